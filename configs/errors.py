@@ -1,0 +1,5 @@
+"""The one exception a user is meant to see: it says what is wrong, where, and how to mend it."""
+
+
+class UserError(ValueError):
+    """Something the user can put right; the command line prints it as one line and exits with status 2."""

@@ -1,0 +1,100 @@
+"""Ranges and combinations that a configuration must satisfy, each with what was expected instead."""
+
+from collections.abc import Iterator
+
+from configs.errors import UserError
+from configs.schema import Adopt, Config, RefreshMode
+
+POSITIVE = (
+    "data.window data.document_tokens data.num_documents data.num_queries data.num_heldout "
+    "retriever.max_tokens lm.tokens_per_batch lm.num_replicas lm.threads_per_replica lm.timeout_seconds "
+    "loss.gamma loss.beta refresh.every_steps refresh.max_age_steps index.num_shards index.num_builders "
+    "index.block_documents index.tokens_per_batch index.threads_per_worker index.max_attempts train.max_steps "
+    "train.batch_size train.lr train.gradient_clip train.threads train.log_every_steps checkpoint.every_steps "
+    "checkpoint.keep_last evaluate.k evaluate.max_windows evaluate.num_resamples ray.num_cpus ray.object_store_mb"
+).split()
+NOT_NEGATIVE = (
+    "lm.gpus_per_replica index.gpus_per_builder train.weight_decay train.pipeline_depth evaluate.num_examples seed"
+).split()
+
+
+def check_rules(config: Config) -> None:
+    """Raise UserError for the first rule that does not hold."""
+    for problem in _problems(config):
+        raise UserError(problem)
+
+
+def _problems(config: Config) -> Iterator[str]:
+    yield from _out_of_range(config)
+    if config.retrieve.k < 2:
+        yield f"retrieve.k is {config.retrieve.k}; expected at least 2: one document alone gives no gradient"
+    yield from _data_problems(config)
+    yield from _refresh_problems(config)
+
+
+def _value(config: Config, key: str) -> float | None:
+    value: object = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value  # type: ignore[return-value]
+
+
+def _out_of_range(config: Config) -> Iterator[str]:
+    for key in POSITIVE:
+        value = _value(config, key)
+        if value is not None and not value > 0:
+            yield f"{key} is {value}; expected a number above 0"
+    for key in NOT_NEGATIVE:
+        value = _value(config, key)
+        if value is not None and not value >= 0:
+            yield f"{key} is {value}; expected 0 or more"
+    for key in ("train.warmup_ratio", "data.query_share", "data.heldout_share"):
+        value = _value(config, key)
+        if value is None or not 0 <= value <= 1:
+            yield f"{key} is {value}; expected a share between 0 and 1"
+
+
+def _data_problems(config: Config) -> Iterator[str]:
+    data = config.data
+    rows = {"data.corpus": data.corpus, "data.queries": data.queries, "data.heldout": data.heldout}
+    given = [key for key, value in rows.items() if value]
+    ways = [name for name, used in (("data.source", data.source), ("data.prepared", data.prepared)) if used]
+    if given and ways:
+        yield f"{given[0]} and {ways[0]} are both set; expected one way of giving the data"
+    if len(ways) == 2:
+        yield "data.source and data.prepared are both set; expected one way of giving the data"
+    if data.query_share + data.heldout_share >= 1:
+        yield (
+            f"data.query_share + data.heldout_share is {data.query_share + data.heldout_share:g}; expected less than "
+            "1, so that source documents are left for the corpus"
+        )
+
+
+def _refresh_problems(config: Config) -> Iterator[str]:
+    refresh = config.refresh
+    lag = refresh_lag(config)
+    if lag < 0 or lag > refresh.every_steps:
+        yield (
+            f"refresh.lag_steps is {lag}; expected 0 to refresh.every_steps ({refresh.every_steps}), so that one "
+            "refresh is adopted before the next starts"
+        )
+    if refresh.max_age_steps is not None and refresh.max_age_steps < refresh.every_steps + lag:
+        yield (
+            f"refresh.max_age_steps is {refresh.max_age_steps}; expected at least every_steps + lag_steps "
+            f"({refresh.every_steps + lag}), the age an index reaches in good health"
+        )
+    if refresh.mode is RefreshMode["sync"] and refresh.adopt is Adopt.when_ready:
+        yield "refresh.adopt is when_ready but refresh.mode is sync; expected mode async, or adopt at_lag"
+
+
+def refresh_lag(config: Config) -> int:
+    """Steps from the start of a refresh to its adoption: 0 when training waits for it."""
+    if config.refresh.mode is RefreshMode["sync"]:
+        return 0
+    lag = config.refresh.lag_steps
+    return max(1, config.refresh.every_steps // 2) if lag is None else lag
+
+
+def max_index_age(config: Config) -> int:
+    """Steps after which an index that was not refreshed stops the training."""
+    return config.refresh.max_age_steps or 3 * config.refresh.every_steps

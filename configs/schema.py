@@ -1,0 +1,215 @@
+"""The schema of every configuration: one dataclass for each section, one line for each key.
+
+YAML files and dotted overrides are merged onto these defaults by `configs.load`, which refuses unknown
+keys and wrong types. A key that is `MISSING` has no sensible default and must be given.
+"Paper" is Shi et al. 2023, REPLUG, whose training setting is `configs/paper.yaml`.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from omegaconf import MISSING
+
+
+class Similarity(Enum):
+    cosine = "cosine"
+    dot = "dot"
+
+
+class LMScore(Enum):
+    mean_logprob = "mean_logprob"
+    inverse_perplexity = "inverse_perplexity"
+    sum_logprob = "sum_logprob"
+    probability = "probability"
+
+
+class Direction(Enum):
+    kl_lm_retriever = "kl_lm_retriever"
+    kl_retriever_lm = "kl_retriever_lm"
+
+
+# `async` is a keyword, so this one is made by call.
+RefreshMode = Enum("RefreshMode", {"sync": "sync", "async": "async"})
+
+
+class Adopt(Enum):
+    at_lag = "at_lag"
+    when_ready = "when_ready"
+
+
+class OptimizerKind(Enum):
+    adamw = "adamw"
+    adam = "adam"
+
+
+class Precision(Enum):
+    float32 = "float32"
+    bf16_mixed = "bf16_mixed"
+    auto = "auto"
+
+
+class DType(Enum):
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class IndexKind(Enum):
+    flat = "flat"
+    flat_fp16 = "flat_fp16"
+
+
+class WandbMode(Enum):
+    off = "off"
+    offline = "offline"
+    online = "online"
+
+
+class RayAuth(Enum):
+    token = "token"
+    disabled = "disabled"
+
+
+@dataclass
+class DataConfig:
+    # Rows that are ready: documents, and texts already split into context and continuation.
+    corpus: str | None = None  # JSONL of documents: id, text, optional title, domain, source
+    queries: str | None = None  # JSONL of training texts: context, continuation, optional id, domain, source, gold
+    heldout: str | None = None  # JSONL of held-out texts, same fields; never trained on
+    # Or raw texts, cut into documents and texts by `replug prepare`.
+    source: str | None = None  # JSONL file, folder of text files, package:NAME, stand_in, or a Hugging Face dataset
+    out: str | None = None  # where the prepared set goes (default: RUN_DIR/data)
+    prepared: str | None = None  # a set that `replug prepare` made; used instead of the keys above
+    text_field: str = "text"  # field of a raw row that holds the text
+    id_field: str = "id"  # field of a raw row that names the source document
+    domain_field: str = "domain"  # field of a raw row that names its domain; dots reach into nested fields
+    tokenizer: str = "lm"  # whose tokens `window` counts: lm, retriever, or a path
+    document_tokens: int | None = None  # length of a corpus document in tokens (default: window)
+    window: int = 128  # length of a context, and of a continuation, in tokens (paper: 128)
+    num_documents: int | None = None  # corpus documents to keep (default: all)
+    num_queries: int = 1000  # training texts to keep
+    num_heldout: int = 100  # held-out texts to keep
+    query_share: float = 0.2  # share of the source documents that serve training texts
+    heldout_share: float = 0.1  # share of the source documents that serve held-out texts
+
+
+@dataclass
+class RetrieverConfig:
+    path: str = MISSING  # folder or hub name of a BERT-like encoder, package:minilm, or stand_in
+    similarity: Similarity = Similarity.cosine  # cosine (paper) or dot
+    max_tokens: int | None = None  # longer texts are cut here (default: the encoder's own limit)
+    dropout: bool = False  # train with the encoder's own dropout
+
+
+@dataclass
+class LMConfig:
+    path: str = MISSING  # folder, GGUF file or hub name of a causal LM, package:smollm2, or stand_in
+    dtype: DType = DType.auto  # auto: bfloat16 where the hardware multiplies it natively, else float32
+    separator: str = "\n"  # stands between the document and the context
+    tokens_per_batch: int = 4096  # padded tokens in one forward pass
+    num_replicas: int = 1  # scorer actors
+    threads_per_replica: int | None = None  # CPU threads of each scorer (default: cores / replicas)
+    gpus_per_replica: float = 0.0  # GPUs of each scorer; fractions share one
+    timeout_seconds: float = 600.0  # a call that takes longer is done again by a new replica
+    cache: str | None = None  # SQLite file of scores (default: RUN_DIR/scores.sqlite)
+
+
+@dataclass
+class RetrieveConfig:
+    k: int = 20  # documents for each training text (paper: 20)
+
+
+@dataclass
+class LossConfig:
+    gamma: float = 0.1  # temperature of the retrieval likelihood (paper: 0.1)
+    beta: float = 0.1  # temperature of the LM likelihood (paper: 0.1)
+    lm_score: LMScore = LMScore.mean_logprob  # what of the continuation's log-probs enters Q
+    direction: Direction = Direction.kl_lm_retriever  # KL(Q || P_R), the ACL text; the arXiv text has KL(P_R || Q)
+
+
+@dataclass
+class RefreshConfig:
+    every_steps: int = 3000  # steps between two re-embeddings of the corpus (paper: 3,000)
+    mode: RefreshMode = RefreshMode["async"]  # async trains on meanwhile; sync waits for the new index
+    adopt: Adopt = Adopt.at_lag  # at_lag: exactly lag_steps after the trigger; when_ready: reproducible no more
+    lag_steps: int | None = None  # steps from trigger to adoption (default: half of every_steps)
+    max_age_steps: int | None = None  # training stops when the index is older (default: 3 x every_steps)
+
+
+@dataclass
+class IndexConfig:
+    kind: IndexKind = IndexKind.flat_fp16  # exact search over float16 or float32 vectors
+    num_shards: int = 1  # actors that serve searches, each one part of the corpus
+    num_builders: int = 1  # actors that embed the corpus
+    block_documents: int = 1024  # documents embedded, written and checksummed as one unit
+    dtype: DType = DType.auto  # precision the corpus is embedded in
+    tokens_per_batch: int = 8192  # padded tokens in one forward pass
+    threads_per_worker: int | None = None  # CPU threads of each actor (default: all cores)
+    gpus_per_builder: float = 0.0  # GPUs of each builder; fractions share one
+    max_attempts: int = 3  # times a block is tried before the refresh counts as failed
+    out: str | None = None  # where `replug index` writes (default: RUN_DIR/index)
+
+
+@dataclass
+class TrainConfig:
+    max_steps: int = 1000  # optimizer steps (paper: 25,000)
+    batch_size: int = 64  # training texts for each step (paper: 64)
+    lr: float = 2e-5  # peak learning rate (paper: 2e-5)
+    optimizer: OptimizerKind = OptimizerKind.adamw  # paper: adam
+    weight_decay: float = 0.0
+    warmup_ratio: float = 0.1  # share of the steps with rising rate (paper: 0.1), linear decay after
+    gradient_clip: float | None = None  # largest gradient norm (default: no clipping)
+    precision: Precision = Precision.float32  # auto: bf16_mixed where the hardware has it
+    pipeline_depth: int = 1  # batches retrieved and scored ahead; 0 is the strictly sequential method
+    threads: int | None = None  # CPU threads of the trainer (default: all cores)
+    accelerator: str = "auto"  # Lightning's accelerator: auto, cpu, gpu
+    log_every_steps: int = 1
+
+
+@dataclass
+class CheckpointConfig:
+    every_steps: int = 100
+    keep_last: int = 2
+
+
+@dataclass
+class EvaluateConfig:
+    k: int = 10  # documents in the ensemble (paper: 10)
+    max_windows: int | None = None  # held-out texts measured in bits per byte (default: all)
+    num_resamples: int = 10000  # of the paired bootstrap
+    num_examples: int = 6  # texts shown in the report with what each retriever finds
+
+
+@dataclass
+class WandbConfig:
+    mode: WandbMode = WandbMode.off
+    project: str = "replug"
+    entity: str | None = None
+    name: str | None = None  # default: the run directory's name
+
+
+@dataclass
+class RayConfig:
+    address: str | None = None  # of a running cluster (default: start one on this machine, on loopback)
+    num_cpus: int | None = None  # logical CPUs of a cluster started here (default: as many as the actors ask for)
+    auth: RayAuth = RayAuth.token  # token: actors refuse other users' commands
+    object_store_mb: int = 256
+
+
+@dataclass
+class Config:
+    data: DataConfig = field(default_factory=DataConfig)
+    retriever: RetrieverConfig = field(default_factory=RetrieverConfig)
+    lm: LMConfig = field(default_factory=LMConfig)
+    retrieve: RetrieveConfig = field(default_factory=RetrieveConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    refresh: RefreshConfig = field(default_factory=RefreshConfig)
+    index: IndexConfig = field(default_factory=IndexConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
+    run_dir: str = MISSING  # everything a run writes
+    seed: int = 0

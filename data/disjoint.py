@@ -1,0 +1,90 @@
+"""The proof that what is retrieved, what is trained on and what is measured share no text.
+
+No source document on two sides, and no equal text on two sides (by content hash, white space and
+case aside). The windows' hashes are held in memory and the corpus streams past.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+
+from configs.errors import UserError
+from data.records import Document, Window
+
+
+@dataclass(frozen=True)
+class DisjointProof:
+    """Counts of what was compared and what overlapped; every overlap is listed by its ids."""
+
+    num_documents: int
+    num_queries: int
+    num_heldout: int
+    shared_sources: tuple[str, ...] = field(default=())
+    equal_texts: tuple[str, ...] = field(default=())
+
+    @property
+    def holds(self) -> bool:
+        return not self.shared_sources and not self.equal_texts
+
+    def to_json(self) -> dict:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return (
+            f"disjoint: {self.num_documents} documents, {self.num_queries} queries, {self.num_heldout} held-out; "
+            f"{len(self.shared_sources)} shared sources, {len(self.equal_texts)} equal texts"
+        )
+
+
+def content_hash(text: str) -> bytes:
+    """Hash of a text with runs of white space as one space, case folded."""
+    return hashlib.blake2b(" ".join(text.split()).casefold().encode(), digest_size=16).digest()
+
+
+def window_hashes(window: Window) -> tuple[bytes, bytes]:
+    """What a document must not equal: the whole text, and the continuation that is to be predicted."""
+    return content_hash(window.context + window.continuation), content_hash(window.continuation)
+
+
+def prove_disjoint(
+    documents: Iterable[Document], queries: Sequence[Window], heldout: Sequence[Window]
+) -> DisjointProof:
+    """Compare every side with every other; documents are iterated once."""
+    windows = [*queries, *heldout]
+    by_source = {window.source: window.id for window in windows if window.source}
+    by_text = {digest: window.id for window in windows for digest in window_hashes(window)}
+    shared, equal = _between_windows(queries, heldout)
+    count = 0
+    for doc in documents:
+        count += 1
+        if doc.source in by_source:
+            shared.append(f"document {doc.id} and text {by_source[doc.source]} both come from source {doc.source}")
+        if (other := by_text.get(content_hash(doc.text))) is not None:
+            equal.append(f"document {doc.id} equals text {other} or its continuation")
+    return DisjointProof(count, len(queries), len(heldout), tuple(shared), tuple(equal))
+
+
+def require_disjoint(proof: DisjointProof) -> None:
+    """Raise UserError naming the first overlaps."""
+    overlaps = [*proof.shared_sources, *proof.equal_texts]
+    if overlaps:
+        raise UserError(
+            f"corpus, queries and held-out texts overlap in {len(overlaps)} places, so the result would be a leak: "
+            f"{'; '.join(overlaps[:3])}{'; ...' if len(overlaps) > 3 else ''}. Remove them from one side"
+        )
+
+
+def _between_windows(queries: Sequence[Window], heldout: Sequence[Window]) -> tuple[list[str], list[str]]:
+    sources = {window.source: window.id for window in queries if window.source}
+    texts = {window_hashes(window)[0]: window.id for window in queries}
+    shared = [
+        f"query {sources[window.source]} and held-out text {window.id} both come from source {window.source}"
+        for window in heldout
+        if window.source in sources
+    ]
+    equal = [
+        f"query {texts[digest]} equals held-out text {window.id}"
+        for window in heldout
+        if (digest := window_hashes(window)[0]) in texts
+    ]
+    return shared, equal

@@ -1,0 +1,39 @@
+"""Progress of long work with the time left, as plain lines that read well in a terminal and in a log."""
+
+import sys
+import time
+
+
+def format_duration(seconds: float) -> str:
+    """1:05 for 65 seconds, 2:00:00 for two hours."""
+    minutes, rest = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def say(message: str) -> None:
+    """One line to standard error, at once, so that standard output stays free for results."""
+    print(message, file=sys.stderr, flush=True)
+
+
+class Progress:
+    """Counts units of work and prints rate and time left, at most every `every_seconds`."""
+
+    def __init__(self, what: str, total: int, done: int = 0, every_seconds: float = 5.0) -> None:
+        self.what, self.total, self.done = what, total, done
+        self._first, self._start, self._every = done, time.monotonic(), every_seconds
+        self._last = 0.0
+
+    def advance(self, units: int = 1, note: str = "") -> None:
+        """Count finished units; prints when it is time, and always at the end."""
+        self.done += units
+        now = time.monotonic()
+        if self.done >= self.total or now - self._last >= self._every:
+            self._last = now
+            say(self._line(now - self._start, note))
+
+    def _line(self, elapsed: float, note: str) -> str:
+        finished = self.done - self._first
+        left = elapsed / finished * (self.total - self.done) if finished else 0.0
+        timing = f"{format_duration(left)} left" if self.done < self.total else f"took {format_duration(elapsed)}"
+        return f"{self.what}: {self.done}/{self.total} · {timing}{f' · {note}' if note else ''}"

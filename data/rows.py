@@ -1,0 +1,117 @@
+"""The user's own rows: JSON Lines of documents and of texts, checked field by field as they are read.
+
+Every error names file, line and id. Plain and gzip files are read.
+"""
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from configs.errors import UserError
+from data.records import Document, Window
+
+
+def read_documents(path: Path) -> Iterator[Document]:
+    """Rows with `id`, `text`, optional `title`, `domain`, `source`; a title is put before the text."""
+    seen: set[str] = set()
+    for where, row in read_json_lines(path):
+        doc_id = _identifier(row, where)
+        if doc_id in seen:
+            raise UserError(f"{where}: document id {doc_id!r} occurs twice; ids must be unique")
+        seen.add(doc_id)
+        title = _optional(row, "title", where)
+        text = _text(row, "text", where)
+        yield Document(
+            id=doc_id,
+            text=f"{title}\n{text}" if title else text,
+            domain=_optional(row, "domain", where) or "all",
+            source=_optional(row, "source", where) or doc_id,
+        )
+    if not seen:
+        raise UserError(f"{path} holds no documents")
+
+
+def read_windows(path: Path) -> list[Window]:
+    """Rows with `context`, `continuation`, optional `id`, `domain`, `source`, `gold`."""
+    windows = [_window(row, where, number) for number, (where, row) in enumerate(read_json_lines(path))]
+    if not windows:
+        raise UserError(f"{path} holds no texts")
+    seen: set[str] = set()
+    for window in windows:
+        if window.id in seen:
+            raise UserError(f"{path}: text id {window.id!r} occurs twice; ids must be unique")
+        seen.add(window.id)
+    return windows
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each object with where it stands (`file:line`); blank lines are passed over."""
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; expected a file of JSON Lines")
+    opener = gzip.open if path.suffix == ".gz" else open
+    number = 0
+    try:
+        with opener(path, "rt", encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield f"{path}:{number}", _object(line, f"{path}:{number}")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 after line {number}: {error.reason}; convert the file") from error
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise UserError(f"{path}: not a whole gzip file after line {number}: {error}") from error
+
+
+def _object(line: str, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not valid JSON: {error.msg} at column {error.colno}") from error
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: expected a JSON object, found {type(row).__name__}")
+    return row
+
+
+def _window(row: dict[str, Any], where: str, number: int) -> Window:
+    gold = row.get("gold") or []
+    if not isinstance(gold, list) or not all(isinstance(item, str | int) for item in gold):
+        raise UserError(f"{where}: field 'gold' must be a list of document ids")
+    return Window(
+        id=_identifier(row, where) if "id" in row else str(number),
+        context=_text(row, "context", where),
+        continuation=_text(row, "continuation", where),
+        domain=_optional(row, "domain", where) or "all",
+        source=_optional(row, "source", where),
+        gold=tuple(str(item) for item in gold),
+    )
+
+
+def _identifier(row: dict[str, Any], where: str) -> str:
+    value = row.get("id")
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise UserError(f"{where}: field 'id' must be a string or an integer, found {value!r}")
+    return str(value)
+
+
+def _text(row: dict[str, Any], name: str, where: str) -> str:
+    value = row.get(name)
+    label = where if row.get("id") is None else f"{where} (id {row['id']})"
+    if value is None:
+        raise UserError(f"{label}: field '{name}' is missing; the fields here are {', '.join(row) or 'none'}")
+    if not isinstance(value, str):
+        raise UserError(f"{label}: field '{name}' must be a string, found {type(value).__name__}")
+    if not value.strip():
+        raise UserError(f"{label}: field '{name}' is empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{label}: field '{name}' holds half a surrogate pair at {error.start}") from error
+    return value
+
+
+def _optional(row: dict[str, Any], name: str, where: str) -> str | None:
+    value = row.get(name)
+    if value is not None and not isinstance(value, str | int):
+        raise UserError(f"{where}: field '{name}' must be a string, found {type(value).__name__}")
+    return None if value is None else str(value)

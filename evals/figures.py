@@ -1,0 +1,124 @@
+"""The report's figures, by matplotlib, as SVG to put into a page or PNG to put into a README."""
+
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from evals.results import METHODS
+
+COLOURS = {"none": "#9aa0a6", "random": "#c9b458", "replug": "#5b8db8", "lsr": "#c2572b"}
+STYLE = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "font.size": 10,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "replug",  # the same figure gives the same bytes
+}
+
+
+def to_svg(draw: Callable[[Axes], None], width: float = 6.4, height: float = 3.0) -> str:
+    """One set of axes, drawn and returned as an <svg> element."""
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(width, height), layout="constrained")
+        draw(axes)
+        content = io.StringIO()
+        figure.savefig(content, format="svg", metadata={"Date": None})
+        plt.close(figure)
+    svg = content.getvalue()
+    return svg[svg.index("<svg") :]
+
+
+def overview_png(path: Path, results: dict, metrics: Sequence[dict]) -> None:
+    """Bits per byte beside the training curves: the picture that a README shows."""
+    with plt.rc_context(STYLE):
+        figure: Figure
+        figure, axes = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
+        draw_bpb(axes[0], results)
+        draw_loss(axes[1], metrics)
+        draw_index_age(axes[2], metrics)
+        figure.savefig(path, dpi=110)
+        plt.close(figure)
+
+
+def draw_bpb(axes: Axes, results: dict) -> None:
+    """Grouped bars: one group for each domain, one bar for each method."""
+    methods = [method for method in METHODS if method in results["bpb"]["all"]]
+    width = 0.8 / len(methods)
+    for i, method in enumerate(methods):
+        values = [row[method] for row in results["bpb"].values()]
+        places = [group + (i - (len(methods) - 1) / 2) * width for group in range(len(values))]
+        axes.bar(places, values, width * 0.92, color=COLOURS[method], label=METHODS[method])
+    lowest = min(value for row in results["bpb"].values() for value in row.values())
+    axes.set_ylim(bottom=0.85 * lowest)
+    axes.set_xticks(range(len(results["bpb"])), [name.replace("_", "\n") for name in results["bpb"]])
+    axes.set_ylabel("bits per byte")
+    axes.set_title("held-out text (axis does not start at 0)", fontsize=10)
+    axes.legend(fontsize=7, frameon=False)
+
+
+def draw_loss(axes: Axes, metrics: Sequence[dict]) -> None:
+    """The KL loss at every step, and its running mean."""
+    steps, losses = _series(metrics, "train/loss")
+    axes.plot(steps, losses, color=COLOURS["replug"], alpha=0.4, linewidth=1)
+    axes.plot(steps, _running_mean(losses, 8), color=COLOURS["replug"], label="mean of 8 steps")
+    axes.set_title("KL loss (nats)", fontsize=10)
+    _mark_swaps(axes, metrics)
+    axes.legend(fontsize=8, frameon=False)
+
+
+def draw_entropies(axes: Axes, metrics: Sequence[dict]) -> None:
+    """Entropy of the LM's and the retriever's distribution over the documents."""
+    for key, name, colour in (("lm/entropy", "Q (LM)", "lsr"), ("retriever/entropy", "P_R (retriever)", "replug")):
+        axes.plot(*_series(metrics, key), color=COLOURS[colour], label=name)
+    axes.set_title("entropy over the retrieved documents (nats)", fontsize=10)
+    axes.legend(fontsize=8, frameon=False)
+
+
+def draw_agreement(axes: Axes, metrics: Sequence[dict]) -> None:
+    """How often LM and retriever order two documents alike."""
+    steps, values = _series(metrics, "retriever/agreement")
+    axes.plot(steps, values, color=COLOURS["lsr"], alpha=0.4, linewidth=1)
+    axes.plot(steps, _running_mean(values, 8), color=COLOURS["lsr"])
+    axes.set_title("pairs of documents ordered alike by LM and retriever (share)", fontsize=10)
+
+
+def draw_index_age(axes: Axes, metrics: Sequence[dict]) -> None:
+    """Steps since the weights that embedded the index; every fall is a hot swap."""
+    axes.step(*_series(metrics, "index/age_steps"), where="post", color=COLOURS["none"])
+    axes.set_title("age of the index a batch saw (steps); dotted: hot swap", fontsize=10)
+    axes.set_xlabel("step")
+    _mark_swaps(axes, metrics)
+
+
+def draw_times(axes: Axes, metrics: Sequence[dict]) -> None:
+    """Seconds for a step, and what of it was waiting for LM scores."""
+    axes.plot(*_series(metrics, "time/step_seconds"), color=COLOURS["none"], label="whole step")
+    axes.plot(*_series(metrics, "pipeline/wait_seconds"), color=COLOURS["random"], label="waiting for the LM")
+    axes.set_ylim(bottom=0)
+    axes.set_title("seconds for a step", fontsize=10)
+    axes.set_xlabel("step")
+    axes.legend(fontsize=8, frameon=False)
+
+
+def _series(metrics: Sequence[dict], key: str) -> tuple[list[int], list[float]]:
+    rows = [(row["step"], row[key]) for row in metrics if key in row]
+    return [step for step, _ in rows], [value for _, value in rows]
+
+
+def _running_mean(values: Sequence[float], width: int) -> list[float]:
+    windows = [values[max(0, i + 1 - width) : i + 1] for i in range(len(values))]
+    return [sum(window) / len(window) for window in windows]
+
+
+def _mark_swaps(axes: Axes, metrics: Sequence[dict]) -> None:
+    for step, _ in zip(*_series(metrics, "index/swap_ms"), strict=True):
+        axes.axvline(step, color="black", alpha=0.4, linewidth=0.8, linestyle=":")

@@ -1,0 +1,119 @@
+"""`report.html`: one self-contained page with the table, the curves, and what each retriever finds."""
+
+import json
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from evals import figures
+from evals.results import METHODS, RECALL_AT, interval_lines
+
+CSS = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; color: #222; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
+table { border-collapse: collapse; } th, td { padding: .35rem .8rem; text-align: right; border-bottom: 1px solid #ddd; }
+th:first-child, td:first-child { text-align: left; } td.best { font-weight: 700; }
+.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 1rem; } svg { width: 100%; height: auto; }
+pre { white-space: pre-wrap; background: #f6f6f4; padding: .6rem .8rem; border-radius: 6px; font-size: 12px; margin: .3rem 0; }
+.pair { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; } .muted { color: #777; font-size: 13px; }
+mark { background: #fbe7c6; }
+"""
+
+
+def write_report(
+    path: Path, results: dict, metrics: Sequence[dict], examples_path: Path, config_path: Path
+) -> None:
+    """Write the page; it loads nothing from elsewhere."""
+    examples = json.loads(examples_path.read_text()) if examples_path.exists() else []
+    sections = [
+        _bpb_section(results),
+        _retrieval_section(results),
+        _curves_section(metrics),
+        _examples_section(examples),
+        f"<h2>Configuration</h2><details><summary>resolved</summary><pre>{escape(config_path.read_text())}</pre></details>",
+    ]
+    title = f"REPLUG LSR: {escape(path.parent.name)}"
+    page = f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{CSS}</style><h1>{title}</h1>"
+    partial = path.with_suffix(".partial")
+    partial.write_text(page + "".join(sections) + "</html>\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def _bpb_section(results: dict) -> str:
+    methods = [method for method in METHODS if method in results["bpb"]["all"]]
+    head = "".join(f"<th>{escape(METHODS[method])}</th>" for method in methods)
+    rows = "".join(_bpb_row(name, values, methods) for name, values in results["bpb"].items())
+    lines = "".join(f"<p>{escape(line)}</p>" for line in interval_lines(results))
+    return (
+        f"<h2>Bits per byte on {results['num_windows']} held-out texts</h2><p class=muted>Lower is better; the best of a "
+        f"row is bold. Intervals: paired bootstrap over texts.</p><table><tr><th></th>{head}</tr>{rows}</table>{lines}"
+        + figures.to_svg(lambda axes: figures.draw_bpb(axes, results), width=9)
+    )
+
+
+def _bpb_row(name: str, values: dict[str, float], methods: list[str]) -> str:
+    best = min(values[method] for method in methods)
+    cells = "".join(
+        f"<td{' class=best' if values[method] == best else ''}>{values[method]:.4f}</td>" for method in methods
+    )
+    return f"<tr><td>{escape(name)}</td>{cells}</tr>"
+
+
+def _retrieval_section(results: dict) -> str:
+    if "retrieval" not in results:
+        return ""
+    head = "".join(f"<th>R@{k}</th>" for k in RECALL_AT)
+    rows = "".join(_recall_row(name, values) for name, values in results["retrieval"].items())
+    return f"<h2>Gold documents found</h2><table><tr><th>retriever</th>{head}</tr>{rows}</table>"
+
+
+def _recall_row(name: str, values: dict[str, float]) -> str:
+    cells = "".join(f"<td>{value:.3f}</td>" for value in values.values())
+    return f"<tr><td>{escape(name)}</td>{cells}</tr>"
+
+
+def _curves_section(metrics: Sequence[dict]) -> str:
+    if not metrics:
+        return ""
+    draws = (
+        figures.draw_loss,
+        figures.draw_entropies,
+        figures.draw_agreement,
+        figures.draw_index_age,
+        figures.draw_times,
+    )
+    drawings = "".join(
+        f"<div>{figures.to_svg(lambda axes, draw=draw: draw(axes, metrics))}</div>" for draw in draws
+    )
+    return f"<h2>Training</h2><div class=grid>{drawings}</div>{_throughput_line(metrics)}"
+
+
+def _throughput_line(metrics: Sequence[dict]) -> str:
+    seconds = sum(row.get("time/step_seconds", 0.0) for row in metrics)
+    waited = sum(row.get("pipeline/wait_seconds", 0.0) for row in metrics)
+    if not seconds:
+        return ""
+    swaps = sum("index/swap_ms" in row for row in metrics)
+    return (
+        f"<p class=muted>{len(metrics)} logged steps in {seconds:.0f} s ({60 * len(metrics) / seconds:.1f} a minute), "
+        f"{waited / seconds:.0%} of it waiting for LM scores; {swaps} hot swaps of the index.</p>"
+    )
+
+
+def _examples_section(examples: Sequence[dict]) -> str:
+    if not examples:
+        return ""
+    blocks = []
+    for example in examples:
+        columns = "".join(
+            f"<div><b>{label}</b>{''.join(_document(doc) for doc in example[side])}</div>"
+            for side, label in (("before", "retriever as it was"), ("after", "tuned"))
+        )
+        text = f"{escape(example['context'])}<mark>{escape(example['continuation'])}</mark>"
+        blocks.append(f"<h3></h3><pre>{text}</pre><div class=pair>{columns}</div><hr>")
+    note = "The marked continuation is what the LM has to predict; neither retriever sees it."
+    return f"<h2>What each retriever finds first</h2><p class=muted>{note}</p>" + "".join(blocks)
+
+
+def _document(doc: dict) -> str:
+    return f"<pre><span class=muted>{escape(doc['id'])} · {doc['similarity']:.3f}</span>\n{escape(doc['text'])}</pre>"

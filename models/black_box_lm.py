@@ -1,0 +1,70 @@
+"""What a language model is to this project: a black box that scores and continues text.
+
+Only text crosses the border, never another tokenizer's ids. Local weights, servers and stand-ins
+implement `BlackBoxLM`; the Ray pool, the cache and the REPLUG ensemble wrap one and are one.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuationScore:
+    """Log-probabilities (nats) of a continuation's tokens, float32 [T]."""
+
+    token_logprobs: np.ndarray
+
+    @property
+    def sum_logprob(self) -> float:
+        return float(self.token_logprobs.sum(dtype=np.float64))
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_logprobs)
+
+
+@runtime_checkable
+class BlackBoxLM(Protocol):
+    """A frozen language model. A call is whole and in order, or an error."""
+
+    @property
+    def identity(self) -> str:
+        """Which model this is: equal identities give equal scores."""
+        ...
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Longest input in tokens, or None where there is no limit."""
+        ...
+
+    def score(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[ContinuationScore]:
+        """Score each continuation after its prefix. The border between the two falls on a token border."""
+        ...
+
+    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
+        """Continue each prompt greedily; the answer ends before `stop`."""
+        ...
+
+
+@runtime_checkable
+class AsyncLM(BlackBoxLM, Protocol):
+    """A language model that takes work without waiting for its end."""
+
+    def submit(
+        self, prefixes: Sequence[str], continuations: Sequence[str]
+    ) -> "Future[list[ContinuationScore]]":
+        """As `score`, later. What is given in one call is scored together: the unit of determinism."""
+        ...
+
+
+def check_pairs(prefixes: Sequence[str], continuations: Sequence[str]) -> None:
+    """Reject a call that no model could answer."""
+    if len(prefixes) != len(continuations):
+        raise ValueError(f"{len(prefixes)} prefixes but {len(continuations)} continuations")
+    for row, continuation in enumerate(continuations):
+        if not continuation:
+            raise ValueError(f"continuation {row} is empty: there is nothing to score")

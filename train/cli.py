@@ -1,0 +1,141 @@
+"""The command line. Thin: it parses, loads the configuration, and calls; heavy imports come after.
+
+A mistake of the user's is one line on standard error and exit status 2.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from configs.errors import UserError
+from configs.load import load_config
+from configs.schema import Config
+from train.ray_auth import configure_ray_auth
+
+app = typer.Typer(
+    help="Tune a dense retriever to a frozen language model (REPLUG LSR).",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ConfigFile = Annotated[Path, typer.Argument(help="A YAML file; configs/ holds examples.", metavar="CONFIG")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Any key of the configuration, as section.key=VALUE.", metavar="KEY=VALUE")
+]
+
+
+def main() -> None:
+    """Entry point of the `replug` command."""
+    try:
+        app()
+    except UserError as error:
+        print(f"replug: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+@app.command()
+def train(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Tune a retriever; prepares and indexes what is missing, and resumes an unfinished run_dir.
+
+    Ends with bits per byte on held-out text, in RUN_DIR/results.json and RUN_DIR/report.html.
+    """
+    loaded = load_for_run(config, overrides)
+    from train.run import train as run_train
+
+    run_train(loaded)
+
+
+@app.command()
+def prepare(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Cut raw texts into a corpus store, training texts and held-out texts, with the proof that they are disjoint."""
+    loaded = load_config(config, overrides or [])
+    check_paths(loaded)
+    from train.commands import run_prepare
+
+    run_prepare(loaded)
+
+
+@app.command()
+def index(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Embed the corpus with the retriever and publish an index under index.out; goes on where it was interrupted."""
+    loaded = load_for_run(config, overrides)
+    from train.commands import run_index
+
+    run_index(loaded)
+
+
+@app.command()
+def evaluate(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Measure the retriever of the configuration, and the tuned one of RUN_DIR where there is one."""
+    loaded = load_for_run(config, overrides)
+    from train.commands import run_evaluate
+
+    run_evaluate(loaded)
+
+
+@app.command()
+def search(
+    directory: Annotated[Path, typer.Argument(help="A run directory or an index directory.")],
+    text: Annotated[str, typer.Argument(help="What to look for.")],
+    k: Annotated[int, typer.Option(help="Documents to show.", min=1)] = 5,
+    against: Annotated[Path | None, typer.Option(help="A second run or index, shown side by side.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each directory.")] = False,
+) -> None:
+    """Show what a retriever finds for a text; two retrievers side by side with --against."""
+    from train.commands import run_search
+
+    run_search([directory] + ([against] if against else []), text, k, as_json)
+
+
+@app.command()
+def export(
+    run_dir: Annotated[Path, typer.Argument(help="A run directory, finished or not.")],
+    out: Annotated[Path, typer.Argument(help="The folder to write.")],
+) -> None:
+    """Write the tuned retriever as a folder for transformers and sentence-transformers."""
+    from train.commands import run_export
+
+    run_export(run_dir, out)
+
+
+@app.command()
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="A finished run directory.")],
+    figure: Annotated[Path | None, typer.Option(help="Also write the overview as a PNG.")] = None,
+) -> None:
+    """Write RUN_DIR/report.html again and print the table."""
+    from train.commands import run_report
+
+    run_report(run_dir, figure)
+
+
+def load_for_run(path: Path, overrides: list[str] | None) -> Config:
+    """The configuration of a command that starts Ray, with its local paths checked before heavy imports."""
+    config = load_config(path, overrides or [])
+    check_paths(config)
+    configure_ray_auth(config)
+    return config
+
+
+def check_paths(config: Config) -> None:
+    """Say at once which path of the data is missing."""
+    data = config.data
+    rows = {"data.corpus": data.corpus, "data.queries": data.queries, "data.heldout": data.heldout}
+    if data.prepared is None and data.source is None:
+        for key, value in rows.items():
+            if not value:
+                raise UserError(
+                    f"{key} is missing; expected data.corpus, data.queries and data.heldout (JSONL files), or data.source "
+                    "(raw texts), or data.prepared"
+                )
+            if not Path(value).expanduser().is_file():
+                raise UserError(f"{key}: {value} does not exist; expected a file of JSON Lines")
+    if data.prepared is not None and not (Path(data.prepared).expanduser() / "manifest.json").is_file():
+        raise UserError(f"data.prepared: {data.prepared} is not a prepared set (manifest.json is missing)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Starting Ray for one run, on loopback, or joining the cluster that `ray.address` names."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+
+from configs.errors import UserError
+from configs.schema import Config
+
+
+def actors_needed(config: Config) -> int:
+    """Logical CPUs: one for each actor."""
+    return config.lm.num_replicas + config.index.num_shards + config.index.num_builders
+
+
+@contextmanager
+def ray_cluster(config: Config) -> Iterator[None]:
+    """Ray while the block runs. A cluster started here ends with it; one that was joined goes on."""
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if config.ray.address is None:
+        _start(config)
+    else:
+        _join(config)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _start(config: Config) -> None:
+    ray.init(
+        num_cpus=config.ray.num_cpus or actors_needed(config),
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        object_store_memory=config.ray.object_store_mb * 2**20,
+        _node_ip_address="127.0.0.1",
+    )
+
+
+def _join(config: Config) -> None:
+    try:
+        ray.init(address=config.ray.address, log_to_driver=False, logging_level="ERROR")
+    except ConnectionError as error:
+        raise UserError(
+            f"ray.address: no cluster answers at {config.ray.address}: {str(error).splitlines()[0]}; start one with "
+            "`ray start --head`, or leave ray.address out"
+        ) from error
+    available = ray.cluster_resources().get("CPU", 0)
+    if available < actors_needed(config):
+        raise UserError(
+            f"ray.address: the cluster has {available:g} CPUs, but the actors need {actors_needed(config)} "
+            "(lm.num_replicas + index.num_shards + index.num_builders)"
+        )

@@ -1,0 +1,145 @@
+"""The commands beside `train`: prepare, index, evaluate, search, export, report."""
+
+import json
+from pathlib import Path
+
+import torch
+from rich.columns import Columns
+from rich.console import Console
+from rich.panel import Panel
+
+from configs.errors import UserError
+from configs.load import load_config
+from configs.schema import Config
+from data.progress import say
+from data.store import CorpusStore, PreparedSet, write_json
+from evals.figures import overview_png
+from evals.language_modelling import Choice
+from evals.results import print_results
+from index_workers.searcher import Searcher
+from index_workers.service import IndexService
+from index_workers.version_store import VersionStore
+from models.encoder import Encoder
+from models.hardware import available_cores
+from train import run as training
+from train import wiring
+from train.cluster import ray_cluster
+from train.environment import check_faiss
+from train.pipeline import IndexState
+from train.run_dir import RunDirectory
+
+
+def run_prepare(config: Config) -> None:
+    out = Path(config.data.out).expanduser() if config.data.out else RunDirectory(Path(config.run_dir)).data
+    prepared = wiring.prepared_set(config, out)
+    print(json.dumps({"prepared": str(prepared.folder), **prepared.manifest["counts"]}))
+
+
+def run_index(config: Config) -> None:
+    """Embed the prepared corpus as version 0 of `index.out`."""
+    check_faiss()
+    run = RunDirectory(Path(config.run_dir).expanduser())
+    data = wiring.prepared_set(config, run.data)
+    root = Path(config.index.out).expanduser() if config.index.out else run.index
+    encoder = wiring.load_encoder(config)
+    with ray_cluster(config):
+        service = IndexService(root, wiring.index_settings(config))
+        wiring.build_version(config, encoder, data, service, IndexState(0, 0))
+        service.close()
+    print(json.dumps({"index": str(root), "documents": len(data.corpus)}))
+
+
+def run_evaluate(config: Config) -> None:
+    """The table of `replug train`, for the retriever as it is configured and the run's tuned one, if any."""
+    check_faiss()
+    run = RunDirectory(Path(config.run_dir).expanduser())
+    spec = wiring.lm_spec(config)
+    data = wiring.prepared_set(config, run.data)
+    wiring.check_data(config, data, spec)
+    paths = {"replug": None, **({"lsr": run.retriever} if run.retriever.is_dir() else {})}
+    root = run.path / "evaluation"
+    with ray_cluster(config), wiring.start_workers(config, spec, root, run.scores) as workers:
+        found = {name: _find(config, data, workers.index, path, i) for i, (name, path) in enumerate(paths.items())}
+        results = training.measure(config, data, workers, found)
+    write_json(root / "results.json", results)
+    print_results(results)
+    print(f"results: {root / 'results.json'}")
+
+
+def _find(
+    config: Config, data: PreparedSet, index: IndexService, path: Path | None, version: int
+) -> Choice:
+    encoder = wiring.load_encoder(config, path)
+    wiring.build_version(config, encoder, data, index, IndexState(version, 0))
+    return training.search_windows(config, data, index, encoder, version)
+
+
+def run_search(directories: list[Path], text: str, k: int, as_json: bool) -> None:
+    answers = [(directory, _search_one(directory, text, k)) for directory in directories]
+    if as_json:
+        for directory, found in answers:
+            print(json.dumps({"index": str(directory), "query": text, "found": found}, ensure_ascii=False))
+        return
+    console = Console()
+    columns = [Panel(_as_text(found), title=str(directory), width=console.width // len(answers) - 1)
+               for directory, found in answers]
+    console.print(Columns(columns))
+
+
+def _search_one(directory: Path, text: str, k: int) -> list[dict]:
+    """The newest published version's answer, without Ray."""
+    store = VersionStore(directory / "index" if (directory / "index").is_dir() else directory)
+    versions = store.published()
+    if not versions:
+        raise UserError(f"{directory} holds no published index; expected a run directory or what `replug index` wrote")
+    plan = store.plan(versions[-1])
+    if not Path(plan.corpus_path).is_file():
+        raise UserError(f"{directory}: its corpus {plan.corpus_path} is gone; build the index again")
+    encoder = Encoder(str(store.encoder_folder(versions[-1])), plan.similarity, plan.max_tokens)
+    searcher = Searcher(store.root, "flat_fp16", 0, 1, available_cores())
+    rows, similarities = searcher.search(versions[-1], encoder.encode([text]).numpy(), k)
+    documents = CorpusStore(Path(plan.corpus_path)).documents(rows[0])
+    return [
+        {"id": doc.id, "similarity": round(float(similarity), 6), "text": doc.text, "domain": doc.domain}
+        for doc, similarity in zip(documents, similarities[0], strict=True)
+    ]
+
+
+def _as_text(found: list[dict]) -> str:
+    return "\n\n".join(f"[{i}] {doc['similarity']:.3f}  {doc['id']}\n{doc['text']}" for i, doc in enumerate(found, 1))
+
+
+def run_export(run_dir: Path, out: Path) -> None:
+    """The retriever of a finished run, or of an unfinished run's newest checkpoint."""
+    run = RunDirectory(run_dir)
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty; give a new folder")
+    if not (run.path / "config.yaml").is_file():
+        raise UserError(f"{run_dir} is no run directory (config.yaml is missing)")
+    config = load_config(run.path / "config.yaml")
+    if run.retriever.is_dir():
+        wiring.load_encoder(config, run.retriever).save(out)
+    else:
+        _load_checkpoint(config, run).save(out)
+    print(f"retriever: {out}")
+
+
+def _load_checkpoint(config: Config, run: RunDirectory) -> Encoder:
+    marks = run.checkpoint_marks()
+    if not marks:
+        raise UserError(f"{run.path} has neither a tuned retriever nor a checkpoint yet")
+    say(f"the run is unfinished; exporting the checkpoint of step {marks[-1].step}")
+    state = torch.load(marks[-1].path, map_location="cpu", weights_only=True)["state_dict"]
+    encoder = wiring.load_encoder(config)
+    encoder.load_state_dict({name.removeprefix("encoder."): value for name, value in state.items()})
+    return encoder
+
+
+def run_report(run_dir: Path, figure: Path | None) -> None:
+    run = RunDirectory(run_dir)
+    if not run.is_finished:
+        raise UserError(f"{run_dir} holds no finished run (results.json is missing)")
+    results = training.show_results(run)
+    if figure is not None:
+        overview_png(figure, results, run.read_metrics())
+        print(f"figure: {figure}")

@@ -1,0 +1,125 @@
+"""Batches retrieved and scored ahead of the step that trains on them.
+
+At the boundary before step t the batch of step t + depth is encoded with the weights as they are,
+searched in the live index and handed to the LM; then step t takes its own. So what a batch saw follows
+from its step and the depth, never from timing. Depth 0 is the strictly sequential method.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+
+from data.records import RetrievedBatch, ScoredBatch, SearchResult, Window
+from data.sampler import QuerySampler
+from data.store import CorpusStore, WindowStore
+from models.black_box_lm import AsyncLM, ContinuationScore
+
+
+class ScoreError(RuntimeError):
+    """The LM's answer cannot be trained on; the message names the text and the document."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexState:
+    """The index at a step boundary: its version and the step whose weights embedded it."""
+
+    version: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    retrieved: RetrievedBatch
+    scores: "list[Future[list[ContinuationScore]]]"  # one unit for each query
+
+
+class BatchPipeline:
+    """Keeps `depth` batches in flight. `encode` maps texts to vectors [B, D] with the live weights."""
+
+    def __init__(
+        self,
+        sampler: QuerySampler,
+        queries: WindowStore,
+        corpus: CorpusStore,
+        encode: Callable[[Sequence[str]], np.ndarray],
+        search: Callable[[int, np.ndarray, int], SearchResult],
+        lm: AsyncLM,
+        k: int,
+        separator: str,
+        depth: int,
+        max_steps: int,
+    ) -> None:
+        self._sampler, self._queries, self._corpus = sampler, queries, corpus
+        self._encode, self._search, self._lm = encode, search, lm
+        self._k, self._separator = k, separator
+        self._depth, self._max_steps = depth, max_steps
+        self._in_flight: dict[int, _InFlight] = {}
+
+    def advance(self, step: int, index: IndexState) -> None:
+        """At the boundary before `step`: put into flight all that should be by now."""
+        for ahead in range(step, min(step + self._depth, self._max_steps - 1) + 1):
+            if ahead not in self._in_flight:
+                self._in_flight[ahead] = self._submit(self._retrieve(ahead, step, index))
+
+    def take(self, step: int) -> ScoredBatch:
+        """The scored batch of a step, waiting for the LM where it is late."""
+        scored = self._result(self._in_flight[step])
+        del self._in_flight[step]
+        return scored
+
+    def peek(self) -> list[ScoredBatch]:
+        """Every batch in flight, waited for and left in place."""
+        return [self._result(self._in_flight[step]) for step in sorted(self._in_flight)]
+
+    def state(self) -> list[RetrievedBatch]:
+        """What a resumed run cannot compute again: documents found by weights that are gone."""
+        return [self._in_flight[step].retrieved for step in sorted(self._in_flight)]
+
+    def restore(self, batches: Sequence[RetrievedBatch]) -> None:
+        """Put the batches of a checkpoint into flight again; the LM scores them anew, or from its cache."""
+        self._in_flight = {batch.step: self._submit(batch) for batch in batches}
+
+    def _retrieve(self, step: int, query_step: int, index: IndexState) -> RetrievedBatch:
+        rows = self._sampler.rows(step)
+        vectors = self._encode([window.context for window in self._queries.windows(rows)])
+        found = self._search(index.version, vectors, self._k)
+        return RetrievedBatch(
+            step, query_step, found.index_version, index.step, rows, found.doc_rows, found.similarities
+        )
+
+    def _submit(self, batch: RetrievedBatch) -> _InFlight:
+        windows = self._queries.windows(batch.query_rows)
+        return _InFlight(batch, [self._submit_one(w, r) for w, r in zip(windows, batch.doc_rows, strict=True)])
+
+    def _submit_one(self, window: Window, doc_rows: np.ndarray) -> "Future[list[ContinuationScore]]":
+        texts = self._corpus.texts(doc_rows)
+        prefixes = [join_document(text, self._separator, window.context) for text in texts]
+        return self._lm.submit(prefixes, [window.continuation] * len(texts))
+
+    def _result(self, batch: _InFlight) -> ScoredBatch:
+        start = time.monotonic()
+        scores = [future.result() for future in batch.scores]
+        waited = time.monotonic() - start
+        sums = np.array([[score.sum_logprob for score in row] for row in scores])
+        counts = np.array([row[0].num_tokens for row in scores])
+        self._check(batch.retrieved, sums)
+        return ScoredBatch(batch.retrieved, sums, counts, waited)
+
+    def _check(self, batch: RetrievedBatch, sums: np.ndarray) -> None:
+        bad = np.argwhere(~np.isfinite(sums))
+        if len(bad):
+            query, doc = bad[0]
+            window = self._queries.windows(batch.query_rows[[query]])[0]
+            document = self._corpus.documents(batch.doc_rows[query, [doc]])[0]
+            raise ScoreError(
+                f"the LM's score of text {window.id} after document {document.id} is {sums[query, doc]}; "
+                f"expected a finite number (step {batch.step})"
+            )
+
+
+def join_document(document: str, separator: str, context: str) -> str:
+    """What the LM reads before the continuation: the document first (REPLUG, section 3.2)."""
+    return f"{document}{separator}{context}"

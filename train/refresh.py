@@ -1,0 +1,142 @@
+"""When the corpus is re-embedded, and when the new index takes over: decided at step boundaries only.
+
+A refresh starts at every multiple of `every_steps`. `at_lag` adopts it exactly `lag_steps` later, waiting if it is
+not ready, so that two runs see the same index at the same step whatever the workers' speed. A refresh that
+failed leaves the live index serving, up to `max_age_steps`; one that is due while another is under way
+is skipped, never queued.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from data.progress import say
+from index_workers.service import IndexService
+from index_workers.version_store import BuildPlan
+from train.pipeline import IndexState
+
+
+class StaleIndexError(RuntimeError):
+    """The index is older than `refresh.max_age_steps` allows, because refreshes failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshPolicy:
+    """`lag_steps` None adopts a refresh as soon as it is ready."""
+
+    every_steps: int
+    lag_steps: int | None
+    max_age_steps: int
+    max_steps: int
+
+    def starts_at(self, step: int) -> bool:
+        """At every multiple of `every_steps`, unless training ends before the new index would be adopted."""
+        return step > 0 and step % self.every_steps == 0 and step + (self.lag_steps or 0) < self.max_steps
+
+
+@dataclass(slots=True)
+class _Pending:
+    index: IndexState
+    built: "Future[None]"
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """One hot swap, for metrics: how long the boundary waited for the build, and for the switch itself."""
+
+    index: IndexState
+    wait_seconds: float
+    switch_ms: float
+
+
+class RefreshController:
+    """Owns which index version is live. `publish(version, step)` snapshots the weights and plans the build."""
+
+    def __init__(
+        self, service: IndexService, policy: RefreshPolicy, publish: Callable[[IndexState], BuildPlan]
+    ) -> None:
+        self._service, self._policy, self._publish = service, policy, publish
+        self.live = IndexState(version=0, step=0)
+        self._pending: _Pending | None = None
+        self._last_error: BaseException | None = None
+        self.num_skipped = 0
+
+    def at_boundary(self, step: int) -> Swap | None:
+        """Adopt what is due, start what is due, and refuse to go on with an index that is too old."""
+        swap = self._adopt(step)
+        if self._policy.starts_at(step):
+            self._trigger(step)
+            if self._policy.lag_steps == 0:
+                swap = self._adopt(step)
+        self._check_age(step)
+        return swap
+
+    def state(self) -> dict[str, int | None]:
+        """For a checkpoint: the live version and the refresh under way."""
+        pending = self._pending.index if self._pending else None
+        return {
+            "live_version": self.live.version,
+            "live_step": self.live.step,
+            "pending_version": pending.version if pending else None,
+            "pending_step": pending.step if pending else None,
+        }
+
+    def restore(self, state: dict[str, int | None]) -> None:
+        """Serve the checkpoint's version again and go on with the refresh that was under way."""
+        self.live = IndexState(int(state["live_version"] or 0), int(state["live_step"] or 0))
+        self._service.prepare(self.live.version)
+        if state["pending_version"] is not None and state["pending_step"] is not None:
+            pending = IndexState(state["pending_version"], state["pending_step"])
+            self._pending = _Pending(pending, self._service.build(self._service.store.pending_plan(pending.version)))
+
+    def next_version(self) -> int:
+        """The number of the version after training, once nothing is being built any more."""
+        if self._pending is None:
+            return self.live.version + 1
+        self._pending.built.exception()
+        return self._pending.index.version + 1
+
+    def versions_in_use(self) -> set[int]:
+        """Versions that this moment's checkpoint needs on disk."""
+        return {self.live.version} | ({self._pending.index.version} if self._pending else set())
+
+    def _trigger(self, step: int) -> None:
+        if self._pending is not None:
+            self.num_skipped += 1
+            say(f"step {step}: skipping a refresh, v{self._pending.index.version} is still being built")
+            return
+        index = IndexState(self.live.version + 1, step)
+        self._pending = _Pending(index, self._service.build(self._publish(index)))
+
+    def _adopt(self, step: int) -> Swap | None:
+        if self._pending is None or not self._is_due(self._pending, step):
+            return None
+        pending, self._pending = self._pending, None
+        start = time.monotonic()
+        self._last_error = pending.built.exception()
+        if self._last_error is not None:
+            say(f"step {step}: refresh v{pending.index.version} failed, going on with v{self.live.version}")
+            return None
+        return self._switch(pending.index, waited=time.monotonic() - start)
+
+    def _is_due(self, pending: _Pending, step: int) -> bool:
+        lag = self._policy.lag_steps
+        if lag is None:  # as soon as it is ready, and no later than the age limit
+            return pending.built.done() or step - self.live.step >= self._policy.max_age_steps
+        return step >= pending.index.step + lag
+
+    def _switch(self, index: IndexState, waited: float) -> Swap:
+        self._service.prepare(index.version)
+        start = time.monotonic()
+        self.live = index
+        self._service.release_all_but([index.version])
+        return Swap(index, waited, 1000 * (time.monotonic() - start))
+
+    def _check_age(self, step: int) -> None:
+        age = step - self.live.step
+        if self._last_error is not None and age > self._policy.max_age_steps:
+            raise StaleIndexError(
+                f"step {step}: index v{self.live.version} is {age} steps old, more than refresh.max_age_steps "
+                f"({self._policy.max_age_steps}), because its refresh failed: {self._last_error}"
+            ) from self._last_error

@@ -1,0 +1,192 @@
+"""The composition root: `replug train`, from configuration to report, each stage a call.
+
+Every stage leaves its result in the run directory and is passed over when it is there, so the same
+command goes on where an interrupted one stopped.
+"""
+
+import io
+import json
+import logging
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from configs.schema import Config
+from data.datamodule import StepDataModule
+from data.progress import say
+from data.records import Window
+from data.store import PreparedSet, write_json
+from evals.language_modelling import Choice, measure_bits, random_choice
+from evals.report import write_report
+from evals.results import RECALL_AT, bpb_results, print_results, retrieval_results
+from index_workers.service import IndexService
+from models.encoder import Encoder
+from train import wiring
+from train.cluster import ray_cluster
+from train.environment import check_faiss
+from train.module import LSRModule
+from train.pipeline import IndexState
+from train.run_dir import RunDirectory
+from train.wiring import Workers
+
+
+def train(config: Config) -> dict:
+    """Run or resume a training run; returns what `results.json` holds."""
+    run = RunDirectory(Path(config.run_dir).expanduser())
+    if run.is_finished:
+        say(f"{run.path} holds a finished run; give another run_dir to train again")
+        return show_results(run)
+    check_faiss()
+    _quieten_lightning()
+    spec = wiring.lm_spec(config)
+    module_encoder = wiring.load_encoder(config)
+    run.claim(config)
+    data = wiring.prepared_set(config, run.data)
+    wiring.check_data(config, data, spec)
+    if config.train.threads:
+        torch.set_num_threads(config.train.threads)
+    with ray_cluster(config), wiring.start_workers(config, spec, run.index, run.scores) as workers:
+        before = _before(config, run, data, workers)
+        module = wiring.lsr_module(config, module_encoder, data)
+        after = _after(config, run, data, workers, module)
+        results = measure(config, data, workers, {"replug": before, "lsr": after})
+    _write_examples(config, run, data, before, after)
+    write_json(run.results, results)
+    run.remove_work_files()
+    return show_results(run)
+
+
+def _quieten_lightning() -> None:
+    """Its banners and advice are about choices that are meant here: eval mode without dropout, a sized iterable."""
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="pytorch_lightning")
+
+
+def show_results(run: RunDirectory) -> dict:
+    """Write the report, print the table and where things are."""
+    results = json.loads(run.results.read_text())
+    write_report(run.report, results, run.read_metrics(), run.examples, run.path / "config.yaml")
+    print_results(results)
+    for what, path in (("run", run.path), ("tuned retriever", run.retriever), ("report", run.report)):
+        print(f"{what}: {path}")
+    return results
+
+
+def _before(config: Config, run: RunDirectory, data: PreparedSet, workers: Workers) -> Choice:
+    """What the retriever finds for the held-out texts as it was: index version 0."""
+    saved = run.path / "heldout_before.npz"
+    if saved.exists():
+        return _read_choice(saved)
+    encoder = wiring.load_encoder(config)
+    wiring.build_version(config, encoder, data, workers.index, IndexState(0, 0))
+    choice = search_windows(config, data, workers.index, encoder, version=0)
+    _write_choice(saved, choice)
+    return choice
+
+
+def _after(config: Config, run: RunDirectory, data: PreparedSet, workers: Workers, module: LSRModule) -> Choice:
+    """Train, export, embed the corpus once more, and search the held-out texts again."""
+    saved = run.path / "heldout_after.npz"
+    if saved.exists():
+        return _read_choice(saved)
+    version = _fit(config, run, data, workers, module)
+    module.encoder.eval()
+    wiring.build_version(config, module.encoder, data, workers.index, IndexState(version, config.train.max_steps))
+    choice = search_windows(config, data, workers.index, module.encoder, version)
+    module.encoder.save(run.retriever)
+    workers.index.store.remove_all_but({version})
+    _write_choice(saved, choice)
+    return choice
+
+
+def _fit(config: Config, run: RunDirectory, data: PreparedSet, workers: Workers, module: LSRModule) -> int:
+    """Train from the newest whole checkpoint on; returns the number of the index version that comes after."""
+    pipeline = wiring.batch_pipeline(config, module, data, workers)
+    module.attach(pipeline)
+    refresh = wiring.refresh_controller(config, module, data, workers)
+    trainer = wiring.trainer(config, run, refresh, pipeline, wiring.loss_settings(config))
+    marks = run.checkpoint_marks()
+    newest = marks[-1] if marks else None
+    run.truncate_metrics(newest.step if newest else 0)
+    if newest:
+        say(f"resuming at step {newest.step}")
+    else:
+        workers.index.prepare(0)
+    trainer.fit(
+        module,
+        datamodule=StepDataModule(config.train.max_steps),
+        ckpt_path=newest.path if newest else None,
+        weights_only=True,
+    )
+    return refresh.next_version()
+
+
+def search_windows(
+    config: Config, data: PreparedSet, index: IndexService, encoder: Encoder, version: int
+) -> Choice:
+    """The documents of every held-out text, as many as any measurement needs."""
+    k = min(len(data.corpus), max(config.evaluate.k, *RECALL_AT))
+    vectors = encoder.encode([window.context for window in data.heldout.windows()]).numpy()
+    found = index.search(version, vectors, k)
+    return Choice(found.doc_rows, found.similarities)
+
+
+def measure(config: Config, data: PreparedSet, workers: Workers, found: dict[str, Choice]) -> dict:
+    """Bits per byte of every method on the held-out texts; recall where gold documents are known.
+
+    `found` maps `replug` (the retriever as it was) and `lsr` (the tuned one) to their documents.
+    """
+    everything = data.heldout.windows()
+    windows = everything[: config.evaluate.max_windows]
+    choices = {"random": random_documents(config, data, windows)}
+    choices |= {name: first_k(choice, config.evaluate.k) for name, choice in found.items()}
+    bits = measure_bits(workers.lm, data.corpus, windows, choices, config.lm.separator)
+    results = bpb_results(windows, bits, config.evaluate.num_resamples, config.seed)
+    sides = {"replug": "before", "lsr": "after"}
+    retrieval = retrieval_results(data.corpus, everything, {sides[name]: c for name, c in found.items()})
+    return {**results, "retrieval": retrieval} if retrieval else results
+
+
+def first_k(choice: Choice, k: int) -> Choice:
+    return Choice(choice.doc_rows[:, :k], choice.similarities[:, :k])
+
+
+def random_documents(config: Config, data: PreparedSet, windows: list[Window]) -> Choice:
+    """Random documents, weighted evenly: they were not chosen by any similarity."""
+    rows = random_choice(len(data.corpus), len(windows), config.evaluate.k, config.seed)
+    return Choice(rows, np.zeros(rows.shape))
+
+
+def _write_choice(path: Path, choice: Choice) -> None:
+    content = io.BytesIO()
+    np.savez(content, doc_rows=choice.doc_rows, similarities=choice.similarities)
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(content.getvalue())
+    partial.replace(path)
+
+
+def _read_choice(path: Path) -> Choice:
+    with np.load(path, allow_pickle=False) as arrays:
+        return Choice(arrays["doc_rows"], arrays["similarities"])
+
+
+def _write_examples(config: Config, run: RunDirectory, data: PreparedSet, before: Choice, after: Choice) -> None:
+    """A few held-out texts with the documents that each retriever ranks first, those that changed most first."""
+    changed = [row for row in range(len(data.heldout)) if before.doc_rows[row, 0] != after.doc_rows[row, 0]]
+    same = [row for row in range(len(data.heldout)) if row not in changed]
+    rows = (changed + same)[: config.evaluate.num_examples]
+    examples = []
+    for row, window in zip(rows, data.heldout.windows(rows), strict=True):
+        found = {name: _found(data, c, row) for name, c in (("before", before), ("after", after))}
+        examples.append({"context": window.context, "continuation": window.continuation, **found})
+    write_json(run.examples, examples)
+
+
+def _found(data: PreparedSet, choice: Choice, row: int, k: int = 3) -> list[dict]:
+    documents = data.corpus.documents(choice.doc_rows[row, :k])
+    return [
+        {"id": doc.id, "text": doc.text, "similarity": float(similarity)}
+        for doc, similarity in zip(documents, choice.similarities[row], strict=False)
+    ]

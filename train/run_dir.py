@@ -1,0 +1,115 @@
+"""The run directory: what is in it, and how a run finds out what is already done.
+
+    config.yaml        the resolved configuration
+    environment.json   package versions, git commit, machine
+    data/              the prepared set (unless `data.prepared` names another)
+    index/             index versions
+    checkpoints/       step-000100.ckpt with its mark step-000100.json
+    metrics.jsonl      one object for every logged step
+    scores.sqlite      the cache of LM scores
+    retriever/         the tuned encoder
+    results.json       written when all is done; report.html beside it
+"""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.errors import UserError
+from configs.load import config_to_yaml, flatten, load_config
+from configs.schema import Config
+from data.store import write_json
+from train.environment import describe_environment
+
+# Keys that change neither what is computed nor in which order; a resumed run may set them anew.
+MAY_CHANGE = (
+    "run_dir lm.num_replicas lm.threads_per_replica lm.gpus_per_replica lm.timeout_seconds index.num_builders "
+    "index.threads_per_worker index.gpus_per_builder index.max_attempts train.threads checkpoint.every_steps "
+    "checkpoint.keep_last train.log_every_steps wandb.mode wandb.project wandb.entity wandb.name ray.address "
+    "ray.num_cpus ray.auth ray.object_store_mb evaluate.num_resamples evaluate.num_examples refresh.max_age_steps"
+).split()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointMark:
+    """A whole checkpoint: its file, its step, and the index versions it needs."""
+
+    path: Path
+    step: int
+    versions: tuple[int, ...]
+
+
+class RunDirectory:
+    """Paths under one run directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.data = path / "data"
+        self.index = path / "index"
+        self.checkpoints = path / "checkpoints"
+        self.metrics = path / "metrics.jsonl"
+        self.scores = path / "scores.sqlite"
+        self.retriever = path / "retriever"
+        self.results = path / "results.json"
+        self.examples = path / "examples.json"
+        self.report = path / "report.html"
+
+    @property
+    def is_finished(self) -> bool:
+        return self.results.is_file()
+
+    def claim(self, config: Config) -> None:
+        """Begin the run, or check that an unfinished one was begun with the same configuration."""
+        stored = self.path / "config.yaml"
+        if stored.is_file():
+            _require_same(load_config(stored), config, self.path)
+        elif self.path.exists() and any(self.path.iterdir()):
+            raise UserError(f"run_dir: {self.path} holds files but no run (config.yaml is missing); give another run_dir")
+        self.path.mkdir(parents=True, exist_ok=True)
+        stored.write_text(config_to_yaml(config))
+        write_json(self.path / "environment.json", describe_environment())
+
+    def checkpoint_marks(self) -> list[CheckpointMark]:
+        """Whole checkpoints, oldest first; one without its mark was interrupted and does not count."""
+        marks = []
+        for path in sorted(self.checkpoints.glob("step-*.json")):
+            content = json.loads(path.read_text())
+            marks.append(CheckpointMark(path.with_suffix(".ckpt"), content["step"], tuple(content["versions"])))
+        return marks
+
+    def truncate_metrics(self, step: int) -> None:
+        """Drop what was logged at or after a step that is about to be done again, and a torn last line."""
+        if not self.metrics.exists():
+            return
+        kept = [line for line in self.metrics.read_text().splitlines() if _logged_step(line, step) < step]
+        partial = self.metrics.with_suffix(".partial")
+        partial.write_text("".join(f"{line}\n" for line in kept))
+        partial.replace(self.metrics)
+
+    def read_metrics(self) -> list[dict]:
+        if not self.metrics.exists():
+            return []
+        return [json.loads(line) for line in self.metrics.read_text().splitlines()]
+
+    def remove_work_files(self) -> None:
+        """After the end: checkpoints are of no more use."""
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+
+
+def _logged_step(line: str, torn: int) -> int:
+    try:
+        return json.loads(line)["step"]
+    except json.JSONDecodeError:  # kill -9 in the middle of a write
+        return torn
+
+
+def _require_same(stored: Config, asked: Config, path: Path) -> None:
+    before, after = flatten(stored), flatten(asked)
+    changed = [key for key in before if key not in MAY_CHANGE and before[key] != after[key]]
+    if changed:
+        key = changed[0]
+        raise UserError(
+            f"{key} is {after[key]}, but the unfinished run in {path} was begun with {before[key]}: "
+            "resume with the same value, or give another run_dir"
+        )
