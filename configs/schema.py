@@ -104,7 +104,7 @@ class RetrieverConfig:
 
 @dataclass
 class LMConfig:
-    path: str = MISSING  # folder, GGUF file or hub name of a causal LM, package:smollm2, or stand_in
+    path: str = MISSING  # folder, GGUF file or hub name of a causal LM, package:smollm2, or stand_in[:SECONDS]
     dtype: DType = DType.auto  # auto: bfloat16 where the hardware multiplies it natively, else float32
     separator: str = "\n"  # stands between the document and the context
     tokens_per_batch: int = 4096  # padded tokens in one forward pass

@@ -1,6 +1,6 @@
 """Real texts that arrive with Python packages, so that the quickstart needs no download of its own.
 
-`package:python_reference+transformers_code+wikipedia` names one or more of them; each is a domain.
+`package:numpy_docstrings+transformers_code+wikipedia` names one or more of them; each is a domain.
 """
 
 import ast
@@ -18,6 +18,13 @@ from data.sources import SourceText
 GENSIM = "gensim==4.4.0"
 WIKIPEDIA_FILE = "gensim/test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
 MIN_CHARACTERS = 1000
+# A corpus of the size of the other texts: the whole library would be nine tenths of every sample.
+MODEL_FAMILIES = (
+    "albert bert bloom codegen distilbert electra gemma gpt2 gpt_neo gpt_neox gptj llama mistral mixtral opt phi "
+    "phi3 qwen2 qwen3 roberta roformer stablelm starcoder2 vit xglm"
+).split()
+
+NUMPY_FOLDERS = ("lib", "linalg", "polynomial")
 
 
 def read_package_texts(names: str) -> Iterator[SourceText]:
@@ -30,28 +37,19 @@ def read_package_texts(names: str) -> Iterator[SourceText]:
                 yield SourceText(f"{name}/{identifier}", text, name)
 
 
-def python_reference() -> Iterator[tuple[str, str]]:
-    """The topics of Python's language reference, as `help()` prints them."""
-    try:
-        from pydoc_data.topics import topics
-    except ImportError:
-        raise UserError("this Python lacks pydoc_data; on Debian: apt-get install libpython3-stdlib") from None
-    yield from sorted(topics.items())
+def numpy_docstrings() -> Iterator[tuple[str, str]]:
+    """The docstrings of the installed numpy library, one text for each module."""
+    root = _package_folder("numpy")
+    for folder in NUMPY_FOLDERS:
+        for path in sorted((root / folder).glob("*.py")):
+            yield str(path.relative_to(root)), _docstrings(path.read_text(encoding="utf-8"))
 
 
 def transformers_code() -> Iterator[tuple[str, str]]:
-    """The model definitions of the installed transformers library, one text for each model."""
-    for path in sorted((_package_folder("transformers") / "models").glob("*/modeling_*.py")):
-        yield path.stem, path.read_text(encoding="utf-8")
-
-
-def torch_docstrings() -> Iterator[tuple[str, str]]:
-    """The docstrings of the installed torch library, one text for each module."""
-    root = _package_folder("torch")
-    for path in sorted(root.rglob("*.py")):
-        text = _docstrings(path.read_text(encoding="utf-8"))
-        if text:
-            yield str(path.relative_to(root)), text
+    """The definitions of well-known models in the installed transformers library, one text for each."""
+    folder = _package_folder("transformers") / "models"
+    for name in MODEL_FAMILIES:
+        yield name, (folder / name / f"modeling_{name}.py").read_text(encoding="utf-8")
 
 
 def wikipedia() -> Iterator[tuple[str, str]]:
@@ -67,9 +65,8 @@ def wikipedia() -> Iterator[tuple[str, str]]:
 
 
 PACKAGE_TEXTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
-    "python_reference": python_reference,
+    "numpy_docstrings": numpy_docstrings,
     "transformers_code": transformers_code,
-    "torch_docstrings": torch_docstrings,
     "wikipedia": wikipedia,
 }
 
@@ -83,7 +80,7 @@ def _package_folder(name: str) -> Path:
 def _docstrings(code: str) -> str:
     nodes = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.FunctionDef | ast.ClassDef))
     pairs = ((node.name, ast.get_docstring(node) or "") for node in nodes)
-    return "\n\n".join(f"{name}\n{doc}" for name, doc in pairs if len(doc) >= 150)
+    return "\n\n".join(f"{name}\n{doc}" for name, doc in pairs if doc)
 
 
 # Templates, tables, references and tags of wikitext; what stays is prose.

@@ -19,27 +19,33 @@ from models.stand_in_lm import StandInLM
 
 @dataclass(frozen=True, slots=True)
 class LMSpec:
-    """All that a process needs to load the LM. `path` is a folder or hub name, or `stand_in`."""
+    """All that a process needs to load the LM.
+
+    `path` is a folder or hub name, or `stand_in`; `stand_in:0.05` sleeps so many seconds in every call.
+    """
 
     path: str
     dtype: str = "float32"
     tokens_per_batch: int = 4096
-    stand_in_delay_seconds: float = 0.0
+
+    @property
+    def is_stand_in(self) -> bool:
+        return self.path.split(":")[0] == "stand_in"
 
     def load(self, device: torch.device | str | None = None) -> BlackBoxLM:
-        if self.path == "stand_in":
-            return StandInLM(self.stand_in_delay_seconds)
+        if self.is_stand_in:
+            return StandInLM(float(self.path.partition(":")[2] or 0))
         return HuggingFaceLM(self.path, DTYPES[self.dtype], device or default_device(), self.tokens_per_batch)
 
     @property
     def identity(self) -> str:
         """As the loaded LM's, without loading it."""
-        return StandInLM.identity if self.path == "stand_in" else lm_identity(self.path, DTYPES[self.dtype])
+        return StandInLM.identity if self.is_stand_in else lm_identity(self.path, DTYPES[self.dtype])
 
     @property
     def max_tokens(self) -> int | None:
         """As the loaded LM's, without loading it."""
-        if self.path == "stand_in":
+        if self.is_stand_in:
             return None
         from transformers import AutoConfig
 

@@ -1,6 +1,7 @@
 """Weights & Biases by way of Lightning's logger: off, offline (no account, no network) or online."""
 
 import json
+import secrets
 
 from pytorch_lightning.loggers import WandbLogger
 
@@ -25,9 +26,7 @@ def wandb_logger(config: Config, run: RunDirectory) -> WandbLogger:
 
 
 def _run_id(run: RunDirectory) -> str:
-    import wandb
-
     path = run.path / "wandb.json"
     if not path.exists():
-        write_json(path, {"id": wandb.util.generate_id()})
+        write_json(path, {"id": secrets.token_hex(4)})
     return json.loads(path.read_text())["id"]

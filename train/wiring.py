@@ -40,7 +40,7 @@ class Workers:
 
 def lm_spec(config: Config) -> LMSpec:
     """Where the LM's weights are and in which precision they run."""
-    path = "stand_in" if config.lm.path == "stand_in" else resolve_lm_path(config.lm.path)
+    path = config.lm.path if _is_stand_in(config) else resolve_lm_path(config.lm.path)
     return LMSpec(path, _dtype_name(config.lm.dtype.value), config.lm.tokens_per_batch)
 
 
@@ -220,6 +220,10 @@ def _loggers(config: Config, run: RunDirectory) -> list:
     return loggers
 
 
+def _is_stand_in(config: Config) -> bool:
+    return config.lm.path.split(":")[0] == "stand_in"
+
+
 def _dtype_name(name: str) -> str:
     return str(resolve_dtype(name)).removeprefix("torch.")
 
@@ -242,7 +246,7 @@ def _offsets_tokenizer(config: Config):  # noqa: ANN202 - a data.prepare.Tokeniz
     from models.stand_in_lm import WORD
 
     name = config.data.tokenizer
-    if name == "lm" and config.lm.path == "stand_in":
+    if name == "lm" and _is_stand_in(config):
         return lambda text: [match.span() for match in WORD.finditer(text)]
     if name == "retriever":
         tokenizer = AutoTokenizer.from_pretrained(resolve_encoder_path(config.retriever.path))

@@ -1,0 +1,48 @@
+"""One Ray for the whole session, small prepared sets, and the shared evaluation data where it is there."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # before Ray is imported, which reads it once
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+
+from configs.load import load_config
+from configs.schema import Config
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[None]:
+    """Four logical CPUs on loopback; every test shares them, so every test closes its actors."""
+    import ray
+
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    ray.init(
+        num_cpus=8,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        object_store_memory=128 * 2**20,
+        _node_ip_address="127.0.0.1",
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def debug_config(tmp_path: Path) -> Config:
+    """configs/debug.yaml, writing under the test's own folder."""
+    return load_config(ROOT / "configs/debug.yaml", [f"run_dir={tmp_path / 'run'}"])
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The evaluation sets that lie beside the project on the founders' machines."""
+    path = ROOT.parent / "shared" / "data"
+    if not path.is_dir():
+        pytest.skip(f"the shared evaluation sets are not at {path}")
+    return path

