@@ -90,7 +90,7 @@ def _explain(error: OmegaConfBaseException) -> str:
 
 def _suggestion(key: str) -> str:
     close = difflib.get_close_matches(key, [name for name, _ in _known_keys()], n=1)
-    return f"; did you mean {close[0]}?" if close else "; `replug train --help` lists the sections"
+    return f"; did you mean {close[0]}?" if close else "; `replug keys` lists them all"
 
 
 def _expected(key: str) -> str:

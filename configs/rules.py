@@ -5,17 +5,49 @@ from collections.abc import Iterator
 from configs.errors import UserError
 from configs.schema import Adopt, Config, RefreshMode
 
-POSITIVE = (
-    "data.window data.document_tokens data.num_documents data.num_queries data.num_heldout "
-    "retriever.max_tokens lm.tokens_per_batch lm.num_replicas lm.threads_per_replica lm.timeout_seconds "
-    "loss.gamma loss.beta refresh.every_steps refresh.max_age_steps index.num_shards index.num_builders "
-    "index.block_documents index.tokens_per_batch index.threads_per_worker index.max_attempts train.max_steps "
-    "train.batch_size train.lr train.gradient_clip train.threads train.log_every_steps checkpoint.every_steps "
-    "checkpoint.keep_last evaluate.k evaluate.max_windows evaluate.num_resamples ray.num_cpus ray.object_store_mb"
-).split()
-NOT_NEGATIVE = (
-    "lm.gpus_per_replica index.gpus_per_builder train.weight_decay train.pipeline_depth evaluate.num_examples seed"
-).split()
+POSITIVE = [
+    "data.window",
+    "data.document_tokens",
+    "data.num_documents",
+    "data.num_queries",
+    "data.num_heldout",
+    "retriever.max_tokens",
+    "lm.tokens_per_batch",
+    "lm.num_replicas",
+    "lm.threads_per_replica",
+    "lm.timeout_seconds",
+    "loss.gamma",
+    "loss.beta",
+    "refresh.every_steps",
+    "refresh.max_age_steps",
+    "index.num_shards",
+    "index.num_builders",
+    "index.block_documents",
+    "index.tokens_per_batch",
+    "index.threads_per_worker",
+    "index.max_attempts",
+    "train.max_steps",
+    "train.batch_size",
+    "train.lr",
+    "train.gradient_clip",
+    "train.threads",
+    "train.log_every_steps",
+    "checkpoint.every_steps",
+    "checkpoint.keep_last",
+    "evaluate.k",
+    "evaluate.max_windows",
+    "evaluate.num_resamples",
+    "ray.num_cpus",
+    "ray.object_store_mb",
+]
+NOT_NEGATIVE = [
+    "lm.gpus_per_replica",
+    "index.gpus_per_builder",
+    "train.weight_decay",
+    "train.pipeline_depth",
+    "evaluate.num_examples",
+    "seed",
+]
 
 
 def check_rules(config: Config) -> None:

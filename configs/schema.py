@@ -157,35 +157,35 @@ class TrainConfig:
     batch_size: int = 64  # training texts for each step (paper: 64)
     lr: float = 2e-5  # peak learning rate (paper: 2e-5)
     optimizer: OptimizerKind = OptimizerKind.adamw  # paper: adam
-    weight_decay: float = 0.0
+    weight_decay: float = 0.0  # of AdamW
     warmup_ratio: float = 0.1  # share of the steps with rising rate (paper: 0.1), linear decay after
     gradient_clip: float | None = None  # largest gradient norm (default: no clipping)
     precision: Precision = Precision.float32  # auto: bf16_mixed where the hardware has it
     pipeline_depth: int = 1  # batches retrieved and scored ahead; 0 is the strictly sequential method
     threads: int | None = None  # CPU threads of the trainer (default: all cores)
     accelerator: str = "auto"  # Lightning's accelerator: auto, cpu, gpu
-    log_every_steps: int = 1
+    log_every_steps: int = 1  # steps between two lines of metrics.jsonl
 
 
 @dataclass
 class CheckpointConfig:
-    every_steps: int = 100
-    keep_last: int = 2
+    every_steps: int = 100  # steps between two checkpoints
+    keep_last: int = 2  # checkpoints kept while training
 
 
 @dataclass
 class EvaluateConfig:
     k: int = 10  # documents in the ensemble (paper: 10)
-    max_windows: int | None = None  # held-out texts measured in bits per byte (default: all)
+    max_windows: int | None = 200  # held-out texts measured in bits per byte; null for all
     num_resamples: int = 10000  # of the paired bootstrap
     num_examples: int = 6  # texts shown in the report with what each retriever finds
 
 
 @dataclass
 class WandbConfig:
-    mode: WandbMode = WandbMode.off
-    project: str = "replug"
-    entity: str | None = None
+    mode: WandbMode = WandbMode.off  # offline needs neither network nor account
+    project: str = "replug"  # W&B project
+    entity: str | None = None  # W&B user or team (default: the account's own)
     name: str | None = None  # default: the run directory's name
 
 
@@ -194,7 +194,7 @@ class RayConfig:
     address: str | None = None  # of a running cluster (default: start one on this machine, on loopback)
     num_cpus: int | None = None  # logical CPUs of a cluster started here (default: as many as the actors ask for)
     auth: RayAuth = RayAuth.token  # token: actors refuse other users' commands
-    object_store_mb: int = 256
+    object_store_mb: int = 256  # shared memory of a cluster started here
 
 
 @dataclass
@@ -212,4 +212,4 @@ class Config:
     wandb: WandbConfig = field(default_factory=WandbConfig)
     ray: RayConfig = field(default_factory=RayConfig)
     run_dir: str = MISSING  # everything a run writes
-    seed: int = 0
+    seed: int = 0  # order of texts, sampling, random documents, bootstrap

@@ -4,6 +4,7 @@ The cut falls after a token's last character: white space before a word belongs 
 byte-level tokenizers have it. Pure: takes the tokenizer's character offsets.
 """
 
+import itertools
 from collections.abc import Sequence
 
 
@@ -19,4 +20,4 @@ def cut_positions(offsets: Sequence[tuple[int, int]], tokens_per_piece: int) -> 
 def split_text(text: str, offsets: Sequence[tuple[int, int]], tokens_per_piece: int) -> list[str]:
     """Pieces of a text; their concatenation is the text."""
     cuts = [0, *(cut for cut in cut_positions(offsets, tokens_per_piece) if 0 < cut < len(text)), len(text)]
-    return [text[start:end] for start, end in zip(cuts, cuts[1:], strict=False) if end > start]
+    return [text[start:end] for start, end in itertools.pairwise(cuts) if end > start]

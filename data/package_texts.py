@@ -19,10 +19,33 @@ GENSIM = "gensim==4.4.0"
 WIKIPEDIA_FILE = "gensim/test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
 MIN_CHARACTERS = 1000
 # A corpus of the size of the other texts: the whole library would be nine tenths of every sample.
-MODEL_FAMILIES = (
-    "albert bert bloom codegen distilbert electra gemma gpt2 gpt_neo gpt_neox gptj llama mistral mixtral opt phi "
-    "phi3 qwen2 qwen3 roberta roformer stablelm starcoder2 vit xglm"
-).split()
+MODEL_FAMILIES = [
+    "albert",
+    "bert",
+    "bloom",
+    "codegen",
+    "distilbert",
+    "electra",
+    "gemma",
+    "gpt2",
+    "gpt_neo",
+    "gpt_neox",
+    "gptj",
+    "llama",
+    "mistral",
+    "mixtral",
+    "opt",
+    "phi",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "roberta",
+    "roformer",
+    "stablelm",
+    "starcoder2",
+    "vit",
+    "xglm",
+]
 
 NUMPY_FOLDERS = ("lib", "linalg", "polynomial")
 

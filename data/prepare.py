@@ -94,9 +94,7 @@ def _add_documents(pieces: Pieces, text: SourceText, tokens: int, tokenizer: Tok
         pieces.documents.append(Document(f"{text.id}#{number}", piece, text.domain, text.id))
 
 
-def _add_windows(
-    pieces: Pieces, side: list[Window], text: SourceText, tokens: int, tokenizer: Tokenizer
-) -> None:
+def _add_windows(pieces: Pieces, side: list[Window], text: SourceText, tokens: int, tokenizer: Tokenizer) -> None:
     halves = split_text(text.text, tokenizer(text.text), tokens)
     halves = halves[:-1]  # the last piece is shorter than the rest
     for number, (context, continuation) in enumerate(zip(halves[::2], halves[1::2], strict=False)):
@@ -170,7 +168,9 @@ def _write_set(
 
 def _clear(out: Path) -> None:
     """Make room for a set: an earlier one goes, anything else of the user's stays and is named."""
-    foreign = [path.name for path in out.iterdir() if path.name not in (*FILES, "manifest.json")] if out.exists() else []
+    foreign = (
+        [path.name for path in out.iterdir() if path.name not in (*FILES, "manifest.json")] if out.exists() else []
+    )
     if foreign:
         raise UserError(f"{out} holds {foreign[0]}, which is no part of a prepared set; give another data.out")
     shutil.rmtree(out, ignore_errors=True)

@@ -1,9 +1,9 @@
 """Prepared sets on disk: Arrow files that are memory-mapped, so reading a row never loads the corpus.
 
-    SET/documents.arrow   id, text, domain, source
-    SET/queries.arrow     id, context, continuation, domain, source, gold
-    SET/heldout.arrow     the same
-    SET/manifest.json     written last: a set without it is unfinished and is made again
+SET/documents.arrow   id, text, domain, source
+SET/queries.arrow     id, context, continuation, domain, source, gold
+SET/heldout.arrow     the same
+SET/manifest.json     written last: a set without it is unfinished and is made again
 """
 
 import hashlib
@@ -67,7 +67,7 @@ class WindowStore:
         """Texts in the order asked for; all of them by default."""
         columns = self._table[:] if rows is None else self._table[[int(row) for row in rows]]
         fields = zip(*(columns[name] for name in WINDOW_SCHEMA.names), strict=True)
-        return [Window(*values[:-1], gold=tuple(values[-1])) for values in fields]
+        return [Window(*texts, tuple(gold)) for *texts, gold in fields]  # type: ignore[call-arg]
 
 
 class PreparedSet:

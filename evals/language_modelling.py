@@ -67,9 +67,7 @@ def _submit(
     return lm.submit(prefixes, [window.continuation] * len(prefixes))
 
 
-def _bits_of_window(
-    scores: list[ContinuationScore], choices: Mapping[str, Choice], row: int
-) -> dict[str, float]:
+def _bits_of_window(scores: list[ContinuationScore], choices: Mapping[str, Choice], row: int) -> dict[str, float]:
     given = np.stack([score.token_logprobs for score in scores[1:]])  # [documents, T]
     place = {int(doc): i for i, doc in enumerate(_union(choices, row))}
     bits = {"none": bits_of(scores[0].token_logprobs)}

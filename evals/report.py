@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from html import escape
 from pathlib import Path
 
@@ -11,18 +12,18 @@ from evals.results import METHODS, RECALL_AT, interval_lines
 CSS = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; color: #222; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
-table { border-collapse: collapse; } th, td { padding: .35rem .8rem; text-align: right; border-bottom: 1px solid #ddd; }
+table { border-collapse: collapse; }
+th, td { padding: .35rem .8rem; text-align: right; border-bottom: 1px solid #ddd; }
 th:first-child, td:first-child { text-align: left; } td.best { font-weight: 700; }
-.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 1rem; } svg { width: 100%; height: auto; }
-pre { white-space: pre-wrap; background: #f6f6f4; padding: .6rem .8rem; border-radius: 6px; font-size: 12px; margin: .3rem 0; }
+.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 1rem; }
+svg { width: 100%; height: auto; }
+pre { white-space: pre-wrap; background: #f6f6f4; padding: .6rem .8rem; border-radius: 6px; font-size: 12px; }
 .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; } .muted { color: #777; font-size: 13px; }
 mark { background: #fbe7c6; }
 """
 
 
-def write_report(
-    path: Path, results: dict, metrics: Sequence[dict], examples_path: Path, config_path: Path
-) -> None:
+def write_report(path: Path, results: dict, metrics: Sequence[dict], examples_path: Path, config_path: Path) -> None:
     """Write the page; it loads nothing from elsewhere."""
     examples = json.loads(examples_path.read_text()) if examples_path.exists() else []
     sections = [
@@ -33,10 +34,12 @@ def write_report(
         f"<h2>Configuration</h2><details><summary>resolved</summary><pre>{escape(config_path.read_text())}</pre></details>",
     ]
     title = f"REPLUG LSR: {escape(path.parent.name)}"
-    page = f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{CSS}</style><h1>{title}</h1>"
-    partial = path.with_suffix(".partial")
-    partial.write_text(page + "".join(sections) + "</html>\n", encoding="utf-8")
-    partial.replace(path)
+    page = (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{CSS}</style><h1>{title}</h1>"
+    )
+    unfinished = path.with_suffix(".partial")
+    unfinished.write_text(page + "".join(sections) + "</html>\n", encoding="utf-8")
+    unfinished.replace(path)
 
 
 def _bpb_section(results: dict) -> str:
@@ -45,8 +48,9 @@ def _bpb_section(results: dict) -> str:
     rows = "".join(_bpb_row(name, values, methods) for name, values in results["bpb"].items())
     lines = "".join(f"<p>{escape(line)}</p>" for line in interval_lines(results))
     return (
-        f"<h2>Bits per byte on {results['num_windows']} held-out texts</h2><p class=muted>Lower is better; the best of a "
-        f"row is bold. Intervals: paired bootstrap over texts.</p><table><tr><th></th>{head}</tr>{rows}</table>{lines}"
+        f"<h2>Bits per byte on {results['num_windows']} held-out texts</h2><p class=muted>Lower is better; "
+        f"the best of a row is bold. Intervals: paired bootstrap over texts.</p>"
+        f"<table><tr><th></th>{head}</tr>{rows}</table>{lines}"
         + figures.to_svg(lambda axes: figures.draw_bpb(axes, results), width=9)
     )
 
@@ -82,9 +86,7 @@ def _curves_section(metrics: Sequence[dict]) -> str:
         figures.draw_index_age,
         figures.draw_times,
     )
-    drawings = "".join(
-        f"<div>{figures.to_svg(lambda axes, draw=draw: draw(axes, metrics))}</div>" for draw in draws
-    )
+    drawings = "".join(f"<div>{figures.to_svg(partial(draw, metrics=metrics))}</div>" for draw in draws)
     return f"<h2>Training</h2><div class=grid>{drawings}</div>{_throughput_line(metrics)}"
 
 

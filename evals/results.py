@@ -78,7 +78,9 @@ def interval_lines(results: dict) -> list[str]:
         a, b = DIFFERENCES[name]
         difference = results["bpb"]["all"][a] - results["bpb"]["all"][b]
         verdict = "lower" if high < 0 else "higher" if low > 0 else "no difference shown"
-        lines.append(f"{METHODS[a]} − {METHODS[b]}: {difference:+.4f} (95% interval {low:+.4f} to {high:+.4f}: {verdict})")
+        lines.append(
+            f"{METHODS[a]} − {METHODS[b]}: {difference:+.4f} (95% interval {low:+.4f} to {high:+.4f}: {verdict})"
+        )
     return lines
 
 

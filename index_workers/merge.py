@@ -5,9 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def merge_top_k(
-    parts: Sequence[tuple[np.ndarray, np.ndarray]], k: int
-) -> tuple[np.ndarray, np.ndarray]:
+def merge_top_k(parts: Sequence[tuple[np.ndarray, np.ndarray]], k: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows [B, k] and similarities [B, k], best first, from every shard's rows and similarities [B, <=k].
 
     Equal similarities come in the order of their rows, so the answer does not depend on the sharding.

@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import ray
@@ -63,14 +64,14 @@ class IndexService:
 
     def prepare(self, version: int) -> None:
         """Load a published version on every shard, beside the one that is served."""
-        sizes = ray.get([s.load.remote(version) for s in self.searchers], timeout=SEARCH_TIMEOUT_SECONDS)
+        sizes: list[int] = ray.get([s.load.remote(version) for s in self.searchers], timeout=SEARCH_TIMEOUT_SECONDS)
         expected = self.store.plan(version).num_documents
         if sum(sizes) != expected:
             raise RuntimeError(f"index version {version}: shards hold {sum(sizes)} documents, expected {expected}")
 
     def search(self, version: int, queries: np.ndarray, k: int) -> SearchResult:
         """The k nearest documents to each query vector [B, D], in one version over every shard."""
-        parts = ray.get(
+        parts: list[tuple[np.ndarray, np.ndarray]] = ray.get(
             [s.search.remote(version, queries, k) for s in self.searchers], timeout=SEARCH_TIMEOUT_SECONDS
         )
         rows, similarities = merge_top_k(parts, k)
@@ -100,7 +101,7 @@ class IndexService:
         else:
             done.set_result(None)
 
-    def _make_searcher(self, shard: int) -> ray.actor.ActorHandle:
+    def _make_searcher(self, shard: int) -> Any:
         actor = ray.remote(Searcher).options(
             num_cpus=1,
             max_restarts=-1,
@@ -110,7 +111,7 @@ class IndexService:
         )
         return actor.remote(self.store.root, self._settings.kind, shard, self._settings.num_shards, self._threads)
 
-    def _make_builder(self, number: int) -> ray.actor.ActorHandle:
+    def _make_builder(self, number: int) -> Any:
         actor = ray.remote(Builder).options(
             num_cpus=1, num_gpus=self._settings.gpus_per_builder, runtime_env=thread_env(self._threads)
         )

@@ -72,7 +72,9 @@ class VersionStore:
     def plan(self, version: int) -> BuildPlan:
         """The plan of a published version; raises UserError for any other."""
         if not self.is_published(version):
-            raise UserError(f"index version {version} is not published: {self.folder(version)}/manifest.json is missing")
+            raise UserError(
+                f"index version {version} is not published: {self.folder(version)}/manifest.json is missing"
+            )
         return BuildPlan(**json.loads((self.folder(version) / "manifest.json").read_text())["plan"])
 
     def pending_plan(self, version: int) -> BuildPlan:

@@ -54,9 +54,7 @@ class BlackBoxLM(Protocol):
 class AsyncLM(BlackBoxLM, Protocol):
     """A language model that takes work without waiting for its end."""
 
-    def submit(
-        self, prefixes: Sequence[str], continuations: Sequence[str]
-    ) -> "Future[list[ContinuationScore]]":
+    def submit(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[list[ContinuationScore]]":
         """As `score`, later. What is given in one call is scored together: the unit of determinism."""
         ...
 

@@ -31,9 +31,7 @@ class CachingLM:
         self._database = _open(path)
         self.num_hits = self.num_misses = 0
 
-    def submit(
-        self, prefixes: Sequence[str], continuations: Sequence[str]
-    ) -> "Future[list[ContinuationScore]]":
+    def submit(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[list[ContinuationScore]]":
         """Answer from the cache, from calls under way, and from the LM, in this order."""
         keys = [self._key(p, c) for p, c in zip(prefixes, continuations, strict=True)]
         with self._lock:

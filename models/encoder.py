@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from configs.errors import UserError
 
@@ -24,6 +24,7 @@ class Encoder(nn.Module):
 
     def __init__(self, path: str, similarity: str = "cosine", max_tokens: int | None = None) -> None:
         super().__init__()
+        self.backbone: PreTrainedModel
         self.backbone, self.tokenizer = _load(path)
         self.similarity = similarity
         self.max_tokens = max_tokens or _token_limit(self.backbone, self.tokenizer)
@@ -101,7 +102,7 @@ def weights_sha256(folder: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _load(path: str) -> tuple[nn.Module, object]:
+def _load(path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         with torch.random.fork_rng(devices=[]):
@@ -123,7 +124,7 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0]
 
 
-def _token_limit(backbone: nn.Module, tokenizer: object) -> int:
+def _token_limit(backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     """The smaller of what the tokenizer declares and what the position table holds."""
     declared = int(getattr(tokenizer, "model_max_length", 512))
     positions = int(getattr(backbone.config, "max_position_embeddings", 512))

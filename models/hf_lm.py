@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from configs.errors import UserError
 from models.black_box_lm import ContinuationScore, check_pairs
@@ -34,7 +34,8 @@ class HuggingFaceLM:
         tokens_per_batch: int = 4096,
     ) -> None:
         self.tokenizer = load_tokenizer(path)
-        self.model = _load_model(path, dtype).to(device).eval().requires_grad_(False)
+        self.model = _load_model(path, dtype)
+        self.model.to(device).eval().requires_grad_(False)  # type: ignore[arg-type]
         self.tokens_per_batch = tokens_per_batch
         self.identity = lm_identity(path, dtype)
         self.max_tokens: int | None = getattr(self.model.config, "max_position_embeddings", None)
@@ -97,30 +98,28 @@ class HuggingFaceLM:
     def _generate_one(self, prompt: str, max_new_tokens: int, stop: str | None) -> str:
         ids, _ = self._token_ids(prompt, " ")
         with torch.inference_mode():
-            output = self.model.generate(
+            output = self.model.generate(  # type: ignore[operator]
                 torch.tensor([ids], device=self.model.device),
                 max_new_tokens=max_new_tokens,
                 do_sample=False,
                 pad_token_id=self.tokenizer.eos_token_id,
                 **({"stop_strings": [stop], "tokenizer": self.tokenizer} if stop else {}),
             )
-        text = self.tokenizer.decode(output[0, len(ids) :], skip_special_tokens=True)
+        text = str(self.tokenizer.decode(output[0, len(ids) :], skip_special_tokens=True))
         return text.split(stop)[0] if stop else text
 
 
 def _target_logprobs(rows: Tensor, target: Tensor, head: nn.Module | None) -> Tensor:
     """Float32 log-probs [N] of targets [N] given logits [N, V], or hidden states [N, D] and the output layer."""
     parts = []
-    for chunk, wanted in zip(
-        rows.split(LOGIT_ROWS_PER_CHUNK), target.split(LOGIT_ROWS_PER_CHUNK), strict=True
-    ):
+    for chunk, wanted in zip(rows.split(LOGIT_ROWS_PER_CHUNK), target.split(LOGIT_ROWS_PER_CHUNK), strict=True):
         logits = (head(chunk) if head is not None else chunk).float()
         chosen = logits.gather(1, wanted[:, None])[:, 0]
         parts.append(chosen - logits.logsumexp(1))
     return torch.cat(parts)
 
 
-def _separable_head(model: nn.Module) -> nn.Module | None:
+def _separable_head(model: PreTrainedModel) -> nn.Module | None:
     """The output layer, where logits are that layer of the last hidden state and nothing more.
 
     Models that scale or cap their logits differ; they are scored through their whole forward pass.
@@ -147,7 +146,7 @@ def lm_identity(path: str, dtype: torch.dtype) -> str:
     return f"{digest.hexdigest()}:{str(dtype).removeprefix('torch.')}"
 
 
-def load_tokenizer(path: str) -> object:
+def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The LM's own tokenizer; raises UserError where it cannot be loaded."""
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
@@ -155,10 +154,8 @@ def load_tokenizer(path: str) -> object:
         raise UserError(f"lm.path: cannot load a tokenizer from {path}: {str(error).splitlines()[0]}") from error
 
 
-def _load_model(path: str, dtype: torch.dtype) -> nn.Module:
+def _load_model(path: str, dtype: torch.dtype) -> PreTrainedModel:
     try:
-        return AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, use_safetensors=True, trust_remote_code=False
-        )
+        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, use_safetensors=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UserError(f"lm.path: cannot load {path}: {str(error).strip().splitlines()[0]}") from error

@@ -65,7 +65,7 @@ def _existing_or_hub(key: str, path: str, names: tuple[str, ...]) -> str:
             raise UserError(f"{key}: {folder} has no config.json; expected a folder written by save_pretrained")
         return str(folder)
     looks_local = path.startswith((".", "/", "~", "package:")) or path.count("/") != 1
-    if looks_local and path.count("/") != 0 or path.startswith("package:"):
+    if (looks_local and path.count("/") != 0) or path.startswith("package:"):
         raise UserError(f"{key}: {path} does not exist; expected a folder, a hub name, or one of {', '.join(names)}")
     return path
 

@@ -85,9 +85,7 @@ class ScorerPool:
             lambda number: actor.remote(spec, threads), num_replicas, "scorer", timeout_seconds=timeout_seconds
         )
 
-    def submit(
-        self, prefixes: Sequence[str], continuations: Sequence[str]
-    ) -> "Future[list[ContinuationScore]]":
+    def submit(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[list[ContinuationScore]]":
         return self.pool.submit("score", list(prefixes), list(continuations))
 
     def score(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[ContinuationScore]:

@@ -16,8 +16,8 @@ from pytorch_lightning.utilities import rank_zero_only
 from data.progress import Progress, say
 from data.records import RetrievedBatch
 from data.store import write_json
-from train.module import LossSettings
 from train.loss import lm_scores
+from train.module import LossSettings
 from train.pipeline import BatchPipeline
 from train.refresh import RefreshController
 from train.run_dir import CheckpointMark, RunDirectory
@@ -34,7 +34,9 @@ class StepBoundary(pl.Callback):
         self._refresh, self._pipeline = refresh, pipeline
         self._start = 0.0
 
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: int, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: int, batch_idx: int
+    ) -> None:
         self._start = time.monotonic()
         swap = self._refresh.at_boundary(batch)
         if swap is not None:
@@ -63,7 +65,8 @@ def batch_to_state(batch: RetrievedBatch) -> dict[str, Any]:
 
 
 def batch_from_state(state: dict[str, Any]) -> RetrievedBatch:
-    return RetrievedBatch(**{k: v.numpy() if isinstance(v, torch.Tensor) else v for k, v in state.items()})
+    values: dict[str, Any] = {k: v.numpy() if isinstance(v, torch.Tensor) else v for k, v in state.items()}
+    return RetrievedBatch(**values)
 
 
 class TemperatureCheck(pl.Callback):
@@ -72,7 +75,9 @@ class TemperatureCheck(pl.Callback):
     def __init__(self, pipeline: BatchPipeline, loss: LossSettings) -> None:
         self._pipeline, self._loss = pipeline, loss
 
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: int, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: int, batch_idx: int
+    ) -> None:
         if batch > 0:
             return
         for warning in self._warnings():
@@ -98,7 +103,11 @@ class Checkpointer(pl.Callback):
     """
 
     def __init__(
-        self, run: RunDirectory, every_steps: int, keep_last: int, refresh: RefreshController,
+        self,
+        run: RunDirectory,
+        every_steps: int,
+        keep_last: int,
+        refresh: RefreshController,
         prune_versions: Callable[[set[int]], None],
     ) -> None:
         self._run, self._every, self._keep = run, every_steps, keep_last

@@ -23,7 +23,7 @@ app = typer.Typer(
 
 ConfigFile = Annotated[Path, typer.Argument(help="A YAML file; configs/ holds examples.", metavar="CONFIG")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Any key of the configuration, as section.key=VALUE.", metavar="KEY=VALUE")
+    list[str] | None, typer.Argument(help="Any key, as section.key=VALUE; `replug keys` lists them.", metavar="KEY=VALUE")
 ]
 
 
@@ -50,7 +50,7 @@ def train(config: ConfigFile, overrides: Overrides = None) -> None:
 
 @app.command()
 def prepare(config: ConfigFile, overrides: Overrides = None) -> None:
-    """Cut raw texts into a corpus store, training texts and held-out texts, with the proof that they are disjoint."""
+    """Cut raw texts into a corpus store, training texts and held-out texts, and prove them disjoint."""
     loaded = load_config(config, overrides or [])
     check_paths(loaded)
     from train.commands import run_prepare
@@ -112,6 +112,16 @@ def report(
     run_report(run_dir, figure)
 
 
+@app.command()
+def keys(section: Annotated[str, typer.Argument(help="Only keys that begin so, such as refresh.")] = "") -> None:
+    """List every key of a configuration with its default and what it means."""
+    from configs.describe import key_descriptions
+
+    for key, default, description in key_descriptions():
+        if key.startswith(section):
+            print(f"{key}={default}".ljust(44), description)
+
+
 def load_for_run(path: Path, overrides: list[str] | None) -> Config:
     """The configuration of a command that starts Ray, with its local paths checked before heavy imports."""
     config = load_config(path, overrides or [])
@@ -128,8 +138,8 @@ def check_paths(config: Config) -> None:
         for key, value in rows.items():
             if not value:
                 raise UserError(
-                    f"{key} is missing; expected data.corpus, data.queries and data.heldout (JSONL files), or data.source "
-                    "(raw texts), or data.prepared"
+                    f"{key} is missing; expected data.corpus, data.queries and data.heldout (JSONL files), "
+                    "or data.source (raw texts), or data.prepared"
                 )
             if not Path(value).expanduser().is_file():
                 raise UserError(f"{key}: {value} does not exist; expected a file of JSON Lines")

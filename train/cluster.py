@@ -1,5 +1,6 @@
 """Starting Ray for one run, on loopback, or joining the cluster that `ray.address` names."""
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ def _start(config: Config) -> None:
         num_cpus=config.ray.num_cpus or actors_needed(config),
         include_dashboard=False,
         log_to_driver=False,
-        logging_level="ERROR",
+        logging_level=logging.ERROR,
         object_store_memory=config.ray.object_store_mb * 2**20,
         _node_ip_address="127.0.0.1",
     )
@@ -42,7 +43,7 @@ def _start(config: Config) -> None:
 
 def _join(config: Config) -> None:
     try:
-        ray.init(address=config.ray.address, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=config.ray.address, log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise UserError(
             f"ray.address: no cluster answers at {config.ray.address}: {str(error).splitlines()[0]}; start one with "

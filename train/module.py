@@ -4,7 +4,9 @@ Both the query and its documents are encoded with gradient (DESIGN: only the ret
 LM's scores arrive as numbers. The batch that Lightning hands over is the step's number: the pipeline knows the rest.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
@@ -58,7 +60,7 @@ class LSRModule(pl.LightningModule):
     def attach(self, pipeline: BatchPipeline) -> None:
         self.pipeline = pipeline
 
-    def encode_queries(self, texts: list[str]) -> np.ndarray:
+    def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         """Vectors [B, D] by the weights as they are, without gradient or dropout."""
         self.encoder.eval()
         return self.encoder.encode(texts).numpy()
@@ -84,7 +86,7 @@ class LSRModule(pl.LightningModule):
         chosen = doc_vectors[torch.from_numpy(place.reshape(batch.doc_rows.shape)).to(doc_vectors.device)]
         return torch.einsum("bd,bkd->bk", query_vectors.float(), chosen.float())
 
-    def configure_optimizers(self) -> dict:
+    def configure_optimizers(self) -> Any:
         settings = self._optimizer
         kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[settings.kind]
         trained = [weight for weight in self.encoder.parameters() if weight.requires_grad]

@@ -123,9 +123,7 @@ def _fit(config: Config, run: RunDirectory, data: PreparedSet, workers: Workers,
     return refresh.next_version()
 
 
-def search_windows(
-    config: Config, data: PreparedSet, index: IndexService, encoder: Encoder, version: int
-) -> Choice:
+def search_windows(config: Config, data: PreparedSet, index: IndexService, encoder: Encoder, version: int) -> Choice:
     """The documents of every held-out text, as many as any measurement needs."""
     k = min(len(data.corpus), max(config.evaluate.k, *RECALL_AT))
     vectors = encoder.encode([window.context for window in data.heldout.windows()]).numpy()
@@ -140,6 +138,8 @@ def measure(config: Config, data: PreparedSet, workers: Workers, found: dict[str
     """
     everything = data.heldout.windows()
     windows = everything[: config.evaluate.max_windows]
+    if len(windows) < len(everything):
+        say(f"bits per byte on the first {len(windows)} of {len(everything)} held-out texts (evaluate.max_windows)")
     choices = {"random": random_documents(config, data, windows)}
     choices |= {name: first_k(choice, config.evaluate.k) for name, choice in found.items()}
     bits = measure_bits(workers.lm, data.corpus, windows, choices, config.lm.separator)

@@ -1,14 +1,14 @@
 """The run directory: what is in it, and how a run finds out what is already done.
 
-    config.yaml        the resolved configuration
-    environment.json   package versions, git commit, machine
-    data/              the prepared set (unless `data.prepared` names another)
-    index/             index versions
-    checkpoints/       step-000100.ckpt with its mark step-000100.json
-    metrics.jsonl      one object for every logged step
-    scores.sqlite      the cache of LM scores
-    retriever/         the tuned encoder
-    results.json       written when all is done; report.html beside it
+config.yaml        the resolved configuration
+environment.json   package versions, git commit, machine
+data/              the prepared set (unless `data.prepared` names another)
+index/             index versions
+checkpoints/       step-000100.ckpt with its mark step-000100.json
+metrics.jsonl      one object for every logged step
+scores.sqlite      the cache of LM scores
+retriever/         the tuned encoder
+results.json       written when all is done; report.html beside it
 """
 
 import json
@@ -23,12 +23,32 @@ from data.store import write_json
 from train.environment import describe_environment
 
 # Keys that change neither what is computed nor in which order; a resumed run may set them anew.
-MAY_CHANGE = (
-    "run_dir lm.num_replicas lm.threads_per_replica lm.gpus_per_replica lm.timeout_seconds index.num_builders "
-    "index.threads_per_worker index.gpus_per_builder index.max_attempts train.threads checkpoint.every_steps "
-    "checkpoint.keep_last train.log_every_steps wandb.mode wandb.project wandb.entity wandb.name ray.address "
-    "ray.num_cpus ray.auth ray.object_store_mb evaluate.num_resamples evaluate.num_examples refresh.max_age_steps"
-).split()
+MAY_CHANGE = [
+    "run_dir",
+    "lm.num_replicas",
+    "lm.threads_per_replica",
+    "lm.gpus_per_replica",
+    "lm.timeout_seconds",
+    "index.num_builders",
+    "index.threads_per_worker",
+    "index.gpus_per_builder",
+    "index.max_attempts",
+    "train.threads",
+    "checkpoint.every_steps",
+    "checkpoint.keep_last",
+    "train.log_every_steps",
+    "wandb.mode",
+    "wandb.project",
+    "wandb.entity",
+    "wandb.name",
+    "ray.address",
+    "ray.num_cpus",
+    "ray.auth",
+    "ray.object_store_mb",
+    "evaluate.num_resamples",
+    "evaluate.num_examples",
+    "refresh.max_age_steps",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +85,9 @@ class RunDirectory:
         if stored.is_file():
             _require_same(load_config(stored), config, self.path)
         elif self.path.exists() and any(self.path.iterdir()):
-            raise UserError(f"run_dir: {self.path} holds files but no run (config.yaml is missing); give another run_dir")
+            raise UserError(
+                f"run_dir: {self.path} holds files but no run (config.yaml is missing); give another run_dir"
+            )
         self.path.mkdir(parents=True, exist_ok=True)
         stored.write_text(config_to_yaml(config))
         write_json(self.path / "environment.json", describe_environment())

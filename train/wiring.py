@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytorch_lightning as pl
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from configs.errors import UserError
 from configs.rules import max_index_age, refresh_lag
 from configs.schema import Adopt, Config
-from data.prepare import prepare_raw, prepare_rows
+from data.prepare import Tokenizer, prepare_raw, prepare_rows
 from data.progress import say
 from data.records import Window
 from data.sampler import QuerySampler
@@ -21,8 +22,10 @@ from models.black_box_lm import AsyncLM
 from models.caching_lm import CachingLM
 from models.encoder import Encoder
 from models.hardware import multiplies_bfloat16, resolve_dtype
+from models.hf_lm import load_tokenizer
 from models.packaged import resolve_encoder_path, resolve_lm_path
 from models.scorer_pool import LMSpec, ScorerPool
+from models.stand_in_lm import WORD
 from train.callbacks import Checkpointer, JsonLinesLogger, StepBoundary, StepProgress, TemperatureCheck
 from train.module import LossSettings, LSRModule, OptimizerSettings
 from train.pipeline import BatchPipeline, IndexState
@@ -62,7 +65,8 @@ def prepared_set(config: Config, default_out: Path | None) -> PreparedSet:
         return PreparedSet(out)
     if data.source:
         return prepare_raw(data, config.seed, _offsets_tokenizer(config), out)
-    return prepare_rows(*(_rows_path(config, name) for name in ("corpus", "queries", "heldout")), out)
+    corpus, queries, heldout = (_rows_path(config, name) for name in ("corpus", "queries", "heldout"))
+    return prepare_rows(corpus, queries, heldout, out)
 
 
 def check_data(config: Config, data: PreparedSet, spec: LMSpec) -> None:
@@ -238,18 +242,13 @@ def _rows_path(config: Config, name: str) -> Path:
     return Path(value).expanduser()
 
 
-def _offsets_tokenizer(config: Config):  # noqa: ANN202 - a data.prepare.Tokenizer
+def _offsets_tokenizer(config: Config) -> Tokenizer:
     """Character offsets by the tokenizer that `data.tokenizer` names; words where the LM is the stand-in."""
-    from transformers import AutoTokenizer
-
-    from models.hf_lm import load_tokenizer
-    from models.stand_in_lm import WORD
-
     name = config.data.tokenizer
     if name == "lm" and _is_stand_in(config):
         return lambda text: [match.span() for match in WORD.finditer(text)]
     if name == "retriever":
-        tokenizer = AutoTokenizer.from_pretrained(resolve_encoder_path(config.retriever.path))
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(resolve_encoder_path(config.retriever.path))
     else:
         tokenizer = load_tokenizer(resolve_lm_path(config.lm.path if name == "lm" else name))
     return lambda text: tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)[
@@ -272,8 +271,6 @@ def _check_lengths(data: PreparedSet, windows: list[Window], spec: LMSpec, separ
 
     A token is at least one byte, so only what is longer in bytes is tokenized.
     """
-    from models.hf_lm import load_tokenizer
-
     limit = spec.max_tokens
     assert limit is not None
     tokenizer = load_tokenizer(spec.path)
@@ -287,6 +284,6 @@ def _check_lengths(data: PreparedSet, windows: list[Window], spec: LMSpec, separ
     for doc in data.corpus.iterate():
         if count(doc.text) + rest > limit:
             raise UserError(
-                f"document {doc.id} has {count(doc.text)} tokens and text {longest.id} up to {rest}, but the LM at lm.path "
-                f"holds {limit}: cut the documents (data.source does it), or take an LM with a longer context"
+                f"document {doc.id} has {count(doc.text)} tokens and text {longest.id} up to {rest}, but the LM at "
+                f"lm.path holds {limit}: cut the documents (data.source does it), or take an LM with a longer context"
             )

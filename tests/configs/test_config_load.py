@@ -1,0 +1,113 @@
+"""What a configuration file, its overrides and the defaults come to."""
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from configs.load import config_to_yaml, flatten, load_config
+from configs.rules import max_index_age, refresh_lag
+from configs.schema import Adopt, Config, LMScore, RefreshMode, Similarity
+
+SHIPPED = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+REQUIRED = ["run_dir=runs/a", "retriever.path=stand_in", "lm.path=stand_in"]
+
+
+def load(tmp_path: Path, yaml: str, *overrides: str) -> Config:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml)
+    return load_config(path, [*REQUIRED, *overrides])
+
+
+def paths_left_open(path: Path) -> list[str]:
+    return sorted(OmegaConf.missing_keys(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(path))))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_configuration_loads(path):
+    assert isinstance(load_config(path, [f"{key}=given" for key in paths_left_open(path)]), Config)
+
+
+def test_there_are_shipped_configurations():
+    assert {"debug", "quickstart"} <= {path.stem for path in SHIPPED}
+
+
+def test_debug_and_quickstart_need_no_override():
+    assert [paths_left_open(path) for path in SHIPPED if path.stem in ("debug", "quickstart")] == [[], []]
+
+
+def test_a_file_that_says_little_gets_the_papers_temperatures_and_k(tmp_path):
+    config = load(tmp_path, "seed: 3")
+    assert (config.seed, config.retrieve.k, config.loss.gamma, config.loss.beta) == (3, 20, 0.1, 0.1)
+    assert (config.train.batch_size, config.train.lr, config.refresh.every_steps) == (64, 2e-5, 3000)
+
+
+def test_an_override_beats_the_file_and_the_file_beats_the_default(tmp_path):
+    yaml = "train: {max_steps: 7, batch_size: 8}"
+    train = load(tmp_path, yaml, "train.batch_size=9").train
+    assert (train.max_steps, train.batch_size, train.pipeline_depth) == (7, 9, 1)
+
+
+def test_the_last_of_two_overrides_counts(tmp_path):
+    assert load(tmp_path, "seed: 0", "seed=1", "seed=2").seed == 2
+
+
+def test_overrides_reach_enums_numbers_flags_and_null(tmp_path):
+    config = load(
+        tmp_path,
+        "train: {threads: 4}",
+        "refresh.mode=sync",
+        "loss.lm_score=sum_logprob",
+        "retriever.similarity=dot",
+        "retriever.dropout=true",
+        "train.lr=1e-3",
+        "train.threads=null",
+    )
+    assert config.refresh.mode is RefreshMode["sync"]
+    assert config.loss.lm_score is LMScore.sum_logprob
+    assert config.retriever.similarity is Similarity.dot
+    assert (config.retriever.dropout, config.train.lr, config.train.threads) == (True, 1e-3, None)
+
+
+def test_a_value_may_hold_an_equals_sign(tmp_path):
+    assert load(tmp_path, "seed: 0", "wandb.name=lr=3").wandb.name == "lr=3"
+
+
+def test_the_resolved_yaml_loads_to_the_same_configuration(tmp_path):
+    config = load(tmp_path, "seed: 5", "refresh.adopt=when_ready", "data.source=stand_in", "lm.separator=' | '")
+    path = tmp_path / "resolved.yaml"
+    path.write_text(config_to_yaml(config))
+    assert load_config(path) == config
+
+
+def test_flatten_gives_every_keys_full_path(tmp_path):
+    flat = flatten(load(tmp_path, "seed: 5"))
+    assert flat["seed"] == 5
+    assert flat["refresh.mode"] == "async"
+    assert flat["data.prepared"] is None
+    assert not any(isinstance(value, dict) for value in flat.values())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "lag"),
+    [
+        ("refresh.every_steps=10", 5),
+        ("refresh.every_steps=11", 5),
+        ("refresh.every_steps=1", 1),
+        ("refresh.every_steps=10 refresh.lag_steps=3", 3),
+        ("refresh.every_steps=10 refresh.lag_steps=10", 10),
+        ("refresh.every_steps=10 refresh.lag_steps=0", 0),
+        ("refresh.every_steps=10 refresh.lag_steps=3 refresh.mode=sync", 0),
+    ],
+)
+def test_the_lag_is_half_the_interval_unless_given_and_none_when_training_waits(tmp_path, overrides, lag):
+    assert refresh_lag(load(tmp_path, "seed: 0", *overrides.split())) == lag
+
+
+def test_an_index_may_grow_three_intervals_old_unless_given(tmp_path):
+    assert max_index_age(load(tmp_path, "seed: 0", "refresh.every_steps=10")) == 30
+    assert max_index_age(load(tmp_path, "refresh: {every_steps: 10, max_age_steps: 15}")) == 15
+
+
+def test_adoption_when_ready_goes_with_async(tmp_path):
+    assert load(tmp_path, "seed: 0", "refresh.adopt=when_ready").refresh.adopt is Adopt.when_ready

