@@ -24,6 +24,7 @@ from data.sources import FieldMap, SourceText, read_source
 from data.store import CorpusStore, PreparedSet, file_sha256, write_documents, write_json, write_windows
 
 Piece = TypeVar("Piece", Document, Window)
+Origin = dict[str, object]  # the keys, and hashes of files, that a set was made from
 FILES = ("documents.arrow", "queries.arrow", "heldout.arrow")
 
 
@@ -43,20 +44,32 @@ class Pieces:
     dropped: Counter = field(default_factory=Counter)
 
 
-def prepare_raw(config: DataConfig, seed: int, tokenizer: Tokenizer, out: Path) -> PreparedSet:
-    """Cut `data.source` into a prepared set under `out`."""
+def prepare_raw(config: DataConfig, seed: int, tokenizer: Tokenizer, out: Path, origin: Origin) -> PreparedSet:
+    """Cut `data.source` into a prepared set under `out`; `origin` is written down with it."""
     assert config.source is not None
     fields = FieldMap(config.text_field, config.id_field, config.domain_field)
     pieces = _cut_all(read_source(config.source, fields), config, seed, tokenizer)
     _drop_equal_texts(pieces)
     _trim(pieces, config, seed)
     say(f"cut into {_counts(pieces)}")
-    return _write_set(out, pieces.documents, pieces.queries, pieces.heldout, dict(pieces.dropped))
+    return _write_set(out, pieces.documents, pieces.queries, pieces.heldout, dict(pieces.dropped), origin)
 
 
-def prepare_rows(corpus: Path, queries: Path, heldout: Path, out: Path) -> PreparedSet:
+def prepare_rows(corpus: Path, queries: Path, heldout: Path, out: Path, origin: Origin) -> PreparedSet:
     """Check and import the user's own documents and texts."""
-    return _write_set(out, read_documents(corpus), read_windows(queries), read_windows(heldout), {})
+    return _write_set(out, read_documents(corpus), read_windows(queries), read_windows(heldout), {}, origin)
+
+
+def require_same_origin(prepared: PreparedSet, origin: Origin) -> PreparedSet:
+    """A set that lies there already serves only if it was made from the same; raises UserError otherwise."""
+    before = prepared.manifest["origin"]
+    for key in sorted({*before, *origin}):
+        if before.get(key) != origin.get(key):
+            raise UserError(
+                f"{prepared.folder} was prepared with {key}={before.get(key)}, now it is {origin.get(key)}: remove the "
+                "folder or give another data.out"
+            )
+    return prepared
 
 
 def side_of(source_id: str, seed: int, query_share: float, heldout_share: float) -> str:
@@ -143,7 +156,12 @@ def _counts(pieces: Pieces) -> str:
 
 
 def _write_set(
-    out: Path, documents: Iterable[Document], queries: list[Window], heldout: list[Window], dropped: dict[str, int]
+    out: Path,
+    documents: Iterable[Document],
+    queries: list[Window],
+    heldout: list[Window],
+    dropped: dict[str, int],
+    origin: Origin,
 ) -> PreparedSet:
     """Write the files, prove them disjoint from what was written, and mark the set as finished."""
     _clear(out)
@@ -159,6 +177,7 @@ def _write_set(
             "counts": {"documents": proof.num_documents, "queries": len(queries), "heldout": len(heldout)},
             "domains": _domains(queries, heldout),
             "dropped": dropped,
+            "origin": origin,
             "disjoint": proof.to_json(),
             "files": {name: file_sha256(out / name) for name in FILES},
         },

@@ -11,6 +11,7 @@ import typer
 
 from configs.errors import UserError
 from configs.load import load_config
+from configs.paths import check_paths
 from configs.schema import Config
 from train.ray_auth import configure_ray_auth
 
@@ -23,7 +24,8 @@ app = typer.Typer(
 
 ConfigFile = Annotated[Path, typer.Argument(help="A YAML file; configs/ holds examples.", metavar="CONFIG")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Any key, as section.key=VALUE; `replug keys` lists them.", metavar="KEY=VALUE")
+    list[str] | None,
+    typer.Argument(help="Any key, as section.key=VALUE; `replug keys` lists them.", metavar="KEY=VALUE"),
 ]
 
 
@@ -128,23 +130,6 @@ def load_for_run(path: Path, overrides: list[str] | None) -> Config:
     check_paths(config)
     configure_ray_auth(config)
     return config
-
-
-def check_paths(config: Config) -> None:
-    """Say at once which path of the data is missing."""
-    data = config.data
-    rows = {"data.corpus": data.corpus, "data.queries": data.queries, "data.heldout": data.heldout}
-    if data.prepared is None and data.source is None:
-        for key, value in rows.items():
-            if not value:
-                raise UserError(
-                    f"{key} is missing; expected data.corpus, data.queries and data.heldout (JSONL files), "
-                    "or data.source (raw texts), or data.prepared"
-                )
-            if not Path(value).expanduser().is_file():
-                raise UserError(f"{key}: {value} does not exist; expected a file of JSON Lines")
-    if data.prepared is not None and not (Path(data.prepared).expanduser() / "manifest.json").is_file():
-        raise UserError(f"data.prepared: {data.prepared} is not a prepared set (manifest.json is missing)")
 
 
 if __name__ == "__main__":

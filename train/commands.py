@@ -30,8 +30,7 @@ from train.run_dir import RunDirectory
 
 
 def run_prepare(config: Config) -> None:
-    out = Path(config.data.out).expanduser() if config.data.out else RunDirectory(Path(config.run_dir)).data
-    prepared = wiring.prepared_set(config, out)
+    prepared = wiring.prepared_set(config, RunDirectory(Path(config.run_dir).expanduser()).data)
     print(json.dumps({"prepared": str(prepared.folder), **prepared.manifest["counts"]}))
 
 

@@ -84,13 +84,17 @@ class RunDirectory:
         stored = self.path / "config.yaml"
         if stored.is_file():
             _require_same(load_config(stored), config, self.path)
-        elif self.path.exists() and any(self.path.iterdir()):
-            raise UserError(
-                f"run_dir: {self.path} holds files but no run (config.yaml is missing); give another run_dir"
-            )
+        elif foreign := self._foreign_files():
+            raise UserError(f"run_dir: {self.path} holds {foreign[0]}, which is of no run; give another run_dir")
         self.path.mkdir(parents=True, exist_ok=True)
         stored.write_text(config_to_yaml(config))
         write_json(self.path / "environment.json", describe_environment())
+
+    def _foreign_files(self) -> list[str]:
+        """What other commands of ours do not leave where a run is to begin."""
+        ours = {self.data.name, self.index.name, "evaluation", "environment.json", "config.yaml"}
+        names = [path.name for path in self.path.iterdir()] if self.path.exists() else []
+        return sorted(name for name in names if name not in ours and not name.startswith(self.scores.name))
 
     def checkpoint_marks(self) -> list[CheckpointMark]:
         """Whole checkpoints, oldest first; one without its mark was interrupted and does not count."""

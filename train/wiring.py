@@ -9,13 +9,14 @@ import pytorch_lightning as pl
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from configs.errors import UserError
+from configs.paths import check_paths
 from configs.rules import max_index_age, refresh_lag
 from configs.schema import Adopt, Config
-from data.prepare import Tokenizer, prepare_raw, prepare_rows
+from data.prepare import Tokenizer, prepare_raw, prepare_rows, require_same_origin
 from data.progress import say
 from data.records import Window
 from data.sampler import QuerySampler
-from data.store import PreparedSet
+from data.store import PreparedSet, file_sha256
 from index_workers.service import IndexService, IndexSettings
 from index_workers.version_store import BuildPlan, VersionStore
 from models.black_box_lm import AsyncLM
@@ -31,6 +32,12 @@ from train.module import LossSettings, LSRModule, OptimizerSettings
 from train.pipeline import BatchPipeline, IndexState
 from train.refresh import RefreshController, RefreshPolicy
 from train.run_dir import RunDirectory
+
+ROW_KEYS = ("corpus", "queries", "heldout")
+RAW_KEYS = (
+    *("source", "text_field", "id_field", "domain_field", "tokenizer", "document_tokens", "window"),
+    *("num_documents", "num_queries", "num_heldout", "query_share", "heldout_share"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +60,27 @@ def load_encoder(config: Config, path: str | Path | None = None) -> Encoder:
     return Encoder(folder, config.retriever.similarity.value, config.retriever.max_tokens)
 
 
-def prepared_set(config: Config, default_out: Path | None) -> PreparedSet:
+def prepared_set(config: Config, default_out: Path) -> PreparedSet:
     """The prepared set that the configuration names, made now if it is not there yet."""
+    check_paths(config)
     data = config.data
     if data.prepared:
         return PreparedSet(Path(data.prepared).expanduser())
     out = Path(data.out).expanduser() if data.out else default_out
-    if out is None:
-        raise UserError("data.out is missing: say where the prepared set goes, as data.out=DIR")
-    if (out / "manifest.json").is_file() and default_out is not None:
-        return PreparedSet(out)
     if data.source:
-        return prepare_raw(data, config.seed, _offsets_tokenizer(config), out)
-    corpus, queries, heldout = (_rows_path(config, name) for name in ("corpus", "queries", "heldout"))
-    return prepare_rows(corpus, queries, heldout, out)
+        origin = {**_data_keys(config, RAW_KEYS), "seed": config.seed}
+        if (out / "manifest.json").is_file():
+            return require_same_origin(PreparedSet(out), origin)
+        return prepare_raw(data, config.seed, _offsets_tokenizer(config), out, origin)
+    files = {name: Path(getattr(data, name)).expanduser() for name in ROW_KEYS}
+    origin = {f"data.{name} (sha256)": file_sha256(path) for name, path in files.items()}
+    if (out / "manifest.json").is_file():
+        return require_same_origin(PreparedSet(out), origin)
+    return prepare_rows(**files, out=out, origin=origin)
+
+
+def _data_keys(config: Config, names: tuple[str, ...]) -> dict[str, object]:
+    return {f"data.{name}": getattr(config.data, name) for name in names}
 
 
 def check_data(config: Config, data: PreparedSet, spec: LMSpec) -> None:
@@ -230,16 +244,6 @@ def _is_stand_in(config: Config) -> bool:
 
 def _dtype_name(name: str) -> str:
     return str(resolve_dtype(name)).removeprefix("torch.")
-
-
-def _rows_path(config: Config, name: str) -> Path:
-    value = getattr(config.data, name)
-    if not value:
-        raise UserError(
-            f"data.{name} is missing: give data.corpus, data.queries and data.heldout as JSONL files, or data.source "
-            "for raw texts, or data.prepared"
-        )
-    return Path(value).expanduser()
 
 
 def _offsets_tokenizer(config: Config) -> Tokenizer:

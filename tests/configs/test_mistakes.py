@@ -48,7 +48,7 @@ OVERRIDES = [
     ("data.sourc=stand_in", "data.sourc: unknown key; did you mean data.source?"),
     ("evaluate.resamples=9", "evaluate.resamples: unknown key; did you mean evaluate.num_resamples?"),
     ("trian.lr=1", "trian: unknown key; did you mean train"),
-    ("xyzzy=1", "xyzzy: unknown key", "`replug train --help`"),
+    ("xyzzy=1", "xyzzy: unknown key", "`replug keys`"),
     ("xyzzy.plugh.k=1", "xyzzy: unknown key"),
     gap("retriver.path=stand_in", "retriver: unknown key; did you mean retriever?"),
     # wrong types
@@ -122,7 +122,7 @@ FILES = [
     ("no run_dir", GOOD.replace("run_dir: run", "seed: 0"), "run_dir is missing: set it in", "run_dir=VALUE"),
     ("no retriever", GOOD.replace("retriever:", "# "), "retriever.path is missing", "retriever.path=VALUE"),
     ("no lm", GOOD.replace("lm: {path: stand_in}", ""), "lm.path is missing", "lm.path=VALUE"),
-    ("marked as missing", GOOD + "train: {lr: ???}", "train.lr is missing", "train.lr=VALUE"),
+    ("marked as missing", GOOD.replace("run_dir: run", "run_dir: ???"), "run_dir is missing"),
     ("nothing", "", "lm.path is missing"),
     ("a list", "- train\n- data\n", "config.yaml: expected sections such as `train:` at the top, found a list"),
     gap("a number", "5", "config.yaml: expected sections such as `train:` at the top"),
@@ -421,7 +421,7 @@ DATA_PATHS = [
     ("data.source=null", "data.corpus is missing; expected data.corpus, data.queries and data.heldout (JSONL files)"),
     ("data.source=null data.corpus=/no.jsonl", "data.corpus: /no.jsonl does not exist; expected a file of JSON Lines"),
     (f"data.source=null data.corpus={__file__}", "data.queries is missing"),
-    (f"data.source=null data.corpus={__file__} data.queries=no", "data.queries: no does not exist"),
+    (f"data.source=null data.corpus={__file__} data.queries=q", "data.queries: q does not exist"),
     (
         "data.source=null data.prepared=/no/set",
         "data.prepared: /no/set is not a prepared set (manifest.json is missing)",

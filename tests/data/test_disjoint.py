@@ -1,0 +1,91 @@
+"""Planted overlaps of the corpus, the training texts and the held-out texts are all found."""
+
+import json
+
+import pytest
+
+from configs.errors import UserError
+from data.disjoint import content_hash, prove_disjoint, require_disjoint
+from data.records import Document, Window
+
+DOCUMENTS = [Document("d1", "the first document", "all", "s1"), Document("d2", "the second document", "all", "s2")]
+QUERIES = [Window("q1", "one two", " three four", "all", "s3"), Window("q2", "five six", " seven eight", "all", "s4")]
+HELDOUT = [Window("h1", "nine ten", " eleven twelve", "all", "s5")]
+
+
+def document(text: str = "another text", source: str = "s9") -> Document:
+    return Document("planted", text, "all", source)
+
+
+def window(context: str = "some other", continuation: str = " words", source: str | None = "s9") -> Window:
+    return Window("planted", context, continuation, "all", source)
+
+
+def test_the_proof_of_a_clean_set_holds_and_counts_what_was_compared():
+    proof = prove_disjoint(iter(DOCUMENTS), QUERIES, HELDOUT)
+    assert proof.holds
+    assert (proof.num_documents, proof.num_queries, proof.num_heldout) == (2, 2, 1)
+    require_disjoint(proof)
+
+
+PLANTED = {
+    "document and query of one source": ([document(source="s3")], [], [], "planted and text q1"),
+    "document and held-out text of one source": ([document(source="s5")], [], [], "planted and text h1"),
+    "query and held-out text of one source": ([], [window(source="s5")], [], "planted and held-out text h1"),
+}
+
+
+@pytest.mark.parametrize(("documents", "queries", "heldout", "says"), PLANTED.values(), ids=PLANTED)
+def test_a_shared_source_is_found(documents, queries, heldout, says):
+    proof = prove_disjoint(DOCUMENTS + documents, QUERIES + queries, HELDOUT + heldout)
+    assert not proof.holds
+    assert (len(proof.shared_sources), proof.equal_texts) == (1, ())
+    assert says in proof.shared_sources[0]
+
+
+EQUAL = {
+    "document equal to a query": ([document("one two three four")], [], [], "planted equals text q1"),
+    "white space and case aside": ([document("\tONE  two\n\nThree four ")], [], [], "planted equals text q1"),
+    "document equal to a query's continuation": ([document("seven eight")], [], [], "planted equals text q2"),
+    "document equal to a held-out text": ([document("nine ten eleven twelve")], [], [], "planted equals text h1"),
+    "document equal to a held-out continuation": ([document("Eleven  Twelve")], [], [], "planted equals text h1"),
+    "query equal to a held-out text": ([], [window("nine ten", " eleven twelve")], [], "planted equals held-out"),
+    "held-out text equal to a query": ([], [], [window("ONE", " two three  four")], "q1 equals held-out text planted"),
+}
+
+
+@pytest.mark.parametrize(("documents", "queries", "heldout", "says"), EQUAL.values(), ids=EQUAL)
+def test_an_equal_text_is_found(documents, queries, heldout, says):
+    proof = prove_disjoint(DOCUMENTS + documents, QUERIES + queries, HELDOUT + heldout)
+    assert not proof.holds
+    assert (proof.shared_sources, len(proof.equal_texts)) == ((), 1)
+    assert says in proof.equal_texts[0]
+
+
+def test_texts_without_a_source_share_none():
+    unsourced = [window("a", " b", None)], [window("c", " d", None)]
+    assert prove_disjoint(DOCUMENTS, *unsourced).holds
+
+
+def test_a_document_may_equal_a_context_for_it_tells_nothing_of_the_continuation():
+    assert prove_disjoint([document("one two")], QUERIES, HELDOUT).holds
+
+
+def test_every_overlap_is_listed_and_the_first_three_are_named():
+    copies = [Document(f"copy{i}", "one two three four", "all", f"c{i}") for i in range(4)]
+    proof = prove_disjoint(copies, QUERIES, HELDOUT)
+    assert len(proof.equal_texts) == 4
+    with pytest.raises(UserError, match="overlap in 4 places") as caught:
+        require_disjoint(proof)
+    assert [f"copy{i}" in str(caught.value) for i in range(4)] == [True, True, True, False]
+
+
+def test_documents_are_read_once_and_the_proof_is_plain_json():
+    proof = prove_disjoint((doc for doc in DOCUMENTS), QUERIES, HELDOUT)
+    assert json.loads(json.dumps(proof.to_json()))["num_documents"] == 2
+    assert str(proof) == "disjoint: 2 documents, 2 queries, 1 held-out; 0 shared sources, 0 equal texts"
+
+
+def test_equal_content_is_equal_up_to_white_space_and_case_only():
+    assert content_hash(" Straße\t1\n") == content_hash("STRASSE 1")
+    assert len({content_hash(text) for text in ("a b", "ab", "a. b", "a c")}) == 4

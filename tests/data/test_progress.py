@@ -1,0 +1,67 @@
+"""Progress lines tell what is done and how long the rest will take."""
+
+import pytest
+
+import data.progress
+from data.progress import Progress, format_duration, say
+
+
+class Clock:
+    """Stands still unless moved."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(data.progress.time, "monotonic", clock)
+    return clock
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0:00"),
+        (0.4, "0:00"),
+        (59.6, "1:00"),
+        (65, "1:05"),
+        (3599.4, "59:59"),
+        (7200, "2:00:00"),
+        (36_061, "10:01:01"),
+    ],
+)
+def test_durations_read_as_on_a_clock(seconds, text):
+    assert format_duration(seconds) == text
+
+
+def test_messages_go_to_standard_error_so_that_standard_output_stays_free(capsys):
+    say("hello")
+    assert capsys.readouterr() == ("", "hello\n")
+
+
+def test_the_time_left_follows_from_the_pace_so_far(clock, capsys):
+    progress = Progress("cutting", total=10)
+    clock.now += 6
+    progress.advance(2, note="books")  # 3 s each, 8 left
+    clock.now += 6
+    progress.advance(8)
+    assert capsys.readouterr().err == "cutting: 2/10 · 0:24 left · books\ncutting: 10/10 · took 0:12\n"
+
+
+def test_what_was_done_before_a_resume_does_not_count_as_pace(clock, capsys):
+    progress = Progress("cutting", total=10, done=8)
+    clock.now += 10
+    progress.advance()
+    assert capsys.readouterr().err == "cutting: 9/10 · 0:10 left\n"
+
+
+def test_lines_keep_their_distance_and_the_end_is_always_told(clock, capsys):
+    progress = Progress("cutting", total=5, every_seconds=5)
+    for _ in range(5):
+        clock.now += 2
+        progress.advance()
+    assert [line.split(" ")[1] for line in capsys.readouterr().err.splitlines()] == ["1/5", "4/5", "5/5"]

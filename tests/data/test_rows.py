@@ -1,0 +1,72 @@
+"""What the user's own rows become."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from data.records import Document, Window
+from data.rows import read_documents, read_json_lines, read_windows
+
+
+def write(path: Path, *rows: dict) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_a_document_needs_id_and_text_only(tmp_path):
+    path = write(tmp_path / "a.jsonl", {"id": "a", "text": "one"})
+    assert list(read_documents(path)) == [Document("a", "one", domain="all", source="a")]
+
+
+def test_a_title_goes_before_the_text_on_a_line_of_its_own(tmp_path):
+    path = write(
+        tmp_path / "a.jsonl", {"id": "a", "title": "Ants", "text": "one"}, {"id": "b", "title": "", "text": "two"}
+    )
+    assert [doc.text for doc in read_documents(path)] == ["Ants\none", "two"]
+
+
+def test_domain_and_source_are_kept_and_ids_may_be_numbers(tmp_path):
+    path = write(tmp_path / "a.jsonl", {"id": 7, "text": "one", "domain": "ants", "source": 3, "extra": [1]})
+    assert list(read_documents(path)) == [Document("7", "one", "ants", "3")]
+
+
+def test_a_text_without_id_is_named_by_its_row(tmp_path):
+    path = write(tmp_path / "a.jsonl", *({"context": f"one{i}", "continuation": " two"} for i in range(2)))
+    assert read_windows(path) == [Window("0", "one0", " two", "all"), Window("1", "one1", " two", "all")]
+
+
+def test_every_field_of_a_text_is_kept_and_gold_ids_become_strings(tmp_path):
+    row = {"id": 5, "context": "one", "continuation": " two", "domain": "d", "source": "s", "gold": ["a", 9]}
+    assert read_windows(write(tmp_path / "a.jsonl", row)) == [Window("5", "one", " two", "d", "s", ("a", "9"))]
+
+
+@pytest.mark.parametrize("gold", [{}, {"gold": None}, {"gold": []}], ids=["absent", "null", "empty"])
+def test_gold_may_be_left_out(tmp_path, gold):
+    path = write(tmp_path / "a.jsonl", {"context": "one", "continuation": " two"} | gold)
+    assert read_windows(path)[0].gold == ()
+
+
+def test_texts_are_kept_as_they_are(tmp_path):
+    text = "  \ttabs,\r\n line ends,\u2028 中文 🙂 e\u0301 \u0000 "
+    assert next(read_documents(write(tmp_path / "a.jsonl", {"id": "a", "text": text}))).text == text
+
+
+def test_a_gzip_file_reads_as_the_plain_one_does(tmp_path):
+    plain = write(tmp_path / "a.jsonl", {"id": "a", "text": "中🙂"}, {"id": "b", "text": "two"})
+    packed = tmp_path / "a.jsonl.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert list(read_documents(packed)) == list(read_documents(plain))
+
+
+def test_blank_lines_are_passed_over_and_still_counted(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('\n{"a": 1}\n   \n{"a": 2}')
+    assert list(read_json_lines(path)) == [(f"{path}:2", {"a": 1}), (f"{path}:4", {"a": 2})]
+
+
+def test_documents_stream_so_that_the_first_comes_before_a_mistake_in_the_second(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"id": "a", "text": "one"}\nbroken\n')
+    assert next(read_documents(path)).id == "a"

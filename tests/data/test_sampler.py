@@ -1,0 +1,42 @@
+"""The texts of a step are a pure function of seed and step."""
+
+import numpy as np
+import pytest
+
+from data.sampler import QuerySampler
+
+
+def drawn(num_queries: int, batch_size: int, seed: int, steps: int) -> list[int]:
+    sampler = QuerySampler(num_queries, batch_size, seed)
+    return np.concatenate([sampler.rows(step) for step in range(steps)]).tolist()
+
+
+def test_rows_follow_from_seed_and_step_whatever_was_asked_before():
+    fresh, used = QuerySampler(10, 4, seed=7), QuerySampler(10, 4, seed=7)
+    for step in (5, 0, 9, 2):
+        used.rows(step)
+    assert [fresh.rows(step).tolist() for step in range(10)] == [used.rows(step).tolist() for step in range(10)]
+
+
+@pytest.mark.parametrize(("num_queries", "batch_size"), [(12, 4), (10, 4), (7, 3), (3, 8), (1, 2)])
+def test_each_pass_takes_every_text_once_though_batches_run_over_its_end(num_queries, batch_size):
+    rows = drawn(num_queries, batch_size, seed=0, steps=20)
+    passes = [rows[i : i + num_queries] for i in range(0, len(rows) - num_queries + 1, num_queries)]
+    assert len(passes) >= 2
+    assert all(sorted(one) == list(range(num_queries)) for one in passes)
+
+
+def test_a_batch_that_runs_over_the_end_takes_the_rest_and_the_start_of_the_next_pass():
+    small, whole = QuerySampler(10, 4, seed=0), QuerySampler(10, 10, seed=0)
+    straddling = [*whole.rows(0)[8:], *whole.rows(1)[:2]]
+    assert small.rows(2).tolist() == [int(row) for row in straddling]
+
+
+def test_passes_and_seeds_have_orders_of_their_own():
+    first, second = QuerySampler(50, 50, seed=0), QuerySampler(50, 50, seed=1)
+    orders = {tuple(sampler.rows(step).tolist()) for sampler in (first, second) for step in range(3)}
+    assert len(orders) == 6
+
+
+def test_a_batch_holds_the_number_of_texts_asked_for():
+    assert {QuerySampler(5, 3, seed=0).rows(step).shape for step in range(7)} == {(3,)}

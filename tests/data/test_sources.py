@@ -1,0 +1,80 @@
+"""Where raw texts come from, and what they are called."""
+
+import gzip
+import json
+
+import pytest
+
+from data.package_texts import MIN_CHARACTERS, PACKAGE_TEXTS
+from data.sources import FieldMap, SourceText, read_source
+
+PILE = FieldMap("text", "meta.id", "meta.pile_set_name")
+
+
+def read(source: object, fields: FieldMap | None = None) -> list[SourceText]:
+    return list(read_source(str(source), fields or FieldMap()))
+
+
+def test_rows_without_id_and_domain_are_numbered_and_of_one_domain(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "one"}\n\n{"text": "two"}\n')
+    assert read(path) == [SourceText("0", "one", "all"), SourceText("1", "two", "all")]
+
+
+def test_dots_reach_into_nested_fields(tmp_path):
+    path = tmp_path / "a.jsonl"
+    rows = [{"text": "one", "meta": {"id": 5, "pile_set_name": "Books"}}, {"text": "two", "meta": "none"}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert read(path, PILE) == [SourceText("5", "one", "Books"), SourceText("1", "two", "all")]
+
+
+def test_another_field_may_hold_the_text(tmp_path):
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"body": {"en": "one"}}\n'))
+    assert read(path, FieldMap(text="body.en")) == [SourceText("0", "one", "all")]
+
+
+def test_a_folders_texts_come_sorted_with_the_first_folder_as_domain(tmp_path):
+    for name in ("b/deep/2.txt", "b/1.md", "a/1.txt", "top.txt", ".hidden"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name + " 🙂", encoding="utf-8")
+    assert [(text.id, text.text, text.domain) for text in read(tmp_path)] == [
+        ("a/1.txt", "a/1.txt 🙂", "a"),
+        ("b/1.md", "b/1.md 🙂", "b"),
+        ("b/deep/2.txt", "b/deep/2.txt 🙂", "b"),
+        ("top.txt", "top.txt 🙂", "all"),
+    ]
+
+
+@pytest.mark.xfail(strict=True, reason="known gap")
+def test_hidden_folders_are_passed_over(tmp_path):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "index").write_bytes(b"\xff\xfe")
+    (tmp_path / "a.txt").write_text("one")
+    assert [text.id for text in read(tmp_path)] == ["a.txt"]
+
+
+@pytest.mark.xfail(strict=True, reason="known gap")
+def test_line_ends_of_text_files_are_kept(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"one\r\ntwo\r\n")
+    assert read(tmp_path)[0].text == "one\r\ntwo\r\n"
+
+
+def test_the_stand_in_texts_are_the_same_at_every_call():
+    texts = read("stand_in")
+    assert texts == read("stand_in")
+    assert len({text.id for text in texts}) == len(texts)
+    assert {text.domain for text in texts} == {"even", "odd"}
+
+
+def test_texts_of_a_package_carry_its_name_and_short_ones_are_left_out(monkeypatch):
+    long = "x" * MIN_CHARACTERS
+    monkeypatch.setitem(PACKAGE_TEXTS, "one", lambda: iter([("a", long), ("b", long[1:])]))
+    monkeypatch.setitem(PACKAGE_TEXTS, "two", lambda: iter([("a", long)]))
+    assert read("package:two+one") == [SourceText("two/a", long, "two"), SourceText("one/a", long, "one")]
+
+
+@pytest.mark.parametrize("name", sorted(set(PACKAGE_TEXTS) - {"wikipedia"}))
+def test_the_packages_that_we_depend_on_have_texts_with_ids_of_their_own(name):
+    texts = read(f"package:{name}")
+    assert len({text.id for text in texts}) == len(texts) >= 5

@@ -1,0 +1,78 @@
+"""Rows come back from Arrow files in the order asked for."""
+
+import json
+
+import numpy as np
+import pytest
+
+from data.records import Document, Window
+from data.store import ROWS_PER_BATCH, CorpusStore, WindowStore, write_documents, write_json, write_windows
+
+DOCUMENTS = [Document(f"d{i}", f"text {i} 🙂", "odd" if i % 2 else "even", f"s{i // 2}") for i in range(5)]
+WINDOWS = [
+    Window("q0", "one", " two", "all", "s", ("d1", "d0")),
+    Window("q1", "three", " four\n", "all"),
+    Window("q2", "中", "🙂", "x", None, ("d2",)),
+]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    write_documents(tmp_path / "documents.arrow", DOCUMENTS)
+    return CorpusStore(tmp_path / "documents.arrow")
+
+
+@pytest.fixture
+def windows(tmp_path):
+    write_windows(tmp_path / "queries.arrow", WINDOWS)
+    return WindowStore(tmp_path / "queries.arrow")
+
+
+def test_documents_come_in_the_order_asked_for_repeated_where_asked_twice(corpus):
+    rows = np.array([3, 0, 3, 4])
+    assert corpus.documents(rows) == [DOCUMENTS[i] for i in rows]
+    assert corpus.texts(rows) == [DOCUMENTS[i].text for i in rows]
+    assert corpus.texts([]) == []
+
+
+def test_all_documents_are_iterated_in_row_order(corpus):
+    assert len(corpus) == 5
+    assert list(corpus.iterate()) == DOCUMENTS
+
+
+def test_rows_are_found_by_id_and_unknown_ids_are_left_out(corpus):
+    assert corpus.rows_of(["d4", "d1", "d4", "nobody"]) == {"d4": 4, "d1": 1}
+    assert corpus.rows_of([]) == {}
+
+
+def test_texts_keep_every_field_in_the_order_asked_for(windows):
+    assert windows.windows() == WINDOWS
+    assert windows.windows([2, 0, 2]) == [WINDOWS[2], WINDOWS[0], WINDOWS[2]]
+    assert (len(windows), windows.windows(np.array([1]))[0].gold) == (3, ())
+
+
+def test_more_rows_than_one_batch_holds_are_all_there(tmp_path):
+    count = 2 * ROWS_PER_BATCH + 1
+    assert write_documents(tmp_path / "a", (Document(str(i), str(i), "all", "s") for i in range(count))) == count
+    corpus = CorpusStore(tmp_path / "a")
+    assert [doc.id for doc in corpus.iterate()] == [str(i) for i in range(count)]
+    assert corpus.texts([count - 1, ROWS_PER_BATCH]) == [str(count - 1), str(ROWS_PER_BATCH)]
+
+
+def test_an_empty_store_holds_nothing(tmp_path):
+    assert write_windows(tmp_path / "a", []) == 0
+    assert (len(WindowStore(tmp_path / "a")), WindowStore(tmp_path / "a").windows()) == (0, [])
+
+
+def test_json_is_written_whole_and_leaves_nothing_beside_it(tmp_path):
+    for content in ({"a": "中🙂"}, {"a": [1, None]}):
+        write_json(tmp_path / "a.json", content)
+        assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == content
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_json_that_cannot_be_written_leaves_the_earlier_file(tmp_path):
+    write_json(tmp_path / "a.json", 1)
+    with pytest.raises(TypeError):
+        write_json(tmp_path / "a.json", object())
+    assert json.loads((tmp_path / "a.json").read_text()) == 1

@@ -1,0 +1,119 @@
+"""The measurement against a naive one, with the stand-in LM over a small corpus on disk."""
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data.records import Document, Window
+from data.store import CorpusStore, write_documents
+from evals.language_modelling import WINDOWS_IN_FLIGHT, Choice, measure_bits, random_choice
+from models.black_box_lm import ContinuationScore
+from models.stand_in_lm import StandInLM
+
+SEPARATOR = "\n\n"
+DOCUMENTS = ["red sky", "blue sea and red sky", "a green tree", "日本 の 空", "the sea the sea", "red red red"]
+
+
+class ImmediateLM(StandInLM):
+    """The stand-in as an `AsyncLM` whose futures are done at once; records what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[list[tuple[str, str]]] = []
+
+    def submit(self, prefixes: Sequence[str], continuations: Sequence[str]) -> Future:
+        self.calls.append(list(zip(prefixes, continuations, strict=True)))
+        future: Future[list[ContinuationScore]] = Future()
+        future.set_result(self.score(prefixes, continuations))
+        return future
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> CorpusStore:
+    path = tmp_path / "documents.arrow"
+    write_documents(path, [Document(f"d{i}", text, "x", f"s{i}") for i, text in enumerate(DOCUMENTS)])
+    return CorpusStore(path)
+
+
+def make_windows(count: int) -> list[Window]:
+    endings = [" red sky", " the blue sea", " 日本 の 海 🙂", " green", " sea sea red"]
+    return [Window(f"w{i}", f"text {i} on the sea", endings[i % len(endings)], "x") for i in range(count)]
+
+
+def make_choices(count: int) -> dict[str, Choice]:
+    rng = np.random.default_rng(0)
+    rows = [np.stack([rng.permutation(len(DOCUMENTS))[:3] for _ in range(count)]) for _ in range(2)]
+    return {name: Choice(r, rng.normal(size=r.shape)) for name, r in zip(("replug", "lsr"), rows, strict=True)}
+
+
+def naive_bits(window: Window, documents: list[str], similarities: Sequence[float]) -> float:
+    """-log2 of the product over tokens of the weighted mean of their probabilities."""
+    lm = StandInLM()
+    weights = [math.exp(s) for s in similarities]
+    prefixes = [text + SEPARATOR + window.context for text in documents]
+    given = [lm.score([prefix], [window.continuation])[0].token_logprobs for prefix in prefixes]
+    bits = 0.0
+    for token in range(len(given[0])):
+        mixed = sum(w * math.exp(row[token]) for w, row in zip(weights, given, strict=True)) / sum(weights)
+        bits -= math.log2(mixed)
+    return bits
+
+
+def test_bits_equal_a_naive_computation(corpus: CorpusStore) -> None:
+    count = 2 * WINDOWS_IN_FLIGHT + 3  # more than are under way at once
+    windows, choices = make_windows(count), make_choices(count)
+    bits = measure_bits(ImmediateLM(), corpus, windows, choices, SEPARATOR)
+    assert list(bits) == ["none", "replug", "lsr"]
+    for row, window in enumerate(windows):
+        plain = StandInLM().score([window.context], [window.continuation])[0]
+        assert bits["none"][row] == pytest.approx(-plain.sum_logprob / math.log(2))
+        for name, choice in choices.items():
+            chosen = [DOCUMENTS[doc] for doc in choice.doc_rows[row]]
+            assert bits[name][row] == pytest.approx(naive_bits(window, chosen, choice.similarities[row]))
+
+
+@pytest.mark.parametrize("count", [1, WINDOWS_IN_FLIGHT, WINDOWS_IN_FLIGHT + 1])
+def test_every_window_is_one_call_whatever_their_number(corpus: CorpusStore, count: int) -> None:
+    lm = ImmediateLM()
+    bits = measure_bits(lm, corpus, make_windows(count), make_choices(count), SEPARATOR)
+    assert len(lm.calls) == count
+    assert all(len(values) == count and np.isfinite(values).all() for values in bits.values())
+
+
+def test_a_document_that_several_methods_chose_is_scored_once(corpus: CorpusStore) -> None:
+    lm, windows = ImmediateLM(), make_windows(2)
+    choices = {
+        "random": Choice(np.array([[0, 5], [1, 2]]), np.zeros((2, 2))),
+        "replug": Choice(np.array([[5, 0], [2, 3]]), np.zeros((2, 2))),
+        "lsr": Choice(np.array([[0, 1], [3, 1]]), np.zeros((2, 2))),
+    }
+    bits = measure_bits(lm, corpus, windows, choices, SEPARATOR)
+    for call, window, documents in zip(lm.calls, windows, ([0, 1, 5], [1, 2, 3]), strict=True):
+        expected = [window.context] + [DOCUMENTS[i] + SEPARATOR + window.context for i in documents]
+        assert sorted(prefix for prefix, _ in call) == sorted(expected)
+        assert {continuation for _, continuation in call} == {window.continuation}
+    assert bits["random"][0] == pytest.approx(bits["replug"][0])  # the same documents in another order
+
+
+def test_a_helpful_document_lowers_the_bits(corpus: CorpusStore) -> None:
+    window = Window("w", "look at the", " red sky", "x")
+    choices = {
+        "helps": Choice(np.array([[0]]), np.zeros((1, 1))),
+        "does_not": Choice(np.array([[2]]), np.zeros((1, 1))),
+    }
+    bits = measure_bits(ImmediateLM(), corpus, [window], choices, SEPARATOR)
+    assert bits["helps"][0] < bits["none"][0] - 10
+    assert bits["does_not"][0] > bits["helps"][0] + 10
+
+
+def test_random_documents_are_distinct_and_the_same_for_the_same_seed() -> None:
+    rows = random_choice(num_documents=9, num_windows=200, k=4, seed=1)
+    assert rows.shape == (200, 4)
+    assert all(len(set(row)) == 4 for row in rows.tolist())
+    assert set(rows.ravel().tolist()) == set(range(9))
+    np.testing.assert_array_equal(rows, random_choice(9, 200, 4, seed=1))
+    assert (rows != random_choice(9, 200, 4, seed=2)).any()

@@ -1,0 +1,102 @@
+"""The report is one page that loads nothing, shows pictures, and trusts no text it is given."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from evals.figures import overview_png
+from evals.report import write_report
+
+ATTACK = "<script>alert('x')</script>"
+RESULTS = {
+    "bpb": {
+        "all": {"none": 2.0, "random": 2.1, "replug": 1.8, "lsr": 1.7},
+        "a & <b>": {"none": 2.0, "random": 2.1, "replug": 1.8, "lsr": 1.9},
+    },
+    "intervals": {"lsr_minus_replug": [-0.2, -0.05], "replug_minus_none": [-0.3, 0.1]},
+    "num_windows": 12,
+    "retrieval": {
+        "before": {"R@1": 0.1, "R@5": 0.2, "R@20": 0.3},
+        "after": {"R@1": 0.4, "R@5": 0.5, "R@20": 0.625},
+    },
+}
+METRICS = [
+    {
+        "step": step,
+        "train/loss": 1.0 / step,
+        "lm/entropy": 2.0,
+        "retriever/entropy": 2.2,
+        "retriever/agreement": 0.5,
+        "index/age_steps": step % 4,
+        "time/step_seconds": 2.0,
+        "pipeline/wait_seconds": 0.5,
+        **({"index/swap_ms": 3.0} if step % 4 == 0 else {}),
+    }
+    for step in range(1, 10)
+]
+DOCUMENT = {"id": f"id {ATTACK}", "text": f"text {ATTACK}", "similarity": 0.5}
+EXAMPLES = [
+    {"context": f"before {ATTACK}", "continuation": f" after {ATTACK} 日本", "before": [DOCUMENT], "after": [DOCUMENT]}
+]
+
+
+def write(folder: Path, results: dict, metrics: list[dict], examples: list[dict] | None) -> str:
+    path = folder / "report.html"
+    (folder / "config.yaml").write_text(f"name: {ATTACK}\n")
+    if examples is not None:
+        (folder / "examples.json").write_text(json.dumps(examples))
+    write_report(path, results, metrics, folder / "examples.json", folder / "config.yaml")
+    assert not path.with_suffix(".partial").exists()
+    return path.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write(tmp_path_factory.mktemp("run"), RESULTS, METRICS, EXAMPLES)
+
+
+def test_the_page_loads_nothing_from_elsewhere(page: str) -> None:
+    assert not re.findall(r"""(?:src|href)\s*=\s*["']?\s*(?:https?:)?//""", page)
+    assert not re.findall(r"""(?:url\(|@import)\s*["']?\s*(?:https?:)?//""", page)
+    assert "<link" not in page
+    assert "<script" not in page
+
+
+def test_the_pictures_are_in_the_page(page: str) -> None:
+    assert page.count("<svg") == page.count("</svg>") == 6
+
+
+def test_texts_are_escaped_and_not_run(page: str) -> None:
+    escaped = "&lt;script&gt;"
+    for text in ("before", "after", "text", "id", "name:"):
+        assert f"{text} {escaped}" in page
+    assert "<td>a &amp; &lt;b&gt;</td>" in page
+    assert "日本" in page
+
+
+def test_the_numbers_are_in_the_page_and_the_best_of_a_row_is_marked(page: str) -> None:
+    assert "Bits per byte on 12 held-out texts" in page
+    assert re.findall(r"<td class=best>([\d.]+)</td>", page) == ["1.7000", "1.8000"]
+    assert "95% interval -0.2000 to -0.0500: lower" in page
+    assert "95% interval -0.3000 to +0.1000: no difference shown" in page
+    assert "<td>0.625</td>" in page
+    assert "9 logged steps in 18 s (30.0 a minute), 25% of it waiting for LM scores; 2 hot swaps" in page
+
+
+def test_a_run_without_training_examples_or_gold_documents_has_a_page_too(tmp_path: Path) -> None:
+    results = {**{key: value for key, value in RESULTS.items() if key != "retrieval"}, "intervals": {}}
+    page = write(tmp_path, results, [], None)
+    assert page.count("<svg") == 1
+    assert "Gold documents" not in page
+
+
+def test_the_same_run_gives_the_same_page(page: str, tmp_path: Path) -> None:
+    again = write(tmp_path, RESULTS, METRICS, EXAMPLES)
+    assert again.split("</h1>")[1] == page.split("</h1>")[1]  # all but the folder's name
+
+
+def test_the_overview_is_a_picture(tmp_path: Path) -> None:
+    overview_png(tmp_path / "overview.png", RESULTS, METRICS)
+    assert (tmp_path / "overview.png").read_bytes().startswith(b"\x89PNG")

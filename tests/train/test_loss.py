@@ -1,0 +1,141 @@
+"""The LSR loss and its gradients against plain Python, written out from the formulas."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from train.loss import entropy, kl_lm_retriever, kl_retriever_lm, lm_scores, log_likelihood, lsr_loss
+
+GAMMA, BETA = 0.5, 0.25
+SIMILARITIES = [[0.9, 0.2, 0.4], [-0.1, 0.3, 0.3]]  # two queries, three documents
+LM_SCORES = [[-2.0, -1.5, -1.8], [-0.2, -0.9, -0.3]]
+DIRECTIONS = {"kl_lm_retriever": kl_lm_retriever, "kl_retriever_lm": kl_retriever_lm}
+
+
+def softmax(row: list[float], temperature: float) -> list[float]:
+    weights = [math.exp(value / temperature) for value in row]
+    return [weight / sum(weights) for weight in weights]
+
+
+def kl(p: list[float], q: list[float]) -> float:
+    return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+
+
+def by_hand(direction: str) -> tuple[float, list[list[float]]]:
+    """The loss, and its gradient with respect to the similarities."""
+    loss, gradient = 0.0, []
+    for similarities, scores in zip(SIMILARITIES, LM_SCORES, strict=True):
+        p, q = softmax(similarities, GAMMA), softmax(scores, BETA)
+        if direction == "kl_lm_retriever":  # d KL(Q || P) / ds = (p - q) / gamma
+            loss += kl(q, p) / 2
+            gradient.append([(a - b) / GAMMA / 2 for a, b in zip(p, q, strict=True)])
+        else:  # d KL(P || Q) / ds = p (log(p / q) - KL) / gamma
+            loss += kl(p, q) / 2
+            gradient.append([a * (math.log(a / b) - kl(p, q)) / GAMMA / 2 for a, b in zip(p, q, strict=True)])
+    return loss, gradient
+
+
+def loss_of(direction: str) -> tuple[Tensor, Tensor, Tensor]:
+    similarities = torch.tensor(SIMILARITIES, dtype=torch.float64, requires_grad=True)
+    scores = torch.tensor(LM_SCORES, dtype=torch.float64, requires_grad=True)
+    loss = lsr_loss(log_likelihood(scores, BETA), log_likelihood(similarities, GAMMA), direction)
+    return loss, similarities, scores
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_loss_and_gradient_equal_those_computed_by_hand(direction: str) -> None:
+    loss, similarities, _ = loss_of(direction)
+    loss.backward()
+    expected_loss, expected_gradient = by_hand(direction)
+    assert loss.shape == ()
+    assert loss.item() == pytest.approx(expected_loss, rel=1e-12)
+    np.testing.assert_allclose(similarities.grad, expected_gradient, rtol=1e-9)
+
+
+def test_the_two_directions_differ() -> None:
+    assert by_hand("kl_lm_retriever")[0] != pytest.approx(by_hand("kl_retriever_lm")[0], rel=1e-2)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_no_gradient_reaches_the_lms_distribution(direction: str) -> None:
+    loss, _, scores = loss_of(direction)
+    loss.backward()
+    assert scores.grad is None
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_the_loss_is_the_mean_over_queries_and_not_over_their_documents(direction: str) -> None:
+    loss = loss_of(direction)[0].item()
+    log_q = log_likelihood(torch.tensor(LM_SCORES, dtype=torch.float64), BETA)
+    log_p = log_likelihood(torch.tensor(SIMILARITIES, dtype=torch.float64), GAMMA)
+    of_each = DIRECTIONS[direction](log_q, log_p)
+    assert of_each.shape == (2,)
+    assert loss == pytest.approx(of_each.sum().item() / 2)
+    assert lsr_loss(log_q.repeat(5, 1), log_p.repeat(5, 1), direction).item() == pytest.approx(loss)
+    target, given = (log_q, log_p) if direction == "kl_lm_retriever" else (log_p, log_q)
+    torchs = torch.nn.functional.kl_div(given, target, reduction="batchmean", log_target=True)
+    assert loss == pytest.approx(torchs.item())
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_equal_distributions_have_no_loss_and_no_gradient(direction: str) -> None:
+    similarities = torch.tensor(SIMILARITIES, dtype=torch.float64, requires_grad=True)
+    log_q = log_likelihood(similarities.detach() * 3, 3 * GAMMA)
+    loss = lsr_loss(log_q, log_likelihood(similarities, GAMMA), direction)
+    loss.backward()
+    assert loss.item() == pytest.approx(0, abs=1e-12)
+    assert similarities.grad.abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_one_hot_distributions_stay_finite_in_float32(direction: str) -> None:
+    similarities = torch.tensor([[500.0, 0.0, -500.0]], requires_grad=True)
+    log_q = log_likelihood(torch.tensor([[-3000.0, -10.0, -9000.0]]), 0.1)
+    loss = lsr_loss(log_q, log_likelihood(similarities, 1.0), direction)
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(similarities.grad).all()
+
+
+def test_a_step_along_the_gradient_moves_the_retriever_towards_the_lm() -> None:
+    loss, similarities, _ = loss_of("kl_lm_retriever")
+    loss.backward()
+    best = int(np.argmax(LM_SCORES[0]))
+    assert similarities.grad[0, best] < 0  # its similarity rises
+
+
+def test_every_kind_of_lm_score_equals_its_formula() -> None:
+    sums, num_tokens = torch.tensor([[-6.0, -3.0], [-4.0, -2.0]]), torch.tensor([3, 2])
+    expected = {
+        "mean_logprob": [[-2, -1], [-2, -1]],
+        "inverse_perplexity": [[math.exp(-2), math.exp(-1)], [math.exp(-2), math.exp(-1)]],
+        "sum_logprob": [[-6, -3], [-4, -2]],
+        "probability": [[math.exp(-6), math.exp(-3)], [math.exp(-4), math.exp(-2)]],
+    }
+    for kind, values in expected.items():
+        torch.testing.assert_close(lm_scores(sums, num_tokens, kind), torch.tensor(values, dtype=torch.float32))
+    with pytest.raises(ValueError, match="'perplexity' is unknown"):
+        lm_scores(sums, num_tokens, "perplexity")
+
+
+def test_every_kind_prefers_the_document_that_makes_the_text_likelier() -> None:
+    sums, num_tokens = torch.tensor([[-9.0, -3.0, -6.0]]), torch.tensor([3])
+    for kind in ("mean_logprob", "inverse_perplexity", "sum_logprob", "probability"):
+        assert lm_scores(sums, num_tokens, kind).argsort(descending=True).tolist() == [[1, 2, 0]]
+
+
+def test_the_literal_probability_underflows_to_a_uniform_distribution_over_128_tokens() -> None:
+    num_tokens = torch.tensor([128])
+    sums = torch.tensor([[-1.5, -2.0, -3.0]]) * 128  # the first document is far the best
+    literal = log_likelihood(lm_scores(sums, num_tokens, "probability"), 0.1)
+    torch.testing.assert_close(literal.exp(), torch.full((1, 3), 1 / 3))
+    mean = log_likelihood(lm_scores(sums, num_tokens, "mean_logprob"), 0.1)
+    assert mean.exp()[0, 0] > 0.99
+
+
+def test_the_entropy_of_known_distributions_is_exact() -> None:
+    log_p = torch.tensor([[0.5, 0.25, 0.25], [1 / 3, 1 / 3, 1 / 3]], dtype=torch.float64).log()
+    assert entropy(log_p).tolist() == pytest.approx([1.5 * math.log(2), math.log(3)])
