@@ -121,5 +121,6 @@ def _running_mean(values: Sequence[float], width: int) -> list[float]:
 
 
 def _mark_swaps(axes: Axes, metrics: Sequence[dict]) -> None:
-    for step, _ in zip(*_series(metrics, "index/swap_ms"), strict=True):
-        axes.axvline(step, color="black", alpha=0.4, linewidth=0.8, linestyle=":")
+    for row in metrics:
+        if row.get("index/swapped"):
+            axes.axvline(row["step"], color="black", alpha=0.4, linewidth=0.8, linestyle=":")

@@ -95,7 +95,7 @@ def _throughput_line(metrics: Sequence[dict]) -> str:
     waited = sum(row.get("pipeline/wait_seconds", 0.0) for row in metrics)
     if not seconds:
         return ""
-    swaps = sum("index/swap_ms" in row for row in metrics)
+    swaps = sum(bool(row.get("index/swapped")) for row in metrics)
     return (
         f"<p class=muted>{len(metrics)} logged steps in {seconds:.0f} s ({60 * len(metrics) / seconds:.1f} a minute), "
         f"{waited / seconds:.0%} of it waiting for LM scores; {swaps} hot swaps of the index.</p>"
@@ -112,7 +112,7 @@ def _examples_section(examples: Sequence[dict]) -> str:
             for side, label in (("before", "retriever as it was"), ("after", "tuned"))
         )
         text = f"{escape(example['context'])}<mark>{escape(example['continuation'])}</mark>"
-        blocks.append(f"<h3></h3><pre>{text}</pre><div class=pair>{columns}</div><hr>")
+        blocks.append(f"<pre>{text}</pre><div class=pair>{columns}</div><hr>")
     note = "The marked continuation is what the LM has to predict; neither retriever sees it."
     return f"<h2>What each retriever finds first</h2><p class=muted>{note}</p>" + "".join(blocks)
 

@@ -19,7 +19,7 @@ from data.store import write_json
 from train.loss import lm_scores
 from train.module import LossSettings
 from train.pipeline import BatchPipeline
-from train.refresh import RefreshController
+from train.refresh import RefreshController, Swap
 from train.run_dir import CheckpointMark, RunDirectory
 from train.temperature import temperature_warning
 
@@ -41,7 +41,7 @@ class StepBoundary(pl.Callback):
         swap = self._refresh.at_boundary(batch)
         if swap is not None:
             say(f"step {batch}: swapped to index v{swap.index.version} (weights of step {swap.index.step})")
-            pl_module.log_dict({"index/swap_ms": swap.switch_ms, "index/swap_wait_seconds": swap.wait_seconds})
+        pl_module.log_dict(_swap_metrics(swap))
         self._pipeline.advance(batch, self._refresh.live)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
@@ -54,6 +54,13 @@ class StepBoundary(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._refresh.restore(state_dict["refresh"])
         self._pipeline.restore([batch_from_state(state) for state in state_dict["batches"]])
+
+
+def _swap_metrics(swap: Swap | None) -> dict[str, float]:
+    """Logged at every step: Lightning would repeat a value that is logged now and then."""
+    if swap is None:
+        return {"index/swapped": 0.0, "index/swap_ms": 0.0, "index/swap_wait_seconds": 0.0}
+    return {"index/swapped": 1.0, "index/swap_ms": swap.switch_ms, "index/swap_wait_seconds": swap.wait_seconds}
 
 
 def batch_to_state(batch: RetrievedBatch) -> dict[str, Any]:

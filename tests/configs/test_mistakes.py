@@ -13,13 +13,13 @@ import pytest
 
 from configs.errors import UserError
 from configs.load import load_config
+from configs.paths import check_paths
 from data.package_texts import PACKAGE_TEXTS
-from data.prepare import prepare_raw, prepare_rows
+from data.prepare import prepare_rows
 from data.rows import read_documents, read_windows
 from data.sources import FieldMap, read_source
 from data.store import PreparedSet
 from models.packaged import packaged_file, resolve_encoder_path, resolve_lm_path
-from train.cli import check_paths
 from train.wiring import check_data, prepared_set
 
 ROOT = Path(__file__).parents[2]
@@ -262,7 +262,7 @@ def write_three(tmp_path: Path, changes: dict[str, dict]) -> list[Path]:
 def test_an_overlap_is_refused_with_its_ids(tmp_path, case):
     _, changes, *says = case
     paths = write_three(tmp_path, changes)
-    assert_says(lambda: prepare_rows(*paths, tmp_path / "set"), "overlap in 1 places", "leak", *says)
+    assert_says(lambda: prepare_rows(*paths, tmp_path / "set", {}), "overlap in 1 places", "leak", *says)
     assert not (tmp_path / "set" / "manifest.json").exists()
 
 
@@ -327,7 +327,7 @@ MANIFESTS = [
     ("no proof", "{}", "manifest.json holds no proof of disjointness; run `replug prepare` again"),
     gap("broken JSON", "{", "manifest.json", "`replug prepare`"),
     gap("a number", "5", "manifest.json holds no proof of disjointness"),
-    gap("no files", '{"disjoint": {}}', "documents.arrow", "`replug prepare`"),
+    gap("no files", '{"disjoint": {}, "files": {}}', "documents.arrow", "`replug prepare`"),
 ]
 
 
@@ -345,7 +345,7 @@ def test_an_unfinished_set_is_refused(tmp_path):
 def test_a_folder_with_files_of_the_users_is_not_written_to(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     paths = write_three(tmp_path, {})
-    assert_says(lambda: prepare_rows(*paths, tmp_path), "no part of a prepared set; give another data.out")
+    assert_says(lambda: prepare_rows(*paths, tmp_path, {}), "no part of a prepared set; give another data.out")
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
@@ -353,15 +353,50 @@ def test_a_folder_with_files_of_the_users_is_not_written_to(tmp_path):
 def test_a_file_where_the_set_should_go_is_named(tmp_path):
     (tmp_path / "set").write_text("")
     paths = write_three(tmp_path, {})
-    assert_says(lambda: prepare_rows(*paths, tmp_path / "set"), "set", "data.out")
+    assert_says(lambda: prepare_rows(*paths, tmp_path / "set", {}), "set", "data.out")
 
 
 @pytest.mark.xfail(strict=True, reason="known gap")
 def test_raw_texts_too_short_for_one_window_are_refused(debug_config, tmp_path):
     debug_config.data.window = 1000
+    assert_says(lambda: prepared_set(debug_config, tmp_path / "set"), "data.window")
+
+
+def test_a_set_made_with_other_keys_is_refused(debug_config, tmp_path):
+    prepared_set(debug_config, tmp_path / "set")
+    debug_config.data.window = 8
     assert_says(
-        lambda: prepare_raw(debug_config.data, 0, lambda text: [(0, len(text))], tmp_path / "set"), "data.window"
+        lambda: prepared_set(debug_config, tmp_path / "set"),
+        f"{tmp_path}/set was prepared with data.window=16, now it is 8",
+        "data.out",
     )
+
+
+def test_a_set_made_from_rows_that_have_changed_since_is_refused(debug_config, tmp_path):
+    corpus, queries, heldout = map(str, write_three(tmp_path, {}))
+    data = debug_config.data
+    data.source, data.corpus, data.queries, data.heldout = None, corpus, queries, heldout
+    prepared_set(debug_config, tmp_path / "set")
+    write_three(tmp_path, {"queries": {"context": "ten"}})
+    assert_says(lambda: prepared_set(debug_config, tmp_path / "set"), "prepared with data.queries (sha256)=")
+
+
+@pytest.mark.xfail(strict=True, reason="known gap")
+def test_a_set_cut_by_another_models_tokenizer_is_refused(debug_config, tmp_path):
+    prepared_set(debug_config, tmp_path / "set")
+    debug_config.lm.path = str(tmp_path / "another_lm")
+    assert_says(lambda: prepared_set(debug_config, tmp_path / "set"), "prepared with lm.path=stand_in")
+
+
+@pytest.mark.xfail(strict=True, reason="known gap")
+def test_a_set_made_from_a_raw_file_that_has_changed_since_is_refused(debug_config, tmp_path):
+    raw = tmp_path / "raw.jsonl"
+    text = " ".join(map(str, range(9)))
+    raw.write_text("".join(json.dumps({"text": f"{i} {text}"}) + "\n" for i in range(50)))
+    debug_config.data.source, debug_config.data.window = str(raw), 2
+    prepared_set(debug_config, tmp_path / "set")
+    raw.write_text(raw.read_text().replace("8", "eight"))
+    assert_says(lambda: prepared_set(debug_config, tmp_path / "set"), "prepared with data.source (sha256)=")
 
 
 # What the parts must agree on ---------------------------------------------------------------------------
@@ -369,19 +404,15 @@ def test_raw_texts_too_short_for_one_window_are_refused(debug_config, tmp_path):
 
 def test_a_gold_document_that_is_not_in_the_corpus_is_named(debug_config, tmp_path):
     debug_config.retrieve.k = debug_config.evaluate.k = 1
-    data = prepare_rows(*write_three(tmp_path, {"heldout": {"gold": ["d", "e"]}}), tmp_path / "set")
+    data = prepare_rows(*write_three(tmp_path, {"heldout": {"gold": ["d", "e"]}}), tmp_path / "set", {})
     spec = SimpleNamespace(max_tokens=None)
     assert_says(lambda: check_data(debug_config, data, spec), "text h names gold document 'e'", "not in the corpus")
 
 
 def test_a_corpus_smaller_than_k_is_refused(debug_config, tmp_path):
-    data = prepare_rows(*write_three(tmp_path, {}), tmp_path / "set")
+    data = prepare_rows(*write_three(tmp_path, {}), tmp_path / "set", {})
     spec = SimpleNamespace(max_tokens=None)
     assert_says(lambda: check_data(debug_config, data, spec), "retrieve.k", "8 documents", "corpus holds 1")
-
-
-def test_a_set_that_has_nowhere_to_go_is_refused(debug_config):
-    assert_says(lambda: prepared_set(debug_config, None), "data.out is missing", "data.out=DIR")
 
 
 # Paths --------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 import data.prepare
 from configs.errors import UserError
 from configs.schema import DataConfig
-from data.prepare import FILES, prepare_raw, prepare_rows, side_of
+from data.prepare import FILES, prepare_raw, prepare_rows, require_same_origin, side_of
 from data.sources import FieldMap, read_source
 from data.store import PreparedSet
 
@@ -24,7 +24,7 @@ def words(text: str) -> list[tuple[int, int]]:
 
 
 def prepare(out: Path, seed: int = 0, **keys: object) -> PreparedSet:
-    return prepare_raw(DataConfig(**{"source": "stand_in", "window": 16} | keys), seed, words, out)
+    return prepare_raw(DataConfig(**{"source": "stand_in", "window": 16} | keys), seed, words, out, {"seed": seed})
 
 
 def ids_of(side: str, count: int) -> list[str]:
@@ -183,6 +183,15 @@ def test_the_manifest_holds_each_files_checksum(tmp_path):
     assert prepared.corpus_sha256 == sums["documents.arrow"]
 
 
+def test_a_set_serves_only_what_it_was_made_from(tmp_path):
+    prepared = prepare(tmp_path / "a", seed=3)
+    assert require_same_origin(prepared, {"seed": 3}) is prepared
+    with pytest.raises(UserError, match="a was prepared with seed=3, now it is 4: remove the folder or give another"):
+        require_same_origin(prepared, {"seed": 4})
+    with pytest.raises(UserError, match="prepared with data.window=None, now it is 16"):
+        require_same_origin(prepared, {"seed": 3, "data.window": 16})
+
+
 def test_the_manifest_is_written_last(tmp_path, monkeypatch):
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
@@ -218,7 +227,7 @@ ROWS = {
 def prepare_own(tmp_path: Path, rows: dict[str, list[dict]]) -> PreparedSet:
     for name, lines in rows.items():
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    return prepare_rows(*(tmp_path / f"{name}.jsonl" for name in rows), tmp_path / "set")
+    return prepare_rows(*(tmp_path / f"{name}.jsonl" for name in rows), tmp_path / "set", {})
 
 
 def test_the_users_rows_come_back_as_they_were_with_titles_before_the_text(tmp_path):

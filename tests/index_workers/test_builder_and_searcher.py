@@ -1,0 +1,214 @@
+"""Embedding and searching without Ray: the stand-in encoder over the stand-in texts, against numpy."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from configs.errors import UserError
+from data.records import Document
+from data.stand_in_texts import stand_in_texts
+from data.store import CorpusStore, file_sha256, write_documents
+from index_workers.builder import Builder
+from index_workers.merge import merge_top_k
+from index_workers.searcher import Searcher
+from index_workers.version_store import BuildPlan, VersionStore
+from models.encoder import Encoder
+from models.stand_in_encoder import write_stand_in_encoder
+
+K, NUM_DOCUMENTS, BLOCK_DOCUMENTS = 7, 62, 12  # six blocks, the last of two documents
+TEXTS = [text.text for text, _ in zip(stand_in_texts(), range(NUM_DOCUMENTS), strict=False)]
+QUERIES = [" ".join(text.split()[5 : 5 + length]) for text, length in zip(TEXTS[::9], range(4, 40, 4), strict=False)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """The builder sets the threads of its process, which here is the tests' own."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "documents.arrow"
+    write_documents(path, [Document(f"d{i}", text, "x", "s") for i, text in enumerate(TEXTS)])
+    return path
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
+    folder = tmp_path_factory.mktemp("encoder")
+    write_stand_in_encoder(folder)
+    return Encoder(str(folder), max_tokens=100)
+
+
+def make_plan(store: VersionStore, encoder: Encoder, corpus: Path, version: int = 0) -> BuildPlan:
+    plan = BuildPlan(
+        version=version,
+        step=0,
+        weights_sha256=store.save_snapshot(version, encoder.save),
+        corpus_path=str(corpus),
+        corpus_sha256=file_sha256(corpus),
+        num_documents=len(CorpusStore(corpus)),
+        block_documents=BLOCK_DOCUMENTS,
+        similarity=encoder.similarity,
+        max_tokens=encoder.max_tokens,
+        dim=encoder.dim,
+        dtype="float32",
+        tokens_per_batch=512,
+    )
+    store.begin(plan)
+    return plan
+
+
+def build(store: VersionStore, plan: BuildPlan, blocks: list[int] | None = None) -> None:
+    builder = Builder(store.root, threads=1)
+    for block in blocks or range(plan.num_blocks):
+        assert builder.embed_block(plan, block) == len(plan.rows_of_block(block))
+    store.publish(plan)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, encoder: Encoder, corpus: Path) -> VersionStore:
+    store = VersionStore(tmp_path_factory.mktemp("index"))
+    build(store, make_plan(store, encoder, corpus))
+    return store
+
+
+def search(store: VersionStore, queries: np.ndarray, num_shards: int, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    searchers = [Searcher(store.root, kind, shard, num_shards, threads=1) for shard in range(num_shards)]
+    assert sum(searcher.load(0) for searcher in searchers) == NUM_DOCUMENTS
+    return merge_top_k([searcher.search(0, queries, K) for searcher in searchers], K)
+
+
+def test_the_index_holds_the_encoders_vectors_rounded_to_float16(store: VersionStore, encoder: Encoder) -> None:
+    held = np.concatenate(list(store.read_blocks(0, range(6))))
+    np.testing.assert_allclose(held, encoder.encode(TEXTS).numpy(), atol=1e-3)
+    np.testing.assert_array_equal(store.vectors(0, np.arange(NUM_DOCUMENTS)), held.astype(np.float32))
+
+
+@pytest.mark.parametrize("kind", ["flat", "flat_fp16"])
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_a_search_over_any_shards_is_a_brute_force_product(
+    store: VersionStore, encoder: Encoder, kind: str, num_shards: int
+) -> None:
+    queries = encoder.encode(QUERIES).numpy()
+    documents = encoder.encode(TEXTS).numpy().astype(np.float16).astype(np.float32)
+    products = queries @ documents.T
+    expected = np.argsort(-products, axis=1)[:, :K]
+    rows, similarities = search(store, queries, num_shards, kind)
+    np.testing.assert_array_equal(rows, expected)
+    np.testing.assert_allclose(similarities, np.take_along_axis(products, expected, axis=1), atol=1e-5)
+
+
+def test_every_shard_answers_from_its_own_part_and_with_all_of_it_where_it_is_small(
+    store: VersionStore, encoder: Encoder
+) -> None:
+    queries, found = encoder.encode(QUERIES).numpy(), []
+    for shard in range(6):
+        rows, similarities = Searcher(store.root, "flat", shard, 6, threads=1).search(0, queries, NUM_DOCUMENTS)
+        assert (np.diff(similarities, axis=1) <= 0).all()
+        found.append(sorted(rows[0].tolist()))
+    assert [row for part in found for row in part] == list(range(NUM_DOCUMENTS))
+
+
+@pytest.mark.xfail(strict=True, reason="a shard without blocks asks FAISS for 0 documents, which it refuses")
+def test_more_shards_than_blocks_give_the_same_answer(store: VersionStore, encoder: Encoder) -> None:
+    queries = encoder.encode(QUERIES).numpy()
+    rows, _ = search(store, queries, num_shards=8, kind="flat")
+    np.testing.assert_array_equal(rows, search(store, queries, num_shards=1, kind="flat")[0])
+
+
+def test_a_block_has_the_same_bytes_whoever_embeds_it(
+    store: VersionStore, encoder: Encoder, corpus: Path, tmp_path: Path
+) -> None:
+    other = VersionStore(tmp_path / "index")
+    plan = make_plan(other, encoder, corpus)
+    Builder(other.root, threads=1).embed_block(plan, 4)  # a builder that dies after its first block
+    build(other, plan, blocks=[5, 2, 0, 4, 3, 1])
+    for block in range(plan.num_blocks):
+        name = f"block-{block:05d}.npy"
+        assert (other.folder(0) / name).read_bytes() == (store.folder(0) / name).read_bytes()
+
+
+def test_a_builder_follows_the_plan_to_other_weights(encoder: Encoder, corpus: Path, tmp_path: Path) -> None:
+    write_stand_in_encoder(tmp_path / "other", seed=1)
+    other = Encoder(str(tmp_path / "other"), max_tokens=100)
+    store = VersionStore(tmp_path / "index")
+    plans = [make_plan(store, encoder, corpus, version=0), make_plan(store, other, corpus, version=1)]
+    builder = Builder(store.root, threads=1)
+    for block in (0, 1):
+        for plan in plans:
+            builder.embed_block(plan, block)
+    for plan, model in zip(plans, (encoder, other), strict=True):
+        block = np.load(store.folder(plan.version) / "block-00001.npy")
+        np.testing.assert_allclose(block, model.encode(TEXTS[12:24]).numpy(), atol=1e-3)
+
+
+@pytest.mark.xfail(strict=True, reason="Builder keys its loaded encoder by the weights alone")
+def test_a_builder_follows_the_plan_to_another_token_limit(encoder: Encoder, corpus: Path, tmp_path: Path) -> None:
+    store = VersionStore(tmp_path / "index")
+    plan = make_plan(store, encoder, corpus)
+    builder = Builder(store.root, threads=1)
+    builder.embed_block(plan, 0)
+    shorter = replace(plan, max_tokens=16)
+    store.begin(shorter)
+    builder.embed_block(shorter, 0)
+    expected = Encoder(str(store.encoder_folder(0)), max_tokens=16).encode(TEXTS[:12]).numpy()
+    np.testing.assert_allclose(np.load(store.folder(0) / "block-00000.npy"), expected, atol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+def test_vectors_that_float16_cannot_hold_are_refused_and_not_written(corpus: Path, tmp_path: Path) -> None:
+    write_stand_in_encoder(tmp_path / "encoder")
+    broken = Encoder(str(tmp_path / "encoder"), "dot", max_tokens=100)
+    with torch.no_grad():
+        broken.backbone.encoder.layer[-1].output.LayerNorm.weight.mul_(1e6)
+    store = VersionStore(tmp_path / "index")
+    plan = make_plan(store, broken, corpus)
+    with pytest.raises(ValueError, match=r"float16 cannot hold for 12 documents, first d12, d13, d14: did training"):
+        Builder(store.root, threads=1).embed_block(plan, 1)
+    assert store.begin(plan) == list(range(6))
+
+
+def test_a_searcher_made_anew_answers_the_same_without_being_told_to_load(
+    store: VersionStore, encoder: Encoder
+) -> None:
+    queries = encoder.encode(QUERIES).numpy()
+    first = Searcher(store.root, "flat_fp16", 1, 3, threads=1)
+    first.load(0)
+    before = first.search(0, queries, K)
+    for again in (Searcher(store.root, "flat_fp16", 1, 3, threads=1), first):
+        rows, similarities = again.search(0, queries, K)
+        np.testing.assert_array_equal(rows, before[0])
+        np.testing.assert_array_equal(similarities, before[1])
+    first.release([])
+    np.testing.assert_array_equal(first.search(0, queries, K)[0], before[0])
+
+
+def test_a_searcher_refuses_a_version_that_is_not_published(
+    store: VersionStore, encoder: Encoder, corpus: Path, tmp_path: Path
+) -> None:
+    other = VersionStore(tmp_path / "index")
+    plan = make_plan(other, encoder, corpus)
+    Builder(other.root, threads=1).embed_block(plan, 0)
+    searcher = Searcher(other.root, "flat", 0, 1, threads=1)
+    with pytest.raises(UserError, match="index version 0 is not published"):
+        searcher.search(0, np.zeros((1, encoder.dim)), 1)
+
+
+def test_a_searcher_refuses_a_damaged_block_by_name(encoder: Encoder, corpus: Path, tmp_path: Path) -> None:
+    store = VersionStore(tmp_path / "index")
+    plan = make_plan(store, encoder, corpus)
+    build(store, plan)
+    path = store.folder(0) / "block-00003.npy"
+    content = bytearray(path.read_bytes())
+    content[200] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=str(path)):
+        Searcher(store.root, "flat", 0, 1, threads=1).load(0)
