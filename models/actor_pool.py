@@ -137,6 +137,7 @@ class ActorPool:
         self.num_respawns += 1
         ray.kill(replica.handle)
         calls = [replica.in_flight[ticket] for ticket in sorted(replica.in_flight)]
+        replica.in_flight.clear()  # what the dead one still reports of them does not count
         self._replicas[replica.number] = _Replica(replica.number, self._make_actor(replica.number))
         for call in reversed(calls):
             if call.attempts >= self._max_attempts:

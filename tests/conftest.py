@@ -4,7 +4,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # before Ray is imported, which reads it once
+# Before Ray is imported, which reads these once: no token file in the home directory, and loopback only.
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
@@ -17,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
-    """Four logical CPUs on loopback; every test shares them, so every test closes its actors."""
+    """Eight logical CPUs on loopback; every test shares them, so every test closes its actors."""
     import ray
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -27,7 +29,6 @@ def ray_session() -> Iterator[None]:
         log_to_driver=False,
         logging_level="ERROR",
         object_store_memory=128 * 2**20,
-        _node_ip_address="127.0.0.1",
     )
     yield
     ray.shutdown()

@@ -13,7 +13,7 @@ from configs.errors import UserError
 from configs.load import load_config
 from configs.paths import check_paths
 from configs.schema import Config
-from train.ray_auth import configure_ray_auth
+from train.ray_environment import configure_ray_environment
 
 app = typer.Typer(
     help="Tune a dense retriever to a frozen language model (REPLUG LSR).",
@@ -128,7 +128,7 @@ def load_for_run(path: Path, overrides: list[str] | None) -> Config:
     """The configuration of a command that starts Ray, with its local paths checked before heavy imports."""
     config = load_config(path, overrides or [])
     check_paths(config)
-    configure_ray_auth(config)
+    configure_ray_environment(config)
     return config
 
 

@@ -37,7 +37,6 @@ def _start(config: Config) -> None:
         log_to_driver=False,
         logging_level=logging.ERROR,
         object_store_memory=config.ray.object_store_mb * 2**20,
-        _node_ip_address="127.0.0.1",
     )
 
 

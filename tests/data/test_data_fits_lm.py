@@ -49,7 +49,7 @@ def words(count: int) -> str:
 
 def test_a_document_that_leaves_no_room_is_named_with_the_text_and_the_limit(tmp_path, config, spec):
     data = prepared(tmp_path / "set", words(70), words(20), " " + words(20))
-    with pytest.raises(UserError, match="document d has 70 tokens and text q .* holds 100") as caught:
+    with pytest.raises(UserError, match=r"document d has 70 tokens and text q .* holds 100") as caught:
         check_data(config, data, spec)
     assert "\n" not in str(caught.value)
 

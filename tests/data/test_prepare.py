@@ -188,7 +188,7 @@ def test_a_set_serves_only_what_it_was_made_from(tmp_path):
     assert require_same_origin(prepared, {"seed": 3}) is prepared
     with pytest.raises(UserError, match="a was prepared with seed=3, now it is 4: remove the folder or give another"):
         require_same_origin(prepared, {"seed": 4})
-    with pytest.raises(UserError, match="prepared with data.window=None, now it is 16"):
+    with pytest.raises(UserError, match=r"prepared with data\.window=None, now it is 16"):
         require_same_origin(prepared, {"seed": 3, "data.window": 16})
 
 

@@ -66,6 +66,13 @@ def test_blank_lines_are_passed_over_and_still_counted(tmp_path):
     assert list(read_json_lines(path)) == [(f"{path}:2", {"a": 1}), (f"{path}:4", {"a": 2})]
 
 
+@pytest.mark.xfail(strict=True, reason="known gap")
+def test_a_byte_order_mark_is_passed_over(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('\ufeff{"id": "a", "text": "one"}', encoding="utf-8")
+    assert [doc.id for doc in read_documents(path)] == ["a"]
+
+
 def test_documents_stream_so_that_the_first_comes_before_a_mistake_in_the_second(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"id": "a", "text": "one"}\nbroken\n')

@@ -32,7 +32,8 @@ METRICS = [
         "index/age_steps": step % 4,
         "time/step_seconds": 2.0,
         "pipeline/wait_seconds": 0.5,
-        **({"index/swap_ms": 3.0} if step % 4 == 0 else {}),
+        "index/swapped": float(step % 4 == 0),
+        "index/swap_ms": 3.0 if step % 4 == 0 else 0.0,
     }
     for step in range(1, 10)
 ]

@@ -2,8 +2,10 @@
 
 import os
 import signal
+import sys
 import time
 
+import psutil
 import pytest
 import ray
 
@@ -12,6 +14,8 @@ from models.scorer_pool import LMSpec, ScorerPool
 from models.stand_in_lm import StandInLM
 
 pytestmark = [pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(120)]
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import tests
 
 
 class Worker:
@@ -96,3 +100,10 @@ def test_the_scorer_pool_answers_as_the_lm_itself():
     assert pool.generate(["a b b"], 2) == ["b b"]
     assert pool.identity == StandInLM.identity
     pool.close()
+
+
+def test_ray_listens_on_loopback_only():
+    listening = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    ours = {p.pid for p in psutil.Process().children(recursive=True)}
+    addresses = {c.laddr.ip.removeprefix("::ffff:") for c in listening if c.pid in ours}
+    assert addresses and addresses <= {"127.0.0.1", "::1"}

@@ -16,12 +16,17 @@ def test_it_is_a_language_model() -> None:
 
 
 def test_a_continuation_of_two_words_has_the_score_computed_by_hand() -> None:
-    score = LM.score(["red blue red"], [" red sky"])[0]
+    score = LM.score(["red blue red"], [" red blue"])[0]
     red = 0.5 * 2 / 3 + 0.5 / 256**4  # two of three words; four bytes with its space
-    sky = 0.5 * 0 / 4 + 0.5 / 256**4  # none of four words by now
-    np.testing.assert_allclose(score.token_logprobs, [math.log(red), math.log(sky)], rtol=1e-6)
+    blue = 0.5 * 1 / 4 + 0.5 / 256**5  # one of four words by now
+    np.testing.assert_allclose(score.token_logprobs, [math.log(red), math.log(blue)], rtol=1e-6)
     assert score.num_tokens == 2
-    assert score.sum_logprob == pytest.approx(math.log(red) + math.log(sky))
+    assert score.sum_logprob == pytest.approx(math.log(red) + math.log(blue))
+
+
+def test_a_word_that_was_not_seen_is_as_likely_as_its_bytes() -> None:
+    score = LM.score([""], ["日"])[0]
+    assert score.sum_logprob == pytest.approx(math.log(0.5) - 3 * math.log(256))
 
 
 def test_scores_are_deterministic_and_do_not_depend_on_the_rest_of_the_call() -> None:

@@ -34,6 +34,7 @@ def start(run: Path, *overrides: str) -> subprocess.Popen:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
     )
 
 

@@ -1,0 +1,35 @@
+"""What Ray reads from the environment when it is imported, and never again: settled before that.
+
+A cluster of our own listens on loopback only, and takes work only with a token that lies in a file of this
+user's, so that nobody else on the machine or the network can send it code.
+"""
+
+import os
+import secrets
+import sys
+import tempfile
+from pathlib import Path
+
+from configs.schema import Config
+
+# Ray's own name for "keep to 127.0.0.1"; asking for that address in ray.init does not: it is replaced.
+LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+
+
+def configure_ray_environment(config: Config) -> None:
+    """Set authentication and, for a cluster that is yet to be started, loopback. What the user has set stays."""
+    if "RAY_AUTH_MODE" in os.environ:
+        return
+    assert "ray" not in sys.modules, "Ray has read its environment already"
+    os.environ["RAY_AUTH_MODE"] = config.ray.auth.value
+    if config.ray.address is None:
+        os.environ.update(LOOPBACK_ONLY)
+        if config.ray.auth.value == "token":
+            os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(_write_token()))
+
+
+def _write_token() -> Path:
+    path = Path(tempfile.mkdtemp(prefix="replug-ray-")) / "token"  # the folder is 0700
+    path.touch(mode=0o600)
+    path.write_text(secrets.token_hex(32))
+    return path
