@@ -60,12 +60,14 @@ def _read_yaml(path: Path) -> Any:
     if not path.is_file():
         raise UserError(f"configuration {path} does not exist; expected a YAML file such as configs/quickstart.yaml")
     try:
-        loaded = OmegaConf.load(path)
+        with path.open(encoding="utf-8") as file:
+            top = yaml.compose(file, Loader=yaml.SafeLoader)
+        if top is not None and not isinstance(top, yaml.MappingNode):
+            found = "a list" if isinstance(top, yaml.SequenceNode) else repr(top.value)
+            raise UserError(f"{path}: expected sections such as `train:` at the top, found {found}")
+        return _require_sections(OmegaConf.load(path))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
-    if not OmegaConf.is_dict(loaded):
-        raise UserError(f"{path}: expected sections such as `train:` at the top, found a list")
-    return loaded
 
 
 def _read_overrides(overrides: Sequence[str]) -> Any:
@@ -73,15 +75,28 @@ def _read_overrides(overrides: Sequence[str]) -> Any:
         key, equals, _ = override.partition("=")
         if not equals or not key:
             raise UserError(f"override {override!r} is not of the form key=value, such as train.max_steps=10")
-    try:
-        return OmegaConf.from_dotlist(list(overrides))
-    except yaml.YAMLError as error:
-        raise UserError(f"an override is not valid YAML: {' '.join(str(error).split())}") from error
+        try:
+            OmegaConf.from_dotlist([override])
+        except yaml.YAMLError as error:
+            raise UserError(f"override {override!r} is not valid YAML: {' '.join(str(error).split())}") from error
+    return _require_sections(OmegaConf.from_dotlist(list(overrides)))
+
+
+def _require_sections(tree: Any) -> Any:
+    """Where the schema has a section, a single value or a list would be an error without a key."""
+    content: Any = OmegaConf.to_container(tree, resolve=False)
+    for name, kind in _sections():
+        if name in content and not isinstance(content[name], dict):
+            first = dataclasses.fields(kind)[0].name
+            raise UserError(f"{name}: expected keys of this section, such as {name}.{first}, found {content[name]!r}")
+    if content.get("wandb", {}).get("mode") is False:
+        tree.wandb.mode = "off"  # which YAML reads as a boolean
+    return tree
 
 
 def _explain(error: OmegaConfBaseException) -> str:
     key = error.full_key or "configuration"
-    reason = str(error).strip().splitlines()[0]
+    reason = " ".join(str(error).partition("\n    full_key:")[0].split())
     if error.object_type is not None and "not in" in reason:
         return f"{key}: unknown key{_suggestion(key)}"
     expected = _expected(key)
@@ -89,12 +104,20 @@ def _explain(error: OmegaConfBaseException) -> str:
 
 
 def _suggestion(key: str) -> str:
-    close = difflib.get_close_matches(key, [name for name, _ in _known_keys()], n=1)
+    names = [name for name, _ in _known_keys()]
+    if key in names:  # dots make sections on the command line only
+        section, _, inner = key.rpartition(".")
+        return f"; in a file it is `{inner}:` under `{section}:`"
+    close = difflib.get_close_matches(key, names + [name for name, _ in _sections()], n=1)
     return f"; did you mean {close[0]}?" if close else "; `replug keys` lists them all"
 
 
 def _expected(key: str) -> str:
     return dict(_known_keys()).get(key, "")
+
+
+def _sections() -> Iterator[tuple[str, Any]]:
+    return ((field.name, field.type) for field in dataclasses.fields(Config) if dataclasses.is_dataclass(field.type))
 
 
 def _known_keys() -> Iterator[tuple[str, str]]:

@@ -18,5 +18,8 @@ def check_paths(config: Config) -> None:
             )
         if value is not None and not Path(value).expanduser().is_file():
             raise UserError(f"data.{name}: {value} does not exist; expected a file of JSON Lines")
+    source = data.source or ""
+    if source.startswith((".", "/", "~")) and not Path(source).expanduser().exists():
+        raise UserError(f"data.source: {source} does not exist; expected a JSONL file or a folder")
     if data.prepared is not None and not (Path(data.prepared).expanduser() / "manifest.json").is_file():
         raise UserError(f"data.prepared: {data.prepared} is not a prepared set (manifest.json is missing)")

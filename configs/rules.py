@@ -1,5 +1,6 @@
 """Ranges and combinations that a configuration must satisfy, each with what was expected instead."""
 
+import math
 from collections.abc import Iterator
 
 from configs.errors import UserError
@@ -57,6 +58,9 @@ def check_rules(config: Config) -> None:
 
 
 def _problems(config: Config) -> Iterator[str]:
+    for key in ("run_dir", "retriever.path", "lm.path"):
+        if not str(_value(config, key)).strip():
+            yield f"{key} is empty; expected a path or a name"
     yield from _out_of_range(config)
     if config.retrieve.k < 2:
         yield f"retrieve.k is {config.retrieve.k}; expected at least 2: one document alone gives no gradient"
@@ -74,11 +78,11 @@ def _value(config: Config, key: str) -> float | None:
 def _out_of_range(config: Config) -> Iterator[str]:
     for key in POSITIVE:
         value = _value(config, key)
-        if value is not None and not value > 0:
+        if value is not None and not 0 < value < math.inf:
             yield f"{key} is {value}; expected a number above 0"
     for key in NOT_NEGATIVE:
         value = _value(config, key)
-        if value is not None and not value >= 0:
+        if value is not None and not 0 <= value < math.inf:
             yield f"{key} is {value}; expected 0 or more"
     for key in ("train.warmup_ratio", "data.query_share", "data.heldout_share"):
         value = _value(config, key)

@@ -21,11 +21,10 @@ from data.progress import Progress, say
 from data.records import Document, Window
 from data.rows import read_documents, read_windows
 from data.sources import FieldMap, SourceText, read_source
-from data.store import CorpusStore, PreparedSet, file_sha256, write_documents, write_json, write_windows
+from data.store import FILES, CorpusStore, PreparedSet, file_sha256, write_documents, write_json, write_windows
 
 Piece = TypeVar("Piece", Document, Window)
 Origin = dict[str, object]  # the keys, and hashes of files, that a set was made from
-FILES = ("documents.arrow", "queries.arrow", "heldout.arrow")
 
 
 class Tokenizer(Protocol):
@@ -52,6 +51,11 @@ def prepare_raw(config: DataConfig, seed: int, tokenizer: Tokenizer, out: Path, 
     _drop_equal_texts(pieces)
     _trim(pieces, config, seed)
     say(f"cut into {_counts(pieces)}")
+    if not (pieces.documents and pieces.queries and pieces.heldout):
+        raise UserError(
+            f"data.source: {config.source} gives {_counts(pieces)}; expected some of each: give more or longer "
+            "texts, a smaller data.window, or other shares"
+        )
     return _write_set(out, pieces.documents, pieces.queries, pieces.heldout, dict(pieces.dropped), origin)
 
 
@@ -62,7 +66,7 @@ def prepare_rows(corpus: Path, queries: Path, heldout: Path, out: Path, origin: 
 
 def require_same_origin(prepared: PreparedSet, origin: Origin) -> PreparedSet:
     """A set that lies there already serves only if it was made from the same; raises UserError otherwise."""
-    before = prepared.manifest["origin"]
+    before = prepared.manifest.get("origin", {})
     for key in sorted({*before, *origin}):
         if before.get(key) != origin.get(key):
             raise UserError(
@@ -187,9 +191,10 @@ def _write_set(
 
 def _clear(out: Path) -> None:
     """Make room for a set: an earlier one goes, anything else of the user's stays and is named."""
-    foreign = (
-        [path.name for path in out.iterdir() if path.name not in (*FILES, "manifest.json")] if out.exists() else []
-    )
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; give another data.out")
+    ours = {*FILES, "manifest.json", "manifest.json.partial"}
+    foreign = [path.name for path in out.iterdir() if path.name not in ours] if out.exists() else []
     if foreign:
         raise UserError(f"{out} holds {foreign[0]}, which is no part of a prepared set; give another data.out")
     shutil.rmtree(out, ignore_errors=True)

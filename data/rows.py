@@ -5,6 +5,7 @@ Every error names file, line and id. Plain and gzip files are read.
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,7 @@ def read_documents(path: Path) -> Iterator[Document]:
     seen: set[str] = set()
     for where, row in read_json_lines(path):
         doc_id = _identifier(row, where)
-        if doc_id in seen:
-            raise UserError(f"{where}: document id {doc_id!r} occurs twice; ids must be unique")
-        seen.add(doc_id)
+        require_new(doc_id, seen, where)
         title = _optional(row, "title", where)
         text = _text(row, "text", where)
         yield Document(
@@ -35,14 +34,13 @@ def read_documents(path: Path) -> Iterator[Document]:
 
 def read_windows(path: Path) -> list[Window]:
     """Rows with `context`, `continuation`, optional `id`, `domain`, `source`, `gold`."""
-    windows = [_window(row, where, number) for number, (where, row) in enumerate(read_json_lines(path))]
+    windows: list[Window] = []
+    seen: set[str] = set()
+    for number, (where, row) in enumerate(read_json_lines(path)):
+        windows.append(_window(row, where, number))
+        require_new(windows[-1].id, seen, where)
     if not windows:
         raise UserError(f"{path} holds no texts")
-    seen: set[str] = set()
-    for window in windows:
-        if window.id in seen:
-            raise UserError(f"{path}: text id {window.id!r} occurs twice; ids must be unique")
-        seen.add(window.id)
     return windows
 
 
@@ -53,24 +51,42 @@ def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     opener = gzip.open if path.suffix == ".gz" else open
     number = 0
     try:
-        with opener(path, "rt", encoding="utf-8") as file:
+        with opener(path, "rb") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield f"{path}:{number}", _object(line, f"{path}:{number}")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 after line {number}: {error.reason}; convert the file") from error
-    except (gzip.BadGzipFile, EOFError) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{path}: not a whole gzip file after line {number}: {error}") from error
 
 
-def _object(line: str, where: str) -> dict[str, Any]:
+def _object(line: bytes, where: str) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        row = json.loads(line.decode("utf-8-sig"))  # Windows begins files with a byte order mark
+    except UnicodeDecodeError as error:
+        raise UserError(f"{where}: not UTF-8 at byte {error.start} of the line; convert the file") from error
     except json.JSONDecodeError as error:
         raise UserError(f"{where}: not valid JSON: {error.msg} at column {error.colno}") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets thousands deep
+        raise UserError(f"{where}: not valid JSON: {error}") from error
     if not isinstance(row, dict):
         raise UserError(f"{where}: expected a JSON object, found {type(row).__name__}")
+    if b"\\ud" in line.lower():
+        _require_whole_characters(row, where)
     return row
+
+
+def _require_whole_characters(row: dict[str, Any], where: str) -> None:
+    for name, value in row.items():
+        try:
+            json.dumps([name, value], ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"{where}: field {name!r} holds half a surrogate pair") from error
+
+
+def require_new(identifier: str, seen: set[str], where: str) -> None:
+    if identifier in seen:
+        raise UserError(f"{where}: id {identifier!r} occurs twice; ids must be unique")
+    seen.add(identifier)
 
 
 def _window(row: dict[str, Any], where: str, number: int) -> Window:
@@ -103,15 +119,11 @@ def _text(row: dict[str, Any], name: str, where: str) -> str:
         raise UserError(f"{label}: field '{name}' must be a string, found {type(value).__name__}")
     if not value.strip():
         raise UserError(f"{label}: field '{name}' is empty")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"{label}: field '{name}' holds half a surrogate pair at {error.start}") from error
     return value
 
 
 def _optional(row: dict[str, Any], name: str, where: str) -> str | None:
     value = row.get(name)
-    if value is not None and not isinstance(value, str | int):
+    if value is not None and (isinstance(value, bool) or not isinstance(value, str | int)):
         raise UserError(f"{where}: field '{name}' must be a string, found {type(value).__name__}")
     return None if value is None else str(value)

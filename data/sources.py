@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import UserError
-from data.rows import read_json_lines
+from data.rows import read_json_lines, require_new
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,12 @@ def read_source(source: str, fields: FieldMap) -> Iterator[SourceText]:
 def _read_folder(root: Path) -> Iterator[SourceText]:
     """Every text file under a folder; the first folder below it is the domain."""
     found = False
-    for path in sorted(p for p in root.rglob("*") if p.is_file() and not p.name.startswith(".")):
+    for path in sorted(path for path in root.rglob("*") if path.is_file()):
         relative = path.relative_to(root)
+        if any(part.startswith(".") for part in relative.parts):
+            continue
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_bytes().decode("utf-8")
         except UnicodeDecodeError as error:
             raise UserError(f"{path}: not UTF-8 at byte {error.start}; convert or remove the file") from error
         found = True
@@ -66,8 +68,13 @@ def _read_folder(root: Path) -> Iterator[SourceText]:
 
 
 def _read_rows(path: Path, fields: FieldMap) -> Iterator[SourceText]:
+    seen: set[str] = set()
     for number, (where, row) in enumerate(read_json_lines(path)):
-        yield _source_text(row, fields, where, number)
+        text = _source_text(row, fields, where, number)
+        require_new(text.id, seen, where)
+        yield text
+    if not seen:
+        raise UserError(f"data.source: {path} holds no texts")
 
 
 def _read_hub(name: str, fields: FieldMap) -> Iterator[SourceText]:

@@ -18,6 +18,7 @@ from datasets import Dataset
 from configs.errors import UserError
 from data.records import Document, Window
 
+FILES = ("documents.arrow", "queries.arrow", "heldout.arrow")
 ROWS_PER_BATCH = 1000
 DOCUMENT_SCHEMA = pa.schema([(name, pa.string()) for name in ("id", "text", "domain", "source")])
 WINDOW_SCHEMA = pa.schema(
@@ -77,9 +78,7 @@ class PreparedSet:
         if not (folder / "manifest.json").is_file():
             raise UserError(f"{folder} is not a prepared set: manifest.json is missing; run `replug prepare` again")
         self.folder = folder
-        self.manifest = json.loads((folder / "manifest.json").read_text())
-        if "disjoint" not in self.manifest:
-            raise UserError(f"{folder}/manifest.json holds no proof of disjointness; run `replug prepare` again")
+        self.manifest = _read_manifest(folder)
         self.corpus = CorpusStore(self.corpus_path)
         self.queries = WindowStore(folder / "queries.arrow")
         self.heldout = WindowStore(folder / "heldout.arrow")
@@ -91,6 +90,20 @@ class PreparedSet:
     @property
     def corpus_sha256(self) -> str:
         return self.manifest["files"]["documents.arrow"]
+
+
+def _read_manifest(folder: Path) -> dict:
+    mend = "remove the folder and run `replug prepare` again"
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{folder}/manifest.json is not valid JSON ({error}); {mend}") from error
+    if not isinstance(manifest, dict) or "disjoint" not in manifest:
+        raise UserError(f"{folder}/manifest.json holds no proof of disjointness; {mend}")
+    for name in FILES:
+        if not (folder / name).is_file():
+            raise UserError(f"{folder}/{name} is missing; {mend}")
+    return manifest
 
 
 def write_documents(path: Path, documents: Iterable[Document]) -> int:
@@ -127,5 +140,5 @@ def file_sha256(path: Path) -> str:
 def write_json(path: Path, content: object) -> None:
     """Write beside and rename, so that a reader sees all of it or none."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     partial.replace(path)

@@ -53,19 +53,20 @@ def resolve_lm_path(path: str) -> str:
     """A folder or hub name for `lm.path`; a GGUF file becomes a folder of safetensors."""
     if path == "package:smollm2":
         return str(convert_gguf(packaged_file(SMOLLM2, SMOLLM2_FILE), cache_dir()))
-    if path.endswith(".gguf") and Path(path).is_file():
-        return str(convert_gguf(Path(path), cache_dir()))
+    if path.endswith(".gguf") and Path(path).expanduser().is_file():
+        return str(convert_gguf(Path(path).expanduser(), cache_dir()))
     return _existing_or_hub("lm.path", path, ("package:smollm2", "stand_in"))
 
 
 def _existing_or_hub(key: str, path: str, names: tuple[str, ...]) -> str:
     folder = Path(path).expanduser()
+    if folder.is_file():
+        raise UserError(f"{key}: {path} is a file; expected a folder, a hub name, or one of {', '.join(names)}")
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise UserError(f"{key}: {folder} has no config.json; expected a folder written by save_pretrained")
         return str(folder)
-    looks_local = path.startswith((".", "/", "~", "package:")) or path.count("/") != 1
-    if (looks_local and path.count("/") != 0) or path.startswith("package:"):
+    if path.startswith((".", "/", "~", "package:")) or path.count("/") > 1 or path.endswith(".gguf"):
         raise UserError(f"{key}: {path} does not exist; expected a folder, a hub name, or one of {', '.join(names)}")
     return path
 

@@ -42,9 +42,9 @@ def train(config: Config) -> dict:
     _quieten_lightning()
     spec = wiring.lm_spec(config)
     module_encoder = wiring.load_encoder(config)
-    run.claim(config)
     data = wiring.prepared_set(config, run.data)
     wiring.check_data(config, data, spec)
+    run.claim(config)  # only now: a mistake mended above must not be a changed key of an unfinished run
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
     with ray_cluster(config), wiring.start_workers(config, spec, run.index, run.scores) as workers:

@@ -68,7 +68,9 @@ def prepared_set(config: Config, default_out: Path) -> PreparedSet:
         return PreparedSet(Path(data.prepared).expanduser())
     out = Path(data.out).expanduser() if data.out else default_out
     if data.source:
-        origin = {**_data_keys(config, RAW_KEYS), "seed": config.seed}
+        origin = {**_data_keys(config, RAW_KEYS), "seed": config.seed, **_tokenizer_key(config)}
+        if Path(data.source).expanduser().is_file():
+            origin["data.source (sha256)"] = file_sha256(Path(data.source).expanduser())
         if (out / "manifest.json").is_file():
             return require_same_origin(PreparedSet(out), origin)
         return prepare_raw(data, config.seed, _offsets_tokenizer(config), out, origin)
@@ -77,6 +79,13 @@ def prepared_set(config: Config, default_out: Path) -> PreparedSet:
     if (out / "manifest.json").is_file():
         return require_same_origin(PreparedSet(out), origin)
     return prepare_rows(**files, out=out, origin=origin)
+
+
+def _tokenizer_key(config: Config) -> dict[str, object]:
+    """Which model's tokens the texts were cut by."""
+    paths = {"lm": config.lm.path, "retriever": config.retriever.path}
+    name = config.data.tokenizer
+    return {f"{name}.path": paths[name]} if name in paths else {}
 
 
 def _data_keys(config: Config, names: tuple[str, ...]) -> dict[str, object]:
@@ -280,14 +289,21 @@ def _check_lengths(data: PreparedSet, windows: list[Window], spec: LMSpec, separ
     tokenizer = load_tokenizer(spec.path)
 
     def count(text: str) -> int:
-        size = len(text.encode())
-        return size if size < limit // 4 else len(tokenizer(text, verbose=False)["input_ids"])
+        return len(tokenizer(text, verbose=False)["input_ids"])
 
-    longest = max(windows, key=lambda window: count(window.context) + count(window.continuation))
-    rest = count(longest.context) + count(longest.continuation) + count(separator) + 2
+    rest, longest = 0, ""
+    for window in sorted(windows, key=_num_bytes, reverse=True):
+        if _num_bytes(window) <= rest:
+            break
+        rest, longest = max((rest, longest), (count(window.context) + count(window.continuation), window.id))
+    rest += count(separator) + 2
     for doc in data.corpus.iterate():
-        if count(doc.text) + rest > limit:
+        if len(doc.text.encode()) + rest > limit and count(doc.text) + rest > limit:
             raise UserError(
-                f"document {doc.id} has {count(doc.text)} tokens and text {longest.id} up to {rest}, but the LM at "
+                f"document {doc.id} has {count(doc.text)} tokens and text {longest} up to {rest}, but the LM at "
                 f"lm.path holds {limit}: cut the documents (data.source does it), or take an LM with a longer context"
             )
+
+
+def _num_bytes(window: Window) -> int:
+    return len((window.context + window.continuation).encode())

@@ -78,7 +78,6 @@ def choices() -> list[str]:
     return [f"{key}={member.name}" for key, kind in kinds.items() if issubclass(kind, Enum) for member in kind]
 
 
-@pytest.mark.xfail(strict=True, reason="known gap: YAML reads `wandb.mode=off` as false")
 def test_every_choice_can_be_written_without_quotes(tmp_path):
     assert len(choices()) > 20
     for choice in choices():

@@ -205,7 +205,6 @@ def test_the_manifest_is_written_last(tmp_path, monkeypatch):
     assert contents(prepare(tmp_path / "a")) == contents(prepare(tmp_path / "b"))  # and is made anew
 
 
-@pytest.mark.xfail(strict=True, reason="known gap")
 def test_a_set_killed_while_its_manifest_was_written_is_made_anew(tmp_path):
     prepare(tmp_path / "a")
     (tmp_path / "a" / "manifest.json").rename(tmp_path / "a" / "manifest.json.partial")

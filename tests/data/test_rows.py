@@ -66,7 +66,6 @@ def test_blank_lines_are_passed_over_and_still_counted(tmp_path):
     assert list(read_json_lines(path)) == [(f"{path}:2", {"a": 1}), (f"{path}:4", {"a": 2})]
 
 
-@pytest.mark.xfail(strict=True, reason="known gap")
 def test_a_byte_order_mark_is_passed_over(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('\ufeff{"id": "a", "text": "one"}', encoding="utf-8")

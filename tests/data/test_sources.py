@@ -46,7 +46,6 @@ def test_a_folders_texts_come_sorted_with_the_first_folder_as_domain(tmp_path):
     ]
 
 
-@pytest.mark.xfail(strict=True, reason="known gap")
 def test_hidden_folders_are_passed_over(tmp_path):
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "index").write_bytes(b"\xff\xfe")
@@ -54,7 +53,6 @@ def test_hidden_folders_are_passed_over(tmp_path):
     assert [text.id for text in read(tmp_path)] == ["a.txt"]
 
 
-@pytest.mark.xfail(strict=True, reason="known gap")
 def test_line_ends_of_text_files_are_kept(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"one\r\ntwo\r\n")
     assert read(tmp_path)[0].text == "one\r\ntwo\r\n"
