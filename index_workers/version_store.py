@@ -21,7 +21,6 @@ import numpy as np
 
 from configs.errors import UserError
 from data.store import file_sha256, write_json
-from models.encoder import weights_sha256
 
 
 @dataclass(frozen=True)
@@ -166,6 +165,11 @@ class VersionStore:
 
     def _mark(self, version: int, block: int) -> Path:
         return self.folder(version) / f"block-{block:05d}.json"
+
+
+def weights_sha256(folder: Path) -> str:
+    """Hash of an encoder folder's weights, by which snapshots are told apart."""
+    return file_sha256(folder / "model.safetensors")
 
 
 def _read_checked(path: Path, sha256: str) -> np.ndarray:

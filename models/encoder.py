@@ -5,7 +5,6 @@ similarity the vector is normalized, so that an inner product is the cosine ever
 Truncation follows the encoder's own token limit and never the size of a batch.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,8 +14,6 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from configs.errors import UserError
-
-WEIGHTS = "model.safetensors"
 
 
 class Encoder(nn.Module):
@@ -94,12 +91,6 @@ def token_budget_batches(lengths: Sequence[int], tokens_per_batch: int) -> Itera
         size = max(1, tokens_per_batch // max(1, lengths[order[start]]))
         yield order[start : start + size]
         start += size
-
-
-def weights_sha256(folder: Path) -> str:
-    """Hash of an encoder folder's weights, by which snapshots are told apart."""
-    with (folder / WEIGHTS).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _load(path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -13,7 +13,6 @@ import torch
 from models.actor_pool import ActorPool
 from models.black_box_lm import BlackBoxLM, ContinuationScore
 from models.hardware import DTYPES, available_cores, default_device
-from models.hf_lm import HuggingFaceLM, lm_identity
 from models.stand_in_lm import StandInLM
 
 
@@ -35,12 +34,18 @@ class LMSpec:
     def load(self, device: torch.device | str | None = None) -> BlackBoxLM:
         if self.is_stand_in:
             return StandInLM(float(self.path.partition(":")[2] or 0))
+        from models.hf_lm import HuggingFaceLM  # seconds to import, which the stand-in can do without
+
         return HuggingFaceLM(self.path, DTYPES[self.dtype], device or default_device(), self.tokens_per_batch)
 
     @property
     def identity(self) -> str:
         """As the loaded LM's, without loading it."""
-        return StandInLM.identity if self.is_stand_in else lm_identity(self.path, DTYPES[self.dtype])
+        if self.is_stand_in:
+            return StandInLM.identity
+        from models.hf_lm import lm_identity
+
+        return lm_identity(self.path, DTYPES[self.dtype])
 
     @property
     def max_tokens(self) -> int | None:

@@ -31,7 +31,6 @@ def test_hub_names_pass(path: str) -> None:
     assert resolve_lm_path(path) == resolve_encoder_path(path) == path
 
 
-@pytest.mark.xfail(strict=True, reason="a missing GGUF file is taken for a hub name")
 @pytest.mark.parametrize("path", ["missing.gguf", "models/missing.gguf"])
 def test_a_missing_gguf_file_is_refused(path: str) -> None:
     with pytest.raises(UserError, match=r"lm\.path: .*missing\.gguf does not exist"):
