@@ -22,6 +22,7 @@ STYLE: Any = {
     "grid.alpha": 0.25,
     "font.size": 10,
     "svg.fonttype": "none",
+    "text.parse_math": False,  # a dollar sign in a domain's name is a dollar sign
     "svg.hashsalt": "replug",  # the same figure gives the same bytes
 }
 

@@ -21,7 +21,7 @@ class Builder:
     def __init__(self, root: Path, threads: int) -> None:
         torch.set_num_threads(threads)
         self._store = VersionStore(root)
-        self._loaded: tuple[str, Encoder] | None = None
+        self._loaded: tuple[tuple[str, str, int, str], Encoder] | None = None
         self._corpus: tuple[str, CorpusStore] | None = None
 
     def embed_block(self, plan: BuildPlan, block: int) -> int:
@@ -34,10 +34,11 @@ class Builder:
         return len(rows)
 
     def _encoder_of(self, plan: BuildPlan) -> Encoder:
-        if self._loaded is None or self._loaded[0] != plan.weights_sha256:
+        key = (plan.weights_sha256, plan.similarity, plan.max_tokens, plan.dtype)
+        if self._loaded is None or self._loaded[0] != key:
             folder = self._store.encoder_folder(plan.version)
             encoder = Encoder(str(folder), plan.similarity, plan.max_tokens)
-            self._loaded = (plan.weights_sha256, encoder.to(default_device(), DTYPES[plan.dtype]))
+            self._loaded = (key, encoder.to(default_device(), DTYPES[plan.dtype]))
         return self._loaded[1]
 
     def _corpus_of(self, plan: BuildPlan) -> CorpusStore:

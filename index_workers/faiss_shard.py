@@ -23,6 +23,8 @@ class FaissShard:
 
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows [B, k'] of the corpus and inner products [B, k'], best first; k' is k or the shard's size."""
+        if not len(self):  # more shards than blocks; FAISS refuses to look for nothing
+            return np.empty((len(queries), 0), dtype=np.int64), np.empty((len(queries), 0), dtype=np.float32)
         similarities, rows = self._index.search(np.ascontiguousarray(queries, dtype=np.float32), min(k, len(self)))
         return rows + self.first_row, similarities
 

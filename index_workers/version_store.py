@@ -102,13 +102,14 @@ class VersionStore:
         """Blocks still to be embedded. Blocks of another plan are removed."""
         folder = self.folder(plan.version)
         record = folder / "plan.json"
-        if record.exists() and BuildPlan(**json.loads(record.read_text())) != plan:
+        if not record.exists() or BuildPlan(**json.loads(record.read_text())) != plan:
             self.discard_blocks(plan.version)
         write_json(record, asdict(plan))
         return [block for block in range(plan.num_blocks) if not self._mark(plan.version, block).is_file()]
 
     def discard_blocks(self, version: int) -> None:
-        """Remove all of a version but its encoder."""
+        """Remove all of a version but its encoder; first what says that it may be searched."""
+        (self.folder(version) / "manifest.json").unlink(missing_ok=True)
         for path in self.folder(version).iterdir():
             if path.is_file():
                 path.unlink()

@@ -38,7 +38,7 @@ class CachingLM:
             answers, missing = self._claim(keys)
         if missing:
             rows = list(missing.values())
-            inner = self._lm.submit([prefixes[row] for row in rows], [continuations[row] for row in rows])
+            inner = self._ask([prefixes[row] for row in rows], [continuations[row] for row in rows])
             inner.add_done_callback(lambda done: self._settle(list(missing), done))
         return gather(answers)
 
@@ -50,6 +50,15 @@ class CachingLM:
 
     def close(self) -> None:
         self._database.close()
+
+    def _ask(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[list[ContinuationScore]]":
+        """The LM's future; an error that it raises at once is in the future too, where claims are given back."""
+        try:
+            return self._lm.submit(prefixes, continuations)
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits
+            failed: Future[list[ContinuationScore]] = Future()
+            failed.set_exception(error)
+            return failed
 
     def _key(self, prefix: str, continuation: str) -> Key:
         digest = hashlib.blake2b(digest_size=16)
@@ -93,6 +102,8 @@ class CachingLM:
                 future.set_exception(error)
 
     def _store(self, keys: list[Key], scores: list[ContinuationScore]) -> BaseException | None:
+        if len(scores) != len(keys):
+            return ValueError(f"the LM gave {len(scores)} scores for {len(keys)} inputs")
         rows = [(key, s.token_logprobs.astype(np.float32).tobytes()) for key, s in zip(keys, scores, strict=True)]
         try:
             with self._lock, self._database:

@@ -24,7 +24,11 @@ class Encoder(nn.Module):
         self.backbone: PreTrainedModel
         self.backbone, self.tokenizer = _load(path)
         self.similarity = similarity
-        self.max_tokens = max_tokens or _token_limit(self.backbone, self.tokenizer)
+        limit = _token_limit(self.backbone, self.tokenizer)
+        if max_tokens is not None and max_tokens > limit:
+            raise UserError(f"retriever.max_tokens is {max_tokens}, but {path} holds at most {limit} tokens")
+        self.max_tokens = max_tokens or limit
+        self.tokenizer.model_max_length = self.max_tokens  # saved with it, so that others cut texts alike
         self.eval()
 
     @property

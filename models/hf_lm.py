@@ -34,6 +34,8 @@ class HuggingFaceLM:
         tokens_per_batch: int = 4096,
     ) -> None:
         self.tokenizer = load_tokenizer(path)
+        if self.tokenizer.eos_token_id is None:
+            raise UserError(f"lm.path: the tokenizer of {path} has no end-of-text token; set eos_token in its config")
         self.model = _load_model(path, dtype)
         self.model.to(device).eval().requires_grad_(False)  # type: ignore[arg-type]
         self.tokens_per_batch = tokens_per_batch
@@ -56,7 +58,7 @@ class HuggingFaceLM:
         return [score for score in scores if score is not None]
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
-        """Greedy continuations, one prompt at a time."""
+        """Greedy continuations, one prompt at a time. Raises ValueError beyond `max_tokens`."""
         return [self._generate_one(prompt, max_new_tokens, stop) for prompt in prompts]
 
     def _token_ids(self, prefix: str, continuation: str) -> tuple[list[int], list[int]]:
@@ -71,6 +73,8 @@ class HuggingFaceLM:
 
     def _check_lengths(self, pairs: list[tuple[list[int], list[int]]]) -> None:
         for row, (before, after) in enumerate(pairs):
+            if not after:
+                raise ValueError(f"continuation {row} has no tokens: the LM's tokenizer drops all of it")
             if self.max_tokens is not None and len(before) + len(after) > self.max_tokens:
                 raise ValueError(
                     f"input {row} has {len(before)} + {len(after)} tokens (prefix + continuation), "
@@ -97,6 +101,7 @@ class HuggingFaceLM:
 
     def _generate_one(self, prompt: str, max_new_tokens: int, stop: str | None) -> str:
         ids, _ = self._token_ids(prompt, " ")
+        self._check_lengths([(ids, [0] * max_new_tokens)])
         with torch.inference_mode():
             output = self.model.generate(  # type: ignore[operator]
                 torch.tensor([ids], device=self.model.device),

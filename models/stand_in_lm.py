@@ -48,8 +48,10 @@ def _score_one(prefix: str, continuation: str) -> ContinuationScore:
     total = max(1, sum(counts.values()))
     logprobs = []
     for word in WORD.findall(continuation):
-        by_bytes = (1 - CACHE_SHARE) * 256.0 ** -len(word.encode())
-        logprobs.append(math.log(CACHE_SHARE * counts[word.strip()] / total + by_bytes))
+        # Added as logarithms: the power of a long word, such as a URL, is 0 as a float.
+        by_bytes = math.log(1 - CACHE_SHARE) - len(word.encode()) * math.log(256)
+        by_cache = math.log(CACHE_SHARE * counts[word.strip()] / total) if counts[word.strip()] else -math.inf
+        logprobs.append(np.logaddexp(by_cache, by_bytes))
         counts[word.strip()] += 1
         total += 1
     return ContinuationScore(np.array(logprobs, dtype=np.float32))

@@ -93,7 +93,6 @@ def test_a_run_without_training_examples_or_gold_documents_has_a_page_too(tmp_pa
     assert "Gold documents" not in page
 
 
-@pytest.mark.xfail(strict=True, reason="matplotlib reads a domain's dollar signs as mathematics")
 def test_a_domain_with_dollar_signs_is_a_name_like_any_other(tmp_path: Path) -> None:
     results = {**RESULTS, "bpb": {"all": RESULTS["bpb"]["all"], "$x^$ shop": RESULTS["bpb"]["all"]}}
     assert "<td>$x^$ shop</td>" in write(tmp_path, results, [], None)

@@ -117,7 +117,6 @@ def test_every_shard_answers_from_its_own_part_and_with_all_of_it_where_it_is_sm
     assert [row for part in found for row in part] == list(range(NUM_DOCUMENTS))
 
 
-@pytest.mark.xfail(strict=True, reason="a shard without blocks asks FAISS for 0 documents, which it refuses")
 def test_more_shards_than_blocks_give_the_same_answer(store: VersionStore, encoder: Encoder) -> None:
     queries = encoder.encode(QUERIES).numpy()
     rows, _ = search(store, queries, num_shards=8, kind="flat")
@@ -150,7 +149,6 @@ def test_a_builder_follows_the_plan_to_other_weights(encoder: Encoder, corpus: P
         np.testing.assert_allclose(block, model.encode(TEXTS[12:24]).numpy(), atol=1e-3)
 
 
-@pytest.mark.xfail(strict=True, reason="Builder keys its loaded encoder by the weights alone")
 def test_a_builder_follows_the_plan_to_another_token_limit(encoder: Encoder, corpus: Path, tmp_path: Path) -> None:
     store = VersionStore(tmp_path / "index")
     plan = make_plan(store, encoder, corpus)

@@ -126,7 +126,6 @@ def test_blocks_of_the_same_plan_are_kept(published: VersionStore) -> None:
     assert published.is_published(3)
 
 
-@pytest.mark.xfail(strict=True, reason="begin trusts marks whose plan.json is gone, as after an interrupted discard")
 def test_marks_without_a_plan_are_dropped(store: VersionStore) -> None:
     write_blocks(store, PLAN, [0, 1])
     (store.folder(3) / "plan.json").unlink()

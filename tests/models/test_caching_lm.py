@@ -124,7 +124,6 @@ def test_an_error_reaches_every_waiter_and_leaves_nothing_behind(path: Path) -> 
     assert bits(scores) == bits([*lm.answers[2], lm.answers[1][0]])
 
 
-@pytest.mark.xfail(strict=True, reason="claims of a call that raises at once are never given back")
 def test_an_error_raised_at_once_leaves_nothing_behind(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lm = CountingLM()
     cached = CachingLM(lm, path)
@@ -135,7 +134,6 @@ def test_an_error_raised_at_once_leaves_nothing_behind(path: Path, monkeypatch: 
     assert bits(cached.submit(["a"], ["y"]).result(1)) == bits(lm.answers[0])
 
 
-@pytest.mark.xfail(strict=True, reason="_settle dies before it answers, and the waiters wait for ever")
 def test_an_answer_of_the_wrong_length_is_an_error(path: Path) -> None:
     lm = CountingLM(held=True)
     cached = CachingLM(lm, path)

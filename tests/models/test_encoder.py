@@ -115,7 +115,6 @@ def test_the_limit_is_the_smaller_of_tokenizer_and_position_table(stand_in: Path
     assert Encoder(str(stand_in)).encode([LONG_TEXT]).shape == (1, 32)
 
 
-@pytest.mark.xfail(strict=True, reason="max_tokens is taken unchecked; the position table then fails with IndexError")
 def test_a_limit_beyond_the_position_table_is_refused(stand_in: Path) -> None:
     with pytest.raises(UserError, match=r"max_tokens.*129.*128"):
         Encoder(str(stand_in), max_tokens=129)
@@ -142,7 +141,6 @@ def test_a_saved_encoder_loads_in_transformers_and_sentence_transformers(
     assert not [path for path in (tmp_path / "saved").rglob("*") if path.suffix in pickles]
 
 
-@pytest.mark.xfail(strict=True, reason="Encoder.save keeps the tokenizer's old model_max_length")
 def test_a_saved_encoder_carries_its_token_limit(folder: Path, tmp_path: Path) -> None:
     encoder = Encoder(str(folder), max_tokens=24)
     encoder.save(tmp_path / "saved")

@@ -163,4 +163,4 @@ def test_a_finished_run_says_so_and_a_changed_one_is_refused(quiet_run, tmp_path
     process = start(unfinished, "loss.beta=0.7")
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert output.startswith("replug: loss.beta is 0.7, but the unfinished run in")
+    assert output.splitlines()[-1].startswith("replug: loss.beta is 0.7, but the unfinished run in")
