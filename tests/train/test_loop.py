@@ -5,44 +5,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-
-ROOT = Path(__file__).parent.parent.parent
-STEPS = 24
-BASE = [
-    "refresh.every_steps=6",
-    "refresh.lag_steps=3",
-    f"train.max_steps={STEPS}",
-    "checkpoint.every_steps=4",
-    "evaluate.num_resamples=200",
-    "train.pipeline_depth=2",
-    "index.threads_per_worker=1",
-    "train.threads=1",
-]
-
-
-def start(run: Path, *overrides: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "train.cli", "train", str(ROOT / "configs/debug.yaml")]
-    return subprocess.Popen(
-        [*command, f"run_dir={run}", *BASE, *overrides],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
-    )
-
-
-def finish(run: Path, *overrides: str) -> str:
-    process = start(run, *overrides)
-    output, _ = process.communicate(timeout=150)
-    assert process.returncode == 0, output
-    return output
+from command_line import STEPS, finish, start
 
 
 def descendants(pid: int) -> list[psutil.Process]:
@@ -66,13 +34,6 @@ def what_must_be_equal(run: Path) -> list[tuple]:
     """Every number that must not depend on timing."""
     timed = ("time/", "pipeline/wait", "index/swap")
     return [tuple((k, v) for k, v in row.items() if not k.startswith(timed)) for row in metrics(run)]
-
-
-@pytest.fixture(scope="module")
-def quiet_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("quiet") / "run"
-    finish(run)
-    return run
 
 
 @pytest.mark.timeout(200)

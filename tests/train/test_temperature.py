@@ -53,4 +53,7 @@ def test_equal_scores_are_called_equal_and_no_temperature_is_advised() -> None:
     equal = np.repeat([[1.0], [-3.0]], 4, axis=1)
     assert temperature_for_entropy_share(equal) is None
     text = temperature_warning("P_R", "loss.gamma", equal, 0.1)
-    assert text == "P_R is nearly uniform at loss.gamma=0.1: 100.0% of the maximal entropy; its scores are equal or nearly so"
+    assert (
+        text
+        == "P_R is nearly uniform at loss.gamma=0.1: 100.0% of the maximal entropy; its scores are equal or nearly so"
+    )

@@ -1,0 +1,73 @@
+"""The commands beside `train`, on a finished run."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import finish
+
+from configs.errors import UserError
+from index_workers.version_store import VersionStore
+from models.encoder import Encoder
+from train.commands import run_export, run_report, run_search
+
+pytestmark = pytest.mark.timeout(200)
+
+
+def test_search_shows_what_the_tuned_retriever_finds(quiet_run, capsys):
+    example = json.loads((quiet_run / "examples.json").read_text())[0]
+    run_search([quiet_run], example["context"], k=3, as_json=True)
+    answer = json.loads(capsys.readouterr().out)
+    assert [doc["id"] for doc in answer["found"]] == [doc["id"] for doc in example["after"]]
+
+
+def test_two_retrievers_are_shown_side_by_side(quiet_run, tmp_path, capsys):
+    finish(tmp_path / "base", f"index.out={tmp_path / 'index'}", command="index")
+    example = json.loads((quiet_run / "examples.json").read_text())[0]
+    run_search([tmp_path / "index", quiet_run], example["context"], k=3, as_json=True)
+    before, after = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert [doc["id"] for doc in before["found"]] == [doc["id"] for doc in example["before"]]
+    assert [doc["id"] for doc in after["found"]] == [doc["id"] for doc in example["after"]]
+    run_search([tmp_path / "index", quiet_run], example["context"], k=2, as_json=False)
+    assert before["found"][0]["id"] in capsys.readouterr().out
+
+
+def test_search_without_an_index_says_so(tmp_path):
+    with pytest.raises(UserError, match="holds no published index"):
+        run_search([tmp_path], "words", k=3, as_json=False)
+
+
+def test_the_exported_retriever_is_the_one_that_made_the_last_index(quiet_run, tmp_path):
+    run_export(quiet_run, tmp_path / "out")
+    store = VersionStore(quiet_run / "index")
+    (version,) = store.published()
+    texts = ["some words", "other words"]
+    exported = Encoder(str(tmp_path / "out")).encode(texts).numpy()
+    np.testing.assert_array_equal(exported, Encoder(str(store.encoder_folder(version))).encode(texts).numpy())
+    with pytest.raises(UserError, match="is not empty"):
+        run_export(quiet_run, tmp_path / "out")
+
+
+def test_the_report_is_made_again_with_a_picture(quiet_run, tmp_path, capsys):
+    (quiet_run / "report.html").unlink()
+    run_report(quiet_run, tmp_path / "overview.png")
+    assert "3 hot swaps" in (quiet_run / "report.html").read_text()
+    assert (tmp_path / "overview.png").read_bytes().startswith(b"\x89PNG")
+    assert "bits per byte on 40 held-out texts" in capsys.readouterr().out
+
+
+def test_evaluate_measures_the_tuned_retriever_as_train_did(quiet_run):
+    output = finish(quiet_run, command="evaluate")
+    again = json.loads((quiet_run / "evaluation/results.json").read_text())
+    assert again == json.loads((quiet_run / "results.json").read_text()), output
+
+
+def test_prepare_is_idempotent_and_refuses_another_setting(tmp_path):
+    out = f"data.out={tmp_path / 'set'}"
+    first = finish(tmp_path / "run", out, command="prepare")
+    manifest = Path(tmp_path / "set/manifest.json").read_text()
+    assert json.loads(first.splitlines()[-1])["documents"] == json.loads(manifest)["counts"]["documents"]
+    finish(tmp_path / "run", out, command="prepare")
+    with pytest.raises(AssertionError, match=r"was prepared with data\.window=16, now it is 8"):
+        finish(tmp_path / "run", out, "data.window=8", command="prepare")
