@@ -1,4 +1,4 @@
-"""The one exception a user is meant to see: it says what is wrong, where, and how to mend it."""
+"""The exceptions a user is meant to see, each one line on the command line."""
 
 
 class UserError(ValueError):
@@ -7,3 +7,7 @@ class UserError(ValueError):
     def __str__(self) -> str:
         """One line, whatever the ids and names hold that it quotes."""
         return " ".join(super().__str__().splitlines())
+
+
+class RunError(RuntimeError):
+    """A run cannot go on, though nothing was wrong at its start; exit status 1. What it had saved stays."""

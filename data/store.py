@@ -138,7 +138,12 @@ def file_sha256(path: Path) -> str:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write beside and rename, so that a reader sees all of it or none."""
+    """Replace a file by this content."""
+    replace_file(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write beside and rename, so that a reader sees all of the old or all of the new."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial.write_bytes(content)
     partial.replace(path)

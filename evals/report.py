@@ -6,6 +6,7 @@ from functools import partial
 from html import escape
 from pathlib import Path
 
+from data.store import replace_file
 from evals import figures
 from evals.results import METHODS, RECALL_AT, interval_lines
 
@@ -37,9 +38,7 @@ def write_report(path: Path, results: dict, metrics: Sequence[dict], examples_pa
     page = (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{CSS}</style><h1>{title}</h1>"
     )
-    unfinished = path.with_suffix(".partial")
-    unfinished.write_text(page + "".join(sections) + "</html>\n", encoding="utf-8")
-    unfinished.replace(path)
+    replace_file(path, (page + "".join(sections) + "</html>\n").encode())
 
 
 def _bpb_section(results: dict) -> str:

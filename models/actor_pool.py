@@ -18,10 +18,11 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from configs.errors import RunError
 from data.progress import say
 
 
-class ActorPoolError(RuntimeError):
+class ActorPoolError(RunError):
     """A call that could not be done, with what happened last."""
 
 

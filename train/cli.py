@@ -1,6 +1,6 @@
 """The command line. Thin: it parses, loads the configuration, and calls; heavy imports come after.
 
-A mistake of the user's is one line on standard error and exit status 2.
+A mistake of the user's is one line on standard error and exit status 2; a run that cannot go on, 1.
 """
 
 import sys
@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from configs.errors import UserError
+from configs.errors import RunError, UserError
 from configs.load import load_config
 from configs.paths import check_paths
 from configs.schema import Config
@@ -33,9 +33,9 @@ def main() -> None:
     """Entry point of the `replug` command."""
     try:
         app()
-    except UserError as error:
+    except (UserError, RunError) as error:
         print(f"replug: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(2 if isinstance(error, UserError) else 1)
 
 
 @app.command()

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from configs.errors import RunError
 from data.records import RetrievedBatch, ScoredBatch, SearchResult, Window
 from data.sampler import QuerySampler
 from data.store import CorpusStore, WindowStore
 from models.black_box_lm import AsyncLM, ContinuationScore
 
 
-class ScoreError(RuntimeError):
+class ScoreError(RunError):
     """The LM's answer cannot be trained on; the message names the text and the document."""
 
 

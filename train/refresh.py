@@ -11,13 +11,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from configs.errors import RunError
 from data.progress import say
 from index_workers.service import IndexService
 from index_workers.version_store import BuildPlan
 from train.pipeline import IndexState
 
 
-class StaleIndexError(RuntimeError):
+class StaleIndexError(RunError):
     """The index is older than `refresh.max_age_steps` allows, because refreshes failed."""
 
 

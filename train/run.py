@@ -17,7 +17,7 @@ from configs.schema import Config
 from data.datamodule import StepDataModule
 from data.progress import say
 from data.records import Window
-from data.store import PreparedSet, write_json
+from data.store import PreparedSet, replace_file, write_json
 from evals.language_modelling import Choice, measure_bits, random_choice
 from evals.report import write_report
 from evals.results import RECALL_AT, bpb_results, print_results, retrieval_results
@@ -96,8 +96,8 @@ def _after(config: Config, run: RunDirectory, data: PreparedSet, workers: Worker
     wiring.build_version(config, module.encoder, data, workers.index, IndexState(version, config.train.max_steps))
     choice = search_windows(config, data, workers.index, module.encoder, version)
     module.encoder.save(run.retriever)
-    workers.index.store.remove_all_but({version})
     _write_choice(saved, choice)
+    workers.index.store.remove_all_but({version})  # only now: a checkpoint may need another version until then
     return choice
 
 
@@ -162,9 +162,7 @@ def random_documents(config: Config, data: PreparedSet, windows: list[Window]) -
 def _write_choice(path: Path, choice: Choice) -> None:
     content = io.BytesIO()
     np.savez(content, doc_rows=choice.doc_rows, similarities=choice.similarities)
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(content.getvalue())
-    partial.replace(path)
+    replace_file(path, content.getvalue())
 
 
 def _read_choice(path: Path) -> Choice:

@@ -19,7 +19,7 @@ from pathlib import Path
 from configs.errors import UserError
 from configs.load import config_to_yaml, flatten, load_config
 from configs.schema import Config
-from data.store import write_json
+from data.store import replace_file, write_json
 from train.environment import describe_environment
 
 # Keys that change neither what is computed nor in which order; a resumed run may set them anew.
@@ -87,7 +87,7 @@ class RunDirectory:
         elif foreign := self._foreign_files():
             raise UserError(f"run_dir: {self.path} holds {foreign[0]}, which is of no run; give another run_dir")
         self.path.mkdir(parents=True, exist_ok=True)
-        stored.write_text(config_to_yaml(config))
+        replace_file(stored, config_to_yaml(config).encode())
         write_json(self.path / "environment.json", describe_environment())
 
     def _foreign_files(self) -> list[str]:
@@ -109,9 +109,7 @@ class RunDirectory:
         if not self.metrics.exists():
             return
         kept = [line for line in self.metrics.read_text().splitlines() if _logged_step(line, step) < step]
-        partial = self.metrics.with_suffix(".partial")
-        partial.write_text("".join(f"{line}\n" for line in kept))
-        partial.replace(self.metrics)
+        replace_file(self.metrics, "".join(f"{line}\n" for line in kept).encode())
 
     def read_metrics(self) -> list[dict]:
         if not self.metrics.exists():

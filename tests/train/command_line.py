@@ -19,11 +19,11 @@ BASE = [
 ]
 
 
-def start(run: Path, *overrides: str, command: str = "train") -> subprocess.Popen:
+def start(run: Path, *overrides: str, command: str = "train", config: str = "debug") -> subprocess.Popen:
     """The real command line in a session of its own, without what the tests tell Ray."""
-    arguments = [sys.executable, "-m", "train.cli", command, str(ROOT / "configs/debug.yaml"), f"run_dir={run}"]
+    arguments = [sys.executable, "-m", "train.cli", command, str(ROOT / f"configs/{config}.yaml"), f"run_dir={run}"]
     return subprocess.Popen(
-        [*arguments, *BASE, *overrides],
+        [*arguments, *(BASE if config == "debug" else ()), *overrides],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -32,9 +32,9 @@ def start(run: Path, *overrides: str, command: str = "train") -> subprocess.Pope
     )
 
 
-def finish(run: Path, *overrides: str, command: str = "train") -> str:
+def finish(run: Path, *overrides: str, command: str = "train", config: str = "debug") -> str:
     """As `start`, waited for; returns what was printed."""
-    process = start(run, *overrides, command=command)
+    process = start(run, *overrides, command=command, config=config)
     output, _ = process.communicate(timeout=150)
     assert process.returncode == 0, output
     return output
