@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytorch_lightning as pl
+from pytorch_lightning.plugins.environments import LightningEnvironment
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from configs.errors import UserError
@@ -229,6 +230,7 @@ def trainer(
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=run.path,
+        plugins=[LightningEnvironment()],  # under SLURM too this is one process of ours, not a rank that srun made
         num_sanity_val_steps=0,
     )
 
