@@ -12,7 +12,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from evals.results import METHODS
+from evals.results import DIFFERENCES, METHODS
 
 COLOURS = {"none": "#9aa0a6", "random": "#c9b458", "replug": "#5b8db8", "lsr": "#c2572b"}
 STYLE: Any = {
@@ -40,12 +40,12 @@ def to_svg(draw: Callable[[Axes], None], width: float = 6.4, height: float = 3.0
 
 
 def overview_png(path: Path, results: dict, metrics: Sequence[dict]) -> None:
-    """Bits per byte beside the training curves: the picture that a README shows."""
+    """Bits per byte, the intervals of the differences, and the index: the picture that a README shows."""
     with plt.rc_context(STYLE):
         figure: Figure
-        figure, axes = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
+        figure, axes = plt.subplots(1, 3, figsize=(14, 3.8), layout="constrained", width_ratios=(1.3, 1, 1))
         draw_bpb(axes[0], results)
-        draw_loss(axes[1], metrics)
+        draw_intervals(axes[1], results)
         draw_index_age(axes[2], metrics)
         figure.savefig(path, dpi=110)
         plt.close(figure)
@@ -59,12 +59,27 @@ def draw_bpb(axes: Axes, results: dict) -> None:
         values = [row[method] for row in results["bpb"].values()]
         places = [group + (i - (len(methods) - 1) / 2) * width for group in range(len(values))]
         axes.bar(places, values, width * 0.92, color=COLOURS[method], label=METHODS[method])
-    lowest = min(value for row in results["bpb"].values() for value in row.values())
-    axes.set_ylim(bottom=0.85 * lowest)
+    values = [value for row in results["bpb"].values() for value in row.values()]
+    axes.set_ylim(0.85 * min(values), 1.2 * max(values))  # room above for the legend
     axes.set_xticks(range(len(results["bpb"])), [name.replace("_", "\n") for name in results["bpb"]])
     axes.set_ylabel("bits per byte")
     axes.set_title("held-out text (axis does not start at 0)", fontsize=10)
-    axes.legend(fontsize=7, frameon=False)
+    axes.legend(fontsize=8, frameon=False, ncols=2, loc="upper center")
+
+
+def draw_intervals(axes: Axes, results: dict) -> None:
+    """Each difference in bits per byte with its 95% interval, beside the line of no difference."""
+    for place, (name, (low, high)) in enumerate(results["intervals"].items()):
+        first, second = DIFFERENCES[name]
+        middle = results["bpb"]["all"][first] - results["bpb"]["all"][second]
+        axes.plot([low, high], [place, place], color=COLOURS[first], linewidth=3, solid_capstyle="butt")
+        axes.plot([middle], [place], "o", color=COLOURS[first])
+        axes.annotate(f"{middle:+.3f}", (middle, place), xytext=(0, 8), textcoords="offset points", ha="center")
+    labels = [" −\n".join(METHODS[method] for method in DIFFERENCES[name]) for name in results["intervals"]]
+    axes.set_yticks(range(len(labels)), labels, fontsize=8)
+    axes.set_ylim(-0.6, len(labels) - 0.3)
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.set_title("difference in bits per byte, 95% interval", fontsize=10)
 
 
 def draw_loss(axes: Axes, metrics: Sequence[dict]) -> None:
@@ -96,7 +111,7 @@ def draw_agreement(axes: Axes, metrics: Sequence[dict]) -> None:
 def draw_index_age(axes: Axes, metrics: Sequence[dict]) -> None:
     """Steps since the weights that embedded the index; every fall is a hot swap."""
     axes.step(*_series(metrics, "index/age_steps"), where="post", color=COLOURS["none"])
-    axes.set_title("age of the index a batch saw (steps); dotted: hot swap", fontsize=10)
+    axes.set_title("age of the index (steps); dotted: hot swap", fontsize=10)
     axes.set_xlabel("step")
     _mark_swaps(axes, metrics)
 

@@ -50,7 +50,8 @@ def _bpb_section(results: dict) -> str:
         f"<h2>Bits per byte on {results['num_windows']} held-out texts</h2><p class=muted>Lower is better; "
         f"the best of a row is bold. Intervals: paired bootstrap over texts.</p>"
         f"<table><tr><th></th>{head}</tr>{rows}</table>{lines}"
-        + figures.to_svg(lambda axes: figures.draw_bpb(axes, results), width=9)
+        + figures.to_svg(partial(figures.draw_bpb, results=results), width=9)
+        + figures.to_svg(partial(figures.draw_intervals, results=results), width=9, height=1.8)
     )
 
 

@@ -61,7 +61,7 @@ def train(config: Config) -> dict:
 def _quieten_lightning() -> None:
     """Its banners and advice are about choices that are meant here: eval mode without dropout, a sized iterable."""
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="pytorch_lightning")
+    warnings.filterwarnings("ignore", module="(pytorch_lightning|lightning_fabric)")
 
 
 def show_results(run: RunDirectory) -> dict:
