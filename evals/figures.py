@@ -126,6 +126,14 @@ def draw_times(axes: Axes, metrics: Sequence[dict]) -> None:
     axes.legend(fontsize=8, frameon=False)
 
 
+def draw_throughput(axes: Axes, metrics: Sequence[dict]) -> None:
+    """Pairs of document and text scored and trained on in a second."""
+    axes.plot(*_series(metrics, "throughput/pairs_per_second"), color=COLOURS["none"])
+    axes.set_ylim(bottom=0)
+    axes.set_title("throughput: pairs of text and document a second", fontsize=10)
+    axes.set_xlabel("step")
+
+
 def _series(metrics: Sequence[dict], key: str) -> tuple[list[int], list[float]]:
     rows = [(row["step"], row[key]) for row in metrics if key in row]
     return [step for step, _ in rows], [value for _, value in rows]

@@ -85,6 +85,7 @@ def _curves_section(metrics: Sequence[dict]) -> str:
         figures.draw_agreement,
         figures.draw_index_age,
         figures.draw_times,
+        figures.draw_throughput,
     )
     drawings = "".join(f"<div>{figures.to_svg(partial(draw, metrics=metrics))}</div>" for draw in draws)
     return f"<h2>Training</h2><div class=grid>{drawings}</div>{_throughput_line(metrics)}"

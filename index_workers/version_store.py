@@ -137,17 +137,6 @@ class VersionStore:
             path = self._block(version, block)
             yield _read_checked(path, marks[path.name]["sha256"])
 
-    def vectors(self, version: int, rows: np.ndarray) -> np.ndarray:
-        """Vectors [..., D] float32 of some rows, read through memory maps."""
-        plan = self.plan(version)
-        flat = np.asarray(rows).reshape(-1)
-        vectors = np.empty((len(flat), plan.dim), dtype=np.float32)
-        for block in np.unique(flat // plan.block_documents):
-            chosen = flat // plan.block_documents == block
-            mapped = np.load(self._block(version, int(block)), mmap_mode="r", allow_pickle=False)
-            vectors[chosen] = mapped[flat[chosen] % plan.block_documents]
-        return vectors.reshape(*np.shape(rows), plan.dim)
-
     def remove_all_but(self, keep: set[int]) -> None:
         """Remove versions and half-written snapshots that nothing needs any more."""
         for path in self.root.glob("v*"):

@@ -48,6 +48,11 @@ class CachingLM:
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
         return self._lm.generate(prompts, max_new_tokens, stop)
 
+    @property
+    def hit_share(self) -> float:
+        """Share of the pairs asked for since the start that did not have to be computed."""
+        return self.num_hits / max(1, self.num_hits + self.num_misses)
+
     def close(self) -> None:
         self._database.close()
 

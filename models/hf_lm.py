@@ -43,9 +43,6 @@ class HuggingFaceLM:
         self.max_tokens: int | None = getattr(self.model.config, "max_position_embeddings", None)
         self._head = _separable_head(self.model)
 
-    def count_tokens(self, text: str) -> int:
-        return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-
     def score(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[ContinuationScore]:
         """Log-probs in nats. Raises ValueError for empty continuations and inputs beyond `max_tokens`."""
         check_pairs(prefixes, continuations)

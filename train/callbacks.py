@@ -30,8 +30,10 @@ class StepBoundary(pl.Callback):
     Its state in a checkpoint is the live index version, the refresh under way, and the batches in flight.
     """
 
-    def __init__(self, refresh: RefreshController, pipeline: BatchPipeline) -> None:
-        self._refresh, self._pipeline = refresh, pipeline
+    def __init__(
+        self, refresh: RefreshController, pipeline: BatchPipeline, cache_hit_share: Callable[[], float]
+    ) -> None:
+        self._refresh, self._pipeline, self._cache_hit_share = refresh, pipeline, cache_hit_share
         self._start = 0.0
 
     def on_train_batch_start(
@@ -45,7 +47,15 @@ class StepBoundary(pl.Callback):
         self._pipeline.advance(batch, self._refresh.live)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
-        pl_module.log("time/step_seconds", time.monotonic() - self._start)
+        seconds = time.monotonic() - self._start
+        pl_module.log_dict(
+            {
+                "time/step_seconds": seconds,
+                "throughput/pairs_per_second": self._pipeline.pairs_per_step / seconds,
+                "throughput/cache_hit_share": self._cache_hit_share(),
+                "index/refreshes_skipped": float(self._refresh.num_skipped),
+            }
+        )
 
     def state_dict(self) -> dict[str, Any]:
         batches = [batch_to_state(batch) for batch in self._pipeline.state()]

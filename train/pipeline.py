@@ -58,6 +58,7 @@ class BatchPipeline:
         self._k, self._separator = k, separator
         self._depth, self._max_steps = depth, max_steps
         self._in_flight: dict[int, _InFlight] = {}
+        self.pairs_per_step = sampler.batch_size * k
 
     def advance(self, step: int, index: IndexState) -> None:
         """At the boundary before `step`: put into flight all that should be by now."""

@@ -106,7 +106,7 @@ def _fit(config: Config, run: RunDirectory, data: PreparedSet, workers: Workers,
     pipeline = wiring.batch_pipeline(config, module, data, workers)
     module.attach(pipeline)
     refresh = wiring.refresh_controller(config, module, data, workers)
-    trainer = wiring.trainer(config, run, refresh, pipeline, wiring.loss_settings(config))
+    trainer = wiring.trainer(config, run, refresh, pipeline, workers.lm)
     marks = run.checkpoint_marks()
     newest = marks[-1] if marks else None
     run.truncate_metrics(newest.step if newest else 0)

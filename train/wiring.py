@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from configs.errors import UserError
 from configs.paths import check_paths
 from configs.rules import max_index_age, refresh_lag
-from configs.schema import Adopt, Config
+from configs.schema import Adopt, Config, LMScore
 from data.prepare import Tokenizer, prepare_raw, prepare_rows, require_same_origin
 from data.progress import say
 from data.records import Window
@@ -20,7 +20,6 @@ from data.sampler import QuerySampler
 from data.store import PreparedSet, file_sha256
 from index_workers.service import IndexService, IndexSettings
 from index_workers.version_store import BuildPlan, VersionStore
-from models.black_box_lm import AsyncLM
 from models.caching_lm import CachingLM
 from models.encoder import Encoder
 from models.hardware import multiplies_bfloat16, resolve_dtype
@@ -45,7 +44,7 @@ RAW_KEYS = (
 class Workers:
     """The two services that live beside the trainer."""
 
-    lm: AsyncLM
+    lm: CachingLM
     index: IndexService
 
 
@@ -164,13 +163,13 @@ def build_version(config: Config, encoder: Encoder, data: PreparedSet, index: In
 
 def loss_settings(config: Config) -> LossSettings:
     loss = config.loss
-    if loss.lm_score.value == "probability":
-        say("warning: loss.lm_score=probability underflows beyond a few tokens and makes Q uniform; try mean_logprob")
     return LossSettings(loss.gamma, loss.beta, loss.lm_score.value, loss.direction.value)
 
 
 def lsr_module(config: Config, encoder: Encoder, data: PreparedSet) -> LSRModule:
     train = config.train
+    if config.loss.lm_score is LMScore.probability:
+        say("warning: loss.lm_score=probability underflows beyond a few tokens and makes Q uniform; try mean_logprob")
     optimizer = OptimizerSettings(
         train.optimizer.value, train.lr, train.weight_decay, train.warmup_ratio, train.max_steps
     )
@@ -204,7 +203,7 @@ def refresh_controller(config: Config, module: LSRModule, data: PreparedSet, wor
 
 
 def trainer(
-    config: Config, run: RunDirectory, refresh: RefreshController, pipeline: BatchPipeline, loss: LossSettings
+    config: Config, run: RunDirectory, refresh: RefreshController, pipeline: BatchPipeline, lm: CachingLM
 ) -> pl.Trainer:
     """Lightning's trainer with our callbacks, in the order they act."""
     train = config.train
@@ -221,8 +220,8 @@ def trainer(
         log_every_n_steps=train.log_every_steps,
         logger=_loggers(config, run),
         callbacks=[
-            StepBoundary(refresh, pipeline),
-            TemperatureCheck(pipeline, loss),
+            StepBoundary(refresh, pipeline, lambda: lm.hit_share),
+            TemperatureCheck(pipeline, loss_settings(config)),
             StepProgress(train.max_steps),
             checkpointer,
         ],

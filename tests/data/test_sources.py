@@ -3,6 +3,7 @@
 import gzip
 import json
 
+import datasets
 import pytest
 
 from data.package_texts import MIN_CHARACTERS, PACKAGE_TEXTS
@@ -76,3 +77,20 @@ def test_texts_of_a_package_carry_its_name_and_short_ones_are_left_out(monkeypat
 def test_the_packages_that_we_depend_on_have_texts_with_ids_of_their_own(name):
     texts = read(f"package:{name}")
     assert len({text.id for text in texts}) == len(texts) >= 5
+
+
+def test_a_dataset_of_the_hub_is_streamed_with_its_nested_fields(tmp_path, monkeypatch):
+    """Rows in the Pile's form, from a local file in place of the hub; the loading is the library's own."""
+    rows = [{"text": f"text {i}", "meta": {"pile_set_name": name}} for i, name in enumerate(("ArXiv", "Github"))]
+    path = tmp_path / "pile.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked, load = [], datasets.load_dataset
+
+    def load_local(name, **options):
+        asked.append((name, options))
+        return load("json", data_files=str(path), cache_dir=str(tmp_path / "cache"), **options)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_local)
+    texts = list(read_source("monology/pile-uncopyrighted", FieldMap(domain="meta.pile_set_name")))
+    assert asked == [("monology/pile-uncopyrighted", {"split": "train", "streaming": True})]
+    assert texts == [SourceText("0", "text 0", "ArXiv"), SourceText("1", "text 1", "Github")]

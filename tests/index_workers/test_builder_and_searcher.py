@@ -89,7 +89,6 @@ def search(store: VersionStore, queries: np.ndarray, num_shards: int, kind: str)
 def test_the_index_holds_the_encoders_vectors_rounded_to_float16(store: VersionStore, encoder: Encoder) -> None:
     held = np.concatenate(list(store.read_blocks(0, range(6))))
     np.testing.assert_allclose(held, encoder.encode(TEXTS).numpy(), atol=1e-3)
-    np.testing.assert_array_equal(store.vectors(0, np.arange(NUM_DOCUMENTS)), held.astype(np.float32))
 
 
 @pytest.mark.parametrize("kind", ["flat", "flat_fp16"])

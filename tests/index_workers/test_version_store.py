@@ -188,11 +188,3 @@ def test_only_the_versions_that_are_kept_stay(published: VersionStore) -> None:
     published.remove_all_but({3, 4, 9})
     assert sorted(path.name for path in published.root.iterdir()) == ["v000003", "v000004"]
     assert published.published() == [3]
-
-
-def test_vectors_are_read_across_blocks_in_the_order_and_shape_asked_for(published: VersionStore) -> None:
-    rows = np.array([[9, 0, 5], [4, 4, 3]])
-    vectors = published.vectors(3, rows)
-    assert vectors.dtype == np.float32
-    np.testing.assert_array_equal(vectors, VECTORS[rows])
-    np.testing.assert_array_equal(published.vectors(3, np.array([8])), VECTORS[[8]])
