@@ -51,8 +51,12 @@ def _bpb_section(results: dict) -> str:
         f"the best of a row is bold. Intervals: paired bootstrap over texts.</p>"
         f"<table><tr><th></th>{head}</tr>{rows}</table>{lines}"
         + figures.to_svg(partial(figures.draw_bpb, results=results), width=9)
-        + figures.to_svg(partial(figures.draw_intervals, results=results), width=9, height=1.8)
+        + (_intervals_figure(results) if results["intervals"] else "")
     )
+
+
+def _intervals_figure(results: dict) -> str:
+    return figures.to_svg(partial(figures.draw_intervals, results=results), width=9, height=1.8)
 
 
 def _bpb_row(name: str, values: dict[str, float], methods: list[str]) -> str:
