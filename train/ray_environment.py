@@ -4,8 +4,10 @@ A cluster of our own listens on loopback only, and takes work only with a token 
 user's, so that nobody else on the machine or the network can send it code.
 """
 
+import atexit
 import os
 import secrets
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -29,7 +31,9 @@ def configure_ray_environment(config: Config) -> None:
 
 
 def _write_token() -> Path:
-    path = Path(tempfile.mkdtemp(prefix="replug-ray-")) / "token"  # the folder is 0700
+    folder = tempfile.mkdtemp(prefix="replug-ray-")  # 0700
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = Path(folder) / "token"
     path.touch(mode=0o600)
     path.write_text(secrets.token_hex(32))
     return path
