@@ -1,6 +1,6 @@
 """The trainable retriever: a BERT-like encoder with mean pooling (Contriever's form).
 
-E(t) is the mean of the last hidden states over the tokens of t (REPLUG, section 4); with cosine
+E(t) is the mean of the last hidden states over the tokens of t (REPLUG, section 3.1); with cosine
 similarity the vector is normalized, so that an inner product is the cosine everywhere after.
 Truncation follows the encoder's own token limit and never the size of a batch.
 """

@@ -1,4 +1,4 @@
-"""One Ray for the whole session, small prepared sets, and the shared evaluation data where it is there."""
+"""One Ray for the whole session, and the debug configuration."""
 
 import os
 from collections.abc import Iterator
@@ -38,12 +38,3 @@ def ray_session() -> Iterator[None]:
 def debug_config(tmp_path: Path) -> Config:
     """configs/debug.yaml, writing under the test's own folder."""
     return load_config(ROOT / "configs/debug.yaml", [f"run_dir={tmp_path / 'run'}"])
-
-
-@pytest.fixture(scope="session")
-def shared_data() -> Path:
-    """The evaluation sets that lie beside the project on the founders' machines."""
-    path = ROOT.parent / "shared" / "data"
-    if not path.is_dir():
-        pytest.skip(f"the shared evaluation sets are not at {path}")
-    return path
