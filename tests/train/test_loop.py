@@ -87,11 +87,12 @@ def test_slowed_workers_change_no_number(quiet_run, tmp_path):
 def test_killed_again_and_again_the_resumed_run_has_the_same_losses(quiet_run, tmp_path):
     """Before the first checkpoint, with a refresh under way (7, 13), and just after a swap (16)."""
     run = tmp_path / "run"
-    for killed_after in (1, 7, 13, 16):
+    for killed_after, by in ((1, signal.SIGKILL), (7, signal.SIGKILL), (13, signal.SIGTERM), (16, signal.SIGKILL)):
         process = start(run)
         wait_for_step(run, killed_after, process)
-        os.killpg(process.pid, signal.SIGKILL)
+        os.kill(process.pid, by)
         process.communicate(timeout=30)
+        assert process.returncode == (143 if by == signal.SIGTERM else -by)
         assert not (run / "results.json").exists(), "the run ended before it was killed"
     output = finish(run)
     assert "resuming at step" in output
