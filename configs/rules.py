@@ -61,6 +61,9 @@ def _problems(config: Config) -> Iterator[str]:
     for key in ("run_dir", "retriever.path", "lm.path"):
         if not str(_value(config, key)).strip():
             yield f"{key} is empty; expected a path or a name"
+    name, colon, seconds = config.lm.path.partition(":")
+    if name == "stand_in" and colon and not seconds.replace(".", "", 1).isdigit():
+        yield f"lm.path is {config.lm.path}; expected stand_in, or stand_in:SECONDS such as stand_in:0.05"
     yield from _out_of_range(config)
     if config.retrieve.k < 2:
         yield f"retrieve.k is {config.retrieve.k}; expected at least 2: one document alone gives no gradient"

@@ -48,6 +48,12 @@ class Precision(Enum):
     auto = "auto"
 
 
+class Accelerator(Enum):
+    auto = "auto"
+    cpu = "cpu"
+    gpu = "gpu"
+
+
 class DType(Enum):
     auto = "auto"
     float32 = "float32"
@@ -163,7 +169,7 @@ class TrainConfig:
     precision: Precision = Precision.float32  # auto: bf16_mixed where the hardware has it
     pipeline_depth: int = 1  # batches retrieved and scored ahead; 0 is the strictly sequential method
     threads: int | None = None  # CPU threads of the trainer (default: all cores)
-    accelerator: str = "auto"  # Lightning's accelerator: auto, cpu, gpu
+    accelerator: Accelerator = Accelerator.auto  # where the trainer runs; auto takes a GPU where there is one
     log_every_steps: int = 1  # steps between two lines of metrics.jsonl
 
 

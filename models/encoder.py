@@ -107,7 +107,9 @@ def _load(path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
             )
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except OSError as error:
-        raise UserError(f"retriever.path: cannot load {path}: {_first_line(error)}") from error
+        raise UserError(
+            f"retriever.path: cannot load {path}, neither a folder nor found on the hub: {_first_line(error)}"
+        ) from error
     if getattr(model, "pooler", None) is not None:
         model.pooler.requires_grad_(False)  # mean pooling does without it
     if not tokenizer.is_fast:

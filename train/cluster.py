@@ -3,10 +3,12 @@
 import logging
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import ray
+from ray.exceptions import AuthenticationError
 
 from configs.errors import UserError
 from configs.schema import Config
@@ -49,10 +51,11 @@ def _start(config: Config) -> None:
 
 def _join(config: Config) -> None:
     try:
+        _require_answer(str(config.ray.address))
         ray.init(address=config.ray.address, log_to_driver=False, logging_level=logging.ERROR)
-    except ConnectionError as error:
+    except (OSError, AuthenticationError) as error:
         raise UserError(
-            f"ray.address: no cluster answers at {config.ray.address}: {str(error).splitlines()[0]}; start one with "
+            f"ray.address: cannot join a cluster at {config.ray.address}: {str(error).splitlines()[0]}; start one with "
             "`ray start --head`, or leave ray.address out"
         ) from error
     available = ray.cluster_resources().get("CPU", 0)
@@ -61,3 +64,10 @@ def _join(config: Config) -> None:
             f"ray.address: the cluster has {available:g} CPUs, but the actors need {actors_needed(config)} "
             "(lm.num_replicas + index.num_shards + index.num_builders)"
         )
+
+
+def _require_answer(address: str) -> None:
+    """Raise OSError where nothing listens: Ray itself goes on trying for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10).close()

@@ -211,7 +211,7 @@ def trainer(
         run, config.checkpoint.every_steps, config.checkpoint.keep_last, refresh, VersionStore(run.index).remove_all_but
     )
     return pl.Trainer(
-        accelerator=train.accelerator,
+        accelerator=train.accelerator.value,
         devices=1,
         precision="bf16-mixed" if _uses_bf16(config) else "32-true",
         max_steps=train.max_steps,

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from data.rows import read_documents, read_windows
 from data.sources import FieldMap, read_source
 from data.store import PreparedSet
 from models.packaged import packaged_file, resolve_encoder_path, resolve_lm_path
+from train.cluster import ray_cluster
 from train.run import train
 from train.wiring import check_data, prepared_set
 
@@ -525,3 +527,21 @@ def test_a_wrong_row_is_one_line_and_status_two(tmp_path):
     paths = (f"data.corpus={corpus}", f"data.queries={queries}", f"data.heldout={heldout}")
     done, _ = replug("prepare", ROOT / "configs/debug.yaml", "data.source=null", f"run_dir={tmp_path}/run", *paths)
     assert_one_line(done, f"{corpus}:2: not valid JSON")
+
+
+@pytest.mark.parametrize(
+    ("override", "fragment"),
+    [
+        ("train.accelerator=warp", "train.accelerator: "),
+        ("lm.path=stand_in:abc", "expected stand_in, or stand_in:SECONDS"),
+    ],
+)
+def test_names_that_only_a_later_stage_would_have_refused_are_refused_at_once(override, fragment):
+    with pytest.raises(UserError, match=re.escape(fragment)):
+        load_config(ROOT / "configs/debug.yaml", [override])
+
+
+def test_an_address_where_no_ray_listens_is_refused_within_seconds():
+    config = load_config(ROOT / "configs/debug.yaml", ["ray.address=127.0.0.1:1"])
+    with pytest.raises(UserError, match=r"ray\.address: cannot join a cluster at 127\.0\.0\.1:1"), ray_cluster(config):
+        pass
