@@ -4,13 +4,13 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 FAISS ?= cpu
 BIN := .venv/bin
-PIP := $(BIN)/pip install -qq --disable-pip-version-check
+PIP := $(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: install quickstart test check check-static format clean
 
 install: .venv/.installed
 
-.venv/.installed: pyproject.toml
+.venv/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -m venv .venv || { echo "the venv module is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 	@echo "installing into .venv (about two minutes) ..."
