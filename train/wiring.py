@@ -50,7 +50,7 @@ class Workers:
 
 def lm_spec(config: Config) -> LMSpec:
     """Where the LM's weights are and in which precision they run."""
-    path = config.lm.path if _is_stand_in(config) else resolve_lm_path(config.lm.path)
+    path = config.lm.path if LMSpec(config.lm.path).is_stand_in else resolve_lm_path(config.lm.path)
     return LMSpec(path, _dtype_name(config.lm.dtype.value), config.lm.tokens_per_batch)
 
 
@@ -248,10 +248,6 @@ def _loggers(config: Config, run: RunDirectory) -> list:
     return loggers
 
 
-def _is_stand_in(config: Config) -> bool:
-    return config.lm.path.split(":")[0] == "stand_in"
-
-
 def _dtype_name(name: str) -> str:
     return str(resolve_dtype(name)).removeprefix("torch.")
 
@@ -259,7 +255,7 @@ def _dtype_name(name: str) -> str:
 def _offsets_tokenizer(config: Config) -> Tokenizer:
     """Character offsets by the tokenizer that `data.tokenizer` names; words where the LM is the stand-in."""
     name = config.data.tokenizer
-    if name == "lm" and _is_stand_in(config):
+    if name == "lm" and LMSpec(config.lm.path).is_stand_in:
         return lambda text: [match.span() for match in WORD.finditer(text)]
     if name == "retriever":
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(resolve_encoder_path(config.retriever.path))

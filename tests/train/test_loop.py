@@ -12,6 +12,8 @@ import psutil
 import pytest
 from command_line import STEPS, finish, start
 
+from train.commands import run_export
+
 
 def descendants(pid: int) -> list[psutil.Process]:
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -94,6 +96,8 @@ def test_killed_again_and_again_the_resumed_run_has_the_same_losses(quiet_run, t
         process.communicate(timeout=30)
         assert process.returncode == (143 if by == signal.SIGTERM else -by)
         assert not (run / "results.json").exists(), "the run ended before it was killed"
+    run_export(run, tmp_path / "so-far")  # a run that is unfinished has a retriever too
+    assert (tmp_path / "so-far/model.safetensors").is_file()
     output = finish(run)
     assert "resuming at step" in output
     assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
