@@ -1,4 +1,4 @@
-"""From a YAML file and dotted overrides to a checked `Config`.
+"""From a YAML file and dotted overrides to a checked `Config`, or from overrides alone to a `ScoreConfig`.
 
 Everything a user can get wrong here ends in a `UserError` that names the key's full path, before
 anything heavy is imported. The only module that knows OmegaConf.
@@ -8,7 +8,7 @@ import dataclasses
 import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from omegaconf import OmegaConf
@@ -16,14 +16,21 @@ from omegaconf.errors import OmegaConfBaseException
 
 from configs.errors import UserError
 from configs.rules import check_rules
-from configs.schema import Config
+from configs.schema import Config, ScoreConfig
+
+AnyConfig = TypeVar("AnyConfig", Config, ScoreConfig)
+Schema = type[Config] | type[ScoreConfig]
+EXAMPLES: dict[Schema, str] = {Config: "train.max_steps=10", ScoreConfig: "lm.path=DIR"}
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Merge defaults, file and overrides; check keys, types, missing values and ranges."""
-    config = _merge(Path(path), overrides)
-    check_rules(config)
-    return config
+    return _merge(Config, Path(path), overrides)
+
+
+def load_score_config(overrides: Sequence[str]) -> ScoreConfig:
+    """As `load_config`, for `replug score`, which has no file."""
+    return _merge(ScoreConfig, None, overrides)
 
 
 def config_to_yaml(config: Config) -> str:
@@ -45,18 +52,22 @@ def _leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def _merge(path: Path, overrides: Sequence[str]) -> Config:
+def _merge(schema: type[AnyConfig], path: Path | None, overrides: Sequence[str]) -> AnyConfig:
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(Config), _read_yaml(path), _read_overrides(overrides))
+        file = [_read_yaml(path, schema)] if path else []
+        merged = OmegaConf.merge(OmegaConf.structured(schema), *file, _read_overrides(overrides, schema))
         missing = sorted(OmegaConf.missing_keys(merged))
         if missing:
-            raise UserError(f"{missing[0]} is missing: set it in {path} or on the command line as {missing[0]}=VALUE")
-        return OmegaConf.to_object(merged)  # type: ignore[return-value]
+            where = f"in {path} or on the command line" if path else "on the command line"
+            raise UserError(f"{missing[0]} is missing: set it {where} as {missing[0]}=VALUE")
+        config: AnyConfig = OmegaConf.to_object(merged)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
-        raise UserError(_explain(error)) from error
+        raise UserError(_explain(error, schema)) from error
+    check_rules(config)
+    return config
 
 
-def _read_yaml(path: Path) -> Any:
+def _read_yaml(path: Path, schema: Schema) -> Any:
     if not path.is_file():
         raise UserError(f"configuration {path} does not exist; expected a YAML file such as configs/quickstart.yaml")
     try:
@@ -65,63 +76,61 @@ def _read_yaml(path: Path) -> Any:
         if top is not None and not isinstance(top, yaml.MappingNode):
             found = "a list" if isinstance(top, yaml.SequenceNode) else repr(top.value)
             raise UserError(f"{path}: expected sections such as `train:` at the top, found {found}")
-        return _require_sections(OmegaConf.load(path))
+        return _require_sections(OmegaConf.load(path), schema)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
 
 
-def _read_overrides(overrides: Sequence[str]) -> Any:
+def _read_overrides(overrides: Sequence[str], schema: Schema) -> Any:
     for override in overrides:
         key, equals, _ = override.partition("=")
         if not equals or not key:
-            raise UserError(f"override {override!r} is not of the form key=value, such as train.max_steps=10")
+            raise UserError(f"override {override!r} is not of the form key=value, such as {EXAMPLES[schema]}")
         try:
             OmegaConf.from_dotlist([override])
         except yaml.YAMLError as error:
             raise UserError(f"override {override!r} is not valid YAML: {' '.join(str(error).split())}") from error
-    return _require_sections(OmegaConf.from_dotlist(list(overrides)))
+    return _require_sections(OmegaConf.from_dotlist(list(overrides)), schema)
 
 
-def _require_sections(tree: Any) -> Any:
+def _require_sections(tree: Any, schema: Schema) -> Any:
     """Where the schema has a section, a single value or a list would be an error without a key."""
     content: Any = OmegaConf.to_container(tree, resolve=False)
-    for name, kind in _sections():
+    for name, kind in _sections(schema):
         if name in content and not isinstance(content[name], dict):
             first = dataclasses.fields(kind)[0].name
             raise UserError(f"{name}: expected keys of this section, such as {name}.{first}, found {content[name]!r}")
-    if content.get("wandb", {}).get("mode") is False:
+    if schema is Config and content.get("wandb", {}).get("mode") is False:
         tree.wandb.mode = "off"  # which YAML reads as a boolean
     return tree
 
 
-def _explain(error: OmegaConfBaseException) -> str:
+def _explain(error: OmegaConfBaseException, schema: Schema) -> str:
     key = error.full_key or "configuration"
     reason = " ".join(str(error).partition("\n    full_key:")[0].split())
     if error.object_type is not None and "not in" in reason:
-        return f"{key}: unknown key{_suggestion(key)}"
-    expected = _expected(key)
+        return f"{key}: unknown key{_suggestion(key, schema)}"
+    expected = dict(_known_keys(schema)).get(key)
     return f"{key}: {reason}{f'; expected {expected}' if expected else ''}"
 
 
-def _suggestion(key: str) -> str:
-    names = [name for name, _ in _known_keys()]
+def _suggestion(key: str, schema: Schema) -> str:
+    names, sections = [name for name, _ in _known_keys(schema)], [name for name, _ in _sections(schema)]
     if key in names:  # dots make sections on the command line only
         section, _, inner = key.rpartition(".")
         return f"; in a file it is `{inner}:` under `{section}:`"
-    close = difflib.get_close_matches(key, names + [name for name, _ in _sections()], n=1)
-    return f"; did you mean {close[0]}?" if close else "; `replug keys` lists them all"
+    elsewhere = {field.name for field in dataclasses.fields(Config)} - {f.name for f in dataclasses.fields(schema)}
+    if key.partition(".")[0] not in elsewhere and (close := difflib.get_close_matches(key, names + sections, n=1)):
+        return f"; did you mean {close[0]}?"
+    return "; `replug keys` lists them all" if schema is Config else f"; expected keys of {' and '.join(sections)}"
 
 
-def _expected(key: str) -> str:
-    return dict(_known_keys()).get(key, "")
+def _sections(schema: Schema) -> Iterator[tuple[str, Any]]:
+    return ((field.name, field.type) for field in dataclasses.fields(schema) if dataclasses.is_dataclass(field.type))
 
 
-def _sections() -> Iterator[tuple[str, Any]]:
-    return ((field.name, field.type) for field in dataclasses.fields(Config) if dataclasses.is_dataclass(field.type))
-
-
-def _known_keys() -> Iterator[tuple[str, str]]:
-    for field in dataclasses.fields(Config):
+def _known_keys(schema: Schema) -> Iterator[tuple[str, str]]:
+    for field in dataclasses.fields(schema):
         if dataclasses.is_dataclass(field.type):
             for inner in dataclasses.fields(field.type):
                 yield f"{field.name}.{inner.name}", _type_name(inner.type)

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 from configs.errors import UserError
-from configs.schema import Adopt, Config, RefreshMode
+from configs.schema import Adopt, Config, LMConfig, RefreshMode, ScoreConfig, ServerAPI, TooLong
 
 POSITIVE = [
     "data.window",
@@ -17,6 +18,11 @@ POSITIVE = [
     "lm.num_replicas",
     "lm.threads_per_replica",
     "lm.timeout_seconds",
+    "lm.max_attempts",
+    "lm.max_concurrency",
+    "lm.prompts_per_request",
+    "lm.max_requests",
+    "lm.max_tokens_sent",
     "loss.gamma",
     "loss.beta",
     "refresh.every_steps",
@@ -49,48 +55,85 @@ NOT_NEGATIVE = [
     "evaluate.num_examples",
     "seed",
 ]
+SHARES = ["train.warmup_ratio", "data.query_share", "data.heldout_share"]
 
 
-def check_rules(config: Config) -> None:
+def check_rules(config: Config | ScoreConfig) -> None:
     """Raise UserError for the first rule that does not hold."""
-    for problem in _problems(config):
+    problems = _score_problems(config) if isinstance(config, ScoreConfig) else _problems(config)
+    for problem in problems:
         raise UserError(problem)
 
 
+def _score_problems(config: ScoreConfig) -> Iterator[str]:
+    yield from _out_of_range(config)
+    yield from _lm_problems(config.lm)
+
+
 def _problems(config: Config) -> Iterator[str]:
-    for key in ("run_dir", "retriever.path", "lm.path"):
+    for key in ("run_dir", "retriever.path"):
         if not str(_value(config, key)).strip():
             yield f"{key} is empty; expected a path or a name"
-    name, colon, seconds = config.lm.path.partition(":")
-    if name == "stand_in" and colon and not seconds.replace(".", "", 1).isdigit():
-        yield f"lm.path is {config.lm.path}; expected stand_in, or stand_in:SECONDS such as stand_in:0.05"
     yield from _out_of_range(config)
+    yield from _lm_problems(config.lm)
     if config.retrieve.k < 2:
         yield f"retrieve.k is {config.retrieve.k}; expected at least 2: one document alone gives no gradient"
     yield from _data_problems(config)
     yield from _refresh_problems(config)
 
 
-def _value(config: Config, key: str) -> float | None:
+def _value(config: Config | ScoreConfig, key: str) -> float | None:
     value: object = config
     for part in key.split("."):
         value = getattr(value, part)
     return value  # type: ignore[return-value]
 
 
-def _out_of_range(config: Config) -> Iterator[str]:
-    for key in POSITIVE:
-        value = _value(config, key)
-        if value is not None and not 0 < value < math.inf:
+def _values(config: Config | ScoreConfig, keys: list[str]) -> Iterator[tuple[str, float]]:
+    """Those of the keys whose section this configuration has, where they are set."""
+    for key in keys:
+        if hasattr(config, key.partition(".")[0]) and (value := _value(config, key)) is not None:
+            yield key, value
+
+
+def _out_of_range(config: Config | ScoreConfig) -> Iterator[str]:
+    for key, value in _values(config, POSITIVE):
+        if not 0 < value < math.inf:
             yield f"{key} is {value}; expected a number above 0"
-    for key in NOT_NEGATIVE:
-        value = _value(config, key)
-        if value is not None and not 0 <= value < math.inf:
+    for key, value in _values(config, NOT_NEGATIVE):
+        if not 0 <= value < math.inf:
             yield f"{key} is {value}; expected 0 or more"
-    for key in ("train.warmup_ratio", "data.query_share", "data.heldout_share"):
-        value = _value(config, key)
-        if value is None or not 0 <= value <= 1:
+    for key, value in _values(config, SHARES):
+        if not 0 <= value <= 1:
             yield f"{key} is {value}; expected a share between 0 and 1"
+
+
+def _lm_problems(lm: LMConfig) -> Iterator[str]:
+    given = [key for key in ("path", "url") if (getattr(lm, key) or "").strip()]
+    if len(given) != 1:
+        yield (
+            f"{'lm.path and lm.url are both set' if given else 'lm.path is missing'}; expected lm.path=DIR for local "
+            "weights, or lm.url=http://HOST:PORT/v1 and lm.model=NAME for a server"
+        )
+    name, colon, seconds = (lm.path or "").partition(":")
+    if name == "stand_in" and colon and not seconds.replace(".", "", 1).isdigit():
+        yield f"lm.path is {lm.path}; expected stand_in, or stand_in:SECONDS such as stand_in:0.05"
+    if lm.url:
+        yield from _server_problems(lm)
+
+
+def _server_problems(lm: LMConfig) -> Iterator[str]:
+    parts = urlsplit(str(lm.url))
+    if parts.username or parts.password or parts.query:
+        yield f"lm.url holds a secret or a query; expected http://HOST:PORT/v1 and the key in ${lm.api_key_env}"
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        yield f"lm.url is {lm.url}; expected http://HOST:PORT/v1"
+    if not (lm.model or "").strip():
+        yield "lm.model is missing; expected the name under which the server at lm.url serves the LM"
+    if lm.api is ServerAPI.prompt_logprobs and not lm.tokenizer:
+        yield "lm.tokenizer is missing; expected the server's tokenizer, since lm.api=prompt_logprobs sends token ids"
+    if lm.too_long is TooLong.truncate and not lm.tokenizer:
+        yield "lm.tokenizer is missing; expected the server's tokenizer, since lm.too_long=truncate counts its tokens"
 
 
 def _data_problems(config: Config) -> Iterator[str]:

@@ -61,6 +61,16 @@ class DType(Enum):
     float16 = "float16"
 
 
+class ServerAPI(Enum):
+    echo = "echo"
+    prompt_logprobs = "prompt_logprobs"
+
+
+class TooLong(Enum):
+    error = "error"
+    truncate = "truncate"
+
+
 class IndexKind(Enum):
     flat = "flat"
     flat_fp16 = "flat_fp16"
@@ -110,14 +120,28 @@ class RetrieverConfig:
 
 @dataclass
 class LMConfig:
-    path: str = MISSING  # folder, GGUF file or hub name of a causal LM, package:smollm2, or stand_in[:SECONDS]
+    # Local weights, or a server: one of path and url.
+    path: str | None = None  # folder, GGUF file or hub name of a causal LM, package:smollm2, or stand_in[:SECONDS]
     dtype: DType = DType.auto  # auto: bfloat16 where the hardware multiplies it natively, else float32
-    separator: str = "\n"  # stands between the document and the context
-    tokens_per_batch: int = 4096  # padded tokens in one forward pass
-    num_replicas: int = 1  # scorer actors
+    compile: bool = False  # torch.compile of local weights; needs a C++ compiler on a CPU
+    tokens_per_batch: int | None = None  # padded tokens in one pass (default: 1,024 on a CPU, 32,768 on a GPU)
+    num_replicas: int = 1  # scorer actors; those that the cluster has no room for yet join when it has
     threads_per_replica: int | None = None  # CPU threads of each scorer (default: cores / replicas)
-    gpus_per_replica: float = 0.0  # GPUs of each scorer; fractions share one
-    timeout_seconds: float = 600.0  # a call that takes longer is done again by a new replica
+    gpus_per_replica: float = 0.0  # GPUs of each scorer; fractions share one, above 1 the layers are spread
+    url: str | None = None  # OpenAI-compatible server, such as http://127.0.0.1:8000/v1
+    model: str | None = None  # the name under which the server at lm.url serves the LM
+    api: ServerAPI = ServerAPI.echo  # how the server gives prompt log-probs: echo, or prompt_logprobs (vLLM)
+    tokenizer: str | None = None  # folder or hub name of the server's tokenizer; token ids are sent instead of text
+    api_key_env: str = "REPLUG_LM_API_KEY"  # environment variable that holds the server's key, if it wants one
+    max_concurrency: int = 16  # requests to the server open at once
+    prompts_per_request: int = 4  # inputs in one request
+    max_requests: int | None = None  # the run stops before it sends more requests
+    max_tokens_sent: int | None = None  # the run stops before it sends more tokens
+    # Both kinds.
+    separator: str = "\n"  # stands between the document and the context
+    too_long: TooLong = TooLong.error  # error, or truncate: cut the document's end, then the context's beginning
+    timeout_seconds: float = 600.0  # a call or request that takes longer is done again
+    max_attempts: int = 5  # times a call or request is tried before the run stops
     cache: str | None = None  # SQLite file of scores (default: RUN_DIR/scores.sqlite)
 
 
@@ -219,3 +243,11 @@ class Config:
     ray: RayConfig = field(default_factory=RayConfig)
     run_dir: str = MISSING  # everything a run writes
     seed: int = 0  # order of texts, sampling, random documents, bootstrap
+
+
+@dataclass
+class ScoreConfig:
+    """What `replug score` needs to know; it has no file, only overrides."""
+
+    lm: LMConfig = field(default_factory=LMConfig)
+    ray: RayConfig = field(default_factory=RayConfig)

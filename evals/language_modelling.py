@@ -16,6 +16,7 @@ from data.store import CorpusStore
 from evals.metrics import bits_of
 from models.black_box_lm import AsyncLM, ContinuationScore
 from models.ensemble import mix_token_logprobs
+from models.prompt import PromptTemplate
 
 WINDOWS_IN_FLIGHT = 8
 
@@ -29,7 +30,7 @@ class Choice:
 
 
 def measure_bits(
-    lm: AsyncLM, corpus: CorpusStore, windows: Sequence[Window], choices: Mapping[str, Choice], separator: str
+    lm: AsyncLM, corpus: CorpusStore, windows: Sequence[Window], choices: Mapping[str, Choice], template: PromptTemplate
 ) -> dict[str, np.ndarray]:
     """Bits [W] of each continuation for each method; `none` is the LM without documents."""
     bits = {method: np.empty(len(windows)) for method in ("none", *choices)}
@@ -37,7 +38,7 @@ def measure_bits(
     pending: dict[int, Future] = {}
     for row in range(len(windows) + WINDOWS_IN_FLIGHT):
         if row < len(windows):
-            pending[row] = _submit(lm, corpus, windows[row], _union(choices, row), separator)
+            pending[row] = _submit(lm, corpus, windows[row], _union(choices, row), template)
         if (ready := row - WINDOWS_IN_FLIGHT) >= 0 and ready in pending:
             for method, value in _bits_of_window(pending.pop(ready).result(), choices, ready).items():
                 bits[method][ready] = value
@@ -61,9 +62,10 @@ def _union(choices: Mapping[str, Choice], row: int) -> np.ndarray:
 
 
 def _submit(
-    lm: AsyncLM, corpus: CorpusStore, window: Window, doc_rows: np.ndarray, separator: str
+    lm: AsyncLM, corpus: CorpusStore, window: Window, doc_rows: np.ndarray, template: PromptTemplate
 ) -> "Future[list[ContinuationScore]]":
-    prefixes = [window.context] + [f"{text}{separator}{window.context}" for text in corpus.texts(doc_rows)]
+    texts = [None, *corpus.texts(doc_rows)]
+    prefixes = [template.prefix(text, window.context, window.continuation) for text in texts]
     return lm.submit(prefixes, [window.continuation] * len(prefixes))
 
 

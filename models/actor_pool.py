@@ -3,6 +3,10 @@
 `ray.util.ActorPool` loses a dead actor for good; this one replaces it. Calls must be idempotent, since
 a call whose actor died may have been done. An error that the actor itself raises is not retried:
 it would come again, and it reaches the caller as its cause.
+
+A replica takes calls once it is up and its probe is accepted. One that the cluster has no room for waits until there
+is, so replicas join when a node joins; when a node leaves, its calls go to the others. A replica that cannot
+start, or whose probe is not accepted, is quarantined; only when none is left do calls fail.
 """
 
 import itertools
@@ -16,14 +20,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from configs.errors import RunError
 from data.progress import say
 
+# Times in a row that a replica may fail in its constructor: a GPU's memory may still be held by the one before it.
+MAX_FAILED_STARTS = 3
+
 
 class ActorPoolError(RunError):
     """A call that could not be done, with what happened last."""
+
+
+@dataclass(slots=True)
+class PoolCounts:
+    """What happened since the start; `waited_seconds` is from `submit` until a replica was given the call."""
+
+    calls: int = 0
+    waited_seconds: float = 0.0
+    retries: int = 0
+    respawns: int = 0
 
 
 @dataclass
@@ -31,6 +48,7 @@ class _Call:
     method: str
     args: tuple
     future: Future
+    submitted: float = field(default_factory=time.monotonic)
     attempts: int = 0
     deadline: float = float("inf")
 
@@ -39,12 +57,15 @@ class _Call:
 class _Replica:
     number: int
     handle: Any
+    failed_starts: int = 0
+    is_up: bool = False
     in_flight: dict[int, _Call] = field(default_factory=dict)
 
 
 class ActorPool:
-    """`size` replicas made by `make_actor(number)`; `submit` returns a future at once.
+    """Up to `size` replicas made by `make_actor(number)`; `submit` returns a future at once.
 
+    `judge(number, result)` looks at what a new replica's `probe` method returns and says what is wrong with it.
     One dispatcher thread owns all state; completions and new calls reach it through one queue.
     """
 
@@ -56,16 +77,22 @@ class ActorPool:
         max_in_flight: int = 2,
         max_attempts: int = 3,
         timeout_seconds: float = 600.0,
+        start_timeout_seconds: float = 1800.0,
+        judge: Callable[[int, Any], str | None] | None = None,
     ) -> None:
         self.name = name
-        self._make_actor = make_actor
+        self.counts = PoolCounts()
+        self._make_actor, self._judge = make_actor, judge
         self._max_in_flight, self._max_attempts = max_in_flight, max_attempts
-        self._timeout = timeout_seconds
+        self._timeout, self._start_timeout = timeout_seconds, start_timeout_seconds
         self._events: queue.Queue[tuple] = queue.Queue()
         self._waiting: deque[_Call] = deque()
         self._tickets = itertools.count()
-        self.num_respawns = 0
-        self._replicas = [_Replica(number, make_actor(number)) for number in range(size)]
+        self._replicas: dict[int, _Replica] = {}
+        self._quarantined: dict[int, str] = {}
+        self._last_up = time.monotonic()
+        for number in range(size):
+            self._launch(number)
         self._thread = threading.Thread(target=self._run, name=f"{name}-dispatcher", daemon=True)
         self._thread.start()
 
@@ -77,7 +104,17 @@ class ActorPool:
 
     def handles(self) -> list[Any]:
         """The actors as they are now, for tests that kill them."""
-        return [replica.handle for replica in self._replicas]
+        return [replica.handle for replica in list(self._replicas.values())]
+
+    @property
+    def num_up(self) -> int:
+        """Replicas that take calls now."""
+        return sum(replica.is_up for replica in list(self._replicas.values()))
+
+    @property
+    def quarantined(self) -> dict[int, str]:
+        """Replicas that are used no more, and why."""
+        return dict(self._quarantined)
 
     def close(self) -> None:
         """Kill the actors; calls that are not done raise ActorPoolError."""
@@ -89,33 +126,77 @@ class ActorPool:
             try:
                 event = self._events.get(timeout=self._seconds_to_deadline())
             except queue.Empty:
-                self._kill_overdue()
+                self._end_overdue()
                 continue
             if event[0] == "close":
                 return self._shut_down()
             if event[0] == "submit":
                 self._waiting.append(event[1])
+            elif event[0] == "started":
+                self._finish_start(*event[1:])
             else:
                 self._finish(*event[1:])
             self._dispatch()
 
+    def _launch(self, number: int, failed_starts: int = 0) -> None:
+        """A new actor under this number; its probe, or just its being there, makes it take calls."""
+        handle = self._make_actor(number)
+        replica = self._replicas[number] = _Replica(number, handle, failed_starts)
+        probe = handle.__ray_ready__ if self._judge is None else handle.probe
+        probe.remote().future().add_done_callback(lambda done: self._events.put(("started", replica, done)))
+
+    def _finish_start(self, replica: _Replica, done: Future) -> None:
+        if self._replicas.get(replica.number) is not replica:
+            return
+        error = done.exception()
+        if error is not None:
+            self._start_again(replica, error)
+        elif self._judge and (problem := self._judge(replica.number, done.result())):
+            self._quarantine(replica, f"its probe is not accepted: {problem}")
+        else:
+            replica.is_up, replica.failed_starts, self._last_up = True, 0, time.monotonic()
+
+    def _start_again(self, replica: _Replica, error: BaseException) -> None:
+        """A killed one is replaced as often as it takes; one whose own code fails, a few times."""
+        is_its_own = isinstance(error, RayTaskError) or (isinstance(error, ActorDiedError) and error.actor_init_failed)
+        failed_starts = replica.failed_starts + is_its_own
+        if failed_starts >= MAX_FAILED_STARTS:
+            self._quarantine(replica, f"it failed to start {failed_starts} times: {_last_line(error)}")
+            return
+        self.counts.respawns += 1
+        ray.kill(replica.handle)
+        self._launch(replica.number, failed_starts)
+
+    def _quarantine(self, replica: _Replica, reason: str) -> None:
+        say(f"{self.name} {replica.number} is quarantined: {reason}")
+        self._quarantined[replica.number] = reason
+        del self._replicas[replica.number]
+        ray.kill(replica.handle)
+
     def _dispatch(self) -> None:
+        if not self._replicas:
+            numbers = ", ".join(f"{number}: {reason}" for number, reason in sorted(self._quarantined.items()))
+            self._fail_waiting(f"all replicas are quarantined ({numbers})")
         while self._waiting:
-            replica = min(self._replicas, key=lambda r: (len(r.in_flight), r.number))
-            if len(replica.in_flight) >= self._max_in_flight:
+            up = [replica for replica in self._replicas.values() if replica.is_up]
+            replica = min(up, key=lambda r: (len(r.in_flight), r.number), default=None)
+            if replica is None or len(replica.in_flight) >= self._max_in_flight:
                 return
             self._start(replica, self._waiting.popleft())
 
     def _start(self, replica: _Replica, call: _Call) -> None:
         ticket = next(self._tickets)
+        now = time.monotonic()
+        if call.attempts == 0:
+            self.counts.calls += 1
+            self.counts.waited_seconds += now - call.submitted
+        self.counts.retries += call.attempts > 0
         call.attempts += 1
         # Calls of one replica queue up behind each other, so each waits for those before it too.
-        call.deadline = time.monotonic() + self._timeout * (len(replica.in_flight) + 1)
+        call.deadline = now + self._timeout * (len(replica.in_flight) + 1)
         replica.in_flight[ticket] = call
         reference = getattr(replica.handle, call.method).remote(*call.args)
-        reference.future().add_done_callback(
-            lambda done, replica=replica, ticket=ticket: self._events.put(("done", replica, ticket, done))
-        )
+        reference.future().add_done_callback(lambda done: self._events.put(("done", replica, ticket, done)))
 
     def _finish(self, replica: _Replica, ticket: int, done: Future) -> None:
         call = replica.in_flight.pop(ticket, None)
@@ -135,11 +216,12 @@ class ActorPool:
     def _replace(self, replica: _Replica, error: BaseException) -> None:
         """Start a new actor in a dead one's place and give its calls back to the queue, in order."""
         say(f"{self.name} {replica.number} died ({type(error).__name__}); starting another")
-        self.num_respawns += 1
+        self.counts.respawns += 1
         ray.kill(replica.handle)
+        self._last_up = time.monotonic()
         calls = [replica.in_flight[ticket] for ticket in sorted(replica.in_flight)]
         replica.in_flight.clear()  # what the dead one still reports of them does not count
-        self._replicas[replica.number] = _Replica(replica.number, self._make_actor(replica.number))
+        self._launch(replica.number)
         for call in reversed(calls):
             if call.attempts >= self._max_attempts:
                 call.future.set_exception(
@@ -149,19 +231,39 @@ class ActorPool:
                 self._waiting.appendleft(call)
 
     def _seconds_to_deadline(self) -> float | None:
-        deadlines = [call.deadline for replica in self._replicas for call in replica.in_flight.values()]
+        deadlines = [call.deadline for replica in self._replicas.values() for call in replica.in_flight.values()]
+        if self._waiting and not self.num_up:
+            deadlines.append(self._start_deadline())
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
-    def _kill_overdue(self) -> None:
+    def _start_deadline(self) -> float:
+        """When calls that find no replica up are given up: counted from the first of them, or from the last death."""
+        return max(self._last_up, self._waiting[0].submitted) + self._start_timeout
+
+    def _end_overdue(self) -> None:
         now = time.monotonic()
-        for replica in list(self._replicas):
+        for replica in list(self._replicas.values()):
             if any(call.deadline <= now for call in replica.in_flight.values()):
                 self._replace(replica, TimeoutError(f"no answer within {self._timeout:g} s"))
+        if self._waiting and not self.num_up and self._start_deadline() <= now:
+            self._fail_waiting(
+                f"no replica came up within {self._start_timeout:g} s; is there room for one in the cluster?"
+            )
         self._dispatch()
 
+    def _fail_waiting(self, reason: str) -> None:
+        while self._waiting:
+            self._waiting.popleft().future.set_exception(ActorPoolError(f"{self.name}: {reason}"))
+
     def _shut_down(self) -> None:
-        open_calls = [*self._waiting, *(c for r in self._replicas for c in r.in_flight.values())]
-        for replica in self._replicas:
+        replicas = list(self._replicas.values())
+        open_calls = [*self._waiting, *(c for r in replicas for c in r.in_flight.values())]
+        for replica in replicas:
             ray.kill(replica.handle)
         for call in open_calls:
             call.future.set_exception(ActorPoolError(f"{self.name} was closed before {call.method} was done"))
+
+
+def _last_line(error: BaseException) -> str:
+    """What a user can act on: Ray puts the remote traceback before it."""
+    return str(error).strip().splitlines()[-1].strip()

@@ -13,6 +13,14 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreSum:
+    """What training needs of a score: the continuation's log-probability (nats) and its length in tokens."""
+
+    sum_logprob: float
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class ContinuationScore:
     """Log-probabilities (nats) of a continuation's tokens, float32 [T]."""
 
@@ -20,11 +28,27 @@ class ContinuationScore:
 
     @property
     def sum_logprob(self) -> float:
-        return float(self.token_logprobs.sum(dtype=np.float64))
+        """The sum rounded to float32, so that it is the same number when it comes back from a cache."""
+        return float(np.float32(self.token_logprobs.sum(dtype=np.float64)))
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_logprobs)
+
+    def summed(self) -> ScoreSum:
+        return ScoreSum(self.sum_logprob, self.num_tokens)
+
+
+@dataclass(slots=True)
+class PassCounts:
+    """Tokens an LM's passes have held so far, without and with padding."""
+
+    tokens: int = 0
+    padded_tokens: int = 0
+
+    def add(self, tokens: int, padded_tokens: int) -> None:
+        self.tokens += tokens
+        self.padded_tokens += padded_tokens
 
 
 @runtime_checkable
@@ -51,8 +75,23 @@ class BlackBoxLM(Protocol):
 
 
 @runtime_checkable
+class LocalLM(BlackBoxLM, Protocol):
+    """A language model that computes in this process."""
+
+    counts: PassCounts
+
+
+@runtime_checkable
 class AsyncLM(BlackBoxLM, Protocol):
     """A language model that takes work without waiting for its end."""
+
+    def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
+        """Rows that are best submitted together, every row once. Follows from the texts alone.
+
+        Taking whole units out of the texts leaves the other units as they were, so what an interrupted run
+        had not finished is done again in the same company, and to the same bits.
+        """
+        ...
 
     def submit(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[list[ContinuationScore]]":
         """As `score`, later. What is given in one call is scored together: the unit of determinism."""

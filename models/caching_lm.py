@@ -1,23 +1,33 @@
 """A disk cache of scores round any LM: what was scored once is never scored again.
 
 Scores do not depend on the retriever, so a sweep over retrievers reads most of them from here.
-The same pair scored in another batch may differ in its last bits, so which batch computes a pair must
-not depend on timing: calls claim their pairs in the order they are submitted, a pair that an earlier
-call claimed is awaited and not computed again, and a call's scores are stored all together or not at all.
+The same pair scored in another company may differ in its last bits, so which company computes a pair must
+not depend on timing: calls claim their pairs in the order they are submitted, and a pair that an earlier
+call claimed is awaited and not computed again. What a call has to compute is split into the LM's own units,
+and each unit is stored at once, in one transaction: after kill -9 the same units are left to do.
 """
 
-import hashlib
-import sqlite3
 import threading
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
-import numpy as np
+from configs.errors import RunError
+from data.progress import say
+from models.black_box_lm import AsyncLM, ContinuationScore, ScoreSum
+from models.score_cache import Key, NewScore, ScoreCache, pair_key
 
-from models.black_box_lm import AsyncLM, ContinuationScore
+Answer = TypeVar("Answer", ContinuationScore, ScoreSum)
 
-Key = bytes
+
+@dataclass(slots=True)
+class _Claim:
+    """A pair under way. Whoever asks for its tokens meanwhile has them stored."""
+
+    with_tokens: bool = False
+    future: "Future[ContinuationScore]" = field(default_factory=Future)
 
 
 class CachingLM:
@@ -26,21 +36,22 @@ class CachingLM:
     def __init__(self, lm: AsyncLM, path: Path) -> None:
         self._lm = lm
         self.identity, self.max_tokens = lm.identity, lm.max_tokens
-        self._lock = threading.Lock()
-        self._claimed: dict[Key, Future[ContinuationScore]] = {}
-        self._database = _open(path)
+        self._lock = threading.Lock()  # round the claims, the counts and the file
+        self._claimed: dict[Key, _Claim] = {}
+        self._cache = ScoreCache(path)
         self.num_hits = self.num_misses = 0
+        self._hits_stored = self._misses_stored = 0
+
+    def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
+        return self._lm.units(prefixes, continuations)
 
     def submit(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[list[ContinuationScore]]":
         """Answer from the cache, from calls under way, and from the LM, in this order."""
-        keys = [self._key(p, c) for p, c in zip(prefixes, continuations, strict=True)]
-        with self._lock:
-            answers, missing = self._claim(keys)
-        if missing:
-            rows = list(missing.values())
-            inner = self._ask([prefixes[row] for row in rows], [continuations[row] for row in rows])
-            inner.add_done_callback(lambda done: self._settle(list(missing), done))
-        return gather(answers)
+        return self._submit(prefixes, continuations, self._cache.scores, lambda score: score, with_tokens=True)
+
+    def submit_sums(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[list[ScoreSum]]":
+        """As `submit`, for who needs the sums only: what is computed for it is stored without its tokens."""
+        return self._submit(prefixes, continuations, self._cache.sums, ContinuationScore.summed, with_tokens=False)
 
     def score(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[ContinuationScore]:
         return self.submit(prefixes, continuations).result()
@@ -53,75 +64,106 @@ class CachingLM:
         """Share of the pairs asked for since the start that did not have to be computed."""
         return self.num_hits / max(1, self.num_hits + self.num_misses)
 
+    def metrics(self) -> dict[str, float]:
+        """What is worth logging, counted since the start."""
+        return {"hit_share": self.hit_share, "hits": float(self.num_hits), "misses": float(self.num_misses)}
+
     def close(self) -> None:
-        self._database.close()
+        with self._lock:
+            try:
+                self._store([])
+            except RunError as error:  # counts are not worth a run that is done
+                say(f"warning: hits and misses are not counted: {error}")
+            self._cache.close()
 
-    def _ask(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[list[ContinuationScore]]":
-        """The LM's future; an error that it raises at once is in the future too, where claims are given back."""
-        try:
-            return self._lm.submit(prefixes, continuations)
-        except Exception as error:  # noqa: BLE001 - handed to whoever waits
-            failed: Future[list[ContinuationScore]] = Future()
-            failed.set_exception(error)
-            return failed
+    def _submit(
+        self,
+        prefixes: Sequence[str],
+        continuations: Sequence[str],
+        stored: Callable[[Sequence[Key]], dict[Key, Answer]],
+        shape: Callable[[ContinuationScore], Answer],
+        with_tokens: bool,
+    ) -> "Future[list[Answer]]":
+        keys = [pair_key(self.identity, p, c) for p, c in zip(prefixes, continuations, strict=True)]
+        with self._lock:
+            # What is claimed is not looked up: which of two answers it gets would depend on timing.
+            known = stored([key for key in dict.fromkeys(keys) if key not in self._claimed])
+            answers, missing = self._claim(keys, known, with_tokens)
+        if missing:
+            rows = list(missing.values())
+            self._ask(list(missing), [prefixes[row] for row in rows], [continuations[row] for row in rows])
+        return gather(answers, shape)
 
-    def _key(self, prefix: str, continuation: str) -> Key:
-        digest = hashlib.blake2b(digest_size=16)
-        for part in (self.identity, prefix, continuation):
-            digest.update(len(part.encode()).to_bytes(8, "big") + part.encode())
-        return digest.digest()
-
-    def _claim(self, keys: list[Key]) -> tuple[list["Future[ContinuationScore]"], dict[Key, int]]:
-        """A future for each key, and the rows of those that nobody has or is computing."""
+    def _claim(
+        self, keys: list[Key], known: dict[Key, Answer], with_tokens: bool
+    ) -> tuple[list["Answer | Future[ContinuationScore]"], dict[Key, int]]:
+        """An answer or its future for each key, and the rows of those that nobody has or is computing."""
         missing: dict[Key, int] = {}
-        answers = []
+        answers: list[Answer | Future[ContinuationScore]] = []
         for row, key in enumerate(keys):
-            future = self._claimed.get(key) or self._stored(key)
-            if future is None:
-                future = self._claimed[key] = Future()
+            if key in known:
+                answers.append(known[key])
+                continue
+            if key not in self._claimed:
+                self._claimed[key] = _Claim()
                 missing[key] = row
-            answers.append(future)
+            self._claimed[key].with_tokens |= with_tokens
+            answers.append(self._claimed[key].future)
         self.num_misses += len(missing)
         self.num_hits += len(keys) - len(missing)
         return answers, missing
 
-    def _stored(self, key: Key) -> "Future[ContinuationScore] | None":
-        row = self._database.execute("SELECT logprobs FROM scores WHERE key = ?", (key,)).fetchone()
-        if row is None:
-            return None
-        future: Future[ContinuationScore] = Future()
-        future.set_result(ContinuationScore(np.frombuffer(row[0], dtype=np.float32)))
-        return future
-
-    def _settle(self, keys: list[Key], done: "Future[list[ContinuationScore]]") -> None:
-        """Store a call's scores in one transaction, then hand them out; an error goes to all who wait."""
-        error = done.exception()
-        if error is None:
-            error = self._store(keys, done.result())
-        with self._lock:
-            futures = [self._claimed.pop(key) for key in keys]
-        for row, future in enumerate(futures):
-            if error is None:
-                future.set_result(done.result()[row])
-            else:
-                future.set_exception(error)
-
-    def _store(self, keys: list[Key], scores: list[ContinuationScore]) -> BaseException | None:
-        if len(scores) != len(keys):
-            return ValueError(f"the LM gave {len(scores)} scores for {len(keys)} inputs")
-        rows = [(key, s.token_logprobs.astype(np.float32).tobytes()) for key, s in zip(keys, scores, strict=True)]
-        try:
-            with self._lock, self._database:
-                self._database.executemany("INSERT OR IGNORE INTO scores VALUES (?, ?)", rows)
-        except sqlite3.Error as error:
-            return error
+    def _ask(self, keys: list[Key], prefixes: list[str], continuations: list[str]) -> None:
+        """Submit what is missing, unit by unit. An error that the LM raises at once gives the claims back too."""
+        units = _attempt(self._lm.units, prefixes, continuations)
+        if isinstance(units, Exception):
+            return self._settle(keys, units)
+        if sorted(row for unit in units for row in unit) != list(range(len(keys))):
+            return self._settle(keys, ValueError(f"the LM's units are not each of {len(keys)} rows once: {units}"))
+        for unit in units:
+            self._ask_unit(*([texts[row] for row in unit] for texts in (keys, prefixes, continuations)))
         return None
 
+    def _ask_unit(self, keys: list[Key], prefixes: list[str], continuations: list[str]) -> None:
+        inner = _attempt(self._lm.submit, prefixes, continuations)
+        if isinstance(inner, Exception):
+            self._settle(keys, inner)
+        else:
+            inner.add_done_callback(lambda done: self._settle(keys, _outcome(done)))
 
-def gather(futures: Sequence["Future[ContinuationScore]"]) -> "Future[list[ContinuationScore]]":
-    """One future for all, in order; the first error in order is its error."""
-    whole: Future[list[ContinuationScore]] = Future()
-    left = len(futures)
+    def _settle(self, keys: list[Key], outcome: list[ContinuationScore] | BaseException) -> None:
+        """Store a unit, then hand it out; an error goes to all who wait."""
+        with self._lock:
+            claims = [self._claimed.pop(key) for key in keys]
+            if not isinstance(outcome, BaseException):
+                outcome = _attempt(self._store_unit, keys, claims, outcome) or outcome
+        for row, claim in enumerate(claims):
+            if isinstance(outcome, BaseException):
+                claim.future.set_exception(outcome)
+            else:
+                claim.future.set_result(outcome[row])
+
+    def _store_unit(self, keys: list[Key], claims: list[_Claim], scores: list[ContinuationScore]) -> None:
+        if len(scores) != len(keys):
+            raise ValueError(f"the LM gave {len(scores)} scores for {len(keys)} inputs")
+        self._store(
+            [NewScore(key, score, claim.with_tokens) for key, score, claim in zip(keys, scores, claims, strict=True)]
+        )
+
+    def _store(self, scores: list[NewScore]) -> None:
+        """Write scores, and the hits and misses that the file has not been told of."""
+        hits, misses = self.num_hits, self.num_misses
+        self._cache.store(self.identity, scores, hits - self._hits_stored, misses - self._misses_stored)
+        self._hits_stored, self._misses_stored = hits, misses
+
+
+def gather(
+    answers: Sequence["Answer | Future[ContinuationScore]"], shape: Callable[[ContinuationScore], Answer]
+) -> "Future[list[Answer]]":
+    """One future for all, in order, those under way as `shape` makes them; the first error in order is its error."""
+    whole: Future[list[Answer]] = Future()
+    pending = [answer for answer in answers if isinstance(answer, Future)]
+    left = len(pending)
     lock = threading.Lock()
 
     def finish_one(_: Future) -> None:
@@ -130,24 +172,28 @@ def gather(futures: Sequence["Future[ContinuationScore]"]) -> "Future[list[Conti
             left -= 1
             if left:
                 return
-        errors = [error for future in futures if (error := future.exception()) is not None]
+        errors = [error for future in pending if (error := future.exception()) is not None]
         if errors:
             whole.set_exception(errors[0])
         else:
-            whole.set_result([future.result() for future in futures])
+            whole.set_result([shape(a.result()) if isinstance(a, Future) else a for a in answers])
 
-    if not futures:
-        whole.set_result([])
-    for future in futures:
+    if not pending:
+        whole.set_result([answer for answer in answers if not isinstance(answer, Future)])
+    for future in pending:
         future.add_done_callback(finish_one)
     return whole
 
 
-def _open(path: Path) -> sqlite3.Connection:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    database = sqlite3.connect(path, check_same_thread=False, timeout=60)
-    # Write-ahead logging: several processes may write, and kill -9 loses at most the last transactions.
-    database.execute("PRAGMA journal_mode=WAL")
-    database.execute("PRAGMA synchronous=NORMAL")
-    database.execute("CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, logprobs BLOB NOT NULL) WITHOUT ROWID")
-    return database
+def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The function's result, or the error it raised."""
+    try:
+        return function(*arguments)
+    except Exception as error:  # noqa: BLE001 - handed to whoever waits for the scores
+        return error
+
+
+def _outcome(done: "Future[list[ContinuationScore]]") -> list[ContinuationScore] | BaseException:
+    if done.cancelled():
+        return CancelledError()
+    return done.exception() or done.result()

@@ -15,42 +15,59 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from configs.errors import UserError
-from models.black_box_lm import ContinuationScore, check_pairs
+from configs.errors import RunError, UserError
+from data.progress import say
+from models.black_box_lm import ContinuationScore, PassCounts, check_pairs
 from models.encoder import token_budget_batches
-
-# Rows of [V] float32 logits held at once: 512 x 50k x 4 bytes is 100 MB.
-LOGIT_ROWS_PER_CHUNK = 512
+from models.hardware import TOKENS_PER_PASS, TOKENS_PER_PASS_GPU
+from models.logprobs import continuation_positions, target_logprobs
+from models.pair_tokens import PairIds, check_lengths, pair_token_ids
+from models.shared_prefix import SharedPrefix, drop_shared, reuses_prefixes, shared_tokens
 
 
 class HuggingFaceLM:
-    """A `BlackBoxLM` over local weights."""
+    """A `BlackBoxLM` over local weights.
+
+    `spread` lays the layers over all visible GPUs, for models larger than one; `compile` is torch's.
+    """
 
     def __init__(
         self,
         path: str,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-        tokens_per_batch: int = 4096,
+        tokens_per_batch: int | None = None,
+        compile: bool = False,
+        spread: bool = False,
     ) -> None:
         self.tokenizer = load_tokenizer(path)
         if self.tokenizer.eos_token_id is None:
             raise UserError(f"lm.path: the tokenizer of {path} has no end-of-text token; set eos_token in its config")
-        self.model = _load_model(path, dtype)
-        self.model.to(device).eval().requires_grad_(False)  # type: ignore[arg-type]
-        self.tokens_per_batch = tokens_per_batch
+        self.model = _load_model(path, dtype, "auto" if spread else None)
+        if not spread:
+            self.model.to(device)  # type: ignore[arg-type]
+        self.model.eval().requires_grad_(False)
+        on_cpu = self.model.device.type == "cpu"
+        self.tokens_per_batch = tokens_per_batch or (TOKENS_PER_PASS if on_cpu else TOKENS_PER_PASS_GPU)
         self.identity = lm_identity(path, dtype)
         self.max_tokens: int | None = getattr(self.model.config, "max_position_embeddings", None)
+        self.counts = PassCounts()
         self._head = _separable_head(self.model)
+        self._body = torch.compile(self.model.base_model, dynamic=True) if compile else self.model.base_model
+        self._shares = self._head is not None and reuses_prefixes(self.model)
+        self._too_large: float = float("inf")  # padded tokens of the smallest pass that memory did not hold
 
     def score(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[ContinuationScore]:
         """Log-probs in nats. Raises ValueError for empty continuations and inputs beyond `max_tokens`."""
         check_pairs(prefixes, continuations)
-        pairs = [self._token_ids(p, c) for p, c in zip(prefixes, continuations, strict=True)]
-        self._check_lengths(pairs)
+        pairs = [pair_token_ids(self.tokenizer, p, c) for p, c in zip(prefixes, continuations, strict=True)]
+        check_lengths(pairs, self.max_tokens)
+        shared = self._share(pairs)
+        if shared is not None:
+            pairs = drop_shared(pairs, shared.num_tokens)
         scores: list[ContinuationScore | None] = [None] * len(pairs)
         for rows in token_budget_batches([len(p) + len(c) for p, c in pairs], self.tokens_per_batch):
-            for row, logprobs in zip(rows, self._score_batch([pairs[row] for row in rows]), strict=True):
+            for row, logprobs in zip(rows, self._score_rows([pairs[row] for row in rows], shared), strict=True):
                 scores[row] = ContinuationScore(logprobs)
         return [score for score in scores if score is not None]
 
@@ -58,47 +75,61 @@ class HuggingFaceLM:
         """Greedy continuations, one prompt at a time. Raises ValueError beyond `max_tokens`."""
         return [self._generate_one(prompt, max_new_tokens, stop) for prompt in prompts]
 
-    def _token_ids(self, prefix: str, continuation: str) -> tuple[list[int], list[int]]:
-        before = self.tokenizer(prefix)["input_ids"] if prefix else []
-        end = self.tokenizer.eos_token_id
-        if before and before[-1] == end:  # some tokenizers close every text
-            before = before[:-1]
-        if not before:  # the first token needs something to be predicted from
-            start = self.tokenizer.bos_token_id
-            before = [start if start is not None else end]
-        return before, self.tokenizer(continuation, add_special_tokens=False)["input_ids"]
+    def _share(self, pairs: list[PairIds]) -> SharedPrefix | None:
+        num_tokens = shared_tokens(pairs) if self._shares else 0
+        if not num_tokens:
+            return None
+        self.counts.add(num_tokens, num_tokens)
+        return SharedPrefix(self.model, pairs[0][0][:num_tokens])
 
-    def _check_lengths(self, pairs: list[tuple[list[int], list[int]]]) -> None:
-        for row, (before, after) in enumerate(pairs):
-            if not after:
-                raise ValueError(f"continuation {row} has no tokens: the LM's tokenizer drops all of it")
-            if self.max_tokens is not None and len(before) + len(after) > self.max_tokens:
-                raise ValueError(
-                    f"input {row} has {len(before)} + {len(after)} tokens (prefix + continuation), "
-                    f"but the LM holds {self.max_tokens}: shorten the documents or take an LM with a longer context"
-                )
+    def _score_rows(self, pairs: list[PairIds], shared: SharedPrefix | None) -> list[np.ndarray]:
+        """Score in one pass, or in halves where memory does not hold it.
 
-    def _score_batch(self, pairs: list[tuple[list[int], list[int]]]) -> list[np.ndarray]:
-        device = self.model.device
+        A size that was too large once is not tried again, so the halves follow from the texts and the
+        machine's memory, never from what came before.
+        """
+        longest = max(len(p) + len(c) for p, c in pairs)
+        size = len(pairs) * (longest + (shared.num_tokens if shared else 0))
+        if len(pairs) == 1 or size < self._too_large:
+            try:
+                return self._one_pass(pairs, longest, shared)
+            except RuntimeError as error:
+                _require_out_of_memory(error, len(pairs), size)
+            self._too_large = size
+            say(f"the LM ran out of memory at {size} tokens in one pass; halving (lm.tokens_per_batch sets the size)")
+            torch.cuda.empty_cache()
+        half = len(pairs) // 2
+        return self._score_rows(pairs[:half], shared) + self._score_rows(pairs[half:], shared)
+
+    def _one_pass(self, pairs: list[PairIds], longest: int, shared: SharedPrefix | None) -> list[np.ndarray]:
         inputs = nn.utils.rnn.pad_sequence([torch.tensor(p + c) for p, c in pairs], batch_first=True)
-        # Position t predicts token t + 1, so the continuation is predicted from one position earlier on.
-        row = torch.cat([torch.full((len(c),), i) for i, (_, c) in enumerate(pairs)])
-        position = torch.cat([torch.arange(len(p) - 1, len(p) + len(c) - 1) for p, c in pairs])
-        target = torch.tensor([token for _, c in pairs for token in c])
+        row, position, target = continuation_positions(pairs)
         with torch.inference_mode():
-            logprobs = self._logprobs(inputs.to(device), row.to(device), position.to(device), target.to(device))
-        return [part.numpy() for part in logprobs.cpu().split([len(c) for _, c in pairs])]
+            rows = self._predicting_rows(inputs.to(self.model.device), row, position, shared)
+            logprobs = target_logprobs(rows, target.to(rows.device), self._head).cpu()
+        self.counts.add(sum(len(p) + len(c) for p, c in pairs), len(pairs) * longest)
+        return [part.numpy() for part in logprobs.split([len(c) for _, c in pairs])]
 
-    def _logprobs(self, inputs: Tensor, row: Tensor, position: Tensor, target: Tensor) -> Tensor:
+    def _predicting_rows(self, inputs: Tensor, row: Tensor, position: Tensor, shared: SharedPrefix | None) -> Tensor:
+        """Hidden states [N, D] at the positions that predict, or logits [N, V] where the head is not separable."""
         if self._head is None:
-            rows_of_logits = self.model(input_ids=inputs, use_cache=False).logits[row, position]
-            return _target_logprobs(rows_of_logits, target, None)
-        hidden = self.model.base_model(input_ids=inputs, use_cache=False).last_hidden_state[row, position]
-        return _target_logprobs(hidden, target, self._head)
+            return self._logits(inputs, row, position)
+        if shared is None:
+            hidden = self._body(input_ids=inputs, use_cache=False).last_hidden_state
+        else:
+            past = shared.for_rows(len(inputs))
+            hidden = self.model.base_model(input_ids=inputs, past_key_values=past, use_cache=True).last_hidden_state
+        return hidden[row.to(hidden.device), position.to(hidden.device)]
+
+    def _logits(self, inputs: Tensor, row: Tensor, position: Tensor) -> Tensor:
+        """Logits [N, V] from the whole forward pass, computed only where some row predicts."""
+        keep = position.unique()
+        logits = self.model(input_ids=inputs, use_cache=False, logits_to_keep=keep.to(inputs.device)).logits
+        return logits[row.to(logits.device), torch.searchsorted(keep, position).to(logits.device)]
 
     def _generate_one(self, prompt: str, max_new_tokens: int, stop: str | None) -> str:
-        ids, _ = self._token_ids(prompt, " ")
-        self._check_lengths([(ids, [0] * max_new_tokens)])
+        ids, _ = pair_token_ids(self.tokenizer, prompt, " ")
+        check_lengths([(ids, [0] * max_new_tokens)], self.max_tokens)
         with torch.inference_mode():
             output = self.model.generate(  # type: ignore[operator]
                 torch.tensor([ids], device=self.model.device),
@@ -111,14 +142,15 @@ class HuggingFaceLM:
         return text.split(stop)[0] if stop else text
 
 
-def _target_logprobs(rows: Tensor, target: Tensor, head: nn.Module | None) -> Tensor:
-    """Float32 log-probs [N] of targets [N] given logits [N, V], or hidden states [N, D] and the output layer."""
-    parts = []
-    for chunk, wanted in zip(rows.split(LOGIT_ROWS_PER_CHUNK), target.split(LOGIT_ROWS_PER_CHUNK), strict=True):
-        logits = (head(chunk) if head is not None else chunk).float()
-        chosen = logits.gather(1, wanted[:, None])[:, 0]
-        parts.append(chosen - logits.logsumexp(1))
-    return torch.cat(parts)
+def _require_out_of_memory(error: RuntimeError, num_rows: int, size: int) -> None:
+    """Raise all but what fewer rows in a pass would mend. A CPU's allocator has no error class of its own."""
+    if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+        raise error
+    if num_rows == 1:
+        raise RunError(
+            f"the LM ran out of memory on a single input of {size} tokens: take shorter texts, a smaller LM or dtype, "
+            "or more memory"
+        ) from error
 
 
 def _separable_head(model: PreTrainedModel) -> nn.Module | None:
@@ -156,8 +188,10 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
         raise UserError(f"lm.path: cannot load a tokenizer from {path}: {str(error).splitlines()[0]}") from error
 
 
-def _load_model(path: str, dtype: torch.dtype) -> PreTrainedModel:
+def _load_model(path: str, dtype: torch.dtype, device_map: str | None) -> PreTrainedModel:
     try:
-        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, use_safetensors=True, trust_remote_code=False)
+        return AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, device_map=device_map, use_safetensors=True, trust_remote_code=False
+        )
     except (OSError, ValueError) as error:
         raise UserError(f"lm.path: cannot load {path}: {str(error).strip().splitlines()[0]}") from error

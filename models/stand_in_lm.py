@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from models.black_box_lm import ContinuationScore, check_pairs
+from models.black_box_lm import ContinuationScore, PassCounts, check_pairs
 
 WORD = re.compile(r"\s*\S+|\s+")
 CACHE_SHARE = 0.5
@@ -26,10 +26,13 @@ class StandInLM:
 
     def __init__(self, delay_seconds: float = 0.0) -> None:
         self.delay_seconds = delay_seconds
+        self.counts = PassCounts()
 
     def score(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[ContinuationScore]:
         check_pairs(prefixes, continuations)
         time.sleep(self.delay_seconds)
+        num_words = sum(len(WORD.findall(p + c)) for p, c in zip(prefixes, continuations, strict=True))
+        self.counts.add(num_words, num_words)
         return [_score_one(p, c) for p, c in zip(prefixes, continuations, strict=True)]
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:

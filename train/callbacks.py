@@ -13,6 +13,7 @@ import torch
 from pytorch_lightning.loggers.logger import Logger, rank_zero_experiment
 from pytorch_lightning.utilities import rank_zero_only
 
+from configs.errors import RunError
 from data.progress import Progress, say
 from data.records import RetrievedBatch
 from data.store import write_json
@@ -31,9 +32,9 @@ class StepBoundary(pl.Callback):
     """
 
     def __init__(
-        self, refresh: RefreshController, pipeline: BatchPipeline, cache_hit_share: Callable[[], float]
+        self, refresh: RefreshController, pipeline: BatchPipeline, lm_metrics: Callable[[], dict[str, float]]
     ) -> None:
-        self._refresh, self._pipeline, self._cache_hit_share = refresh, pipeline, cache_hit_share
+        self._refresh, self._pipeline, self._lm_metrics = refresh, pipeline, lm_metrics
         self._start = 0.0
 
     def on_train_batch_start(
@@ -52,8 +53,8 @@ class StepBoundary(pl.Callback):
             {
                 "time/step_seconds": seconds,
                 "throughput/pairs_per_second": self._pipeline.pairs_per_step / seconds,
-                "throughput/cache_hit_share": self._cache_hit_share(),
                 "index/refreshes_skipped": float(self._refresh.num_skipped),
+                **{f"lm/{name}": value for name, value in self._lm_metrics().items()},
             }
         )
 
@@ -133,6 +134,14 @@ class Checkpointer(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         if trainer.global_step % self._every == 0 or trainer.global_step == trainer.max_steps:
             self.save(trainer)
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """A run that cannot go on (no LM answers, a budget is spent) loses none of its steps."""
+        if isinstance(exception, RunError) and trainer.global_step not in [
+            m.step for m in self._run.checkpoint_marks()
+        ]:
+            self.save(trainer)
+            say(f"saved step {trainer.global_step}: the same command goes on from there")
 
     def save(self, trainer: pl.Trainer) -> None:
         step, versions = trainer.global_step, self._refresh.versions_in_use()

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from configs.errors import RunError, UserError
-from configs.load import load_config
+from configs.load import load_config, load_score_config
 from configs.paths import check_paths
 from configs.schema import Config
 from train.ray_environment import configure_ray_environment
@@ -90,6 +90,46 @@ def search(
     from train.commands import run_search
 
     run_search([directory] + ([against] if against else []), text, k, as_json)
+
+
+@app.command()
+def score(
+    source: Annotated[Path, typer.Option("--in", help='JSON Lines: {"id", "prefix", "continuation"}.')],
+    out: Annotated[Path, typer.Option("--out", help='JSON Lines: {"id", "sum", "num_tokens", "token_logprobs"}.')],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Any key of lm and ray; lm.path or lm.url must be there.", metavar="KEY=VALUE"),
+    ] = None,
+) -> None:
+    """Log-probabilities (nats) of your own continuations, in the order of the input; a rerun goes on.
+
+    replug score lm.path=DIR --in pairs.jsonl --out scores.jsonl
+    """
+    config = load_score_config(overrides or [])
+    configure_ray_environment(config)  # type: ignore[arg-type]
+    from train.score_command import run_score
+
+    run_score(config, source, out)
+
+
+@app.command()
+def cache(
+    file: Annotated[Path, typer.Argument(help="A cache of scores, such as RUN_DIR/scores.sqlite.", metavar="FILE")],
+    verify: Annotated[bool, typer.Option("--verify", help="Check the file and every row.")] = False,
+    prune_bad: Annotated[bool, typer.Option("--prune-bad", help="Check, and delete the rows that are wrong.")] = False,
+    prune_lm: Annotated[
+        str | None, typer.Option(help="Delete the rows of LMs whose identity begins so.", metavar="IDENTITY_PREFIX")
+    ] = None,
+    older_than: Annotated[
+        float | None,
+        typer.Option(help="Delete rows at least so old; with --prune-lm, of those LMs.", metavar="DAYS", min=0),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Show what a cache of LM scores holds, by LM; check it; delete from it."""
+    from train.cache_command import Prune, run_cache
+
+    run_cache(file, Prune(prune_lm, older_than), verify, prune_bad, as_json)
 
 
 @app.command()

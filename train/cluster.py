@@ -11,16 +11,19 @@ import ray
 from ray.exceptions import AuthenticationError
 
 from configs.errors import UserError
-from configs.schema import Config
+from configs.schema import Config, ScoreConfig
 
 
-def actors_needed(config: Config) -> int:
-    """Logical CPUs: one for each actor."""
-    return config.lm.num_replicas + config.index.num_shards + config.index.num_builders
+def actors_needed(config: Config | ScoreConfig) -> dict[str, int]:
+    """Actors by the key that sets their number; each takes one logical CPU. An LM on a server has none."""
+    actors = {} if config.lm.url else {"lm.num_replicas": config.lm.num_replicas}
+    if isinstance(config, Config):
+        actors |= {"index.num_shards": config.index.num_shards, "index.num_builders": config.index.num_builders}
+    return actors
 
 
 @contextmanager
-def ray_cluster(config: Config) -> Iterator[None]:
+def ray_cluster(config: Config | ScoreConfig) -> Iterator[None]:
     """Ray while the block runs. A cluster started here ends with it; one that was joined goes on.
 
     SIGTERM ends the process at once with status 143, as pre-emption wants; the same command resumes.
@@ -39,9 +42,10 @@ def ray_cluster(config: Config) -> Iterator[None]:
         ray.shutdown()
 
 
-def _start(config: Config) -> None:
+def _start(config: Config | ScoreConfig) -> None:
     ray.init(
-        num_cpus=config.ray.num_cpus or actors_needed(config),
+        address="local",  # None would join whatever cluster somebody has started on this machine
+        num_cpus=config.ray.num_cpus or sum(actors_needed(config).values()),
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.ERROR,
@@ -49,7 +53,7 @@ def _start(config: Config) -> None:
     )
 
 
-def _join(config: Config) -> None:
+def _join(config: Config | ScoreConfig) -> None:
     try:
         _require_answer(str(config.ray.address))
         ray.init(address=config.ray.address, log_to_driver=False, logging_level=logging.ERROR)
@@ -58,11 +62,11 @@ def _join(config: Config) -> None:
             f"ray.address: cannot join a cluster at {config.ray.address}: {str(error).splitlines()[0]}; start one with "
             "`ray start --head`, or leave ray.address out"
         ) from error
-    available = ray.cluster_resources().get("CPU", 0)
-    if available < actors_needed(config):
+    available, actors = ray.cluster_resources().get("CPU", 0), actors_needed(config)
+    if available < sum(actors.values()):
         raise UserError(
-            f"ray.address: the cluster has {available:g} CPUs, but the actors need {actors_needed(config)} "
-            "(lm.num_replicas + index.num_shards + index.num_builders)"
+            f"ray.address: the cluster has {available:g} CPUs, but the actors need {sum(actors.values())} "
+            f"({' + '.join(actors)})"
         )
 
 

@@ -52,12 +52,12 @@ def run_evaluate(config: Config) -> None:
     """The table of `replug train`, for the retriever as it is configured and the run's tuned one, if any."""
     check_faiss()
     run = RunDirectory(Path(config.run_dir).expanduser())
-    spec = wiring.lm_spec(config)
+    lm = wiring.lm_source(config.lm, run.ledger, run.scores)
     data = wiring.prepared_set(config, run.data)
-    wiring.check_data(config, data, spec)
+    wiring.check_data(config, data, lm)
     paths = {"replug": None, **({"lsr": run.retriever} if run.retriever.is_dir() else {})}
     root = run.path / "evaluation"
-    with ray_cluster(config), wiring.start_workers(config, spec, root, run.scores) as workers:
+    with ray_cluster(config), wiring.start_workers(config, lm, root, run.scores) as workers:
         found = {name: _find(config, data, workers.index, path, i) for i, (name, path) in enumerate(paths.items())}
         results = training.measure(config, data, workers, found)
     write_json(root / "results.json", results)

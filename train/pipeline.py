@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from configs.errors import RunError
-from data.records import RetrievedBatch, ScoredBatch, SearchResult, Window
+from data.records import RetrievedBatch, ScoredBatch, SearchResult
 from data.sampler import QuerySampler
 from data.store import CorpusStore, WindowStore
-from models.black_box_lm import AsyncLM, ContinuationScore
+from models.black_box_lm import ScoreSum
+from models.prompt import PromptTemplate
 
 
 class ScoreError(RunError):
@@ -34,11 +35,14 @@ class IndexState:
 @dataclass(frozen=True, slots=True)
 class _InFlight:
     retrieved: RetrievedBatch
-    scores: "list[Future[list[ContinuationScore]]]"  # one unit for each query
+    scores: "Future[list[ScoreSum]]"  # [B * K], the documents of one query in a row
 
 
 class BatchPipeline:
-    """Keeps `depth` batches in flight. `encode` maps texts to vectors [B, D] with the live weights."""
+    """Keeps `depth` batches in flight, and no more: so the LM's pool never has more than that to do.
+
+    `encode` maps texts to vectors [B, D] with the live weights; `score` takes prefixes and continuations.
+    """
 
     def __init__(
         self,
@@ -47,15 +51,15 @@ class BatchPipeline:
         corpus: CorpusStore,
         encode: Callable[[Sequence[str]], np.ndarray],
         search: Callable[[int, np.ndarray, int], SearchResult],
-        lm: AsyncLM,
+        score: Callable[[Sequence[str], Sequence[str]], "Future[list[ScoreSum]]"],
+        template: PromptTemplate,
         k: int,
-        separator: str,
         depth: int,
         max_steps: int,
     ) -> None:
         self._sampler, self._queries, self._corpus = sampler, queries, corpus
-        self._encode, self._search, self._lm = encode, search, lm
-        self._k, self._separator = k, separator
+        self._encode, self._search, self._score = encode, search, score
+        self._template, self._k = template, k
         self._depth, self._max_steps = depth, max_steps
         self._in_flight: dict[int, _InFlight] = {}
         self.pairs_per_step = sampler.batch_size * k
@@ -93,20 +97,21 @@ class BatchPipeline:
         )
 
     def _submit(self, batch: RetrievedBatch) -> _InFlight:
-        windows = self._queries.windows(batch.query_rows)
-        return _InFlight(batch, [self._submit_one(w, r) for w, r in zip(windows, batch.doc_rows, strict=True)])
-
-    def _submit_one(self, window: Window, doc_rows: np.ndarray) -> "Future[list[ContinuationScore]]":
-        texts = self._corpus.texts(doc_rows)
-        prefixes = [join_document(text, self._separator, window.context) for text in texts]
-        return self._lm.submit(prefixes, [window.continuation] * len(texts))
+        """One call for the whole batch, so that the pool can put pairs of similar length together."""
+        prefixes, continuations = [], []
+        for window, doc_rows in zip(self._queries.windows(batch.query_rows), batch.doc_rows, strict=True):
+            for text in self._corpus.texts(doc_rows):
+                prefixes.append(self._template.prefix(text, window.context, window.continuation))
+                continuations.append(window.continuation)
+        return _InFlight(batch, self._score(prefixes, continuations))
 
     def _result(self, batch: _InFlight) -> ScoredBatch:
         start = time.monotonic()
-        scores = [future.result() for future in batch.scores]
+        scores = batch.scores.result()
         waited = time.monotonic() - start
-        sums = np.array([[score.sum_logprob for score in row] for row in scores])
-        counts = np.array([row[0].num_tokens for row in scores])
+        shape = batch.retrieved.doc_rows.shape
+        sums = np.array([score.sum_logprob for score in scores]).reshape(shape)
+        counts = np.array([score.num_tokens for score in scores]).reshape(shape)[:, 0]
         self._check(batch.retrieved, sums)
         return ScoredBatch(batch.retrieved, sums, counts, waited)
 
@@ -120,8 +125,3 @@ class BatchPipeline:
                 f"the LM's score of text {window.id} after document {document.id} is {sums[query, doc]}; "
                 f"expected a finite number (step {batch.step})"
             )
-
-
-def join_document(document: str, separator: str, context: str) -> str:
-    """What the LM reads before the continuation: the document first (REPLUG, section 3.2)."""
-    return f"{document}{separator}{context}"

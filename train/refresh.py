@@ -103,6 +103,8 @@ class RefreshController:
         return {self.live.version} | ({self._pending.index.version} if self._pending else set())
 
     def _trigger(self, step: int) -> None:
+        if step in (self.live.step, self._pending.index.step if self._pending else None):
+            return  # a run that stopped after this boundary was resumed at it
         if self._pending is not None:
             self.num_skipped += 1
             say(f"step {step}: skipping a refresh, v{self._pending.index.version} is still being built")

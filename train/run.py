@@ -40,14 +40,14 @@ def train(config: Config) -> dict:
         return show_results(run)
     check_faiss()
     _quieten_lightning()
-    spec = wiring.lm_spec(config)
+    lm = wiring.lm_source(config.lm, run.ledger, run.scores)
     module_encoder = wiring.load_encoder(config)
     data = wiring.prepared_set(config, run.data)
-    wiring.check_data(config, data, spec)
-    run.claim(config)  # only now: a mistake mended above must not be a changed key of an unfinished run
+    wiring.check_data(config, data, lm)
+    run.claim(config, lm.identity)  # only now: a mistake mended above must not be a changed key of an unfinished run
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
-    with ray_cluster(config), wiring.start_workers(config, spec, run.index, run.scores) as workers:
+    with ray_cluster(config), wiring.start_workers(config, lm, run.index, run.scores) as workers:
         before = _before(config, run, data, workers)
         module = wiring.lsr_module(config, module_encoder, data)
         after = _after(config, run, data, workers, module)
@@ -106,7 +106,7 @@ def _fit(config: Config, run: RunDirectory, data: PreparedSet, workers: Workers,
     pipeline = wiring.batch_pipeline(config, module, data, workers)
     module.attach(pipeline)
     refresh = wiring.refresh_controller(config, module, data, workers)
-    trainer = wiring.trainer(config, run, refresh, pipeline, workers.lm)
+    trainer = wiring.trainer(config, run, refresh, pipeline, workers)
     marks = run.checkpoint_marks()
     newest = marks[-1] if marks else None
     run.truncate_metrics(newest.step if newest else 0)
@@ -142,7 +142,7 @@ def measure(config: Config, data: PreparedSet, workers: Workers, found: dict[str
         say(f"bits per byte on the first {len(windows)} of {len(everything)} held-out texts (evaluate.max_windows)")
     choices = {"random": random_documents(config, data, windows)}
     choices |= {name: first_k(choice, config.evaluate.k) for name, choice in found.items()}
-    bits = measure_bits(workers.lm, data.corpus, windows, choices, config.lm.separator)
+    bits = measure_bits(workers.lm, data.corpus, windows, choices, workers.template)
     results = bpb_results(windows, bits, config.evaluate.num_resamples, config.seed)
     sides = {"replug": "before", "lsr": "after"}
     retrieval = retrieval_results(data.corpus, everything, {sides[name]: c for name, c in found.items()})

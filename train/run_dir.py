@@ -7,6 +7,8 @@ index/             index versions
 checkpoints/       step-000100.ckpt with its mark step-000100.json
 metrics.jsonl      one object for every logged step
 scores.sqlite      the cache of LM scores
+lm.json            which LM scores: a hash of its weights, or a server's model and probe
+lm_spent.json      requests and tokens that a server was sent
 retriever/         the tuned encoder
 results.json       written when all is done; report.html beside it
 """
@@ -29,6 +31,12 @@ MAY_CHANGE = [
     "lm.threads_per_replica",
     "lm.gpus_per_replica",
     "lm.timeout_seconds",
+    "lm.max_attempts",
+    "lm.url",
+    "lm.api_key_env",
+    "lm.max_concurrency",
+    "lm.max_requests",
+    "lm.max_tokens_sent",
     "index.num_builders",
     "index.threads_per_worker",
     "index.gpus_per_builder",
@@ -70,6 +78,7 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self.metrics = path / "metrics.jsonl"
         self.scores = path / "scores.sqlite"
+        self.ledger = path / "lm_spent.json"
         self.retriever = path / "retriever"
         self.results = path / "results.json"
         self.examples = path / "examples.json"
@@ -79,20 +88,32 @@ class RunDirectory:
     def is_finished(self) -> bool:
         return self.results.is_file()
 
-    def claim(self, config: Config) -> None:
-        """Begin the run, or check that an unfinished one was begun with the same configuration."""
+    def claim(self, config: Config, lm_identity: str) -> None:
+        """Begin the run, or check that an unfinished one was begun with the same configuration and the same LM."""
         stored = self.path / "config.yaml"
         if stored.is_file():
             _require_same(load_config(stored), config, self.path)
+            self._require_same_lm(lm_identity)
         elif foreign := self._foreign_files():
             raise UserError(f"run_dir: {self.path} holds {foreign[0]}, which is of no run; give another run_dir")
         self.path.mkdir(parents=True, exist_ok=True)
         replace_file(stored, config_to_yaml(config).encode())
         write_json(self.path / "environment.json", describe_environment())
+        write_json(self.path / "lm.json", {"identity": lm_identity})
+
+    def _require_same_lm(self, identity: str) -> None:
+        """Weights in a folder and models behind a URL can change while their names stay."""
+        stored = self.path / "lm.json"
+        begun = json.loads(stored.read_text())["identity"] if stored.is_file() else identity
+        if begun != identity:
+            raise UserError(
+                f"lm: the unfinished run in {self.path} was begun with another LM than what is there under this name "
+                f"now ({begun} then, {identity} now): bring the first one back, or give another run_dir"
+            )
 
     def _foreign_files(self) -> list[str]:
         """What other commands of ours do not leave where a run is to begin."""
-        ours = {self.data.name, self.index.name, "evaluation", "environment.json", "config.yaml"}
+        ours = {self.data.name, self.index.name, self.ledger.name, "evaluation", "environment.json", "config.yaml"}
         names = [path.name for path in self.path.iterdir()] if self.path.exists() else []
         return sorted(name for name in names if name not in ours and not name.startswith(self.scores.name))
 

@@ -1,7 +1,8 @@
 """From a configuration to the parts of a run: one function for each part, each a thin translation."""
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from configs.errors import UserError
 from configs.paths import check_paths
 from configs.rules import max_index_age, refresh_lag
-from configs.schema import Adopt, Config, LMScore
+from configs.schema import Adopt, Config, LMConfig, LMScore, TooLong
 from data.prepare import Tokenizer, prepare_raw, prepare_rows, require_same_origin
 from data.progress import say
 from data.records import Window
@@ -24,8 +25,13 @@ from models.caching_lm import CachingLM
 from models.encoder import Encoder
 from models.hardware import multiplies_bfloat16, resolve_dtype
 from models.hf_lm import load_tokenizer
+from models.http_lm import HttpLM, ServerSpec
 from models.packaged import resolve_encoder_path, resolve_lm_path
+from models.prompt import PromptTemplate
+from models.score_cache import ScoreCache
 from models.scorer_pool import LMSpec, ScorerPool
+from models.server_probe import connect
+from models.spending import Spending
 from models.stand_in_lm import WORD
 from train.callbacks import Checkpointer, JsonLinesLogger, StepBoundary, StepProgress, TemperatureCheck
 from train.module import LossSettings, LSRModule, OptimizerSettings
@@ -42,16 +48,70 @@ RAW_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """The two services that live beside the trainer."""
+    """The two services that live beside the trainer, and how texts are put to the LM."""
 
-    lm: CachingLM
+    pool: ScorerPool | HttpLM
+    lm: CachingLM  # round the pool
     index: IndexService
+    template: PromptTemplate
 
 
-def lm_spec(config: Config) -> LMSpec:
-    """Where the LM's weights are and in which precision they run."""
-    path = config.lm.path if LMSpec(config.lm.path).is_stand_in else resolve_lm_path(config.lm.path)
-    return LMSpec(path, _dtype_name(config.lm.dtype.value), config.lm.tokens_per_batch)
+def lm_source(lm: LMConfig, ledger: Path, cache: Path) -> LMSpec | HttpLM:
+    """The LM before anything heavy starts: where local weights are, or the server, which is asked and probed now.
+
+    What a server is sent is booked in `ledger`; `cache` knows it again by its probe.
+    """
+    if lm.url is None:
+        path = str(lm.path)
+        resolved = path if LMSpec(path).is_stand_in else resolve_lm_path(path)
+        return LMSpec(resolved, _dtype_name(lm.dtype.value), lm.tokens_per_batch, lm.compile)
+    server = connect(_server_spec(lm), Spending(ledger, lm.max_requests, lm.max_tokens_sent))
+    with closing(ScoreCache(cache_path(lm, cache))) as scores:
+        server.identity = scores.identity_like(str(lm.model), server.fingerprint)
+    return server
+
+
+def _server_spec(lm: LMConfig) -> ServerSpec:
+    return ServerSpec(
+        url=str(lm.url),
+        model=str(lm.model),
+        api=lm.api.value,
+        tokenizer=resolve_lm_path(lm.tokenizer) if lm.tokenizer else None,
+        api_key=os.environ.get(lm.api_key_env),
+        api_key_env=lm.api_key_env,
+        max_concurrency=lm.max_concurrency,
+        prompts_per_request=lm.prompts_per_request,
+        timeout_seconds=lm.timeout_seconds,
+        max_attempts=lm.max_attempts,
+    )
+
+
+def cache_path(lm: LMConfig, default: Path) -> Path:
+    return Path(lm.cache).expanduser() if lm.cache else default
+
+
+def open_lm(lm: LMConfig, source: LMSpec | HttpLM) -> ScorerPool | HttpLM:
+    """The LM at work; Ray must run where its weights are local."""
+    if isinstance(source, HttpLM):
+        return source
+    return ScorerPool(
+        source, lm.num_replicas, lm.threads_per_replica, lm.gpus_per_replica, lm.timeout_seconds, lm.max_attempts
+    )
+
+
+def prompt_template(lm: LMConfig, source: LMSpec | HttpLM) -> PromptTemplate:
+    """How documents and texts are joined, and cut where `lm.too_long` asks for it."""
+    if lm.too_long is TooLong.error or source.max_tokens is None:
+        return PromptTemplate(lm.separator)
+    return PromptTemplate(lm.separator, load_tokenizer(lm_tokenizer_path(lm)), source.max_tokens)
+
+
+def lm_tokenizer_path(lm: LMConfig) -> str:
+    """Folder or hub name of the LM's own tokenizer. Raises UserError for a server whose tokenizer is not given."""
+    name = lm.tokenizer or lm.path
+    if name is None:
+        raise UserError("lm.tokenizer is missing; expected the server's tokenizer, whose tokens are to be counted")
+    return resolve_lm_path(name)
 
 
 def load_encoder(config: Config, path: str | Path | None = None) -> Encoder:
@@ -83,7 +143,7 @@ def prepared_set(config: Config, default_out: Path) -> PreparedSet:
 
 def _tokenizer_key(config: Config) -> dict[str, object]:
     """Which model's tokens the texts were cut by."""
-    paths = {"lm": config.lm.path, "retriever": config.retriever.path}
+    paths = {"lm": config.lm.tokenizer or config.lm.path, "retriever": config.retriever.path}
     name = config.data.tokenizer
     return {f"{name}.path": paths[name]} if name in paths else {}
 
@@ -92,7 +152,7 @@ def _data_keys(config: Config, names: tuple[str, ...]) -> dict[str, object]:
     return {f"data.{name}": getattr(config.data, name) for name in names}
 
 
-def check_data(config: Config, data: PreparedSet, spec: LMSpec) -> None:
+def check_data(config: Config, data: PreparedSet, source: LMSpec | HttpLM) -> None:
     """What the parts must agree on, before anything heavy starts."""
     wanted = max(config.retrieve.k, config.evaluate.k)
     if len(data.corpus) < wanted:
@@ -101,23 +161,25 @@ def check_data(config: Config, data: PreparedSet, spec: LMSpec) -> None:
         )
     windows = [*data.queries.windows(), *data.heldout.windows()]
     _check_gold(data, windows)
-    if spec.max_tokens is not None:
-        _check_lengths(data, windows, spec, config.lm.separator)
+    if source.max_tokens is None or (config.lm.url and not config.lm.tokenizer):
+        return  # no limit, or nothing to count with: a server refuses what it cannot hold
+    tokenizer = load_tokenizer(source.path if isinstance(source, LMSpec) else lm_tokenizer_path(config.lm))
+    if config.lm.too_long is TooLong.error:
+        _check_lengths(data, windows, tokenizer, source.max_tokens, config.lm.separator)
 
 
 @contextmanager
-def start_workers(config: Config, spec: LMSpec, index_root: Path, scores: Path) -> Iterator[Workers]:
-    """Scorer pool behind its cache, and index service; Ray must run. All are stopped at the end."""
-    lm = config.lm
-    pool = ScorerPool(spec, lm.num_replicas, lm.threads_per_replica, lm.gpus_per_replica, lm.timeout_seconds)
-    cached = CachingLM(pool, Path(lm.cache) if lm.cache else scores)
+def start_workers(config: Config, source: LMSpec | HttpLM, index_root: Path, scores: Path) -> Iterator[Workers]:
+    """LM behind its cache, and index service; Ray must run. All are stopped at the end."""
+    pool = open_lm(config.lm, source)
+    lm = CachingLM(pool, cache_path(config.lm, scores))
     index = IndexService(index_root, index_settings(config))
     try:
-        yield Workers(cached, index)
+        yield Workers(pool, lm, index, prompt_template(config.lm, source))
     finally:
-        pool.close()
         index.close()
-        cached.close()
+        pool.close()
+        lm.close()  # last: the pool's answers are stored until it is closed
 
 
 def index_settings(config: Config) -> IndexSettings:
@@ -185,9 +247,9 @@ def batch_pipeline(config: Config, module: LSRModule, data: PreparedSet, workers
         corpus=data.corpus,
         encode=module.encode_queries,
         search=workers.index.search,
-        lm=workers.lm,
+        score=workers.lm.submit_sums,
+        template=workers.template,
         k=config.retrieve.k,
-        separator=config.lm.separator,
         depth=config.train.pipeline_depth,
         max_steps=config.train.max_steps,
     )
@@ -203,7 +265,7 @@ def refresh_controller(config: Config, module: LSRModule, data: PreparedSet, wor
 
 
 def trainer(
-    config: Config, run: RunDirectory, refresh: RefreshController, pipeline: BatchPipeline, lm: CachingLM
+    config: Config, run: RunDirectory, refresh: RefreshController, pipeline: BatchPipeline, workers: Workers
 ) -> pl.Trainer:
     """Lightning's trainer with our callbacks, in the order they act."""
     train = config.train
@@ -220,7 +282,7 @@ def trainer(
         log_every_n_steps=train.log_every_steps,
         logger=_loggers(config, run),
         callbacks=[
-            StepBoundary(refresh, pipeline, lambda: lm.hit_share),
+            StepBoundary(refresh, pipeline, lambda: _lm_metrics(workers)),
             TemperatureCheck(pipeline, loss_settings(config)),
             StepProgress(train.max_steps),
             checkpointer,
@@ -232,6 +294,10 @@ def trainer(
         plugins=[LightningEnvironment()],  # under SLURM too this is one process of ours, not a rank that srun made
         num_sanity_val_steps=0,
     )
+
+
+def _lm_metrics(workers: Workers) -> dict[str, float]:
+    return {**workers.pool.metrics(), **workers.lm.metrics(), "truncated": float(workers.template.num_truncated)}
 
 
 def _uses_bf16(config: Config) -> bool:
@@ -255,12 +321,12 @@ def _dtype_name(name: str) -> str:
 def _offsets_tokenizer(config: Config) -> Tokenizer:
     """Character offsets by the tokenizer that `data.tokenizer` names; words where the LM is the stand-in."""
     name = config.data.tokenizer
-    if name == "lm" and LMSpec(config.lm.path).is_stand_in:
+    if name == "lm" and config.lm.path and LMSpec(config.lm.path).is_stand_in:
         return lambda text: [match.span() for match in WORD.finditer(text)]
     if name == "retriever":
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(resolve_encoder_path(config.retriever.path))
     else:
-        tokenizer = load_tokenizer(resolve_lm_path(config.lm.path if name == "lm" else name))
+        tokenizer = load_tokenizer(lm_tokenizer_path(config.lm) if name == "lm" else resolve_lm_path(name))
     return lambda text: tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)[
         "offset_mapping"
     ]
@@ -276,14 +342,13 @@ def _check_gold(data: PreparedSet, windows: list[Window]) -> None:
         )
 
 
-def _check_lengths(data: PreparedSet, windows: list[Window], spec: LMSpec, separator: str) -> None:
+def _check_lengths(
+    data: PreparedSet, windows: list[Window], tokenizer: PreTrainedTokenizerBase, limit: int, separator: str
+) -> None:
     """No document, with the longest text after it, may exceed the LM's context.
 
     A token is at least one byte, so only what is longer in bytes is tokenized.
     """
-    limit = spec.max_tokens
-    assert limit is not None
-    tokenizer = load_tokenizer(spec.path)
 
     def count(text: str) -> int:
         return len(tokenizer(text, verbose=False)["input_ids"])
@@ -297,8 +362,9 @@ def _check_lengths(data: PreparedSet, windows: list[Window], spec: LMSpec, separ
     for doc in data.corpus.iterate():
         if len(doc.text.encode()) + rest > limit and count(doc.text) + rest > limit:
             raise UserError(
-                f"document {doc.id} has {count(doc.text)} tokens and text {longest} up to {rest}, but the LM at "
-                f"lm.path holds {limit}: cut the documents (data.source does it), or take an LM with a longer context"
+                f"document {doc.id} has {count(doc.text)} tokens and text {longest} up to {rest}, but the LM "
+                f"holds {limit}: cut the documents (data.source does it), take an LM with a longer context, or set "
+                "lm.too_long=truncate"
             )
 
 

@@ -83,7 +83,15 @@ OVERRIDES = [
     ("data.query_share=-0.1", "data.query_share is -0.1; expected a share between 0 and 1"),
     ("retrieve.k=1", "retrieve.k is 1; expected at least 2"),
     ("run_dir=''", "run_dir is empty; expected"),
-    ("lm.path=''", "lm.path is empty; expected"),
+    ("lm.path=''", "lm.path is missing; expected"),
+    # the LM: local weights or a server
+    ("lm.url=http://h:1/v1 lm.model=m", "lm.path and lm.url are both set"),
+    ("lm.path=null lm.url=http://h:1/v1", "lm.model is missing; expected the name"),
+    ("lm.path=null lm.url=h:1 lm.model=m", "lm.url is h:1; expected http://HOST:PORT/v1"),
+    ("lm.path=null lm.url=http://u:p@h/v1 lm.model=m", "lm.url holds a secret", "the key in $REPLUG_LM_API_KEY"),
+    ("lm.path=null lm.url=http://h/v1 lm.model=m lm.api=prompt_logprobs", "lm.tokenizer is missing"),
+    ("lm.path=null lm.url=http://h/v1 lm.model=m lm.too_long=truncate", "lm.tokenizer is missing"),
+    ("lm.max_requests=0", "lm.max_requests is 0; expected a number above 0"),
     # combinations
     ("data.query_share=0.9 data.heldout_share=0.1", "data.query_share + data.heldout_share is 1; expected less than 1"),
     ("data.prepared=set", "data.source and data.prepared are both set; expected one way"),
@@ -121,9 +129,9 @@ def test_a_wrong_override_is_named(tmp_path, case):
 FILES = [
     ("no run_dir", GOOD.replace("run_dir: run", "seed: 0"), "run_dir is missing: set it in", "run_dir=VALUE"),
     ("no retriever", GOOD.replace("retriever:", "# "), "retriever.path is missing", "retriever.path=VALUE"),
-    ("no lm", GOOD.replace("lm: {path: stand_in}", ""), "lm.path is missing", "lm.path=VALUE"),
+    ("no lm", GOOD.replace("lm: {path: stand_in}", ""), "lm.path is missing", "lm.path=DIR"),
     ("marked as missing", GOOD.replace("run_dir: run", "run_dir: ???"), "run_dir is missing"),
-    ("nothing", "", "lm.path is missing"),
+    ("nothing", "", "retriever.path is missing"),
     ("a list", "- train\n- data\n", "config.yaml: expected sections such as `train:` at the top, found a list"),
     ("a number", "5", "config.yaml: expected sections such as `train:` at the top"),
     ("a word", "train", "config.yaml: expected sections such as `train:` at the top"),
@@ -511,7 +519,7 @@ def test_a_missing_model_of_the_configuration_fails_within_two_seconds(tmp_path)
     seconds = []
     for _ in range(3):
         done, taken = replug("train", tmp_path / "config.yaml")
-        assert_one_line(done, "lm.path is missing: set it in", "lm.path=VALUE")
+        assert_one_line(done, "lm.path is missing; expected lm.path=DIR", "lm.url=")
         seconds.append(taken)
     assert min(seconds) < 2
 

@@ -12,6 +12,7 @@ from data.records import Document, Window
 from data.store import CorpusStore, write_documents
 from evals.language_modelling import WINDOWS_IN_FLIGHT, Choice, measure_bits, random_choice
 from models.black_box_lm import ContinuationScore
+from models.prompt import PromptTemplate
 from models.stand_in_lm import StandInLM
 
 SEPARATOR = "\n\n"
@@ -66,7 +67,7 @@ def naive_bits(window: Window, documents: list[str], similarities: Sequence[floa
 def test_bits_equal_a_naive_computation(corpus: CorpusStore) -> None:
     count = 2 * WINDOWS_IN_FLIGHT + 3  # more than are under way at once
     windows, choices = make_windows(count), make_choices(count)
-    bits = measure_bits(ImmediateLM(), corpus, windows, choices, SEPARATOR)
+    bits = measure_bits(ImmediateLM(), corpus, windows, choices, PromptTemplate(SEPARATOR))
     assert list(bits) == ["none", "replug", "lsr"]
     for row, window in enumerate(windows):
         plain = StandInLM().score([window.context], [window.continuation])[0]
@@ -79,7 +80,7 @@ def test_bits_equal_a_naive_computation(corpus: CorpusStore) -> None:
 @pytest.mark.parametrize("count", [1, WINDOWS_IN_FLIGHT, WINDOWS_IN_FLIGHT + 1])
 def test_every_window_is_one_call_whatever_their_number(corpus: CorpusStore, count: int) -> None:
     lm = ImmediateLM()
-    bits = measure_bits(lm, corpus, make_windows(count), make_choices(count), SEPARATOR)
+    bits = measure_bits(lm, corpus, make_windows(count), make_choices(count), PromptTemplate(SEPARATOR))
     assert len(lm.calls) == count
     assert all(len(values) == count and np.isfinite(values).all() for values in bits.values())
 
@@ -91,7 +92,7 @@ def test_a_document_that_several_methods_chose_is_scored_once(corpus: CorpusStor
         "replug": Choice(np.array([[5, 0], [2, 3]]), np.zeros((2, 2))),
         "lsr": Choice(np.array([[0, 1], [3, 1]]), np.zeros((2, 2))),
     }
-    bits = measure_bits(lm, corpus, windows, choices, SEPARATOR)
+    bits = measure_bits(lm, corpus, windows, choices, PromptTemplate(SEPARATOR))
     for call, window, documents in zip(lm.calls, windows, ([0, 1, 5], [1, 2, 3]), strict=True):
         expected = [window.context] + [DOCUMENTS[i] + SEPARATOR + window.context for i in documents]
         assert sorted(prefix for prefix, _ in call) == sorted(expected)
@@ -105,7 +106,7 @@ def test_a_helpful_document_lowers_the_bits(corpus: CorpusStore) -> None:
         "helps": Choice(np.array([[0]]), np.zeros((1, 1))),
         "does_not": Choice(np.array([[2]]), np.zeros((1, 1))),
     }
-    bits = measure_bits(ImmediateLM(), corpus, [window], choices, SEPARATOR)
+    bits = measure_bits(ImmediateLM(), corpus, [window], choices, PromptTemplate(SEPARATOR))
     assert bits["helps"][0] < bits["none"][0] - 10
     assert bits["does_not"][0] > bits["helps"][0] + 10
 

@@ -1,5 +1,8 @@
 """The disk cache over an LM that counts, and whose scores differ each time it computes one."""
 
+import hashlib
+import sqlite3
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -7,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.black_box_lm import AsyncLM, ContinuationScore
+from configs.errors import RunError
+from models.black_box_lm import AsyncLM, ContinuationScore, ScoreSum
 from models.caching_lm import CachingLM
+from models.score_cache import ScoreCache, pair_key
 
 Pair = tuple[str, str]
 
@@ -18,12 +23,16 @@ class CountingLM:
 
     max_tokens: int | None = None
 
-    def __init__(self, identity: str = "fake", held: bool = False) -> None:
-        self.identity, self.held = identity, held
+    def __init__(self, identity: str = "fake", held: bool = False, unit_size: int = 100) -> None:
+        self.identity, self.held, self.unit_size = identity, held, unit_size
         self.calls: list[list[Pair]] = []
         self.futures: list[Future[list[ContinuationScore]]] = []
         self.answers: list[list[ContinuationScore]] = []
         self._rng = np.random.default_rng(0)
+
+    def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
+        rows = range(len(prefixes))
+        return [list(rows[start : start + self.unit_size]) for start in rows[:: self.unit_size]]
 
     def submit(self, prefixes: Sequence[str], continuations: Sequence[str]) -> Future:
         self.calls.append(list(zip(prefixes, continuations, strict=True)))
@@ -46,8 +55,28 @@ class CountingLM:
         return ContinuationScore(-self._rng.random(len(continuation), dtype=np.float32))
 
 
+class CompanyLM(CountingLM):
+    """The last bits of a score follow from the unit that it was computed in, as with a real LM's batches."""
+
+    def submit(self, prefixes: Sequence[str], continuations: Sequence[str]) -> Future:
+        self._rng = np.random.default_rng(list(hashlib.sha256(repr([*prefixes, *continuations]).encode()).digest()))
+        return super().submit(prefixes, continuations)
+
+
 def bits(scores: list[ContinuationScore]) -> list[bytes]:
     return [score.token_logprobs.tobytes() for score in scores]
+
+
+def sums(scores: list[ContinuationScore]) -> list[ScoreSum]:
+    return [score.summed() for score in scores]
+
+
+def rows_with_tokens(path: Path) -> tuple[int, int]:
+    """Rows in the file, and those that hold their tokens, as another process sees them."""
+    cache = ScoreCache(path)
+    (use,) = cache.models()
+    cache.close()
+    return use.rows, use.rows_with_tokens
 
 
 @pytest.fixture
@@ -61,6 +90,8 @@ def test_it_is_the_language_model_that_it_wraps(path: Path) -> None:
     assert (cached.identity, cached.max_tokens) == ("fake", None)
     assert cached.generate(["a"], 1) == ["a!"]
     assert cached.score([], []) == []
+    assert cached.submit_sums([], []).result() == []
+    assert cached.units(["a", "b"], ["y", "y"]) == [[0, 1]]
 
 
 def test_the_second_call_is_a_hit_with_the_same_bits(path: Path) -> None:
@@ -164,3 +195,227 @@ def test_another_prefix_continuation_or_model_is_another_key(path: Path) -> None
     other = CountingLM(identity="fak")
     CachingLM(other, path).score(["eab", "ab"], ["c", "c"])
     assert other.calls == [[("eab", "c"), ("ab", "c")]]
+
+
+# Sums ---------------------------------------------------------------------------------------------------
+
+
+def test_a_sum_is_the_same_number_fresh_from_memory_and_from_the_file(path: Path) -> None:
+    texts = [f"{'word ' * length}" for length in range(1, 60)]
+    lm = CountingLM()
+    cached = CachingLM(lm, path)
+    fresh = cached.submit_sums(texts, texts).result()
+    assert fresh == sums(lm.answers[0])
+    assert cached.submit_sums(texts, texts).result() == fresh
+    cached.close()
+    assert CachingLM(lm, path).submit_sums(texts, texts).result() == fresh
+    assert len(lm.calls) == 1
+    assert all(float(np.float32(total.sum_logprob)) == total.sum_logprob for total in fresh)
+
+
+def test_sums_alone_are_stored_without_tokens_and_join_them_when_a_call_needs_them(path: Path) -> None:
+    lm = CountingLM()
+    cached = CachingLM(lm, path)
+    cached.submit_sums(["a", "b"], ["y", "y"]).result()
+    assert rows_with_tokens(path) == (2, 0)
+    scores = cached.score(["a", "b", "c"], ["y", "y", "y"])
+    assert lm.calls[1] == [("a", "y"), ("b", "y"), ("c", "y")]
+    assert rows_with_tokens(path) == (3, 3)
+    assert cached.submit_sums(["a", "b", "c"], ["y", "y", "y"]).result() == sums(scores) == sums(lm.answers[1])
+    assert bits(cached.score(["a", "b"], ["y", "y"])) == bits(scores)[:2]
+    assert len(lm.calls) == 2
+    assert (cached.num_hits, cached.num_misses) == (5, 5)
+
+
+def test_tokens_asked_for_while_only_the_sum_was_wanted_are_there_and_are_stored(path: Path) -> None:
+    lm = CountingLM(held=True)
+    cached = CachingLM(lm, path)
+    totals = cached.submit_sums(["a", "b"], ["y", "y"])
+    scores = cached.submit(["b"], ["y"])
+    lm.finish(0)
+    assert totals.result(1) == sums(lm.answers[0])
+    assert bits(scores.result(1)) == bits(lm.answers[0][1:])
+    assert len(lm.calls) == 1
+    assert rows_with_tokens(path) == (2, 1)
+    assert bits(cached.submit(["b"], ["y"]).result(1)) == bits(lm.answers[0][1:])
+
+
+def test_a_sum_asked_for_while_its_tokens_are_under_way_waits_for_them(path: Path) -> None:
+    lm = CountingLM()
+    cached = CachingLM(lm, path)
+    cached.submit_sums(["a"], ["y"]).result()
+    lm.held = True
+    scores = cached.submit(["a"], ["y"])
+    totals = cached.submit_sums(["a"], ["y"])
+    assert not totals.done()  # the sum that is stored is about to be another one, in its last bits
+    lm.finish(1)
+    assert totals.result(1) == sums(scores.result(1)) == sums(lm.answers[1])
+
+
+def test_a_score_that_is_not_finite_is_handed_on_and_never_stored(path: Path) -> None:
+    lm = CountingLM(held=True)
+    cached = CachingLM(lm, path)
+    totals = cached.submit_sums(["a", "b", "c"], ["yy", "yy", "yy"])
+    for row, value in ((0, np.nan), (1, -np.inf)):
+        lm.answers[0][row].token_logprobs[0] = value
+    lm.finish(0)
+    assert [np.isfinite(total.sum_logprob) for total in totals.result(1)] == [False, False, True]
+    assert rows_with_tokens(path) == (1, 0)
+
+
+# Units --------------------------------------------------------------------------------------------------
+
+
+def test_a_call_is_computed_unit_by_unit_and_answered_whole_and_in_order(path: Path) -> None:
+    lm = CountingLM(held=True, unit_size=2)
+    cached = CachingLM(lm, path)
+    call = cached.submit(list("abcde"), ["y"] * 5)
+    assert lm.calls == [[("a", "y"), ("b", "y")], [("c", "y"), ("d", "y")], [("e", "y")]]
+    for unit in (2, 0):
+        lm.finish(unit)
+    assert not call.done()
+    lm.finish(1)
+    assert bits(call.result(1)) == bits([score for answer in lm.answers for score in answer])
+
+
+def test_a_unit_that_is_done_is_stored_though_its_call_is_not(path: Path) -> None:
+    lm = CountingLM(held=True, unit_size=2)
+    CachingLM(lm, path).submit(list("abcde"), ["y"] * 5)
+    lm.finish(1)
+    cache = ScoreCache(path)
+    assert set(cache.scores([pair_key("fake", text, "y") for text in "abcde"])) == {
+        pair_key("fake", text, "y") for text in "cd"
+    }
+
+
+def test_the_units_of_an_interrupted_call_are_computed_again_in_the_same_company(tmp_path: Path) -> None:
+    texts = [f"text {number}" for number in range(23)]
+    quiet = CachingLM(CompanyLM(unit_size=4), tmp_path / "quiet.sqlite").score(texts, texts)
+    for done in ([], [0], [5], [1, 3], [0, 2, 4], [1, 2, 3, 4, 5]):
+        path = tmp_path / f"interrupted after {done}.sqlite"
+        killed = CompanyLM(held=True, unit_size=4)
+        CachingLM(killed, path).submit(texts, texts)
+        for unit in done:
+            killed.finish(unit)
+        resumed = CompanyLM(unit_size=4)
+        assert bits(CachingLM(resumed, path).score(texts, texts)) == bits(quiet)
+        assert resumed.calls == [call for unit, call in enumerate(killed.calls) if unit not in done]
+
+
+def test_overlapping_calls_are_computed_in_the_same_company_after_an_interruption(tmp_path: Path) -> None:
+    first, second = [f"t{number}" for number in range(10)], [f"t{number}" for number in range(5, 16)]
+
+    def both(path: Path) -> list[bytes]:
+        cached = CachingLM(CompanyLM(unit_size=3), path)
+        return bits(cached.submit(first, first).result()) + bits(cached.submit(second, second).result())
+
+    quiet = both(tmp_path / "quiet.sqlite")
+    killed = CompanyLM(held=True, unit_size=3)
+    cached = CachingLM(killed, tmp_path / "killed.sqlite")
+    cached.submit(first, first)
+    cached.submit(second, second)
+    for unit in (1, 4):  # one of each call
+        killed.finish(unit)
+    assert both(tmp_path / "killed.sqlite") == quiet
+
+
+def test_an_error_of_one_unit_leaves_the_others_stored(path: Path) -> None:
+    lm = CountingLM(held=True, unit_size=2)
+    cached = CachingLM(lm, path)
+    call = cached.submit(list("abcd"), ["y"] * 4)
+    lm.futures[0].set_exception(OSError("the scorer is gone"))
+    lm.finish(1)
+    with pytest.raises(OSError, match="the scorer is gone"):
+        call.result(1)
+    lm.held = False
+    scores = cached.score(list("abcd"), ["y"] * 4)
+    assert lm.calls[2:] == [[("a", "y"), ("b", "y")]]
+    assert bits(scores) == bits([*lm.answers[2], *lm.answers[1]])
+
+
+@pytest.mark.parametrize("units", [[[0]], [[0, 1], [1]], [[0, 1, 2]], []], ids=str)
+def test_units_that_leave_a_row_out_are_an_error_and_leave_nothing_behind(
+    path: Path, monkeypatch: pytest.MonkeyPatch, units: list[list[int]]
+) -> None:
+    lm = CountingLM()
+    cached = CachingLM(lm, path)
+    with monkeypatch.context() as patch:
+        patch.setattr(lm, "units", lambda prefixes, continuations: units)
+        with pytest.raises(ValueError, match="units are not each of 2 rows once"):
+            cached.submit(["a", "b"], ["y", "y"]).result(1)
+    assert len(cached.score(["a", "b"], ["y", "y"])) == 2
+
+
+def test_a_cancelled_unit_is_an_error_and_leaves_nothing_behind(path: Path) -> None:
+    lm = CountingLM(held=True)
+    cached = CachingLM(lm, path)
+    call = cached.submit(["a"], ["y"])
+    lm.futures[0].cancel()
+    assert call.exception(1) is not None
+    lm.held = False
+    assert len(cached.score(["a"], ["y"])) == 1
+
+
+def test_a_file_that_cannot_be_written_is_an_error_to_all_who_wait(path: Path) -> None:
+    lm = CountingLM(held=True)
+    cached = CachingLM(lm, path)
+    first, second = cached.submit(["a"], ["y"]), cached.submit_sums(["a"], ["y"])
+    with sqlite3.connect(path) as database:
+        database.execute("DROP TABLE scores")
+    lm.finish(0)
+    for call in (first, second):
+        with pytest.raises(RunError, match=str(path)):
+            call.result(1)
+
+
+def test_many_threads_compute_a_pair_once_and_agree(path: Path) -> None:
+    lm = CountingLM(unit_size=3)
+    cached = CachingLM(lm, path)
+    answers: list[list[bytes]] = []
+
+    def ask() -> None:
+        answers.append(bits(cached.score([f"t{number}" for number in range(50)], ["y"] * 50)))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(answers) == 8
+    assert all(answer == answers[0] for answer in answers)
+    assert sorted(pair for call in lm.calls for pair in call) == sorted((f"t{number}", "y") for number in range(50))
+
+
+# Counts -------------------------------------------------------------------------------------------------
+
+
+def test_hits_and_misses_are_kept_in_the_file_over_several_runs(path: Path) -> None:
+    for _ in range(3):
+        cached = CachingLM(CountingLM(), path)
+        cached.score(["a", "b"], ["y", "y"])
+        cached.submit_sums(["a"], ["y"]).result()
+        cached.close()
+    other = CachingLM(CountingLM(identity="other"), path)
+    other.submit_sums(["a"], ["y"]).result()
+    other.close()
+    cache = ScoreCache(path)
+    assert [(use.identity, use.rows, use.hits, use.misses) for use in cache.models()] == [
+        ("fake", 2, 7, 2),
+        ("other", 1, 0, 1),
+    ]
+
+
+def test_hits_and_misses_reach_the_file_with_a_stored_unit(path: Path) -> None:
+    cached = CachingLM(CountingLM(), path)
+    cached.score(["a", "b"], ["y", "y"])
+    cached.score(["b", "c"], ["y", "y"])
+    cache = ScoreCache(path)  # as after kill -9: nothing was closed
+    assert [(use.hits, use.misses) for use in cache.models()] == [(1, 3)]
+
+
+def test_the_metrics_are_hits_misses_and_their_share(path: Path) -> None:
+    cached = CachingLM(CountingLM(), path)
+    assert cached.metrics() == {"hit_share": 0.0, "hits": 0.0, "misses": 0.0}
+    cached.score(["a", "b", "a"], ["y", "y", "y"])
+    cached.score(["a"], ["y"])
+    assert cached.metrics() == {"hit_share": 0.5, "hits": 2.0, "misses": 2.0}

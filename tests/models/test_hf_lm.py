@@ -3,6 +3,8 @@
 import importlib.metadata
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +22,11 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from configs.errors import RunError
 from models.hf_lm import HuggingFaceLM, lm_identity
 from models.packaged import resolve_lm_path
+from models.pair_tokens import pair_token_ids
+from models.shared_prefix import shared_tokens
 
 VOCABULARY, MAX_TOKENS = 320, 128
 SEPARATOR = "\n\n"
@@ -191,15 +196,15 @@ def test_special_tokens_open_the_prefix_and_never_close_it(folder: Path, tmp_pat
     write_tokenizer(tmp_path, template=template)
     lm = HuggingFaceLM(str(tmp_path))
     plain = lm.tokenizer("the cat", add_special_tokens=False)["input_ids"]
-    assert lm._token_ids("the cat", " sat")[0] == [0, *plain]
-    assert lm._token_ids("", " sat")[0] == [0]
+    assert pair_token_ids(lm.tokenizer, "the cat", " sat")[0] == [0, *plain]
+    assert pair_token_ids(lm.tokenizer, "", " sat")[0] == [0]
 
 
 def test_the_continuation_has_the_same_tokens_after_every_prefix(lm: HuggingFaceLM) -> None:
     together = num_tokens(lm, "the cat sat")
     assert together < num_tokens(lm, "the c") + num_tokens(lm, "at sat")  # else the test shows nothing
     prefixes = ["", "the c", "日", "the cat\n\nthe c"]
-    ids = [lm._token_ids(prefix, "at sat")[1] for prefix in prefixes]
+    ids = [pair_token_ids(lm.tokenizer, prefix, "at sat")[1] for prefix in prefixes]
     assert all(row == ids[0] for row in ids)
     sizes = {score.num_tokens for score in lm.score(prefixes, ["at sat"] * 4)}
     assert sizes == {num_tokens(lm, "at sat")}
@@ -275,3 +280,123 @@ def test_a_real_lm_equals_a_naive_loop_and_knows_a_fact(smollm2: HuggingFaceLM) 
     for score, pair in zip(scores, pairs, strict=True):
         np.testing.assert_allclose(score.token_logprobs, naive_logprobs(smollm2, *pair), atol=1e-4)
     assert scores[0].sum_logprob > scores[1].sum_logprob
+
+
+# A prefix that all inputs share, passes that memory does not hold, and other ways through the model ----------------
+
+DEMONSTRATIONS = "the cat sat on the mat and slept\n" * 6
+
+
+def few_shot_pairs(lm: HuggingFaceLM) -> tuple[list[str], list[str]]:
+    assert num_tokens(lm, DEMONSTRATIONS) < MAX_TOKENS - 40
+    return [f"{DEMONSTRATIONS}{text}" for text in ("a mat", "x", "the cat slept, and", "日")], [" sat", " on", "!", "x"]
+
+
+def test_a_prefix_that_all_share_is_computed_once_and_changes_no_score(lm: HuggingFaceLM) -> None:
+    prefixes, continuations = few_shot_pairs(lm)
+    before = lm.counts.tokens
+    scores = lm.score(prefixes, continuations)
+    spent = lm.counts.tokens - before
+    assert num_tokens(lm, DEMONSTRATIONS) < spent < 2 * num_tokens(lm, DEMONSTRATIONS)
+    for score, prefix, continuation in zip(scores, prefixes, continuations, strict=True):
+        np.testing.assert_allclose(score.token_logprobs, naive_logprobs(lm, prefix, continuation), atol=1e-4)
+
+
+def test_a_shared_prefix_leaves_each_input_a_token_to_predict_from(lm: HuggingFaceLM) -> None:
+    scores = lm.score([DEMONSTRATIONS] * 3, [" sat", " the cat", " sat"])
+    for score, continuation in zip(scores, [" sat", " the cat", " sat"], strict=True):
+        np.testing.assert_allclose(score.token_logprobs, naive_logprobs(lm, DEMONSTRATIONS, continuation), atol=1e-4)
+
+
+def test_shared_tokens_are_those_before_the_first_difference() -> None:
+    long = list(range(100))
+    assert shared_tokens([([*long, 1, 2], [5]), ([*long, 1, 3], [5]), ([*long, 1], [5])]) == 100
+    assert shared_tokens([(long, [1]), (long, [2])]) == 99
+    assert shared_tokens([(long, [1])]) == 0
+    assert shared_tokens([([7, *long], [1]), ([8, *long], [1])]) == 0
+    assert shared_tokens([(long[:20], [1]), (long[:20], [2])]) == 0  # too few to be worth a pass
+
+
+def test_passes_that_memory_does_not_hold_are_halved_and_their_size_is_remembered(
+    folder: Path, lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = HuggingFaceLM(str(folder))
+    passes = limit_memory(small, monkeypatch, most_rows=2)
+    assert_same_scores(lm, small)
+    assert max(rows for rows, _ in passes) > 2  # tried once
+    passes.clear()
+    assert_same_scores(lm, small)
+    assert all(fits for _, fits in passes)  # and not again
+
+
+def limit_memory(lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch, most_rows: int) -> list[tuple[int, bool]]:
+    """A pass of more rows than `most_rows` runs out of memory; returns a list of (rows, fits) that fills."""
+    passes, one_pass = [], lm._one_pass
+
+    def limited(pairs, longest, shared):
+        passes.append((len(pairs), len(pairs) <= most_rows))
+        if len(pairs) > most_rows:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return one_pass(pairs, longest, shared)
+
+    monkeypatch.setattr(lm, "_one_pass", limited)
+    return passes
+
+
+def test_an_input_that_does_not_fit_alone_ends_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = HuggingFaceLM(str(folder))
+    limit_memory(small, monkeypatch, most_rows=0)
+    with pytest.raises(RunError, match="out of memory on a single input of"):
+        small.score(["the cat"], [" sat"])
+
+
+def test_another_error_is_not_taken_for_one_of_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = HuggingFaceLM(str(folder))
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(small, "_one_pass", fail)
+    with pytest.raises(RuntimeError, match="shapes"):
+        small.score(PREFIXES, CONTINUATIONS)
+
+
+def test_real_exhaustion_of_memory_is_survived(folder: Path) -> None:
+    """In a process of its own, which may not grow by more than a few hundred megabytes."""
+    done = subprocess.run(
+        [sys.executable, "-c", EXHAUST, str(folder)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ran out of memory at" in done.stderr
+    assert "equal" in done.stdout
+
+
+EXHAUST = """
+import re, resource, sys
+import numpy as np
+from configs.errors import RunError
+from models.hf_lm import HuggingFaceLM
+
+folder = sys.argv[1]
+rows = 20_000
+prefixes, continuations = [f"the cat {i} sat" for i in range(rows)], [" on the mat"] * rows
+lm = HuggingFaceLM(folder, tokens_per_batch=10_000_000)
+expected = HuggingFaceLM(folder, tokens_per_batch=2_000).score(prefixes[:200], continuations[:200])
+used = int(re.search(r"VmSize:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+resource.setrlimit(resource.RLIMIT_AS, (used + 300 * 2**20,) * 2)
+scores = lm.score(prefixes, continuations)
+for a, b in zip(scores, expected):
+    np.testing.assert_allclose(a.token_logprobs, b.token_logprobs, atol=1e-4)
+print("equal")
+"""
+
+
+def test_a_compiled_model_gives_the_same_scores(folder: Path, lm: HuggingFaceLM) -> None:
+    if shutil.which("g++") is None and shutil.which("clang++") is None:
+        pytest.skip("torch.compile needs a C++ compiler on a CPU, and there is none")
+    assert_same_scores(lm, HuggingFaceLM(str(folder), compile=True))
+
+
+def test_layers_that_are_spread_over_devices_give_the_same_scores(folder: Path, lm: HuggingFaceLM) -> None:
+    """On a machine without GPUs this runs the same loading path, onto the CPU."""
+    assert_same_scores(lm, HuggingFaceLM(str(folder), spread=True))

@@ -54,7 +54,7 @@ def test_killed_replicas_lose_no_work():
         os.kill(pid, signal.SIGKILL)
         time.sleep(0.3)
     assert [future.result(60) for future in futures] == [x * x for x in range(40)]
-    assert pool.num_respawns >= 1
+    assert pool.counts.respawns >= 1
     pool.close()
 
 
@@ -62,7 +62,7 @@ def test_an_error_of_the_work_itself_reaches_the_caller_and_is_not_retried():
     pool = make_pool(1)
     with pytest.raises(ValueError, match="doc-7"):
         pool.submit("fail").result(30)
-    assert pool.num_respawns == 0
+    assert pool.counts.respawns == 0
     assert pool.submit("square", 3).result(30) == 9
     pool.close()
 
@@ -79,7 +79,7 @@ def test_a_hanging_call_is_done_again_by_a_new_replica():
     pool = make_pool(1, timeout_seconds=1.0, max_attempts=2)
     with pytest.raises(ActorPoolError, match="no answer within 1 s"):
         pool.submit("square", 3, 60.0).result(60)
-    assert pool.num_respawns == 2
+    assert pool.counts.respawns == 2
     pool.close()
 
 
@@ -107,3 +107,109 @@ def test_ray_listens_on_loopback_only():
     ours = {p.pid for p in psutil.Process().children(recursive=True)}
     addresses = {c.laddr.ip.removeprefix("::ffff:") for c in listening if c.pid in ours}
     assert addresses and addresses <= {"127.0.0.1", "::1"}
+
+
+# Replicas that cannot start, or that answer unlike the others -----------------------------------------------
+
+
+class Picky:
+    """A worker whose number decides what becomes of it."""
+
+    def __init__(self, number: int, folder: str = "") -> None:
+        if number == 1:
+            raise ValueError(f"no weights in {folder}")
+        self.number = number
+
+    def probe(self) -> float:
+        return -5.2 if self.number != 2 else -3.1
+
+    def who(self) -> int:
+        time.sleep(0.01)
+        return self.number
+
+
+def picky_pool(numbers: list[int], **options: float) -> ActorPool:
+    def judge(number: int, value: float) -> str | None:
+        return None if value == -5.2 else f"it gives {value} where the others give -5.2"
+
+    return ActorPool(
+        lambda n: ray.remote(Picky).options(num_cpus=0).remote(numbers[n], "/lm"), len(numbers), "worker",
+        judge=judge, **options,
+    )  # fmt: skip
+
+
+def test_a_replica_that_cannot_start_or_fails_its_probe_is_quarantined_and_the_others_do_the_work():
+    pool = picky_pool([0, 1, 2, 3])
+    who = {future.result(60) for future in [pool.submit("who") for _ in range(200)]}
+    wait_until(lambda: len(pool.quarantined) == 2)
+    assert who <= {0, 3}
+    assert "no weights in /lm" in pool.quarantined[1]
+    assert "-3.1" in pool.quarantined[2]
+    assert pool.num_up == 2
+    pool.close()
+
+
+def test_with_no_replica_left_calls_fail_with_every_reason():
+    pool = picky_pool([1, 2])
+    with pytest.raises(ActorPoolError, match=r"all replicas are quarantined .*no weights in /lm.*-3\.1"):
+        pool.submit("who").result(60)
+    with pytest.raises(ActorPoolError, match="all replicas are quarantined"):
+        pool.submit("who").result(10)
+    pool.close()
+
+
+def test_calls_that_find_no_replica_up_end_after_a_while():
+    pool = ActorPool(
+        lambda number: ray.remote(Worker).options(num_cpus=1000).remote(), 1, "worker", start_timeout_seconds=1.0
+    )
+    with pytest.raises(ActorPoolError, match="no replica came up within 1 s; is there room"):
+        pool.submit("square", 3).result(30)
+    pool.close()
+
+
+def wait_until(holds, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def test_a_replica_with_other_weights_is_not_let_in():
+    pool = ScorerPool(LMSpec("stand_in"), num_replicas=1, threads=1)
+    wait_until(lambda: pool.pool.num_up == 1)
+    good = [logprobs.copy() for logprobs in pool._reference]
+    assert pool._judge(1, good) is None
+    assert "0.60 nats" in pool._judge(1, [good[0], good[1] - 0.6])
+    assert "not finite" in pool._judge(1, [good[0], good[1] * float("nan")])
+    assert "other tokens" in pool._judge(1, [good[0], good[1][:-1]])
+    pool.close()
+
+
+def test_units_hold_pairs_of_similar_length_and_stay_the_same_when_whole_units_are_gone():
+    pool = ScorerPool(LMSpec("stand_in", tokens_per_batch=20), num_replicas=1, threads=1)
+    prefixes = ["word " * (1 + 7 * i % 40) for i in range(100)]
+    continuations = [" end"] * 100
+    units = pool.units(prefixes, continuations)
+    assert sorted(row for unit in units for row in unit) == list(range(100))
+    assert len(units) > 5
+    for gone in (units[0:1], units[3:5], units[-1:], units[::2]):
+        left = [row for row in range(100) if all(row not in unit for unit in gone)]
+        again = pool.units([prefixes[row] for row in left], [continuations[row] for row in left])
+        assert [[left[row] for row in unit] for unit in again] == [unit for unit in units if unit not in gone]
+    pool.close()
+
+
+def test_the_pool_reports_rates_shares_and_padding():
+    pool = ScorerPool(LMSpec("stand_in:0.05"), num_replicas=2, threads=1)
+    pool.score(["warm up"], [" now"])
+    pool.metrics()
+    futures = [pool.submit(["a b c"] * 4, [" d e"] * 4) for _ in range(10)]
+    [future.result(30) for future in futures]
+    metrics = pool.metrics()
+    assert 0.5 < metrics["busy_share"] <= 1
+    assert metrics["batch_fill"] == 1
+    assert metrics["tokens_per_second"] > metrics["replica_0/tokens_per_second"] / 2 > 0
+    assert (metrics["replicas"], metrics["respawns"], metrics["retries"]) == (2, 0, 0)
+    assert metrics["queue_wait_seconds"] > 0
+    assert pool.metrics()["tokens_per_second"] == 0
+    pool.close()

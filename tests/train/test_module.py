@@ -12,6 +12,7 @@ from data.records import SearchResult
 from data.sampler import QuerySampler
 from data.store import PreparedSet
 from models.black_box_lm import ContinuationScore
+from models.prompt import PromptTemplate
 from models.stand_in_lm import StandInLM
 from train import wiring
 from train.loss import log_likelihood, lsr_loss
@@ -20,11 +21,11 @@ from train.pipeline import BatchPipeline, IndexState, ScoreError
 
 
 class InlineLM(StandInLM):
-    """The stand-in, answering at once through the asynchronous protocol."""
+    """The stand-in, answering at once with what training needs."""
 
-    def submit(self, prefixes, continuations):
+    def submit_sums(self, prefixes, continuations):
         future: Future = Future()
-        future.set_result(self.score(prefixes, continuations))
+        future.set_result([score.summed() for score in self.score(prefixes, continuations)])
         return future
 
 
@@ -53,8 +54,8 @@ def pipeline_for(module: LSRModule, data: PreparedSet, lm: InlineLM, depth: int 
         return SearchResult(rows, np.take_along_axis(similarities, rows, axis=1), version)
 
     pipeline = BatchPipeline(
-        QuerySampler(len(data.queries), 4, 0), data.queries, data.corpus, module.encode_queries, search, lm, 5, "\n",
-        depth, steps,
+        QuerySampler(len(data.queries), 4, 0), data.queries, data.corpus, module.encode_queries, search,
+        lm.submit_sums, PromptTemplate("\n"), 5, depth, steps,
     )  # fmt: skip
     module.attach(pipeline)
     return pipeline

@@ -1,0 +1,194 @@
+"""The OpenAI-compatible completions API, as far as scoring needs it: what is asked, and how an answer is read.
+
+Nothing here waits or retries. An answer is trusted in nothing: choices are ordered by their index, and
+counts, lengths and numbers are checked. One that is not well formed is an `IllFormed` fault, which the
+caller may ask again; a border inside a token is a ValueError, which would come again.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from configs.errors import UserError
+from models.pair_tokens import PairIds
+
+USE_IDS = "set lm.tokenizer=DIR, the folder of the server's tokenizer, and token ids are sent instead of text"
+
+
+class ServerFault(Exception):
+    """Something that may not happen again. `unread`: the server did not look at the request, which so cost nothing."""
+
+    def __init__(self, message: str, retry_after: float = 0.0, unread: bool = False) -> None:
+        super().__init__(message)
+        self.retry_after, self.unread = retry_after, unread
+
+
+class IllFormed(ServerFault):
+    """An answer that does not have the shape, or the numbers, that were asked for."""
+
+
+class NoPromptLogprobs(IllFormed):
+    """An answer without log-probabilities of the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A continuation to score after its prefix; `row` names it in errors. With `ids`, those are sent."""
+
+    row: int
+    prefix: str
+    continuation: str
+    ids: PairIds | None
+
+    @property
+    def beginning(self) -> str | list[int]:
+        return self.prefix if self.ids is None else self.ids[0]
+
+    @property
+    def whole(self) -> str | list[int]:
+        return self.prefix + self.continuation if self.ids is None else [*self.ids[0], *self.ids[1]]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """A continuation's log-probs (nats), float32 [T], and its tokens' texts where the server cut it."""
+
+    logprobs: np.ndarray
+    tokens: tuple[str, ...] = ()
+
+
+def context_length(models: Any, model: str) -> int | None:
+    """From the answer to `GET /models`, where it is given. Raises UserError where the model is not served."""
+    data = models.get("data") if isinstance(models, dict) else None
+    cards = data if isinstance(data, list) else []
+    by_name = {str(card["id"]): card for card in cards if isinstance(card, dict) and "id" in card}
+    if model not in by_name:
+        raise UserError(f"lm.model: the server does not serve {model}; expected one of: {', '.join(by_name)}")
+    length = by_name[model].get("max_model_len")
+    return length if isinstance(length, int) else None
+
+
+def score_payload(api: str, pairs: Sequence[Pair]) -> dict[str, Any]:
+    """One generated token is the fewest that every server takes."""
+    how = {"echo": True, "logprobs": 1} if api == "echo" else {"prompt_logprobs": 0}
+    return {"prompt": [pair.whole for pair in pairs], "max_tokens": 1, "temperature": 0, **how}
+
+
+def generate_payload(pairs: Sequence[Pair], max_new_tokens: int, stop: str | None) -> dict[str, Any]:
+    """Continues the prefixes greedily."""
+    options = {"max_tokens": max_new_tokens, "temperature": 0, "logprobs": 1}
+    return {"prompt": [pair.beginning for pair in pairs], **options, **({"stop": [stop]} if stop else {})}
+
+
+def most_tokens(payload: dict[str, Any]) -> int:
+    """An upper bound of what a request can cost: a text has at most a token for each byte, and two that open it."""
+    prompts = payload["prompt"]
+    lengths = [len(prompt.encode()) + 2 if isinstance(prompt, str) else len(prompt) for prompt in prompts]
+    return sum(lengths) + len(prompts) * int(payload["max_tokens"])
+
+
+def tokens_used(body: Any, bound: int) -> int:
+    """What the server says that a request cost, else the bound."""
+    usage = body.get("usage") if isinstance(body, dict) else None
+    total = usage.get("total_tokens") if isinstance(usage, dict) else None
+    return total if isinstance(total, int) and total >= 0 else bound
+
+
+def read_scores(api: str, pairs: Sequence[Pair], body: Any) -> list[TokenScores]:
+    """The continuations' scores in the order of `pairs`. Raises IllFormed, and ValueError for borders in tokens."""
+    return [_read_pair(api, pair, choice) for pair, choice in zip(pairs, _choices(body, len(pairs)), strict=True)]
+
+
+def read_generated(pairs: Sequence[Pair], body: Any) -> list[tuple[str, np.ndarray]]:
+    """What follows each prefix, as text and log-probs of its tokens. Raises IllFormed."""
+    return [_well_formed(partial(_generated, choice)) for choice in _choices(body, len(pairs))]
+
+
+def _choices(body: Any, count: int) -> list[dict]:
+    choices = body.get("choices") if isinstance(body, dict) else None
+    if not isinstance(choices, list):
+        raise IllFormed("the answer has no choices")
+    by_index = {str(choice.get("index")): choice for choice in choices if isinstance(choice, dict)}
+    if len(choices) != count or set(by_index) != {str(index) for index in range(count)}:
+        raise IllFormed(f"the answer has {len(choices)} choices where {count} were wanted, or not one for each index")
+    return [by_index[str(index)] for index in range(count)]
+
+
+def _read_pair(api: str, pair: Pair, choice: dict) -> TokenScores:
+    if pair.ids is None:
+        return _well_formed(lambda: _by_text(pair, *_echoed(choice)))
+    before, after = pair.ids
+    values = _well_formed(lambda: _echoed(choice)[1] if api == "echo" else _of_ids([*before, *after], choice))
+    length = len(before) + len(after)
+    if len(values) not in (length, length + 1):  # with or without the generated token
+        raise IllFormed(f"input {pair.row} has {length} tokens, but the answer has {len(values)} log-probs")
+    return TokenScores(_checked(values[len(before) : length]))
+
+
+def _well_formed(read: Callable[[], Any]) -> Any:
+    """What `read` returns. Where it trips over the answer's shape, that is the answer's fault."""
+    try:
+        return read()
+    except (KeyError, TypeError, AttributeError) as error:
+        raise IllFormed(f"the answer is not of the expected form ({type(error).__name__}: {error})") from error
+
+
+def _echoed(choice: dict) -> tuple[list[str], list[float | None]]:
+    logprobs = choice.get("logprobs")
+    if not isinstance(logprobs, dict) or not logprobs.get("token_logprobs"):
+        raise NoPromptLogprobs("the answer has no token_logprobs")
+    tokens, values = logprobs["tokens"], logprobs["token_logprobs"]
+    if len(tokens) != len(values):
+        raise IllFormed(f"the answer has {len(tokens)} tokens but {len(values)} log-probs")
+    return tokens, values
+
+
+def _generated(choice: dict) -> tuple[str, np.ndarray]:
+    if not isinstance(choice["text"], str):
+        raise IllFormed("the answer has no text")
+    logprobs = choice.get("logprobs") or {}  # nothing generated, no log-probs
+    return choice["text"], _checked(logprobs.get("token_logprobs") or [])
+
+
+def _of_ids(ids: Sequence[int], choice: dict) -> list[float | None]:
+    """vLLM's `prompt_logprobs`: for each position but the first an object keyed by token id."""
+    entries = choice.get("prompt_logprobs")
+    if entries is None:
+        raise NoPromptLogprobs("the answer has no prompt_logprobs")
+    if len(entries) != len(ids):
+        raise IllFormed(f"the answer has {len(entries)} prompt_logprobs for {len(ids)} tokens")
+    return [entry[str(i)]["logprob"] if entry else None for i, entry in zip(ids, entries, strict=True)]
+
+
+def _checked(values: Sequence[float | None]) -> np.ndarray:
+    """Float32 log-probs. JSON as Python reads it holds NaN and infinity, and null becomes NaN."""
+    try:
+        logprobs = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise IllFormed(f"the answer's log-probs are not numbers ({error})") from error
+    if logprobs.ndim != 1 or not ((logprobs > -1e9) & (logprobs < 1e-2)).all():
+        raise IllFormed("the answer has log-probs that are missing, not finite or above 0")
+    return logprobs.astype(np.float32)
+
+
+def _by_text(pair: Pair, tokens: list[str], values: list[float | None]) -> TokenScores:
+    """The continuation's part, found by the tokens' texts; servers count `text_offset` in different units."""
+    text = pair.prefix + pair.continuation
+    opening = 0 if text.startswith(tokens[0]) else 1  # a start token of the server's own
+    joined = "".join(tokens[opening:])
+    if len(joined) < len(text) and text.startswith(joined):
+        kind = IllFormed if joined else NoPromptLogprobs
+        raise kind(f"the answer's tokens cover {len(joined)} of the {len(text)} characters of input {pair.row}")
+    if not joined.startswith(text):
+        raise ValueError(f"input {pair.row}: the server's tokens do not join to the text; {USE_IDS}")
+    starts = [0, *accumulate(len(token) for token in tokens[opening:])]
+    if len(pair.prefix) not in starts:
+        raise ValueError(f"input {pair.row}: the border of prefix and continuation is inside a token; {USE_IDS}")
+    part = slice(opening + starts.index(len(pair.prefix)), opening + starts.index(len(text)))
+    if part.start == 0 and values[0] is None:
+        raise ValueError(f"input {pair.row} has an empty prefix, and the first token has no log-prob; {USE_IDS}")
+    return TokenScores(_checked(values[part]), tuple(tokens[part]))

@@ -1,0 +1,221 @@
+"""The language model behind somebody's HTTP server: an `AsyncLM` whose answers are whole and in order, or an error.
+
+A call is cut into requests of `prompts_per_request` inputs, of which `max_concurrency` are under way at once.
+A request keeps its place while it waits to be tried again, so a server that is down ends the run soon and
+one that throttles is not pressed. What is sent is booked first, in a ledger that stays within its limits.
+With a tokenizer the server gets the very token ids that local weights would get; without one it gets
+text, and finds the border between prefix and continuation in its own tokens.
+All requests live on one event loop, in a thread of its own.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from configs.errors import RunError, UserError
+from models import completions_api as api
+from models.black_box_lm import ContinuationScore, check_pairs
+from models.completions_api import Pair, ServerFault, TokenScores
+from models.pair_tokens import check_lengths, pair_token_ids
+from models.request_meter import RequestMeter
+from models.server_connection import ServerConnection, ServerError, ServerSpec
+from models.spending import Spending
+
+T = TypeVar("T")
+
+
+class HttpLM:
+    """An `AsyncLM` at `spec.url`; a server that does not answer, or does not serve the model, is a UserError at once.
+
+    `max_tokens` leaves room for the one token that every request must generate, and is None where the server
+    does not say. `identity` is the model's name until a probe has given a `fingerprint`
+    (`models.server_probe.connect`). `spending` is this LM's alone.
+    """
+
+    def __init__(self, spec: ServerSpec, spending: Spending) -> None:
+        self.spec = spec
+        self.identity = spec.model
+        self.fingerprint = np.empty(0, dtype=np.float32)
+        self._tokenizer = _load_tokenizer(spec.tokenizer) if spec.tokenizer else None
+        self._spending, self._settled = spending, asyncio.Event()
+        self._slots = asyncio.Semaphore(spec.max_concurrency)
+        self._meter = RequestMeter(spec.max_concurrency)
+        self._connection = ServerConnection(spec, self._meter.retried)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="http-lm", daemon=True)
+        self._thread.start()
+        try:
+            self.max_tokens = self._run(self._longest_input()).result()
+        except UserError:
+            self.close()
+            raise
+
+    def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
+        """One request each."""
+        rows = list(range(len(prefixes)))
+        return _chunks(rows, self.spec.prompts_per_request)
+
+    def submit(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[list[ContinuationScore]]":
+        """Scores in nats, whole and in order, or the first error: ServerError, BudgetSpent, ValueError for a text.
+
+        Raises ValueError at once for empty continuations and inputs beyond `max_tokens`.
+        """
+        check_pairs(prefixes, continuations)
+        pairs = [self._pair(row, p, c) for row, (p, c) in enumerate(zip(prefixes, continuations, strict=True))]
+        check_lengths([pair.ids for pair in pairs if pair.ids], self.max_tokens)
+        return self._run(self._score(pairs))
+
+    def score(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[ContinuationScore]:
+        return self.submit(prefixes, continuations).result()
+
+    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
+        """Greedy continuations. Raises as `submit` does."""
+        texts = [text for text, _ in self.generate_scored(prompts, max_new_tokens, stop)]
+        return [text.split(stop)[0] for text in texts] if stop else texts
+
+    def generate_scored(
+        self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None
+    ) -> list[tuple[str, np.ndarray]]:
+        """Greedy continuations, each with the log-probs (nats) of its tokens, float32 [T]."""
+        pairs = [self._pair(row, prompt, " ") for row, prompt in enumerate(prompts)]
+        check_lengths([(pair.ids[0], [0] * max_new_tokens) for pair in pairs if pair.ids], self.max_tokens)
+        return self._run(self._generate(pairs, max_new_tokens, stop)).result()
+
+    def metrics(self) -> dict[str, float]:
+        """Requests and tokens in the ledger, retries of this process, and rates since the last call."""
+        totals = {"requests": float(self._spending.requests), "tokens_sent": float(self._spending.tokens)}
+        return totals | self._meter.read()
+
+    def close(self) -> None:
+        """Break off what is under way, which raises RunError, and end the thread."""
+        if self._loop.is_closed():
+            return
+        asyncio.run_coroutine_threadsafe(self._shut_down(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _pair(self, row: int, prefix: str, continuation: str) -> Pair:
+        ids = pair_token_ids(self._tokenizer, prefix, continuation) if self._tokenizer else None
+        return Pair(row, prefix, continuation, ids)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        if self._loop.is_closed():
+            work.close()
+            raise RunError(f"the connection to {self.spec.url} is closed")
+        return asyncio.run_coroutine_threadsafe(self._unless_closed(work), self._loop)
+
+    async def _unless_closed(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await work
+        except asyncio.CancelledError:
+            raise RunError(f"the connection to {self.spec.url} was closed before its work was done") from None
+
+    async def _shut_down(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._connection.close()
+
+    async def _longest_input(self) -> int | None:
+        """In tokens, as `GET /models` tells, or None. Raises UserError where the model is not served."""
+        try:
+            body = await self._connection.retrying("GET /models", partial(self._connection.exchange, "GET", "/models"))
+        except ServerError as error:
+            raise UserError(f"lm.url: {error}") from error
+        context = api.context_length(body, self.spec.model)
+        return context - 1 if context is not None else None
+
+    async def _score(self, pairs: list[Pair]) -> list[ContinuationScore]:
+        chunks = _chunks(pairs, self.spec.prompts_per_request)
+        scores = await _all(self._score_request(chunk) for chunk in chunks)
+        _check_same_tokens(pairs, scores)
+        return [ContinuationScore(score.logprobs) for score in scores]
+
+    async def _score_request(self, pairs: list[Pair]) -> list[TokenScores]:
+        payload = api.score_payload(self.spec.api, pairs)
+        return await self._ask(pairs, payload, partial(api.read_scores, self.spec.api, pairs))
+
+    async def _generate(self, pairs: list[Pair], max_new_tokens: int, stop: str | None) -> list[tuple[str, np.ndarray]]:
+        chunks = _chunks(pairs, self.spec.prompts_per_request)
+        payloads = [api.generate_payload(chunk, max_new_tokens, stop) for chunk in chunks]
+        return await _all(
+            self._ask(chunk, payload, partial(api.read_generated, chunk))
+            for chunk, payload in zip(chunks, payloads, strict=True)
+        )
+
+    async def _ask(self, pairs: list[Pair], payload: dict[str, Any], read: Callable[[Any], T]) -> T:
+        """One request, tried until `read` accepts its answer."""
+        payload = {"model": self.spec.model, **payload}
+        begun = time.monotonic()
+        async with self._slots:
+            self._meter.waited(time.monotonic() - begun)
+            what = f"rows {pairs[0].row} to {pairs[-1].row} of a call"
+            return await self._connection.retrying(what, partial(self._attempt, payload, read))
+
+    async def _attempt(self, payload: dict[str, Any], read: Callable[[Any], T]) -> T:
+        """Send once, booked before and settled after; what breaks off half-way counts in full."""
+        most = spent = api.most_tokens(payload)
+        await self._reserve(most)
+        try:
+            with self._meter.in_flight():
+                body = await self._connection.exchange("POST", "/completions", payload)
+            spent = api.tokens_used(body, most)
+            return read(body)
+        except ServerFault as fault:
+            spent = 0 if fault.unread else spent
+            raise
+        finally:
+            self._spending.settle(most, spent)
+            self._meter.spent(spent)
+            self._settled.set()
+
+    async def _reserve(self, tokens: int) -> None:
+        while not self._spending.reserve(tokens):
+            self._settled.clear()
+            await self._settled.wait()
+
+
+def _chunks(rows: list[T], size: int) -> list[list[T]]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, list[T]]]) -> list[T]:
+    """All parts, joined in order; the first error ends the others."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return [item for part in await asyncio.gather(*tasks) for item in part]
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _check_same_tokens(pairs: list[Pair], scores: list[TokenScores]) -> None:
+    """Scores of one continuation after several prefixes can only be compared over the same tokens."""
+    first: dict[str, int] = {}
+    for pair, score in zip(pairs, scores, strict=True):
+        row = first.setdefault(pair.continuation, pair.row)
+        if scores[row].tokens != score.tokens:
+            raise ValueError(
+                f"inputs {row} and {pair.row} have the same continuation, but the server cuts it into other tokens "
+                f"after another prefix; {api.USE_IDS}"
+            )
+
+
+def _load_tokenizer(path: str) -> Any:
+    from transformers import AutoTokenizer  # seconds to import, which text alone can do without
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"lm.tokenizer: cannot load a tokenizer from {path}: {str(error).splitlines()[0]}") from error
+    if tokenizer.eos_token_id is None and tokenizer.bos_token_id is None:
+        raise UserError(f"lm.tokenizer: the tokenizer of {path} has neither a start nor an end token; set one")
+    return tokenizer

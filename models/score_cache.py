@@ -1,0 +1,306 @@
+"""The file of LM scores: what was computed, by which model, and how often it was asked for.
+
+A run of the paper's size asks for 32 million pairs, of which training needs the sum and the length only: a row
+without its tokens takes 45 bytes. Texts are not stored, only the hash of model, prefix and continuation.
+The file is SQLite with a write-ahead log, so several processes may write, and kill -9 loses at most the
+transactions under way. A stored row is replaced only when its tokens join it: what one process has read,
+another reads too. Scores that are not finite are never stored; whoever asked for them names the text.
+"""
+
+import hashlib
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from configs.errors import RunError, UserError
+from models.black_box_lm import ContinuationScore, ScoreSum
+
+Key = bytes
+
+# In the file's header: "RPLG", and the version of what follows.
+APPLICATION_ID = 0x52504C47
+FORMAT = 2
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS models (
+    id INTEGER PRIMARY KEY, identity TEXT NOT NULL UNIQUE, fingerprint BLOB,
+    hits INTEGER NOT NULL DEFAULT 0, misses INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE IF NOT EXISTS scores (
+    key BLOB PRIMARY KEY, model INTEGER NOT NULL, sum REAL NOT NULL, num_tokens INTEGER NOT NULL,
+    created INTEGER NOT NULL, logprobs BLOB
+) WITHOUT ROWID;
+"""
+# Tokens join a row that has only its sum; every other row stays as the first writer left it.
+INSERT = """
+INSERT INTO scores (key, model, sum, num_tokens, created, logprobs) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (key) DO UPDATE SET
+    model = excluded.model, sum = excluded.sum, num_tokens = excluded.num_tokens,
+    created = excluded.created, logprobs = excluded.logprobs
+WHERE scores.logprobs IS NULL AND excluded.logprobs IS NOT NULL
+"""
+ADD_SERVED = """
+INSERT INTO models (identity, fingerprint) VALUES (?, ?)
+ON CONFLICT (identity) DO UPDATE SET fingerprint = excluded.fingerprint
+"""
+KEYS_PER_QUERY = 500
+SECONDS_TO_WAIT_FOR_WRITERS = 60.0
+LOGPROBS_DTYPE = "<f4"
+DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+# A server's log-probs of the same text differ in their last bits from day to day; two models differ by more.
+MAX_FINGERPRINT_NATS = 0.25
+MEAN_FINGERPRINT_NATS = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class NewScore:
+    """A score to be stored, with its tokens' log-probs or without."""
+
+    key: Key
+    score: ContinuationScore
+    with_tokens: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelUse:
+    """What the file holds of one LM. Times are unix seconds, None where it holds no rows."""
+
+    identity: str
+    rows: int
+    rows_with_tokens: int
+    hits: int
+    misses: int
+    oldest: int | None
+    newest: int | None
+
+
+def pair_key(identity: str, prefix: str, continuation: str) -> Key:
+    """16 bytes that name a pair scored by a model; `prefix` is all that the LM reads before the continuation."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (identity.encode(), prefix.encode(), continuation.encode()):
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.digest()
+
+
+class ScoreCache:
+    """The file at `path`, made where it is not there. Calls must not overlap: one thread, or a lock round them.
+
+    Raises UserError for a file that is no cache of ours, and RunError where it cannot be read or written later.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._database = _open(path)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def sums(self, keys: Sequence[Key]) -> dict[Key, ScoreSum]:
+        """Sums of those keys that are stored, with tokens or without."""
+        rows = self._select("SELECT key, sum, num_tokens FROM scores WHERE key IN ({})", keys)
+        return {key: ScoreSum(total, num_tokens) for key, total, num_tokens in rows}
+
+    def scores(self, keys: Sequence[Key]) -> dict[Key, ContinuationScore]:
+        """Scores of those keys that are stored with their tokens."""
+        query = "SELECT key, num_tokens, logprobs FROM scores WHERE logprobs IS NOT NULL AND key IN ({})"
+        rows = self._select(query, keys)
+        return {key: self._score(num_tokens, logprobs) for key, num_tokens, logprobs in rows}
+
+    def store(self, identity: str, scores: Iterable[NewScore], hits: int = 0, misses: int = 0) -> None:
+        """Add scores of a model, and to its counts of pairs asked for, in one transaction."""
+        now = int(time.time())
+        with self._transaction():
+            model = self._count(identity, hits, misses)
+            self._database.executemany(INSERT, [_row(new, model, now) for new in scores if _is_sound(new.score)])
+
+    def identity_like(self, name: str, fingerprint: np.ndarray) -> str:
+        """The identity of a served model: the stored one under this name whose log-probs these are, or a new one.
+
+        `fingerprint` [N] holds log-probs (nats) of fixed texts, as the server gives them today.
+        """
+        if not np.isfinite(fingerprint).all():
+            raise ValueError(f"the fingerprint of {name} holds log-probs that are not finite")
+        now = np.ascontiguousarray(fingerprint, dtype=LOGPROBS_DTYPE)
+        with self._transaction():
+            rows = self._database.execute("SELECT identity, fingerprint FROM models WHERE fingerprint IS NOT NULL")
+            stored = {who: np.frombuffer(blob, LOGPROBS_DTYPE) for who, blob in rows if who.rpartition("#")[0] == name}
+            alike = {who: float(np.abs(then - now).mean()) for who, then in stored.items() if _is_alike(then, now)}
+            if alike:
+                return min(alike, key=lambda who: alike[who])
+            identity = f"{name}#{hashlib.blake2b(now.tobytes(), digest_size=4).hexdigest()}"
+            self._database.execute(ADD_SERVED, (identity, now.tobytes()))
+        return identity
+
+    def models(self) -> list[ModelUse]:
+        """Every LM that the file knows, in the order it met them."""
+        summary = "SELECT count(*), count(logprobs), min(created), max(created) FROM scores WHERE model = ?"
+        with self._explained():
+            known = self._database.execute("SELECT id, identity, hits, misses FROM models ORDER BY id").fetchall()
+            uses = []
+            for model, identity, hits, misses in known:
+                rows, with_tokens, oldest, newest = self._database.execute(summary, (model,)).fetchone()
+                uses.append(ModelUse(identity, rows, with_tokens, hits, misses, oldest, newest))
+        return uses
+
+    def num_rows(self) -> int:
+        with self._explained():
+            return self._database.execute("SELECT count(*) FROM scores").fetchone()[0]
+
+    def num_bytes(self) -> int:
+        """Size on disk, with the write-ahead log."""
+        parts = (self.path, self.path.with_name(self.path.name + "-wal"))
+        return sum(part.stat().st_size for part in parts if part.exists())
+
+    def damage(self) -> str | None:
+        """What SQLite finds wrong with the file itself, or None."""
+        try:
+            found = self._database.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        except sqlite3.DatabaseError as error:
+            return str(error)
+        return None if found == "ok" else " ".join(found.split())
+
+    def check_rows(self) -> Iterator[tuple[Key, str | None]]:
+        """Every key, with what is wrong with its row."""
+        with self._explained():
+            models = {model for (model,) in self._database.execute("SELECT id FROM models")}
+            rows = self._database.execute("SELECT key, model, sum, num_tokens, logprobs FROM scores")
+            for key, model, *score in rows:
+                yield key, _mistake(*score) if model in models else "it is of no model that the file knows"
+
+    def delete_rows(self, keys: Sequence[Key]) -> None:
+        with self._transaction():
+            self._database.executemany("DELETE FROM scores WHERE key = ?", [(key,) for key in keys])
+
+    def delete_models(self, identities: Sequence[str], before: float) -> int:
+        """Delete rows of these LMs created before a time (unix seconds); an LM left without rows goes too."""
+        deleted = 0
+        with self._transaction():
+            for identity in identities:
+                (model,) = self._database.execute("SELECT id FROM models WHERE identity = ?", (identity,)).fetchone()
+                found = self._database.execute("DELETE FROM scores WHERE model = ? AND created < ?", (model, before))
+                deleted += found.rowcount
+                if self._database.execute("SELECT 1 FROM scores WHERE model = ? LIMIT 1", (model,)).fetchone() is None:
+                    self._database.execute("DELETE FROM models WHERE id = ?", (model,))
+        return deleted
+
+    def compact(self) -> None:
+        """Give the space of deleted rows back to the disk; takes as much again while it works."""
+        with self._explained():
+            self._database.execute("VACUUM")
+            self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def _count(self, identity: str, hits: int, misses: int) -> int:
+        """The model's number, looked up at each write: `replug cache` may have removed an LM without rows."""
+        self._database.execute("INSERT INTO models (identity) VALUES (?) ON CONFLICT DO NOTHING", (identity,))
+        self._database.execute(
+            "UPDATE models SET hits = hits + ?, misses = misses + ? WHERE identity = ?", (hits, misses, identity)
+        )
+        return self._database.execute("SELECT id FROM models WHERE identity = ?", (identity,)).fetchone()[0]
+
+    def _select(self, query: str, keys: Sequence[Key]) -> Iterator[tuple]:
+        with self._explained():
+            for start in range(0, len(keys), KEYS_PER_QUERY):
+                some = keys[start : start + KEYS_PER_QUERY]
+                yield from self._database.execute(query.format(",".join("?" * len(some))), some)
+
+    def _score(self, num_tokens: int, logprobs: bytes) -> ContinuationScore:
+        if len(logprobs) != 4 * num_tokens:
+            raise RunError(f"{self.path}: a row is damaged; `replug cache {self.path} --verify` says more")
+        return ContinuationScore(np.frombuffer(logprobs, dtype=LOGPROBS_DTYPE))
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._explained(), self._database:  # which commits at the end and rolls back on an error
+            self._database.execute("BEGIN IMMEDIATE")
+            yield
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise RunError(_explain(self.path, error)) from error
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    remove = "give another file, or remove this one: its scores are computed again"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        database = sqlite3.connect(
+            path, timeout=SECONDS_TO_WAIT_FOR_WRITERS, isolation_level=None, check_same_thread=False
+        )
+        _require_ours(path, database)
+        _prepare(database)
+    except (sqlite3.Error, OSError) as error:
+        if _is_damage(error):
+            raise UserError(f"{path} is damaged, or no cache of scores: {error}; {remove}") from error
+        raise UserError(f"{path}: the cache of scores cannot be opened: {error}; give another file") from error
+    return database
+
+
+def _require_ours(path: Path, database: sqlite3.Connection) -> None:
+    """Asked before anything is written: the file may be somebody's data."""
+    is_empty = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+    application = database.execute("PRAGMA application_id").fetchone()[0]
+    version = database.execute("PRAGMA user_version").fetchone()[0]
+    if is_empty or (application, version) == (APPLICATION_ID, FORMAT):
+        return
+    found = f"format {version}" if application == APPLICATION_ID else "an older cache, or another program's file"
+    raise UserError(
+        f"{path} is not a cache of scores of format {FORMAT}, but {found}; give another file, or remove this one "
+        "if it is a cache: its scores are computed again"
+    )
+
+
+def _prepare(database: sqlite3.Connection) -> None:
+    """Settings of the connection; tables and header in one transaction, so that nobody sees half of them."""
+    database.execute("PRAGMA journal_mode=WAL")
+    database.execute("PRAGMA synchronous=NORMAL")
+    header = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT};"
+    database.executescript(f"BEGIN IMMEDIATE; {SCHEMA} {header} COMMIT;")
+
+
+def _explain(path: Path, error: sqlite3.Error) -> str:
+    if _is_damage(error):
+        return f"{path} is damaged: {error}; `replug cache {path} --verify` says more"
+    return f"{path}: the cache of scores cannot be used: {error}; what it holds stays, run again when this is mended"
+
+
+def _is_damage(error: Exception) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGED
+
+
+def _row(new: NewScore, model: int, now: int) -> tuple:
+    logprobs = new.score.token_logprobs.astype(LOGPROBS_DTYPE).tobytes() if new.with_tokens else None
+    return new.key, model, new.score.sum_logprob, new.score.num_tokens, now, logprobs
+
+
+def _is_sound(score: ContinuationScore) -> bool:
+    return score.num_tokens > 0 and bool(np.isfinite(score.sum_logprob))
+
+
+def _is_alike(then: np.ndarray, now: np.ndarray) -> bool:
+    if then.shape != now.shape:
+        return False
+    difference = np.abs(then - now)
+    return bool(difference.max() <= MAX_FINGERPRINT_NATS and difference.mean() <= MEAN_FINGERPRINT_NATS)
+
+
+def _mistake(total: object, num_tokens: object, logprobs: object) -> str | None:
+    """What is wrong with a row's values. SQLite keeps no types, so a damaged row may hold anything."""
+    if not isinstance(num_tokens, int) or num_tokens <= 0:
+        return "its number of tokens is not above 0"
+    if not isinstance(total, float) or not np.isfinite(total):
+        return "its sum is not finite"
+    if logprobs is None:
+        return None
+    if not isinstance(logprobs, bytes) or len(logprobs) != 4 * num_tokens:
+        return "it holds another number of log-probs than tokens"
+    if ContinuationScore(np.frombuffer(logprobs, LOGPROBS_DTYPE)).sum_logprob != total:
+        return "its log-probs do not add up to its sum"
+    return None

@@ -1,0 +1,66 @@
+"""A prefix that all inputs of a call share is computed once, and its keys and values serve every input.
+
+Few-shot demonstrations are the case: sixteen of them are thousands of tokens before ten documents. The documents
+of one query share nothing, since the document comes first; for them nothing changes.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from models.pair_tokens import PairIds
+
+# Shorter ones cost more in copied keys and values than they save (benchmarks/shared_prefix.py).
+MIN_SHARED_TOKENS = 64
+
+
+def shared_tokens(pairs: list[PairIds]) -> int:
+    """Leading tokens common to all prefixes, less one that each keeps to predict from; 0 where too few to matter."""
+    if len(pairs) < 2:
+        return 0
+    first, last = min(p for p, _ in pairs), max(p for p, _ in pairs)  # these two differ the earliest
+    most = min(min(len(p) for p, _ in pairs) - 1, len(first))
+    length = next((i for i in range(most) if first[i] != last[i]), most)
+    return length if length >= MIN_SHARED_TOKENS else 0
+
+
+def drop_shared(pairs: list[PairIds], num_tokens: int) -> list[PairIds]:
+    """The pairs without their first `num_tokens` tokens."""
+    return [(p[num_tokens:], c) for p, c in pairs]
+
+
+class SharedPrefix:
+    """The keys and values of one prefix [1, T], handed out for any number of rows."""
+
+    def __init__(self, model: PreTrainedModel, ids: list[int]) -> None:
+        self.num_tokens = len(ids)
+        inputs = torch.tensor([ids], device=model.device)
+        with torch.inference_mode():
+            self._cache: Any = model.base_model(input_ids=inputs, use_cache=True).past_key_values
+
+    def for_rows(self, num_rows: int) -> Any:
+        """A cache of its own for a pass over `num_rows` rows, which the pass will lengthen."""
+        cache = copy.deepcopy(self._cache)
+        cache.batch_repeat_interleave(num_rows)
+        return cache
+
+
+def reuses_prefixes(model: PreTrainedModel) -> bool:
+    """Whether a prefix's keys and values give what the whole input gives. Tried, since architectures differ."""
+    ids = list(range(8))
+    with torch.inference_mode():
+        whole = model.base_model(input_ids=torch.tensor([ids], device=model.device), use_cache=True)
+        if not hasattr(getattr(whole, "past_key_values", None), "batch_repeat_interleave"):
+            return False
+        rest = torch.tensor([ids[4:], ids[4:]], device=model.device)
+        cache = SharedPrefix(model, ids[:4]).for_rows(2)
+        apart = model.base_model(input_ids=rest, past_key_values=cache, use_cache=True).last_hidden_state
+    return _same_direction(whole.last_hidden_state[:, 4:].expand_as(apart), apart)
+
+
+def _same_direction(a: Tensor, b: Tensor) -> bool:
+    """Equal up to a half-precision dtype's rounding; what ignores the prefix or its length is far from it."""
+    return bool((torch.nn.functional.cosine_similarity(a.float(), b.float(), dim=-1) > 0.999).all())

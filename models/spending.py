@@ -1,0 +1,102 @@
+"""What was sent to a server that may cost money: a ledger that is never passed and never forgets.
+
+A request is booked with the most tokens it can cost before it is sent, and corrected afterwards, so
+the limits hold whatever is in flight. The ledger is one line of fixed width, overwritten in place by
+one system call: kill -9 leaves the line before or the line after, and what was in flight counts in full.
+"""
+
+import json
+import os
+import threading
+from pathlib import Path
+
+from configs.errors import RunError, UserError
+
+WIDTH = 63  # of the line, without its end: two keys and two numbers of up to 15 digits
+HOW_TO_GO_ON = "raise it and run the same command again; what was done so far is kept"
+
+
+class BudgetSpent(RunError):
+    """The next request would pass lm.max_requests or lm.max_tokens_sent."""
+
+
+class Spending:
+    """Requests and tokens sent, over all runs that share the file at `path`; in memory only where it is None.
+
+    Raises UserError where the file holds something else. One process at a time may use a file.
+    """
+
+    def __init__(self, path: Path | None, max_requests: int | None = None, max_tokens: int | None = None) -> None:
+        self._max_requests, self._max_tokens = max_requests, max_tokens
+        self._lock = threading.Lock()
+        self._requests, self._tokens = _read(path) if path else (0, 0)
+        self._file = _open(path) if path else None
+        self._reserved = self._in_flight = 0
+
+    @property
+    def requests(self) -> int:
+        return self._requests
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the requests that have ended."""
+        return self._tokens - self._reserved
+
+    def reserve(self, tokens: int) -> bool:
+        """Book one request of at most so many tokens, before it is sent.
+
+        False where it may fit once others have settled: wait for that and ask again. Raises BudgetSpent
+        where it will not fit.
+        """
+        with self._lock:
+            if self._max_requests is not None and self._requests >= self._max_requests:
+                raise BudgetSpent(f"lm.max_requests={self._max_requests} is spent; {HOW_TO_GO_ON}")
+            if self._max_tokens is not None and self._tokens + tokens > self._max_tokens:
+                return self._wait_or_stop(tokens)
+            self._book(requests=1, tokens=tokens, reserved=tokens, in_flight=1)
+            return True
+
+    def settle(self, reserved: int, actual: int) -> None:
+        """The end of a request that was booked with `reserved` tokens and cost `actual`."""
+        with self._lock:
+            self._book(requests=0, tokens=actual - reserved, reserved=-reserved, in_flight=-1)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._file is not None:
+                os.close(self._file)
+            self._file = None
+
+    def _wait_or_stop(self, tokens: int) -> bool:
+        if self._in_flight:
+            return False
+        raise BudgetSpent(
+            f"lm.max_tokens_sent={self._max_tokens} does not allow the next request: {self._tokens} tokens are spent "
+            f"and it may take {tokens}; {HOW_TO_GO_ON}"
+        )
+
+    def _book(self, requests: int, tokens: int, reserved: int, in_flight: int) -> None:
+        self._requests += requests
+        self._tokens += tokens
+        self._reserved += reserved
+        self._in_flight += in_flight
+        if self._file is not None:
+            line = json.dumps({"requests": self._requests, "tokens": self._tokens})
+            os.pwrite(self._file, f"{line:<{WIDTH}}\n".encode(), 0)
+
+
+def _open(path: Path) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def _read(path: Path) -> tuple[int, int]:
+    text = path.read_text(errors="replace") if path.exists() else ""
+    try:
+        row = json.loads(text) if text.strip() else {"requests": 0, "tokens": 0}
+        return int(row["requests"]), int(row["tokens"])
+    except (ValueError, KeyError, TypeError):
+        raise UserError(
+            f'{path} is not a ledger of requests; expected one line such as {{"requests": 12, "tokens": 3456}}: '
+            "write what was spent so far, or remove the file to begin at 0"
+        ) from None

@@ -1,0 +1,65 @@
+"""Replicas join when a node joins the cluster, and their work goes to others when it leaves. Real Ray nodes."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+# Ray asks a node every few seconds whether it lives, and several times before it believes that it does not.
+QUICK_DEATHS = {
+    "RAY_health_check_initial_delay_ms": "0",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+}
+SCRIPT = """
+import time
+import ray
+from ray.cluster_utils import Cluster
+from models.scorer_pool import LMSpec, ScorerPool
+
+def until(holds):
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 10**8, "include_dashboard": False})
+ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+pool = ScorerPool(LMSpec("stand_in:0.1"), num_replicas=2, threads=1)
+until(lambda: pool.pool.num_up == 1)
+print("one replica, the other waits for room", flush=True)
+calls = [pool.submit([f"a {i} b"], [f" {i}"]) for i in range(150)]
+node = cluster.add_node(num_cpus=1, object_store_memory=10**8)
+until(lambda: pool.pool.num_up == 2)
+print("joined", flush=True)
+done = sum(call.done() for call in calls)
+cluster.remove_node(node, allow_graceful=False)
+until(lambda: pool.pool.counts.respawns > 0)
+print("left", flush=True)
+scores = [call.result(120) for call in calls]
+expected = [LMSpec("stand_in").load().score([f"a {i} b"], [f" {i}"]) for i in range(150)]
+assert [s[0].sum_logprob for s in scores] == [s[0].sum_logprob for s in expected]
+assert 0 < done < 150
+print("all", len(scores), "scores", pool.pool.num_up, "up", flush=True)
+pool.close()
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+@pytest.mark.timeout(200)
+def test_replicas_join_and_leave_with_their_nodes():
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+        env={**os.environ, "RAY_AUTH_MODE": "disabled", **QUICK_DEATHS},
+        start_new_session=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    ours = ["one replica, the other waits for room", "joined", "left", "all 150 scores 1 up"]
+    assert [line for line in done.stdout.splitlines() if line in ours] == ours  # Ray says much when a node dies

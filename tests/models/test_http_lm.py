@@ -1,0 +1,502 @@
+"""The served LM against a server on loopback: the same bits as its own scores, whatever happens on the way."""
+
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+from fault_server import MODEL, THROTTLED, TRANSIENT, FaultServer, write_word_tokenizer
+
+from configs.errors import RunError, UserError
+from models import server_connection
+from models.black_box_lm import AsyncLM, ContinuationScore
+from models.completions_api import IllFormed, NoPromptLogprobs, Pair, TokenScores, read_generated, read_scores
+from models.http_lm import HttpLM, ServerError, ServerSpec, _check_same_tokens
+from models.spending import BudgetSpent, Spending
+from models.stand_in_lm import StandInLM
+
+WORDS = ["red", "blue", "green", "the", "boat", "of", "日本語", "🙂", "was", "new"]
+WAYS = [("echo", False), ("echo", True), ("prompt_logprobs", True)]
+SECRET = "sk-very-secret-1234"
+
+
+def pairs(number: int, seed: int = 0) -> tuple[list[str], list[str]]:
+    """Prefixes and continuations that are all different; the words are those of WORDS."""
+    rng = np.random.default_rng(seed)
+    prefixes = [" ".join(rng.choice(WORDS, 4 + row % 9)) for row in range(number)]
+    return prefixes, ["".join(f" {word}" for word in rng.choice(WORDS, 1 + row % 5)) for row in range(number)]
+
+
+def bits(scores: list[ContinuationScore]) -> list[bytes]:
+    return [score.token_logprobs.tobytes() for score in scores]
+
+
+@pytest.fixture(autouse=True)
+def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_connection, "BACKOFF_SECONDS", 0.01)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_word_tokenizer(tmp_path_factory.mktemp("tokenizer"), WORDS)
+
+
+class Opened:
+    """LMs that a test opened; they are closed at its end."""
+
+    def __init__(self) -> None:
+        self.lms: list[HttpLM] = []
+
+    def __call__(self, server: FaultServer, spending: Spending | None = None, **changes: object) -> HttpLM:
+        spec = ServerSpec(server.url, MODEL, **{"timeout_seconds": 10} | changes)  # type: ignore[arg-type]
+        self.lms.append(HttpLM(spec, spending or Spending(None)))
+        return self.lms[-1]
+
+
+@pytest.fixture
+def opened() -> Iterator[Opened]:
+    lms = Opened()
+    yield lms
+    for lm in lms.lms:
+        lm.close()
+
+
+def test_it_is_a_language_model_that_takes_work_without_waiting(opened: Opened) -> None:
+    with FaultServer() as server:
+        lm = opened(server)
+        assert isinstance(lm, AsyncLM)
+        assert (lm.identity, lm.max_tokens) == (MODEL, None)
+        assert lm.score([], []) == []
+        assert lm.units(["p"] * 6, ["c"] * 6) == [[0, 1, 2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize(("api", "with_ids"), WAYS)
+def test_scores_are_those_of_the_model_and_in_order(opened: Opened, tokenizer: str, api: str, with_ids: bool) -> None:
+    prefixes, continuations = pairs(30)
+    with FaultServer(tokenizer=tokenizer if with_ids else None) as server:
+        lm = opened(server, api=api, tokenizer=tokenizer if with_ids else None)
+        futures = [lm.submit(prefixes[:17], continuations[:17]), lm.submit(prefixes[17:], continuations[17:])]
+        scores = [score for future in futures for score in future.result(30)]
+    assert bits(scores) == bits(StandInLM().score(prefixes, continuations))
+    assert scores[0].token_logprobs.dtype == np.float32
+    assert server.requests == 5 + 4
+    assert all(isinstance(prompt, list) == with_ids for payload in server.payloads for prompt in payload["prompt"])
+    assert {(payload["max_tokens"], payload["temperature"]) for payload in server.payloads} == {(1, 0)}
+
+
+def test_no_more_requests_are_open_than_allowed_and_connections_stay_open(opened: Opened) -> None:
+    prefixes, continuations = pairs(60)
+    with FaultServer(seconds=0.01) as server:
+        lm = opened(server, max_concurrency=3, prompts_per_request=1)
+        for future in [lm.submit(prefixes[i : i + 6], continuations[i : i + 6]) for i in range(0, 60, 6)]:
+            future.result(30)
+        assert server.requests == 60
+        assert server.most_open == 3
+        assert len(server.connections) <= 3
+
+
+@pytest.mark.parametrize("api", ["echo", "prompt_logprobs"])
+@pytest.mark.parametrize("fault", TRANSIENT)
+def test_a_fault_that_passes_costs_one_more_attempt(opened: Opened, tokenizer: str, api: str, fault: str) -> None:
+    prefixes, continuations = pairs(4)
+    with FaultServer(first_faults=1, kinds=[fault], tokenizer=tokenizer) as server:
+        lm = opened(server, api=api, tokenizer=tokenizer, timeout_seconds=0.5)
+        assert bits(lm.score(prefixes, continuations)) == bits(StandInLM().score(prefixes, continuations))
+        attempts = 1 if fault == "reordered" else 2  # an order that the indices tell is no fault
+        assert server.requests == attempts
+        assert lm.metrics()["retries"] == attempts - 1
+        assert lm.metrics()["requests"] == attempts
+
+
+@pytest.mark.parametrize("fault", ["throttled_seconds", "throttled_until"])
+def test_it_waits_as_long_as_the_server_asks(opened: Opened, fault: str) -> None:
+    with FaultServer(first_faults=1, kinds=[fault], retry_after="2") as server:
+        opened(server).score(["a"], [" b"])
+    assert 0.9 < server.times[1] - server.times[0] < 4  # dates have whole seconds
+
+
+def test_it_waits_no_longer_than_a_request_may_take(opened: Opened) -> None:
+    with FaultServer(first_faults=1, kinds=["throttled_seconds"], retry_after="3600") as server:
+        opened(server, timeout_seconds=0.3).score(["a"], [" b"])
+    assert 0.3 <= server.times[1] - server.times[0] < 3
+
+
+def test_times_to_retry_are_read_from_seconds_and_dates_and_nonsense_is_none() -> None:
+    def seconds(value: str) -> float:
+        return server_connection._retry_after(httpx.Response(429, headers={"Retry-After": value}))
+
+    assert seconds("7") == 7
+    soon = datetime.now(UTC) + timedelta(seconds=30)
+    assert 28 < seconds(format_datetime(soon, usegmt=True)) <= 30
+    for nothing in ("", "-3", "soon", "Wed, 99 Foo 2026", "Sun, 06 Nov 1994 08:49:37 GMT", "6 Nov 2094 08:49:37"):
+        assert seconds(nothing) == 0
+    assert server_connection._retry_after(httpx.Response(429)) == 0
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("mode", "kind", "last"),
+    [
+        ("down", "none", "503 Service Unavailable: it is down"),
+        ("honest", "hang", "no answer within 0.3 s"),
+        ("honest", "drip", "no answer within 0.3 s"),
+        ("honest", "drop", "ReadError|RemoteProtocolError"),
+        ("honest", "throttled", "429 Too Many Requests: it is throttled"),
+        ("honest", "nan", "not finite"),
+        ("honest", "wrong_count", "5 choices where 4 were wanted"),
+    ],
+)
+def test_a_server_that_is_down_for_good_ends_in_bounded_time(opened: Opened, mode: str, kind: str, last: str) -> None:
+    prefixes, continuations = pairs(400)
+    with FaultServer(fault_share=1.0, kinds=[kind], mode=mode) as server:
+        lm = opened(server, timeout_seconds=0.3, max_attempts=3, max_concurrency=4)
+        begun = time.monotonic()
+        with pytest.raises(
+            ServerError, match=r"did not answer rows \d+ to \d+ of a call in 3 attempts; last: "
+        ) as info:
+            lm.submit(prefixes, continuations).result(30)
+        assert time.monotonic() - begun < 5
+        assert re.search(last, str(info.value))
+        assert server.url in str(info.value)
+        assert isinstance(info.value, RunError)
+        assert server.requests <= 16  # the others were called off
+
+
+def test_one_call_that_fails_leaves_the_others_alone(opened: Opened) -> None:
+    with FaultServer(seconds=0.05, max_model_len=9) as server:
+        lm = opened(server, max_concurrency=8)
+        good = lm.submit(["a b"], [" c"])
+        bad = lm.submit(["a " * 20 + "a"], [" c"])
+        with pytest.raises(ServerError, match="400 Bad Request: maximum context length is 9 tokens"):
+            bad.result(10)
+        assert bits(good.result(10)) == bits(StandInLM().score(["a b"], [" c"]))
+        assert server.requests == 2  # what will come again is not asked again
+
+
+def test_an_input_beyond_the_context_is_an_error_with_its_lengths_before_anything_is_sent(
+    opened: Opened, tokenizer: str
+) -> None:
+    with FaultServer(max_model_len=9, tokenizer=tokenizer) as server:
+        lm = opened(server, tokenizer=tokenizer)
+        assert lm.max_tokens == 8  # each request generates one more
+        assert lm.score(["red red red red red red"], [" blue blue"])[0].num_tokens == 2
+        with pytest.raises(ValueError, match=r"input 1 has 7 \+ 2 tokens .* but the LM holds 8"):
+            lm.submit(["red", "red red red red red red red"], [" blue", " blue blue"])
+        with pytest.raises(ValueError, match=r"input 0 has 2 \+ 7 tokens"):
+            lm.generate(["red red"], 7)
+        assert server.requests == 1
+
+
+def test_a_refusal_names_the_length_of_the_longest_input(opened: Opened, tokenizer: str) -> None:
+    with FaultServer(max_model_len=9, tokenizer=tokenizer) as server:
+        lm = opened(server, tokenizer=tokenizer)
+        lm.max_tokens = None
+        with pytest.raises(
+            ServerError, match="context length is 9 tokens; the longest input of the request has 13 tok"
+        ):
+            lm.score(["red", " ".join(["red"] * 12)], [" blue", " blue"])
+
+
+def test_redirects_are_not_followed(opened: Opened) -> None:
+    with FaultServer(mode="moved") as server, pytest.raises(ServerError, match="307 Temporary Redirect"):
+        opened(server).score(["a"], [" b"])
+    assert server.requests == 1
+
+
+def test_an_unreachable_server_a_wrong_address_and_an_unknown_model_are_the_users_to_mend() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+        with pytest.raises(UserError, match=rf"lm\.url: {nobody} did not answer GET /models in 2 .* ConnectError"):
+            HttpLM(ServerSpec(nobody, MODEL, max_attempts=2), Spending(None))
+    with FaultServer() as server:
+        with pytest.raises(UserError, match=r"404 Not Found: .*; expected lm.url to be such as http://HOST:PORT/v1"):
+            HttpLM(ServerSpec(server.url.removesuffix("/v1"), MODEL), Spending(None))
+        with pytest.raises(UserError, match=r"lm\.model: the server does not serve gpt-5; expected one of: words"):
+            HttpLM(ServerSpec(server.url, "gpt-5"), Spending(None))
+    assert "http-lm" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_proxy_is_not_asked_for_this_machines_own_servers(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with FaultServer() as server:
+        assert opened(server).score(["a"], [" b"])[0].num_tokens == 1
+
+
+def test_the_key_is_sent_and_shown_nowhere(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with FaultServer(api_key=SECRET) as server:
+        lm = opened(server, api_key=SECRET, api_key_env="MY_KEY")
+        lm.score(["a"], [" b"])
+        server.api_key = "another"  # the server quotes the key that it was given, over two lines
+        with pytest.raises(
+            ServerError, match=r"401 Unauthorized: Invalid key: Bearer \*\*\*; .* variable MY_KEY"
+        ) as info:
+            lm.score(["a"], [" b"])
+    shown = [str(info.value), repr(info.value), repr(lm), repr(lm.spec), str(lm.spec), caplog.text]
+    assert not any(SECRET in text for text in shown)
+
+
+def test_a_missing_or_wrong_key_names_the_environment_variable() -> None:
+    with FaultServer(api_key=SECRET) as server:
+        for key in (None, "sk-wrong"):
+            with pytest.raises(UserError, match=r"401 Unauthorized: .* environment variable MY_KEY") as info:
+                HttpLM(ServerSpec(server.url, MODEL, api_key=key, api_key_env="MY_KEY"), Spending(None))
+            assert "sk-wrong" not in str(info.value)
+
+
+@pytest.mark.parametrize("key", ["sk-1\n", "sk 1", "sk-…", "sk\x00"])
+def test_a_key_that_no_header_may_hold_is_refused_without_quoting_it(key: str) -> None:
+    with pytest.raises(UserError, match=r"the key in \$MY_KEY has white space or characters") as info:
+        ServerSpec("http://x/v1", MODEL, api_key=key, api_key_env="MY_KEY")
+    assert "sk" not in str(info.value).replace("MY_KEY", "")
+
+
+def test_a_border_inside_a_token_names_the_row_and_the_way_out(opened: Opened, tokenizer: str) -> None:
+    with FaultServer(tokenizer=tokenizer) as server:
+        with pytest.raises(ValueError, match=r"input 5: the border .* is inside a token; set lm\.tokenizer=DIR"):
+            opened(server).score(["red"] * 5 + ["re"], [" blue"] * 5 + ["d blue"])
+        with pytest.raises(ValueError, match=r"input 1 has an empty prefix, .*; set lm\.tokenizer=DIR"):
+            opened(server).score(["red", ""], [" blue", "blue"])
+        assert opened(server, tokenizer=tokenizer).score([""], ["blue"])[0].num_tokens == 1
+    with FaultServer(mode="start_token") as server:
+        assert opened(server).score(["", "red"], ["blue", " blue"])[0].num_tokens == 1
+
+
+def test_calls_that_cannot_be_answered_are_value_errors(opened: Opened) -> None:
+    with FaultServer() as server:
+        lm = opened(server)
+        with pytest.raises(ValueError, match="continuation 1 is empty"):
+            lm.submit(["a", "b"], [" c", ""])
+        with pytest.raises(ValueError, match="2 prefixes but 1 continuations"):
+            lm.submit(["a", "b"], [" c"])
+        assert server.requests == 0
+
+
+def test_one_continuation_cut_differently_after_two_prefixes_is_an_error() -> None:
+    rows = [Pair(0, "a", " bc", None), Pair(1, "b", " x", None), Pair(2, "c", " bc", None)]
+    logprobs = np.zeros(2, dtype=np.float32)
+    same, other = TokenScores(logprobs, (" b", "c")), TokenScores(logprobs, (" ", "bc"))
+    _check_same_tokens(rows, [same, other, same])
+    with pytest.raises(ValueError, match="inputs 0 and 2 have the same continuation"):
+        _check_same_tokens(rows, [same, same, other])
+
+
+def test_generation_is_whole_in_order_and_ends_before_the_stop(opened: Opened, tokenizer: str) -> None:
+    prompts = [f"{word} red {word}" for word in ["blue", "green", "boat", "the", "new"]]
+    wanted = [f" {word} {word} fin" for word in ["blue", "green", "boat", "the", "new"]]
+    for folder in (None, tokenizer):
+        with FaultServer(tokenizer=folder, first_faults=2) as server:
+            lm = opened(server, tokenizer=folder, prompts_per_request=2, timeout_seconds=0.5)
+            assert lm.generate(prompts, 3) == wanted
+            assert lm.generate(prompts[:1], 3, stop=" fin") == [" blue blue"]
+            assert server.payloads[-1]["stop"] == [" fin"]
+
+
+def test_metrics_say_what_was_sent_and_how_busy_the_server_was(opened: Opened) -> None:
+    prefixes, continuations = pairs(40)
+    with FaultServer(seconds=0.05) as server:
+        lm = opened(server, max_concurrency=2)
+        lm.score(prefixes, continuations)
+        metrics = lm.metrics()
+        assert metrics["requests"] == server.requests == 10
+        assert metrics["tokens_sent"] == server.tokens
+        assert metrics["retries"] == 0
+        assert 0.4 < metrics["busy_share"] <= 1
+        assert metrics["tokens_per_second"] > 0
+        assert 0.05 < metrics["queue_wait_seconds"] < 2
+        again = lm.metrics()
+    assert (again["tokens_per_second"], again["busy_share"], again["queue_wait_seconds"]) == (0, 0, 0)
+    assert again["tokens_sent"] == metrics["tokens_sent"]
+
+
+def test_closing_breaks_off_what_is_under_way(opened: Opened) -> None:
+    with FaultServer(fault_share=1, kinds=["hang"]) as server:
+        lm = opened(server)
+        waiting = lm.submit(*pairs(20))
+        while not server.open:
+            time.sleep(0.01)
+        lm.close()
+        with pytest.raises(RunError, match="was closed before its work was done"):
+            waiting.result(5)
+        with pytest.raises(RunError, match="is closed"):
+            lm.submit(["a"], [" b"])
+        lm.close()
+    assert "http-lm" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_the_budget_of_requests_is_kept_and_more_of_it_goes_on(opened: Opened, tmp_path: Path) -> None:
+    prefixes, continuations = pairs(40)
+    path = tmp_path / "spending.json"
+    with FaultServer() as server:
+        lm = opened(server, Spending(path, max_requests=7))
+        with pytest.raises(BudgetSpent, match=r"lm\.max_requests=7 is spent"):
+            lm.score(prefixes, continuations)
+        assert server.requests <= 7
+        spent = Spending(path).requests
+        more = opened(server, Spending(path, max_requests=spent + 10))
+        assert len(more.score(prefixes, continuations)) == 40
+
+
+def test_the_budget_of_tokens_is_used_up_though_bounds_are_booked_first(opened: Opened) -> None:
+    """A text may have a token for each byte, so three quarters of what is booked comes back."""
+    prefixes, continuations = pairs(40)
+    with FaultServer(seconds=0.01) as server:
+        whole = opened(server, prompts_per_request=1)
+        whole.score(prefixes, continuations)
+        needed = server.tokens
+        lm = opened(server, Spending(None, max_tokens=needed + 100), prompts_per_request=1)
+        assert len(lm.score(prefixes, continuations)) == 40
+        assert server.tokens == 2 * needed
+        with pytest.raises(BudgetSpent, match=r"lm\.max_tokens_sent="):
+            lm.score(prefixes, continuations)
+        assert server.tokens <= 3 * needed + 100
+
+
+def test_what_a_throttled_server_did_not_read_costs_no_tokens(opened: Opened) -> None:
+    spending = Spending(None)
+    with FaultServer(first_faults=3, kinds=THROTTLED) as server:
+        opened(server, spending).score(["red blue"], [" red"])
+        assert (spending.requests, spending.tokens) == (4, server.tokens)
+
+
+@pytest.mark.timeout(60)
+def test_a_server_killed_and_started_again_in_the_middle_of_a_call_is_not_noticed(opened: Opened) -> None:
+    prefixes, continuations = pairs(300)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = start_server(port)
+    try:
+        spec = ServerSpec(f"http://127.0.0.1:{port}/v1", MODEL, max_attempts=200, timeout_seconds=5, max_concurrency=4)
+        lm = HttpLM(spec, Spending(None))
+        opened.lms.append(lm)
+        answer = lm.submit(prefixes, continuations)
+        time.sleep(0.4)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert not answer.done()
+        time.sleep(0.3)
+        process = start_server(port)
+        assert bits(answer.result(40)) == bits(StandInLM().score(prefixes, continuations))
+        assert lm.metrics()["retries"] > 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def start_server(port: int) -> subprocess.Popen:
+    script = Path(__file__).parent / "fault_server.py"
+    process = subprocess.Popen([sys.executable, str(script), str(port)])
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and process.poll() is None:
+        if any(c.laddr.port == port and c.status == "LISTEN" for c in psutil.Process(process.pid).net_connections()):
+            return process
+        time.sleep(0.05)
+    raise AssertionError("the server did not start")
+
+
+PAIR = Pair(3, "the", " cat", None)
+IDS = Pair(3, "the", " cat", ([1], [2]))
+
+
+def answer(**logprobs: object) -> dict:
+    return {"choices": [{"index": 0, "text": "", "logprobs": logprobs}]}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        None,
+        [],
+        "text",
+        {},
+        {"choices": None},
+        {"choices": {}},
+        {"choices": []},
+        {"choices": [None]},
+        {"choices": [{"logprobs": {}}]},
+        {"choices": [{"index": 1, "logprobs": {}}]},
+        {"choices": [{"index": [0], "logprobs": {}}]},
+        {"choices": [{"index": 0}, {"index": 0}]},
+        {"choices": [{"index": 0, "logprobs": None}]},
+        {"choices": [{"index": 0, "logprobs": [1, 2]}]},
+        answer(token_logprobs=[None, -1.0]),
+        answer(tokens=["the", " cat"], token_logprobs=[]),
+        answer(tokens=["the"], token_logprobs=[None, -1.0]),
+        answer(tokens=None, token_logprobs=[None, -1.0]),
+        answer(tokens=["the", " cat"], token_logprobs=5),
+        answer(tokens=["the", " cat"], token_logprobs=[None, None]),
+        answer(tokens=["the", " cat"], token_logprobs=[None, float("nan")]),
+        answer(tokens=["the", " cat"], token_logprobs=[None, float("-inf")]),
+        answer(tokens=["the", " cat"], token_logprobs=[None, 0.5]),
+        answer(tokens=["the", " cat"], token_logprobs=[None, "x"]),
+        answer(tokens=["the", " cat"], token_logprobs=[None, [-1.0]]),
+        answer(tokens=["the", " cat"], token_logprobs=[None, {"logprob": -1.0}]),
+    ],
+)
+def test_an_answer_that_is_not_well_formed_is_a_fault(body: object) -> None:
+    for pair in (PAIR, IDS):
+        with pytest.raises(IllFormed):
+            read_scores("echo", [pair], body)
+
+
+def test_a_part_of_the_tokens_is_a_fault_and_other_tokens_are_an_error() -> None:
+    with pytest.raises(IllFormed, match="cover 3 of the 7 characters of input 3"):
+        read_scores("echo", [PAIR], answer(tokens=["the"], token_logprobs=[None]))
+    with pytest.raises(NoPromptLogprobs):  # the generated token alone
+        read_scores("echo", [PAIR], answer(tokens=[" sat"], token_logprobs=[-1.0]))
+    with pytest.raises(ValueError, match="input 3: the server's tokens do not join to the text"):
+        read_scores("echo", [PAIR], answer(tokens=["\ufffd", "\ufffd", " cat"], token_logprobs=[None, -1.0, -2.0]))
+
+
+@pytest.mark.parametrize("entries", [5, [None], [None, None], [None, {"3": {"logprob": -1.0}}], [None, {"2": -1.0}]])
+def test_prompt_logprobs_of_another_form_are_a_fault(entries: object) -> None:
+    with pytest.raises(IllFormed):
+        read_scores("prompt_logprobs", [IDS], {"choices": [{"index": 0, "prompt_logprobs": entries}]})
+
+
+def test_prompt_logprobs_are_those_of_the_tokens_that_were_sent() -> None:
+    entries = [None, {"7": {"logprob": -0.5}, "2": {"logprob": -3.0}}]
+    scores = read_scores("prompt_logprobs", [IDS], {"choices": [{"index": 0, "prompt_logprobs": entries}]})
+    np.testing.assert_array_equal(scores[0].logprobs, np.float32([-3.0]))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (["the", " cat"], [-1]),
+        (["the", " cat", " sat"], [-1]),  # with what was generated
+        (["<s>", "the", " cat", " sat"], [-2]),  # opened by a token of the server's own
+        (["", "the", " cat", ""], [-2]),  # which some servers write as nothing, as they do an end token
+        (["t", "he", "", " cat", " sat"], [-2, -3]),  # a character of two tokens: the first is written as nothing
+    ],
+)
+def test_the_continuation_is_found_by_the_tokens_texts(tokens: list[str], expected: list[float]) -> None:
+    values = [None, *(-float(number) for number in range(1, len(tokens)))]
+    scores = read_scores("echo", [PAIR], answer(tokens=tokens, token_logprobs=values))
+    np.testing.assert_array_equal(scores[0].logprobs, np.float32(expected))
+    assert "".join(scores[0].tokens) == " cat"
+
+
+def test_nothing_generated_is_an_empty_text() -> None:
+    body = {"choices": [{"index": 0, "text": "", "logprobs": None}]}
+    assert [(text, len(logprobs)) for text, logprobs in read_generated([PAIR], body)] == [("", 0)]
+    with pytest.raises(IllFormed):
+        read_generated([PAIR], {"choices": [{"index": 0, "text": None}]})

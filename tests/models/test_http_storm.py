@@ -1,0 +1,90 @@
+"""Requests by the thousand to a server of which three answers in ten go wrong: nothing lost, doubled or out of order.
+
+REPLUG_STORM=full sends 10,000 requests; the default tenth is for every day.
+"""
+
+import os
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fault_server import MODEL, TRANSIENT, FaultServer
+
+from models import server_connection
+from models.http_lm import HttpLM, ServerSpec
+from models.spending import BudgetSpent, Spending
+from models.stand_in_lm import StandInLM
+
+NUM_REQUESTS = 10_000 if os.environ.get("REPLUG_STORM") == "full" else 1_000
+PROMPTS_PER_REQUEST = 4
+WORDS = ["red", "blue", "green", "the", "boat", "of", "日本語", "🙂"]
+
+
+@pytest.fixture(autouse=True)
+def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_connection, "BACKOFF_SECONDS", 0.02)
+
+
+def storm(url: str, spending: Spending) -> HttpLM:
+    spec = ServerSpec(
+        url,
+        MODEL,
+        max_concurrency=64,
+        prompts_per_request=PROMPTS_PER_REQUEST,
+        timeout_seconds=2.0,
+        max_attempts=40,
+    )
+    return HttpLM(spec, spending)
+
+
+def pairs(number: int) -> tuple[list[str], list[str]]:
+    """No two are the same."""
+    rng = np.random.default_rng(0)
+    prefixes = [f"{row} " + " ".join(rng.choice(WORDS, 3 + row % 5)) for row in range(number)]
+    return prefixes, ["".join(f" {word}" for word in rng.choice(WORDS, 1 + row % 4)) for row in range(number)]
+
+
+@pytest.mark.timeout(600)
+def test_every_answer_arrives_once_in_order_and_right() -> None:
+    prefixes, continuations = pairs(NUM_REQUESTS * PROMPTS_PER_REQUEST)
+    expected = StandInLM().score(prefixes, continuations)
+    spending = Spending(None)
+    with FaultServer(fault_share=0.3) as server:
+        lm = storm(server.url, spending)
+        begun = time.monotonic()
+        calls = range(0, len(prefixes), 20)
+        futures = [lm.submit(prefixes[i : i + 20], continuations[i : i + 20]) for i in calls]
+        scores = [score for future in futures for score in future.result(500)]
+        seconds, metrics = time.monotonic() - begun, lm.metrics()
+        lm.close()
+    assert [s.token_logprobs.tobytes() for s in scores] == [e.token_logprobs.tobytes() for e in expected]
+    assert server.answered == Counter(p + c for p, c in zip(prefixes, continuations, strict=True))
+    assert set(server.faults) == {"none", *TRANSIENT}
+    bad = server.requests - NUM_REQUESTS
+    assert 0.2 < bad / server.requests < 0.4
+    assert metrics["retries"] == bad
+    assert spending.requests == server.requests
+    assert server.most_open <= 64
+    print(f"{server.requests} requests for {NUM_REQUESTS} answers in {seconds:.1f} s: {dict(server.faults)}")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("limit", ["max_requests", "max_tokens"])
+def test_the_budget_is_not_passed_in_the_storm_as_the_server_counts_it(tmp_path: Path, limit: str) -> None:
+    prefixes, continuations = pairs(2_000)
+    path = tmp_path / "spending.json"
+    with FaultServer(fault_share=0.3, seed=1) as server:
+        for limits in ({limit: 300 if limit == "max_requests" else 6_000}, {limit: 400}, {limit: 8_000}):
+            lm = storm(server.url, Spending(path, **limits))
+            try:
+                lm.score(prefixes, continuations)
+            except BudgetSpent as error:
+                assert str(next(iter(limits.values()))) in str(error)
+            finally:
+                lm.close()
+            assert getattr(server, limit.removeprefix("max_")) <= max(6_000, *limits.values())
+    ledger = Spending(path)
+    assert ledger.requests >= server.requests
+    assert ledger.tokens >= server.tokens

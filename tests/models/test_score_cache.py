@@ -1,0 +1,434 @@
+"""The file of scores under several processes, kill -9, damage, and files that are something else."""
+
+import multiprocessing
+import os
+import random
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.errors import RunError, UserError
+from models.black_box_lm import ContinuationScore, ScoreSum
+from models.score_cache import NewScore, ScoreCache, pair_key
+
+UNIT = 20
+# Fresh processes, forked from one that has imported what they need and never from this one with its threads.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["models.score_cache"])
+
+
+def score_of(number: int, num_tokens: int = 5) -> ContinuationScore:
+    return ContinuationScore(-np.random.default_rng(number).random(num_tokens, dtype=np.float32))
+
+
+def key_of(number: int) -> bytes:
+    return pair_key("lm", "prefix", str(number))
+
+
+def unit_of(number: int, with_tokens: bool = False) -> list[NewScore]:
+    rows = range(number * UNIT, (number + 1) * UNIT)
+    return [NewScore(key_of(row), score_of(row), with_tokens) for row in rows]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "scores.sqlite"
+
+
+@pytest.fixture
+def cache(path: Path) -> Iterator[ScoreCache]:
+    cache = ScoreCache(path)
+    yield cache
+    cache.close()
+
+
+# Rows ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_stored_comes_back_and_what_is_not_is_left_out(cache: ScoreCache) -> None:
+    cache.store("lm", [NewScore(key_of(1), score_of(1), True), NewScore(key_of(2), score_of(2), False)])
+    keys = [key_of(number) for number in range(4)]
+    assert cache.sums(keys) == {key_of(1): score_of(1).summed(), key_of(2): score_of(2).summed()}
+    found = cache.scores(keys)
+    assert list(found) == [key_of(1)]
+    assert found[key_of(1)].token_logprobs.dtype == np.float32
+    np.testing.assert_array_equal(found[key_of(1)].token_logprobs, score_of(1).token_logprobs)
+
+
+@given(st.lists(st.floats(min_value=-(2.0**100), max_value=0, width=32), min_size=1))
+def test_a_sum_rounded_to_float32_comes_back_bit_for_bit(logprobs: list[float]) -> None:
+    score = ContinuationScore(np.array(logprobs, dtype=np.float32))
+    cache = ScoreCache(Path(":memory:"))
+    cache.store("lm", [NewScore(b"sum", score, False), NewScore(b"tokens", score, True)])
+    assert cache.sums([b"sum", b"tokens"]) == dict.fromkeys([b"sum", b"tokens"], score.summed())
+    assert cache.scores([b"tokens"])[b"tokens"].summed() == score.summed()
+    cache.close()
+
+
+def test_more_keys_than_one_query_takes_are_looked_up(cache: ScoreCache) -> None:
+    for number in range(80):
+        cache.store("lm", unit_of(number))
+    keys = [key_of(row) for row in range(-700, 80 * UNIT)]
+    assert cache.sums(keys) == {key_of(row): score_of(row).summed() for row in range(80 * UNIT)}
+
+
+def test_tokens_join_a_sum_and_nothing_else_replaces_a_row(cache: ScoreCache) -> None:
+    for number, with_tokens, wanted in [(1, False, 1), (2, False, 1), (3, True, 3), (4, True, 3), (5, False, 3)]:
+        cache.store("lm", [NewScore(b"key", score_of(number), with_tokens)])
+        assert cache.sums([b"key"]) == {b"key": score_of(wanted).summed()}
+    np.testing.assert_array_equal(cache.scores([b"key"])[b"key"].token_logprobs, score_of(3).token_logprobs)
+
+
+@pytest.mark.parametrize("logprobs", [[], [-1.0, np.nan], [-np.inf, -1.0]], ids=str)
+def test_a_score_without_tokens_or_not_finite_is_not_stored(cache: ScoreCache, logprobs: list[float]) -> None:
+    cache.store("lm", [NewScore(b"key", ContinuationScore(np.array(logprobs, dtype=np.float32)), True)])
+    assert cache.num_rows() == 0
+
+
+def test_another_part_of_a_pair_is_another_key() -> None:
+    parts = [("lm", "ab", "c"), ("lm", "a", "bc"), ("lma", "b", "c"), ("lm", "", "abc"), ("", "lmab", "c")]
+    keys = {pair_key(*part) for part in parts}
+    assert len(keys) == len(parts)
+    assert {len(key) for key in keys} == {16}
+
+
+# Files that are something else --------------------------------------------------------------------------
+
+
+def refused(path: Path, *says: str) -> None:
+    with pytest.raises(UserError) as caught:
+        ScoreCache(path)
+    message = str(caught.value)
+    assert [part for part in (str(path), *says) if part not in message] == [], message
+
+
+def test_an_old_cache_is_refused_and_left_as_it_is(path: Path) -> None:
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE scores (key BLOB PRIMARY KEY, logprobs BLOB NOT NULL) WITHOUT ROWID")
+    database.close()
+    before = path.read_bytes()
+    refused(path, "format 2", "older cache", "remove")
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_another_programs_database_is_refused_though_its_version_is_ours(path: Path) -> None:
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE scores (key)")
+        database.execute("PRAGMA user_version = 2")
+    refused(path, "another program's file")
+
+
+def test_a_cache_of_a_later_format_is_refused(path: Path) -> None:
+    ScoreCache(path).close()
+    with sqlite3.connect(path) as database:
+        database.execute("PRAGMA user_version = 3")
+    refused(path, "but format 3")
+
+
+def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(path: Path) -> None:
+    path.write_text("years of work" * 100)
+    refused(path, "no cache of scores", "remove")
+    assert path.read_text() == "years of work" * 100
+
+
+def test_a_folder_and_a_path_below_a_file_are_refused(path: Path) -> None:
+    refused(path.parent, "cannot be opened")
+    path.write_text("")
+    refused(path / "scores.sqlite", "cannot be opened")
+
+
+def test_an_empty_file_becomes_a_cache(path: Path) -> None:
+    path.touch()
+    ScoreCache(path).close()
+    assert path.stat().st_size > 0
+
+
+# Damage -------------------------------------------------------------------------------------------------
+
+
+def damaged(path: Path, bytes_kept: int) -> Path:
+    """A cache of 2,000 rows, overwritten with zeros from a place on."""
+    cache = ScoreCache(path)
+    for number in range(100):
+        cache.store("lm", unit_of(number, with_tokens=True))
+    cache.close()
+    content = path.read_bytes()
+    path.write_bytes(content[:bytes_kept] + bytes(len(content) - bytes_kept))
+    return path
+
+
+def test_damage_found_when_reading_names_the_file_and_the_command(path: Path) -> None:
+    cache = ScoreCache(damaged(path, 3 * 4096))
+    with pytest.raises(RunError) as caught:
+        cache.scores([key_of(row) for row in range(2000)])
+    assert f"{path} is damaged" in str(caught.value)
+    assert f"`replug cache {path} --verify`" in str(caught.value)
+    assert cache.damage() is not None
+
+
+def test_damage_of_the_first_page_is_found_at_opening(path: Path) -> None:
+    refused(damaged(path, 0), "no cache of scores")
+
+
+def test_a_sound_file_has_no_damage_and_no_wrong_rows(cache: ScoreCache) -> None:
+    cache.store("lm", [*unit_of(0), *unit_of(1, with_tokens=True)])
+    assert cache.damage() is None
+    checked = dict(cache.check_rows())
+    assert set(checked) == {key_of(row) for row in range(2 * UNIT)}
+    assert set(checked.values()) == {None}
+
+
+WRONG = [
+    ("num_tokens = 0", "its number of tokens is not above 0"),
+    ("num_tokens = 'five'", "its number of tokens is not above 0"),
+    ("sum = 9e999", "its sum is not finite"),
+    ("sum = 'much'", "its sum is not finite"),
+    ("num_tokens = 6", "another number of log-probs than tokens"),
+    ("logprobs = x'00'", "another number of log-probs than tokens"),
+    ("logprobs = 5", "another number of log-probs than tokens"),
+    ("sum = sum - 1e-3", "its log-probs do not add up to its sum"),
+    ("logprobs = zeroblob(20)", "its log-probs do not add up to its sum"),
+    ("model = 7", "of no model that the file knows"),
+]
+
+
+@pytest.mark.parametrize(("change", "says"), WRONG, ids=lambda case: case)
+def test_a_wrong_row_is_found_and_can_be_deleted(cache: ScoreCache, path: Path, change: str, says: str) -> None:
+    cache.store("lm", unit_of(0, with_tokens=True))
+    with sqlite3.connect(path) as database:
+        database.execute(f"UPDATE scores SET {change} WHERE key = ?", (key_of(3),))
+    wrong = {key: mistake for key, mistake in cache.check_rows() if mistake}
+    assert list(wrong) == [key_of(3)]
+    assert says in wrong[key_of(3)]
+    cache.delete_rows(list(wrong))
+    assert cache.num_rows() == UNIT - 1
+    assert not any(mistake for _, mistake in cache.check_rows())
+
+
+def test_a_row_whose_tokens_are_cut_short_is_not_answered_with(cache: ScoreCache, path: Path) -> None:
+    cache.store("lm", unit_of(0, with_tokens=True))
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE scores SET logprobs = x'00000000' WHERE key = ?", (key_of(3),))
+    with pytest.raises(RunError, match="--verify"):
+        cache.scores([key_of(3)])
+
+
+# What the file holds, and less of it --------------------------------------------------------------------
+
+
+def test_rows_hits_and_misses_are_counted_by_model(cache: ScoreCache) -> None:
+    cache.store("a", unit_of(0), hits=3, misses=20)
+    cache.store("a", unit_of(0, with_tokens=True)[:5], hits=2)
+    cache.store("b", unit_of(1), misses=1)
+    cache.store("c", [])
+    uses = [(use.identity, use.rows, use.rows_with_tokens, use.hits, use.misses) for use in cache.models()]
+    assert uses == [("a", 20, 5, 5, 20), ("b", 20, 0, 0, 1), ("c", 0, 0, 0, 0)]
+    a, _, c = cache.models()
+    assert a.newest is not None and abs(a.newest - time.time()) < 60
+    assert (c.oldest, c.newest) == (None, None)
+
+
+def test_deleting_a_model_leaves_the_others_and_gives_the_space_back(cache: ScoreCache) -> None:
+    for number in range(200):
+        cache.store("a" if number % 2 else "b", unit_of(number, with_tokens=True))
+    before = cache.num_bytes()
+    assert cache.delete_models(["a"], before=time.time() + 1) == 100 * UNIT
+    cache.compact()
+    assert [(use.identity, use.rows) for use in cache.models()] == [("b", 100 * UNIT)]
+    assert cache.num_bytes() < 0.6 * before
+
+
+def test_rows_created_before_a_time_are_deleted_and_newer_ones_stay(cache: ScoreCache, path: Path) -> None:
+    cache.store("a", unit_of(0))
+    with sqlite3.connect(path) as database:
+        database.execute(
+            "UPDATE scores SET created = created - 1000 WHERE key <= ?", (sorted(map(key_of, range(20)))[4],)
+        )
+    assert cache.delete_models(["a"], before=time.time() - 500) == 5
+    assert [(use.identity, use.rows) for use in cache.models()] == [("a", 15)]
+
+
+def test_a_process_that_stores_after_its_model_was_deleted_makes_it_anew(cache: ScoreCache, path: Path) -> None:
+    cache.store("a", unit_of(0))
+    other = ScoreCache(path)
+    other.delete_models(["a"], before=time.time() + 1)
+    other.store("b", unit_of(1))
+    cache.store("a", unit_of(2))
+    assert [(use.identity, use.rows) for use in cache.models()] == [("b", 20), ("a", 20)]
+    other.close()
+
+
+# Served models ------------------------------------------------------------------------------------------
+
+FINGERPRINT = -np.random.default_rng(0).random(64, dtype=np.float32) * 8
+
+
+def test_a_served_model_keeps_its_identity_from_day_to_day(cache: ScoreCache, path: Path) -> None:
+    identity = cache.identity_like("llama", FINGERPRINT)
+    assert identity.startswith("llama#")
+    tomorrow = FINGERPRINT + np.random.default_rng(1).uniform(-0.02, 0.02, 64).astype(np.float32)
+    assert not np.array_equal(tomorrow, FINGERPRINT)
+    assert cache.identity_like("llama", tomorrow) == identity
+    again = ScoreCache(path)
+    assert again.identity_like("llama", FINGERPRINT.astype(np.float64)) == identity
+    again.close()
+
+
+@pytest.mark.parametrize(
+    ("difference", "same"),
+    [
+        (np.eye(64)[0] * 0.24, True),
+        (np.eye(64)[0] * 0.26, False),  # one token too far away
+        (np.full(64, 0.029), True),
+        (np.full(64, -0.031), False),  # all of them a little
+    ],
+    ids=["0.24 at most", "0.26 at most", "0.029 on average", "0.031 on average"],
+)
+def test_the_tolerance_is_a_quarter_nat_at_most_and_three_hundredths_on_average(
+    cache: ScoreCache, difference: np.ndarray, same: bool
+) -> None:
+    identity = cache.identity_like("llama", FINGERPRINT)
+    assert (cache.identity_like("llama", FINGERPRINT + difference) == identity) is same
+
+
+def test_another_model_under_the_same_name_is_another_identity_and_both_are_found_again(cache: ScoreCache) -> None:
+    first, second = cache.identity_like("llama", FINGERPRINT), cache.identity_like("llama", FINGERPRINT - 1)
+    assert first != second
+    assert cache.identity_like("llama", FINGERPRINT - 1.001) == second
+    assert cache.identity_like("llama", FINGERPRINT + 0.001) == first
+
+
+def test_the_nearer_of_two_models_within_tolerance_is_taken(cache: ScoreCache) -> None:
+    first, second = cache.identity_like("llama", FINGERPRINT), cache.identity_like("llama", FINGERPRINT - 0.04)
+    assert first != second
+    assert cache.identity_like("llama", FINGERPRINT - 0.015) == first
+    assert cache.identity_like("llama", FINGERPRINT - 0.025) == second
+
+
+def test_the_same_log_probs_under_another_name_are_another_identity(cache: ScoreCache) -> None:
+    names = ["llama", "llama#a", "a#llama", "llama%", ""]
+    identities = [cache.identity_like(name, FINGERPRINT) for name in names]
+    assert len(set(identities)) == len(names)
+    assert [cache.identity_like(name, FINGERPRINT) for name in names] == identities
+
+
+def test_a_probe_of_other_texts_is_another_identity(cache: ScoreCache) -> None:
+    assert cache.identity_like("llama", FINGERPRINT) != cache.identity_like("llama", FINGERPRINT[:60])
+
+
+def test_a_fingerprint_that_is_not_finite_is_refused(cache: ScoreCache) -> None:
+    with pytest.raises(ValueError, match="llama"):
+        cache.identity_like("llama", np.array([-1.0, -np.inf]))
+
+
+# Several processes, and kill -9 -------------------------------------------------------------------------
+
+
+def write_units(path: Path, first: int, number: int, with_tokens: bool) -> None:
+    cache = ScoreCache(path)
+    for unit in range(first, first + number):
+        cache.store("lm", unit_of(unit, with_tokens), hits=1, misses=UNIT)
+    cache.close()
+
+
+def write_for_ever(path: Path, done: Path) -> None:
+    """Write units without end and report each, once it is stored."""
+    cache = ScoreCache(path)
+    with done.open("a") as report:
+        start = int(time.time_ns())
+        for unit in range(start, start + 10**9):
+            cache.store("lm", unit_of(unit % 10**9, with_tokens=unit % 2 == 0))
+            report.write(f"{unit % 10**9}\n")
+            report.flush()
+
+
+def started(target: Callable, *arguments: object) -> BaseProcess:
+    process = PROCESSES.Process(target=target, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
+def test_processes_that_write_at_once_lose_nothing_and_raise_nothing(path: Path) -> None:
+    writers = [started(write_units, path, first, 60, first % 2 == 0) for first in (0, 15, 30, 45, 60)]
+    for writer in writers:
+        writer.join(100)
+    assert [writer.exitcode for writer in writers] == [0] * len(writers)
+    cache = ScoreCache(path)
+    (use,) = cache.models()
+    assert (use.rows, use.hits, use.misses) == (120 * UNIT, 5 * 60, 5 * 60 * UNIT)
+    assert use.rows_with_tokens == 120 * UNIT  # the writers with tokens cover all, whoever came first
+    assert cache.damage() is None
+    assert not any(mistake for _, mistake in cache.check_rows())
+    cache.close()
+
+
+def open_together(folder: Path, barrier: threading.Barrier) -> None:
+    for number in range(20):
+        barrier.wait(60)
+        write_units(folder / f"{number}.sqlite", os.getpid() % 1000, 1, False)
+
+
+def test_processes_may_make_the_file_at_the_same_moment(tmp_path: Path) -> None:
+    barrier = PROCESSES.Barrier(4)
+    openers = [started(open_together, tmp_path, barrier) for _ in range(4)]
+    for opener in openers:
+        opener.join(100)
+    assert [opener.exitcode for opener in openers] == [0] * 4
+    for number in range(20):
+        cache = ScoreCache(tmp_path / f"{number}.sqlite")
+        assert cache.num_rows() >= UNIT
+        cache.close()
+
+
+def test_kill_9_at_any_moment_loses_no_stored_unit_and_leaves_none_in_half(tmp_path: Path) -> None:
+    path, done, waits = tmp_path / "scores.sqlite", tmp_path / "done", random.Random(0)
+    for _ in range(25):
+        writers = [started(write_for_ever, path, done) for _ in range(2)]
+        before = done.stat().st_size if done.exists() else 0
+        while not done.exists() or done.stat().st_size == before:
+            time.sleep(0.005)
+        time.sleep(waits.uniform(0, 0.1))
+        for writer in writers:
+            writer.kill()
+            writer.join(20)
+        cache = ScoreCache(path)
+        reported = [int(line) for line in done.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        stored = cache.sums([key_of(row) for unit in reported for row in range(unit * UNIT, (unit + 1) * UNIT)])
+        assert len(stored) == len(set(reported)) * UNIT
+        assert cache.num_rows() % UNIT == 0
+        assert cache.damage() is None
+        cache.close()
+    assert len(reported) > 100
+
+
+def test_a_killed_writer_does_not_lock_the_others_out(path: Path) -> None:
+    with sqlite3.connect(path) as database:
+        assert database.execute("PRAGMA journal_mode").fetchone() is not None
+    database.close()
+    holder = started(hold_the_lock, path)
+    while not path.with_suffix(".held").exists():
+        time.sleep(0.005)
+    holder.kill()
+    holder.join(20)
+    cache = ScoreCache(path)
+    cache.store("lm", unit_of(0))
+    assert cache.sums([key_of(0), key_of(-1)]) == {key_of(0): ScoreSum(score_of(0).sum_logprob, 5)}
+    cache.close()
+
+
+def hold_the_lock(path: Path) -> None:
+    """Stand in the middle of a transaction until killed."""
+    cache = ScoreCache(path)
+    with cache._transaction():
+        cache._database.execute("INSERT INTO scores VALUES (?, 1, -1.0, 1, 0, NULL)", (key_of(-1),))
+        path.with_suffix(".held").touch()
+        time.sleep(600)
