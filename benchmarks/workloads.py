@@ -27,7 +27,7 @@ class Pairs:
 
 def mixed_pairs(tokenizer: PreTrainedTokenizerBase, num_queries: int, k: int = 20, seed: int = 0) -> Pairs:
     """Queries with k documents each, the same for the same seed."""
-    cut = _Cutter(tokenizer, num_tokens=num_queries * (256 + k * 128), seed=seed)
+    cut = Cutter(tokenizer, num_tokens=num_queries * (256 + k * 128), seed=seed)
     prefixes, continuations = [], []
     for _ in range(num_queries):
         context, continuation = cut.text(16, 128), cut.text(16, 128)
@@ -36,7 +36,7 @@ def mixed_pairs(tokenizer: PreTrainedTokenizerBase, num_queries: int, k: int = 2
     return Pairs(prefixes, continuations, k)
 
 
-class _Cutter:
+class Cutter:
     """Cuts a long real text into pieces of a random number of tokens, one after the other."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, num_tokens: int, seed: int) -> None:

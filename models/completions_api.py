@@ -18,6 +18,8 @@ from models.pair_tokens import PairIds
 
 USE_IDS = "set lm.tokenizer=DIR, the folder of the server's tokenizer, and token ids are sent instead of text"
 
+BROKEN = "\ufffd"  # how a part of a character is shown
+
 
 class ServerFault(Exception):
     """Something that may not happen again. `unread`: the server did not look at the request, which so cost nothing."""
@@ -178,12 +180,12 @@ def _checked(values: Sequence[float | None]) -> np.ndarray:
 def _by_text(pair: Pair, tokens: list[str], values: list[float | None]) -> TokenScores:
     """The continuation's part, found by the tokens' texts; servers count `text_offset` in different units."""
     text = pair.prefix + pair.continuation
-    opening = 0 if text.startswith(tokens[0]) else 1  # a start token of the server's own
+    opening = 0 if tokens[0] == BROKEN or text.startswith(tokens[0]) else 1  # a start token of the server's own
     joined = "".join(tokens[opening:])
     if len(joined) < len(text) and text.startswith(joined):
         kind = IllFormed if joined else NoPromptLogprobs
         raise kind(f"the answer's tokens cover {len(joined)} of the {len(text)} characters of input {pair.row}")
-    if not joined.startswith(text):
+    if not _join_to(joined, text, len(pair.prefix)):
         raise ValueError(f"input {pair.row}: the server's tokens do not join to the text; {USE_IDS}")
     starts = [0, *accumulate(len(token) for token in tokens[opening:])]
     if len(pair.prefix) not in starts:
@@ -192,3 +194,10 @@ def _by_text(pair: Pair, tokens: list[str], values: list[float | None]) -> Token
     if part.start == 0 and values[0] is None:
         raise ValueError(f"input {pair.row} has an empty prefix, and the first token has no log-prob; {USE_IDS}")
     return TokenScores(_checked(values[part]), tuple(tokens[part]))
+
+
+def _join_to(joined: str, text: str, border: int) -> bool:
+    """vLLM shows a first character of several tokens as a broken one, which does no harm away from the border."""
+    kept = max(0, border - 1)
+    before = zip(joined[:kept], text[:kept], strict=False)
+    return joined[kept:].startswith(text[kept:]) and all(shown in (real, BROKEN) for shown, real in before)

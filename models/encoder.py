@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from configs.errors import UserError
+from models.batching import token_budget_batches
 
 
 class Encoder(nn.Module):
@@ -85,16 +86,6 @@ def mean_pool(hidden: Tensor, attention_mask: Tensor) -> Tensor:
     """Mean of hidden states [B, T, D] over the positions where the mask [B, T] is 1: [B, D]."""
     mask = attention_mask.unsqueeze(-1).to(hidden.dtype)
     return (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
-
-
-def token_budget_batches(lengths: Sequence[int], tokens_per_batch: int) -> Iterator[list[int]]:
-    """Rows grouped by length, longest first, each group's padded size within the budget (one row at least)."""
-    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
-    start = 0
-    while start < len(order):
-        size = max(1, tokens_per_batch // max(1, lengths[order[start]]))
-        yield order[start : start + size]
-        start += size
 
 
 def _load(path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

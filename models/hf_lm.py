@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from configs.errors import RunError, UserError
 from data.progress import say
 from models.black_box_lm import ContinuationScore, PassCounts, check_pairs
-from models.encoder import token_budget_batches
+from models.batching import token_budget_batches
 from models.hardware import TOKENS_PER_PASS, TOKENS_PER_PASS_GPU
 from models.logprobs import continuation_positions, target_logprobs
 from models.pair_tokens import PairIds, check_lengths, pair_token_ids

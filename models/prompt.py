@@ -56,10 +56,9 @@ class PromptTemplate:
         """Cut until it fits: what is cut may be joined by other tokens than before."""
         while excess > 0:
             if document:
-                document = self._cut_end(document, excess)
-            elif document is not None:
-                document = None  # nothing of it is left, and the separator goes with it
+                document = self._cut_end(document, excess) or None  # the separator goes with its last token
             else:
+                document = None
                 context = self._cut_beginning(context, excess)
             excess = self._excess(self._join(document, context), continuation)
         return self._join(document, context)

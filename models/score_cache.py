@@ -234,8 +234,9 @@ def _open(path: Path) -> sqlite3.Connection:
         database = sqlite3.connect(
             path, timeout=SECONDS_TO_WAIT_FOR_WRITERS, isolation_level=None, check_same_thread=False
         )
-        _require_ours(path, database)
-        _prepare(database)
+        if not _is_ours(path, database):
+            _make(database)
+        database.execute("PRAGMA synchronous=NORMAL")
     except (sqlite3.Error, OSError) as error:
         if _is_damage(error):
             raise UserError(f"{path} is damaged, or no cache of scores: {error}; {remove}") from error
@@ -243,13 +244,13 @@ def _open(path: Path) -> sqlite3.Connection:
     return database
 
 
-def _require_ours(path: Path, database: sqlite3.Connection) -> None:
-    """Asked before anything is written: the file may be somebody's data."""
+def _is_ours(path: Path, database: sqlite3.Connection) -> bool:
+    """False for a new file; raises UserError for what may be somebody's data, before anything is written to it."""
     is_empty = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
     application = database.execute("PRAGMA application_id").fetchone()[0]
     version = database.execute("PRAGMA user_version").fetchone()[0]
     if is_empty or (application, version) == (APPLICATION_ID, FORMAT):
-        return
+        return not is_empty
     found = f"format {version}" if application == APPLICATION_ID else "an older cache, or another program's file"
     raise UserError(
         f"{path} is not a cache of scores of format {FORMAT}, but {found}; give another file, or remove this one "
@@ -257,12 +258,24 @@ def _require_ours(path: Path, database: sqlite3.Connection) -> None:
     )
 
 
-def _prepare(database: sqlite3.Connection) -> None:
-    """Settings of the connection; tables and header in one transaction, so that nobody sees half of them."""
-    database.execute("PRAGMA journal_mode=WAL")
-    database.execute("PRAGMA synchronous=NORMAL")
+def _make(database: sqlite3.Connection) -> None:
+    """Tables and header in one transaction: nobody sees half of them, and a second maker finds them whole."""
+    _switch_to_wal(database)
     header = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT};"
     database.executescript(f"BEGIN IMMEDIATE; {SCHEMA} {header} COMMIT;")
+
+
+def _switch_to_wal(database: sqlite3.Connection) -> None:
+    """The one statement for which SQLite does not wait when another process is making the same file."""
+    deadline = time.monotonic() + SECONDS_TO_WAIT_FOR_WRITERS
+    while True:
+        try:
+            database.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
 
 
 def _explain(path: Path, error: sqlite3.Error) -> str:

@@ -16,8 +16,8 @@ import ray
 import torch
 
 from models.actor_pool import ActorPool
+from models.batching import token_budget_batches
 from models.black_box_lm import ContinuationScore, LocalLM
-from models.encoder import token_budget_batches
 from models.hardware import DTYPES, TOKENS_PER_PASS, TOKENS_PER_PASS_GPU, available_cores, default_device
 from models.stand_in_lm import StandInLM
 

@@ -54,7 +54,7 @@ class StepBoundary(pl.Callback):
                 "time/step_seconds": seconds,
                 "throughput/pairs_per_second": self._pipeline.pairs_per_step / seconds,
                 "index/refreshes_skipped": float(self._refresh.num_skipped),
-                **{f"lm/{name}": value for name, value in self._lm_metrics().items()},
+                **{f"scoring/{name}": value for name, value in self._lm_metrics().items()},
             }
         )
 

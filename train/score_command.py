@@ -109,7 +109,7 @@ class Output:
             raise UserError(f"{self.path} was not made by `replug score` ({self.mark} is missing); {OTHER_OUT}")
         try:
             mark = json.loads(self.mark.read_text(encoding="utf-8"))
-            keys, of = mark["lm"], mark["identity"]
+            keys, of = dict(mark["lm"]), mark["identity"]
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self.mark} does not say which LM {self.path} is of; {OTHER_OUT}") from error
         if keys != self._lm or identity not in (None, of):
@@ -173,9 +173,11 @@ def _score_rest(config: ScoreConfig, source: Path, output: Output, survey: Surve
     with _open(config, lm_source, output.cache) as lm:
         output.require_lm(lm.identity)
         output.write_mark(lm.identity)
-        writer = RowWriter(file, survey, lm)
-        score_calls(lm, read_calls(source, survey.num_written), wiring.prompt_template(config.lm, lm_source), writer)
-        print(writer.totals())
+        writer, template = RowWriter(file, survey, lm), wiring.prompt_template(config.lm, lm_source)
+        score_calls(lm, read_calls(source, survey.num_written), template, writer)
+    if template.num_truncated:
+        say(f"{template.num_truncated} prefixes were cut at their beginning to fit (lm.too_long=truncate)")
+    print(writer.totals())
 
 
 @contextmanager

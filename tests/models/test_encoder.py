@@ -11,7 +11,8 @@ from transformers import AutoModel, AutoTokenizer
 from configs.errors import UserError
 from data.stand_in_texts import stand_in_texts, stand_in_vocabulary
 from index_workers.version_store import weights_sha256
-from models.encoder import Encoder, mean_pool, token_budget_batches
+from models.batching import token_budget_batches
+from models.encoder import Encoder, mean_pool
 from models.packaged import resolve_encoder_path
 from models.stand_in_encoder import write_stand_in_encoder
 

@@ -495,6 +495,15 @@ def test_the_continuation_is_found_by_the_tokens_texts(tokens: list[str], expect
     assert "".join(scores[0].tokens) == " cat"
 
 
+def test_a_broken_first_character_does_no_harm_away_from_the_border() -> None:
+    body = answer(tokens=["\ufffd", "", "本", " cat"], token_logprobs=[None, -1.0, -2.0, -3.0])  # as vLLM shows 日
+    scores = read_scores("echo", [Pair(0, "日本", " cat", None)], body)
+    np.testing.assert_array_equal(scores[0].logprobs, np.float32([-3.0]))
+    for prefix, continuation in [("日", "本 cat"), ("", "日本 cat"), ("日日", " cat")]:
+        with pytest.raises(ValueError, match="do not join"):
+            read_scores("echo", [Pair(0, prefix, continuation, None)], body)
+
+
 def test_nothing_generated_is_an_empty_text() -> None:
     body = {"choices": [{"index": 0, "text": "", "logprobs": None}]}
     assert [(text, len(logprobs)) for text, logprobs in read_generated([PAIR], body)] == [("", 0)]

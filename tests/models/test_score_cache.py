@@ -372,7 +372,7 @@ def test_processes_that_write_at_once_lose_nothing_and_raise_nothing(path: Path)
 
 
 def open_together(folder: Path, barrier: threading.Barrier) -> None:
-    for number in range(20):
+    for number in range(60):
         barrier.wait(60)
         write_units(folder / f"{number}.sqlite", os.getpid() % 1000, 1, False)
 
@@ -383,7 +383,7 @@ def test_processes_may_make_the_file_at_the_same_moment(tmp_path: Path) -> None:
     for opener in openers:
         opener.join(100)
     assert [opener.exitcode for opener in openers] == [0] * 4
-    for number in range(20):
+    for number in range(60):
         cache = ScoreCache(tmp_path / f"{number}.sqlite")
         assert cache.num_rows() >= UNIT
         cache.close()

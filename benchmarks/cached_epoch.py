@@ -1,0 +1,60 @@
+"""What an epoch costs whose scores are all in the cache, against scoring them with SmolLM2.
+
+    python -m benchmarks.cached_epoch
+
+Through the pool and the cache that training uses; both epochs ask for the same pairs, and get the same numbers.
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.machine import describe_machine
+from configs.schema import Config
+from models.hf_lm import load_tokenizer
+from models.packaged import resolve_lm_path
+from train.ray_environment import configure_ray_environment
+
+configure_ray_environment(Config())  # before Ray is imported, which reads it once
+
+import ray  # noqa: E402
+
+from benchmarks.workloads import Pairs, mixed_pairs  # noqa: E402
+from models.black_box_lm import ScoreSum  # noqa: E402
+from models.caching_lm import CachingLM  # noqa: E402
+from models.scorer_pool import LMSpec, ScorerPool  # noqa: E402
+
+
+def epoch(lm: CachingLM, texts: Pairs, queries_per_step: int = 4) -> tuple[float, list[ScoreSum]]:
+    size = queries_per_step * texts.k
+    start = time.perf_counter()
+    scores = []
+    for first in range(0, len(texts), size):
+        rows = slice(first, first + size)
+        scores += lm.submit_sums(texts.prefixes[rows], texts.continuations[rows]).result(600)
+    return time.perf_counter() - start, scores
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--queries", type=int, default=16)
+    arguments = parser.parse_args()
+    print(describe_machine(2))
+    path = resolve_lm_path("package:smollm2")
+    texts = mixed_pairs(load_tokenizer(path), arguments.queries)
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    pool = ScorerPool(LMSpec(path, "bfloat16"), 1)
+    pool.score(["warm"], [" up"])
+    with tempfile.TemporaryDirectory() as folder:
+        lm = CachingLM(pool, Path(folder) / "scores.sqlite")
+        scored, scores = epoch(lm, texts)
+        cached, again = epoch(lm, texts)
+        assert scores == again
+        print(f"{len(texts)} pairs: scored {scored:.1f} s, cached {cached:.3f} s, {cached / scored:.2%} of it")
+        lm.close()
+    pool.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Training against a server that throttles, fails, goes away and costs money: the same losses, or a clean stop.
+
+The server scores as the stand-in does, so a run on the stand-in itself says what every loss must be.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from command_line import finish, start
+
+sys.path.append(str(Path(__file__).parents[1] / "models"))
+from fault_server import FaultServer
+
+pytestmark = pytest.mark.timeout(240)
+SERVER = ["lm.path=null", "lm.model=words", "data.source=null", "lm.prompts_per_request=8", "lm.max_concurrency=8"]
+
+
+def served(server: FaultServer, quiet_run: Path, *more: str) -> list[str]:
+    return [*SERVER, f"lm.url={server.url}", f"data.prepared={quiet_run / 'data'}", *more]
+
+
+def losses(run: Path) -> list[float]:
+    return [json.loads(line)["train/loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def wait_for_step(run: Path, step: int) -> None:
+    end = time.monotonic() + 90
+    while not (run / "metrics.jsonl").is_file() or len(losses(run)) <= step:
+        assert time.monotonic() < end, f"step {step} was not reached"
+        time.sleep(0.02)
+
+
+def test_a_run_through_a_faulty_server_has_the_losses_of_the_lm_itself(quiet_run, tmp_path):
+    with FaultServer(fault_share=0.2) as server:
+        finish(tmp_path / "run", *served(server, quiet_run, "lm.timeout_seconds=2", "lm.max_attempts=10"))
+        assert sum(server.faults.values()) > 10
+    assert losses(tmp_path / "run") == losses(quiet_run)
+    results = [json.loads((run / "results.json").read_text())["bpb"] for run in (tmp_path / "run", quiet_run)]
+    assert results[0] == results[1]
+
+
+def test_a_server_that_is_gone_for_good_stops_the_run_with_a_checkpoint_and_another_one_goes_on(quiet_run, tmp_path):
+    run, patience = tmp_path / "run", ("lm.timeout_seconds=5", "lm.max_attempts=2", "checkpoint.every_steps=100")
+    with FaultServer(seconds=0.02) as server:
+        process = start(run, *served(server, quiet_run, *patience))
+        wait_for_step(run, 6)
+    output, _ = process.communicate(timeout=90)
+    assert process.returncode == 1, output
+    assert output.splitlines()[-1].startswith("replug: ") and server.url in output.splitlines()[-1]
+    steps = len(losses(run))
+    assert f"saved step {steps}: the same command goes on from there" in output
+    with FaultServer() as another:
+        finish(run, *served(another, quiet_run, *patience))
+    assert losses(run) == losses(quiet_run)
+
+
+def test_a_budget_stops_the_run_before_it_is_passed_and_a_larger_one_goes_on(quiet_run, tmp_path):
+    run = tmp_path / "run"
+    with FaultServer() as server:
+        process = start(run, *served(server, quiet_run, "lm.max_requests=60"))
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 1, output
+        assert "lm.max_requests" in output.splitlines()[-1]
+        assert 50 <= server.requests <= 60
+        spent = json.loads((run / "lm_spent.json").read_text())
+        assert spent["requests"] == server.requests
+        finish(run, *served(server, quiet_run, "lm.max_requests=100000"))
+    assert losses(run) == losses(quiet_run)
+
+
+def test_another_lm_under_the_same_name_is_refused_on_resuming(quiet_run, tmp_path):
+    run = tmp_path / "run"
+    with FaultServer() as server:
+        process = start(run, *served(server, quiet_run, "lm.max_requests=60"))
+        process.communicate(timeout=120)
+        mark = json.loads((run / "lm.json").read_text())
+        assert mark["identity"].startswith("words#")
+        (run / "lm.json").write_text(json.dumps({"identity": "words#00000000"}))
+        process = start(run, *served(server, quiet_run))
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "was begun with another LM" in output.splitlines()[-1]
