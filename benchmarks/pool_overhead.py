@@ -64,9 +64,12 @@ def main() -> None:
             time.sleep(0.1)
         rate, answers = calls_per_second(pool, arguments.calls * replicas)
         gaps = gaps_ms(answers, replicas)
+        shown = (
+            f"median {gaps[len(gaps) // 2]:.2f} ms, largest {gaps[-1]:.2f} ms, {sum(g > 5 for g in gaps)} above 5 ms"
+        )
         print(
             f"{replicas} replicas: {rate:7.2f} calls/s, {rate / (replicas * alone):.3f} of {replicas} times one; "
-            f"idle gaps median {gaps[len(gaps) // 2]:.2f} ms, largest {gaps[-1]:.2f} ms, {sum(g > 5 for g in gaps)} above 5 ms",
+            f"idle gaps {shown}",
             flush=True,
         )
         pool.close()

@@ -23,6 +23,22 @@ pre { white-space: pre-wrap; background: #f6f6f4; padding: .6rem .8rem; border-r
 mark { background: #fbe7c6; }
 """
 
+# Of the metrics under `scoring/`, those that say how the LM was used, with how they read.
+SCORING_MEANS = [
+    ("tokens_per_second", "{:,.0f} tokens a second"),
+    ("busy_share", "busy {:.0%} of the time"),
+    ("batch_fill", "{:.1%} of what it computed was text, the rest padding"),
+]
+SCORING_COUNTS = [
+    ("misses", "pairs scored"),
+    ("hits", "pairs found in the cache"),
+    ("requests", "requests"),
+    ("tokens_sent", "tokens sent"),
+    ("retries", "calls done again"),
+    ("respawns", "replicas replaced"),
+    ("truncated", "inputs truncated"),
+]
+
 
 def write_report(path: Path, results: dict, metrics: Sequence[dict], examples_path: Path, config_path: Path) -> None:
     """Write the page; it loads nothing from elsewhere."""
@@ -92,7 +108,7 @@ def _curves_section(metrics: Sequence[dict]) -> str:
         figures.draw_throughput,
     )
     drawings = "".join(f"<div>{figures.to_svg(partial(draw, metrics=metrics))}</div>" for draw in draws)
-    return f"<h2>Training</h2><div class=grid>{drawings}</div>{_throughput_line(metrics)}"
+    return f"<h2>Training</h2><div class=grid>{drawings}</div>{_throughput_line(metrics)}{_scoring_line(metrics)}"
 
 
 def _throughput_line(metrics: Sequence[dict]) -> str:
@@ -105,6 +121,21 @@ def _throughput_line(metrics: Sequence[dict]) -> str:
         f"<p class=muted>{len(metrics)} logged steps in {seconds:.0f} s ({60 * len(metrics) / seconds:.1f} a minute), "
         f"{waited / seconds:.0%} of it waiting for LM scores; {swaps} hot swaps of the index.</p>"
     )
+
+
+def _scoring_line(metrics: Sequence[dict]) -> str:
+    """What the LM did meanwhile: means over the steps that used it, and counts at the end."""
+    busy = [row for row in metrics if row.get("scoring/busy_share")]
+    if not busy:
+        return ""
+    means = [text.format(_mean(busy, f"scoring/{key}")) for key, text in SCORING_MEANS if f"scoring/{key}" in busy[0]]
+    last = metrics[-1]
+    counts = [f"{last[f'scoring/{key}']:,.0f} {text}" for key, text in SCORING_COUNTS if last.get(f"scoring/{key}")]
+    return f"<p class=muted>The LM: {'; '.join(means + counts)}.</p>"
+
+
+def _mean(rows: Sequence[dict], key: str) -> float:
+    return sum(row[key] for row in rows) / len(rows)
 
 
 def _examples_section(examples: Sequence[dict]) -> str:

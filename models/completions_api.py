@@ -17,7 +17,6 @@ from configs.errors import UserError
 from models.pair_tokens import PairIds
 
 USE_IDS = "set lm.tokenizer=DIR, the folder of the server's tokenizer, and token ids are sent instead of text"
-
 BROKEN = "\ufffd"  # how a part of a character is shown
 
 
@@ -69,7 +68,9 @@ def context_length(models: Any, model: str) -> int | None:
     cards = data if isinstance(data, list) else []
     by_name = {str(card["id"]): card for card in cards if isinstance(card, dict) and "id" in card}
     if model not in by_name:
-        raise UserError(f"lm.model: the server does not serve {model}; expected one of: {', '.join(by_name)}")
+        raise UserError(
+            f"lm.model: the server does not serve {model}; expected one of: {', '.join(by_name) or '(none)'}"
+        )
     length = by_name[model].get("max_model_len")
     return length if isinstance(length, int) else None
 
@@ -127,7 +128,8 @@ def _read_pair(api: str, pair: Pair, choice: dict) -> TokenScores:
     values = _well_formed(lambda: _echoed(choice)[1] if api == "echo" else _of_ids([*before, *after], choice))
     length = len(before) + len(after)
     if len(values) not in (length, length + 1):  # with or without the generated token
-        raise IllFormed(f"input {pair.row} has {length} tokens, but the answer has {len(values)} log-probs")
+        kind = NoPromptLogprobs if len(values) == 1 else IllFormed
+        raise kind(f"input {pair.row} has {length} tokens, but the answer has {len(values)} log-probs")
     return TokenScores(_checked(values[len(before) : length]))
 
 
@@ -181,12 +183,12 @@ def _by_text(pair: Pair, tokens: list[str], values: list[float | None]) -> Token
     """The continuation's part, found by the tokens' texts; servers count `text_offset` in different units."""
     text = pair.prefix + pair.continuation
     opening = 0 if tokens[0] == BROKEN or text.startswith(tokens[0]) else 1  # a start token of the server's own
-    joined = "".join(tokens[opening:])
-    if len(joined) < len(text) and text.startswith(joined):
+    joined = "".join(tokens[opening:])[: len(text)]
+    if not _joins_to(joined, text[: len(joined)], len(pair.prefix)):
+        raise ValueError(f"input {pair.row}: the server's tokens do not join to the text; {USE_IDS}")
+    if len(joined) < len(text):
         kind = IllFormed if joined else NoPromptLogprobs
         raise kind(f"the answer's tokens cover {len(joined)} of the {len(text)} characters of input {pair.row}")
-    if not _join_to(joined, text, len(pair.prefix)):
-        raise ValueError(f"input {pair.row}: the server's tokens do not join to the text; {USE_IDS}")
     starts = [0, *accumulate(len(token) for token in tokens[opening:])]
     if len(pair.prefix) not in starts:
         raise ValueError(f"input {pair.row}: the border of prefix and continuation is inside a token; {USE_IDS}")
@@ -196,8 +198,8 @@ def _by_text(pair: Pair, tokens: list[str], values: list[float | None]) -> Token
     return TokenScores(_checked(values[part]), tuple(tokens[part]))
 
 
-def _join_to(joined: str, text: str, border: int) -> bool:
+def _joins_to(joined: str, text: str, border: int) -> bool:
     """vLLM shows a first character of several tokens as a broken one, which does no harm away from the border."""
-    kept = max(0, border - 1)
-    before = zip(joined[:kept], text[:kept], strict=False)
-    return joined[kept:].startswith(text[kept:]) and all(shown in (real, BROKEN) for shown, real in before)
+    far = max(0, border - 1)
+    same = (shown in (real, BROKEN) for shown, real in zip(joined[:far], text[:far], strict=True))
+    return joined[far:] == text[far:] and all(same)

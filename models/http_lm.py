@@ -47,6 +47,7 @@ class HttpLM:
         self._slots = asyncio.Semaphore(spec.max_concurrency)
         self._meter = RequestMeter(spec.max_concurrency)
         self._connection = ServerConnection(spec, self._meter.retried)
+        self._lock, self._closed = threading.Lock(), False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="http-lm", daemon=True)
         self._thread.start()
@@ -94,9 +95,12 @@ class HttpLM:
 
     def close(self) -> None:
         """Break off what is under way, which raises RunError, and end the thread."""
-        if self._loop.is_closed():
-            return
-        asyncio.run_coroutine_threadsafe(self._shut_down(), self._loop).result()
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            done = asyncio.run_coroutine_threadsafe(self._shut_down(), self._loop)
+        done.result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -106,10 +110,11 @@ class HttpLM:
         return Pair(row, prefix, continuation, ids)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        if self._loop.is_closed():
-            work.close()
-            raise RunError(f"the connection to {self.spec.url} is closed")
-        return asyncio.run_coroutine_threadsafe(self._unless_closed(work), self._loop)
+        with self._lock:
+            if not self._closed:
+                return asyncio.run_coroutine_threadsafe(self._unless_closed(work), self._loop)
+        work.close()
+        raise RunError(f"the connection to {self.spec.url} is closed")
 
     async def _unless_closed(self, work: Coroutine[Any, Any, T]) -> T:
         try:

@@ -23,6 +23,8 @@ from models.completions_api import IllFormed, ServerFault
 T = TypeVar("T")
 
 CONNECTIONS_PER_CLIENT = 4
+SECONDS_TO_CONNECT = 15.0
+SECONDS_TO_LIST_MODELS = 30.0  # which needs no computing
 BACKOFF_SECONDS = 0.5  # the longest first wait before a request is tried again; doubled each time
 LONGEST_BACKOFF_SECONDS = 30.0
 LONGEST_MESSAGE = 300  # characters of a server's own words
@@ -91,14 +93,15 @@ class ServerConnection:
     async def exchange(self, method: str, path: str, payload: dict[str, Any] | None = None) -> Any:
         """The answer's JSON. Raises ServerFault for what may pass and ServerError for what will not."""
         client = self._free.pop()  # of which there are as many as the caller opens exchanges
+        seconds = self._spec.timeout_seconds if payload else min(self._spec.timeout_seconds, SECONDS_TO_LIST_MODELS)
         try:
             # httpx has time-outs for each read only: an answer that drips would never end.
-            async with asyncio.timeout(self._spec.timeout_seconds):
+            async with asyncio.timeout(seconds):
                 response = await client.request(method, self._spec.url.rstrip("/") + path, json=payload)
         except TimeoutError as error:
-            raise ServerFault(f"no answer within {self._spec.timeout_seconds:g} s") from error
+            raise ServerFault(f"no answer within {seconds:g} s") from error
         except httpx.RequestError as error:
-            unread = isinstance(error, httpx.ConnectError)
+            unread = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
             raise ServerFault(f"{type(error).__name__}: {error}", unread=unread) from error
         finally:
             self._free.append(client)
@@ -146,7 +149,7 @@ def _clients(spec: ServerSpec) -> list[httpx.AsyncClient]:
         httpx.AsyncClient(
             headers={"Authorization": f"Bearer {spec.api_key}"} if spec.api_key else {},
             limits=httpx.Limits(max_connections=CONNECTIONS_PER_CLIENT),
-            timeout=None,  # `exchange` bounds the whole of it
+            timeout=httpx.Timeout(None, connect=SECONDS_TO_CONNECT),  # `exchange` bounds the whole
             trust_env=trust_env,
             verify=certificates,
         )

@@ -409,8 +409,9 @@ def test_hits_and_misses_reach_the_file_with_a_stored_unit(path: Path) -> None:
     cached = CachingLM(CountingLM(), path)
     cached.score(["a", "b"], ["y", "y"])
     cached.score(["b", "c"], ["y", "y"])
+    cached.score(["b", "c", "d"], ["y", "y", "y"])
     cache = ScoreCache(path)  # as after kill -9: nothing was closed
-    assert [(use.hits, use.misses) for use in cache.models()] == [(1, 3)]
+    assert [(use.hits, use.misses) for use in cache.models()] == [(3, 4)]
 
 
 def test_the_metrics_are_hits_misses_and_their_share(path: Path) -> None:

@@ -230,6 +230,16 @@ def test_an_unreachable_server_a_wrong_address_and_an_unknown_model_are_the_user
     assert "http-lm" not in [thread.name for thread in threading.enumerate()]
 
 
+def test_a_server_that_accepts_and_says_nothing_does_not_hold_up_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_connection, "SECONDS_TO_LIST_MODELS", 0.2)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+        with pytest.raises(UserError, match=r"did not answer GET /models in 2 attempts; last: no answer within 0\.2 s"):
+            HttpLM(ServerSpec(url, MODEL, max_attempts=2), Spending(None))
+
+
 def test_a_proxy_is_not_asked_for_this_machines_own_servers(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
@@ -462,8 +472,12 @@ def test_a_part_of_the_tokens_is_a_fault_and_other_tokens_are_an_error() -> None
         read_scores("echo", [PAIR], answer(tokens=["the"], token_logprobs=[None]))
     with pytest.raises(NoPromptLogprobs):  # the generated token alone
         read_scores("echo", [PAIR], answer(tokens=[" sat"], token_logprobs=[-1.0]))
+    with pytest.raises(NoPromptLogprobs, match="input 3 has 2 tokens, but the answer has 1 log-probs"):
+        read_scores("echo", [IDS], answer(tokens=[" sat"], token_logprobs=[-1.0]))
+    with pytest.raises(IllFormed, match="cover 1 of the 6 characters of input 3"):
+        read_scores("echo", [Pair(3, "日本", " cat", None)], answer(tokens=["\ufffd", ""], token_logprobs=[None, -1.0]))
     with pytest.raises(ValueError, match="input 3: the server's tokens do not join to the text"):
-        read_scores("echo", [PAIR], answer(tokens=["\ufffd", "\ufffd", " cat"], token_logprobs=[None, -1.0, -2.0]))
+        read_scores("echo", [PAIR], answer(tokens=["the", "\ufffd", " cat"], token_logprobs=[None, -1.0, -2.0]))
 
 
 @pytest.mark.parametrize("entries", [5, [None], [None, None], [None, {"3": {"logprob": -1.0}}], [None, {"2": -1.0}]])

@@ -30,6 +30,7 @@ from train.score_command import (
     Pair,
     RowWriter,
     Survey,
+    check_lengths,
     read_calls,
     run_score,
     score_calls,
@@ -257,6 +258,26 @@ def test_a_wrong_row_is_named_by_its_line_before_anything_is_written(tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
+OVERRIDES = [
+    ("", "lm.path is missing; expected lm.path=DIR", "lm.url="),
+    ("lm.path=a lm.url=http://a/v1 lm.model=b", "lm.path and lm.url are both set"),
+    ("lm.pth=a", "lm.pth: unknown key; did you mean lm.path?"),
+    ("train.lr=1", "train: unknown key; expected keys of lm and ray"),
+    ("wandb=off", "wandb: unknown key; expected keys of lm and ray"),
+    ("lm.path=a lm.num_replicas=0", "lm.num_replicas is 0; expected a number above 0"),
+    ("lm.path=a lm.gpus_per_replica=-1", "lm.gpus_per_replica is -1.0; expected 0 or more"),
+    ("lm.path=a ray.num_cpus=many", "ray.num_cpus: ", "'many'", "expected int | None"),
+    ("lm=a", "lm: expected keys of this section, such as lm.path"),
+    ("configs/debug.yaml", "override 'configs/debug.yaml' is not of the form key=value, such as lm.path=DIR"),
+]
+
+
+@pytest.mark.parametrize("case", OVERRIDES, ids=lambda case: case[0])
+def test_a_wrong_override_is_named(case: tuple) -> None:
+    overrides, *says = case
+    assert_says(lambda: load_score_config(overrides.split()), *says)
+
+
 def test_a_missing_input_and_an_output_that_cannot_be_one_are_named(tmp_path: Path) -> None:
     config, source = load_score_config(["lm.path=stand_in"]), write(tmp_path / "in.jsonl", rows(1))
     assert_says(lambda: run_score(config, tmp_path / "no.jsonl", tmp_path / "out.jsonl"), "no.jsonl does not exist")
@@ -398,6 +419,36 @@ def test_a_text_that_the_lm_refuses_is_named_by_its_call(tmp_path: Path) -> None
         f"{source}:257 to {source}:512: the LM refuses one of these rows: ValueError: continuation 3 has no tokens"
     )
     assert out.read_bytes().count(b"\n") == ROWS_PER_CALL
+    lm.close()
+
+
+class WordTokenizer:
+    """A token for each word."""
+
+    eos_token_id, bos_token_id = 0, None
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict:
+        return {"input_ids": [1] * len(text.split())}
+
+
+def test_a_row_that_the_lm_cannot_hold_is_named_before_anything_is_scored(tmp_path: Path) -> None:
+    pairs = [{"id": f"r{n}", "prefix": "word " * n, "continuation": "a longer one"} for n in (0, 1, 5, 6, 50)]
+    source = write(tmp_path / "in.jsonl", pairs)
+    assert_says(
+        lambda: check_lengths(source, WordTokenizer(), max_tokens=8),
+        "in.jsonl:4 (id r6) has 6 + 3 tokens (prefix + continuation), but the LM holds 8",
+        "lm.too_long=truncate",
+    )
+    check_lengths(source, WordTokenizer(), max_tokens=53)
+
+
+def test_a_row_that_cannot_be_cut_to_fit_is_named(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", rows(3))
+    template = PromptTemplate("\n", WordTokenizer(), max_tokens=2)
+    lm = CachingLM(InstantLM(), tmp_path / "cache.sqlite")
+    with (tmp_path / "out.jsonl").open("wb") as file:
+        writer = RowWriter(file, Survey(3, 0, 0, 0), lm)
+        assert_says(lambda: score_calls(lm, read_calls(source, 0), template, writer), "in.jsonl:1 (id row 0 é): ")
     lm.close()
 
 
