@@ -19,11 +19,11 @@ from configs.errors import RunError, UserError
 from data.progress import say
 from models.batching import token_budget_batches
 from models.black_box_lm import ContinuationScore, PassCounts, check_pairs
+from models.cpu_attention import use_cpu_attention
 from models.hardware import TOKENS_PER_PASS, TOKENS_PER_PASS_GPU
 from models.logprobs import continuation_positions, target_logprobs
 from models.pair_tokens import PairIds, check_lengths, pair_token_ids
 from models.shared_prefix import SharedPrefix, drop_shared, reuses_prefixes, shared_tokens
-from models.short_attention import use_short_attention
 
 
 class HuggingFaceLM:
@@ -48,7 +48,7 @@ class HuggingFaceLM:
         if not spread:
             self.model.to(device)  # type: ignore[arg-type]
         self.model.eval().requires_grad_(False)
-        use_short_attention(self.model)
+        use_cpu_attention(self.model)
         on_cpu = self.model.device.type == "cpu"
         self.tokens_per_batch = tokens_per_batch or (TOKENS_PER_PASS if on_cpu else TOKENS_PER_PASS_GPU)
         self.identity = lm_identity(path, dtype)

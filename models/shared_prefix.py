@@ -50,17 +50,18 @@ class SharedPrefix:
 
 def reuses_prefixes(model: PreTrainedModel) -> bool:
     """Whether a prefix's keys and values give what the whole input gives. Tried, since architectures differ."""
-    ids = list(range(8))
+    size = model.config.get_text_config().vocab_size
+    ids = [size * (i + 1) // 17 for i in range(16)]  # from all over the vocabulary, whose beginning is often special
     with torch.inference_mode():
         whole = model.base_model(input_ids=torch.tensor([ids], device=model.device), use_cache=True)
         if not hasattr(getattr(whole, "past_key_values", None), "batch_repeat_interleave"):
             return False
-        rest = torch.tensor([ids[4:], ids[4:]], device=model.device)
-        cache = SharedPrefix(model, ids[:4]).for_rows(2)
+        rest = torch.tensor([ids[8:], ids[8:]], device=model.device)
+        cache = SharedPrefix(model, ids[:8]).for_rows(2)
         apart = model.base_model(input_ids=rest, past_key_values=cache, use_cache=True).last_hidden_state
-    return _same_direction(whole.last_hidden_state[:, 4:].expand_as(apart), apart)
+    return _same_direction(whole.last_hidden_state[:, 8:].expand_as(apart), apart)
 
 
 def _same_direction(a: Tensor, b: Tensor) -> bool:
-    """Equal up to a half-precision dtype's rounding; what ignores the prefix or its length is far from it."""
-    return bool((torch.nn.functional.cosine_similarity(a.float(), b.float(), dim=-1) > 0.999).all())
+    """Equal up to a half-precision dtype's rounding; what ignores the prefix, or its length, is below 0.95."""
+    return bool((torch.nn.functional.cosine_similarity(a.float(), b.float(), dim=-1) > 0.99).all())

@@ -1,0 +1,93 @@
+"""Causal attention on a CPU as plain matrix products over a few heads at a time.
+
+torch's fused attention is made for long sequences. On a CPU, at the lengths of a document and a text, it takes a fifth
+of a small LM's time; two plain products and a softmax, over so many heads that their scores stay in the processor's
+cache, take half of that, with the rounding of transformers' own eager attention. Registered by transformers'
+interface for such functions. What is not simply causal (windows, masks, biases) goes to the fused one, with the
+mask that it would have got.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import causal_mask_function, sdpa_mask
+
+NAME = "replug_cpu"
+BLOCK_BYTES = 4 * 2**20  # of attention scores at a time
+MOST_BYTES_OF_A_HEAD = 16 * 2**20  # beyond, the fused one's lower memory is worth more
+
+
+def use_cpu_attention(model: PreTrainedModel) -> None:
+    """Switch a model that would use torch's fused attention on a CPU; others are left as they are."""
+    if model.device.type == "cpu" and model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation(NAME)
+
+
+def blocked_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Query [B, H, T, D], key and value [B, G, S, D], of which S - T are of earlier positions: [B, T, H, D]."""
+    if not _is_plain(module, query, key, attention_mask, options):
+        if attention_mask is None and 1 < query.shape[2] < key.shape[2]:
+            attention_mask = _future(query, key.shape[2]).isfinite()
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
+    batch, heads, length, width = query.shape
+    groups = key.shape[1]  # the heads of a group share keys and values: their queries become rows of one product
+    rows = query.reshape(batch * groups, heads // groups * length, width)
+    future = _future(query, key.shape[2]).repeat(heads // groups, 1)
+    scale = width**-0.5 if scaling is None else scaling
+    output = _blocks(rows, key.flatten(0, 1), value.flatten(0, 1), future, scale)
+    return output.reshape(batch, heads, length, width).transpose(1, 2).contiguous(), None
+
+
+def _blocks(query: Tensor, key: Tensor, value: Tensor, future: Tensor, scale: float) -> Tensor:
+    """Query [N, R, D], key and value [N, S, D], what is added to the scores [R, S]: [N, R, D]."""
+    size = max(1, BLOCK_BYTES // (future.numel() * future.element_size()))
+    parts = []
+    for q, k, v in zip(query.split(size), key.split(size), value.split(size), strict=True):
+        # The mask is added inside the product, so that scores are written once.
+        scores = torch.baddbmm(future.expand(len(q), *future.shape), q, k.transpose(1, 2), alpha=scale)
+        parts.append(torch.bmm(scores.softmax(-1), v))
+    return torch.cat(parts)
+
+
+def _future(query: Tensor, num_keys: int) -> Tensor:
+    """[T, S]: minus infinity where a position would see a later one, else 0."""
+    length = query.shape[2]
+    return query.new_full((length, num_keys), float("-inf")).triu(1 + num_keys - length)
+
+
+def _is_plain(
+    module: nn.Module, query: Tensor, key: Tensor, attention_mask: Tensor | None, options: dict[str, Any]
+) -> bool:
+    is_causal = options.get("is_causal")
+    return (
+        attention_mask is None
+        and query.shape[2] > 1
+        and query.shape[2] * key.shape[2] * query.element_size() <= MOST_BYTES_OF_A_HEAD
+        and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
+        and not any(options.get(name) for name in ("dropout", "softcap"))
+        and all(options.get(name) is None for name in ("position_bias", "cache", "s_aux"))
+    )
+
+
+def _mask(*arguments: Any, **options: Any) -> Tensor | None:
+    """None where a mask would say no more than: no position sees a later one. Else as for the fused attention."""
+    plain = options.get("mask_function") is causal_mask_function and options.get("local_size") is None
+    whole = options.get("kv_length") == options.get("q_length", 0) + int(options.get("q_offset", 0))
+    if plain and whole and options.get("attention_mask") is None and options.get("kv_offset", 0) == 0:
+        return None
+    return sdpa_mask(*arguments, **options)
+
+
+AttentionInterface.register(NAME, blocked_attention)
+AttentionMaskInterface.register(NAME, _mask)
