@@ -126,12 +126,12 @@ def main() -> None:
     ways: dict[str, Callable[[], list[np.ndarray]]] = {
         "one at a time": lambda: one_at_a_time(lm, pairs),
         "padded batch": lambda: padded_batches(lm, pairs, texts.k),
-        "replug": lambda: in_units(lm, texts, 4 * 4 * lm.tokens_per_batch),
+        "replug": lambda: in_units(lm, texts, 4 * 8 * lm.tokens_per_batch),
     }
     if arguments.compile:
         compiled = HuggingFaceLM(path, torch.bfloat16, compile=True)
-        in_units(compiled, texts, 16 * lm.tokens_per_batch)  # compiles
-        ways["replug compiled"] = lambda: in_units(compiled, texts, 16 * lm.tokens_per_batch)
+        in_units(compiled, texts, 32 * lm.tokens_per_batch)  # compiles
+        ways["replug compiled"] = lambda: in_units(compiled, texts, 32 * lm.tokens_per_batch)
     in_units(lm, Pairs(texts.prefixes[:8], texts.continuations[:8], 8), 4096)  # warm
     rates: dict[str, list[float]] = {name: [] for name in ways}
     limits, scores = [], {}
@@ -164,7 +164,7 @@ def main() -> None:
 
 def padding_waste(lm: HuggingFaceLM, texts: Pairs) -> float:
     tokens, padded = lm.counts.tokens, lm.counts.padded_tokens
-    in_units(lm, texts, 16 * lm.tokens_per_batch)
+    in_units(lm, texts, 32 * lm.tokens_per_batch)
     return 1 - (lm.counts.tokens - tokens) / (lm.counts.padded_tokens - padded)
 
 

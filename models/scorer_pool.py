@@ -22,7 +22,7 @@ from models.hardware import DTYPES, TOKENS_PER_PASS, TOKENS_PER_PASS_GPU, availa
 from models.stand_in_lm import StandInLM
 
 # What a unit holds: enough passes for a replica to sort by length what bytes only guess, and to be worth a call.
-PASSES_PER_UNIT, PASSES_PER_UNIT_GPU = 4, 1
+PASSES_PER_UNIT, PASSES_PER_UNIT_GPU = 8, 1
 BYTES_PER_TOKEN = 4  # of English and code; a guess, which costs padding where it is wrong and nothing else
 PROBE = (["The capital of France is", "one two three four five"], [" Paris, and that of Italy is Rome.", " six seven"])
 # Nats by which replicas on different hardware may differ on the probe's tokens, at most and on average.

@@ -400,3 +400,16 @@ def test_a_compiled_model_gives_the_same_scores(folder: Path, lm: HuggingFaceLM)
 def test_layers_that_are_spread_over_devices_give_the_same_scores(folder: Path, lm: HuggingFaceLM) -> None:
     """On a machine without GPUs this runs the same loading path, onto the CPU."""
     assert_same_scores(lm, HuggingFaceLM(str(folder), spread=True))
+
+
+def test_a_real_lm_in_bfloat16_shares_its_prefixes(smollm2: HuggingFaceLM) -> None:
+    lm = HuggingFaceLM(resolve_lm_path("package:smollm2"), torch.bfloat16)
+    shots = "".join(f"Question: what is {i} + {i}?\nAnswer: {2 * i}\n" for i in range(10))
+    prefixes = [f"{shots}Question: what is {i} + {i}?\nAnswer:" for i in (21, 31, 41)]
+    continuations = [" 42", " 62", " 82"]
+    before = lm.counts.tokens
+    scores = lm.score(prefixes, continuations)
+    assert lm.counts.tokens - before < 1.5 * num_tokens(lm, prefixes[0])
+    expected = smollm2.score(prefixes, continuations)
+    for score, other in zip(scores, expected, strict=True):
+        np.testing.assert_allclose(score.token_logprobs, other.token_logprobs, atol=0.4)
