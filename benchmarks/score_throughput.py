@@ -2,7 +2,9 @@
 
     python benchmarks/score_throughput.py [--queries 6] [--server-python /path/to/vllm/bin/python]
 
-Same weights, dtype, threads and texts for all; the log-probs are compared before a ratio is printed.
+Same weights, dtype, threads and texts for all; the log-probs are compared before a ratio is printed. Ratios are
+medians over rounds, each within its round, since a machine's speed drifts. The first two use the model as transformers
+loads it, with torch's fused attention.
 
 - one at a time: each pair through the whole model with all its logits, as REPLUG's own script scores
 - padded batch: k documents of a query in file order, padded, all logits
@@ -12,7 +14,6 @@ Same weights, dtype, threads and texts for all; the log-probs are compared befor
 """
 
 import argparse
-import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -22,8 +23,10 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks.machine import describe_machine
+from benchmarks.vllm_server import rates_of_vllm
 from benchmarks.workloads import Pairs, mixed_pairs
 from models.batching import token_budget_batches
+from models.cpu_attention import use_cpu_attention
 from models.hf_lm import HuggingFaceLM
 from models.packaged import resolve_lm_path
 from models.pair_tokens import PairIds, pair_token_ids
@@ -123,48 +126,79 @@ def main() -> None:
     tokens = sum(len(b) + len(a) for b, a in pairs)
     print(f"{len(texts)} pairs, {tokens} tokens, {tokens / len(texts):.0f} in a pair, k = {texts.k}")
 
+    unit_bytes = 4 * 8 * lm.tokens_per_batch
     ways: dict[str, Callable[[], list[np.ndarray]]] = {
-        "one at a time": lambda: one_at_a_time(lm, pairs),
-        "padded batch": lambda: padded_batches(lm, pairs, texts.k),
-        "replug": lambda: in_units(lm, texts, 4 * 8 * lm.tokens_per_batch),
+        "one at a time": lambda: as_loaded(lm, lambda: one_at_a_time(lm, pairs)),
+        "padded batch": lambda: as_loaded(lm, lambda: padded_batches(lm, pairs, texts.k)),
+        "replug": lambda: in_units(lm, texts, unit_bytes),
     }
     if arguments.compile:
         compiled = HuggingFaceLM(path, torch.bfloat16, compile=True)
-        in_units(compiled, texts, 32 * lm.tokens_per_batch)  # compiles
-        ways["replug compiled"] = lambda: in_units(compiled, texts, 32 * lm.tokens_per_batch)
-    in_units(lm, Pairs(texts.prefixes[:8], texts.continuations[:8], 8), 4096)  # warm
-    rates: dict[str, list[float]] = {name: [] for name in ways}
-    limits, scores = [], {}
+        in_units(compiled, texts, unit_bytes)  # compiles
+        ways["replug compiled"] = lambda: in_units(compiled, texts, unit_bytes)
+    in_units(lm, Pairs(texts.prefixes[:8], texts.continuations[:8], 8), unit_bytes)  # warm
+
+    rounds: list[dict[str, float]] = []
+    scores: dict[str, list[np.ndarray]] = {}
     for _ in range(arguments.rounds):
-        limits.append(flop_per_second(torch.bfloat16, layer_shapes(lm.model), lm.tokens_per_batch))
+        rates = {"matrix products": limit(lm, pairs)}
         for name, run in ways.items():
-            rate, scores[name] = timed(name, tokens, run)
-            rates[name].append(rate)
-    median = {name: statistics.median(found) for name, found in rates.items()}
+            rates[name], scores[name] = timed(name, tokens, run)
+        rates["matrix products"] = (rates["matrix products"] + limit(lm, pairs)) / 2
+        rounds.append(rates)
+    check_equal(scores)
+    report(rounds, "replug")
     if arguments.server_python:
-        from benchmarks.vllm_server import rates_of_vllm
-
-        server_rates, scores["vllm"] = rates_of_vllm(arguments.server_python, path, texts, tokens, arguments.rounds)
-        median["vllm"] = statistics.median(server_rates)
-        rates["replug after vllm"] = [timed("replug", tokens, ways["replug"])[0] for _ in range(arguments.rounds)]
-    limit = statistics.median(limits) / flop_per_token(lm.model, pairs)
-    waste = padding_waste(lm, texts)
-
-    for a, b in itertools.pairwise(scores):
-        found = differences(scores[a], scores[b])
-        assert found.mean() < TOLERANCE, f"{a} and {b} differ by {found.mean():.3f} nats on average"
-    print(f"largest mean difference of log-probs to one at a time: "
-          f"{max(differences(s, scores['one at a time']).mean() for s in scores.values()):.4f} nats")  # fmt: skip
-    for name, rate in median.items():
-        print(f"{name:>16}: median {rate:6.0f} tokens/s, replug is {median['replug'] / rate:.2f}x")
-    print(f"{'matrix products':>16}: {limit:6.0f} tokens/s ({statistics.median(limits) / 1e9:.0f} GFLOP/s), "
-          f"replug reaches {median['replug'] / limit:.2f} of it")  # fmt: skip
-    print(f"padding: {waste:.1%} of replug's tokens")
+        server_rounds, scores["vllm"] = against_vllm(arguments.server_python, path, texts, ways["replug"], tokens)
+        check_equal(scores)
+        report(server_rounds, "replug")
+    print(f"padding: {padding_waste(lm, texts, unit_bytes):.1%} of what replug computes")
 
 
-def padding_waste(lm: HuggingFaceLM, texts: Pairs) -> float:
+def as_loaded(lm: HuggingFaceLM, run: Callable[[], list[np.ndarray]]) -> list[np.ndarray]:
+    """With the attention that transformers chooses."""
+    lm.model.set_attn_implementation("sdpa")
+    try:
+        return run()
+    finally:
+        use_cpu_attention(lm.model)
+
+
+def limit(lm: HuggingFaceLM, pairs: list[PairIds]) -> float:
+    """Tokens a second if the LM were nothing but its matrix products."""
+    rate = flop_per_second(torch.bfloat16, layer_shapes(lm.model), lm.tokens_per_batch)
+    print(f"{'matrix products':>16}: {rate / flop_per_token(lm.model, pairs):7.0f} tokens/s, {rate / 1e9:.0f} GFLOP/s")
+    return rate / flop_per_token(lm.model, pairs)
+
+
+def against_vllm(
+    python: str, path: str, texts: Pairs, replug: Callable[[], list[np.ndarray]], tokens: int
+) -> tuple[list[dict[str, float]], list[np.ndarray]]:
+    """Rounds before, with and after the server, which is stopped while replug computes."""
+    before = [timed("replug", tokens, replug)[0] for _ in range(2)]
+    served, scores = rates_of_vllm(python, path, texts, tokens, rounds=2)
+    after = [timed("replug", tokens, replug)[0] for _ in range(2)]
+    own = statistics.median(before + after)
+    return [{"vllm": rate, "replug": own} for rate in served], scores
+
+
+def check_equal(scores: dict[str, list[np.ndarray]]) -> None:
+    for name, found in scores.items():
+        mean = differences(found, scores["one at a time"]).mean()
+        assert mean < TOLERANCE, f"{name} differs from one at a time by {mean:.3f} nats on average"
+        print(f"{name:>16}: log-probs differ from one at a time by {mean:.4f} nats on average")
+
+
+def report(rounds: list[dict[str, float]], ours: str) -> None:
+    for name in rounds[0]:
+        ratio = statistics.median(rates[ours] / rates[name] for rates in rounds)
+        rate = statistics.median(rates[name] for rates in rounds)
+        print(f"{name:>16}: median {rate:6.0f} tokens/s; replug has {ratio:.2f} times that")
+
+
+def padding_waste(lm: HuggingFaceLM, texts: Pairs, unit_bytes: int) -> float:
     tokens, padded = lm.counts.tokens, lm.counts.padded_tokens
-    in_units(lm, texts, 32 * lm.tokens_per_batch)
+    in_units(lm, texts, unit_bytes)
     return 1 - (lm.counts.tokens - tokens) / (lm.counts.padded_tokens - padded)
 
 

@@ -1,10 +1,9 @@
-"""Causal attention on a CPU as plain matrix products over a few heads at a time.
+"""Causal attention on a CPU as plain matrix products over a block of positions and heads at a time.
 
-torch's fused attention is made for long sequences. On a CPU, at the lengths of a document and a text, it takes a fifth
-of a small LM's time; two plain products and a softmax, over so many heads that their scores stay in the processor's
-cache, take half of that, with the rounding of transformers' own eager attention. Registered by transformers'
-interface for such functions. What is not simply causal (windows, masks, biases) goes to the fused one, with the
-mask that it would have got.
+torch's fused attention takes a fifth of a small LM's time on a CPU. Two plain products and a softmax, over so many
+positions and heads that their scores stay in the processor's cache, take half of that, with the rounding of
+transformers' own eager attention. Registered by transformers' interface for such functions. What is not simply
+causal (windows, masks, biases) goes to the fused one, with the mask that it would have got.
 """
 
 from typing import Any
@@ -16,8 +15,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 NAME = "replug_cpu"
+POSITIONS_PER_BLOCK = 64  # more would compute more scores of later positions, fewer would make small products
 BLOCK_BYTES = 4 * 2**20  # of attention scores at a time
-MOST_BYTES_OF_A_HEAD = 16 * 2**20  # beyond, the fused one's lower memory is worth more
 
 
 def use_cpu_attention(model: PreTrainedModel) -> None:
@@ -40,16 +39,26 @@ def blocked_attention(
         if attention_mask is None and 1 < query.shape[2] < key.shape[2]:
             attention_mask = _future(query, key.shape[2]).isfinite()
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    earlier = key.shape[2] - query.shape[2]
+    parts = []
+    for start in range(0, query.shape[2], POSITIONS_PER_BLOCK):
+        some = query[:, :, start : start + POSITIONS_PER_BLOCK]
+        seen = earlier + start + some.shape[2]  # later keys are not even looked at
+        parts.append(_attend(some, key[:, :, :seen], value[:, :, :seen], scale))
+    return torch.cat(parts, 2).transpose(1, 2).contiguous(), None
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Query [B, H, T, D], which are the last T positions of key and value [B, G, S, D]: [B, H, T, D]."""
     batch, heads, length, width = query.shape
     groups = key.shape[1]  # the heads of a group share keys and values: their queries become rows of one product
     rows = query.reshape(batch * groups, heads // groups * length, width)
     future = _future(query, key.shape[2]).repeat(heads // groups, 1)
-    scale = width**-0.5 if scaling is None else scaling
-    output = _blocks(rows, key.flatten(0, 1), value.flatten(0, 1), future, scale)
-    return output.reshape(batch, heads, length, width).transpose(1, 2).contiguous(), None
+    return _products(rows, key.flatten(0, 1), value.flatten(0, 1), future, scale).reshape(query.shape)
 
 
-def _blocks(query: Tensor, key: Tensor, value: Tensor, future: Tensor, scale: float) -> Tensor:
+def _products(query: Tensor, key: Tensor, value: Tensor, future: Tensor, scale: float) -> Tensor:
     """Query [N, R, D], key and value [N, S, D], what is added to the scores [R, S]: [N, R, D]."""
     size = max(1, BLOCK_BYTES // (future.numel() * future.element_size()))
     parts = []
@@ -73,7 +82,6 @@ def _is_plain(
     return (
         attention_mask is None
         and query.shape[2] > 1
-        and query.shape[2] * key.shape[2] * query.element_size() <= MOST_BYTES_OF_A_HEAD
         and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
         and not any(options.get(name) for name in ("dropout", "softcap"))
         and all(options.get(name) is None for name in ("position_bias", "cache", "s_aux"))

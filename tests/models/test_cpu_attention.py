@@ -8,9 +8,12 @@ from models import cpu_attention
 from models.cpu_attention import NAME, blocked_attention, use_cpu_attention
 
 
-@pytest.mark.parametrize("block_bytes", [1, 2000, 4 * 2**20])
-@pytest.mark.parametrize(("heads", "groups", "length", "keys"), [(4, 4, 7, 7), (6, 2, 9, 9), (6, 2, 5, 12), (4, 1, 2, 9)])
-def test_it_equals_the_fused_attention(monkeypatch, heads, groups, length, keys, block_bytes):
+@pytest.mark.parametrize(("positions", "block_bytes"), [(64, 4 * 2**20), (3, 1), (1, 2000)])
+@pytest.mark.parametrize(
+    ("heads", "groups", "length", "keys"), [(4, 4, 7, 7), (6, 2, 9, 9), (6, 2, 5, 12), (4, 1, 2, 9)]
+)
+def test_it_equals_the_fused_attention(monkeypatch, heads, groups, length, keys, positions, block_bytes):
+    monkeypatch.setattr(cpu_attention, "POSITIONS_PER_BLOCK", positions)
     monkeypatch.setattr(cpu_attention, "BLOCK_BYTES", block_bytes)
     torch.manual_seed(0)
     query = torch.randn(3, heads, length, 8)
@@ -21,16 +24,6 @@ def test_it_equals_the_fused_attention(monkeypatch, heads, groups, length, keys,
     )
     found, _ = blocked_attention(Module(heads // groups), query, key, value, None, scaling=0.3)
     torch.testing.assert_close(found, expected.transpose(1, 2))
-
-
-def test_what_is_too_large_for_blocks_goes_to_the_fused_attention_with_the_same_result(monkeypatch):
-    torch.manual_seed(0)
-    query, key, value = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 12, 8), torch.randn(1, 2, 12, 8)
-    expected, _ = blocked_attention(Module(1), query, key, value, None)
-    monkeypatch.setattr(cpu_attention, "MOST_BYTES_OF_A_HEAD", 0)
-    monkeypatch.setattr(cpu_attention, "_blocks", None)
-    found, _ = blocked_attention(Module(1), query, key, value, None)
-    torch.testing.assert_close(found, expected)
 
 
 class Module(torch.nn.Module):
