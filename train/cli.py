@@ -106,7 +106,7 @@ def score(
     replug score lm.path=DIR --in pairs.jsonl --out scores.jsonl
     """
     config = load_score_config(overrides or [])
-    configure_ray_environment(config)  # type: ignore[arg-type]
+    configure_ray_environment(config)
     from train.score_command import run_score
 
     run_score(config, source, out)

@@ -12,6 +12,7 @@ from ray.exceptions import AuthenticationError
 
 from configs.errors import UserError
 from configs.schema import Config, ScoreConfig
+from data.progress import say
 
 
 def actors_needed(config: Config | ScoreConfig) -> dict[str, int]:
@@ -62,12 +63,20 @@ def _join(config: Config | ScoreConfig) -> None:
             f"ray.address: cannot join a cluster at {config.ray.address}: {str(error).splitlines()[0]}; start one with "
             "`ray start --head`, or leave ray.address out"
         ) from error
-    available, actors = ray.cluster_resources().get("CPU", 0), actors_needed(config)
-    if available < sum(actors.values()):
+    _require_room(ray.cluster_resources().get("CPU", 0), actors_needed(config))
+
+
+def _require_room(available: float, actors: dict[str, int]) -> None:
+    """Room for all but further scorers, which join when a node does."""
+    least = {**actors, **({"lm.num_replicas": 1} if "lm.num_replicas" in actors else {})}
+    if available < sum(least.values()):
         raise UserError(
-            f"ray.address: the cluster has {available:g} CPUs, but the actors need {sum(actors.values())} "
-            f"({' + '.join(actors)})"
+            f"ray.address: the cluster has {available:g} CPUs, but the actors need {sum(least.values())} "
+            f"({' + '.join(least)}; one scorer is enough to begin)"
         )
+    if available < sum(actors.values()):
+        missing = sum(actors.values()) - available
+        say(f"the cluster has room for all but {missing:g} of {actors['lm.num_replicas']} scorers, which join later")
 
 
 def _require_answer(address: str) -> None:

@@ -171,9 +171,9 @@ def check_data(config: Config, data: PreparedSet, source: LMSpec | HttpLM) -> No
 @contextmanager
 def start_workers(config: Config, source: LMSpec | HttpLM, index_root: Path, scores: Path) -> Iterator[Workers]:
     """LM behind its cache, and index service; Ray must run. All are stopped at the end."""
+    index = IndexService(index_root, index_settings(config))  # first: scorers may wait for room, its actors may not
     pool = open_lm(config.lm, source)
     lm = CachingLM(pool, cache_path(config.lm, scores))
-    index = IndexService(index_root, index_settings(config))
     try:
         yield Workers(pool, lm, index, prompt_template(config.lm, source))
     finally:

@@ -106,3 +106,12 @@ def test_the_same_run_gives_the_same_page(page: str, tmp_path: Path) -> None:
 def test_the_overview_is_a_picture(tmp_path: Path) -> None:
     overview_png(tmp_path / "overview.png", RESULTS, METRICS)
     assert (tmp_path / "overview.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_the_lm_did_is_said_with_means_over_the_steps_that_used_it(tmp_path: Path) -> None:
+    used = {"tokens_per_second": 1500.0, "busy_share": 0.8, "batch_fill": 0.975, "misses": 1200.0, "respawns": 0.0}
+    idle = {**used, "tokens_per_second": 0.0, "busy_share": 0.0, "batch_fill": 1.0, "hits": 40.0, "respawns": 1.0}
+    rows = [{**METRICS[0], **{f"scoring/{key}": value for key, value in row.items()}} for row in (used, used, idle)]
+    page = write(tmp_path, RESULTS, rows, None)
+    assert "1,500 tokens a second; busy 80% of the time; 97.5% of what it computed was text" in page
+    assert "1,200 pairs scored; 40 pairs found in the cache; 1 replicas replaced" in page

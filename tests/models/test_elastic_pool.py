@@ -25,7 +25,8 @@ def until(holds):
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.05)
 
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 10**8, "include_dashboard": False})
+head = {"num_cpus": 1, "object_store_memory": 10**8, "include_dashboard": False}
+cluster = Cluster(initialize_head=True, head_node_args=head)
 ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
 pool = ScorerPool(LMSpec("stand_in:0.1"), num_replicas=2, threads=1)
 until(lambda: pool.pool.num_up == 1)

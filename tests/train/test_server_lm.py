@@ -57,7 +57,7 @@ def test_a_server_that_is_gone_for_good_stops_the_run_with_a_checkpoint_and_anot
     assert losses(run) == losses(quiet_run)
 
 
-def test_a_budget_stops_the_run_before_it_is_passed_and_a_larger_one_goes_on(quiet_run, tmp_path):
+def test_a_budget_stops_the_run_before_it_is_passed_and_only_a_larger_one_and_the_same_lm_go_on(quiet_run, tmp_path):
     run = tmp_path / "run"
     with FaultServer() as server:
         process = start(run, *served(server, quiet_run, "lm.max_requests=60"))
@@ -67,19 +67,19 @@ def test_a_budget_stops_the_run_before_it_is_passed_and_a_larger_one_goes_on(qui
         assert 50 <= server.requests <= 60
         spent = json.loads((run / "lm_spent.json").read_text())
         assert spent["requests"] == server.requests
+        assert_another_lm_is_refused(run, served(server, quiet_run, "lm.max_requests=100000"))
         finish(run, *served(server, quiet_run, "lm.max_requests=100000"))
     assert losses(run) == losses(quiet_run)
 
 
-def test_another_lm_under_the_same_name_is_refused_on_resuming(quiet_run, tmp_path):
-    run = tmp_path / "run"
-    with FaultServer() as server:
-        process = start(run, *served(server, quiet_run, "lm.max_requests=60"))
-        process.communicate(timeout=120)
-        mark = json.loads((run / "lm.json").read_text())
-        assert mark["identity"].startswith("words#")
-        (run / "lm.json").write_text(json.dumps({"identity": "words#00000000"}))
-        process = start(run, *served(server, quiet_run))
-        output, _ = process.communicate(timeout=120)
+def assert_another_lm_is_refused(run: Path, overrides: list[str]) -> None:
+    """As if the server had served another model under this name when the run began."""
+    mark = run / "lm.json"
+    begun = mark.read_text()
+    assert json.loads(begun)["identity"].startswith("words#")
+    mark.write_text(json.dumps({"identity": "words#00000000"}))
+    process = start(run, *overrides)
+    output, _ = process.communicate(timeout=120)
     assert process.returncode == 2
     assert "was begun with another LM" in output.splitlines()[-1]
+    mark.write_text(begun)
