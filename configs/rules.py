@@ -120,6 +120,9 @@ def _lm_problems(lm: LMConfig) -> Iterator[str]:
         yield f"lm.path is {lm.path}; expected stand_in, or stand_in:SECONDS such as stand_in:0.05"
     if lm.url:
         yield from _server_problems(lm)
+    for key in ("model", "tokenizer"):
+        if lm.path and getattr(lm, key):
+            yield f"lm.{key} is set, but lm.path has the LM itself; expected it with lm.url only"
 
 
 def _server_problems(lm: LMConfig) -> Iterator[str]:

@@ -22,7 +22,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
-from configs.errors import RunError
+from configs.errors import RunError, UserError
 from data.progress import say
 
 # Times in a row that a replica may fail in its constructor: a GPU's memory may still be held by the one before it.
@@ -206,7 +206,9 @@ class ActorPool:
         if error is None:
             call.future.set_result(done.result())
         elif isinstance(error, RayTaskError):
-            call.future.set_exception(error.as_instanceof_cause())
+            # What a user is to read comes without Ray's traceback round it.
+            is_message = isinstance(error.cause, UserError | RunError)
+            call.future.set_exception(error.cause if is_message else error.as_instanceof_cause())
         elif isinstance(error, RayError):
             replica.in_flight[ticket] = call
             self._replace(replica, error)

@@ -11,6 +11,12 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from configs.errors import RunError
+
+
+class UnscorableText(ValueError, RunError):
+    """A text that this LM cannot score. It would be refused again, so nobody retries."""
+
 
 @dataclass(frozen=True, slots=True)
 class ScoreSum:
@@ -104,4 +110,4 @@ def check_pairs(prefixes: Sequence[str], continuations: Sequence[str]) -> None:
         raise ValueError(f"{len(prefixes)} prefixes but {len(continuations)} continuations")
     for row, continuation in enumerate(continuations):
         if not continuation:
-            raise ValueError(f"continuation {row} is empty: there is nothing to score")
+            raise UnscorableText(f"continuation {row} is empty: there is nothing to score")

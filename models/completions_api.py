@@ -2,7 +2,7 @@
 
 Nothing here waits or retries. An answer is trusted in nothing: choices are ordered by their index, and
 counts, lengths and numbers are checked. One that is not well formed is an `IllFormed` fault, which the
-caller may ask again; a border inside a token is a ValueError, which would come again.
+caller may ask again; a border inside a token is an UnscorableText, which would come again.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from configs.errors import UserError
+from models.black_box_lm import UnscorableText
 from models.pair_tokens import PairIds
 
 USE_IDS = "set lm.tokenizer=DIR, the folder of the server's tokenizer, and token ids are sent instead of text"
@@ -102,7 +103,7 @@ def tokens_used(body: Any, bound: int) -> int:
 
 
 def read_scores(api: str, pairs: Sequence[Pair], body: Any) -> list[TokenScores]:
-    """The continuations' scores in the order of `pairs`. Raises IllFormed, and ValueError for borders in tokens."""
+    """The continuations' scores in the order of `pairs`. Raises IllFormed, and UnscorableText for borders in tokens."""
     return [_read_pair(api, pair, choice) for pair, choice in zip(pairs, _choices(body, len(pairs)), strict=True)]
 
 
@@ -185,16 +186,16 @@ def _by_text(pair: Pair, tokens: list[str], values: list[float | None]) -> Token
     opening = 0 if tokens[0] == BROKEN or text.startswith(tokens[0]) else 1  # a start token of the server's own
     joined = "".join(tokens[opening:])[: len(text)]
     if not _joins_to(joined, text[: len(joined)], len(pair.prefix)):
-        raise ValueError(f"input {pair.row}: the server's tokens do not join to the text; {USE_IDS}")
+        raise UnscorableText(f"input {pair.row}: the server's tokens do not join to the text; {USE_IDS}")
     if len(joined) < len(text):
         kind = IllFormed if joined else NoPromptLogprobs
         raise kind(f"the answer's tokens cover {len(joined)} of the {len(text)} characters of input {pair.row}")
     starts = [0, *accumulate(len(token) for token in tokens[opening:])]
     if len(pair.prefix) not in starts:
-        raise ValueError(f"input {pair.row}: the border of prefix and continuation is inside a token; {USE_IDS}")
+        raise UnscorableText(f"input {pair.row}: the border of prefix and continuation is inside a token; {USE_IDS}")
     part = slice(opening + starts.index(len(pair.prefix)), opening + starts.index(len(text)))
     if part.start == 0 and values[0] is None:
-        raise ValueError(f"input {pair.row} has an empty prefix, and the first token has no log-prob; {USE_IDS}")
+        raise UnscorableText(f"input {pair.row} has an empty prefix, and the first token has no log-prob; {USE_IDS}")
     return TokenScores(_checked(values[part]), tuple(tokens[part]))
 
 

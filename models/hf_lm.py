@@ -60,7 +60,7 @@ class HuggingFaceLM:
         self._too_large: float = float("inf")  # padded tokens of the smallest pass that memory did not hold
 
     def score(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[ContinuationScore]:
-        """Log-probs in nats. Raises ValueError for empty continuations and inputs beyond `max_tokens`."""
+        """Log-probs in nats. Raises UnscorableText for empty continuations and inputs beyond `max_tokens`."""
         check_pairs(prefixes, continuations)
         pairs = [pair_token_ids(self.tokenizer, p, c) for p, c in zip(prefixes, continuations, strict=True)]
         check_lengths(pairs, self.max_tokens)
@@ -74,7 +74,7 @@ class HuggingFaceLM:
         return [score for score in scores if score is not None]
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
-        """Greedy continuations, one prompt at a time. Raises ValueError beyond `max_tokens`."""
+        """Greedy continuations, one prompt at a time. Raises UnscorableText beyond `max_tokens`."""
         return [self._generate_one(prompt, max_new_tokens, stop) for prompt in prompts]
 
     def _share(self, pairs: list[PairIds]) -> SharedPrefix | None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from configs.errors import RunError, UserError
 from models import completions_api as api
-from models.black_box_lm import ContinuationScore, check_pairs
+from models.black_box_lm import ContinuationScore, UnscorableText, check_pairs
 from models.completions_api import Pair, ServerFault, TokenScores
 from models.pair_tokens import check_lengths, pair_token_ids
 from models.request_meter import RequestMeter
@@ -63,9 +63,9 @@ class HttpLM:
         return _chunks(rows, self.spec.prompts_per_request)
 
     def submit(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[list[ContinuationScore]]":
-        """Scores in nats, whole and in order, or the first error: ServerError, BudgetSpent, ValueError for a text.
+        """Scores in nats, whole and in order, or the first error: ServerError, BudgetSpent, UnscorableText.
 
-        Raises ValueError at once for empty continuations and inputs beyond `max_tokens`.
+        Raises UnscorableText at once for empty continuations and inputs beyond `max_tokens`.
         """
         check_pairs(prefixes, continuations)
         pairs = [self._pair(row, p, c) for row, (p, c) in enumerate(zip(prefixes, continuations, strict=True))]
@@ -208,7 +208,7 @@ def _check_same_tokens(pairs: list[Pair], scores: list[TokenScores]) -> None:
     for pair, score in zip(pairs, scores, strict=True):
         row = first.setdefault(pair.continuation, pair.row)
         if scores[row].tokens != score.tokens:
-            raise ValueError(
+            raise UnscorableText(
                 f"inputs {row} and {pair.row} have the same continuation, but the server cuts it into other tokens "
                 f"after another prefix; {api.USE_IDS}"
             )

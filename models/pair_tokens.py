@@ -8,6 +8,8 @@ weights they give the same scores.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from models.black_box_lm import UnscorableText
+
 if TYPE_CHECKING:  # seconds to import, which a caller that brings a tokenizer has spent already
     from transformers import PreTrainedTokenizerBase
 
@@ -27,12 +29,12 @@ def pair_token_ids(tokenizer: "PreTrainedTokenizerBase", prefix: str, continuati
 
 
 def check_lengths(pairs: Sequence[PairIds], max_tokens: int | None) -> None:
-    """Raises ValueError for a continuation without tokens and for inputs beyond `max_tokens`."""
+    """Raises UnscorableText for a continuation without tokens and for inputs beyond `max_tokens`."""
     for row, (before, after) in enumerate(pairs):
         if not after:
-            raise ValueError(f"continuation {row} has no tokens: the LM's tokenizer drops all of it")
+            raise UnscorableText(f"continuation {row} has no tokens: the LM's tokenizer drops all of it")
         if max_tokens is not None and len(before) + len(after) > max_tokens:
-            raise ValueError(
+            raise UnscorableText(
                 f"input {row} has {len(before)} + {len(after)} tokens (prefix + continuation), "
                 f"but the LM holds {max_tokens}: shorten the documents or take an LM with a longer context"
             )

@@ -6,6 +6,7 @@ context's beginning, and never from the continuation: cut continuations would no
 
 from transformers import PreTrainedTokenizerBase
 
+from models.black_box_lm import UnscorableText
 from models.pair_tokens import pair_token_ids
 
 
@@ -26,7 +27,7 @@ class PromptTemplate:
     def prefix(self, document: str | None, context: str, continuation: str) -> str:
         """The document, the separator and the context; the context alone where there is no document.
 
-        Raises ValueError where the continuation alone fills the LM.
+        Raises UnscorableText where the continuation alone fills the LM.
         """
         whole = self._join(document, context)
         # A token is at least one byte, so most inputs need not be tokenized to see that they fit.
@@ -46,7 +47,7 @@ class PromptTemplate:
         assert self._tokenizer is not None and self._max_tokens is not None
         before, after = pair_token_ids(self._tokenizer, prefix, continuation)
         if len(after) >= self._max_tokens:
-            raise ValueError(
+            raise UnscorableText(
                 f"a continuation has {len(after)} tokens, but the LM holds {self._max_tokens} with at least one before "
                 "it: shorten it, or take an LM with a longer context"
             )

@@ -166,6 +166,8 @@ def check_data(config: Config, data: PreparedSet, source: LMSpec | HttpLM) -> No
     tokenizer = load_tokenizer(source.path if isinstance(source, LMSpec) else lm_tokenizer_path(config.lm))
     if config.lm.too_long is TooLong.error:
         _check_lengths(data, windows, tokenizer, source.max_tokens, config.lm.separator)
+    else:
+        _check_continuations(windows, tokenizer, source.max_tokens)
 
 
 @contextmanager
@@ -340,6 +342,14 @@ def _check_gold(data: PreparedSet, windows: list[Window]) -> None:
         raise UserError(
             f"text {named[doc]} names gold document {doc!r}, which is not in the corpus ({len(missing)} such ids)"
         )
+
+
+def _check_continuations(windows: list[Window], tokenizer: PreTrainedTokenizerBase, limit: int) -> None:
+    """Documents and contexts are cut to fit, continuations never."""
+    for window in windows:
+        text = window.continuation
+        if len(text.encode()) >= limit and len(tokenizer(text, verbose=False)["input_ids"]) >= limit:
+            raise UserError(f"text {window.id}: its continuation alone fills the LM, which holds {limit} tokens")
 
 
 def _check_lengths(

@@ -85,12 +85,13 @@ OVERRIDES = [
     ("run_dir=''", "run_dir is empty; expected"),
     ("lm.path=''", "lm.path is missing; expected"),
     # the LM: local weights or a server
-    ("lm.url=http://h:1/v1 lm.model=m", "lm.path and lm.url are both set"),
+    ("lm.url=http://h:1/v1", "lm.path and lm.url are both set"),
     ("lm.path=null lm.url=http://h:1/v1", "lm.model is missing; expected the name"),
     ("lm.path=null lm.url=h:1 lm.model=m", "lm.url is h:1; expected http://HOST:PORT/v1"),
     ("lm.path=null lm.url=http://u:p@h/v1 lm.model=m", "lm.url holds a secret", "the key in $REPLUG_LM_API_KEY"),
     ("lm.path=null lm.url=http://h/v1 lm.model=m lm.api=prompt_logprobs", "lm.tokenizer is missing"),
     ("lm.path=null lm.url=http://h/v1 lm.model=m lm.too_long=truncate", "lm.tokenizer is missing"),
+    ("lm.tokenizer=somewhere", "lm.tokenizer is set, but lm.path has the LM itself"),
     ("lm.max_requests=0", "lm.max_requests is 0; expected a number above 0"),
     # combinations
     ("data.query_share=0.9 data.heldout_share=0.1", "data.query_share + data.heldout_share is 1; expected less than 1"),

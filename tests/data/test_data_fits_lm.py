@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from configs.errors import UserError
-from configs.schema import Config
+from configs.schema import Config, TooLong
 from data.records import Document, Window
 from data.store import PreparedSet, write_documents, write_json, write_windows
 from models.scorer_pool import LMSpec
@@ -65,3 +65,10 @@ def test_short_texts_are_not_measured_in_bytes_where_their_tokens_would_fit(tmp_
 
 def test_the_stand_in_has_no_limit(tmp_path, config):
     check_data(config, prepared(tmp_path / "set", words(5000), "one", " two"), LMSpec("stand_in"))
+
+
+def test_where_documents_are_cut_only_a_continuation_that_fills_the_lm_is_refused(tmp_path, config, spec):
+    config.lm.path, config.lm.too_long = spec.path, TooLong.truncate
+    check_data(config, prepared(tmp_path / "set", words(500), words(90), " " + words(50)), spec)
+    with pytest.raises(UserError, match="text q: its continuation alone fills the LM, which holds 100 tokens"):
+        check_data(config, prepared(tmp_path / "other", words(5), words(5), " " + words(100)), spec)

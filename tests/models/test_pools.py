@@ -10,6 +10,7 @@ import pytest
 import ray
 
 from models.actor_pool import ActorPool, ActorPoolError
+from models.black_box_lm import UnscorableText
 from models.scorer_pool import LMSpec, ScorerPool
 from models.stand_in_lm import StandInLM
 
@@ -212,4 +213,12 @@ def test_the_pool_reports_rates_shares_and_padding():
     assert (metrics["replicas"], metrics["respawns"], metrics["retries"]) == (2, 0, 0)
     assert metrics["queue_wait_seconds"] > 0
     assert pool.metrics()["tokens_per_second"] == 0
+    pool.close()
+
+
+def test_a_text_that_cannot_be_scored_comes_back_as_one_line():
+    pool = ScorerPool(LMSpec("stand_in"), num_replicas=1, threads=1)
+    with pytest.raises(UnscorableText) as caught:
+        pool.score(["a"], [""])
+    assert str(caught.value) == "continuation 0 is empty: there is nothing to score"
     pool.close()
