@@ -140,7 +140,7 @@ def test_killed_builders_leave_the_same_bytes(debug_config, data, encoder, servi
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     building.result(120)
-    assert service.builders.num_respawns >= 1
+    assert service.builders.counts.respawns >= 1
     for block in range(quiet.num_blocks):
         name = f"block-{block:05d}.npy"
         paths = [service.store.folder(plan.version) / name for plan in (quiet, stormy)]
