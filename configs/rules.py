@@ -118,6 +118,8 @@ def _lm_problems(lm: LMConfig) -> Iterator[str]:
     name, colon, seconds = (lm.path or "").partition(":")
     if name == "stand_in" and colon and not seconds.replace(".", "", 1).isdigit():
         yield f"lm.path is {lm.path}; expected stand_in, or stand_in:SECONDS such as stand_in:0.05"
+    if lm.gpus_per_replica > 1 and lm.gpus_per_replica % 1:
+        yield f"lm.gpus_per_replica is {lm.gpus_per_replica}; expected a share of one GPU, or whole GPUs"
     if lm.url:
         yield from _server_problems(lm)
     for key in ("model", "tokenizer"):

@@ -92,6 +92,7 @@ OVERRIDES = [
     ("lm.path=null lm.url=http://h/v1 lm.model=m lm.api=prompt_logprobs", "lm.tokenizer is missing"),
     ("lm.path=null lm.url=http://h/v1 lm.model=m lm.too_long=truncate", "lm.tokenizer is missing"),
     ("lm.tokenizer=somewhere", "lm.tokenizer is set, but lm.path has the LM itself"),
+    ("lm.gpus_per_replica=1.5", "lm.gpus_per_replica is 1.5; expected a share of one GPU, or whole GPUs"),
     ("lm.max_requests=0", "lm.max_requests is 0; expected a number above 0"),
     # combinations
     ("data.query_share=0.9 data.heldout_share=0.1", "data.query_share + data.heldout_share is 1; expected less than 1"),

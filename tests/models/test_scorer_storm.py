@@ -98,5 +98,5 @@ def test_a_storm_over_a_real_lm_changes_no_score(tmp_path):
     from models.packaged import resolve_lm_path
 
     text = Path(__file__).read_text().split("\n\n")
-    calls = [([f"{text[i % len(text)]} {i}\n{part}" for part in text[:8]], [" def test"] * 8) for i in range(120)]
-    storm(tmp_path, LMSpec(resolve_lm_path("package:smollm2"), "bfloat16"), 1, calls, 5, 25.0)
+    calls = [([f"{text[i % len(text)]} {i}\n{part}" for part in text[:8]], [" def test"] * 8) for i in range(200)]
+    storm(tmp_path, LMSpec(resolve_lm_path("package:smollm2"), "bfloat16"), 1, calls, 5, 15.0)
