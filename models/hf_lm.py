@@ -182,12 +182,12 @@ def lm_identity(path: str, dtype: torch.dtype) -> str:
     return f"{digest.hexdigest()}:{str(dtype).removeprefix('torch.')}"
 
 
-def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """The LM's own tokenizer; raises UserError where it cannot be loaded."""
+def load_tokenizer(path: str, key: str = "lm.path") -> PreTrainedTokenizerBase:
+    """The LM's own tokenizer; raises UserError, which names the key, where it cannot be loaded."""
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise UserError(f"lm.path: cannot load a tokenizer from {path}: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{key}: cannot load a tokenizer from {path}: {str(error).splitlines()[0]}") from error
 
 
 def _load_model(path: str, dtype: torch.dtype, device_map: str | None) -> PreTrainedModel:

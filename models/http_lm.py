@@ -215,12 +215,9 @@ def _check_same_tokens(pairs: list[Pair], scores: list[TokenScores]) -> None:
 
 
 def _load_tokenizer(path: str) -> Any:
-    from transformers import AutoTokenizer  # seconds to import, which text alone can do without
+    from models.hf_lm import load_tokenizer  # seconds to import, which text alone can do without
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"lm.tokenizer: cannot load a tokenizer from {path}: {str(error).splitlines()[0]}") from error
+    tokenizer = load_tokenizer(path, "lm.tokenizer")
     if tokenizer.eos_token_id is None and tokenizer.bos_token_id is None:
         raise UserError(f"lm.tokenizer: the tokenizer of {path} has neither a start nor an end token; set one")
     return tokenizer
