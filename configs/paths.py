@@ -6,10 +6,10 @@ from configs.errors import UserError
 from configs.schema import Config
 
 
-def check_paths(config: Config) -> None:
-    """Raise UserError for the first path of the data that is missing."""
+def check_paths(config: Config, corpus_only: bool = False) -> None:
+    """Raise UserError for the first path of the data that is missing; an index is of the corpus only."""
     data = config.data
-    for name in ("corpus", "queries", "heldout"):
+    for name in ("corpus",) if corpus_only else ("corpus", "queries", "heldout"):
         value = getattr(data, name)
         if value is None and data.prepared is None and data.source is None:
             raise UserError(

@@ -27,6 +27,9 @@ POSITIVE = [
     "loss.beta",
     "refresh.every_steps",
     "refresh.max_age_steps",
+    "index.nprobe",
+    "index.overretrieve",
+    "index.retrain_every",
     "index.num_shards",
     "index.num_builders",
     "index.block_documents",
@@ -50,6 +53,8 @@ POSITIVE = [
 NOT_NEGATIVE = [
     "lm.gpus_per_replica",
     "index.gpus_per_builder",
+    "index.gpus_per_searcher",
+    "refresh.watch_queries",
     "train.weight_decay",
     "train.pipeline_depth",
     "evaluate.num_examples",
@@ -58,9 +63,9 @@ NOT_NEGATIVE = [
 SHARES = ["train.warmup_ratio", "data.query_share", "data.heldout_share"]
 
 
-def check_rules(config: Config | ScoreConfig) -> None:
+def check_rules(config: Config | ScoreConfig, needs_lm: bool = True) -> None:
     """Raise UserError for the first rule that does not hold."""
-    problems = _score_problems(config) if isinstance(config, ScoreConfig) else _problems(config)
+    problems = _score_problems(config) if isinstance(config, ScoreConfig) else _problems(config, needs_lm)
     for problem in problems:
         raise UserError(problem)
 
@@ -70,15 +75,17 @@ def _score_problems(config: ScoreConfig) -> Iterator[str]:
     yield from _lm_problems(config.lm)
 
 
-def _problems(config: Config) -> Iterator[str]:
+def _problems(config: Config, needs_lm: bool) -> Iterator[str]:
     for key in ("run_dir", "retriever.path"):
         if not str(_value(config, key)).strip():
             yield f"{key} is empty; expected a path or a name"
     yield from _out_of_range(config)
-    yield from _lm_problems(config.lm)
+    if needs_lm or config.lm.path or config.lm.url:
+        yield from _lm_problems(config.lm)
     if config.retrieve.k < 2:
         yield f"retrieve.k is {config.retrieve.k}; expected at least 2: one document alone gives no gradient"
     yield from _data_problems(config)
+    yield from _index_problems(config)
     yield from _refresh_problems(config)
 
 
@@ -155,6 +162,15 @@ def _data_problems(config: Config) -> Iterator[str]:
             f"data.query_share + data.heldout_share is {data.query_share + data.heldout_share:g}; expected less than "
             "1, so that source documents are left for the corpus"
         )
+
+
+def _index_problems(config: Config) -> Iterator[str]:
+    index = config.index
+    if not index.kind.strip():
+        yield "index.kind is empty; expected flat_fp16, sq8, ivf_sq8, ivf_pq, or a FAISS factory string"
+    for key in ("gpus_per_builder", "gpus_per_searcher"):
+        if getattr(index, key) > 1:
+            yield f"index.{key} is {getattr(index, key)}; expected at most 1: take more builders or shards instead"
 
 
 def _refresh_problems(config: Config) -> Iterator[str]:

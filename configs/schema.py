@@ -71,9 +71,15 @@ class TooLong(Enum):
     truncate = "truncate"
 
 
-class IndexKind(Enum):
-    flat = "flat"
-    flat_fp16 = "flat_fp16"
+class Rerank(Enum):
+    none = "none"
+    stored = "stored"
+    live = "live"
+
+
+class Swap(Enum):
+    double = "double"
+    blue_green = "blue_green"
 
 
 class WandbMode(Enum):
@@ -148,6 +154,7 @@ class LMConfig:
 @dataclass
 class RetrieveConfig:
     k: int = 20  # documents for each training text (paper: 20)
+    exclude_own_source: bool = False  # never a document of the text's own source, where the corpus has some
 
 
 @dataclass
@@ -165,11 +172,16 @@ class RefreshConfig:
     adopt: Adopt = Adopt.at_lag  # at_lag: exactly lag_steps after the trigger; when_ready: reproducible no more
     lag_steps: int | None = None  # steps from trigger to adoption (default: half of every_steps)
     max_age_steps: int | None = None  # training stops when the index is older (default: 3 x every_steps)
+    watch_queries: int = 64  # training texts by which every refresh is measured: recall, overlap; 0 for none
 
 
 @dataclass
 class IndexConfig:
-    kind: IndexKind = IndexKind.flat_fp16  # exact search over float16 or float32 vectors
+    kind: str = "flat_fp16"  # flat_fp16 (exact), sq8, ivf_sq8, ivf_pq, or a FAISS factory string: IVF1024,SQ8
+    nprobe: int | None = None  # lists that a search of an IVF kind looks into (default: a 64th of them)
+    rerank: Rerank = Rerank.stored  # order a lossy kind's candidates by the stored vectors, by live ones, or not
+    overretrieve: int = 4  # candidates to order for each document asked for
+    retrain_every: int | None = None  # refreshes between trainings of a lossy kind (default: trained once)
     num_shards: int = 1  # actors that serve searches, each one part of the corpus
     num_builders: int = 1  # actors that embed the corpus
     block_documents: int = 1024  # documents embedded, written and checksummed as one unit
@@ -177,6 +189,8 @@ class IndexConfig:
     tokens_per_batch: int = 8192  # padded tokens in one forward pass
     threads_per_worker: int | None = None  # CPU threads of each actor (default: all cores)
     gpus_per_builder: float = 0.0  # GPUs of each builder; fractions share one
+    gpus_per_searcher: float = 0.0  # GPUs of each shard's searcher; vectors are then held in GPU memory
+    swap: Swap = Swap.double  # double: searchers hold two versions; blue_green: new searchers take the builders' place
     max_attempts: int = 3  # times a block is tried before the refresh counts as failed
     out: str | None = None  # where `replug index` writes (default: RUN_DIR/index)
 

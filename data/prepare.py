@@ -21,7 +21,16 @@ from data.progress import Progress, say
 from data.records import Document, Window
 from data.rows import read_documents, read_windows
 from data.sources import FieldMap, SourceText, read_source
-from data.store import FILES, CorpusStore, PreparedSet, file_sha256, write_documents, write_json, write_windows
+from data.store import (
+    FILES,
+    CorpusStore,
+    ImportedCorpus,
+    PreparedSet,
+    file_sha256,
+    write_documents,
+    write_json,
+    write_windows,
+)
 
 Piece = TypeVar("Piece", Document, Window)
 Origin = dict[str, object]  # the keys, and hashes of files, that a set was made from
@@ -62,6 +71,22 @@ def prepare_raw(config: DataConfig, seed: int, tokenizer: Tokenizer, out: Path, 
 def prepare_rows(corpus: Path, queries: Path, heldout: Path, out: Path, origin: Origin) -> PreparedSet:
     """Check and import the user's own documents and texts."""
     return _write_set(out, read_documents(corpus), read_windows(queries), read_windows(heldout), {}, origin)
+
+
+def import_corpus(corpus: Path, out: Path) -> ImportedCorpus:
+    """The user's own documents alone, for an index without training; what was imported before serves again."""
+    origin = file_sha256(corpus)
+    if (out / "corpus.json").is_file():
+        imported = ImportedCorpus(out)
+        if imported.manifest["origin"] != origin:
+            raise UserError(
+                f"{out} was imported from other documents than {corpus}: remove it, or give another index.out"
+            )
+        return imported
+    out.mkdir(parents=True, exist_ok=True)
+    write_documents(out / "documents.arrow", read_documents(corpus))
+    write_json(out / "corpus.json", {"sha256": file_sha256(out / "documents.arrow"), "origin": origin})
+    return ImportedCorpus(out)
 
 
 def require_same_origin(prepared: PreparedSet, origin: Origin) -> PreparedSet:

@@ -8,14 +8,17 @@ SET/manifest.json     written last: a set without it is unfinished and is made a
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 from datasets import Dataset
 
-from configs.errors import UserError
+from configs.errors import RunError, UserError
 from data.records import Document, Window
 
 FILES = ("documents.arrow", "queries.arrow", "heldout.arrow")
@@ -39,6 +42,10 @@ class CorpusStore:
     def texts(self, rows: Sequence[int] | np.ndarray) -> list[str]:
         """Texts in the order asked for."""
         return self._table[[int(row) for row in rows]]["text"]
+
+    def sources(self, rows: Sequence[int] | np.ndarray) -> list[str]:
+        """What each document was cut from, in the order asked for."""
+        return self._table[[int(row) for row in rows]]["source"]
 
     def documents(self, rows: Sequence[int] | np.ndarray) -> list[Document]:
         columns = self._table[[int(row) for row in rows]]
@@ -69,6 +76,35 @@ class WindowStore:
         columns = self._table[:] if rows is None else self._table[[int(row) for row in rows]]
         fields = zip(*(columns[name] for name in WINDOW_SCHEMA.names), strict=True)
         return [Window(*texts, tuple(gold)) for *texts, gold in fields]  # type: ignore[call-arg]
+
+
+class Corpus(Protocol):
+    """What an index is built of: documents, the file that holds them, and its hash."""
+
+    corpus: CorpusStore
+
+    @property
+    def corpus_path(self) -> Path: ...
+
+    @property
+    def corpus_sha256(self) -> str: ...
+
+
+class ImportedCorpus:
+    """Documents without texts to train on: documents.arrow and, written last, corpus.json."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.corpus = CorpusStore(self.corpus_path)
+        self.manifest: dict[str, str] = json.loads((folder / "corpus.json").read_text())
+
+    @property
+    def corpus_path(self) -> Path:
+        return self.folder / "documents.arrow"
+
+    @property
+    def corpus_sha256(self) -> str:
+        return self.manifest["sha256"]
 
 
 class PreparedSet:
@@ -145,5 +181,16 @@ def write_json(path: Path, content: object) -> None:
 def replace_file(path: Path, content: bytes) -> None:
     """Write beside and rename, so that a reader sees all of the old or all of the new."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    partial.replace(path)
+    with writing(partial):
+        partial.write_bytes(content)
+        partial.replace(path)
+
+
+@contextmanager
+def writing(partial: Path) -> Iterator[None]:
+    """Where the disk does not take a file or folder, remove what there is of it and raise RunError with its name."""
+    try:
+        yield
+    except OSError as error:
+        shutil.rmtree(partial) if partial.is_dir() else partial.unlink(missing_ok=True)
+        raise RunError(f"{partial} cannot be written: {error.strerror or error}") from error

@@ -4,12 +4,14 @@ A block's vectors follow from its texts and the snapshot alone, so whoever embed
 often, the bytes are the same.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from data.store import CorpusStore
+from index_workers import build_steps
 from index_workers.version_store import BuildPlan, VersionStore
 from models.encoder import Encoder
 from models.hardware import DTYPES, default_device
@@ -33,6 +35,24 @@ class Builder:
         self._store.write_block(plan.version, block, vectors)
         return len(rows)
 
+    def encode(self, plan: BuildPlan, texts: Sequence[str]) -> np.ndarray:
+        """Vectors [N, D] float32 of other texts, by the encoder of a version."""
+        return self._encoder_of(plan).encode(texts, plan.tokens_per_batch).numpy()
+
+    def make_quantizer(self, plan: BuildPlan) -> None:
+        build_steps.make_quantizer(self._store, plan)
+
+    def build_shard(self, plan: BuildPlan, shard: int) -> None:
+        build_steps.build_shard(self._store, plan, shard)
+
+    def search_exactly(
+        self, plan: BuildPlan, part: int, parts: int, queries: np.ndarray, k: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return build_steps.search_exactly(self._store, plan, part, parts, queries, k)
+
+    def drift(self, previous: BuildPlan, plan: BuildPlan) -> float:
+        return build_steps.drift(self._store, previous, plan)
+
     def _encoder_of(self, plan: BuildPlan) -> Encoder:
         key = (plan.weights_sha256, plan.similarity, plan.max_tokens, plan.dtype)
         if self._loaded is None or self._loaded[0] != key:
@@ -43,7 +63,7 @@ class Builder:
 
     def _corpus_of(self, plan: BuildPlan) -> CorpusStore:
         if self._corpus is None or self._corpus[0] != plan.corpus_path:
-            self._corpus = (plan.corpus_path, CorpusStore(Path(plan.corpus_path)))
+            self._corpus = (plan.corpus_path, CorpusStore(self._store.corpus_path(plan)))
         return self._corpus[1]
 
     def _check(self, plan: BuildPlan, vectors: np.ndarray, rows: range) -> None:

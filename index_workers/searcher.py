@@ -4,46 +4,138 @@ A version is loaded when it is first asked for, so a searcher that was killed an
 again by itself, from the published files.
 """
 
+import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
+import torch
 
-from index_workers.faiss_shard import FaissShard, set_search_threads
-from index_workers.version_store import VersionStore
+from index_workers.exact_search import ExactShard
+from index_workers.faiss_index import FaissShard, set_search_threads
+from index_workers.vectors import BlockVectors
+from index_workers.version_store import BuildPlan, VersionStore
+from models.hardware import default_device
+
+Found = tuple[np.ndarray, np.ndarray]  # rows of the corpus and inner products [B, <= k], best first
+
+
+class Shard(Protocol):
+    """A part of one version, whatever its kind."""
+
+    def __len__(self) -> int: ...
+
+    def search(self, queries: np.ndarray, k: int) -> Found: ...
+
+
+@dataclass(eq=False)
+class _Call:
+    queries: np.ndarray
+    k: int
+    found: Found | None = None
+    error: Exception | None = None
+
+
+class _Loaded:
+    """One version's shard. Calls that arrive while it searches are answered together by the next search.
+
+    An answer does not depend on who else asked: similarities are summed query by query.
+    """
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
+        self._waiting: list[_Call] = []
+        self._adding, self._searching = threading.Lock(), threading.Lock()
+
+    def search(self, queries: np.ndarray, k: int) -> Found:
+        call = _Call(np.ascontiguousarray(queries, dtype=np.float32), k)
+        with self._adding:
+            self._waiting.append(call)
+        with self._searching:
+            if call.found is None and call.error is None:
+                self._answer_waiting()
+        if call.error is not None:
+            raise call.error
+        assert call.found is not None
+        return call.found
+
+    def _answer_waiting(self) -> None:
+        with self._adding:
+            calls, self._waiting = self._waiting, []
+        try:
+            rows, similarities = self.shard.search(np.concatenate([c.queries for c in calls]), max(c.k for c in calls))
+            self._hand_out(calls, rows, similarities)
+        except Exception as error:  # noqa: BLE001 - every caller of the batch raises it
+            for call in calls:
+                call.error = error
+
+    @staticmethod
+    def _hand_out(calls: list[_Call], rows: np.ndarray, similarities: np.ndarray) -> None:
+        start = 0
+        for call in calls:
+            own = slice(start, start := start + len(call.queries))
+            call.found = rows[own, : call.k], similarities[own, : call.k]
 
 
 class Searcher:
     """Shard `shard` of `num_shards`. Several threads may call it at once."""
 
-    def __init__(self, root: Path, kind: str, shard: int, num_shards: int, threads: int) -> None:
+    def __init__(self, root: Path, shard: int, num_shards: int, threads: int) -> None:
         set_search_threads(threads)
+        torch.set_num_threads(threads)
         self._store = VersionStore(root)
-        self._kind, self._shard, self._num_shards = kind, shard, num_shards
-        self._versions: dict[int, FaissShard] = {}
+        self._shard, self._num_shards = shard, num_shards
+        self._versions: dict[int, _Loaded] = {}
         self._loading = threading.Lock()
 
-    def search(self, version: int, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    def search(self, version: int, queries: np.ndarray, k: int) -> Found:
         """Rows and similarities [B, <=k] of the nearest documents of this shard in one version."""
-        return self.prepare(version).search(queries, k)
-
-    def prepare(self, version: int) -> FaissShard:
-        """Load a version beside those already held."""
-        with self._loading:
-            if version not in self._versions:
-                self._versions[version] = self._load(version)
-            return self._versions[version]
+        loaded = self._versions.get(version) or self._load_once(version)
+        return loaded.search(queries, k)
 
     def load(self, version: int) -> int:
-        """As `prepare`; returns the number of documents, which unlike an index can cross processes."""
-        return len(self.prepare(version))
+        """Load a version beside those already held; returns the number of documents of this shard."""
+        return len(self._load_once(version).shard)
 
     def release(self, keep: list[int]) -> None:
         """Drop the other versions; searches under way finish on the one they began on."""
-        self._versions = {version: index for version, index in self._versions.items() if version in keep}
+        with self._loading:
+            self._versions = {version: loaded for version, loaded in self._versions.items() if version in keep}
 
-    def _load(self, version: int) -> FaissShard:
-        plan = self._store.plan(version)
-        blocks = self._store.blocks_of_shard(plan, self._shard, self._num_shards)
-        vectors = self._store.read_blocks(version, blocks)
-        return FaissShard(plan.dim, self._kind, blocks.start * plan.block_documents, vectors)
+    def held(self) -> list[int]:
+        """Versions in memory."""
+        return sorted(self._versions)
+
+    def _load_once(self, version: int) -> _Loaded:
+        with self._loading:
+            if version not in self._versions:
+                with ThreadPoolExecutor(1, initializer=_yield_to_searches) as thread:
+                    shard = thread.submit(self._open, version).result()
+                self._versions = {**self._versions, version: _Loaded(shard)}
+            return self._versions[version]
+
+    def _open(self, version: int) -> Shard:
+        return open_shard(self._store, self._store.plan(version), self._shard, self._num_shards)
+
+
+def _yield_to_searches() -> None:
+    """A thread of the lowest priority, of its own since it may not raise it again: loading compares checksums."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+
+
+def open_shard(store: VersionStore, plan: BuildPlan, shard: int, num_shards: int) -> Shard:
+    """One shard of a published version; raises UserError naming a damaged file, or a number of shards it has not."""
+    vectors = None
+    if plan.kind.uses_vectors:
+        blocks = store.open_blocks(plan, plan.blocks_of_shard(shard, num_shards))
+        vectors = BlockVectors(plan.rows_of_shard(shard, num_shards).start, blocks, plan.dim)
+    if plan.kind.is_exact:
+        assert vectors is not None
+        return ExactShard(vectors, default_device())
+    if num_shards != plan.num_shards:
+        raise ValueError(f"index version {plan.version} has {plan.num_shards} shards, asked for {num_shards}")
+    first_row = plan.rows_of_shard(shard).start
+    return FaissShard(store.checked_shard_path(plan, shard), first_row, plan.kind, vectors)

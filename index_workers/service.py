@@ -1,42 +1,68 @@
 """The index as one service: builders that embed new versions beside searchers that serve the live one.
 
-A swap has two phases: `prepare` loads the new version on every searcher while searches go on, then the
-caller begins to name that version in its searches. Every search names its version and reaches every shard, so
-an answer never mixes versions and never comes from fewer shards than there are.
+A swap has two phases. `refresh` embeds, publishes and loads the new version on every searcher while searches go on;
+then the caller begins to name that version in its searches, and `commit` frees the one before. Every search
+names its version and reaches every shard, so an answer never mixes versions and never comes from fewer shards than
+there are.
 """
 
 import threading
-from concurrent.futures import Future
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import ray
 
 from data.progress import Progress, say
 from data.records import SearchResult
+from data.store import CorpusStore
 from index_workers.builder import Builder
+from index_workers.exclusion import search_excluding
 from index_workers.merge import merge_top_k
 from index_workers.searcher import Searcher
-from index_workers.version_store import BuildPlan, VersionStore
+from index_workers.searcher_group import SearcherGroup
+from index_workers.version_store import BuildPlan, Missing, VersionStore
+from index_workers.watch import Measures, top_k_overlap
 from models.actor_pool import ActorPool
 from models.hardware import available_cores
 from models.scorer_pool import thread_env
 
-SEARCH_TIMEOUT_SECONDS = 300.0
+Result = TypeVar("Result")
+
+BUILDER_CALLS = 2  # of one builder at once: while one block is computed, the next is read and the last written
 
 
 @dataclass(frozen=True)
 class IndexSettings:
-    """How many actors of which kind; the fields are those of the `index` section."""
+    """How many actors of which kind; the fields are those of the `index` section.
 
-    kind: str = "flat_fp16"
+    `blue_green` searches a new version with new actors, which take the builders' place in the cluster; else the
+    same searchers hold two versions during a swap. `watch_k` documents of each of the `watch_texts` measure a refresh.
+    """
+
     num_shards: int = 1
     num_builders: int = 1
     threads: int | None = None
     gpus_per_builder: float = 0.0
+    gpus_per_searcher: float = 0.0
     max_attempts: int = 3
+    blue_green: bool = False
+    watch_texts: tuple[str, ...] = ()
+    watch_k: int = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Refreshed:
+    """A version that is loaded on every shard; how it was made, and how it differs from the one before."""
+
+    measures: Measures
+    build_seconds: float
+    documents_per_second: float
 
 
 class IndexService:
@@ -44,75 +70,188 @@ class IndexService:
 
     def __init__(self, root: Path, settings: IndexSettings) -> None:
         self.store = VersionStore(root.absolute())
-        self._threads = settings.threads or available_cores()
         self._settings = settings
-        self.searchers = [self._make_searcher(shard) for shard in range(settings.num_shards)]
-        self.builders = ActorPool(
-            self._make_builder, settings.num_builders, "index builder", max_attempts=settings.max_attempts
-        )
+        self._threads = settings.threads or available_cores()
+        self._builders: ActorPool | None = None
+        self._groups: dict[int, SearcherGroup] = {}  # by version
+        self._shared = None if settings.blue_green else SearcherGroup(self._make_searcher, settings.num_shards)
+        self.builders  # noqa: B018 - starts them, so that they are there when they are needed
 
-    def build(self, plan: BuildPlan, quiet: bool = False) -> "Future[None]":
-        """Embed and publish a version in the background; blocks that are already marked are kept."""
-        done: Future[None] = Future()
-        missing = self.store.begin(plan)
-        progress = None if quiet else Progress(f"embedding index v{plan.version}", plan.num_documents)
-        blocks = [self.builders.submit("embed_block", plan, block) for block in missing]
-        threading.Thread(
-            target=self._publish_when_done, args=(plan, blocks, progress, done), daemon=True, name="index-build"
-        ).start()
-        return done
+    @property
+    def builders(self) -> ActorPool:
+        """The builders, started where they are not there."""
+        if self._builders is None:
+            settings = self._settings
+            self._builders = ActorPool(
+                self._make_builder,
+                settings.num_builders,
+                "index builder",
+                max_in_flight=BUILDER_CALLS,
+                max_attempts=settings.max_attempts,
+                timeout_seconds=3600.0,
+            )
+        return self._builders
+
+    @property
+    def searchers(self) -> list[Any]:
+        """Every searcher actor, for tests that kill them."""
+        return [actor for group in {*self._groups.values(), *filter(None, [self._shared])} for actor in group.actors]
+
+    def build(self, plan: BuildPlan, quiet: bool = False) -> "Future[float]":
+        """Embed and publish a version in the background; what is already marked is kept.
+
+        Its result is the documents embedded a second.
+        """
+        return _in_background(lambda: self._build(plan, quiet))
+
+    def refresh(self, plan: BuildPlan, previous: int) -> "Future[Refreshed]":
+        """Build a version and load it on every shard, beside the previous one, in the background."""
+        return _in_background(lambda: self._refresh(plan, previous))
 
     def prepare(self, version: int) -> None:
         """Load a published version on every shard, beside the one that is served."""
-        sizes: list[int] = ray.get([s.load.remote(version) for s in self.searchers], timeout=SEARCH_TIMEOUT_SECONDS)
-        expected = self.store.plan(version).num_documents
-        if sum(sizes) != expected:
-            raise RuntimeError(f"index version {version}: shards hold {sum(sizes)} documents, expected {expected}")
+        if version not in self._groups:
+            self._groups[version] = self._shared or self._make_green()
+        self._groups[version].load(version, self.store.plan(version).num_documents)
 
-    def search(self, version: int, queries: np.ndarray, k: int) -> SearchResult:
-        """The k nearest documents to each query vector [B, D], in one version over every shard."""
-        parts: list[tuple[np.ndarray, np.ndarray]] = ray.get(
-            [s.search.remote(version, queries, k) for s in self.searchers], timeout=SEARCH_TIMEOUT_SECONDS
-        )
-        rows, similarities = merge_top_k(parts, k)
-        return SearchResult(rows, similarities, version)
+    def search(
+        self, version: int, queries: np.ndarray, k: int, exclude: Sequence[str | None] | None = None
+    ) -> SearchResult:
+        """The k nearest documents to each query vector [B, D], in one version over every shard.
 
-    def release_all_but(self, versions: list[int]) -> None:
-        """Free the memory of versions that are searched no more."""
-        ray.get([s.release.remote(versions) for s in self.searchers], timeout=SEARCH_TIMEOUT_SECONDS)
+        `exclude` names a source for each query whose documents it must not get. Raises UserError where a version is
+        not published or damaged, RunError where the searchers do not answer.
+        """
+        if version not in self._groups:
+            self.prepare(version)
+        group = self._groups[version]
+        if exclude is None:
+            return SearchResult(*group.search(version, queries, k), version)
+        sources = CorpusStore(self.store.corpus_path(self.store.plan(version))).sources
+        found = search_excluding(lambda q, n: group.search(version, q, n), sources, queries, k, exclude)
+        return SearchResult(*found, version)
+
+    def commit(self, version: int) -> None:
+        """Free the memory of all other versions; searches of theirs that are under way are answered first."""
+        for other in [other for other in list(self._groups) if other != version]:
+            group = self._groups.pop(other)
+            if group is not self._groups.get(version):
+                group.retire()
+        self._groups[version].release([version])
 
     def close(self) -> None:
-        self.builders.close()
-        for searcher in self.searchers:
-            ray.kill(searcher)
+        if self._builders is not None:
+            self._builders.close()
+        for group in {*self._groups.values(), *filter(None, [self._shared])}:
+            group.close()
 
-    def _publish_when_done(
-        self, plan: BuildPlan, blocks: "list[Future[int]]", progress: Progress | None, done: "Future[None]"
-    ) -> None:
+    def _refresh(self, plan: BuildPlan, previous: int) -> Refreshed:
+        start = time.monotonic()
+        rate = self._build(plan, quiet=False)
+        seconds = time.monotonic() - start
+        ask = self._questions(plan, previous)
+        self.prepare(plan.version)
+        return Refreshed(ask(), seconds, rate)
+
+    def _build(self, plan: BuildPlan, quiet: bool) -> float:
+        missing = self.store.begin(plan)
+        start = time.monotonic()
+        documents = self._embed(plan, missing.blocks, quiet)
+        seconds = time.monotonic() - start
+        self._build_shards(plan, missing)
+        self.store.publish(plan)
+        return documents / seconds if seconds else 0.0
+
+    def _embed(self, plan: BuildPlan, blocks: list[int], quiet: bool) -> int:
+        """Hand out blocks, a few ahead of what is done; returns the number of documents.
+
+        After an error what is under way is waited for: it must not write once the version is begun anew.
+        """
+        total = sum(len(plan.rows_of_block(block)) for block in blocks)
+        progress = Progress(f"embedding index v{plan.version}", total, every_seconds=float("inf") if quiet else 5.0)
+        under_way: deque[Future[int]] = deque()
         try:
             for block in blocks:
-                count = block.result()
-                if progress is not None:
-                    progress.advance(count)
-            self.store.publish(plan)
-        except Exception as error:  # noqa: BLE001 - whatever stopped the build is the caller's to see, by the future
-            say(f"building index v{plan.version} failed: {error}")
-            done.set_exception(error)
-        else:
-            done.set_result(None)
+                under_way.append(self.builders.submit("embed_block", plan, block))
+                if len(under_way) > 2 * BUILDER_CALLS * self._settings.num_builders:
+                    progress.advance(under_way.popleft().result())
+            while under_way:
+                progress.advance(under_way.popleft().result())
+        finally:
+            wait(under_way)
+        return total
+
+    def _build_shards(self, plan: BuildPlan, missing: Missing) -> None:
+        """The files of a lossy kind."""
+        if missing.quantizer:
+            self.builders.submit("make_quantizer", plan).result()
+        shards = [self.builders.submit("build_shard", plan, shard) for shard in missing.shards]
+        wait(shards)
+        for shard in shards:
+            shard.result()
+
+    def _questions(self, plan: BuildPlan, previous: int) -> Callable[[], Measures]:
+        """Ask the builders what a refresh is measured by; the function that is returned asks the searchers.
+
+        In two parts, since with blue_green there are no builders when the searchers are there.
+        """
+        texts, k = self._settings.watch_texts, min(self._settings.watch_k, plan.num_documents)
+        if not texts:
+            return Measures
+        queries = self.builders.submit("encode", plan, texts).result()
+        drift = self.builders.submit("drift", self.store.plan(previous), plan).result()
+        exact = None if plan.kind.is_exact else self._search_exactly(plan, queries, k)
+
+        def ask() -> Measures:
+            rows = self.search(plan.version, queries, k).doc_rows
+            before = self.search(previous, queries, k).doc_rows
+            return Measures(1.0 if exact is None else top_k_overlap(exact, rows), top_k_overlap(before, rows), drift)
+
+        return ask
+
+    def _search_exactly(self, plan: BuildPlan, queries: np.ndarray, k: int) -> np.ndarray:
+        """Rows [B, k] by the float16 vectors of a version, whatever its kind, each builder a part of them."""
+        parts = self._settings.num_builders
+        found = [self.builders.submit("search_exactly", plan, part, parts, queries, k) for part in range(parts)]
+        return merge_top_k([part.result() for part in found], k)[0]
+
+    def _make_green(self) -> SearcherGroup:
+        """Searchers of one version, where the builders were; these come back for the next build."""
+        if self._builders is not None:
+            self._builders.close()
+            self._builders = None
+        return SearcherGroup(self._make_searcher, self._settings.num_shards)
 
     def _make_searcher(self, shard: int) -> Any:
         actor = ray.remote(Searcher).options(
             num_cpus=1,
+            num_gpus=self._settings.gpus_per_searcher,
             max_restarts=-1,
             max_task_retries=-1,
-            max_concurrency=4,  # searches go on while a version is loaded
+            max_concurrency=8,  # searches go on while a version is loaded
             runtime_env=thread_env(self._threads),
         )
-        return actor.remote(self.store.root, self._settings.kind, shard, self._settings.num_shards, self._threads)
+        return actor.remote(self.store.root, shard, self._settings.num_shards, self._threads)
 
     def _make_builder(self, number: int) -> Any:
         actor = ray.remote(Builder).options(
-            num_cpus=1, num_gpus=self._settings.gpus_per_builder, runtime_env=thread_env(self._threads)
+            num_cpus=1,
+            num_gpus=self._settings.gpus_per_builder,
+            max_concurrency=BUILDER_CALLS,
+            runtime_env=thread_env(self._threads),
         )
         return actor.remote(self.store.root, self._threads)
+
+
+def _in_background(work: Callable[[], Result]) -> "Future[Result]":
+    done: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except Exception as error:  # noqa: BLE001 - whatever stopped it is the caller's to see, by the future
+            say(f"building the index failed: {error}")
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name="index-build").start()
+    return done

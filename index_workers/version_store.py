@@ -1,36 +1,41 @@
 """Index versions on disk. A version is its encoder, its vectors in blocks, and a manifest that is written last.
 
-    INDEX/v000003/encoder/          the snapshot of the retriever that embedded it, loadable by AutoModel
-    INDEX/v000003/block-00000.npy   float16 [rows, D]
-    INDEX/v000003/block-00000.json  written after the block: its checksum
-    INDEX/v000003/manifest.json     written when every block is there: the version is published
+    INDEX/v000003/encoder/            the snapshot of the retriever that embedded it, loadable by AutoModel
+    INDEX/v000003/block-00000.npy     float16 [rows, D]
+    INDEX/v000003/block-00000.json    written after the block: its checksum
+    INDEX/v000003/quantizer.faiss     what a lossy kind learnt before vectors were added; handed on to later versions
+    INDEX/v000003/shard-00000.faiss   a lossy kind's index over the blocks of one shard, and its mark
+    INDEX/v000003/manifest.json       written when everything is there: the version is published
 
-What is not published is never searched. A build that was interrupted goes on after its last marked block,
+What is not published is never searched. A build that was interrupted goes on after its last marked file,
 if it is by the same weights over the same corpus; otherwise it starts anew.
 """
 
 import hashlib
-import io
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from configs.errors import UserError
-from data.store import file_sha256, write_json
+from configs.errors import RunError, UserError
+from data.store import file_sha256, write_json, writing
+from index_workers.kinds import IndexKind
+
+FORMAT = 2
 
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """What is to be embedded, by which weights. Two equal plans give the same bytes."""
+    """What is to be embedded, by which weights, and what is built of it. Two equal plans give the same bytes."""
 
     version: int
     step: int
     weights_sha256: str
-    corpus_path: str
+    corpus_path: str  # relative to the index's folder where both lie under one parent
     corpus_sha256: str
     num_documents: int
     block_documents: int
@@ -39,6 +44,9 @@ class BuildPlan:
     dim: int
     dtype: str
     tokens_per_batch: int
+    kind: IndexKind = field(default_factory=IndexKind)
+    num_shards: int = 1
+    quantizer_from: int | None = None  # the version whose quantizer a lossy kind takes over; None trains one
 
     @property
     def num_blocks(self) -> int:
@@ -47,6 +55,35 @@ class BuildPlan:
     def rows_of_block(self, block: int) -> range:
         start = block * self.block_documents
         return range(start, min(start + self.block_documents, self.num_documents))
+
+    def blocks_of_shard(self, shard: int, num_shards: int | None = None) -> range:
+        """The contiguous blocks that a shard serves."""
+        bounds = np.linspace(0, self.num_blocks, (num_shards or self.num_shards) + 1).round().astype(int)
+        return range(bounds[shard], bounds[shard + 1])
+
+    def rows_of_shard(self, shard: int, num_shards: int | None = None) -> range:
+        blocks = self.blocks_of_shard(shard, num_shards)
+        return range(
+            min(blocks.start * self.block_documents, self.num_documents),
+            min(blocks.stop * self.block_documents, self.num_documents),
+        )
+
+    def vectors(self) -> dict[str, object]:
+        """What the vectors follow from."""
+        return {k: v for k, v in asdict(self).items() if k not in ("kind", "num_shards", "quantizer_from")}
+
+    def built(self) -> tuple:
+        """What the files of a lossy kind follow from, besides the vectors."""
+        return self.kind.factory, self.num_shards, self.quantizer_from
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """What a build still has to make."""
+
+    blocks: list[int]
+    quantizer: bool
+    shards: list[int]
 
 
 class VersionStore:
@@ -61,100 +98,188 @@ class VersionStore:
     def encoder_folder(self, version: int) -> Path:
         return self.folder(version) / "encoder"
 
+    def corpus_path(self, plan: BuildPlan) -> Path:
+        """Where the corpus of a plan lies now; a run directory may have been moved as a whole."""
+        return (self.root / plan.corpus_path).resolve()
+
+    def path_for_plan(self, corpus: Path) -> str:
+        """How a plan names a corpus: relative where it lies beside the index, in a run directory say."""
+        corpus, beside = corpus.absolute(), self.root.absolute().parent
+        return str(Path("..") / corpus.relative_to(beside)) if corpus.is_relative_to(beside) else str(corpus)
+
     def published(self) -> list[int]:
         """Versions that can be searched, oldest first."""
         return sorted(int(path.parent.name[1:]) for path in self.root.glob("v*/manifest.json"))
 
     def is_published(self, version: int) -> bool:
-        return (self.folder(version) / "manifest.json").is_file()
+        return self._manifest_path(version).is_file()
 
     def plan(self, version: int) -> BuildPlan:
         """The plan of a published version; raises UserError for any other."""
-        if not self.is_published(version):
-            raise UserError(
-                f"index version {version} is not published: {self.folder(version)}/manifest.json is missing"
-            )
-        return BuildPlan(**json.loads((self.folder(version) / "manifest.json").read_text())["plan"])
+        return plan_from_json(self.manifest(version)["plan"])
+
+    def manifest(self, version: int) -> dict[str, Any]:
+        """`plan` and `files`, each file with its checksum and rows; raises UserError where it is missing or damaged."""
+        path = self._manifest_path(version)
+        if not path.is_file():
+            raise UserError(f"index version {version} is not published: {path} is missing")
+        content = _read_json(path)
+        if content.get("format") != FORMAT:
+            raise UserError(f"{path} was written by another version of replug; {_mend(path)}")
+        if content.pop("sha256", None) != _json_sha256(content):
+            raise UserError(f"{path} is damaged, its content differs from its own checksum; {_mend(path)}")
+        return content
 
     def pending_plan(self, version: int) -> BuildPlan:
         """The plan of a build that was begun, whether it ended or not."""
-        return BuildPlan(**json.loads((self.folder(version) / "plan.json").read_text()))
+        return plan_from_json(_read_json(self._plan_path(version)))
 
     def save_snapshot(self, version: int, save: Callable[[Path], None]) -> str:
         """Write the encoder of a version, beside and renamed; returns the hash of its weights.
 
-        An unfinished build by other weights is removed.
+        An unfinished build by other weights is removed. Raises RunError where the disk does not take it.
         """
         partial = self.root / f"encoder-v{version:06d}.partial"
         shutil.rmtree(partial, ignore_errors=True)
-        save(partial)
-        digest = weights_sha256(partial)
         target = self.encoder_folder(version)
-        if target.exists() and weights_sha256(target) == digest:
-            shutil.rmtree(partial)
-            return digest
-        shutil.rmtree(self.folder(version), ignore_errors=True)
-        target.parent.mkdir(parents=True)
-        partial.rename(target)
+        with writing(partial):
+            save(partial)
+            digest = weights_sha256(partial)
+            if target.exists() and weights_sha256(target) == digest:
+                shutil.rmtree(partial)
+                return digest
+            shutil.rmtree(self.folder(version), ignore_errors=True)
+            target.parent.mkdir(parents=True)
+            partial.rename(target)
         return digest
 
-    def begin(self, plan: BuildPlan) -> list[int]:
-        """Blocks still to be embedded. Blocks of another plan are removed."""
-        folder = self.folder(plan.version)
-        record = folder / "plan.json"
-        if not record.exists() or BuildPlan(**json.loads(record.read_text())) != plan:
-            self.discard_blocks(plan.version)
-        write_json(record, asdict(plan))
-        return [block for block in range(plan.num_blocks) if not self._mark(plan.version, block).is_file()]
+    def require_same_vectors(self, plan: BuildPlan) -> None:
+        """Raise UserError where the version was begun from another corpus, by other weights or in another way."""
+        if not self._plan_path(plan.version).is_file():
+            return
+        before, now = self.pending_plan(plan.version).vectors(), plan.vectors()
+        for name in before:
+            if before[name] != now[name]:
+                raise UserError(
+                    f"{self.root} holds an index with {name}={before[name]}, but {name}={now[name]} is asked for: give "
+                    "another index.out, or remove it"
+                )
 
-    def discard_blocks(self, version: int) -> None:
-        """Remove all of a version but its encoder; first what says that it may be searched."""
-        (self.folder(version) / "manifest.json").unlink(missing_ok=True)
-        for path in self.folder(version).iterdir():
+    def begin(self, plan: BuildPlan) -> Missing:
+        """What is still to be made. Blocks of other vectors are removed, and index files of another kind."""
+        record = self._plan_path(plan.version)
+        before = plan_from_json(_read_json(record)) if record.exists() else None
+        if before != plan:
+            self._discard_stale(before, plan)
+        write_json(record, asdict(plan))
+        lossy = not plan.kind.is_exact
+        return Missing(
+            [block for block in range(plan.num_blocks) if not self._is_marked(self.block_path(plan.version, block))],
+            lossy and not self._is_marked(self.quantizer_path(plan.version)),
+            [s for s in range(plan.num_shards) if lossy and not self._is_marked(self.shard_path(plan.version, s))],
+        )
+
+    def _discard_stale(self, before: BuildPlan | None, plan: BuildPlan) -> None:
+        """Remove what another plan left; first what says that it may be searched. The encoder stays."""
+        self._manifest_path(plan.version).unlink(missing_ok=True)
+        same_vectors = before is not None and before.vectors() == plan.vectors()
+        if before is not None and same_vectors and before.built() == plan.built():
+            return
+        for path in self.folder(plan.version).glob("*.faiss*" if same_vectors else "*"):
             if path.is_file():
                 path.unlink()
 
     def write_block(self, version: int, block: int, vectors: np.ndarray) -> None:
-        """Write vectors [rows, D] as float16, then the mark that makes them count."""
-        path = self._block(version, block)
-        partial = path.with_suffix(".partial")
-        with partial.open("wb") as file:
-            np.save(file, vectors.astype(np.float16), allow_pickle=False)
-        partial.replace(path)
-        write_json(self._mark(version, block), {"sha256": file_sha256(path), "rows": len(vectors)})
+        """Write vectors [rows, D] as float16, then the mark that makes them count. Raises RunError naming the file."""
+
+        def save(partial: Path) -> int:
+            with partial.open("wb") as file:
+                np.save(file, vectors.astype(np.float16), allow_pickle=False)
+            return len(vectors)
+
+        self.write_marked(self.block_path(version, block), save)
+
+    def write_marked(self, path: Path, save: Callable[[Path], int]) -> None:
+        """`save` writes a file beside `path` and returns its rows; then it is renamed, then marked."""
+        partial = path.with_name(path.name + ".partial")
+        with writing(partial):
+            rows = save(partial)
+            digest = file_sha256(partial)
+            partial.replace(path)
+        write_json(_mark(path), {"sha256": digest, "rows": rows})
 
     def publish(self, plan: BuildPlan) -> None:
-        """Mark a version as searchable; every block must be marked."""
-        blocks = {}
-        for block in range(plan.num_blocks):
-            blocks[self._block(plan.version, block).name] = json.loads(self._mark(plan.version, block).read_text())
-        write_json(self.folder(plan.version) / "manifest.json", {"plan": asdict(plan), "blocks": blocks})
+        """Mark a version as searchable; raises RunError where a file of it is not marked or its rows are not right."""
+        files = {path.name: _read_json(_mark(path)) for path in self.files(plan)}
+        rows = sum(files[self.block_path(plan.version, block).name]["rows"] for block in range(plan.num_blocks))
+        if rows != plan.num_documents:
+            raise RunError(f"{self.folder(plan.version)}: its blocks hold {rows} rows, expected {plan.num_documents}")
+        content = {"format": FORMAT, "plan": asdict(plan), "files": files}
+        write_json(self._manifest_path(plan.version), {**content, "sha256": _json_sha256(content)})
 
-    def read_blocks(self, version: int, blocks: Iterable[int]) -> Iterator[np.ndarray]:
-        """Vectors [rows, D] float16 of published blocks; raises UserError naming a damaged file."""
-        marks = json.loads((self.folder(version) / "manifest.json").read_text())["blocks"]
+    def latest_quantizer(self, factory: str | None, before: int) -> int | None:
+        """The newest version before this one that is published with a quantizer of this kind."""
+        versions = [v for v in self.published() if v < before and factory and self.plan(v).kind.factory == factory]
+        return versions[-1] if versions else None
+
+    def files(self, plan: BuildPlan) -> list[Path]:
+        """Every file of vectors or index that a version needs."""
+        blocks = [self.block_path(plan.version, block) for block in range(plan.num_blocks)]
+        if plan.kind.is_exact:
+            return blocks
+        shards = [self.shard_path(plan.version, shard) for shard in range(plan.num_shards)]
+        return [*blocks, self.quantizer_path(plan.version), *shards]
+
+    def open_blocks(self, plan: BuildPlan, blocks: Iterable[int], checked: bool = True) -> list[np.ndarray]:
+        """Memory-mapped vectors [rows, D] float16; raises UserError naming a file that is missing or damaged.
+
+        Unchecked ones may belong to a version that is not published yet, by the process that builds it.
+        """
+        marks = self.manifest(plan.version)["files"] if checked else None
+        arrays = []
         for block in blocks:
-            path = self._block(version, block)
-            yield _read_checked(path, marks[path.name]["sha256"])
+            path = self.block_path(plan.version, block)
+            if marks is not None:
+                require_intact(path, marks[path.name]["sha256"])
+            arrays.append(_map_vectors(path, (len(plan.rows_of_block(block)), plan.dim)))
+        return arrays
+
+    def checked_shard_path(self, plan: BuildPlan, shard: int) -> Path:
+        """A lossy kind's index file, after its checksum was compared."""
+        path = self.shard_path(plan.version, shard)
+        require_intact(path, self.manifest(plan.version)["files"][path.name]["sha256"])
+        return path
 
     def remove_all_but(self, keep: set[int]) -> None:
         """Remove versions and half-written snapshots that nothing needs any more."""
         for path in self.root.glob("v*"):
             if int(path.name[1:]) not in keep:
+                (path / "manifest.json").unlink(missing_ok=True)  # first: what is half removed is not published
                 shutil.rmtree(path)
         for path in self.root.glob("*.partial"):
             shutil.rmtree(path)
 
-    def blocks_of_shard(self, plan: BuildPlan, shard: int, num_shards: int) -> range:
-        """The contiguous blocks that a shard serves."""
-        bounds = np.linspace(0, plan.num_blocks, num_shards + 1).round().astype(int)
-        return range(bounds[shard], bounds[shard + 1])
-
-    def _block(self, version: int, block: int) -> Path:
+    def block_path(self, version: int, block: int) -> Path:
         return self.folder(version) / f"block-{block:05d}.npy"
 
-    def _mark(self, version: int, block: int) -> Path:
-        return self.folder(version) / f"block-{block:05d}.json"
+    def shard_path(self, version: int, shard: int) -> Path:
+        return self.folder(version) / f"shard-{shard:05d}.faiss"
+
+    def quantizer_path(self, version: int) -> Path:
+        return self.folder(version) / "quantizer.faiss"
+
+    def _manifest_path(self, version: int) -> Path:
+        return self.folder(version) / "manifest.json"
+
+    def _plan_path(self, version: int) -> Path:
+        return self.folder(version) / "plan.json"
+
+    def _is_marked(self, path: Path) -> bool:
+        return path.is_file() and _mark(path).is_file()
+
+
+def plan_from_json(content: dict[str, Any]) -> BuildPlan:
+    return BuildPlan(**{**content, "kind": IndexKind(**content["kind"])})
 
 
 def weights_sha256(folder: Path) -> str:
@@ -162,12 +287,39 @@ def weights_sha256(folder: Path) -> str:
     return file_sha256(folder / "model.safetensors")
 
 
-def _read_checked(path: Path, sha256: str) -> np.ndarray:
-    mend = f"remove {path.parent} and build the index again"
+def require_intact(path: Path, sha256: str) -> None:
+    """Raise UserError where a file is missing or its bytes are not those that were marked."""
+    if not path.is_file():
+        raise UserError(f"{path} is missing; {_mend(path)}")
+    if file_sha256(path) != sha256:
+        raise UserError(f"{path} is damaged, its checksum differs from manifest.json's; {_mend(path)}")
+
+
+def _map_vectors(path: Path, shape: tuple[int, int]) -> np.ndarray:
+    vectors = np.load(path, mmap_mode="c", allow_pickle=False)  # "c": torch warns of arrays it may not write to
+    if vectors.shape != shape or vectors.dtype != np.float16:
+        raise UserError(
+            f"{path} holds {vectors.dtype} {list(vectors.shape)}, expected float16 {list(shape)}; {_mend(path)}"
+        )
+    return vectors
+
+
+def _mark(path: Path) -> Path:
+    return path.with_name(path.name + ".json") if path.suffix == ".faiss" else path.with_suffix(".json")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = path.read_bytes()
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"{path} is missing; {mend}") from None
-    if hashlib.sha256(content).hexdigest() != sha256:
-        raise UserError(f"{path} is damaged, its checksum differs from manifest.json's; {mend}")
-    return np.load(io.BytesIO(content), allow_pickle=False)
+        raise RunError(f"{path} is missing") from None
+    except ValueError as error:
+        raise UserError(f"{path} is damaged, it is not valid JSON ({error}); {_mend(path)}") from error
+
+
+def _json_sha256(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _mend(path: Path) -> str:
+    return f"remove {path.parent} and build the index again"

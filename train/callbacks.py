@@ -44,7 +44,7 @@ class StepBoundary(pl.Callback):
         swap = self._refresh.at_boundary(batch)
         if swap is not None:
             say(f"step {batch}: swapped to index v{swap.index.version} (weights of step {swap.index.step})")
-        pl_module.log_dict(_swap_metrics(swap))
+        pl_module.log_dict({**_swap_metrics(swap), **_index_metrics(self._refresh)})
         self._pipeline.advance(batch, self._refresh.live)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
@@ -53,7 +53,6 @@ class StepBoundary(pl.Callback):
             {
                 "time/step_seconds": seconds,
                 "throughput/pairs_per_second": self._pipeline.pairs_per_step / seconds,
-                "index/refreshes_skipped": float(self._refresh.num_skipped),
                 **{f"scoring/{name}": value for name, value in self._lm_metrics().items()},
             }
         )
@@ -72,6 +71,18 @@ def _swap_metrics(swap: Swap | None) -> dict[str, float]:
     if swap is None:
         return {"index/swapped": 0.0, "index/swap_ms": 0.0, "index/swap_wait_seconds": 0.0}
     return {"index/swapped": 1.0, "index/swap_ms": swap.switch_ms, "index/swap_wait_seconds": swap.wait_seconds}
+
+
+def _index_metrics(refresh: RefreshController) -> dict[str, float]:
+    """How the live version was made and what it is like; and the refreshes that came to nothing."""
+    last = refresh.last
+    return {
+        **{f"index/{name}": value for name, value in asdict(last.measures).items()},
+        "index/swap_build_seconds": last.build_seconds,
+        "index/swap_documents_per_second": last.documents_per_second,
+        "index/refreshes_skipped": float(refresh.num_skipped),
+        "index/refreshes_failed": float(refresh.num_failed),
+    }
 
 
 def batch_to_state(batch: RetrievedBatch) -> dict[str, Any]:

@@ -62,11 +62,22 @@ def prepare(config: ConfigFile, overrides: Overrides = None) -> None:
 
 @app.command()
 def index(config: ConfigFile, overrides: Overrides = None) -> None:
-    """Embed the corpus with the retriever and publish an index under index.out; goes on where it was interrupted."""
-    loaded = load_for_run(config, overrides)
+    """Embed the corpus with the retriever and publish an index under index.out; goes on where it was interrupted.
+
+    replug index configs/own_data.yaml retriever.path=DIR data.corpus=docs.jsonl index.kind=ivf_sq8 index.out=DIR
+    """
+    loaded = load_for_run(config, overrides, corpus_only=True)
     from train.commands import run_index
 
     run_index(loaded)
+
+
+@app.command()
+def verify(directory: Annotated[Path, typer.Argument(help="An index directory, or a run directory.")]) -> None:
+    """Check every checksum, count and dimension of an index; exits with 0, or names what is wrong."""
+    from train.commands import run_verify
+
+    run_verify(directory)
 
 
 @app.command()
@@ -164,10 +175,10 @@ def keys(section: Annotated[str, typer.Argument(help="Only keys that begin so, s
             print(f"{key}={default}".ljust(44), description)
 
 
-def load_for_run(path: Path, overrides: list[str] | None) -> Config:
+def load_for_run(path: Path, overrides: list[str] | None, corpus_only: bool = False) -> Config:
     """The configuration of a command that starts Ray, with its local paths checked before heavy imports."""
-    config = load_config(path, overrides or [])
-    check_paths(config)
+    config = load_config(path, overrides or [], needs_lm=not corpus_only)
+    check_paths(config, corpus_only)
     configure_ray_environment(config)
     return config
 

@@ -8,16 +8,17 @@ from rich.columns import Columns
 from rich.console import Console
 from rich.panel import Panel
 
-from configs.errors import UserError
+from configs.errors import RunError, UserError
 from configs.load import load_config
 from configs.schema import Config
 from data.progress import say
-from data.store import CorpusStore, PreparedSet, write_json
+from data.store import PreparedSet, write_json
 from evals.figures import overview_png
 from evals.language_modelling import Choice
 from evals.results import print_results
-from index_workers.searcher import Searcher
+from index_workers.local_index import LocalIndex
 from index_workers.service import IndexService
+from index_workers.verify import verify_index
 from index_workers.version_store import VersionStore
 from models.encoder import Encoder
 from models.hardware import available_cores
@@ -35,17 +36,34 @@ def run_prepare(config: Config) -> None:
 
 
 def run_index(config: Config) -> None:
-    """Embed the prepared corpus as version 0 of `index.out`."""
+    """Embed the corpus as version 0 of `index.out`, or go on with it; another kind is built of the same vectors."""
     check_faiss()
     run = RunDirectory(Path(config.run_dir).expanduser())
-    data = wiring.prepared_set(config, run.data)
     root = Path(config.index.out).expanduser() if config.index.out else run.index
+    data = wiring.corpus_to_index(config, run.data, root)
     encoder = wiring.load_encoder(config)
+    wiring.require_same_index(config, encoder, data, VersionStore(root.absolute()))
     with ray_cluster(config):
         service = IndexService(root, wiring.index_settings(config))
         wiring.build_version(config, encoder, data, service, IndexState(0, 0))
         service.close()
-    print(json.dumps({"index": str(root), "documents": len(data.corpus)}))
+    print(json.dumps({"index": str(root), "documents": len(data.corpus), "kind": config.index.kind}))
+
+
+def run_verify(directory: Path) -> None:
+    """Print what is there and what is wrong; raises RunError if anything is."""
+    versions, problems = verify_index(index_folder(directory))
+    for line in versions:
+        print(line)
+    for problem in problems:
+        print(f"WRONG: {problem}")
+    if problems:
+        raise RunError(f"{directory}: {len(problems)} things are wrong")
+
+
+def index_folder(directory: Path) -> Path:
+    """The index of a run directory, or the directory itself."""
+    return directory / "index" if (directory / "index").is_dir() else directory
 
 
 def run_evaluate(config: Config) -> None:
@@ -57,7 +75,7 @@ def run_evaluate(config: Config) -> None:
     wiring.check_data(config, data, lm)
     paths = {"replug": None, **({"lsr": run.retriever} if run.retriever.is_dir() else {})}
     root = run.path / "evaluation"
-    with ray_cluster(config), wiring.start_workers(config, lm, root, run.scores) as workers:
+    with ray_cluster(config), wiring.start_workers(config, lm, data, root, run.scores) as workers:
         found = {name: _find(config, data, workers.index, path, i) for i, (name, path) in enumerate(paths.items())}
         results = training.measure(config, data, workers, found)
     write_json(root / "results.json", results)
@@ -87,17 +105,10 @@ def run_search(directories: list[Path], text: str, k: int, as_json: bool) -> Non
 
 def _search_one(directory: Path, text: str, k: int) -> list[dict]:
     """The newest published version's answer, without Ray."""
-    store = VersionStore(directory / "index" if (directory / "index").is_dir() else directory)
-    versions = store.published()
-    if not versions:
-        raise UserError(f"{directory} holds no published index; expected a run directory or what `replug index` wrote")
-    plan = store.plan(versions[-1])
-    if not Path(plan.corpus_path).is_file():
-        raise UserError(f"{directory}: its corpus {plan.corpus_path} is gone; build the index again")
-    encoder = Encoder(str(store.encoder_folder(versions[-1])), plan.similarity, plan.max_tokens)
-    searcher = Searcher(store.root, "flat_fp16", 0, 1, available_cores())
-    rows, similarities = searcher.search(versions[-1], encoder.encode([text]).numpy(), k)
-    documents = CorpusStore(Path(plan.corpus_path)).documents(rows[0])
+    index = LocalIndex(index_folder(directory), available_cores())
+    encoder = Encoder(str(index.encoder_folder), index.plan.similarity, index.plan.max_tokens)
+    rows, similarities = index.search(encoder.encode([text]).numpy(), min(k, index.plan.num_documents))
+    documents = index.corpus.documents(rows[0])
     return [
         {"id": doc.id, "similarity": round(float(similarity), 6), "text": doc.text, "domain": doc.domain}
         for doc, similarity in zip(documents, similarities[0], strict=True)

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from configs.errors import RunError
-from data.records import RetrievedBatch, ScoredBatch, SearchResult
+from data.records import RetrievedBatch, ScoredBatch
 from data.sampler import QuerySampler
 from data.store import CorpusStore, WindowStore
 from models.black_box_lm import ScoreSum
 from models.prompt import PromptTemplate
+from train.rerank import Search
 
 
 class ScoreError(RunError):
@@ -50,16 +51,17 @@ class BatchPipeline:
         queries: WindowStore,
         corpus: CorpusStore,
         encode: Callable[[Sequence[str]], np.ndarray],
-        search: Callable[[int, np.ndarray, int], SearchResult],
+        search: Search,
         score: Callable[[Sequence[str], Sequence[str]], "Future[list[ScoreSum]]"],
         template: PromptTemplate,
         k: int,
         depth: int,
         max_steps: int,
+        exclude_own_source: bool = False,
     ) -> None:
         self._sampler, self._queries, self._corpus = sampler, queries, corpus
         self._encode, self._search, self._score = encode, search, score
-        self._template, self._k = template, k
+        self._template, self._k, self._exclude_own = template, k, exclude_own_source
         self._depth, self._max_steps = depth, max_steps
         self._in_flight: dict[int, _InFlight] = {}
         self.pairs_per_step = sampler.batch_size * k
@@ -90,8 +92,10 @@ class BatchPipeline:
 
     def _retrieve(self, step: int, query_step: int, index: IndexState) -> RetrievedBatch:
         rows = self._sampler.rows(step)
-        vectors = self._encode([window.context for window in self._queries.windows(rows)])
-        found = self._search(index.version, vectors, self._k)
+        windows = self._queries.windows(rows)
+        vectors = self._encode([window.context for window in windows])
+        exclude = [window.source for window in windows] if self._exclude_own else None
+        found = self._search(index.version, vectors, self._k, exclude)
         return RetrievedBatch(
             step, query_step, found.index_version, index.step, rows, found.doc_rows, found.similarities
         )

@@ -9,12 +9,14 @@ is skipped, never queued.
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from configs.errors import RunError
 from data.progress import say
-from index_workers.service import IndexService
+from index_workers.service import IndexService, Refreshed
 from index_workers.version_store import BuildPlan
+from index_workers.watch import Measures
 from train.pipeline import IndexState
 
 
@@ -39,12 +41,12 @@ class RefreshPolicy:
 @dataclass(slots=True)
 class _Pending:
     index: IndexState
-    built: "Future[None]"
+    ready: "Future[Refreshed]"
 
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """One hot swap, for metrics: how long the boundary waited for the build, and for the switch itself."""
+    """One hot swap, for metrics: how long the boundary waited for the refresh, and for the switch itself."""
 
     index: IndexState
     wait_seconds: float
@@ -61,7 +63,8 @@ class RefreshController:
         self.live = IndexState(version=0, step=0)
         self._pending: _Pending | None = None
         self._last_error: BaseException | None = None
-        self.num_skipped = 0
+        self.last = Refreshed(Measures(), 0.0, 0.0)  # of the live version
+        self.num_skipped = self.num_failed = 0
 
     def at_boundary(self, step: int) -> Swap | None:
         """Adopt what is due, start what is due, and refuse to go on with an index that is too old."""
@@ -73,7 +76,11 @@ class RefreshController:
         self._check_age(step)
         return swap
 
-    def state(self) -> dict[str, int | None]:
+    def start(self) -> None:
+        """Serve version 0, and measure it: what a lossy kind finds is not what exact search would."""
+        self.last = self._service.refresh(self._service.store.plan(0), previous=0).result()
+
+    def state(self) -> dict[str, Any]:
         """For a checkpoint: the live version and the refresh under way."""
         pending = self._pending.index if self._pending else None
         return {
@@ -81,26 +88,30 @@ class RefreshController:
             "live_step": self.live.step,
             "pending_version": pending.version if pending else None,
             "pending_step": pending.step if pending else None,
+            "last": asdict(self.last),
         }
 
-    def restore(self, state: dict[str, int | None]) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         """Serve the checkpoint's version again and go on with the refresh that was under way."""
         self.live = IndexState(int(state["live_version"] or 0), int(state["live_step"] or 0))
+        self.last = Refreshed(**{**state["last"], "measures": Measures(**state["last"]["measures"])})
         self._service.prepare(self.live.version)
         if state["pending_version"] is not None and state["pending_step"] is not None:
             pending = IndexState(state["pending_version"], state["pending_step"])
-            self._pending = _Pending(pending, self._service.build(self._service.store.pending_plan(pending.version)))
+            plan = self._service.store.pending_plan(pending.version)
+            self._pending = _Pending(pending, self._service.refresh(plan, self.live.version))
 
     def next_version(self) -> int:
         """The number of the version after training, once nothing is being built any more."""
         if self._pending is None:
             return self.live.version + 1
-        self._pending.built.exception()
+        self._pending.ready.exception()
         return self._pending.index.version + 1
 
     def versions_in_use(self) -> set[int]:
-        """Versions that this moment's checkpoint needs on disk."""
-        return {self.live.version} | ({self._pending.index.version} if self._pending else set())
+        """Versions to keep on disk: the live one and the one before, and that of the refresh under way."""
+        pending = {self._pending.index.version} if self._pending else set()
+        return {self.live.version, max(0, self.live.version - 1)} | pending
 
     def _trigger(self, step: int) -> None:
         if step in (self.live.step, self._pending.index.step if self._pending else None):
@@ -110,31 +121,41 @@ class RefreshController:
             say(f"step {step}: skipping a refresh, v{self._pending.index.version} is still being built")
             return
         index = IndexState(self.live.version + 1, step)
-        self._pending = _Pending(index, self._service.build(self._publish(index)))
+        try:
+            plan = self._publish(index)
+        except (OSError, RunError) as error:  # a full disk, say
+            self._fail(step, index, error)
+        else:
+            self._pending = _Pending(index, self._service.refresh(plan, self.live.version))
 
     def _adopt(self, step: int) -> Swap | None:
         if self._pending is None or not self._is_due(self._pending, step):
             return None
         pending, self._pending = self._pending, None
         start = time.monotonic()
-        self._last_error = pending.built.exception()
-        if self._last_error is not None:
-            say(f"step {step}: refresh v{pending.index.version} failed, going on with v{self.live.version}")
+        error = pending.ready.exception()
+        if error is not None:
+            self._fail(step, pending.index, error)
             return None
-        return self._switch(pending.index, waited=time.monotonic() - start)
+        self._last_error = None
+        return self._switch(pending, waited=time.monotonic() - start)
+
+    def _fail(self, step: int, index: IndexState, error: BaseException) -> None:
+        self._last_error = error
+        self.num_failed += 1
+        say(f"step {step}: refresh v{index.version} failed, going on with v{self.live.version}: {error}")
 
     def _is_due(self, pending: _Pending, step: int) -> bool:
         lag = self._policy.lag_steps
         if lag is None:  # as soon as it is ready, and no later than the age limit
-            return pending.built.done() or step - self.live.step >= self._policy.max_age_steps
+            return pending.ready.done() or step - self.live.step >= self._policy.max_age_steps
         return step >= pending.index.step + lag
 
-    def _switch(self, index: IndexState, waited: float) -> Swap:
-        self._service.prepare(index.version)
+    def _switch(self, pending: _Pending, waited: float) -> Swap:
         start = time.monotonic()
-        self.live = index
-        self._service.release_all_but([index.version])
-        return Swap(index, waited, 1000 * (time.monotonic() - start))
+        self.live, self.last = pending.index, pending.ready.result()
+        self._service.commit(self.live.version)
+        return Swap(self.live, waited, 1000 * (time.monotonic() - start))
 
     def _check_age(self, step: int) -> None:
         age = step - self.live.step

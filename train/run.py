@@ -47,7 +47,7 @@ def train(config: Config) -> dict:
     run.claim(config, lm.identity)  # only now: a mistake mended above must not be a changed key of an unfinished run
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
-    with ray_cluster(config), wiring.start_workers(config, lm, run.index, run.scores) as workers:
+    with ray_cluster(config), wiring.start_workers(config, lm, data, run.index, run.scores) as workers:
         before = _before(config, run, data, workers)
         module = wiring.lsr_module(config, module_encoder, data)
         after = _after(config, run, data, workers, module)
@@ -97,7 +97,8 @@ def _after(config: Config, run: RunDirectory, data: PreparedSet, workers: Worker
     choice = search_windows(config, data, workers.index, module.encoder, version)
     module.encoder.save(run.retriever)
     _write_choice(saved, choice)
-    workers.index.store.remove_all_but({version})  # only now: a checkpoint may need another version until then
+    # Only now: a checkpoint may need other versions until then.
+    workers.index.store.remove_all_but({version - 1, version})
     return choice
 
 
@@ -113,7 +114,7 @@ def _fit(config: Config, run: RunDirectory, data: PreparedSet, workers: Workers,
     if newest:
         say(f"resuming at step {newest.step}")
     else:
-        workers.index.prepare(0)
+        refresh.start()
     trainer.fit(
         module,
         datamodule=StepDataModule(config.train.max_steps),
@@ -126,8 +127,10 @@ def _fit(config: Config, run: RunDirectory, data: PreparedSet, workers: Workers,
 def search_windows(config: Config, data: PreparedSet, index: IndexService, encoder: Encoder, version: int) -> Choice:
     """The documents of every held-out text, as many as any measurement needs."""
     k = min(len(data.corpus), max(config.evaluate.k, *RECALL_AT))
-    vectors = encoder.encode([window.context for window in data.heldout.windows()]).numpy()
-    found = index.search(version, vectors, k)
+    windows = data.heldout.windows()
+    vectors = encoder.encode([window.context for window in windows]).numpy()
+    exclude = [window.source for window in windows] if config.retrieve.exclude_own_source else None
+    found = wiring.document_search(config, encoder, data, index)(version, vectors, k, exclude)
     return Choice(found.doc_rows, found.similarities)
 
 

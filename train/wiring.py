@@ -1,6 +1,7 @@
 """From a configuration to the parts of a run: one function for each part, each a thin translation."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -13,14 +14,16 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from configs.errors import UserError
 from configs.paths import check_paths
 from configs.rules import max_index_age, refresh_lag
-from configs.schema import Adopt, Config, LMConfig, LMScore, TooLong
-from data.prepare import Tokenizer, prepare_raw, prepare_rows, require_same_origin
+from configs.schema import Adopt, Config, LMConfig, LMScore, Rerank, Swap, TooLong
+from data.prepare import Tokenizer, import_corpus, prepare_raw, prepare_rows, require_same_origin
 from data.progress import say
 from data.records import Window
 from data.sampler import QuerySampler
-from data.store import PreparedSet, file_sha256
+from data.store import Corpus, PreparedSet, file_sha256
+from index_workers.faiss_index import check_kind
+from index_workers.kinds import IndexKind, resolve_kind
 from index_workers.service import IndexService, IndexSettings
-from index_workers.version_store import BuildPlan, VersionStore
+from index_workers.version_store import BuildPlan, VersionStore, weights_sha256
 from models.caching_lm import CachingLM
 from models.encoder import Encoder
 from models.hardware import multiplies_bfloat16, resolve_dtype
@@ -37,6 +40,7 @@ from train.callbacks import Checkpointer, JsonLinesLogger, StepBoundary, StepPro
 from train.module import LossSettings, LSRModule, OptimizerSettings
 from train.pipeline import BatchPipeline, IndexState
 from train.refresh import RefreshController, RefreshPolicy
+from train.rerank import LiveReranker, Search
 from train.run_dir import RunDirectory
 
 ROW_KEYS = ("corpus", "queries", "heldout")
@@ -141,6 +145,15 @@ def prepared_set(config: Config, default_out: Path) -> PreparedSet:
     return prepare_rows(**files, out=out, origin=origin)
 
 
+def corpus_to_index(config: Config, default_out: Path, index_root: Path) -> Corpus:
+    """The documents of the prepared set; where nothing but `data.corpus` is given, that file's."""
+    data = config.data
+    if data.corpus and not (data.queries or data.heldout):
+        check_paths(config, corpus_only=True)
+        return import_corpus(Path(data.corpus).expanduser(), index_root / "corpus")
+    return prepared_set(config, default_out)
+
+
 def _tokenizer_key(config: Config) -> dict[str, object]:
     """Which model's tokens the texts were cut by."""
     paths = {"lm": config.lm.tokenizer or config.lm.path, "retriever": config.retriever.path}
@@ -171,9 +184,12 @@ def check_data(config: Config, data: PreparedSet, source: LMSpec | HttpLM) -> No
 
 
 @contextmanager
-def start_workers(config: Config, source: LMSpec | HttpLM, index_root: Path, scores: Path) -> Iterator[Workers]:
+def start_workers(
+    config: Config, source: LMSpec | HttpLM, data: PreparedSet, index_root: Path, scores: Path
+) -> Iterator[Workers]:
     """LM behind its cache, and index service; Ray must run. All are stopped at the end."""
-    index = IndexService(index_root, index_settings(config))  # first: scorers may wait for room, its actors may not
+    # First: scorers may wait for room, its actors may not.
+    index = IndexService(index_root, index_settings(config, data))
     pool = open_lm(config.lm, source)
     lm = CachingLM(pool, cache_path(config.lm, scores))
     try:
@@ -184,28 +200,49 @@ def start_workers(config: Config, source: LMSpec | HttpLM, index_root: Path, sco
         lm.close()  # last: the pool's answers are stored until it is closed
 
 
-def index_settings(config: Config) -> IndexSettings:
-    index = config.index
+def index_settings(config: Config, data: PreparedSet | None = None) -> IndexSettings:
+    """With `data`, its first training texts measure every refresh."""
+    index, count = config.index, config.refresh.watch_queries
+    watched = data.queries.windows(range(min(count, len(data.queries)))) if data else []
     return IndexSettings(
-        kind=index.kind.value,
         num_shards=index.num_shards,
         num_builders=index.num_builders,
         threads=index.threads_per_worker,
         gpus_per_builder=index.gpus_per_builder,
+        gpus_per_searcher=index.gpus_per_searcher,
         max_attempts=index.max_attempts,
+        blue_green=index.swap is Swap.blue_green,
+        watch_texts=tuple(window.context for window in watched),
+        watch_k=config.retrieve.k,
     )
 
 
+def index_kind(config: Config, dim: int, num_documents: int) -> IndexKind:
+    """What is built and how it is searched; raises UserError where FAISS cannot build it of so many vectors."""
+    index = config.index
+    stored = index.rerank is Rerank.stored
+    kind = resolve_kind(index.kind, dim, num_documents, index.nprobe, stored, index.overretrieve)
+    check_kind(kind, dim, num_documents)
+    return kind
+
+
 def publish_snapshot(
-    config: Config, encoder: Encoder, data: PreparedSet, store: VersionStore, index: IndexState
+    config: Config, encoder: Encoder, data: Corpus, store: VersionStore, index: IndexState
 ) -> BuildPlan:
-    """Write the weights as they are as a version's snapshot, and say what is to be embedded with them."""
-    digest = store.save_snapshot(index.version, encoder.save)
+    """Write the weights as they are as a version's snapshot, and say what is to be built of them."""
+    return build_plan(config, encoder, data, store, index, store.save_snapshot(index.version, encoder.save))
+
+
+def build_plan(
+    config: Config, encoder: Encoder, data: Corpus, store: VersionStore, index: IndexState, weights_sha256: str
+) -> BuildPlan:
+    kind = index_kind(config, encoder.dim, len(data.corpus))
+    retrain = config.index.retrain_every is not None and index.version % config.index.retrain_every == 0
     return BuildPlan(
         version=index.version,
         step=index.step,
-        weights_sha256=digest,
-        corpus_path=str(data.corpus_path.absolute()),
+        weights_sha256=weights_sha256,
+        corpus_path=store.path_for_plan(data.corpus_path),
         corpus_sha256=data.corpus_sha256,
         num_documents=len(data.corpus),
         block_documents=config.index.block_documents,
@@ -214,10 +251,21 @@ def publish_snapshot(
         dim=encoder.dim,
         dtype=_dtype_name(config.index.dtype.value),
         tokens_per_batch=config.index.tokens_per_batch,
+        kind=kind,
+        num_shards=1 if kind.is_exact else config.index.num_shards,  # any number of searchers share exact vectors
+        quantizer_from=None if retrain else store.latest_quantizer(kind.factory, index.version),
     )
 
 
-def build_version(config: Config, encoder: Encoder, data: PreparedSet, index: IndexService, at: IndexState) -> None:
+def require_same_index(config: Config, encoder: Encoder, data: Corpus, store: VersionStore) -> None:
+    """Raise UserError where version 0 of an index is of another corpus or encoder, before anything is overwritten."""
+    with tempfile.TemporaryDirectory() as folder:
+        encoder.save(Path(folder))
+        digest = weights_sha256(Path(folder))
+    store.require_same_vectors(build_plan(config, encoder, data, store, IndexState(0, 0), digest))
+
+
+def build_version(config: Config, encoder: Encoder, data: Corpus, index: IndexService, at: IndexState) -> None:
     """Embed, publish and load a version now, unless it is there already."""
     plan = publish_snapshot(config, encoder, data, index.store, at)
     if not (index.store.is_published(at.version) and index.store.plan(at.version) == plan):
@@ -243,18 +291,27 @@ def lsr_module(config: Config, encoder: Encoder, data: PreparedSet) -> LSRModule
 
 
 def batch_pipeline(config: Config, module: LSRModule, data: PreparedSet, workers: Workers) -> BatchPipeline:
+    search = document_search(config, module.encoder, data, workers.index)
     return BatchPipeline(
         sampler=QuerySampler(len(data.queries), config.train.batch_size, config.seed),
         queries=data.queries,
         corpus=data.corpus,
         encode=module.encode_queries,
-        search=workers.index.search,
+        search=search,
         score=workers.lm.submit_sums,
         template=workers.template,
         k=config.retrieve.k,
+        exclude_own_source=config.retrieve.exclude_own_source,
         depth=config.train.pipeline_depth,
         max_steps=config.train.max_steps,
     )
+
+
+def document_search(config: Config, encoder: Encoder, data: PreparedSet, index: IndexService) -> Search:
+    """The index's answer, or the live encoder's order of it."""
+    if config.index.rerank is not Rerank.live:
+        return index.search
+    return LiveReranker(index.search, encoder.encode, data.corpus, config.index.overretrieve)
 
 
 def refresh_controller(config: Config, module: LSRModule, data: PreparedSet, workers: Workers) -> RefreshController:

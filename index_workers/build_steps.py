@@ -1,0 +1,56 @@
+"""What is made of a version's vectors once they are embedded.
+
+Each step can be done again, by anyone, with the same result.
+"""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from index_workers import faiss_index
+from index_workers.exact_search import ExactShard
+from index_workers.kinds import training_rows
+from index_workers.vectors import BlockVectors
+from index_workers.version_store import BuildPlan, VersionStore
+from index_workers.watch import mean_drift, sample_rows
+
+
+def make_quantizer(store: VersionStore, plan: BuildPlan) -> None:
+    """Take over the quantizer of the version that the plan names, or train one on a sample of this one's vectors."""
+
+    def save(partial: Path) -> int:
+        if plan.quantizer_from is not None:
+            shutil.copyfile(store.quantizer_path(plan.quantizer_from), partial)
+            return 0
+        assert plan.kind.factory is not None
+        rows = training_rows(plan.kind.factory, plan.num_documents)
+        return faiss_index.train_quantizer(plan.kind, _vectors(store, plan, 0, 1).take(rows), partial)
+
+    store.write_marked(store.quantizer_path(plan.version), save)
+
+
+def build_shard(store: VersionStore, plan: BuildPlan, shard: int) -> None:
+    """Fill the trained index with one shard's blocks, one in memory at a time."""
+    blocks = store.open_blocks(plan, plan.blocks_of_shard(shard), checked=False)
+    quantizer = store.quantizer_path(plan.version)
+    store.write_marked(store.shard_path(plan.version, shard), lambda out: faiss_index.fill(quantizer, blocks, out))
+
+
+def search_exactly(
+    store: VersionStore, plan: BuildPlan, part: int, parts: int, queries: np.ndarray, k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and similarities [B, <=k] by the float16 vectors of one part of a version, whatever its kind."""
+    return ExactShard(_vectors(store, plan, part, parts), torch.device("cpu")).search(queries, k)
+
+
+def drift(store: VersionStore, previous: BuildPlan, plan: BuildPlan) -> float:
+    """1 - mean cosine between the vectors that two versions have of the same documents, over a sample."""
+    rows = sample_rows(plan.num_documents)
+    return mean_drift(_vectors(store, previous, 0, 1).take(rows), _vectors(store, plan, 0, 1).take(rows))
+
+
+def _vectors(store: VersionStore, plan: BuildPlan, part: int, parts: int) -> BlockVectors:
+    blocks = store.open_blocks(plan, plan.blocks_of_shard(part, parts), checked=False)
+    return BlockVectors(plan.rows_of_shard(part, parts).start, blocks, plan.dim)

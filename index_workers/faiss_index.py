@@ -1,0 +1,122 @@
+"""The only module that knows FAISS: the lossy kinds, trained, filled block by block, written and searched.
+
+Inner products throughout. On a machine with GPUs and faiss-gpu an index is moved to the GPU that the process may use.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+
+from configs.errors import UserError
+from index_workers.kinds import PQ_CENTROIDS, IndexKind, num_lists
+from index_workers.vectors import BlockVectors, order_exactly
+
+
+def check_kind(kind: IndexKind, dim: int, num_documents: int) -> None:
+    """Raise UserError where FAISS cannot build this kind, or the corpus is too small to train it."""
+    if kind.factory is None:
+        return
+    try:
+        index = faiss.index_factory(dim, kind.factory, faiss.METRIC_INNER_PRODUCT)
+    except RuntimeError as error:
+        raise UserError(
+            f"index.kind is {kind.factory}; expected flat_fp16, sq8, ivf_sq8, ivf_pq or a FAISS index_factory string "
+            f"for {dim} dimensions ({_reason(error)})"
+        ) from error
+    least = max(num_lists(kind.factory), PQ_CENTROIDS if "PQ" in kind.factory else 1)
+    if not index.is_trained and num_documents < least:
+        raise UserError(
+            f"index.kind is {kind.factory}, which needs {least} documents to be trained; the corpus has {num_documents}"
+        )
+
+
+def train_quantizer(kind: IndexKind, sample: np.ndarray, out: Path) -> int:
+    """Write an empty index that has learnt what it needs from a sample of vectors [N, D]; returns N."""
+    assert kind.factory is not None
+    index = faiss.index_factory(sample.shape[1], kind.factory, faiss.METRIC_INNER_PRODUCT)
+    if not index.is_trained:
+        index.train(np.ascontiguousarray(sample, dtype=np.float32))
+    _write(index, out)
+    return len(sample)
+
+
+def fill(quantizer: Path, blocks: Iterable[np.ndarray], out: Path) -> int:
+    """Write the trained index with the vectors of all blocks in it; returns how many."""
+    index = faiss.read_index(str(quantizer))
+    for block in blocks:
+        index.add(np.ascontiguousarray(block, dtype=np.float32))
+    _write(index, out)
+    return int(index.ntotal)
+
+
+class FaissShard:
+    """A filled index over rows `first_row`, ...; with `vectors`, its candidates are ordered exactly."""
+
+    def __init__(self, path: Path, first_row: int, kind: IndexKind, vectors: BlockVectors | None) -> None:
+        self._index = _to_gpu(faiss.read_index(str(path)))
+        self._first_row, self._kind, self._vectors = first_row, kind, vectors
+        self._lists = num_lists(kind.factory or "")
+
+    def __len__(self) -> int:
+        return int(self._index.ntotal)
+
+    def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and inner products [B, min(k, size)], best first, for queries [B, D].
+
+        The products are exact where there are vectors to order by, else the quantizer's.
+        """
+        if not len(self):  # more shards than blocks; FAISS refuses to look for nothing
+            return np.empty((len(queries), 0), dtype=np.int64), np.empty((len(queries), 0), dtype=np.float32)
+        wanted = min(k * self._kind.overretrieve, len(self))
+        similarities, places = self._search_all(np.ascontiguousarray(queries, dtype=np.float32), wanted)
+        rows = places + self._first_row
+        if self._vectors is None:
+            return rows, similarities
+        return order_exactly(queries, rows, self._vectors.take(rows), k)
+
+    def _search_all(self, queries: np.ndarray, wanted: int) -> tuple[np.ndarray, np.ndarray]:
+        """As FAISS, but where the lists hold too few vectors for a query, in twice as many lists."""
+        similarities, places = self._search_lists(queries, wanted, probes := self._kind.nprobe)
+        while len(short := np.flatnonzero((places < 0).any(axis=1))):
+            if probes >= self._lists:
+                raise RuntimeError(f"{self._kind.factory} found fewer than {wanted} of {len(self)} vectors")
+            probes *= 2
+            similarities[short], places[short] = self._search_lists(queries[short], wanted, probes)
+        return similarities, places
+
+    def _search_lists(self, queries: np.ndarray, wanted: int, probes: int) -> tuple[np.ndarray, np.ndarray]:
+        if not self._lists:
+            return self._index.search(queries, wanted)
+        parameters: Any = faiss.SearchParametersIVF()
+        parameters.nprobe = min(probes, self._lists)
+        if isinstance(self._index, faiss.IndexPreTransform):  # a rotation before the lists
+            inner, parameters = parameters, faiss.SearchParametersPreTransform()
+            parameters.index_params = inner
+        return self._index.search(queries, wanted, params=parameters)
+
+
+def set_search_threads(threads: int) -> None:
+    """CPU threads of every search in this process."""
+    faiss.omp_set_num_threads(threads)
+
+
+def _write(index: faiss.Index, out: Path) -> None:
+    try:
+        faiss.write_index(index, str(out))
+    except RuntimeError as error:  # FAISS's only kind of error; what can fail here is the disk
+        raise OSError(_reason(error)) from error
+
+
+def _to_gpu(index: faiss.Index) -> faiss.Index:
+    """Onto the first GPU that this process may use, if there is one and this FAISS knows GPUs."""
+    if not hasattr(faiss, "StandardGpuResources") or not faiss.get_num_gpus():
+        return index
+    return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index)
+
+
+def _reason(error: RuntimeError) -> str:
+    """What is behind FAISS's own file names and function signatures."""
+    return str(error).strip().splitlines()[-1].rpartition(": ")[2]

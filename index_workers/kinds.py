@@ -1,0 +1,80 @@
+"""Index kinds: the presets, what FAISS is asked to build for them, and what a vector then takes. Pure.
+
+`flat_fp16` is ours: exact, over float16 vectors. Everything else is a FAISS `index_factory` string, lossy unless
+its answers are ordered again by the float16 vectors, which stay on disk beside it.
+"""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+EXACT = "flat_fp16"
+PRESETS = (EXACT, "sq8", "ivf_sq8", "ivf_pq")
+
+# k-means wants this many points for each centroid; FAISS warns below.
+POINTS_PER_LIST = 39
+PQ_CENTROIDS = 256
+
+
+@dataclass(frozen=True)
+class IndexKind:
+    """What is built, and how it is asked. `factory` None is exact search over the float16 vectors."""
+
+    factory: str | None = None
+    nprobe: int = 0  # lists that a search looks into; 0 where there are none
+    rerank: bool = False  # order candidates by the stored float16 vectors
+    overretrieve: int = 1  # candidates for each document asked for
+
+    @property
+    def is_exact(self) -> bool:
+        return self.factory is None
+
+    @property
+    def uses_vectors(self) -> bool:
+        """Whether a search reads the float16 vectors."""
+        return self.is_exact or self.rerank
+
+
+def resolve_kind(name: str, dim: int, num_documents: int, nprobe: int | None, rerank: bool, over: int) -> IndexKind:
+    """The kind that a configuration names, for vectors [num_documents, dim]."""
+    if name == EXACT:
+        return IndexKind()
+    factory = _factory(name, dim, num_documents)
+    lists = num_lists(factory)
+    probes = min(nprobe or default_nprobe(lists), lists)
+    return IndexKind(factory, probes, rerank, over if rerank else 1)
+
+
+def _factory(name: str, dim: int, num_documents: int) -> str:
+    lists = preset_lists(num_documents)
+    parts = min(64, dim // 4)  # sub-vectors of four dimensions after the rotation, a byte each
+    strings = {
+        "sq8": "SQ8",
+        "ivf_sq8": f"IVF{lists},SQ8",
+        "ivf_pq": f"OPQ{parts}_{4 * parts},IVF{lists},PQ{parts}",
+    }
+    return strings.get(name, name)
+
+
+def preset_lists(num_documents: int) -> int:
+    """Lists of an IVF preset: a power of two near 16 sqrt(n), fewer where there are not the points to train them."""
+    most = min(16 * num_documents**0.5, num_documents / POINTS_PER_LIST)
+    return 1 << max(0, int(most).bit_length() - 1)
+
+
+def num_lists(factory: str) -> int:
+    """Lists of an inverted file; 0 for a kind without."""
+    found = re.search(r"IVF(\d+)", factory)
+    return int(found.group(1)) if found else 0
+
+
+def default_nprobe(lists: int) -> int:
+    """A sixty-fourth of the lists, eight at least; docs/benchmarks.md has the recall it gives."""
+    return max(8, lists // 64) if lists else 0
+
+
+def training_rows(factory: str, num_documents: int) -> np.ndarray:
+    """Rows of the sample that quantizers are trained on: evenly spread, the same every time."""
+    points = 2 * POINTS_PER_LIST * max(num_lists(factory), PQ_CENTROIDS)
+    return np.linspace(0, num_documents - 1, min(num_documents, points)).round().astype(np.int64)

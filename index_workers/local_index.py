@@ -1,0 +1,41 @@
+"""The newest published version of an index, searched in this process: what `replug search` does."""
+
+from pathlib import Path
+
+import numpy as np
+
+from configs.errors import UserError
+from data.store import CorpusStore
+from index_workers.faiss_index import set_search_threads
+from index_workers.merge import merge_top_k
+from index_workers.searcher import open_shard
+from index_workers.version_store import VersionStore
+
+
+class LocalIndex:
+    """Raises UserError where nothing is published, a file is damaged, or the corpus is another."""
+
+    def __init__(self, root: Path, threads: int) -> None:
+        set_search_threads(threads)
+        store = VersionStore(root.absolute())
+        versions = store.published()
+        if not versions:
+            raise UserError(f"{root} holds no published index; expected a run directory or what `replug index` wrote")
+        self.plan = store.plan(versions[-1])
+        self.encoder_folder = store.encoder_folder(self.plan.version)
+        self.corpus = _open_corpus(store.corpus_path(self.plan), self.plan.num_documents)
+        num_shards = self.plan.num_shards
+        self._shards = [open_shard(store, self.plan, shard, num_shards) for shard in range(num_shards)]
+
+    def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and similarities [B, k], best first, for queries [B, D]."""
+        return merge_top_k([shard.search(queries, k) for shard in self._shards], k)
+
+
+def _open_corpus(path: Path, num_documents: int) -> CorpusStore:
+    if not path.is_file():
+        raise UserError(f"the index's corpus {path} is gone; bring it back, or build the index again")
+    corpus = CorpusStore(path)
+    if len(corpus) != num_documents:
+        raise UserError(f"{path} holds {len(corpus)} documents, the index {num_documents}; build the index again")
+    return corpus

@@ -1,0 +1,39 @@
+"""The stored vectors of one shard: float16 blocks by row, and exact similarities to a few of them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+class BlockVectors:
+    """Blocks [rows, D] float16 of rows `first_row`, `first_row + 1`, ...; all but the last of one length."""
+
+    def __init__(self, first_row: int, blocks: Sequence[np.ndarray], dim: int) -> None:
+        self.first_row, self.blocks, self.dim = first_row, list(blocks), dim
+        self._block_rows = len(self.blocks[0]) if self.blocks else 1
+        self._num_rows = sum(len(block) for block in self.blocks)
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        """Vectors [..., D] float16 of rows of the corpus."""
+        places = rows.ravel() - self.first_row
+        numbers = places // self._block_rows
+        vectors = np.empty((len(places), self.dim), dtype=np.float16)
+        for number in np.unique(numbers):
+            here = np.flatnonzero(numbers == number)
+            vectors[here] = self.blocks[number][places[here] - number * self._block_rows]
+        return vectors.reshape(*rows.shape, self.dim)
+
+
+def order_exactly(queries: np.ndarray, rows: np.ndarray, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and inner products [B, k] of candidate rows [B, C] with vectors [B, C, D], for queries [B, D].
+
+    Summed in float64, so that a document's similarity is the same number whatever was searched beside it, by
+    whichever hardware and index kind; equal ones come in the order of their rows.
+    """
+    products = np.einsum("bd,bcd->bc", queries.astype(np.float64), vectors.astype(np.float64))
+    similarities = products.astype(np.float32)
+    order = np.lexsort((rows, -similarities), axis=1)[:, :k]
+    return np.take_along_axis(rows, order, axis=1), np.take_along_axis(similarities, order, axis=1)

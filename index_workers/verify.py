@@ -1,0 +1,110 @@
+"""`replug verify`: is every file of an index what its manifest says?"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from configs.errors import UserError
+from data.progress import Progress
+from data.store import CorpusStore, file_sha256
+from index_workers.searcher import open_shard
+from index_workers.version_store import BuildPlan, VersionStore, require_intact, weights_sha256
+
+
+def verify_index(root: Path) -> tuple[list[str], list[str]]:
+    """A line for each version, and a line for each thing that is wrong: checksums, counts, dimensions, finiteness."""
+    store = VersionStore(root.absolute())
+    versions = sorted(int(path.name[1:]) for path in store.root.glob("v*") if path.name[1:].isdigit())
+    lines: list[str] = []
+    problems = [] if versions else [f"{root} holds no index; expected a run directory or what `replug index` wrote"]
+    for version in versions:
+        if not store.is_published(version):
+            lines.append(f"v{version:06d}: unfinished, not searched")
+            continue
+        found = list(_problems(store, version))
+        lines.append(f"v{version:06d}: {_describe(store, version) if not found else f'{len(found)} things are wrong'}")
+        problems += found
+    if versions and not store.published():
+        problems.append(f"{root} holds no finished version; run the command that was building it again")
+    return lines, problems
+
+
+def _describe(store: VersionStore, version: int) -> str:
+    plan = store.plan(version)
+    size = sum(path.stat().st_size for path in store.files(plan)) / 1e6
+    kind = plan.kind.factory or "flat_fp16"
+    return (
+        f"{plan.num_documents} documents x {plan.dim}, {kind}, weights of step {plan.step}, {size:,.1f} MB, all intact"
+    )
+
+
+def _problems(store: VersionStore, version: int) -> Iterator[str]:
+    try:
+        files, plan = store.manifest(version)["files"], store.plan(version)
+    except (UserError, TypeError) as error:
+        yield str(error)
+        return
+    yield from _encoder_problems(store, plan)
+    yield from _corpus_problems(store.corpus_path(plan), plan)
+    missing = [path for path in store.files(plan) if path.name not in files]
+    if missing:
+        yield f"{store.folder(version)}/manifest.json lists no {missing[0].name} ({len(missing)} such files)"
+        return
+    yield from _file_problems(store, plan, files)
+
+
+def _file_problems(store: VersionStore, plan: BuildPlan, files: dict) -> Iterator[str]:
+    progress = Progress(f"checking v{plan.version:06d}", len(files))
+    found = 0
+    for path in store.files(plan):
+        for problem in _file_problem(store, plan, path, files[path.name]["sha256"]):
+            found += 1
+            yield problem
+        progress.advance()
+    if not found:
+        yield from _count_problems(store, plan)
+
+
+def _file_problem(store: VersionStore, plan: BuildPlan, path: Path, sha256: str) -> Iterator[str]:
+    try:
+        require_intact(path, sha256)
+        if path.suffix == ".npy":
+            block = int(path.stem.partition("-")[2])
+            vectors = store.open_blocks(plan, [block], checked=False)[0]
+            if not np.isfinite(vectors).all():
+                yield f"{path} holds numbers that are not finite"
+    except (UserError, ValueError) as error:
+        yield str(error)
+
+
+def _count_problems(store: VersionStore, plan: BuildPlan) -> Iterator[str]:
+    """A lossy kind's index holds as many vectors as its shard has documents."""
+    for shard in range(0 if plan.kind.is_exact else plan.num_shards):
+        held, expected = len(open_shard(store, plan, shard, plan.num_shards)), len(plan.rows_of_shard(shard))
+        if held != expected:
+            yield f"{store.shard_path(plan.version, shard)} holds {held} vectors, expected {expected}"
+
+
+def _encoder_problems(store: VersionStore, plan: BuildPlan) -> Iterator[str]:
+    folder = store.encoder_folder(plan.version)
+    if not (folder / "model.safetensors").is_file():
+        yield f"{folder}/model.safetensors is missing"
+    elif weights_sha256(folder) != plan.weights_sha256:
+        yield f"{folder}/model.safetensors is not the encoder that embedded this version: its checksum differs"
+    try:
+        dim = json.loads((folder / "config.json").read_text())["hidden_size"]
+        if dim != plan.dim:
+            yield f"{folder}/config.json says {dim} dimensions, the vectors have {plan.dim}"
+    except (FileNotFoundError, ValueError, KeyError) as error:
+        yield f"{folder}/config.json cannot be read: {error}"
+
+
+def _corpus_problems(path: Path, plan: BuildPlan) -> Iterator[str]:
+    if not path.is_file():
+        yield f"the corpus {path} is gone"
+    elif file_sha256(path) != plan.corpus_sha256:
+        yield f"the corpus {path} is not the one that was embedded: its checksum differs"
+    elif len(CorpusStore(path)) != plan.num_documents:
+        yield f"the corpus {path} holds {len(CorpusStore(path))} documents, the index {plan.num_documents}"
