@@ -35,6 +35,7 @@ POSITIVE = [
     "index.block_documents",
     "index.tokens_per_batch",
     "index.threads_per_worker",
+    "index.timeout_seconds",
     "index.max_attempts",
     "train.max_steps",
     "train.batch_size",

@@ -191,6 +191,7 @@ class IndexConfig:
     gpus_per_builder: float = 0.0  # GPUs of each builder; fractions share one
     gpus_per_searcher: float = 0.0  # GPUs of each shard's searcher; vectors are then held in GPU memory
     swap: Swap = Swap.double  # double: searchers hold two versions; blue_green: new searchers take the builders' place
+    timeout_seconds: float = 3600.0  # a block, or one step of a lossy kind's build, that takes longer is done again
     max_attempts: int = 3  # times a block is tried before the refresh counts as failed
     out: str | None = None  # where `replug index` writes (default: RUN_DIR/index)
 

@@ -148,3 +148,15 @@ def _mark_swaps(axes: Axes, metrics: Sequence[dict]) -> None:
     for row in metrics:
         if row.get("index/swapped"):
             axes.axvline(row["step"], color="black", alpha=0.4, linewidth=0.8, linestyle=":")
+
+
+def draw_refreshes(axes: Axes, metrics: Sequence[dict]) -> None:
+    """What each refresh changed: documents that stayed in the top k, and how far the vectors moved."""
+    axes.step(*_series(metrics, "index/overlap"), where="post", color=COLOURS["replug"], label="overlap of top k")
+    axes.step(*_series(metrics, "index/recall"), where="post", color=COLOURS["none"], label="recall")
+    axes.set_ylim(0, 1.05)
+    drift = axes.twinx()
+    drift.step(*_series(metrics, "index/drift"), where="post", color=COLOURS["lsr"], label="drift (right)")
+    drift.grid(False)
+    axes.set_title("what each refresh of the index changed", fontsize=10)
+    axes.legend(handles=[*axes.lines, *drift.lines], fontsize=8, frameon=False)

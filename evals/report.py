@@ -39,6 +39,24 @@ SCORING_COUNTS = [
     ("truncated", "inputs truncated"),
 ]
 
+INDEX_COLUMNS = [
+    ("version", "index/live_version", "v{:.0f}"),
+    ("first seen at step", "step", "{:.0f}"),
+    ("weights of step", "index/live_step", "{:.0f}"),
+    ("recall", "index/recall", "{:.3f}"),
+    ("overlap", "index/overlap", "{:.3f}"),
+    ("drift", "index/drift", "{:.4f}"),
+    ("documents / s", "index/swap_documents_per_second", "{:,.0f}"),
+    ("build, s", "index/swap_build_seconds", "{:.1f}"),
+    ("waited, s", "index/swap_wait_seconds", "{:.2f}"),
+    ("switch, ms", "index/swap_ms", "{:.1f}"),
+]
+INDEX_NOTE = (
+    "Recall: the share of the exact top documents that the index finds. Overlap: the share of what it finds that the "
+    "version before found for the same queries. Drift: 1 − mean cosine of a document's vectors in both. "
+    "Waited: how long training stood still for the refresh."
+)
+
 
 def write_report(path: Path, results: dict, metrics: Sequence[dict], examples_path: Path, config_path: Path) -> None:
     """Write the page; it loads nothing from elsewhere."""
@@ -47,6 +65,7 @@ def write_report(path: Path, results: dict, metrics: Sequence[dict], examples_pa
         _bpb_section(results),
         _retrieval_section(results),
         _curves_section(metrics),
+        _index_section(metrics),
         _examples_section(examples),
         f"<h2>Configuration</h2><details><summary>resolved</summary><pre>{escape(config_path.read_text())}</pre></details>",
     ]
@@ -104,11 +123,30 @@ def _curves_section(metrics: Sequence[dict]) -> str:
         figures.draw_entropies,
         figures.draw_agreement,
         figures.draw_index_age,
+        figures.draw_refreshes,
         figures.draw_times,
         figures.draw_throughput,
     )
     drawings = "".join(f"<div>{figures.to_svg(partial(draw, metrics=metrics))}</div>" for draw in draws)
     return f"<h2>Training</h2><div class=grid>{drawings}</div>{_throughput_line(metrics)}{_scoring_line(metrics)}"
+
+
+def _index_section(metrics: Sequence[dict]) -> str:
+    """A row for each version that served, as the first step that logged it says."""
+    rows = {row["index/live_version"]: row for row in reversed(metrics) if "index/live_version" in row}
+    if not rows:
+        return ""
+    head = "".join(f"<th>{title}</th>" for title, _, _ in INDEX_COLUMNS)
+    body = "".join(_index_row(rows[version]) for version in sorted(rows))
+    last = metrics[-1]
+    return (
+        f"<h2>The index</h2><p class=muted>{INDEX_NOTE} Refreshes skipped: {last['index/refreshes_skipped']:.0f}; "
+        f"failed: {last['index/refreshes_failed']:.0f}.</p><table><tr>{head}</tr>{body}</table>"
+    )
+
+
+def _index_row(row: dict) -> str:
+    return f"<tr>{''.join(f'<td>{text.format(row[key])}</td>' for _, key, text in INDEX_COLUMNS)}</tr>"
 
 
 def _throughput_line(metrics: Sequence[dict]) -> str:

@@ -16,6 +16,7 @@ from index_workers.vectors import BlockVectors, order_exactly
 CHUNK_ROWS, CHUNK_ROWS_GPU = 16_384, 262_144
 # The product rounds by what else is in the batch; among a few more candidates than asked for, the exact order is found.
 MARGIN = 8
+QUERIES = 512  # searched at once; their products with a chunk are held in memory
 
 
 class ExactShard:
@@ -32,6 +33,11 @@ class ExactShard:
 
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows and inner products [B, min(k, size)], best first, for queries [B, D]."""
+        parts = [self._search_some(some, k) for some in np.split(queries, range(QUERIES, len(queries), QUERIES))]
+        rows, similarities = zip(*parts, strict=True)
+        return np.concatenate(rows), np.concatenate(similarities)
+
+    def _search_some(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         places = self._candidates(torch.from_numpy(queries).to(self._device), min(k + MARGIN, len(self)))
         rows = places.cpu().numpy() + self._vectors.first_row
         return order_exactly(queries, rows, self._vectors.take(rows), k)

@@ -1,6 +1,6 @@
 """The only module that knows FAISS: the lossy kinds, trained, filled block by block, written and searched.
 
-Inner products throughout. On a machine with GPUs and faiss-gpu an index is moved to the GPU that the process may use.
+Inner products throughout. With faiss-gpu a searcher that has a GPU moves its index there.
 """
 
 from collections.abc import Iterable
@@ -55,8 +55,11 @@ def fill(quantizer: Path, blocks: Iterable[np.ndarray], out: Path) -> int:
 class FaissShard:
     """A filled index over rows `first_row`, ...; with `vectors`, its candidates are ordered exactly."""
 
-    def __init__(self, path: Path, first_row: int, kind: IndexKind, vectors: BlockVectors | None) -> None:
-        self._index = _to_gpu(faiss.read_index(str(path)))
+    def __init__(
+        self, path: Path, first_row: int, kind: IndexKind, vectors: BlockVectors | None, on_gpu: bool = False
+    ) -> None:
+        index = faiss.read_index(str(path))
+        self._index = _to_gpu(index) if on_gpu else index
         self._first_row, self._kind, self._vectors = first_row, kind, vectors
         self._lists = num_lists(kind.factory or "")
 
@@ -111,9 +114,9 @@ def _write(index: faiss.Index, out: Path) -> None:
 
 
 def _to_gpu(index: faiss.Index) -> faiss.Index:
-    """Onto the first GPU that this process may use, if there is one and this FAISS knows GPUs."""
-    if not hasattr(faiss, "StandardGpuResources") or not faiss.get_num_gpus():
-        return index
+    """Onto the first GPU that this process sees."""
+    if not hasattr(faiss, "StandardGpuResources"):
+        raise UserError("index.gpus_per_searcher is set, but this FAISS knows no GPU: pip install '.[gpu]' instead")
     return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index)
 
 

@@ -18,7 +18,6 @@ from index_workers.exact_search import ExactShard
 from index_workers.faiss_index import FaissShard, set_search_threads
 from index_workers.vectors import BlockVectors
 from index_workers.version_store import BuildPlan, VersionStore
-from models.hardware import default_device
 
 Found = tuple[np.ndarray, np.ndarray]  # rows of the corpus and inner products [B, <= k], best first
 
@@ -83,11 +82,11 @@ class _Loaded:
 class Searcher:
     """Shard `shard` of `num_shards`. Several threads may call it at once."""
 
-    def __init__(self, root: Path, shard: int, num_shards: int, threads: int) -> None:
+    def __init__(self, root: Path, shard: int, num_shards: int, threads: int, device: str = "cpu") -> None:
         set_search_threads(threads)
         torch.set_num_threads(threads)
         self._store = VersionStore(root)
-        self._shard, self._num_shards = shard, num_shards
+        self._shard, self._num_shards, self._device = shard, num_shards, device
         self._versions: dict[int, _Loaded] = {}
         self._loading = threading.Lock()
 
@@ -118,24 +117,27 @@ class Searcher:
             return self._versions[version]
 
     def _open(self, version: int) -> Shard:
-        return open_shard(self._store, self._store.plan(version), self._shard, self._num_shards)
+        return open_shard(self._store, self._store.plan(version), self._shard, self._num_shards, self._device)
 
 
 def _yield_to_searches() -> None:
-    """A thread of the lowest priority, of its own since it may not raise it again: loading compares checksums."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+    """For a thread of its own, since it may not raise its priority again: loading reads and compares everything.
+
+    Not the lowest priority: where LMs keep all cores busy, a refresh must come to its end too.
+    """
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
-def open_shard(store: VersionStore, plan: BuildPlan, shard: int, num_shards: int) -> Shard:
-    """One shard of a published version; raises UserError naming a damaged file, or a number of shards it has not."""
+def open_shard(store: VersionStore, plan: BuildPlan, shard: int, num_shards: int, device: str = "cpu") -> Shard:
+    """One shard of a published version, in main memory or on `cuda`; raises UserError naming a damaged file."""
     vectors = None
     if plan.kind.uses_vectors:
         blocks = store.open_blocks(plan, plan.blocks_of_shard(shard, num_shards))
         vectors = BlockVectors(plan.rows_of_shard(shard, num_shards).start, blocks, plan.dim)
     if plan.kind.is_exact:
         assert vectors is not None
-        return ExactShard(vectors, default_device())
+        return ExactShard(vectors, torch.device(device))
     if num_shards != plan.num_shards:
         raise ValueError(f"index version {plan.version} has {plan.num_shards} shards, asked for {num_shards}")
     first_row = plan.rows_of_shard(shard).start
-    return FaissShard(store.checked_shard_path(plan, shard), first_row, plan.kind, vectors)
+    return FaissShard(store.checked_shard_path(plan, shard), first_row, plan.kind, vectors, on_gpu=device == "cuda")

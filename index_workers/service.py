@@ -51,6 +51,7 @@ class IndexSettings:
     gpus_per_builder: float = 0.0
     gpus_per_searcher: float = 0.0
     max_attempts: int = 3
+    timeout_seconds: float = 3600.0
     blue_green: bool = False
     watch_texts: tuple[str, ...] = ()
     watch_k: int = 20
@@ -73,6 +74,7 @@ class IndexService:
         self._settings = settings
         self._threads = settings.threads or available_cores()
         self._builders: ActorPool | None = None
+        self._corpus: CorpusStore | None = None  # one for all versions
         self._groups: dict[int, SearcherGroup] = {}  # by version
         self._shared = None if settings.blue_green else SearcherGroup(self._make_searcher, settings.num_shards)
         self.builders  # noqa: B018 - starts them, so that they are there when they are needed
@@ -88,7 +90,7 @@ class IndexService:
                 "index builder",
                 max_in_flight=BUILDER_CALLS,
                 max_attempts=settings.max_attempts,
-                timeout_seconds=3600.0,
+                timeout_seconds=settings.timeout_seconds,
             )
         return self._builders
 
@@ -127,8 +129,9 @@ class IndexService:
         group = self._groups[version]
         if exclude is None:
             return SearchResult(*group.search(version, queries, k), version)
-        sources = CorpusStore(self.store.corpus_path(self.store.plan(version))).sources
-        found = search_excluding(lambda q, n: group.search(version, q, n), sources, queries, k, exclude)
+        if self._corpus is None:
+            self._corpus = CorpusStore(self.store.corpus_path(self.store.plan(version)))
+        found = search_excluding(lambda q, n: group.search(version, q, n), self._corpus.sources, queries, k, exclude)
         return SearchResult(*found, version)
 
     def commit(self, version: int) -> None:
@@ -231,7 +234,8 @@ class IndexService:
             max_concurrency=8,  # searches go on while a version is loaded
             runtime_env=thread_env(self._threads),
         )
-        return actor.remote(self.store.root, shard, self._settings.num_shards, self._threads)
+        device = "cuda" if self._settings.gpus_per_searcher else "cpu"
+        return actor.remote(self.store.root, shard, self._settings.num_shards, self._threads, device)
 
     def _make_builder(self, number: int) -> Any:
         actor = ray.remote(Builder).options(

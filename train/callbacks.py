@@ -13,14 +13,14 @@ import torch
 from pytorch_lightning.loggers.logger import Logger, rank_zero_experiment
 from pytorch_lightning.utilities import rank_zero_only
 
-from configs.errors import RunError
+from configs.errors import RunError, UserError
 from data.progress import Progress, say
 from data.records import RetrievedBatch
 from data.store import write_json
 from train.loss import lm_scores
 from train.module import LossSettings
 from train.pipeline import BatchPipeline
-from train.refresh import RefreshController, Swap
+from train.refresh import RefreshController
 from train.run_dir import CheckpointMark, RunDirectory
 from train.temperature import temperature_warning
 
@@ -43,8 +43,8 @@ class StepBoundary(pl.Callback):
         self._start = time.monotonic()
         swap = self._refresh.at_boundary(batch)
         if swap is not None:
-            say(f"step {batch}: swapped to index v{swap.index.version} (weights of step {swap.index.step})")
-        pl_module.log_dict({**_swap_metrics(swap), **_index_metrics(self._refresh)})
+            say(_describe_swap(batch, self._refresh))
+        pl_module.log_dict(_index_metrics(self._refresh, swapped=swap is not None))
         self._pipeline.advance(batch, self._refresh.live)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
@@ -66,20 +66,29 @@ class StepBoundary(pl.Callback):
         self._pipeline.restore([batch_from_state(state) for state in state_dict["batches"]])
 
 
-def _swap_metrics(swap: Swap | None) -> dict[str, float]:
-    """Logged at every step: Lightning would repeat a value that is logged now and then."""
-    if swap is None:
-        return {"index/swapped": 0.0, "index/swap_ms": 0.0, "index/swap_wait_seconds": 0.0}
-    return {"index/swapped": 1.0, "index/swap_ms": swap.switch_ms, "index/swap_wait_seconds": swap.wait_seconds}
+def _describe_swap(step: int, refresh: RefreshController) -> str:
+    live, measures = refresh.live, refresh.last.measures
+    return (
+        f"step {step}: swapped to index v{live.version} (weights of step {live.step}); recall {measures.recall:.3f}, "
+        f"{measures.overlap:.0%} of the documents found stay, vectors moved by {measures.drift:.4f}"
+    )
 
 
-def _index_metrics(refresh: RefreshController) -> dict[str, float]:
-    """How the live version was made and what it is like; and the refreshes that came to nothing."""
-    last = refresh.last
+def _index_metrics(refresh: RefreshController, swapped: bool) -> dict[str, float]:
+    """What serves now, how it was made and what it is like; and the refreshes that came to nothing.
+
+    Logged at every step: Lightning would repeat a value that is logged now and then.
+    """
+    last, swap = refresh.last, refresh.last_swap
     return {
+        "index/live_version": float(refresh.live.version),
+        "index/live_step": float(refresh.live.step),
+        "index/swapped": float(swapped),
         **{f"index/{name}": value for name, value in asdict(last.measures).items()},
         "index/swap_build_seconds": last.build_seconds,
         "index/swap_documents_per_second": last.documents_per_second,
+        "index/swap_wait_seconds": swap.wait_seconds,
+        "index/swap_ms": swap.switch_ms,
         "index/refreshes_skipped": float(refresh.num_skipped),
         "index/refreshes_failed": float(refresh.num_failed),
     }
@@ -147,8 +156,8 @@ class Checkpointer(pl.Callback):
             self.save(trainer)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """A run that cannot go on (no LM answers, a budget is spent) loses none of its steps."""
-        if isinstance(exception, RunError) and trainer.global_step not in [
+        """A run that cannot go on (no LM answers, a budget is spent, the index is damaged) loses none of its steps."""
+        if isinstance(exception, RunError | UserError) and trainer.global_step not in [
             m.step for m in self._run.checkpoint_marks()
         ]:
             self.save(trainer)

@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import AuthenticationError
 
 from configs.errors import UserError
-from configs.schema import Config, ScoreConfig
+from configs.schema import Config, ScoreConfig, Swap
 from data.progress import say
 
 
@@ -19,7 +19,9 @@ def actors_needed(config: Config | ScoreConfig) -> dict[str, int]:
     """Actors by the key that sets their number; each takes one logical CPU. An LM on a server has none."""
     actors = {} if config.lm.url else {"lm.num_replicas": config.lm.num_replicas}
     if isinstance(config, Config):
-        actors |= {"index.num_shards": config.index.num_shards, "index.num_builders": config.index.num_builders}
+        index = config.index
+        versions = 2 if index.swap is Swap.blue_green else 1  # that have searchers of their own during a swap
+        actors |= {"index.num_shards": versions * index.num_shards, "index.num_builders": index.num_builders}
     return actors
 
 

@@ -48,9 +48,8 @@ class _Pending:
 class Swap:
     """One hot swap, for metrics: how long the boundary waited for the refresh, and for the switch itself."""
 
-    index: IndexState
-    wait_seconds: float
-    switch_ms: float
+    wait_seconds: float = 0.0
+    switch_ms: float = 0.0
 
 
 class RefreshController:
@@ -63,7 +62,7 @@ class RefreshController:
         self.live = IndexState(version=0, step=0)
         self._pending: _Pending | None = None
         self._last_error: BaseException | None = None
-        self.last = Refreshed(Measures(), 0.0, 0.0)  # of the live version
+        self.last, self.last_swap = Refreshed(Measures(), 0.0, 0.0), Swap()  # those of the live version
         self.num_skipped = self.num_failed = 0
 
     def at_boundary(self, step: int) -> Swap | None:
@@ -155,7 +154,8 @@ class RefreshController:
         start = time.monotonic()
         self.live, self.last = pending.index, pending.ready.result()
         self._service.commit(self.live.version)
-        return Swap(self.live, waited, 1000 * (time.monotonic() - start))
+        self.last_swap = Swap(waited, 1000 * (time.monotonic() - start))
+        return self.last_swap
 
     def _check_age(self, step: int) -> None:
         age = step - self.live.step

@@ -44,6 +44,7 @@ def train(config: Config) -> dict:
     module_encoder = wiring.load_encoder(config)
     data = wiring.prepared_set(config, run.data)
     wiring.check_data(config, data, lm)
+    wiring.index_kind(config, module_encoder.dim, len(data.corpus))
     run.claim(config, lm.identity)  # only now: a mistake mended above must not be a changed key of an unfinished run
     if config.train.threads:
         torch.set_num_threads(config.train.threads)

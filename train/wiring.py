@@ -211,6 +211,7 @@ def index_settings(config: Config, data: PreparedSet | None = None) -> IndexSett
         gpus_per_builder=index.gpus_per_builder,
         gpus_per_searcher=index.gpus_per_searcher,
         max_attempts=index.max_attempts,
+        timeout_seconds=index.timeout_seconds,
         blue_green=index.swap is Swap.blue_green,
         watch_texts=tuple(window.context for window in watched),
         watch_k=config.retrieve.k,
