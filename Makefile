@@ -48,9 +48,9 @@ test: .venv/.installed-dev
 test-servers: .venv/.installed-dev .venv-vllm/.installed .venv-llama-cpp/.installed
 	@$(BIN)/python -m pytest tests/models/test_real_servers.py
 
-# The storms of killed replicas and failing servers at full size; a quarter of an hour.
+# The storms of killed replicas, index workers, nodes and failing servers at full size; half an hour.
 storm: .venv/.installed-dev
-	@REPLUG_STORM=full $(BIN)/python -m pytest -s tests/models/test_scorer_storm.py tests/models/test_http_storm.py
+	@REPLUG_STORM=full $(BIN)/python -m pytest -s tests/models/test_scorer_storm.py tests/models/test_http_storm.py tests/train/test_index_storm.py
 
 check: check-static test
 

@@ -108,7 +108,8 @@ def set_search_threads(threads: int) -> None:
 
 def _write(index: faiss.Index, out: Path) -> None:
     try:
-        faiss.write_index(index, str(out))
+        with out.open("wb") as file:  # given a path, FAISS ignores that the last bytes could not be written
+            faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))  # type: ignore[attr-defined]
     except RuntimeError as error:  # FAISS's only kind of error; what can fail here is the disk
         raise OSError(_reason(error)) from error
 

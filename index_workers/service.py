@@ -104,11 +104,13 @@ class IndexService:
 
         Its result is the documents embedded a second.
         """
-        return _in_background(lambda: self._build(plan, quiet))
+        missing = self.store.begin(plan)  # now: a checkpoint may name this version as soon as this returns
+        return _in_background(lambda: self._build(plan, missing, quiet))
 
     def refresh(self, plan: BuildPlan, previous: int) -> "Future[Refreshed]":
         """Build a version and load it on every shard, beside the previous one, in the background."""
-        return _in_background(lambda: self._refresh(plan, previous))
+        missing = self.store.begin(plan)
+        return _in_background(lambda: self._refresh(plan, missing, previous))
 
     def prepare(self, version: int) -> None:
         """Load a published version on every shard, beside the one that is served."""
@@ -148,16 +150,28 @@ class IndexService:
         for group in {*self._groups.values(), *filter(None, [self._shared])}:
             group.close()
 
-    def _refresh(self, plan: BuildPlan, previous: int) -> Refreshed:
+    def _refresh(self, plan: BuildPlan, missing: Missing, previous: int) -> Refreshed:
         start = time.monotonic()
-        rate = self._build(plan, quiet=False)
+        rate = self._build(plan, missing, quiet=False)
         seconds = time.monotonic() - start
         ask = self._questions(plan, previous)
-        self.prepare(plan.version)
-        return Refreshed(ask(), seconds, rate)
+        try:
+            self.prepare(plan.version)
+            return Refreshed(ask(), seconds, rate)
+        except Exception:
+            if plan.version != previous:
+                self._forget(plan.version)
+            raise
 
-    def _build(self, plan: BuildPlan, quiet: bool) -> float:
-        missing = self.store.begin(plan)
+    def _forget(self, version: int) -> None:
+        """What some searchers have loaded must not answer for the next version, which has the same number."""
+        group = self._groups.pop(version, None)
+        if group is self._shared:
+            group.release(list(self._groups))
+        elif group is not None:
+            group.close()
+
+    def _build(self, plan: BuildPlan, missing: Missing, quiet: bool) -> float:
         start = time.monotonic()
         documents = self._embed(plan, missing.blocks, quiet)
         seconds = time.monotonic() - start

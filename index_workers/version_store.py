@@ -12,12 +12,14 @@ if it is by the same weights over the same corpus; otherwise it starts anew.
 """
 
 import hashlib
+import io
 import json
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -143,7 +145,7 @@ class VersionStore:
         shutil.rmtree(partial, ignore_errors=True)
         target = self.encoder_folder(version)
         with writing(partial):
-            save(partial)
+            _save_encoder(save, partial)
             digest = weights_sha256(partial)
             if target.exists() and weights_sha256(target) == digest:
                 shutil.rmtree(partial)
@@ -171,6 +173,8 @@ class VersionStore:
         before = plan_from_json(_read_json(record)) if record.exists() else None
         if before != plan:
             self._discard_stale(before, plan)
+        for partial in self.folder(plan.version).glob("*.partial"):
+            partial.unlink()
         write_json(record, asdict(plan))
         lossy = not plan.kind.is_exact
         return Missing(
@@ -193,20 +197,25 @@ class VersionStore:
         """Write vectors [rows, D] as float16, then the mark that makes them count. Raises RunError naming the file."""
 
         def save(partial: Path) -> int:
-            with partial.open("wb") as file:
-                np.save(file, vectors.astype(np.float16), allow_pickle=False)
+            content = io.BytesIO()  # into a file, numpy would ignore that the last bytes could not be written
+            np.save(content, vectors.astype(np.float16), allow_pickle=False)
+            partial.write_bytes(content.getbuffer())
             return len(vectors)
 
         self.write_marked(self.block_path(version, block), save)
 
     def write_marked(self, path: Path, save: Callable[[Path], int]) -> None:
-        """`save` writes a file beside `path` and returns its rows; then it is renamed, then marked."""
-        partial = path.with_name(path.name + ".partial")
+        """`save` writes a file beside `path` and returns its rows; then it is renamed, then marked.
+
+        Beside it under a name of its own: a builder that is believed dead may still be writing the same.
+        """
+        partial = path.with_name(f"{path.name}.{uuid4().hex}.partial")
         with writing(partial):
             rows = save(partial)
-            digest = file_sha256(partial)
+            mark = {"sha256": file_sha256(partial), "rows": rows}
             partial.replace(path)
-        write_json(_mark(path), {"sha256": digest, "rows": rows})
+            partial.write_text(json.dumps(mark))
+            partial.replace(_mark(path))
 
     def publish(self, plan: BuildPlan) -> None:
         """Mark a version as searchable; raises RunError where a file of it is not marked or its rows are not right."""
@@ -280,6 +289,16 @@ class VersionStore:
 
 def plan_from_json(content: dict[str, Any]) -> BuildPlan:
     return BuildPlan(**{**content, "kind": IndexKind(**content["kind"])})
+
+
+def _save_encoder(save: Callable[[Path], None], folder: Path) -> None:
+    """Raise OSError for what the disk does not take: safetensors and tokenizers have error classes of their own."""
+    try:
+        save(folder)
+    except Exception as error:
+        if "os error" in str(error):
+            raise OSError(str(error)) from error
+        raise
 
 
 def weights_sha256(folder: Path) -> str:

@@ -51,6 +51,7 @@ class StepBoundary(pl.Callback):
         seconds = time.monotonic() - self._start
         pl_module.log_dict(
             {
+                "time/refresh_under_way": float(self._refresh.is_under_way),
                 "time/step_seconds": seconds,
                 "throughput/pairs_per_second": self._pipeline.pairs_per_step / seconds,
                 **{f"scoring/{name}": value for name, value in self._lm_metrics().items()},

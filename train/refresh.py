@@ -100,6 +100,11 @@ class RefreshController:
             plan = self._service.store.pending_plan(pending.version)
             self._pending = _Pending(pending, self._service.refresh(plan, self.live.version))
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a version is being built now."""
+        return self._pending is not None and not self._pending.ready.done()
+
     def next_version(self) -> int:
         """The number of the version after training, once nothing is being built any more."""
         if self._pending is None:
@@ -121,11 +126,11 @@ class RefreshController:
             return
         index = IndexState(self.live.version + 1, step)
         try:
-            plan = self._publish(index)
+            ready = self._service.refresh(self._publish(index), self.live.version)
         except (OSError, RunError) as error:  # a full disk, say
             self._fail(step, index, error)
         else:
-            self._pending = _Pending(index, self._service.refresh(plan, self.live.version))
+            self._pending = _Pending(index, ready)
 
     def _adopt(self, step: int) -> Swap | None:
         if self._pending is None or not self._is_due(self._pending, step):

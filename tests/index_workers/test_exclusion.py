@@ -1,0 +1,67 @@
+"""Leaving out a query's own source, against brute force over made-up similarities."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from index_workers.exclusion import MORE, search_excluding
+
+RNG = np.random.default_rng(0)
+SIMILARITIES = RNG.standard_normal((3, 120)).astype(np.float32)
+SOURCES = np.array([f"s{i}" for i in RNG.integers(6, size=120)])
+
+
+def searching(similarities: np.ndarray, asked: list[int] | None = None) -> Callable:
+    """An index over rows whose similarities are given; notes how many documents are asked for."""
+
+    def search(queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        if asked is not None:
+            asked.append(k)
+        rows = np.argsort(-similarities, axis=1, kind="stable")[:, :k]
+        return rows, np.take_along_axis(similarities, rows, axis=1)
+
+    return search
+
+
+def sources_of(names: np.ndarray) -> Callable[[np.ndarray], list[str]]:
+    return lambda rows: [str(names[row]) for row in rows]
+
+
+QUERIES = np.zeros((3, 4), dtype=np.float32)
+
+
+def test_every_query_gets_its_best_documents_of_other_sources() -> None:
+    exclude = ["s1", None, "s5"]
+    rows, similarities = search_excluding(searching(SIMILARITIES), sources_of(SOURCES), QUERIES, 10, exclude)
+    for query, source in enumerate(exclude):
+        order = np.argsort(-SIMILARITIES[query], kind="stable")
+        assert rows[query].tolist() == [row for row in order if SOURCES[row] != source][:10]
+        np.testing.assert_array_equal(similarities[query], SIMILARITIES[query, rows[query]])
+
+
+def test_a_source_that_the_corpus_lacks_excludes_nothing() -> None:
+    rows, _ = search_excluding(searching(SIMILARITIES), sources_of(SOURCES), QUERIES, 10, ["x", "y", None])
+    np.testing.assert_array_equal(rows, searching(SIMILARITIES)(QUERIES, 10)[0])
+
+
+def test_more_is_asked_for_until_there_is_enough() -> None:
+    names = np.array(["own"] * 50 + ["other"] * 70)
+    similarities = np.tile(-np.arange(120, dtype=np.float32), (3, 1))  # its own source is the most similar
+    asked: list[int] = []
+    search = searching(similarities, asked)
+    rows, _ = search_excluding(search, sources_of(names), QUERIES, 5, ["own", "none", None])
+    assert asked == [5 + MORE, 2 * (5 + MORE), 4 * (5 + MORE), 8 * (5 + MORE)][: len(asked)] and len(asked) == 4
+    assert rows.tolist() == [[50, 51, 52, 53, 54], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
+
+
+def test_all_that_other_sources_have_is_enough() -> None:
+    names = np.array(["own"] * 110 + ["other"] * 10)
+    rows, _ = search_excluding(searching(SIMILARITIES), sources_of(names), QUERIES, 10, ["own"] * 3)
+    assert [sorted(found) for found in rows.tolist()] == [list(range(110, 120))] * 3
+
+
+def test_a_corpus_with_too_little_of_other_sources_is_an_error_that_names_the_source() -> None:
+    names = np.array(["own"] * 111 + ["other"] * 9)
+    with pytest.raises(ValueError, match="the corpus has fewer than 10 documents that are not of source own"):
+        search_excluding(searching(SIMILARITIES), sources_of(names), QUERIES, 10, [None, "own", "other"])

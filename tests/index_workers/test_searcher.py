@@ -1,0 +1,264 @@
+"""One shard's searcher: calls answered together, versions held and let go."""
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from test_version_store import PLAN, save_weights
+
+from configs.errors import UserError
+from index_workers import build_steps
+from index_workers import searcher as searcher_module
+from index_workers.kinds import IndexKind
+from index_workers.merge import merge_top_k
+from index_workers.searcher import Found, Searcher
+from index_workers.version_store import BuildPlan, VersionStore
+
+DIM, ROWS, BLOCK = 16, 300, 50
+RNG = np.random.default_rng(0)
+VECTORS = RNG.standard_normal((ROWS, DIM)).astype(np.float32)
+QUERIES = RNG.standard_normal((40, DIM)).astype(np.float32)
+EXACT = replace(PLAN, version=0, num_documents=ROWS, block_documents=BLOCK, dim=DIM)
+
+
+def publish(store: VersionStore, plan: BuildPlan, vectors: np.ndarray = VECTORS) -> None:
+    store.save_snapshot(plan.version, save_weights(b"one"))
+    store.begin(plan)
+    for block in range(plan.num_blocks):
+        rows = plan.rows_of_block(block)
+        store.write_block(plan.version, block, vectors[rows.start : rows.stop])
+    if not plan.kind.is_exact:
+        build_steps.make_quantizer(store, plan)
+        for shard in range(plan.num_shards):
+            build_steps.build_shard(store, plan, shard)
+    store.publish(plan)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> VersionStore:
+    """Version 0 is published."""
+    store = VersionStore(tmp_path / "index")
+    publish(store, EXACT)
+    return store
+
+
+class RecordingShard:
+    """Row i is as similar to a query as the query's first number says, minus i; notes each batch, waits to be let on."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[int, int]] = []
+        self.begun, self.let_on = threading.Semaphore(0), threading.Event()
+
+    def __len__(self) -> int:
+        return 100
+
+    def search(self, queries: np.ndarray, k: int) -> Found:
+        self.batches.append((len(queries), k))
+        self.begun.release()
+        assert self.let_on.wait(20)
+        if (queries < 0).any():
+            raise RuntimeError("a negative query")
+        rows = np.tile(np.arange(k), (len(queries), 1))
+        return rows, queries[:, :1] - rows
+
+
+@pytest.fixture
+def recording(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> tuple[Searcher, RecordingShard]:
+    shard = RecordingShard()
+    monkeypatch.setattr(searcher_module, "open_shard", lambda *_: shard)
+    searcher = Searcher(store.root, 0, 1, threads=1)
+    searcher.load(0)
+    return searcher, shard
+
+
+def query(number: float, rows: int = 1) -> np.ndarray:
+    return np.full((rows, DIM), number, dtype=np.float32)
+
+
+def together(recording: tuple[Searcher, RecordingShard], first: Callable, others: list[Callable]) -> list:
+    """What each call gives or raises, where the others arrive while the first is searched."""
+    searcher, shard = recording
+    with ThreadPoolExecutor(1 + len(others)) as threads:
+        futures = [threads.submit(first)]
+        assert shard.begun.acquire(timeout=10)
+        futures += [threads.submit(call) for call in others]
+        loaded = searcher._versions[0]
+        while len(loaded._waiting) < len(others):
+            threading.Event().wait(0.001)
+        shard.let_on.set()
+        return [future.exception(20) or future.result() for future in futures]
+
+
+def test_calls_that_arrive_during_a_search_are_answered_by_the_next_and_each_gets_its_own(recording) -> None:
+    searcher, shard = recording
+    sizes = [1 + number % 3 for number in range(20)]
+    calls = [
+        lambda number=number, rows=rows: searcher.search(0, query(number, rows), 2 + number)
+        for number, rows in enumerate(sizes)
+    ]
+    answers = together(recording, lambda: searcher.search(0, query(77), 3), calls)
+    assert shard.batches == [(1, 3), (sum(sizes), 21)]
+    for number, (rows, similarities) in enumerate(answers[1:]):
+        assert rows.tolist() == [list(range(2 + number))] * sizes[number]
+        np.testing.assert_array_equal(similarities, number - rows)
+
+
+def test_an_error_reaches_every_caller_of_its_batch_and_no_other(recording) -> None:
+    searcher, _ = recording
+    calls = [lambda number=number: searcher.search(0, query(number), 3) for number in (1, -1, 2)]
+    first, *others = together(recording, lambda: searcher.search(0, query(0), 3), calls)
+    assert first[0].tolist() == [[0, 1, 2]]
+    assert [str(error) for error in others] == ["a negative query"] * 3
+    assert searcher.search(0, query(5), 1)[0].tolist() == [[0]]
+
+
+def test_many_threads_get_what_each_would_get_alone(store: VersionStore) -> None:
+    searcher = Searcher(store.root, 0, 1, threads=1)
+    alone = [searcher.search(0, QUERIES[i : i + 1], 1 + i) for i in range(len(QUERIES))]
+    with ThreadPoolExecutor(16) as threads:
+        for _ in range(5):
+            found = list(threads.map(lambda i: searcher.search(0, QUERIES[i : i + 1], 1 + i), range(len(QUERIES))))
+            for ours, other in zip(found, alone, strict=True):
+                np.testing.assert_array_equal(ours[0], other[0])
+                np.testing.assert_array_equal(ours[1], other[1])
+
+
+LOSSY = {
+    "reordered, other k": (IndexKind("IVF16,SQ8", nprobe=1, rerank=True, overretrieve=2), 1, 80),
+    "rotated, same k": (IndexKind("OPQ4_16,IVF16,SQ8", nprobe=2), 32, 5),
+}
+
+
+@pytest.mark.xfail(strict=True, reason="bug: a lossy kind's candidates follow from the largest k, its bits from the batch")
+@pytest.mark.parametrize(("kind", "other_rows", "other_k"), LOSSY.values(), ids=LOSSY)
+def test_a_lossy_answer_does_not_depend_on_who_else_asked(store, kind, other_rows, other_k) -> None:
+    publish(store, replace(EXACT, version=1, kind=kind))
+    searcher = Searcher(store.root, 0, 1, threads=1)
+    searcher.load(1)
+    alone = [searcher.search(1, QUERIES[i : i + 1], 5) for i in range(8)]
+    loaded = searcher._versions[1]
+    with loaded._searching, ThreadPoolExecutor(9) as threads:
+        others = threads.submit(searcher.search, 1, QUERIES[:other_rows], other_k)
+        found = [threads.submit(searcher.search, 1, QUERIES[i : i + 1], 5) for i in range(8)]
+        while len(loaded._waiting) < 9:
+            threading.Event().wait(0.001)
+        loaded._searching.release()
+        together = [future.result(20) for future in found]
+        others.result(20)
+        loaded._searching.acquire()
+    for ours, other in zip(together, alone, strict=True):
+        np.testing.assert_array_equal(ours[0], other[0])
+        np.testing.assert_array_equal(ours[1], other[1])
+
+
+# Versions -------------------------------------------------------------------------------------------------
+
+
+def test_a_version_is_loaded_when_it_is_first_asked_for(store: VersionStore) -> None:
+    searcher = Searcher(store.root, 0, 1, threads=1)
+    assert searcher.held() == []
+    before = searcher.search(0, QUERIES, 3)
+    assert searcher.held() == [0]
+    again = Searcher(store.root, 0, 1, threads=1).search(0, QUERIES, 3)  # as after kill -9
+    np.testing.assert_array_equal(again[0], before[0])
+    np.testing.assert_array_equal(again[1], before[1])
+
+
+def test_many_threads_load_a_version_once(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, open_shard = [], searcher_module.open_shard
+    monkeypatch.setattr(searcher_module, "open_shard", lambda *args: opened.append(1) or open_shard(*args))
+    searcher = Searcher(store.root, 0, 1, threads=1)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda _: searcher.search(0, QUERIES, 3), range(16)))
+    assert opened == [1]
+
+
+def test_a_search_under_way_ends_on_the_version_it_began_on(recording) -> None:
+    searcher, shard = recording
+    with ThreadPoolExecutor(1) as threads:
+        found = threads.submit(searcher.search, 0, query(1), 3)
+        assert shard.begun.acquire(timeout=10)
+        searcher.release(keep=[])
+        assert searcher.held() == []
+        shard.let_on.set()
+        assert found.result(20)[0].tolist() == [[0, 1, 2]]
+
+
+def test_a_version_that_is_released_is_no_longer_mapped(store: VersionStore) -> None:
+    publish(store, replace(EXACT, version=1), VECTORS[::-1])
+    searcher = Searcher(store.root, 0, 1, threads=1)
+    for version in (0, 1):
+        searcher.search(version, QUERIES, 3)
+    assert mapped_versions(store) == {"v000000", "v000001"}
+    shard = weakref.ref(searcher._versions[0].shard)
+    searcher.release(keep=[1])
+    gc.collect()
+    assert shard() is None
+    assert mapped_versions(store) == {"v000001"}
+    assert searcher.held() == [1]
+
+
+def mapped_versions(store: VersionStore) -> set[str]:
+    maps = [Path(found.path) for found in psutil.Process().memory_maps()]
+    return {path.parent.name for path in maps if path.is_relative_to(store.root)}
+
+
+@pytest.mark.xfail(strict=True, reason="bug: a version number is taken for its content; a failed refresh is built anew")
+def test_a_version_that_was_built_anew_is_loaded_anew(store: VersionStore) -> None:
+    searcher = Searcher(store.root, 0, 1, threads=1)
+    searcher.load(0)
+    publish(store, replace(EXACT, weights_sha256="other"), -VECTORS)
+    searcher.load(0)
+    expected = Searcher(store.root, 0, 1, threads=1).search(0, QUERIES, 3)
+    np.testing.assert_array_equal(searcher.search(0, QUERIES, 3)[0], expected[0])
+
+
+@pytest.mark.parametrize("kind", [IndexKind("SQ8"), IndexKind("IVF8,SQ8", nprobe=8, rerank=True, overretrieve=8)])
+def test_the_shards_of_a_lossy_kind_hold_every_document_once(store: VersionStore, kind: IndexKind) -> None:
+    publish(store, plan := replace(EXACT, version=1, kind=kind, num_shards=4))
+    searchers = [Searcher(store.root, shard, 4, threads=1) for shard in range(4)]
+    assert [searcher.load(1) for searcher in searchers] == [len(plan.rows_of_shard(shard)) for shard in range(4)]
+    rows, _ = merge_top_k([searcher.search(1, QUERIES, ROWS) for searcher in searchers], ROWS)
+    assert [sorted(found) for found in rows.tolist()] == [list(range(ROWS))] * len(QUERIES)
+
+
+@pytest.mark.xfail(strict=True, raises=ValueError, reason="bug: a ValueError, where the docstring says UserError")
+def test_a_lossy_kind_of_another_number_of_shards_is_refused(store: VersionStore) -> None:
+    publish(store, replace(EXACT, version=1, kind=IndexKind("SQ8"), num_shards=2))
+    with pytest.raises(UserError, match="index version 1 has 2 shards, asked for 3"):
+        Searcher(store.root, 0, 3, threads=1).load(1)
+
+
+# What is built of the vectors -----------------------------------------------------------------------------
+
+
+def test_a_quantizer_is_taken_over_byte_by_byte_or_trained_anew(store: VersionStore) -> None:
+    kind = IndexKind("IVF8,SQ8", nprobe=8)
+    publish(store, replace(EXACT, version=1, kind=kind))
+    moved = VECTORS + 0.3 * RNG.standard_normal(VECTORS.shape).astype(np.float32)
+    publish(store, replace(EXACT, version=2, kind=kind, quantizer_from=1), moved)
+    publish(store, replace(EXACT, version=3, kind=kind, quantizer_from=None), moved)
+    first, taken, trained = (store.quantizer_path(version).read_bytes() for version in (1, 2, 3))
+    assert first == taken != trained
+
+
+def test_the_exact_answer_of_parts_is_that_of_the_whole_whatever_the_kind(store: VersionStore) -> None:
+    publish(store, plan := replace(EXACT, version=1, kind=IndexKind("SQ8"), num_shards=2))
+    expected = Searcher(store.root, 0, 1, threads=1).search(0, QUERIES, 9)
+    for parts in (1, 3, 8):
+        found = merge_top_k([build_steps.search_exactly(store, plan, part, parts, QUERIES, 9) for part in range(parts)], 9)
+        np.testing.assert_array_equal(found[0], expected[0])
+        np.testing.assert_array_equal(found[1], expected[1])
+
+
+def test_the_drift_between_two_versions_is_that_of_their_vectors(store: VersionStore) -> None:
+    publish(store, negated := replace(EXACT, version=1), -VECTORS)
+    assert build_steps.drift(store, EXACT, EXACT) == pytest.approx(0, abs=1e-6)
+    assert build_steps.drift(store, EXACT, negated) == pytest.approx(2, abs=1e-6)

@@ -1,0 +1,146 @@
+"""Embedders, searchers and whole nodes killed at random, with kill -9, during a training run on a cluster of three nodes:
+the run ends, every number is the quiet run's, and nothing is left behind.
+
+REPLUG_STORM=full runs it at full size: 50 kills, three of them whole nodes, some ten minutes.
+"""
+
+import contextlib
+import json
+import os
+import random
+import re
+import subprocess
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+from command_line import STEPS, start
+from index_cluster import ACTORS, RayCluster
+from test_loop import metrics, what_must_be_equal
+
+FULL = os.environ.get("REPLUG_STORM") == "full"
+KILLS, NODES_AT = (50, (9, 24, 39)) if FULL else (12, (5,))
+MAX_STEPS = 120 if FULL else STEPS
+OVERRIDES = [
+    f"train.max_steps={MAX_STEPS}",
+    "lm.path=stand_in:1.0",  # sleeps so long in each call: steps that last, at no cost
+    "lm.max_attempts=100",
+    "index.num_shards=2",
+    "index.num_builders=2",
+    "index.max_attempts=100",
+]
+
+
+class Killer(threading.Thread):
+    """Kills embedders, searchers and nodes at random times until it has killed enough, or is told to stop."""
+
+    def __init__(self, cluster: RayCluster, index: Path, seed: int) -> None:
+        super().__init__(daemon=True)
+        self._cluster, self._index = cluster, index
+        self._random, self.stop = random.Random(seed), threading.Event()
+        self.killed: Counter[str] = Counter()
+        self.while_building = 0
+        self.seen: dict[str, set[int]] = {kind: set() for kind in ACTORS}
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            while self.killed.total() < KILLS and not self.stop.wait(self._random.uniform(0.3, 3.0)):
+                self._kill_one()
+        except Exception as error:  # noqa: BLE001 - the test raises it
+            self.error = error
+
+    def _kill_one(self) -> None:
+        if self.killed.total() in NODES_AT:
+            self._cluster.kill_node(self._random.randrange(2))
+            self.killed["node"] += 1
+            self.stop.wait(self._random.uniform(0.0, 2.0))
+            return self._cluster.add_node()
+        kind = self._random.choice(["Builder", "Builder", "Searcher"])
+        if kind == "Builder" and self._random.random() < 0.7:
+            self._await_build()
+        for each in ACTORS:
+            self.seen[each] |= {process.pid for process in self._cluster.actors(each)}
+        if processes := self._cluster.actors(kind):
+            self.while_building += kind == "Builder" and self._is_building()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._random.choice(processes).kill()
+                self.killed[kind] += 1
+        return None
+
+    def _await_build(self) -> None:
+        """Embedding takes a second of every ten here: most kills of embedders are to hit it."""
+        end = time.monotonic() + 6
+        while not self._is_building() and time.monotonic() < end and not self.stop.wait(0.02):
+            pass
+        self.stop.wait(self._random.uniform(0.0, 0.5))
+
+    def _is_building(self) -> bool:
+        return any(not (plan.parent / "manifest.json").exists() for plan in self._index.glob("v*/plan.json"))
+
+
+def run_on(cluster: RayCluster, run: Path, killer: Killer | None = None) -> tuple[str, float]:
+    """What a run that joins the cluster prints, and its seconds from the first step to the end."""
+    process = start(run, *OVERRIDES, f"ray.address={cluster.address}", "ray.auth=disabled")
+    try:
+        while process.poll() is None and not (run / "index/v000000/plan.json").exists():
+            time.sleep(0.05)
+        begun = time.monotonic()
+        if killer:
+            killer.start()
+        output, _ = process.communicate(timeout=1500 if FULL else 170)
+    finally:
+        if killer:
+            killer.stop.set()
+        process.kill()
+    assert process.returncode == 0, output
+    return output, time.monotonic() - begun
+
+
+def left_behind(cluster: RayCluster) -> list[int]:
+    """Processes of actors that are alive some seconds after the run ended."""
+    end = time.monotonic() + 10
+    while (left := [p.pid for kind in ACTORS for p in cluster.actors(kind)]) and time.monotonic() < end:
+        time.sleep(0.2)
+    return left
+
+
+@pytest.mark.timeout(2400 if FULL else 230)
+def test_a_storm_over_embedders_searchers_and_nodes_changes_no_number(request, tmp_path):
+    run = tmp_path / "run"
+    with RayCluster() as cluster:
+        quiet, quiet_seconds = tmp_path / "quiet", float("nan")
+        if FULL:
+            _, quiet_seconds = run_on(cluster, quiet)
+        else:
+            quiet = request.getfixturevalue("quiet_run")
+        killer = Killer(cluster, run / "index", seed=1)
+        output, seconds = run_on(cluster, run, killer)
+        killer.join(30)
+        actors_left = left_behind(cluster)
+        processes_left = cluster.close()
+    respawns = Counter(re.findall(r"(index builder|scorer) \d+ died", output))
+    print(
+        f"\n{killer.killed.total()} kills {dict(killer.killed)}, {killer.while_building} of them in a build; respawned: "
+        f"{dict(respawns)}; processes seen: { {kind: len(pids) for kind, pids in killer.seen.items()} }; "
+        f"quiet {quiet_seconds:.1f} s, storm {seconds:.1f} s ({seconds / quiet_seconds:.2f}x)"
+    )
+    assert killer.error is None
+    assert killer.killed.total() == KILLS, "the run ended before the storm did"
+    assert set(killer.killed) == {"Builder", "Searcher", "node"}
+    assert what_must_be_equal(run) == what_must_be_equal(quiet)
+    assert (run / "results.json").read_text() == (quiet / "results.json").read_text()
+    assert [row["index/refreshes_failed"] for row in metrics(run)] == [0.0] * MAX_STEPS
+    assert nothing_unneeded(run) == []
+    assert actors_left == []
+    assert processes_left == []
+
+
+def nothing_unneeded(run: Path) -> list[str]:
+    """Half-written files, checkpoints, and versions but the last two."""
+    versions = sorted(path.name for path in (run / "index").iterdir())
+    partial = [str(path) for path in run.rglob("*.partial*")]
+    return [*partial, *versions[:-2], *map(str, run.glob("checkpoints/*"))]
