@@ -166,7 +166,7 @@ class IndexService:
     def _forget(self, version: int) -> None:
         """What some searchers have loaded must not answer for the next version, which has the same number."""
         group = self._groups.pop(version, None)
-        if group is self._shared:
+        if group is not None and group is self._shared:
             group.release(list(self._groups))
         elif group is not None:
             group.close()
