@@ -1,6 +1,6 @@
 """Searching a million vectors through the service: speed, memory, lossy kinds, swaps, and how each grows.
 
-    python -m benchmarks.index_search --vectors VECTORS.npy --queries QUERIES.npy [--parts exact memory kinds swap growth]
+    python -m benchmarks.index_search --vectors VECTORS --queries QUERIES [--parts exact memory kinds swap growth]
 
 VECTORS is any [N, D] float16 matrix of real embeddings with rows of norm 1, QUERIES a float32 [M, D] one of other
 texts by the same encoder: `numpy.save(file, matrix)` of what e.g. a sentence encoder gives for passages of 128 tokens.
@@ -8,6 +8,8 @@ Random vectors will not do for `kinds`: they have no neighbours.
 """
 
 import argparse
+import itertools
+import logging
 import os
 import statistics
 import tempfile
@@ -15,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import faiss
@@ -31,18 +34,18 @@ import ray  # noqa: E402
 
 from benchmarks.vector_index import (  # noqa: E402
     BLOCK_DOCUMENTS,
+    copy_version,
     fitted_exponent,
     interleaved,
-    link_version,
     make_plan,
-    paired_ratio,
-    searcher_memory,
+    memory_of,
+    searcher_pid,
     serving,
     timed,
     write_version,
 )
 from index_workers.kinds import IndexKind, resolve_kind  # noqa: E402
-from index_workers.searcher import open_shard  # noqa: E402
+from index_workers.searcher import Shard, open_shard  # noqa: E402
 from index_workers.service import IndexService  # noqa: E402
 from index_workers.version_store import VersionStore  # noqa: E402
 from index_workers.watch import top_k_overlap  # noqa: E402
@@ -102,17 +105,9 @@ def measure_exact(setting: Setting) -> None:
             expected = calls["service"]()
             for name, call in calls.items():
                 require_same(name, expected, call())
-            show_exact(threads, interleaved(calls, setting.rounds))
-
-
-def show_exact(threads: int, seconds: dict[str, list[float]]) -> None:
-    for name, taken in seconds.items():
-        print(
-            f"{threads} threads, {name:40s} median {1000 * statistics.median(taken):7.1f} ms, "
-            f"least {1000 * min(taken):7.1f} ms; the service takes "
-            f"{paired_ratio(seconds['service'], taken):.2f} of it",
-            flush=True,
-        )
+            taken = interleaved(calls, setting.rounds, [searcher_pid(service)])
+            for name, own in taken.items():
+                print(f"{threads} threads, {name:38s} {own.shown(taken['service'])} of the service", flush=True)
 
 
 def _found(service: IndexService, version: int, queries: np.ndarray) -> Found:
@@ -127,7 +122,7 @@ def raw_calls(vectors: np.ndarray, queries: np.ndarray) -> dict[str, Callable[[]
     flat, scalar = _faiss_index("Flat", vectors), _faiss_index("SQfp16", vectors)
     return {
         "torch, float16 matrix product (rounds)": lambda: torch_whole(half, asked.half()),
-        **{f"torch, float16, chunks of {n}": lambda n=n: torch_chunks(half, asked, n) for n in RAW_CHUNK_ROWS},
+        **{f"torch, float16, chunks of {n}": partial(torch_chunks, half, asked, n) for n in RAW_CHUNK_ROWS},
         "FAISS, float16 (IndexScalarQuantizer)": lambda: faiss_found(scalar, queries),
         "torch, float32 copy": lambda: torch_whole(wide, asked),
         "FAISS, float32 copy (IndexFlatIP)": lambda: faiss_found(flat, queries),
@@ -180,11 +175,11 @@ def measure_memory(setting: Setting) -> None:
     for name, rerank in [("flat_fp16", False), *[(n, r) for n in ("sq8", "ivf_sq8", "ivf_pq") for r in (False, True)]]:
         version, _ = setting.version_of(_kind(setting, name, rerank=rerank))
         with serving(setting.folder, setting.threads[0]) as service:
-            ray.get(service.searchers[0].held.remote())
-            before = searcher_memory(service)
+            pid = searcher_pid(service)
+            before = memory_of(pid)
             for start in (0, BATCH):
                 service.search(version, setting.queries[start : start + BATCH], K)
-            after = searcher_memory(service)
+            after = memory_of(pid)
         own, mapped = (after[part] - before[part] for part in ("anonymous", "file"))
         print(
             f"{name}{', reranked' if rerank else ''}: anonymous {own / 1e6:.1f} MB, mapped file pages "
@@ -229,17 +224,16 @@ def _settings_of(setting: Setting, name: str) -> Iterator[IndexKind]:
             yield _kind(setting, name, nprobe, over=over)
 
 
-def show_kind(kind: IndexKind, recall: float, exact: object, shard: object, setting: Setting) -> None:
+def show_kind(kind: IndexKind, recall: float, exact: Shard, shard: Shard, setting: Setting) -> None:
     searches = {
-        name: lambda searched=searched: searched.search(setting.batch, K)  # type: ignore[attr-defined]
-        for name, searched in (("exact", exact), ("lossy", shard))
+        "exact": partial(exact.search, setting.batch, K),
+        "lossy": partial(shard.search, setting.batch, K),
     }
-    seconds = interleaved(searches, max(3, setting.rounds // 2))
+    taken = interleaved(searches, max(3, setting.rounds // 2))
     order = f"{kind.overretrieve} x {K} ordered exactly" if kind.rerank else "as the quantizer orders"
     print(
-        f"  nprobe {kind.nprobe:4d}, {order:24s}: recall@{K} {recall:.3f}, "
-        f"{1000 * statistics.median(seconds['lossy']):7.1f} ms for {BATCH} queries, "
-        f"{paired_ratio(seconds['exact'], seconds['lossy']):5.1f}x exact",
+        f"  nprobe {kind.nprobe:4d}, {order:24s}: recall@{K} {recall:.3f}; "
+        f"{taken['lossy'].shown(taken['exact'])} of exact search",
         flush=True,
     )
 
@@ -263,6 +257,17 @@ class Pauses:
             self.service.search(self.version, self.queries, K)
             self.taken.append((start, time.perf_counter() - start))
 
+    def wait_for(self, more: int) -> None:
+        """Until so many further searches are answered."""
+        count = len(self.taken) + more
+        while len(self.taken) < count:
+            time.sleep(0.01)
+
+    def adopt(self, version: int) -> None:
+        """Name another version from now on, and wait until searches of it are answered."""
+        self.version = version
+        self.wait_for(3)
+
     def longest(self, start: float, end: float) -> float:
         """Seconds of the longest search that was under way in this span."""
         return max((s for began, s in self.taken if began < end and began + s > start), default=0.0)
@@ -276,7 +281,7 @@ def measure_swap(setting: Setting, swaps: int = 8) -> None:
     for name in ("flat_fp16", "sq8", "ivf_pq"):
         version, _ = setting.version_of(_kind(setting, name))
         other = version + 1000
-        link_version(setting.store, other, version)
+        copy_version(setting.store, other, version)
         for size in (BATCH, 1):
             with serving(setting.folder, 1) as service:
                 service.prepare(version)
@@ -285,44 +290,46 @@ def measure_swap(setting: Setting, swaps: int = 8) -> None:
 
 
 def one_swap(service: IndexService, queries: np.ndarray, versions: tuple[int, int], turn: int) -> dict[str, float]:
-    """Milliseconds beyond the quiet median: a quiet span as long as the swap, the preparation, the commit."""
+    """Milliseconds beyond the quiet median: among quiet searches, while loading, of the first ones, while freeing."""
     old, new = versions[turn % 2], versions[1 - turn % 2]
     searches = Pauses(service, queries, old)
     thread = threading.Thread(target=searches.run)
     thread.start()
+    searches.wait_for(2)
+    steps: dict[str, Callable[[], None]] = {
+        "quiet": lambda: searches.wait_for(15),
+        "prepare": lambda: service.prepare(new),
+        "first": lambda: searches.adopt(new),
+        "commit": lambda: service.commit(new),
+        "after": lambda: searches.wait_for(2),
+    }
     marks = [time.perf_counter()]
-    time.sleep(3.0)
-    for step in (lambda: service.prepare(new), lambda: adopt(searches, new), lambda: service.commit(new)):
-        marks.append(time.perf_counter())
+    for step in steps.values():
         step()
-    marks.append(time.perf_counter())
-    time.sleep(1.0)
+        marks.append(time.perf_counter())
     searches.is_done = True
     thread.join()
-    median = searches.median(marks[0] + 0.5, marks[1])
-    spans = {"quiet": (marks[0] + 0.5, marks[1]), "prepare": marks[1:3], "first": marks[2:4], "commit": marks[3:5]}
-    return {"median": 1000 * median, "prepare seconds": marks[2] - marks[1]} | {
-        name: 1000 * (searches.longest(*span) - median) for name, span in spans.items()
+    median = searches.median(marks[0], marks[1])
+    spans = dict(zip(steps, itertools.pairwise(marks), strict=True))
+    longest = {name: 1000 * (searches.longest(*span) - median) for name, span in spans.items()}
+    return longest | {
+        "median": 1000 * median,
+        "seconds": marks[2] - marks[1],
+        "commit ms": 1000 * (marks[4] - marks[3]),
     }
 
 
-def adopt(searches: Pauses, version: int) -> None:
-    """Name the new version from now on, and wait until a search of it is answered."""
-    searches.version, count = version, len(searches.taken)
-    while len(searches.taken) < count + 3:
-        time.sleep(0.001)
-
-
 def show_swaps(name: str, size: int, rows: list[dict[str, float]]) -> None:
+    quiet, seconds, commit = (
+        statistics.median(row[part] for row in rows) for part in ("median", "seconds", "commit ms")
+    )
+    print(
+        f"{name}, {size} queries: quiet median {quiet:.1f} ms, prepare takes {seconds:.2f} s, commit {commit:.1f} ms; "
+        f"the longest search of each of {len(rows)} swaps is longer than the quiet median by"
+    )
     for part in ("quiet", "prepare", "first", "commit"):
         beyond = sorted(row[part] for row in rows)
-        print(
-            f"{name}, {size} queries, quiet median {statistics.median(row['median'] for row in rows):6.1f} ms, "
-            f"longest search in {part:8s}: {statistics.median(beyond):6.1f} ms more (median of {len(rows)} swaps), "
-            f"least {beyond[0]:.1f}, most {beyond[-1]:.1f}; prepare takes "
-            f"{statistics.median(row['prepare seconds'] for row in rows):.2f} s",
-            flush=True,
-        )
+        print(f"  {part:8s} median {statistics.median(beyond):6.1f} ms, least {beyond[0]:6.1f}, most {beyond[-1]:6.1f}")
 
 
 # ---- growth
@@ -341,17 +348,16 @@ def measure_growth(setting: Setting) -> None:
 
 def seconds_at(setting: Setting, name: str, documents: int) -> dict[str, float]:
     """Seconds of every stage of a version of so many documents; a fresh one, whatever was built before."""
-    version, seconds = 2000 + documents.bit_length(), {}
+    version, seconds = 2000 + documents.bit_length(), dict[str, float]()
     kind = _kind(setting, name, documents=documents)
     seconds |= write_version(setting.store, version, setting.vectors[:documents], kind)
     if kind.is_exact:
         del seconds["train"], seconds["add"]
     with serving(setting.folder, setting.threads[-1]) as service:
-        ray.get(service.searchers[0].held.remote())
         with timed(seconds, "load"):
             service.prepare(version)
         search = {"search": lambda: service.search(version, setting.batch, K)}
-        seconds["search"] = statistics.median(interleaved(search, setting.rounds)["search"])
+        seconds["search"] = statistics.median(interleaved(search, setting.rounds)["search"].wall)
         with timed(seconds, "commit"):
             service.commit(version)
     setting.store.remove_all_but({v for v in setting.store.published() if v != version})
@@ -379,7 +385,7 @@ def main() -> None:
     arguments = parser.parse_args()
     vectors, queries = np.load(arguments.vectors, mmap_mode="c"), np.load(arguments.queries)
     print(f"{describe_machine(max(arguments.threads))}; FAISS {faiss.__version__}; vectors {vectors.shape}")
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         setting = Setting(vectors, queries, Path(folder), arguments.threads, arguments.rounds, arguments.kinds)
         for part in arguments.parts:

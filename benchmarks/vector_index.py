@@ -4,8 +4,9 @@ import os
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +58,15 @@ def write_version(store: VersionStore, version: int, vectors: np.ndarray, kind: 
     return seconds
 
 
-def link_version(store: VersionStore, version: int, source: int) -> None:
-    """The same files under another number, so that a swap has something to swap to."""
+def copy_version(store: VersionStore, version: int, source: int) -> None:
+    """The same version under another number, in files of its own: a swap has something to swap to."""
     target = store.folder(version)
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     for path in store.folder(source).iterdir():
         if path.name != "manifest.json":
-            os.link(path, target / path.name)
-    store.publish(BuildPlan(**{**vars(store.plan(source)), "version": version}))
+            shutil.copyfile(path, target / path.name)
+    store.publish(replace(store.plan(source), version=version))
 
 
 def slice_of(rows: range) -> slice:
@@ -83,31 +84,61 @@ def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
 def serving(root: Path, threads: int) -> Iterator[IndexService]:
     """A service with one searcher over the versions under `root`; Ray must have been started."""
     service = IndexService(root, IndexSettings(threads=threads))
-    service.searchers  # noqa: B018
+    ray.get(service.searchers[0].held.remote())  # until it is there
     try:
         yield service
     finally:
         service.close()
 
 
-def searcher_memory(service: IndexService) -> dict[str, int]:
-    """Bytes of the searcher's process: `anonymous` ones are its own, `file` ones are mapped and can be dropped."""
-    pid = ray.get(service.searchers[0].__ray_call__.remote(lambda searcher: os.getpid()))
+def searcher_pid(service: IndexService) -> int:
+    return ray.get(service.searchers[0].__ray_call__.remote(lambda searcher: os.getpid()))
+
+
+def memory_of(pid: int) -> dict[str, int]:
+    """Resident bytes of a process: `anonymous` ones are its own, `file` ones are mapped and can be dropped."""
     lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
     return {name: 1024 * int(lines[key].split()[0]) for name, key in (("anonymous", "RssAnon"), ("file", "RssFile"))}
 
 
-def interleaved(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each call in each round, after one that does not count; what disturbs a round disturbs all of it."""
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Seconds of a call in each round: by the clock, and of the processors, which other programs hardly change."""
+
+    wall: list[float]
+    cpu: list[float]
+
+    def shown(self, reference: "Taken") -> str:
+        """Medians, and the medians of the ratios to another call in the same rounds."""
+        return (
+            f"median {1000 * statistics.median(self.wall):7.1f} ms, least {1000 * min(self.wall):7.1f} ms, "
+            f"{paired_ratio(self.wall, reference.wall):6.2f}; "
+            f"processor {1000 * statistics.median(self.cpu):7.1f} ms, {paired_ratio(self.cpu, reference.cpu):6.2f}"
+        )
+
+
+def interleaved(calls: Mapping[str, Callable[[], Any]], rounds: int, pids: Sequence[int] = ()) -> dict[str, Taken]:
+    """Each call once in each round, after one that does not count; what disturbs a round disturbs all of it.
+
+    Processor time is that of this process and of `pids`.
+    """
+    pids = [os.getpid(), *pids]
     for call in calls.values():
         call()
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    taken: dict[str, Taken] = {name: Taken([], []) for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
-            start = time.perf_counter()
+            start, cpu_start = time.perf_counter(), cpu_seconds(pids)
             call()
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
+            taken[name].wall.append(time.perf_counter() - start)
+            taken[name].cpu.append(cpu_seconds(pids) - cpu_start)
+    return taken
+
+
+def cpu_seconds(pids: Sequence[int]) -> float:
+    """Processor time of all threads of these processes until now."""
+    files = [path for pid in pids for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return sum(int(path.read_text().split()[0]) for path in files) / 1e9
 
 
 def paired_ratio(seconds: list[float], others: list[float]) -> float:

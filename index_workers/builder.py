@@ -1,43 +1,64 @@
 """Embedding the corpus, block by block. A plain class; `service` makes actors of it.
 
 A block's vectors follow from its texts and the snapshot alone, so whoever embeds it, and however
-often, the bytes are the same.
+often, the bytes are the same. One call computes while another reads its documents or writes its vectors.
 """
 
+import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from configs.errors import UserError
 from data.store import CorpusStore
 from index_workers import build_steps
-from index_workers.version_store import BuildPlan, VersionStore
+from index_workers.token_blocks import TokenBlocks, token_fingerprint
+from index_workers.version_store import BuildPlan, VersionStore, weights_sha256
 from models.encoder import Encoder
 from models.hardware import DTYPES, default_device
 
 
+@dataclass(frozen=True)
+class _Loaded:
+    """What the blocks of a plan are made with, and of plans that differ in no more than version, step and index."""
+
+    vectors: dict[str, object]
+    encoder: Encoder
+    corpus: CorpusStore
+    tokens: TokenBlocks
+
+
 class Builder:
-    """Embeds blocks of whichever version it is asked for; holds one encoder at a time."""
+    """Embeds blocks of whichever version it is asked for; holds one encoder at a time. Calls may overlap."""
 
     def __init__(self, root: Path, threads: int) -> None:
         torch.set_num_threads(threads)
         self._store = VersionStore(root)
-        self._loaded: tuple[tuple[str, str, int, str], Encoder] | None = None
-        self._corpus: tuple[str, CorpusStore] | None = None
+        self._loaded: _Loaded | None = None
+        self._loading, self._tokenizing, self._computing = threading.Lock(), threading.Lock(), threading.Lock()
 
     def embed_block(self, plan: BuildPlan, block: int) -> int:
-        """Embed, check and write one block; returns the number of documents."""
-        rows = plan.rows_of_block(block)
-        texts = self._corpus_of(plan).texts(rows)
-        vectors = self._encoder_of(plan).encode(texts, plan.tokens_per_batch).numpy()
-        self._check(plan, vectors, rows)
+        """Embed, check and write one block; returns the number of documents.
+
+        Raises UserError where encoder or corpus are not those of the plan.
+        """
+        loaded, rows = self._load(plan), plan.rows_of_block(block)
+        ids = self._block_ids(loaded, block, rows)
+        with self._computing:
+            vectors = loaded.encoder.encode_tokens(ids, plan.tokens_per_batch).numpy()
+        _check_finite(plan, loaded.corpus, vectors, rows)
         self._store.write_block(plan.version, block, vectors)
         return len(rows)
 
     def encode(self, plan: BuildPlan, texts: Sequence[str]) -> np.ndarray:
         """Vectors [N, D] float32 of other texts, by the encoder of a version."""
-        return self._encoder_of(plan).encode(texts, plan.tokens_per_batch).numpy()
+        encoder = self._load(plan).encoder
+        ids = self._token_ids(encoder, texts)
+        with self._computing:
+            return encoder.encode_tokens(ids, plan.tokens_per_batch).numpy()
 
     def make_quantizer(self, plan: BuildPlan) -> None:
         build_steps.make_quantizer(self._store, plan)
@@ -53,24 +74,57 @@ class Builder:
     def drift(self, previous: BuildPlan, plan: BuildPlan) -> float:
         return build_steps.drift(self._store, previous, plan)
 
-    def _encoder_of(self, plan: BuildPlan) -> Encoder:
-        key = (plan.weights_sha256, plan.similarity, plan.max_tokens, plan.dtype)
-        if self._loaded is None or self._loaded[0] != key:
-            folder = self._store.encoder_folder(plan.version)
-            encoder = Encoder(str(folder), plan.similarity, plan.max_tokens)
-            self._loaded = (key, encoder.to(default_device(), DTYPES[plan.dtype]))
-        return self._loaded[1]
+    def _block_ids(self, loaded: _Loaded, block: int, rows: range) -> list[np.ndarray]:
+        ids = loaded.tokens.read(block)
+        if ids is None:
+            ids = self._token_ids(loaded.encoder, loaded.corpus.texts(rows))
+            loaded.tokens.write(block, ids)
+        return ids
 
-    def _corpus_of(self, plan: BuildPlan) -> CorpusStore:
-        if self._corpus is None or self._corpus[0] != plan.corpus_path:
-            self._corpus = (plan.corpus_path, CorpusStore(self._store.corpus_path(plan)))
-        return self._corpus[1]
+    def _token_ids(self, encoder: Encoder, texts: Sequence[str]) -> list[np.ndarray]:
+        with self._tokenizing:  # a tokenizer refuses to be used by two threads at once
+            return encoder.token_ids(texts)
 
-    def _check(self, plan: BuildPlan, vectors: np.ndarray, rows: range) -> None:
-        bad = np.flatnonzero(~np.isfinite(vectors.astype(np.float16)).all(axis=1))
-        if len(bad):
-            documents = self._corpus_of(plan).documents([rows[int(i)] for i in bad[:3]])
-            raise ValueError(
-                f"the encoder of index version {plan.version} gives vectors that float16 cannot hold for "
-                f"{len(bad)} documents, first {', '.join(doc.id for doc in documents)}: did training diverge?"
+    def _load(self, plan: BuildPlan) -> _Loaded:
+        """Encoder, corpus and tokens of a plan, loaded and compared with it where the last call had others."""
+        vectors = replace(plan, version=0, step=0, tokens_per_batch=0).vectors()
+        with self._loading:
+            if self._loaded is None or self._loaded.vectors != vectors:
+                encoder = self._load_encoder(plan)
+                tokens = TokenBlocks(self._store.root, token_fingerprint(encoder.tokenizer, plan))
+                self._loaded = _Loaded(vectors, encoder, self._load_corpus(plan), tokens)
+            return self._loaded
+
+    def _load_encoder(self, plan: BuildPlan) -> Encoder:
+        folder = self._store.encoder_folder(plan.version)
+        encoder = Encoder(str(folder), plan.similarity, plan.max_tokens)
+        for name, found, expected in (
+            ("weights_sha256", weights_sha256(folder), plan.weights_sha256),
+            ("dim", encoder.dim, plan.dim),
+        ):
+            if found != expected:
+                raise UserError(
+                    f"the encoder of index version {plan.version} is not the one it was begun with: {folder} has "
+                    f"{name} {found}, expected {expected}; remove {self._store.folder(plan.version)} and build it again"
+                )
+        return encoder.to(default_device(), DTYPES[plan.dtype])
+
+    def _load_corpus(self, plan: BuildPlan) -> CorpusStore:
+        path = self._store.corpus_path(plan)
+        corpus = CorpusStore(path)
+        if len(corpus) != plan.num_documents:
+            raise UserError(
+                f"{path} holds {len(corpus)} documents, but index version {plan.version} was begun over "
+                f"{plan.num_documents}: put that corpus back, or remove {self._store.root} and build it again"
             )
+        return corpus
+
+
+def _check_finite(plan: BuildPlan, corpus: CorpusStore, vectors: np.ndarray, rows: range) -> None:
+    bad = np.flatnonzero(~np.isfinite(vectors.astype(np.float16)).all(axis=1))
+    if len(bad):
+        documents = corpus.documents([rows[int(i)] for i in bad[:3]])
+        raise ValueError(
+            f"the encoder of index version {plan.version} gives vectors that float16 cannot hold for "
+            f"{len(bad)} documents, first {', '.join(doc.id for doc in documents)}: did training diverge?"
+        )

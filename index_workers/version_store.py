@@ -28,6 +28,7 @@ from data.store import file_sha256, write_json, writing
 from index_workers.kinds import IndexKind
 
 FORMAT = 2
+MEND = "remove that file, and the command that made it makes it again, and nothing else"
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,9 @@ class VersionStore:
             raise UserError(f"index version {version} is not published: {path} is missing")
         content = _read_json(path)
         if content.get("format") != FORMAT:
-            raise UserError(f"{path} was written by another version of replug; {_mend(path)}")
+            raise UserError(f"{path} was written by another version of replug; remove {path.parent} and build it again")
         if content.pop("sha256", None) != _json_sha256(content):
-            raise UserError(f"{path} is damaged, its content differs from its own checksum; {_mend(path)}")
+            raise UserError(f"{path} is damaged, its content differs from its own checksum; {MEND}")
         return content
 
     def pending_plan(self, version: int) -> BuildPlan:
@@ -309,17 +310,20 @@ def weights_sha256(folder: Path) -> str:
 def require_intact(path: Path, sha256: str) -> None:
     """Raise UserError where a file is missing or its bytes are not those that were marked."""
     if not path.is_file():
-        raise UserError(f"{path} is missing; {_mend(path)}")
+        raise UserError(f"{path} is missing; {MEND}")
     if file_sha256(path) != sha256:
-        raise UserError(f"{path} is damaged, its checksum differs from manifest.json's; {_mend(path)}")
+        raise UserError(f"{path} is damaged, its checksum differs from manifest.json's; {MEND}")
 
 
 def _map_vectors(path: Path, shape: tuple[int, int]) -> np.ndarray:
-    vectors = np.load(path, mmap_mode="c", allow_pickle=False)  # "c": torch warns of arrays it may not write to
+    try:
+        vectors = np.load(path, mmap_mode="c", allow_pickle=False)  # "c": torch warns of arrays it may not write to
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing; {MEND}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is damaged, it holds no vectors ({error}); {MEND}") from error
     if vectors.shape != shape or vectors.dtype != np.float16:
-        raise UserError(
-            f"{path} holds {vectors.dtype} {list(vectors.shape)}, expected float16 {list(shape)}; {_mend(path)}"
-        )
+        raise UserError(f"{path} holds {vectors.dtype} {list(vectors.shape)}, expected float16 {list(shape)}; {MEND}")
     return vectors
 
 
@@ -333,12 +337,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise RunError(f"{path} is missing") from None
     except ValueError as error:
-        raise UserError(f"{path} is damaged, it is not valid JSON ({error}); {_mend(path)}") from error
+        raise UserError(f"{path} is damaged, it is not valid JSON ({error}); {MEND}") from error
 
 
 def _json_sha256(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _mend(path: Path) -> str:
-    return f"remove {path.parent} and build the index again"

@@ -9,12 +9,16 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from configs.errors import UserError
 from models.batching import token_budget_batches
+
+TOKENS_PER_BATCH = 8192  # padded tokens in one forward pass, where nobody says otherwise
+LENGTH_STEP = 8
 
 
 class Encoder(nn.Module):
@@ -36,13 +40,13 @@ class Encoder(nn.Module):
     def dim(self) -> int:
         return int(self.backbone.config.hidden_size)
 
-    def tokenize(self, texts: Sequence[str]) -> dict[str, Tensor]:
-        """Right-padded ids and mask [B, T] on the encoder's device; T is at most `max_tokens`."""
-        batch = self.tokenizer(
-            list(texts), padding="longest", truncation=True, max_length=self.max_tokens, return_tensors="pt"
-        )
-        device = self.backbone.device
-        return {name: batch[name].to(device) for name in ("input_ids", "attention_mask")}
+    def token_ids(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Ids of each text, special tokens included, cut at `max_tokens`: uint16 where the vocabulary fits, else uint32."""
+        if not texts:
+            return []
+        rows = self.tokenizer(list(texts), truncation=True, max_length=self.max_tokens)["input_ids"]
+        dtype = np.uint16 if self.backbone.config.vocab_size < 2**16 else np.uint32
+        return [np.array(row, dtype) for row in rows]
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Vectors [B, D] in float32 for ids and mask [B, T]."""
@@ -50,27 +54,46 @@ class Encoder(nn.Module):
         pooled = mean_pool(hidden.float(), attention_mask)
         return nn.functional.normalize(pooled, dim=-1) if self.similarity == "cosine" else pooled
 
-    def encode(self, texts: Sequence[str], tokens_per_batch: int = 8192) -> Tensor:
-        """Vectors [N, D] in the order given, without gradient, in batches of similar length.
+    def encode(self, texts: Sequence[str], tokens_per_batch: int = TOKENS_PER_BATCH) -> Tensor:
+        """Vectors [N, D] float32 in the order given, on the CPU, without gradient.
 
-        The batches follow from the texts alone, so the same texts give the same bits.
+        The batches follow from the texts alone, so the same texts give the same bits in any order.
         """
-        vectors = torch.empty(len(texts), self.dim)
-        with torch.inference_mode():
-            for rows in self._batches(texts, tokens_per_batch):
-                vectors[rows] = self(**self.tokenize([texts[row] for row in rows])).cpu()
-        return vectors
+        return self.encode_tokens(self.token_ids(texts), tokens_per_batch)
 
-    def encode_with_gradient(self, texts: Sequence[str], tokens_per_batch: int = 8192) -> Tensor:
+    def encode_tokens(self, ids: Sequence[np.ndarray], tokens_per_batch: int = TOKENS_PER_BATCH) -> Tensor:
+        """As `encode`, for texts that are tokenized already: what `token_ids` gave for each."""
+        vectors = torch.empty(len(ids), self.dim, device=self.backbone.device)  # fetched once: a GPU goes on meanwhile
+        with torch.inference_mode():
+            for rows in self._batches(ids, tokens_per_batch):
+                vectors[rows] = self(*self._pad([ids[row] for row in rows]))
+        return vectors.cpu()
+
+    def encode_with_gradient(self, texts: Sequence[str], tokens_per_batch: int = TOKENS_PER_BATCH) -> Tensor:
         """As `encode`, but differentiable and on the encoder's device."""
-        batches = list(self._batches(texts, tokens_per_batch))
-        parts = [self(**self.tokenize([texts[row] for row in rows])) for rows in batches]
+        ids = self.token_ids(texts)
+        batches = list(self._batches(ids, tokens_per_batch))
+        parts = [self(*self._pad([ids[row] for row in rows])) for rows in batches]
         order = torch.tensor([row for rows in batches for row in rows], device=parts[0].device)
         return torch.cat(parts)[torch.argsort(order)]
 
-    def _batches(self, texts: Sequence[str], tokens_per_batch: int) -> Iterator[list[int]]:
-        ids = self.tokenizer(list(texts), truncation=True, max_length=self.max_tokens)["input_ids"]
-        return token_budget_batches([len(row) for row in ids], tokens_per_batch)
+    def _batches(self, ids: Sequence[np.ndarray], tokens_per_batch: int) -> Iterator[list[int]]:
+        """Rows of similar length. Equal lengths go by their content, so the order given has no say in what meets what."""
+        order = sorted(range(len(ids)), key=lambda row: ids[row].tobytes())
+        for batch in token_budget_batches([self._padded(len(ids[row])) for row in order], tokens_per_batch):
+            yield [order[place] for place in batch]
+
+    def _padded(self, length: int) -> int:
+        return min(-(-length // LENGTH_STEP) * LENGTH_STEP, self.max_tokens)
+
+    def _pad(self, ids: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
+        """Right-padded ids and mask [B, T] on the encoder's device."""
+        width = self._padded(max(len(row) for row in ids))
+        mask = np.arange(width) < np.array([len(row) for row in ids])[:, None]
+        inputs = np.full(mask.shape, self.tokenizer.pad_token_id, np.int64)
+        inputs[mask] = np.concatenate(ids)
+        device = self.backbone.device
+        return torch.from_numpy(inputs).to(device), torch.from_numpy(mask.astype(np.int64)).to(device)
 
     def save(self, folder: Path) -> None:
         """Write a folder that `AutoModel` and `SentenceTransformer` load, to the same vectors."""

@@ -94,6 +94,7 @@ class RefreshController:
         """Serve the checkpoint's version again and go on with the refresh that was under way."""
         self.live = IndexState(int(state["live_version"] or 0), int(state["live_step"] or 0))
         self.last = Refreshed(**{**state["last"], "measures": Measures(**state["last"]["measures"])})
+        self._service.build(self._service.store.pending_plan(self.live.version)).result()  # a file that is gone
         self._service.prepare(self.live.version)
         if state["pending_version"] is not None and state["pending_step"] is not None:
             pending = IndexState(state["pending_version"], state["pending_step"])

@@ -267,10 +267,8 @@ def require_same_index(config: Config, encoder: Encoder, data: Corpus, store: Ve
 
 
 def build_version(config: Config, encoder: Encoder, data: Corpus, index: IndexService, at: IndexState) -> None:
-    """Embed, publish and load a version now, unless it is there already."""
-    plan = publish_snapshot(config, encoder, data, index.store, at)
-    if not (index.store.is_published(at.version) and index.store.plan(at.version) == plan):
-        index.build(plan).result()
+    """Embed, publish and load a version now, or what of it is not there yet."""
+    index.build(publish_snapshot(config, encoder, data, index.store, at)).result()
     index.prepare(at.version)
 
 

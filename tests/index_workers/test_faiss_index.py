@@ -5,20 +5,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import faiss
 import numpy as np
 import pytest
 
 from configs.errors import RunError, UserError
-from index_workers.faiss_index import FaissShard, check_kind, fill, train_quantizer
-from index_workers.kinds import IndexKind
+from index_workers.faiss_index import FaissShard, check_kind, fill, set_search_threads, train_quantizer
+from index_workers.kinds import IndexKind, resolve_kind
 from index_workers.vectors import BlockVectors
 from index_workers.version_store import VersionStore
+from models.hardware import available_cores
 
 DIM, ROWS, FIRST_ROW = 16, 600, 1000
 RNG = np.random.default_rng(0)
 VECTORS = RNG.standard_normal((ROWS, DIM)).astype(np.float16)
 BLOCKS = [VECTORS[start : start + 128] for start in range(0, ROWS, 128)]
 QUERIES = RNG.standard_normal((32, DIM)).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other on busy cores would take longer than so small an index."""
+    set_search_threads(1)
+    yield
+    set_search_threads(available_cores())
 
 
 def make_shard(folder: Path, kind: IndexKind, blocks: list[np.ndarray] | None = None) -> FaissShard:
@@ -83,7 +93,7 @@ def test_what_could_not_be_filled_or_searched_is_refused_beforehand(factory: str
 
 # What is found --------------------------------------------------------------------------------------------
 
-FACTORIES = ["SQ8", "IVF16,SQ8", "OPQ4_16,IVF16,PQ4", "PCA8,SQ8", "PCAR8,IVF16,SQ8", "IVF16_HNSW8,SQ8"]
+FACTORIES = ["SQ8", "IVF16,SQ8", "OPQ4_16,IVF16,PQ4np", "PCA8,SQ8", "PCAR8,IVF16,SQ8", "IVF16_HNSW8,SQ8"]
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
@@ -117,8 +127,8 @@ def test_reordered_by_the_stored_vectors_the_similarities_are_exact(tmp_path: Pa
 
 
 def test_reordering_finds_more_than_the_quantizer_alone(tmp_path: Path) -> None:
-    coarse = make_shard(tmp_path, IndexKind("OPQ4_16,PQ4")).search(QUERIES, 10)[0]
-    exact = make_shard(tmp_path, IndexKind("OPQ4_16,PQ4", rerank=True, overretrieve=8)).search(QUERIES, 10)[0]
+    coarse = make_shard(tmp_path, IndexKind("OPQ4_16,PQ4np")).search(QUERIES, 10)[0]
+    exact = make_shard(tmp_path, IndexKind("OPQ4_16,PQ4np", rerank=True, overretrieve=8)).search(QUERIES, 10)[0]
     assert recall(coarse, 10) < recall(exact, 10)
     assert recall(exact, 10) > 0.9
 
@@ -132,9 +142,17 @@ def test_a_shard_without_blocks_finds_nothing(tmp_path: Path) -> None:
 def test_the_same_vectors_give_the_same_file(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        make_shard(tmp_path / name, IndexKind("OPQ4_16,IVF16,PQ4", nprobe=2))
+        make_shard(tmp_path / name, IndexKind("OPQ4_16,IVF16,PQ4np", nprobe=2))
     for file in ("quantizer.faiss", "shard.faiss"):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
+@pytest.mark.xfail(strict=True, reason="bug: the preset lacks FAISS's `np`; a quantizer of 64 sub-vectors trains minutes")
+def test_a_preset_is_not_trained_for_what_is_never_used() -> None:
+    """Polysemous codes take seconds for each sub-vector, and no search filters by them."""
+    factory = resolve_kind("ivf_pq", DIM, ROWS, None, True, 4).factory
+    rotated = faiss.index_factory(DIM, factory, faiss.METRIC_INNER_PRODUCT)
+    assert not faiss.downcast_index(rotated.index).do_polysemous_training
 
 
 @pytest.mark.xfail(strict=True, reason="bug: HNSW gives up before it has found as many as are asked for")
@@ -161,7 +179,7 @@ def test_an_index_file_that_the_disk_does_not_take_is_an_error_that_names_it(tmp
     quantizer, store = tmp_path / "quantizer.faiss", VersionStore(tmp_path)
     train_quantizer(IndexKind("SQ8"), VECTORS, quantizer)
     path = tmp_path / "shard-00000.faiss"
-    says = rf"{path}\.partial cannot be written: .*write error"
+    says = rf"{path}\S*\.partial cannot be written: .*File too large"
     with files_of_at_most(4096), pytest.raises(RunError, match=says):
         store.write_marked(path, lambda partial: fill(quantizer, BLOCKS, partial))
     assert [found.name for found in tmp_path.glob("shard-*")] == []

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +14,20 @@ import pytest
 import ray
 import torch
 
+from configs.errors import UserError
 from configs.load import load_config
 from configs.schema import Config
 from data.store import PreparedSet
+from index_workers.kinds import IndexKind
 from index_workers.service import IndexService, IndexSettings
 from index_workers.version_store import BuildPlan
+from index_workers.watch import Measures
 from models.encoder import Encoder
 from train import wiring
 from train.pipeline import IndexState
 
 ROOT = Path(__file__).parent.parent.parent
+COARSE = IndexKind("IVF16,SQ8", nprobe=1)
 pytestmark = [pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(180)]
 
 
@@ -42,9 +47,11 @@ def encoder(debug_config: Config) -> Encoder:
 
 
 @pytest.fixture(scope="module")
-def service(folder: Path, ray_session: None) -> Iterator[IndexService]:
+def service(folder: Path, data: PreparedSet, ray_session: None) -> Iterator[IndexService]:
     """One for all tests, since actors take seconds to start; each test takes `versions` of its own."""
-    service = IndexService(folder / "index", IndexSettings(num_shards=2, num_builders=2, threads=1))
+    texts = tuple(window.context for window in data.queries.windows(range(16)))
+    settings = IndexSettings(num_shards=2, num_builders=2, threads=1, watch_texts=texts, watch_k=10)
+    service = IndexService(folder / "index", settings)
     yield service
     service.close()
 
@@ -54,16 +61,24 @@ def versions() -> Iterator[int]:
     return itertools.count()
 
 
-def publish(config: Config, encoder: Encoder, data: PreparedSet, service: IndexService, version: int) -> BuildPlan:
-    return wiring.publish_snapshot(config, encoder, data, service.store, IndexState(version, version * 10))
+def publish(
+    config: Config,
+    encoder: Encoder,
+    data: PreparedSet,
+    service: IndexService,
+    version: int,
+    kind: IndexKind | None = None,
+) -> BuildPlan:
+    plan = wiring.publish_snapshot(config, encoder, data, service.store, IndexState(version, version * 10))
+    return plan if kind is None else replace(plan, kind=kind, num_shards=2)
 
 
-def moved(encoder: Encoder) -> Encoder:
+def moved(encoder: Encoder, by: float = 0.5) -> Encoder:
     """The encoder after what stands for training."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in encoder.parameters():
-            weight.add_(0.5 * torch.randn(weight.shape, generator=generator))
+            weight.add_(by * torch.randn(weight.shape, generator=generator))
     return encoder
 
 
@@ -72,6 +87,11 @@ def exact(encoder: Encoder, data: PreparedSet, queries: np.ndarray, k: int) -> n
     vectors = encoder.encode([doc.text for doc in data.corpus.iterate()]).numpy()
     similarities = queries @ vectors.astype(np.float16).astype(np.float32).T
     return np.argsort(-similarities, axis=1, kind="stable")[:, :k]
+
+
+def held(service: IndexService) -> list[list[int]]:
+    """The versions in each searcher's memory."""
+    return ray.get([actor.held.remote() for actor in service.searchers], timeout=60)
 
 
 def test_search_over_shards_equals_brute_force(debug_config, data, encoder, service, versions):
@@ -84,6 +104,22 @@ def test_search_over_shards_equals_brute_force(debug_config, data, encoder, serv
     same = [set(a) == set(b) for a, b in zip(found.doc_rows, exact(encoder, data, queries, 10), strict=True)]
     assert np.mean(same) > 0.95  # float16 ties at the border may fall either way
     assert (np.diff(found.similarities, axis=1) <= 0).all()
+
+
+def test_no_text_gets_a_document_of_its_own_source(debug_config, data, encoder, service, versions):
+    version = next(versions)
+    service.build(publish(debug_config, encoder, data, service, version)).result(60)
+    documents = data.corpus.documents(range(0, len(data.corpus), 40))
+    queries = encoder.encode([doc.text for doc in documents]).numpy()
+    plain = service.search(version, queries, 5)
+    sources = [doc.source for doc in documents]
+    assert all(own in data.corpus.sources(rows) for own, rows in zip(sources, plain.doc_rows, strict=True))
+    found = service.search(version, queries, 5, exclude=[None, *sources[1:]])
+    assert found.doc_rows[0].tolist() == plain.doc_rows[0].tolist()
+    order = service.search(version, queries, len(data.corpus)).doc_rows
+    for query, own in enumerate(sources[1:], start=1):
+        others = [row for row, source in zip(order[query], data.corpus.sources(order[query]), strict=True) if source != own]
+        assert found.doc_rows[query].tolist() == others[:5]
 
 
 def test_searches_go_on_during_a_refresh_and_answer_from_one_version_each(
@@ -102,8 +138,7 @@ def test_searches_go_on_during_a_refresh_and_answer_from_one_version_each(
 
     thread = threading.Thread(target=search_all_the_time)
     thread.start()
-    service.build(publish(debug_config, moved(encoder), data, service, new)).result(60)
-    service.prepare(new)
+    service.refresh(publish(debug_config, moved(encoder), data, service, new), old).result(60)
     live[0] = new
     time.sleep(0.3)
     stop.set()
@@ -116,8 +151,61 @@ def test_searches_go_on_during_a_refresh_and_answer_from_one_version_each(
         assert answer.doc_rows.tolist() == expected.doc_rows.tolist()
         assert answer.similarities.tolist() == expected.similarities.tolist()
     assert before.similarities.tolist() != after.similarities.tolist()
-    first_blocks = [next(service.store.read_blocks(version, [0])) for version in (old, new)]
+    first_blocks = [service.store.open_blocks(service.store.plan(version), [0])[0] for version in (old, new)]
     assert not np.array_equal(*first_blocks)
+
+
+def test_a_refresh_says_how_it_was_made_and_how_far_the_index_moved(debug_config, data, encoder, service, versions):
+    old, same, other = next(versions), next(versions), next(versions)
+    service.build(publish(debug_config, encoder, data, service, old)).result(60)
+    unmoved = service.refresh(publish(debug_config, encoder, data, service, same), old).result(60)
+    assert (unmoved.measures.recall, unmoved.measures.overlap) == (1, 1)
+    assert unmoved.measures.drift == pytest.approx(0, abs=1e-6)
+    assert unmoved.build_seconds > 0
+    assert len(data.corpus) / unmoved.build_seconds <= unmoved.documents_per_second
+    refreshed = service.refresh(publish(debug_config, moved(encoder), data, service, other), same).result(60)
+    assert refreshed.measures.recall == 1
+    assert 0 < refreshed.measures.overlap < 1
+    assert 0.01 < refreshed.measures.drift < 2
+
+
+def test_a_commit_frees_the_version_before_on_every_shard(debug_config, data, encoder, service, versions):
+    old, new = next(versions), next(versions)
+    service.build(publish(debug_config, encoder, data, service, old)).result(60)
+    service.prepare(old)
+    service.commit(old)
+    assert held(service) == [[old], [old]]
+    service.refresh(publish(debug_config, encoder, data, service, new), old).result(60)
+    assert held(service) == [[old, new]] * 2
+    service.commit(new)
+    assert held(service) == [[new]] * 2
+
+
+def test_a_lossy_kind_is_measured_against_the_exact_answer(debug_config, data, encoder, service, versions):
+    old, coarse, fine = next(versions), next(versions), next(versions)
+    service.build(publish(debug_config, encoder, data, service, old)).result(60)
+    lossy = service.refresh(publish(debug_config, encoder, data, service, coarse, COARSE), old).result(60)
+    assert 0.1 < lossy.measures.recall < 1
+    assert lossy.measures.overlap == lossy.measures.recall  # the version before was exact, with the same vectors
+    every_list = IndexKind("IVF16,SQ8", nprobe=16, rerank=True, overretrieve=8)
+    plan = replace(publish(debug_config, encoder, data, service, fine, every_list), quantizer_from=coarse)
+    whole = service.refresh(plan, coarse).result(60)
+    assert whole.measures.recall == 1
+    queries = encoder.encode([window.context for window in data.heldout.windows()]).numpy()
+    ours, exactly = service.search(fine, queries, 10), service.search(old, queries, 10)
+    assert ours.doc_rows.tolist() == exactly.doc_rows.tolist()
+    assert ours.similarities.tolist() == exactly.similarities.tolist()
+    quantizers = [service.store.quantizer_path(version).read_bytes() for version in (coarse, fine)]
+    assert quantizers[0] == quantizers[1]
+
+
+def test_another_kind_of_a_version_embeds_nothing_again(debug_config, data, encoder, service, versions):
+    plan = publish(debug_config, encoder, data, service, next(versions))
+    service.build(plan).result(60)
+    stamps = block_stamps(service, plan)
+    assert service.build(replace(plan, kind=COARSE, num_shards=2)).result(60) == 0  # documents a second
+    assert block_stamps(service, plan) == stamps
+    assert service.store.plan(plan.version).kind == COARSE
 
 
 def test_a_killed_searcher_comes_back_with_the_live_version(debug_config, data, encoder, service, versions):
@@ -142,8 +230,7 @@ def test_killed_builders_leave_the_same_bytes(debug_config, data, encoder, servi
     building.result(120)
     assert service.builders.counts.respawns >= 1
     for block in range(quiet.num_blocks):
-        name = f"block-{block:05d}.npy"
-        paths = [service.store.folder(plan.version) / name for plan in (quiet, stormy)]
+        paths = [service.store.block_path(plan.version, block) for plan in (quiet, stormy)]
         assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
@@ -153,28 +240,134 @@ def test_an_interrupted_build_goes_on_after_its_marked_blocks(debug_config, data
     folder = service.store.folder(plan.version)
     (folder / "manifest.json").unlink()
     (folder / "block-00002.json").unlink()
-    stamps = {path.name: path.stat().st_mtime_ns for path in folder.glob("block-*.npy")}
+    stamps = block_stamps(service, plan)
     assert not service.store.is_published(plan.version)
     service.build(plan).result(60)
-    changed = [path.name for path in folder.glob("block-*.npy") if path.stat().st_mtime_ns != stamps[path.name]]
-    assert changed == ["block-00002.npy"]
+    changed = {name for name, stamp in block_stamps(service, plan).items() if stamp != stamps[name]}
+    assert changed == {"block-00002.npy"}
     assert service.store.is_published(plan.version)
 
 
 def test_a_version_that_is_not_published_cannot_be_searched(debug_config, data, encoder, service, versions):
     plan = publish(debug_config, encoder, data, service, next(versions))
     service.store.begin(plan)
-    with pytest.raises(ValueError, match=f"version {plan.version} is not published"):
+    with pytest.raises(UserError, match=f"version {plan.version} is not published"):
         service.search(plan.version, encoder.encode(["x"]).numpy(), 3)
 
 
-def test_an_encoder_that_diverged_fails_the_build_and_names_documents(debug_config, data, encoder, service, versions):
-    with torch.no_grad():
-        next(encoder.parameters()).fill_(float("nan"))
+def test_a_damaged_file_is_named_without_a_traceback_round_it(debug_config, data, encoder, service, versions):
     plan = publish(debug_config, encoder, data, service, next(versions))
+    service.build(plan).result(60)
+    path = service.store.block_path(plan.version, 1)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UserError, match=rf"^{path} is damaged, its checksum differs from manifest\.json's"):
+        service.prepare(plan.version)
+
+
+def test_an_encoder_that_diverged_fails_the_refresh_and_the_next_one_works(
+    debug_config, data, encoder, service, versions
+):
+    live, failing = next(versions), next(versions)
+    service.build(publish(debug_config, encoder, data, service, live)).result(60)
+    queries = encoder.encode(["some words"]).numpy()
+    before = service.search(live, queries, 5)
+    diverged = wiring.load_encoder(debug_config)
+    with torch.no_grad():
+        next(diverged.parameters()).fill_(float("nan"))
+    broken = publish(debug_config, diverged, data, service, failing)
     with pytest.raises(ValueError, match=r"float16 cannot hold.*first text-\d+#\d+"):
-        service.build(plan).result(60)
-    assert not service.store.is_published(plan.version)
+        service.refresh(broken, live).result(60)
+    assert not service.store.is_published(failing)
+    assert service.search(live, queries, 5).doc_rows.tolist() == before.doc_rows.tolist()
+    mended = publish(debug_config, moved(encoder), data, service, failing)  # under the number that failed
+    assert service.refresh(mended, live).result(60).measures.overlap < 1
+    assert service.search(failing, queries, 5).similarities.tolist() != before.similarities.tolist()
+
+
+def test_a_version_that_was_loaded_in_part_does_not_answer_for_the_next_of_its_number(
+    debug_config, data, encoder, service, versions, monkeypatch
+):
+    live, number = next(versions), next(versions)
+    service.build(publish(debug_config, encoder, data, service, live)).result(60)
+    plan = publish(debug_config, encoder, data, service, number)
+    last_block = service.store.block_path(number, plan.num_blocks - 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(service, "_questions", lambda *_: last_block.unlink())  # between building and loading
+        with pytest.raises(UserError, match=f"{last_block} is missing"):
+            service.refresh(plan, live).result(60)
+    service.refresh(publish(debug_config, moved(encoder), data, service, number), live).result(60)
+    queries = encoder.encode(["some words"]).numpy()
+    found = service.search(number, queries, 5)
+    assert set(found.doc_rows[0]) == set(exact(encoder, data, queries, 5)[0])
+
+
+# Blue and green ---------------------------------------------------------------------------------------------
+
+
+def test_blue_green_serves_each_version_with_searchers_of_its_own(debug_config, data, encoder, folder):
+    texts = tuple(window.context for window in data.queries.windows(range(8)))
+    settings = IndexSettings(threads=1, blue_green=True, watch_texts=texts, watch_k=10)
+    service = IndexService(folder / "blue_green", settings)
+    try:
+        assert service.searchers == []
+        service.build(publish(debug_config, encoder, data, service, 0)).result(60)
+        service.prepare(0)
+        (blue,) = service.searchers
+        queries = encoder.encode(["some words"]).numpy()
+        before = service.search(0, queries, 5)
+        answers, stop = [], threading.Event()
+
+        def search_all_the_time() -> None:
+            while not stop.is_set():
+                answers.append(service.search(0, queries, 5))
+
+        thread = threading.Thread(target=search_all_the_time)
+        thread.start()
+        plan = publish(debug_config, moved(encoder), data, service, 1)
+        refreshed = service.refresh(plan, 0).result(60)  # for which the builders come back
+        stop.set()
+        thread.join(30)
+        assert {tuple(answer.similarities[0]) for answer in answers} == {tuple(before.similarities[0])}
+        assert refreshed.measures.overlap < 1
+        assert len(service.searchers) == 2
+        assert service._builders is None
+        service.commit(1)
+        (green,) = service.searchers
+        assert green != blue
+        assert ray.get(green.held.remote(), timeout=60) == [1]
+        with pytest.raises(ray.exceptions.ActorDiedError):
+            ray.get(blue.held.remote(), timeout=60)
+        assert service.search(1, queries, 5).similarities.tolist() != before.similarities.tolist()
+        service.build(publish(debug_config, encoder, data, service, 2)).result(60)
+        assert service.builders.num_up == 1
+    finally:
+        service.close()
+
+
+def test_a_search_under_way_is_answered_before_its_searchers_end(debug_config, data, encoder, folder):
+    service = IndexService(folder / "retired", IndexSettings(threads=1, blue_green=True))
+    try:
+        service.build(publish(debug_config, encoder, data, service, 0)).result(60)
+        service.prepare(0)
+        refreshed = service.refresh(publish(debug_config, moved(encoder), data, service, 1), 0).result(60)
+        assert refreshed.measures == Measures()  # there are no texts to measure by
+        queries = np.tile(encoder.encode(["some words"]).numpy(), (20_000, 1))
+        found, group = [], service._groups[0]
+        thread = threading.Thread(target=lambda: found.append(service.search(0, queries, 8)))
+        thread.start()
+        while not group._in_flight:
+            time.sleep(0.001)
+        service.commit(1)
+        thread.join(60)
+        assert found[0].doc_rows.shape == (20_000, 8)
+        assert service.searchers == service._groups[1].actors
+    finally:
+        service.close()
+
+
+def block_stamps(service: IndexService, plan: BuildPlan) -> dict[str, int]:
+    paths = [service.store.block_path(plan.version, block) for block in range(plan.num_blocks)]
+    return {path.name: path.stat().st_mtime_ns for path in paths}
 
 
 def pid_of(actor: ray.actor.ActorHandle) -> int:

@@ -26,7 +26,7 @@ KILLS, NODES_AT = (50, (9, 24, 39)) if FULL else (12, (5,))
 MAX_STEPS = 120 if FULL else STEPS
 OVERRIDES = [
     f"train.max_steps={MAX_STEPS}",
-    "lm.path=stand_in:1.0",  # sleeps so long in each call: steps that last, at no cost
+    "lm.path=stand_in:0.7",  # sleeps so long in each call: steps that last, at no cost
     "lm.max_attempts=100",
     "index.num_shards=2",
     "index.num_builders=2",
@@ -60,23 +60,25 @@ class Killer(threading.Thread):
             self.stop.wait(self._random.uniform(0.0, 2.0))
             return self._cluster.add_node()
         kind = self._random.choice(["Builder", "Builder", "Searcher"])
+        found = {each: self._cluster.actors(each) for each in ACTORS}
+        for each, processes in found.items():
+            self.seen[each] |= {process.pid for process in processes}
+        if not found[kind]:
+            return None
         if kind == "Builder" and self._random.random() < 0.7:
             self._await_build()
-        for each in ACTORS:
-            self.seen[each] |= {process.pid for process in self._cluster.actors(each)}
-        if processes := self._cluster.actors(kind):
+        with contextlib.suppress(psutil.NoSuchProcess):
             self.while_building += kind == "Builder" and self._is_building()
-            with contextlib.suppress(psutil.NoSuchProcess):
-                self._random.choice(processes).kill()
-                self.killed[kind] += 1
+            self._random.choice(found[kind]).kill()
+            self.killed[kind] += 1
         return None
 
     def _await_build(self) -> None:
         """Embedding takes a second of every ten here: most kills of embedders are to hit it."""
         end = time.monotonic() + 6
-        while not self._is_building() and time.monotonic() < end and not self.stop.wait(0.02):
+        while not self._is_building() and time.monotonic() < end and not self.stop.wait(0.01):
             pass
-        self.stop.wait(self._random.uniform(0.0, 0.5))
+        self.stop.wait(self._random.uniform(0.0, 0.3))
 
     def _is_building(self) -> bool:
         return any(not (plan.parent / "manifest.json").exists() for plan in self._index.glob("v*/plan.json"))

@@ -1,48 +1,63 @@
 """When indexes are built and adopted, against a service whose builds end when the test says so."""
 
+from collections.abc import Callable
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 
+from configs.errors import RunError
+from index_workers.service import Refreshed
+from index_workers.watch import Measures
 from train.pipeline import IndexState
 from train.refresh import RefreshController, RefreshPolicy, StaleIndexError
 
 
+def refreshed(version: int) -> Refreshed:
+    """Numbers that differ from version to version."""
+    return Refreshed(Measures(recall=0.9, overlap=1 / (1 + version), drift=0.1 * version), 2.0 + version, 100.0)
+
+
 class FakeService:
-    """Records what it is asked for; `builds[version]` is the future of that build."""
+    """Records what it is asked for; `builds[version]` is the future of that refresh, `previous` what it is beside."""
 
     def __init__(self) -> None:
         self.builds: dict[int, Future] = {}
         self.prepared: list[int] = []
-        self.released: list[list[int]] = []
-        self.store = self
+        self.committed: list[int] = []
+        self.previous: dict[int, int] = {}
+        self.store = SimpleNamespace(plan=lambda version: version, pending_plan=lambda version: version)
 
-    def build(self, version: int) -> Future:
+    def refresh(self, version: int, previous: int) -> Future:
         self.builds[version] = Future()
+        self.previous[version] = previous
         return self.builds[version]
-
-    def pending_plan(self, version: int) -> int:
-        return version
 
     def prepare(self, version: int) -> None:
         self.prepared.append(version)
 
-    def release_all_but(self, versions: list[int]) -> None:
-        self.released.append(versions)
+    def commit(self, version: int) -> None:
+        self.committed.append(version)
 
 
-def controller(service: FakeService, lag: int | None = 3, every: int = 10, max_age: int = 30, max_steps: int = 100):
-    policy = RefreshPolicy(every, lag, max_age, max_steps)
-    return RefreshController(service, policy, lambda index: index.version)
+def controller(
+    service: FakeService,
+    lag: int | None = 3,
+    every: int = 10,
+    max_age: int = 30,
+    max_steps: int = 100,
+    publish: Callable[[IndexState], int] = lambda index: index.version,
+) -> RefreshController:
+    return RefreshController(service, RefreshPolicy(every, lag, max_age, max_steps), publish)
 
 
 def walk(control: RefreshController, service: FakeService, steps: range, ready: bool = True) -> list[int]:
     """The live version at each boundary; builds end at once if `ready`."""
     versions = []
     for step in steps:
-        for build in service.builds.values():
+        for version, build in service.builds.items():
             if ready and not build.done():
-                build.set_result(None)
+                build.set_result(refreshed(version))
         control.at_boundary(step)
         versions.append(control.live.version)
     return versions
@@ -54,13 +69,14 @@ def test_an_index_is_adopted_exactly_lag_steps_after_its_trigger():
     versions = walk(control, service, range(30))
     assert versions == [0] * 13 + [1] * 10 + [2] * 7
     assert control.live == IndexState(2, 20)
-    assert service.prepared == [1, 2] and service.released == [[1], [2]]
+    assert service.previous == {1: 0, 2: 1}
+    assert service.committed == [1, 2]
 
 
 def test_sync_refresh_serves_the_weights_of_the_step_itself():
     service = FakeService()
     control = controller(service, lag=0)
-    service.build = lambda version: _done()
+    service.refresh = lambda version, previous: _done(version)
     versions = [control.at_boundary(step) and control.live.version for step in range(21)]
     assert versions[10] == 1 and versions[20] == 2
     assert control.live == IndexState(2, 20)
@@ -71,7 +87,7 @@ def test_when_ready_adopts_at_the_first_boundary_after_the_build():
     control = controller(service, lag=None)
     walk(control, service, range(17), ready=False)
     assert control.live.version == 0
-    service.builds[1].set_result(None)
+    service.builds[1].set_result(refreshed(1))
     control.at_boundary(17)
     assert control.live == IndexState(1, 10)
 
@@ -127,7 +143,80 @@ def test_a_restored_controller_goes_on_with_the_refresh_under_way():
     assert resumed.next_version() == 2
 
 
-def _done() -> Future:
+def test_the_first_version_is_measured_before_training():
+    service = FakeService()
+    service.refresh = lambda version, previous: _done(version + previous)
+    control = controller(service)
+    control.start()
+    assert control.last == refreshed(0)
+    assert control.live == IndexState(0, 0)
+
+
+def test_what_is_known_of_the_live_version_changes_with_the_swap_and_not_before():
+    service = FakeService()
+    control = controller(service)
+    walk(control, service, range(13))
+    assert control.last != refreshed(1)
+    swap = control.at_boundary(13)
+    assert control.last == refreshed(1)
+    assert control.last_swap == swap
+    assert swap.wait_seconds >= 0 and swap.switch_ms >= 0
+
+
+def test_what_is_known_of_the_live_version_survives_a_checkpoint():
+    service = FakeService()
+    control = controller(service)
+    walk(control, service, range(15))
+    resumed = controller(FakeService())
+    resumed.restore(control.state())
+    assert resumed.last == control.last == refreshed(1)
+    assert resumed.live == IndexState(1, 10)
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), RunError("model.safetensors.partial cannot be written")])
+def test_a_snapshot_that_cannot_be_written_is_a_refresh_that_failed_and_training_goes_on(error):
+    service, failing = FakeService(), [True]
+
+    def publish(index: IndexState) -> int:
+        if failing[0]:
+            raise error
+        return index.version
+
+    control = controller(service, publish=publish)
+    walk(control, service, range(15))
+    assert (control.num_failed, control.live.version, list(service.builds)) == (1, 0, [])
+    failing[0] = False
+    assert walk(control, service, range(15, 25))[-1] == 1
+    assert control.live == IndexState(1, 20)
+    assert control.num_failed == 1
+
+
+def test_a_build_that_cannot_even_begin_is_a_refresh_that_failed():
+    service = FakeService()
+
+    def refuse(version: int, previous: int) -> Future:
+        raise RunError("plan.json.partial cannot be written: No space left on device")
+
+    service.refresh = refuse
+    control = controller(service, max_age=15)
+    walk(control, service, range(15))
+    assert control.num_failed == 1
+    with pytest.raises(StaleIndexError, match=r"16 steps old.*plan\.json\.partial cannot be written"):
+        walk(control, service, range(15, 17))
+
+
+def test_a_build_that_failed_is_counted_and_its_number_used_again():
+    service = FakeService()
+    control = controller(service)
+    control.at_boundary(10)
+    service.builds[1].set_exception(RunError("index builder: embed_block failed 3 times"))
+    walk(control, service, range(11, 24))
+    assert control.num_failed == 1
+    assert service.previous == {1: 0}
+    assert control.live == IndexState(1, 20)
+
+
+def _done(version: int) -> Future:
     future: Future = Future()
-    future.set_result(None)
+    future.set_result(refreshed(version))
     return future

@@ -1,0 +1,254 @@
+"""Every kind of damage is named with its file; what is whole is said to be."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data.records import Document
+from data.store import file_sha256, write_documents
+from index_workers import build_steps
+from index_workers.kinds import IndexKind
+from index_workers.verify import verify_index
+from index_workers.version_store import BuildPlan, VersionStore, _json_sha256
+
+DIM, ROWS = 4, 10
+VECTORS = np.random.default_rng(0).standard_normal((ROWS, DIM)).astype(np.float32)
+LOSSY = {"kind": IndexKind("SQ8", rerank=True, overretrieve=2), "num_shards": 2}
+Damage = Callable[[VersionStore], object]
+
+
+def save_encoder(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "config.json").write_text(json.dumps({"hidden_size": DIM}))
+
+
+def write_corpus(path: Path, rows: int = ROWS) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_documents(path, [Document(f"d{row}", f"text {row}", "x", "s") for row in range(rows)])
+    return path
+
+
+def begin(store: VersionStore, version: int = 0, **changes: object) -> BuildPlan:
+    corpus = store.root.parent / "data" / "documents.arrow"
+    plan = BuildPlan(
+        version=version,
+        step=7,
+        weights_sha256=store.save_snapshot(version, save_encoder),
+        corpus_path=store.path_for_plan(corpus),
+        corpus_sha256=file_sha256(corpus),
+        num_documents=ROWS,
+        block_documents=4,
+        similarity="cosine",
+        max_tokens=64,
+        dim=DIM,
+        dtype="float32",
+        tokens_per_batch=512,
+    )
+    plan = replace(plan, **changes)
+    store.begin(plan)
+    return plan
+
+
+def publish(store: VersionStore, plan: BuildPlan, vectors: np.ndarray = VECTORS) -> None:
+    for block in range(plan.num_blocks):
+        rows = plan.rows_of_block(block)
+        store.write_block(plan.version, block, vectors[rows.start : rows.stop])
+    if not plan.kind.is_exact:
+        build_steps.make_quantizer(store, plan)
+        for shard in range(plan.num_shards):
+            build_steps.build_shard(store, plan, shard)
+    store.publish(plan)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> VersionStore:
+    """Version 0 is of a lossy kind and published."""
+    write_corpus(tmp_path / "run" / "data" / "documents.arrow")
+    store = VersionStore(tmp_path / "run" / "index")
+    publish(store, begin(store, **LOSSY))
+    return store
+
+
+def flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_whole_index_is_described_in_a_line_for_each_version(store: VersionStore) -> None:
+    publish(store, begin(store, version=1, step=30))
+    lines, problems = verify_index(store.root)
+    assert problems == []
+    assert [line.rpartition(", ")[0].rpartition(", ")[0] for line in lines] == [
+        "v000000: 10 documents x 4, SQ8, weights of step 7",
+        "v000001: 10 documents x 4, flat_fp16, weights of step 30",
+    ]
+    assert all(line.endswith(" MB, all intact") for line in lines)
+
+
+def manifest(store: VersionStore) -> Path:
+    return store.folder(0) / "manifest.json"
+
+
+def publish_wrong_block(store: VersionStore, vectors: np.ndarray) -> None:
+    """Marked and published as if it were right."""
+    plan = store.plan(0)
+    store.write_block(0, 1, vectors)
+    store.publish(plan)
+
+
+def swap_shards(store: VersionStore) -> None:
+    """Shard 0 holds what shard 1 should, under checksums that are right."""
+    plan = store.plan(0)
+    content = store.shard_path(0, 1).read_bytes()
+    store.write_marked(store.shard_path(0, 0), lambda partial: partial.write_bytes(content))
+    store.publish(plan)
+
+
+DAMAGE: dict[str, tuple[Damage, str]] = {
+    "a flipped byte of a block": (
+        lambda store: flip(store.block_path(0, 1), -1),
+        "{v}/block-00001.npy is damaged, its checksum differs from manifest.json's; remove {v} and build",
+    ),
+    "a flipped byte of a block's header": (
+        lambda store: flip(store.block_path(0, 1), 3),
+        "{v}/block-00001.npy is damaged, its checksum differs",
+    ),
+    "a truncated block": (
+        lambda store: store.block_path(0, 2).write_bytes(store.block_path(0, 2).read_bytes()[:-3]),
+        "{v}/block-00002.npy is damaged, its checksum differs",
+    ),
+    "an empty block": (lambda store: store.block_path(0, 2).write_bytes(b""), "{v}/block-00002.npy is damaged"),
+    "a missing block": (lambda store: store.block_path(0, 0).unlink(), "{v}/block-00000.npy is missing; remove {v}"),
+    "a flipped byte of an index file": (
+        lambda store: flip(store.shard_path(0, 1), 60),
+        "{v}/shard-00001.faiss is damaged, its checksum differs",
+    ),
+    "a missing index file": (lambda store: store.shard_path(0, 0).unlink(), "{v}/shard-00000.faiss is missing"),
+    "a flipped byte of the quantizer": (
+        lambda store: flip(store.quantizer_path(0), 20),
+        "{v}/quantizer.faiss is damaged",
+    ),
+    "a manifest that is no JSON": (
+        lambda store: flip(manifest(store), 0),
+        "{v}/manifest.json is damaged, it is not valid JSON (",
+    ),
+    "a manifest that is cut": (
+        lambda store: manifest(store).write_bytes(manifest(store).read_bytes()[:200]),
+        "{v}/manifest.json is damaged, it is not valid JSON (",
+    ),
+    "a flipped byte within a string of the manifest": (
+        lambda store: flip(manifest(store), manifest(store).read_bytes().index(b"cosine")),
+        "{v}/manifest.json is damaged, its content differs from its own checksum; remove {v}",
+    ),
+    "a manifest of an older version": (
+        lambda store: manifest(store).write_text(json.dumps({"plan": {}, "files": {}})),
+        "{v}/manifest.json was written by another version of replug; remove {v} and build the index again",
+    ),
+    "a block of other dimensions": (
+        lambda store: publish_wrong_block(store, VECTORS[4:8, :3]),
+        "{v}/block-00001.npy holds float16 [4, 3], expected float16 [4, 4]",
+    ),
+    "a block with numbers that are not finite": (
+        lambda store: publish_wrong_block(store, VECTORS[4:8] * [[np.inf], [1], [1], [1]]),
+        "{v}/block-00001.npy holds numbers that are not finite",
+    ),
+    "an index file of too few vectors": (swap_shards, "{v}/shard-00000.faiss holds 2 vectors, expected 8"),
+    "other weights": (
+        lambda store: (store.encoder_folder(0) / "model.safetensors").write_bytes(b"others"),
+        "{v}/encoder/model.safetensors is not the encoder that embedded this version: its checksum differs",
+    ),
+    "no weights": (
+        lambda store: (store.encoder_folder(0) / "model.safetensors").unlink(),
+        "{v}/encoder/model.safetensors is missing",
+    ),
+    "an encoder of other dimensions": (
+        lambda store: (store.encoder_folder(0) / "config.json").write_text('{"hidden_size": 5}'),
+        "{v}/encoder/config.json says 5 dimensions, the vectors have 4",
+    ),
+    "no configuration of the encoder": (
+        lambda store: (store.encoder_folder(0) / "config.json").unlink(),
+        "{v}/encoder/config.json cannot be read",
+    ),
+    "another corpus": (
+        lambda store: write_corpus(store.corpus_path(store.plan(0)), rows=11),
+        "the corpus {run}/data/documents.arrow is not the one that was embedded: its checksum differs",
+    ),
+    "no corpus": (
+        lambda store: store.corpus_path(store.plan(0)).unlink(),
+        "the corpus {run}/data/documents.arrow is gone",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "says"), DAMAGE.values(), ids=DAMAGE)
+def test_damage_is_named_with_its_file_and_nothing_else_is(store: VersionStore, damage: Damage, says: str) -> None:
+    damage(store)
+    lines, (problem,) = verify_index(store.root)
+    assert problem.startswith(says.format(v=store.folder(0), run=store.root.parent))
+    assert lines == ["v000000: 1 things are wrong"]
+
+
+def test_everything_that_is_wrong_is_named(store: VersionStore) -> None:
+    flip(store.block_path(0, 0), -1)
+    store.block_path(0, 2).unlink()
+    flip(store.shard_path(0, 0), 60)
+    store.corpus_path(store.plan(0)).unlink()
+    lines, problems = verify_index(store.root)
+    assert lines == ["v000000: 4 things are wrong"]
+    for name, problem in zip(("documents", "block-00000", "block-00002", "shard-00000"), problems, strict=True):
+        assert name in problem
+
+
+def test_a_mark_that_is_gone_is_of_no_matter_once_the_version_is_published(store: VersionStore) -> None:
+    for mark in (*store.folder(0).glob("block-*.json"), store.folder(0) / "shard-00000.faiss.json"):
+        mark.unlink()
+    assert verify_index(store.root)[1] == []
+
+
+def test_an_unfinished_version_beside_a_published_one_is_noted_and_not_wrong(store: VersionStore) -> None:
+    begin(store, version=1)
+    lines, problems = verify_index(store.root)
+    assert lines[1] == "v000001: unfinished, not searched"
+    assert problems == []
+
+
+def test_an_index_that_was_never_finished_is_wrong(store: VersionStore) -> None:
+    manifest(store).unlink()
+    lines, problems = verify_index(store.root)
+    assert lines == ["v000000: unfinished, not searched"]
+    assert problems == [f"{store.root} holds no finished version; run the command that was building it again"]
+
+
+@pytest.mark.parametrize("name", ["empty", "gone"])
+def test_a_folder_without_an_index_is_wrong(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    folder = tmp_path / name
+    says = f"{folder} holds no index; expected a run directory or what `replug index` wrote"
+    assert verify_index(folder) == ([], [says])
+
+
+def test_other_folders_beside_the_versions_are_passed_over(store: VersionStore) -> None:
+    (store.root / "vocabulary").mkdir()
+    lines, problems = verify_index(store.root)
+    assert (len(lines), problems) == (1, [])
+
+
+def test_a_manifest_that_lists_a_file_less_than_the_plan_needs_is_named(store: VersionStore) -> None:
+    plan = store.plan(0)
+    store.publish(replace(plan, kind=IndexKind(), num_shards=1))
+    content = json.loads(manifest(store).read_text())
+    content["plan"] = asdict(plan)
+    sign(store, content)
+    assert verify_index(store.root)[1] == [f"{manifest(store)} lists no quantizer.faiss (3 such files)"]
+
+
+def sign(store: VersionStore, content: dict) -> None:
+    """As somebody who edits the manifest by hand and knows how its checksum is made."""
+    content.pop("sha256")
+    manifest(store).write_text(json.dumps({**content, "sha256": _json_sha256(content)}))

@@ -1,0 +1,311 @@
+"""Refreshes that fail, on a real service with real Ray: the file is named, the live index goes on serving, and the
+next refresh is as if nothing had been. Then the same by whole runs: full disks, kill -9, builders that stand still.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from command_line import STEPS, finish, start
+from small_disk import SmallDisk, small_disk, space_of
+from test_loop import descendants, metrics, name_of, wait_for_step, what_must_be_equal
+
+from configs.load import load_config
+from configs.schema import Config
+from data.store import PreparedSet
+from index_workers.local_index import LocalIndex
+from index_workers.service import IndexService, IndexSettings
+from index_workers.version_store import BuildPlan, VersionStore
+from models.encoder import Encoder
+from train import wiring
+from train.pipeline import IndexState
+from train.refresh import RefreshController, StaleIndexError
+
+ROOT = Path(__file__).parent.parent.parent
+TEXTS = ["some words of a query", "others that are not the same"]
+FLAT, LOSSY = "flat_fp16", "IVF8,SQ8"
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallDisk]:
+    with small_disk(tmp_path_factory.mktemp("failures") / "index", megabytes=8) as disk:
+        yield disk
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedSet:
+    return wiring.prepared_set(load_config(ROOT / "configs/debug.yaml"), tmp_path_factory.mktemp("data") / "data")
+
+
+@pytest.fixture(scope="module")
+def service(disk: SmallDisk, ray_session: None) -> Iterator[IndexService]:
+    """One for all tests, since actors take seconds to start; each test takes `versions` of its own."""
+    settings = IndexSettings(num_shards=2, num_builders=2, threads=1, watch_texts=("a text",), watch_k=5)
+    service = IndexService(disk.folder, settings)
+    yield service
+    service.close()
+
+
+@pytest.fixture(autouse=True)
+def space_at_the_end(disk: SmallDisk) -> Iterator[None]:
+    yield
+    disk.free()
+
+
+@pytest.fixture(scope="module")
+def versions() -> Iterator[int]:
+    return itertools.count(0, 10)
+
+
+class Trainer:
+    """What the trainer does at its step boundaries, and what it asks the index, with every wait bounded."""
+
+    def __init__(self, config: Config, data: PreparedSet, service: IndexService, version: int) -> None:
+        self.config, self.data, self.service = config, data, service
+        self.encoder = wiring.load_encoder(config)
+        plan = wiring.publish_snapshot(config, self.encoder, data, service.store, IndexState(version, 0))
+        service.build(plan).result(60)
+        service.prepare(version)
+        self.control = self.new_control()
+        self.control.live = IndexState(version, 0)
+        service.commit(version)
+
+    def new_control(self) -> RefreshController:
+        workers = SimpleNamespace(index=self.service)
+        return wiring.refresh_controller(self.config, SimpleNamespace(encoder=self.encoder), self.data, workers)
+
+    def step_to(self, *steps: int) -> None:
+        """A boundary, then what training does to the weights."""
+        for step in steps:
+            self.control.at_boundary(step)
+            move(self.encoder, step)
+
+    def ask(self) -> tuple[list, list]:
+        found = self.service.search(self.control.live.version, queries_of(self.encoder), 8)
+        return found.doc_rows.tolist(), found.similarities.tolist()
+
+    def serves_its_files(self) -> bool:
+        """Whether the searchers answer what the live version's files say, read here."""
+        store, live = self.service.store, self.control.live.version
+        store.remove_all_but({live})
+        rows, similarities = LocalIndex(store.root, 1).search(queries_of(self.encoder), 8)
+        return self.ask() == (rows.tolist(), similarities.tolist())
+
+    def last_error(self) -> str:
+        return str(self.control._last_error)
+
+
+def move(encoder: Encoder, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in encoder.parameters():
+            weight.add_(0.1 * torch.randn(weight.shape, generator=generator))
+
+
+def queries_of(encoder: Encoder) -> np.ndarray:
+    return encoder.encode(TEXTS).numpy()
+
+
+def trainer_of(
+    tmp_path: Path, data: PreparedSet, service: IndexService, version: int, kind: str = FLAT, max_age: int = 30
+) -> Trainer:
+    """Refreshes start at steps 10, 20, ... and are adopted three later."""
+    keys = ["refresh.every_steps=10", f"refresh.max_age_steps={max_age}", "train.max_steps=99", "index.num_shards=2"]
+    overrides = [f"run_dir={tmp_path / 'run'}", f"index.kind={kind}", *keys]
+    return Trainer(load_config(ROOT / "configs/debug.yaml", overrides), data, service, version)
+
+
+def written_before(store: VersionStore, plan: BuildPlan, name: str) -> int:
+    """Bytes that a version has taken when the file of this name is about to be written."""
+    folder = store.folder(plan.version)
+    files = [folder / "encoder", folder / "plan.json"]
+    for path in store.files(plan):
+        files += [path, store_mark(path)]
+    files.append(folder / "manifest.json")
+    return space_of(itertools.takewhile(lambda path: path.name != name, files))
+
+
+def store_mark(path: Path) -> Path:
+    return path.with_name(path.name + ".json") if path.suffix == ".faiss" else path.with_suffix(".json")
+
+
+FULL_AT = [
+    (FLAT, "model.safetensors", r"encoder-v0+\d+\.partial"),
+    (FLAT, "tokenizer.json", r"encoder-v0+\d+\.partial"),
+    (FLAT, "plan.json", r"plan\.json\.partial"),
+    (FLAT, "block-00000.npy", r"block-000\d\d\.\S*partial"),
+    (FLAT, "block-00005.json", r"block-000\d\d\.\S*partial"),
+    (FLAT, "manifest.json", r"manifest\.json\.partial"),
+    (LOSSY, "quantizer.faiss", r"quantizer\.faiss\.\S*partial"),
+    (LOSSY, "shard-00001.faiss", r"shard-0000[01]\.faiss\.\S*partial"),
+]
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(("kind", "name", "named"), FULL_AT, ids=[f"{name}-{kind}" for kind, name, _ in FULL_AT])
+def test_a_disk_that_is_full_leaves_the_live_index_serving_until_it_is_too_old(
+    tmp_path, data, disk, service, versions, kind, name, named
+):
+    trainer = trainer_of(tmp_path, data, service, version := next(versions), kind, max_age=15)
+    store = service.store
+    store.remove_all_but({version})
+    plan, encoder = store.plan(version), store.encoder_folder(version)
+    small = {"model.safetensors": space_of([encoder / "model.safetensors"]) // 2}
+    small["tokenizer.json"] = space_of([encoder / "model.safetensors", encoder / "config.json"]) + 4096
+    disk.leave(small[name] if name in small else written_before(store, plan, name))
+    trainer.step_to(9)
+    trainer.step_to(10, 11, 12, 13)
+    assert trainer.control.live.version == version and trainer.control.num_failed == 1
+    assert re.search(rf"{named} cannot be written: .*", trainer.last_error()), trainer.last_error()
+    assert "No space left" in trainer.last_error() or "written" in trainer.last_error()
+    assert [str(path) for path in disk.folder.rglob("*.partial*")] == []
+    trainer.step_to(14, 15)  # training goes on with what there is
+    with pytest.raises(StaleIndexError, match=rf"step 16: index v{version} is 16 steps old.*{named}"):
+        trainer.control.at_boundary(16)
+    disk.free()
+    state, trainer.control = trainer.control.state(), trainer.new_control()  # as the same command does
+    trainer.control.restore(state)
+    trainer.step_to(16, 17, 20, 21, 23)
+    assert trainer.control.live == IndexState(version + 1, 20)
+    assert trainer.serves_its_files()
+
+
+def flip(path: Path, place: int = -20) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES: list[tuple[str, str, Callable[[Path], None]]] = [
+    (FLAT, "block-00000.npy", flip),
+    (FLAT, "block-00010.npy", flip),  # of the second shard: the first one loads its own
+    (FLAT, "block-00010.npy", Path.unlink),  # half copied
+    (FLAT, "manifest.json", flip),
+    (LOSSY, "shard-00001.faiss", flip),
+    (LOSSY, "shard-00001.faiss", Path.unlink),
+]
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(("kind", "name", "damage"), DAMAGES, ids=[f"{d.__name__}-{n}" for _, n, d in DAMAGES])
+def test_damage_between_building_and_loading_is_named_and_never_served(
+    tmp_path, data, service, versions, monkeypatch, kind, name, damage
+):
+    trainer = trainer_of(tmp_path, data, service, version := next(versions), kind)
+    service.store.remove_all_but({version})
+    publish = service.store.publish
+
+    def publish_and_damage(plan: BuildPlan) -> None:
+        publish(plan)
+        damage(service.store.folder(plan.version) / name)
+
+    monkeypatch.setattr(service.store, "publish", publish_and_damage)
+    trainer.step_to(10, 11, 12, 13)
+    monkeypatch.undo()
+    assert trainer.control.live.version == version and trainer.control.num_failed == 1
+    assert re.search(rf"v0+{version + 1}/{name} is (damaged|missing)", trainer.last_error()), trainer.last_error()
+    assert trainer.serves_its_files()
+    trainer.step_to(20, 21, 22, 23)  # the same number again, by other weights
+    assert trainer.control.live == IndexState(version + 1, 20)
+    assert trainer.serves_its_files()
+
+
+@pytest.mark.timeout(200)
+def test_what_is_asked_after_loading_may_fail_and_leaves_nothing_loaded(tmp_path, data, service, versions, monkeypatch):
+    trainer = trainer_of(tmp_path, data, service, version := next(versions))
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no answer")
+
+    monkeypatch.setattr("index_workers.service.Measures", fail)
+    trainer.step_to(10, 13)
+    monkeypatch.undo()
+    assert trainer.control.num_failed == 1
+    trainer.step_to(20, 23)
+    assert trainer.control.live == IndexState(version + 1, 20)
+    assert trainer.serves_its_files()
+
+
+@pytest.mark.timeout(200)
+def test_a_green_group_that_cannot_load_makes_room_again(tmp_path, data, disk, ray_session, monkeypatch):
+    """Its searchers stand where the builders were, which the next refresh needs."""
+    settings = IndexSettings(num_shards=2, num_builders=2, threads=1, blue_green=True)
+    service = IndexService(tmp_path / "index", settings)
+    try:
+        trainer = trainer_of(tmp_path, data, service, 0)
+        publish = service.store.publish
+
+        def publish_and_damage(plan: BuildPlan) -> None:
+            publish(plan)
+            flip(service.store.folder(plan.version) / "block-00010.npy")
+
+        monkeypatch.setattr(service.store, "publish", publish_and_damage)
+        trainer.step_to(10, 13)
+        monkeypatch.undo()
+        assert trainer.control.num_failed == 1
+        assert len(service.searchers) == 2
+        assert trainer.serves_its_files()
+        trainer.step_to(20, 23)
+        assert trainer.control.live == IndexState(1, 20)
+        assert len(service.searchers) == 2
+        assert trainer.serves_its_files()
+    finally:
+        service.close()
+
+
+WRITE_CUT_SHORT = """
+import resource, signal, sys
+from pathlib import Path
+import numpy as np
+import torch
+from configs.errors import RunError
+from index_workers.faiss_index import fill, train_quantizer
+from index_workers.kinds import IndexKind
+from index_workers.version_store import VersionStore
+
+store, vectors = VersionStore(Path(sys.argv[1])), np.random.default_rng(0).normal(size=(1000, 33)).astype(np.float16)
+kind = IndexKind("SQ8")
+store.folder(0).mkdir(parents=True)
+store.write_block(0, 0, vectors)
+store.write_marked(store.quantizer_path(0), lambda out: train_quantizer(kind, vectors, out))
+fill_shard = lambda out: fill(store.quantizer_path(0), [vectors], out)
+store.write_marked(store.shard_path(0, 0), fill_shard)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+for path, write in (
+    (store.block_path(0, 0), lambda: store.write_block(0, 0, vectors)),
+    (store.shard_path(0, 0), lambda: store.write_marked(store.shard_path(0, 0), fill_shard)),
+):
+    size = path.stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size - 50, resource.RLIM_INFINITY))
+    try:
+        write()
+        print(path.name, "was written short:", path.stat().st_size, "of", size)
+    except RunError as error:
+        print(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+"""
+
+
+@pytest.mark.timeout(100)
+def test_a_disk_that_takes_all_but_the_last_bytes_is_noticed(tmp_path):
+    """numpy and FAISS both close their files without looking whether that succeeded."""
+    command = [sys.executable, "-c", WRITE_CUT_SHORT, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, cwd=ROOT)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2, done.stdout + done.stderr
+    assert re.search(r"block-00000\.npy\.\S*partial cannot be written", lines[0])
+    assert re.search(r"shard-00000\.faiss\.\S*partial cannot be written", lines[1])
