@@ -22,7 +22,7 @@ def make_quantizer(store: VersionStore, plan: BuildPlan) -> None:
 
     def save(partial: Path) -> int:
         if plan.quantizer_from is not None:
-            shutil.copyfile(store.quantizer_path(plan.quantizer_from), partial)
+            shutil.copyfile(store.checked(plan.quantizer_from, store.quantizer_path(plan.quantizer_from)), partial)
             return 0
         assert plan.kind.factory is not None
         rows = training_rows(plan.kind.factory, plan.num_documents)
@@ -33,8 +33,8 @@ def make_quantizer(store: VersionStore, plan: BuildPlan) -> None:
 
 def build_shard(store: VersionStore, plan: BuildPlan, shard: int) -> None:
     """Fill the trained index with one shard's blocks, one in memory at a time."""
-    blocks = store.open_blocks(plan, plan.blocks_of_shard(shard), checked=False)
-    quantizer = store.quantizer_path(plan.version)
+    blocks = store.open_blocks(plan, plan.blocks_of_shard(shard))
+    quantizer = store.checked(plan.version, store.quantizer_path(plan.version))
     store.write_marked(store.shard_path(plan.version, shard), lambda out: faiss_index.fill(quantizer, blocks, out))
 
 

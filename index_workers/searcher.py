@@ -140,4 +140,10 @@ def open_shard(store: VersionStore, plan: BuildPlan, shard: int, num_shards: int
     if num_shards != plan.num_shards:
         raise ValueError(f"index version {plan.version} has {plan.num_shards} shards, asked for {num_shards}")
     first_row = plan.rows_of_shard(shard).start
-    return FaissShard(store.checked_shard_path(plan, shard), first_row, plan.kind, vectors, on_gpu=device == "cuda")
+    return FaissShard(
+        store.checked(plan.version, store.shard_path(plan.version, shard)),
+        first_row,
+        plan.kind,
+        vectors,
+        on_gpu=device == "cuda",
+    )

@@ -61,7 +61,7 @@ class TokenBlocks:
 
 
 def token_fingerprint(tokenizer: PreTrainedTokenizerBase, plan: BuildPlan) -> str:
-    """Hash of what a block's ids follow from: the tokenizer, where it cuts, the corpus, and how that is cut in blocks."""
+    """Hash of what a block's ids follow from: the tokenizer and its limit, the corpus and how it is cut in blocks."""
     rules = json.loads(tokenizer.backend_tokenizer.to_str())
     for state in ("truncation", "padding"):  # these record the last call and say nothing of the tokenizer
         rules.pop(state, None)

@@ -174,8 +174,7 @@ class VersionStore:
         before = plan_from_json(_read_json(record)) if record.exists() else None
         if before != plan:
             self._discard_stale(before, plan)
-        for partial in self.folder(plan.version).glob("*.partial"):
-            partial.unlink()
+        self._remove_partials(plan.version)
         write_json(record, asdict(plan))
         lossy = not plan.kind.is_exact
         return Missing(
@@ -224,6 +223,7 @@ class VersionStore:
         rows = sum(files[self.block_path(plan.version, block).name]["rows"] for block in range(plan.num_blocks))
         if rows != plan.num_documents:
             raise RunError(f"{self.folder(plan.version)}: its blocks hold {rows} rows, expected {plan.num_documents}")
+        self._remove_partials(plan.version)
         content = {"format": FORMAT, "plan": asdict(plan), "files": files}
         write_json(self._manifest_path(plan.version), {**content, "sha256": _json_sha256(content)})
 
@@ -231,6 +231,11 @@ class VersionStore:
         """The newest version before this one that is published with a quantizer of this kind."""
         versions = [v for v in self.published() if v < before and factory and self.plan(v).kind.factory == factory]
         return versions[-1] if versions else None
+
+    def _remove_partials(self, version: int) -> None:
+        """What a builder that was killed left half written."""
+        for partial in self.folder(version).glob("*.partial"):
+            partial.unlink()
 
     def files(self, plan: BuildPlan) -> list[Path]:
         """Every file of vectors or index that a version needs."""
@@ -241,24 +246,27 @@ class VersionStore:
         return [*blocks, self.quantizer_path(plan.version), *shards]
 
     def open_blocks(self, plan: BuildPlan, blocks: Iterable[int], checked: bool = True) -> list[np.ndarray]:
-        """Memory-mapped vectors [rows, D] float16; raises UserError naming a file that is missing or damaged.
-
-        Unchecked ones may belong to a version that is not published yet, by the process that builds it.
-        """
-        marks = self.manifest(plan.version)["files"] if checked else None
+        """Memory-mapped vectors [rows, D] float16; raises UserError naming a file that is missing or damaged."""
         arrays = []
+        marks = self._marks(plan.version) if checked else None
         for block in blocks:
             path = self.block_path(plan.version, block)
             if marks is not None:
-                require_intact(path, marks[path.name]["sha256"])
+                require_intact(path, marks(path)["sha256"])
             arrays.append(_map_vectors(path, (len(plan.rows_of_block(block)), plan.dim)))
         return arrays
 
-    def checked_shard_path(self, plan: BuildPlan, shard: int) -> Path:
-        """A lossy kind's index file, after its checksum was compared."""
-        path = self.shard_path(plan.version, shard)
-        require_intact(path, self.manifest(plan.version)["files"][path.name]["sha256"])
+    def checked(self, version: int, path: Path) -> Path:
+        """A file of a version after its checksum was compared; raises UserError naming it."""
+        require_intact(path, self._marks(version)(path)["sha256"])
         return path
+
+    def _marks(self, version: int) -> Callable[[Path], dict[str, Any]]:
+        """What was marked of each file: by the manifest, or while the version is being built by the file's own mark."""
+        if not self.is_published(version):
+            return lambda path: _read_json(_mark(path))
+        files = self.manifest(version)["files"]
+        return lambda path: files[path.name]
 
     def remove_all_but(self, keep: set[int]) -> None:
         """Remove versions and half-written snapshots that nothing needs any more."""

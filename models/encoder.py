@@ -6,8 +6,11 @@ Truncation follows the encoder's own token limit and never the size of a batch.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import torch
@@ -17,8 +20,9 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, 
 from configs.errors import UserError
 from models.batching import token_budget_batches
 
-TOKENS_PER_BATCH = 8192  # padded tokens in one forward pass, where nobody says otherwise
-LENGTH_STEP = 8
+# Padded tokens in one forward pass: what stays in the cache of a core, and what a step with gradient was measured with.
+TOKENS_PER_BATCH, TOKENS_PER_BATCH_WITH_GRADIENT = 2048, 8192
+LENGTH_STEP = 8  # every new shape costs a CPU's library the making of a kernel, and odd lengths run slower
 
 
 class Encoder(nn.Module):
@@ -41,7 +45,7 @@ class Encoder(nn.Module):
         return int(self.backbone.config.hidden_size)
 
     def token_ids(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Ids of each text, special tokens included, cut at `max_tokens`: uint16 where the vocabulary fits, else uint32."""
+        """Ids of each text, special tokens included, cut at `max_tokens`: uint16 where they fit, else uint32."""
         if not texts:
             return []
         rows = self.tokenizer(list(texts), truncation=True, max_length=self.max_tokens)["input_ids"]
@@ -63,13 +67,22 @@ class Encoder(nn.Module):
 
     def encode_tokens(self, ids: Sequence[np.ndarray], tokens_per_batch: int = TOKENS_PER_BATCH) -> Tensor:
         """As `encode`, for texts that are tokenized already: what `token_ids` gave for each."""
-        vectors = torch.empty(len(ids), self.dim, device=self.backbone.device)  # fetched once: a GPU goes on meanwhile
-        with torch.inference_mode():
-            for rows in self._batches(ids, tokens_per_batch):
+        vectors = torch.empty(len(ids), self.dim, device=self.backbone.device)
+
+        def fill(rows: list[int]) -> None:
+            with torch.inference_mode():
                 vectors[rows] = self(*self._pad([ids[row] for row in rows]))
+
+        if vectors.is_cuda:
+            for rows in self._batches(ids, tokens_per_batch):
+                fill(rows)
+        else:
+            _one_per_thread(fill, list(self._batches(ids, tokens_per_batch)))
         return vectors.cpu()
 
-    def encode_with_gradient(self, texts: Sequence[str], tokens_per_batch: int = TOKENS_PER_BATCH) -> Tensor:
+    def encode_with_gradient(
+        self, texts: Sequence[str], tokens_per_batch: int = TOKENS_PER_BATCH_WITH_GRADIENT
+    ) -> Tensor:
         """As `encode`, but differentiable and on the encoder's device."""
         ids = self.token_ids(texts)
         batches = list(self._batches(ids, tokens_per_batch))
@@ -78,7 +91,7 @@ class Encoder(nn.Module):
         return torch.cat(parts)[torch.argsort(order)]
 
     def _batches(self, ids: Sequence[np.ndarray], tokens_per_batch: int) -> Iterator[list[int]]:
-        """Rows of similar length. Equal lengths go by their content, so the order given has no say in what meets what."""
+        """Rows of similar length; equal ones go by their content, so that the order given does not matter."""
         order = sorted(range(len(ids)), key=lambda row: ids[row].tobytes())
         for batch in token_budget_batches([self._padded(len(ids[row])) for row in order], tokens_per_batch):
             yield [order[place] for place in batch]
@@ -103,6 +116,38 @@ class Encoder(nn.Module):
         for name, content in _sentence_transformers_files(self.dim, self.max_tokens, self.similarity).items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(json.dumps(content, indent=2))
+
+
+def _one_per_thread(run: Callable[[list[int]], None], batches: list[list[int]]) -> None:
+    """Run batches side by side, each on one thread.
+
+    Threads that share one batch wait for each other after every operation. That costs a little on an idle machine,
+    and most of the time where another process holds a core.
+    """
+    threads = torch.get_num_threads()
+    if threads == 1 or len(batches) == 1:
+        for batch in batches:
+            run(batch)
+    else:
+        list(_single_threads(threads).map(run, batches))
+
+
+@cache
+def _single_threads(count: int) -> ThreadPoolExecutor:
+    """Threads that compute alone. What one of them sets holds for all threads to come, so it is put back at once."""
+    threads, started = torch.get_num_threads(), Barrier(count + 1)
+
+    def begin() -> None:
+        torch.set_num_threads(1)
+        torch.get_num_threads()  # a thread takes its number at its first look, which must not come later
+        started.wait()
+
+    pool = ThreadPoolExecutor(count, initializer=begin)
+    for _ in range(count):
+        pool.submit(int)
+    started.wait()
+    torch.set_num_threads(threads)
+    return pool
 
 
 def mean_pool(hidden: Tensor, attention_mask: Tensor) -> Tensor:

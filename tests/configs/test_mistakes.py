@@ -67,7 +67,8 @@ OVERRIDES = [
     ("loss.direction=kl", "loss.direction: ", "'kl'", "kl_lm_retriever, kl_retriever_lm"),
     ("refresh.mode=asink", "refresh.mode: ", "'asink'", "sync, async"),
     ("lm.dtype=int8", "lm.dtype: ", "'int8'", "auto, float32, bfloat16, float16"),
-    ("index.kind=hnsw", "index.kind: ", "'hnsw'", "flat, flat_fp16"),
+    ("index.rerank=fresh", "index.rerank: ", "'fresh'", "none, stored, live"),
+    ("index.swap=green", "index.swap: ", "'green'", "double, blue_green"),
     ("retriever.similarity=euclid", "retriever.similarity: ", "'euclid'", "cosine, dot"),
     # out of range
     ("train.max_steps=-1", "train.max_steps is -1; expected a number above 0"),
@@ -79,11 +80,18 @@ OVERRIDES = [
     ("train.pipeline_depth=-1", "train.pipeline_depth is -1; expected 0 or more"),
     ("lm.gpus_per_replica=-0.5", "lm.gpus_per_replica is -0.5; expected 0 or more"),
     ("seed=-1", "seed is -1; expected 0 or more"),
+    ("index.nprobe=0", "index.nprobe is 0; expected a number above 0"),
+    ("index.overretrieve=0", "index.overretrieve is 0; expected a number above 0"),
+    ("index.retrain_every=0", "index.retrain_every is 0; expected a number above 0"),
+    ("refresh.watch_queries=-1", "refresh.watch_queries is -1; expected 0 or more"),
     ("train.warmup_ratio=1.5", "train.warmup_ratio is 1.5; expected a share between 0 and 1"),
     ("data.query_share=-0.1", "data.query_share is -0.1; expected a share between 0 and 1"),
     ("retrieve.k=1", "retrieve.k is 1; expected at least 2"),
     ("run_dir=''", "run_dir is empty; expected"),
     ("lm.path=''", "lm.path is missing; expected"),
+    ("index.kind=''", "index.kind is empty; expected flat_fp16, sq8, ivf_sq8, ivf_pq, or a FAISS factory string"),
+    ("index.gpus_per_searcher=2", "index.gpus_per_searcher is 2.0; expected at most 1: take more builders or shards"),
+    ("index.gpus_per_builder=1.5", "index.gpus_per_builder is 1.5; expected at most 1"),
     # the LM: local weights or a server
     ("lm.url=http://h:1/v1", "lm.path and lm.url are both set"),
     ("lm.path=null lm.url=http://h:1/v1", "lm.model is missing; expected the name"),
@@ -428,6 +436,14 @@ def test_a_mistake_in_the_data_leaves_no_run_begun_whose_keys_could_not_be_mende
     data = debug_config.data
     data.source, data.corpus, data.queries, data.heldout = None, corpus, queries, heldout
     assert_says(lambda: train(debug_config), "the corpus holds 1")
+    assert not (Path(debug_config.run_dir) / "config.yaml").exists()
+
+
+@pytest.mark.parametrize("kind", ["hnsw", "IVF4096,SQ8"])
+def test_a_kind_of_index_that_cannot_be_built_leaves_no_run_begun(debug_config, kind):
+    """Refused before Ray and the LM are started, and before the run has written the key down."""
+    debug_config.index.kind = kind
+    assert_says(lambda: train(debug_config), f"index.kind is {kind}")
     assert not (Path(debug_config.run_dir) / "config.yaml").exists()
 
 

@@ -29,7 +29,7 @@ from configs.schema import Config
 from data.store import PreparedSet
 from index_workers.local_index import LocalIndex
 from index_workers.service import IndexService, IndexSettings
-from index_workers.version_store import BuildPlan, VersionStore
+from index_workers.version_store import BuildPlan, Missing, VersionStore
 from models.encoder import Encoder
 from train import wiring
 from train.pipeline import IndexState
@@ -267,6 +267,40 @@ def test_a_green_group_that_cannot_load_makes_room_again(tmp_path, data, disk, r
         service.close()
 
 
+@pytest.mark.timeout(200)
+def test_a_damaged_snapshot_or_quantizer_is_not_built_upon(tmp_path, data, service, versions, monkeypatch):
+    trainer = trainer_of(tmp_path, data, service, version := next(versions), LOSSY)
+    store = service.store
+    begin = store.begin
+
+    def damage_and_begin(plan: BuildPlan) -> Missing:
+        flip(store.encoder_folder(plan.version) / "model.safetensors")
+        return begin(plan)
+
+    monkeypatch.setattr(store, "begin", damage_and_begin)
+    trainer.step_to(10, 13)
+    monkeypatch.undo()
+    assert re.search(r"model\.safetensors is damaged", trainer.last_error()), trainer.last_error()
+    flip(store.quantizer_path(version))
+    trainer.step_to(20, 23)
+    assert re.search(rf"v0*{version}/quantizer\.faiss is damaged", trainer.last_error()), trainer.last_error()
+    flip(store.quantizer_path(version))
+    trainer.step_to(30, 33)
+    assert trainer.control.live == IndexState(version + 1, 30)
+    assert trainer.serves_its_files()
+
+
+@pytest.mark.timeout(100)
+def test_a_killed_builders_half_written_file_does_not_stay_in_a_published_version(tmp_path, data, service, versions):
+    trainer = trainer_of(tmp_path, data, service, version := next(versions))
+    store = service.store
+    plan = wiring.publish_snapshot(trainer.config, trainer.encoder, data, store, IndexState(version + 1, 10))
+    building = service.build(plan)
+    (store.folder(plan.version) / "block-00000.npy.deadbeef.partial").write_text("half")
+    building.result(60)
+    assert [path.name for path in store.folder(plan.version).glob("*.partial")] == []
+
+
 WRITE_CUT_SHORT = """
 import resource, signal, sys
 from pathlib import Path
@@ -309,3 +343,133 @@ def test_a_disk_that_takes_all_but_the_last_bytes_is_noticed(tmp_path):
     assert len(lines) == 2, done.stdout + done.stderr
     assert re.search(r"block-00000\.npy\.\S*partial cannot be written", lines[0])
     assert re.search(r"shard-00000\.faiss\.\S*partial cannot be written", lines[1])
+
+
+def wait_until(process: subprocess.Popen, holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not holds():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+def end(process: subprocess.Popen, status: int) -> str:
+    output, _ = process.communicate(timeout=150)
+    assert process.returncode == status, output
+    return output
+
+
+def kill(process: subprocess.Popen) -> None:
+    process.kill()
+    process.communicate(timeout=60)
+
+
+def steps_done(run: Path) -> int:
+    return len((run / "metrics.jsonl").read_text().splitlines()) if (run / "metrics.jsonl").exists() else 0
+
+
+def stop_builders(process: subprocess.Popen) -> list[psutil.Process]:
+    builders = [child for child in descendants(process.pid) if "Builder" in name_of(child)]
+    for builder in builders:
+        builder.suspend()
+    return builders
+
+
+SLOW = ["lm.path=stand_in:0.3", "checkpoint.every_steps=1"]
+
+
+@pytest.mark.timeout(300)
+def test_a_run_whose_disk_fills_up_stops_with_the_cause_and_goes_on_when_there_is_space(tmp_path):
+    """Its losses are no quiet run's from there on: the refresh that failed was not adopted at its lag."""
+    run = tmp_path / "run"
+    keys = [*SLOW, "refresh.max_age_steps=10"]
+    with small_disk(run / "index", megabytes=4) as disk:
+        process = start(run, *keys)
+        wait_until(process, lambda: steps_done(run) >= 2)
+        disk.leave(written_before(VersionStore(run / "index"), VersionStore(run / "index").plan(0), "block-00004.npy"))
+        output = end(process, status=1)
+        last = output.splitlines()[-1]
+        assert re.search(r"^replug: step 11: index v0 is 11 steps old, more than refresh.max_age_steps \(10\)", last)
+        assert re.search(r"v000001/block-0000\d\.\S+ cannot be written: No space left on device$", last)
+        assert "saved step 11: the same command goes on from there" in output
+        assert "Traceback" not in output
+        disk.free()
+        assert "resuming at step 11" in finish(run, *keys)
+        rows = metrics(run)
+        assert [row["step"] for row in rows] == list(range(STEPS))
+        assert [row["step"] for row in rows if row["index/swapped"]] == [15, 21]
+        assert sorted(path.name for path in (run / "index").iterdir()) == ["v000002", "v000003"]
+
+
+@pytest.mark.timeout(300)
+def test_a_run_killed_before_the_refresh_that_failed_was_due_has_the_losses_of_a_quiet_one(quiet_run, tmp_path):
+    """The snapshot's encoder was the last that the disk took."""
+    run = tmp_path / "run"
+    with small_disk(run / "index", megabytes=4) as disk:
+        process = start(run, *SLOW)
+        wait_until(process, lambda: steps_done(run) >= 2)
+        disk.leave(written_before(VersionStore(run / "index"), VersionStore(run / "index").plan(0), "plan.json"))
+        wait_until(process, lambda: steps_done(run) >= 8)
+        kill(process)
+        assert not (run / "index/v000001/manifest.json").exists()
+        disk.free()
+        finish(run, *SLOW)
+        assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
+        assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
+
+
+LOSSY_KEYS = [f"index.kind={LOSSY}", "index.num_shards=2", "index.num_builders=2"]
+
+
+@pytest.mark.timeout(500)
+def test_killed_in_a_refresh_of_a_lossy_kind_the_resumed_run_has_the_same_losses(tmp_path):
+    """In the first refresh, which takes over version 0's quantizer, and in the second, while embedding and while filling."""
+    quiet, run = tmp_path / "quiet", tmp_path / "run"
+    finish(quiet, *LOSSY_KEYS)
+    for version, file in ((1, "block-00003.json"), (2, "quantizer.json"), (2, "block-00008.json")):
+        process = start(run, *LOSSY_KEYS, *SLOW)
+        folder = run / f"index/v{version:06d}"
+        wait_until(process, (run / f"index/v{version - 1:06d}/manifest.json").exists)
+        wait_until(process, lambda: bool(stop_builders(process)))
+        wait_until(process, (folder / "plan.json").exists)
+        for builder in stop_builders(process):
+            builder.resume()
+        wait_until(process, (folder / file.replace("quantizer", "quantizer.faiss")).exists)
+        kill(process)
+        assert not (folder / "manifest.json").exists(), "the refresh was done before the kill"
+    damaged = run / "index/v000001/block-00002.npy"
+    flip(damaged)
+    assert re.search(rf"replug: {damaged} is damaged", end(start(run, *LOSSY_KEYS), status=2))
+    flip(damaged)
+    assert "resuming at step" in finish(run, *LOSSY_KEYS)
+    assert what_must_be_equal(run) == what_must_be_equal(quiet)
+    assert (run / "results.json").read_text() == (quiet / "results.json").read_text()
+
+
+@pytest.mark.timeout(300)
+def test_a_blue_green_run_has_the_losses_of_a_double_one(quiet_run, tmp_path):
+    """With fewer builders than shards: the new searchers need more room than the builders leave."""
+    run = tmp_path / "run"
+    finish(run, "index.swap=blue_green", "index.num_shards=2")
+    assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
+    assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
+
+
+@pytest.mark.timeout(300)
+def test_builders_that_stand_still_make_refreshes_be_skipped_and_never_queued(tmp_path):
+    run = tmp_path / "run"
+    process = start(run, "refresh.adopt=when_ready", "index.num_builders=2", "lm.path=stand_in:0.3")
+    wait_until(process, lambda: steps_done(run) >= 3)
+    stopped = stop_builders(process)
+    assert len(stopped) == 2
+    wait_until(process, lambda: steps_done(run) >= 14)  # past the boundaries of 6 and of 12
+    for builder in stopped:
+        builder.resume()
+    output = end(process, status=0)
+    rows = metrics(run)
+    assert [row["index/refreshes_skipped"] for row in rows[:12]] == [0.0] * 12
+    assert rows[12]["index/refreshes_skipped"] == rows[-1]["index/refreshes_skipped"] == 1.0
+    assert output.count("skipping a refresh") == 1
+    swaps = re.findall(r"step (\d+): swapped to index v(\d+) \(weights of step (\d+)\)", output)
+    assert [(version, weights) for _, version, weights in swaps] == [("1", "6"), ("2", "18")], swaps
+    assert int(swaps[0][0]) >= 14
