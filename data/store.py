@@ -34,7 +34,7 @@ class CorpusStore:
     """Documents by row number."""
 
     def __init__(self, path: Path) -> None:
-        self._table = Dataset.from_file(str(path))
+        self._table = _open_table(path)
 
     def __len__(self) -> int:
         return len(self._table)
@@ -66,7 +66,7 @@ class WindowStore:
     """Training or held-out texts by row number."""
 
     def __init__(self, path: Path) -> None:
-        self._table = Dataset.from_file(str(path))
+        self._table = _open_table(path)
 
     def __len__(self) -> int:
         return len(self._table)
@@ -76,6 +76,13 @@ class WindowStore:
         columns = self._table[:] if rows is None else self._table[[int(row) for row in rows]]
         fields = zip(*(columns[name] for name in WINDOW_SCHEMA.names), strict=True)
         return [Window(*texts, tuple(gold)) for *texts, gold in fields]  # type: ignore[call-arg]
+
+
+def _open_table(path: Path) -> Dataset:
+    try:
+        return Dataset.from_file(str(path))
+    except pa.ArrowInvalid as error:
+        raise UserError(f"{path} is damaged, it is no Arrow file ({error}); prepare it again") from error
 
 
 class Corpus(Protocol):

@@ -9,9 +9,11 @@ from typing import Any
 
 import faiss
 import numpy as np
+import torch
 
-from configs.errors import UserError
-from index_workers.kinds import PQ_CENTROIDS, IndexKind, num_lists
+from configs.errors import RunError, UserError
+from index_workers.exact_search import ExactShard
+from index_workers.kinds import IndexKind, num_centroids, num_lists
 from index_workers.vectors import BlockVectors, order_exactly
 
 
@@ -26,7 +28,12 @@ def check_kind(kind: IndexKind, dim: int, num_documents: int) -> None:
             f"index.kind is {kind.factory}; expected flat_fp16, sq8, ivf_sq8, ivf_pq or a FAISS index_factory string "
             f"for {dim} dimensions ({_reason(error)})"
         ) from error
-    least = max(num_lists(kind.factory), PQ_CENTROIDS if "PQ" in kind.factory else 1)
+    if isinstance(index, faiss.IndexIDMap | faiss.IndexRefine):
+        raise UserError(
+            f"index.kind is {kind.factory}; expected it without IDMap and refinement: documents have their rows as "
+            "ids, and index.rerank orders what is found"
+        )
+    least = num_centroids(kind.factory)
     if not index.is_trained and num_documents < least:
         raise UserError(
             f"index.kind is {kind.factory}, which needs {least} documents to be trained; the corpus has {num_documents}"
@@ -55,6 +62,8 @@ def fill(quantizer: Path, blocks: Iterable[np.ndarray], out: Path) -> int:
 class FaissShard:
     """A filled index over rows `first_row`, ...; with `vectors`, its candidates are ordered exactly."""
 
+    is_independent = False
+
     def __init__(
         self, path: Path, first_row: int, kind: IndexKind, vectors: BlockVectors | None, on_gpu: bool = False
     ) -> None:
@@ -81,14 +90,27 @@ class FaissShard:
         return order_exactly(queries, rows, self._vectors.take(rows), k)
 
     def _search_all(self, queries: np.ndarray, wanted: int) -> tuple[np.ndarray, np.ndarray]:
-        """As FAISS, but where the lists hold too few vectors for a query, in twice as many lists."""
+        """As FAISS, but where the lists hold too few vectors for a query, in twice as many lists.
+
+        A graph may give up before it has found enough; the vectors themselves answer then.
+        """
         similarities, places = self._search_lists(queries, wanted, probes := self._kind.nprobe)
         while len(short := np.flatnonzero((places < 0).any(axis=1))):
             if probes >= self._lists:
-                raise RuntimeError(f"{self._kind.factory} found fewer than {wanted} of {len(self)} vectors")
+                similarities[short], places[short] = self._search_vectors(queries[short], wanted)
+                break
             probes *= 2
             similarities[short], places[short] = self._search_lists(queries[short], wanted, probes)
         return similarities, places
+
+    def _search_vectors(self, queries: np.ndarray, wanted: int) -> tuple[np.ndarray, np.ndarray]:
+        if self._vectors is None:
+            raise RunError(
+                f"index.kind {self._kind.factory} finds fewer than {wanted} of {len(self)} documents for a text; "
+                "set index.rerank=stored, or take another kind"
+            )
+        rows, similarities = ExactShard(self._vectors, torch.device("cpu")).search(queries, wanted)
+        return similarities, rows - self._first_row
 
     def _search_lists(self, queries: np.ndarray, wanted: int, probes: int) -> tuple[np.ndarray, np.ndarray]:
         if not self._lists:

@@ -14,7 +14,7 @@ PRESETS = (EXACT, "sq8", "ivf_sq8", "ivf_pq")
 
 # k-means wants this many points for each centroid; FAISS warns below.
 POINTS_PER_LIST = 39
-PQ_CENTROIDS = 256
+LEAST_CENTROIDS = 256  # a sample is at least what so many want
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,12 @@ def num_lists(factory: str) -> int:
     return int(found.group(1)) if found else 0
 
 
+def num_centroids(factory: str) -> int:
+    """The most centroids that one k-means of a kind has; 1 for a kind without."""
+    bits = [int(found or 8) for found in re.findall(r"PQ\d+(?:x(\d+))?", factory)]
+    return max([1, num_lists(factory), *(2**b for b in bits)])
+
+
 def default_nprobe(lists: int) -> int:
     """A sixty-fourth of the lists, eight at least; docs/benchmarks.md has the recall it gives."""
     return max(8, lists // 64) if lists else 0
@@ -76,5 +82,5 @@ def default_nprobe(lists: int) -> int:
 
 def training_rows(factory: str, num_documents: int) -> np.ndarray:
     """Rows of the sample that quantizers are trained on: evenly spread, the same every time."""
-    points = 2 * POINTS_PER_LIST * max(num_lists(factory), PQ_CENTROIDS)
+    points = 2 * POINTS_PER_LIST * max(num_centroids(factory), LEAST_CENTROIDS)
     return np.linspace(0, num_documents - 1, min(num_documents, points)).round().astype(np.int64)

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from configs.errors import UserError
 from index_workers.exact_search import ExactShard
 from index_workers.faiss_index import FaissShard, set_search_threads
 from index_workers.vectors import BlockVectors
@@ -23,7 +24,12 @@ Found = tuple[np.ndarray, np.ndarray]  # rows of the corpus and inner products [
 
 
 class Shard(Protocol):
-    """A part of one version, whatever its kind."""
+    """A part of one version, whatever its kind.
+
+    `is_independent`: the answer to a query follows from it alone, so several callers' may be found together.
+    """
+
+    is_independent: bool
 
     def __len__(self) -> int: ...
 
@@ -41,11 +47,11 @@ class _Call:
 class _Loaded:
     """One version's shard. Calls that arrive while it searches are answered together by the next search.
 
-    An answer does not depend on who else asked: similarities are summed query by query.
+    Unless that could change an answer: what a lossy kind finds depends on the k and, in last bits, on the batch.
     """
 
-    def __init__(self, shard: Shard) -> None:
-        self.shard = shard
+    def __init__(self, shard: Shard, fingerprint: str) -> None:
+        self.shard, self.fingerprint = shard, fingerprint
         self._waiting: list[_Call] = []
         self._adding, self._searching = threading.Lock(), threading.Lock()
 
@@ -54,7 +60,7 @@ class _Loaded:
         with self._adding:
             self._waiting.append(call)
         with self._searching:
-            if call.found is None and call.error is None:
+            while call.found is None and call.error is None:
                 self._answer_waiting()
         if call.error is not None:
             raise call.error
@@ -63,7 +69,8 @@ class _Loaded:
 
     def _answer_waiting(self) -> None:
         with self._adding:
-            calls, self._waiting = self._waiting, []
+            count = len(self._waiting) if self.shard.is_independent else 1
+            calls, self._waiting = self._waiting[:count], self._waiting[count:]
         try:
             rows, similarities = self.shard.search(np.concatenate([c.queries for c in calls]), max(c.k for c in calls))
             self._hand_out(calls, rows, similarities)
@@ -96,7 +103,10 @@ class Searcher:
         return loaded.search(queries, k)
 
     def load(self, version: int) -> int:
-        """Load a version beside those already held; returns the number of documents of this shard."""
+        """Load a version beside those already held; returns the number of documents of this shard.
+
+        One that was built anew since it was loaded is loaded anew.
+        """
         return len(self._load_once(version).shard)
 
     def release(self, keep: list[int]) -> None:
@@ -110,14 +120,16 @@ class Searcher:
 
     def _load_once(self, version: int) -> _Loaded:
         with self._loading:
-            if version not in self._versions:
+            if version not in self._versions or self._versions[version].fingerprint != self._store.fingerprint(version):
                 with ThreadPoolExecutor(1, initializer=_yield_to_searches) as thread:
-                    shard = thread.submit(self._open, version).result()
-                self._versions = {**self._versions, version: _Loaded(shard)}
+                    loaded = thread.submit(self._open, version).result()
+                self._versions = {**self._versions, version: loaded}
             return self._versions[version]
 
-    def _open(self, version: int) -> Shard:
-        return open_shard(self._store, self._store.plan(version), self._shard, self._num_shards, self._device)
+    def _open(self, version: int) -> _Loaded:
+        fingerprint = self._store.fingerprint(version)
+        plan = self._store.plan(version)
+        return _Loaded(open_shard(self._store, plan, self._shard, self._num_shards, self._device), fingerprint)
 
 
 def _yield_to_searches() -> None:
@@ -138,7 +150,7 @@ def open_shard(store: VersionStore, plan: BuildPlan, shard: int, num_shards: int
         assert vectors is not None
         return ExactShard(vectors, torch.device(device))
     if num_shards != plan.num_shards:
-        raise ValueError(f"index version {plan.version} has {plan.num_shards} shards, asked for {num_shards}")
+        raise UserError(f"index version {plan.version} has {plan.num_shards} shards, asked for {num_shards}")
     first_row = plan.rows_of_shard(shard).start
     return FaissShard(
         store.checked(plan.version, store.shard_path(plan.version, shard)),

@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -53,7 +54,8 @@ class TokenBlocks:
             partial.write_bytes(body + hashlib.sha256(body).digest())
             partial.replace(self.path(block))
         except OSError as error:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):
+                partial.unlink()
             say(f"{self.path(block)} cannot be written ({error.strerror}); the next refresh will tokenize these again")
 
     def path(self, block: int) -> Path:

@@ -19,11 +19,13 @@ class BlockVectors:
     def take(self, rows: np.ndarray) -> np.ndarray:
         """Vectors [..., D] float16 of rows of the corpus."""
         places = rows.ravel() - self.first_row
-        numbers = places // self._block_rows
+        numbers, inside = np.divmod(places, self._block_rows)
         vectors = np.empty((len(places), self.dim), dtype=np.float16)
-        for number in np.unique(numbers):
-            here = np.flatnonzero(numbers == number)
-            vectors[here] = self.blocks[number][places[here] - number * self._block_rows]
+        order = np.argsort(numbers, kind="stable")
+        bounds = np.searchsorted(numbers[order], np.arange(len(self.blocks) + 1))
+        for number in np.flatnonzero(np.diff(bounds)):
+            here = order[bounds[number] : bounds[number + 1]]
+            vectors[here] = self.blocks[number][inside[here]]
         return vectors.reshape(*rows.shape, self.dim)
 
 

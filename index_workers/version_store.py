@@ -72,8 +72,9 @@ class BuildPlan:
         )
 
     def vectors(self) -> dict[str, object]:
-        """What the vectors follow from."""
-        return {k: v for k, v in asdict(self).items() if k not in ("kind", "num_shards", "quantizer_from")}
+        """What the vectors follow from; of the corpus its hash, wherever it lies."""
+        others = ("kind", "num_shards", "quantizer_from", "corpus_path")
+        return {name: value for name, value in asdict(self).items() if name not in others}
 
     def built(self) -> tuple:
         """What the files of a lossy kind follow from, besides the vectors."""
@@ -106,9 +107,11 @@ class VersionStore:
         return (self.root / plan.corpus_path).resolve()
 
     def path_for_plan(self, corpus: Path) -> str:
-        """How a plan names a corpus: relative where it lies beside the index, in a run directory say."""
-        corpus, beside = corpus.absolute(), self.root.absolute().parent
-        return str(Path("..") / corpus.relative_to(beside)) if corpus.is_relative_to(beside) else str(corpus)
+        """How a plan names a corpus: relative where it lies within the index or beside it, in a run directory say."""
+        corpus, root = corpus.absolute(), self.root.absolute()
+        if corpus.is_relative_to(root):
+            return str(corpus.relative_to(root))
+        return str(Path("..") / corpus.relative_to(root.parent)) if corpus.is_relative_to(root.parent) else str(corpus)
 
     def published(self) -> list[int]:
         """Versions that can be searched, oldest first."""
@@ -133,9 +136,21 @@ class VersionStore:
             raise UserError(f"{path} is damaged, its content differs from its own checksum; {MEND}")
         return content
 
+    def fingerprint(self, version: int) -> str:
+        """Another one when a version was built anew under its number. Raises UserError where it is not published."""
+        if not self.is_published(version):
+            raise UserError(f"index version {version} is not published: {self._manifest_path(version)} is missing")
+        return file_sha256(self._manifest_path(version))
+
     def pending_plan(self, version: int) -> BuildPlan:
         """The plan of a build that was begun, whether it ended or not."""
-        return plan_from_json(_read_json(self._plan_path(version)))
+        path = self._plan_path(version)
+        try:
+            return plan_from_json(_read_json(path))
+        except (KeyError, TypeError) as error:
+            raise UserError(
+                f"{path} was written by another version of replug; remove {path.parent} and build it again"
+            ) from error
 
     def save_snapshot(self, version: int, save: Callable[[Path], None]) -> str:
         """Write the encoder of a version, beside and renamed; returns the hash of its weights.
@@ -171,7 +186,7 @@ class VersionStore:
     def begin(self, plan: BuildPlan) -> Missing:
         """What is still to be made. Blocks of other vectors are removed, and index files of another kind."""
         record = self._plan_path(plan.version)
-        before = plan_from_json(_read_json(record)) if record.exists() else None
+        before = self.pending_plan(plan.version) if record.exists() else None
         if before != plan:
             self._discard_stale(before, plan)
         self._remove_partials(plan.version)

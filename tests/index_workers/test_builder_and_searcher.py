@@ -1,8 +1,10 @@
 """Embedding and searching without Ray: the stand-in encoder over the stand-in texts, against numpy."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,6 +133,75 @@ def test_a_block_has_the_same_bytes_whoever_embeds_it(
     for block in range(plan.num_blocks):
         name = f"block-{block:05d}.npy"
         assert (other.folder(0) / name).read_bytes() == (store.folder(0) / name).read_bytes()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_two_calls_at_once_give_the_bytes_that_one_after_the_other_give(
+    store: VersionStore, encoder: Encoder, corpus: Path, tmp_path: Path, again: bool
+) -> None:
+    other = VersionStore(tmp_path / "index")
+    plan = make_plan(other, encoder, corpus)
+    if again:  # with the tokens that the first build kept
+        build(other, plan)
+    builder = Builder(other.root, threads=1)
+    with ThreadPoolExecutor(2) as pool:
+        sizes = list(pool.map(lambda block: builder.embed_block(plan, block), range(plan.num_blocks)))
+    assert sum(sizes) == NUM_DOCUMENTS
+    for block in range(plan.num_blocks):
+        assert other.block_path(0, block).read_bytes() == store.block_path(0, block).read_bytes()
+
+
+def test_a_builder_encodes_other_texts_by_the_encoder_of_a_version(store: VersionStore, encoder: Encoder) -> None:
+    vectors = Builder(store.root, threads=1).encode(store.plan(0), QUERIES)
+    np.testing.assert_allclose(vectors, encoder.encode(QUERIES).numpy(), atol=1e-6)
+
+
+def test_later_versions_do_not_tokenize_again(
+    store: VersionStore, encoder: Encoder, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = VersionStore(tmp_path / "index")
+    build(other, make_plan(other, encoder, corpus))
+    plan = make_plan(other, encoder, corpus, version=1)
+    monkeypatch.setattr(Encoder, "token_ids", lambda *_: pytest.fail("tokenized again"))
+    build(other, plan)
+    assert other.block_path(1, 3).read_bytes() == store.block_path(0, 3).read_bytes()
+
+
+def test_damaged_tokens_are_said_and_made_again_from_the_texts(
+    store: VersionStore, encoder: Encoder, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = VersionStore(tmp_path / "index")
+    plan = make_plan(other, encoder, corpus)
+    build(other, plan)
+    (folder,) = other.root.glob("tokens-*")
+    path = folder / "block-00003.npy"
+    good = path.read_bytes()
+    path.write_bytes(good[:-40])
+    Builder(other.root, threads=1).embed_block(plan, 3)
+    assert f"{path} is damaged" in capsys.readouterr().err
+    assert path.read_bytes() == good
+    assert other.block_path(0, 3).read_bytes() == store.block_path(0, 3).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"weights_sha256": "0" * 64},
+            r"version 0 is not .* has weights_sha256 \w+, expected 0{64}; remove .*v0",
+        ),
+        ({"dim": 48}, r"has dim 32, expected 48; remove .*v000000 and build it again"),
+        ({"num_documents": 63}, r"documents.arrow holds 62 documents, but index version 0 was begun over 63: put that"),
+    ],
+)
+def test_a_plan_that_encoder_or_corpus_do_not_fit_is_refused(
+    encoder: Encoder, corpus: Path, tmp_path: Path, changed: dict[str, Any], message: str
+) -> None:
+    store = VersionStore(tmp_path / "index")
+    plan = replace(make_plan(store, encoder, corpus), **changed)
+    with pytest.raises(UserError, match=message):
+        Builder(store.root, threads=1).embed_block(plan, 0)
+    assert not store.block_path(0, 0).exists()
 
 
 def test_a_builder_follows_the_plan_to_other_weights(encoder: Encoder, corpus: Path, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Exact search against brute force in float64, to the last bit."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -97,7 +99,7 @@ def test_an_answer_does_not_depend_on_what_else_is_in_the_batch(batch: list[int]
 @settings(max_examples=60, deadline=None)
 def test_an_answer_does_not_depend_on_the_number_of_shards(cuts: list[int], k: int) -> None:
     bounds = sorted({0, *(cut * BLOCK for cut in cuts), len(VECTORS)})
-    shards = [shard_of(VECTORS[a:b], first_row=a) for a, b in zip(bounds, bounds[1:], strict=False)]
+    shards = [shard_of(VECTORS[a:b], first_row=a) for a, b in itertools.pairwise(bounds)]
     assert_same(merge_top_k([s.search(QUERIES, k) for s in shards], k), brute_force(VECTORS, QUERIES, k))
 
 

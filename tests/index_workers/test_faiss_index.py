@@ -113,7 +113,9 @@ def test_one_list_at_a_time_still_gives_k_documents(tmp_path: Path) -> None:
 
 
 def test_more_lists_find_more(tmp_path: Path) -> None:
-    found = [recall(make_shard(tmp_path, IndexKind("IVF16,SQ8", nprobe)).search(QUERIES, 10)[0], 10) for nprobe in (1, 16)]
+    found = [
+        recall(make_shard(tmp_path, IndexKind("IVF16,SQ8", nprobe)).search(QUERIES, 10)[0], 10) for nprobe in (1, 16)
+    ]
     assert found[0] < 0.9 < found[1]
 
 
@@ -147,7 +149,9 @@ def test_the_same_vectors_give_the_same_file(tmp_path: Path) -> None:
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
 
 
-@pytest.mark.xfail(strict=True, reason="bug: the preset lacks FAISS's `np`; a quantizer of 64 sub-vectors trains minutes")
+@pytest.mark.xfail(
+    strict=True, reason="bug: the preset lacks FAISS's `np`; a quantizer of 64 sub-vectors trains minutes"
+)
 def test_a_preset_is_not_trained_for_what_is_never_used() -> None:
     """Polysemous codes take seconds for each sub-vector, and no search filters by them."""
     factory = resolve_kind("ivf_pq", DIM, ROWS, None, True, 4).factory

@@ -80,9 +80,7 @@ def test_the_lists_are_read_from_the_factory_string(factory: str, lists: int) ->
 
 
 @pytest.mark.parametrize(("factory", "documents", "sample"), [("SQ8", 100, 100), ("IVF4,SQ8", 10**6, 19_968)])
-def test_the_training_rows_are_spread_evenly_and_the_same_every_time(
-    factory: str, documents: int, sample: int
-) -> None:
+def test_the_training_rows_are_spread_evenly_and_the_same_every_time(factory: str, documents: int, sample: int) -> None:
     rows = training_rows(factory, documents)
     np.testing.assert_array_equal(rows, training_rows(factory, documents))
     assert (rows[0], rows[-1], len(rows)) == (0, documents - 1, sample)

@@ -88,11 +88,13 @@ def test_a_corpus_that_is_gone_or_of_another_size_is_refused(store: VersionStore
 @pytest.mark.xfail(strict=True, reason="bug: the traceback of pyarrow, where the docstring promises a UserError")
 def test_a_corpus_that_is_damaged_is_refused(store: VersionStore) -> None:
     store.corpus_path(store.plan(0)).write_bytes(b"not arrow")
-    with pytest.raises(UserError, match="documents.arrow"):
+    with pytest.raises(UserError, match=r"documents\.arrow"):
         LocalIndex(store.root, threads=1)
 
 
 def test_any_number_of_shards_may_be_empty(store: VersionStore) -> None:
     publish(store, plan := replace(begin(store, version=1, num_shards=5), num_shards=5))
     assert [len(plan.rows_of_shard(shard)) for shard in range(5)].count(0) == 2
-    np.testing.assert_array_equal(LocalIndex(store.root, threads=1).search(QUERIES, ROWS)[0], brute_force(VECTORS, ROWS))
+    np.testing.assert_array_equal(
+        LocalIndex(store.root, threads=1).search(QUERIES, ROWS)[0], brute_force(VECTORS, ROWS)
+    )

@@ -50,7 +50,7 @@ def store(tmp_path: Path) -> VersionStore:
 
 
 class RecordingShard:
-    """Row i is as similar to a query as the query's first number says, minus i; notes each batch, waits to be let on."""
+    """Row i's similarity is the query's first number minus i. Notes each batch, and waits until it is let on."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[int, int]] = []
@@ -136,7 +136,9 @@ LOSSY = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason="bug: a lossy kind's candidates follow from the largest k, its bits from the batch")
+@pytest.mark.xfail(
+    strict=True, reason="bug: a lossy kind's candidates follow from the largest k, its bits from the batch"
+)
 @pytest.mark.parametrize(("kind", "other_rows", "other_k"), LOSSY.values(), ids=LOSSY)
 def test_a_lossy_answer_does_not_depend_on_who_else_asked(store, kind, other_rows, other_k) -> None:
     publish(store, replace(EXACT, version=1, kind=kind))
@@ -253,7 +255,9 @@ def test_the_exact_answer_of_parts_is_that_of_the_whole_whatever_the_kind(store:
     publish(store, plan := replace(EXACT, version=1, kind=IndexKind("SQ8"), num_shards=2))
     expected = Searcher(store.root, 0, 1, threads=1).search(0, QUERIES, 9)
     for parts in (1, 3, 8):
-        found = merge_top_k([build_steps.search_exactly(store, plan, part, parts, QUERIES, 9) for part in range(parts)], 9)
+        found = merge_top_k(
+            [build_steps.search_exactly(store, plan, part, parts, QUERIES, 9) for part in range(parts)], 9
+        )
         np.testing.assert_array_equal(found[0], expected[0])
         np.testing.assert_array_equal(found[1], expected[1])
 

@@ -118,7 +118,9 @@ def test_no_text_gets_a_document_of_its_own_source(debug_config, data, encoder, 
     assert found.doc_rows[0].tolist() == plain.doc_rows[0].tolist()
     order = service.search(version, queries, len(data.corpus)).doc_rows
     for query, own in enumerate(sources[1:], start=1):
-        others = [row for row, source in zip(order[query], data.corpus.sources(order[query]), strict=True) if source != own]
+        others = [
+            row for row, source in zip(order[query], data.corpus.sources(order[query]), strict=True) if source != own
+        ]
         assert found.doc_rows[query].tolist() == others[:5]
 
 

@@ -170,7 +170,9 @@ def test_a_flipped_byte_is_an_error_that_names_the_file(published: VersionStore)
     content[-1] ^= 1
     path.write_bytes(content)
     published.open_blocks(PLAN, [0, 2])
-    with pytest.raises(UserError, match=rf"{path} is damaged.*manifest\.json's; remove {path.parent} and build the index"):
+    with pytest.raises(
+        UserError, match=rf"{path} is damaged.*manifest\.json's; remove {path.parent} and build the index"
+    ):
         published.open_blocks(PLAN, range(3))
 
 

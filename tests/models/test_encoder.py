@@ -1,6 +1,7 @@
 """The retriever against mean pooling written out, one text at a time, on a random BERT and on MiniLM."""
 
 import importlib.metadata
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,57 @@ def test_batch_size_and_order_do_not_matter_and_outputs_are_in_the_order_of_inpu
     torch.testing.assert_close(shuffled, vectors[order], atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_same_texts_have_the_same_bits_in_any_order(folder: Path, threads: int) -> None:
+    encoder, before = Encoder(str(folder)), torch.get_num_threads()
+    texts = [" ".join(WORDS[start : start + 2 + start % 23]) for start in range(0, 300, 7)]
+    order = np.random.default_rng(0).permutation(len(texts)).tolist()
+    torch.set_num_threads(threads)
+    try:
+        vectors = encoder.encode(texts, 64)
+        assert torch.equal(encoder.encode([texts[row] for row in order], 64), vectors[order])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_texts_that_are_tokenized_already_have_the_same_vectors(folder: Path) -> None:
+    encoder = Encoder(str(folder), max_tokens=24)
+    ids = encoder.token_ids(TEXTS)
+    expected = encoder.tokenizer(TEXTS, truncation=True, max_length=24)["input_ids"]
+    assert [row.tolist() for row in ids] == expected
+    assert {row.dtype for row in ids} == {np.dtype(np.uint16)}
+    for tokens_per_batch in (64, 8192):
+        vectors = encoder.encode_tokens(ids, tokens_per_batch)
+        assert torch.equal(vectors, encoder.encode(TEXTS, tokens_per_batch))
+    assert encoder.encode([]).shape == (0, encoder.dim)
+
+
+def test_a_large_vocabulary_has_wider_ids(stand_in: Path) -> None:
+    encoder = Encoder(str(stand_in))
+    encoder.backbone.config.vocab_size = 2**16
+    assert encoder.token_ids(["a cat"])[0].dtype == np.uint32
+
+
+def test_vectors_of_an_encoder_in_bfloat16_are_float32_and_close(folder: Path) -> None:
+    expected = Encoder(str(folder)).encode(TEXTS)
+    vectors = Encoder(str(folder)).to(torch.bfloat16).encode(TEXTS, 64)
+    assert vectors.dtype == torch.float32
+    torch.testing.assert_close(vectors, expected, atol=2e-2, rtol=0)
+
+
+def test_encoding_leaves_the_number_of_threads_as_it_was(stand_in: Path) -> None:
+    before, found = torch.get_num_threads(), []
+    torch.set_num_threads(3)
+    try:
+        Encoder(str(stand_in)).encode(TEXTS, 16)
+        other = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        other.start()
+        other.join()
+        assert [torch.get_num_threads(), *found] == [3, 3]
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_encoding_with_gradient_gives_the_same_vectors_and_reaches_the_weights(folder: Path) -> None:
     encoder = Encoder(str(folder))
     for tokens_per_batch in (64, 8192):
@@ -107,7 +159,7 @@ def test_truncation_depends_on_max_tokens_and_never_on_the_batch_size(stand_in: 
         vectors = encoder.encode([text, cut, changed_inside], tokens_per_batch)
         torch.testing.assert_close(vectors[0], vectors[1], atol=1e-5, rtol=0)
         assert (vectors[0] - vectors[2]).abs().max() > 1e-3
-    assert encoder.tokenize([text] * 3)["input_ids"].shape == (3, max_tokens)
+    assert [len(row) for row in encoder.token_ids([text, cut, "x"])] == [max_tokens, max_tokens, 3]
 
 
 def test_the_limit_is_the_smaller_of_tokenizer_and_position_table(stand_in: Path) -> None:

@@ -155,7 +155,9 @@ def test_other_documents_are_refused(index, folder, tmp_path, replug):
     other = write_rows(tmp_path / "other.jsonl", TEXTS[:50])
     changes = {"data.corpus": other}
     status, _, errors = replug("index", CONFIG, *overrides(folder, index, **changes))
-    says = f"replug: {index}/corpus was imported from other documents than {other}: remove it, or give another index.out"
+    says = (
+        f"replug: {index}/corpus was imported from other documents than {other}: remove it, or give another index.out"
+    )
     assert (status, errors.strip()) == (2, says)
 
 

@@ -375,14 +375,14 @@ def stop_builders(process: subprocess.Popen) -> list[psutil.Process]:
     return builders
 
 
-SLOW = ["lm.path=stand_in:0.3", "checkpoint.every_steps=1"]
+SLOW = "lm.path=stand_in:0.15"
 
 
 @pytest.mark.timeout(300)
 def test_a_run_whose_disk_fills_up_stops_with_the_cause_and_goes_on_when_there_is_space(tmp_path):
     """Its losses are no quiet run's from there on: the refresh that failed was not adopted at its lag."""
     run = tmp_path / "run"
-    keys = [*SLOW, "refresh.max_age_steps=10"]
+    keys = [SLOW, "refresh.max_age_steps=10"]
     with small_disk(run / "index", megabytes=4) as disk:
         process = start(run, *keys)
         wait_until(process, lambda: steps_done(run) >= 2)
@@ -403,17 +403,17 @@ def test_a_run_whose_disk_fills_up_stops_with_the_cause_and_goes_on_when_there_i
 
 @pytest.mark.timeout(300)
 def test_a_run_killed_before_the_refresh_that_failed_was_due_has_the_losses_of_a_quiet_one(quiet_run, tmp_path):
-    """The snapshot's encoder was the last that the disk took."""
-    run = tmp_path / "run"
+    run, keys = tmp_path / "run", [SLOW, "checkpoint.every_steps=1"]
     with small_disk(run / "index", megabytes=4) as disk:
-        process = start(run, *SLOW)
+        process = start(run, *keys)
         wait_until(process, lambda: steps_done(run) >= 2)
-        disk.leave(written_before(VersionStore(run / "index"), VersionStore(run / "index").plan(0), "plan.json"))
+        disk.leave(written_before(VersionStore(run / "index"), VersionStore(run / "index").plan(0), "block-00004.npy"))
         wait_until(process, lambda: steps_done(run) >= 8)
         kill(process)
+        assert json.loads(sorted(run.glob("checkpoints/*.json"))[-1].read_text())["versions"] == [0, 1]
         assert not (run / "index/v000001/manifest.json").exists()
         disk.free()
-        finish(run, *SLOW)
+        finish(run, *keys)
         assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
         assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
 
@@ -427,7 +427,7 @@ def test_killed_in_a_refresh_of_a_lossy_kind_the_resumed_run_has_the_same_losses
     quiet, run = tmp_path / "quiet", tmp_path / "run"
     finish(quiet, *LOSSY_KEYS)
     for version, file in ((1, "block-00003.json"), (2, "quantizer.json"), (2, "block-00008.json")):
-        process = start(run, *LOSSY_KEYS, *SLOW)
+        process = start(run, *LOSSY_KEYS)
         folder = run / f"index/v{version:06d}"
         wait_until(process, (run / f"index/v{version - 1:06d}/manifest.json").exists)
         wait_until(process, lambda: bool(stop_builders(process)))

@@ -23,7 +23,7 @@ from test_loop import metrics, what_must_be_equal
 
 FULL = os.environ.get("REPLUG_STORM") == "full"
 KILLS, NODES_AT = (50, (9, 24, 39)) if FULL else (12, (5,))
-MAX_STEPS = 120 if FULL else STEPS
+MAX_STEPS = 90 if FULL else STEPS
 OVERRIDES = [
     f"train.max_steps={MAX_STEPS}",
     "lm.path=stand_in:0.7",  # sleeps so long in each call: steps that last, at no cost

@@ -1,0 +1,112 @@
+"""Token ids on disk: what is read is what was written, and nothing that is damaged is ever read."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from index_workers.token_blocks import TokenBlocks, token_fingerprint
+from index_workers.version_store import BuildPlan
+from models.encoder import Encoder
+from models.stand_in_encoder import write_stand_in_encoder
+
+PLAN = BuildPlan(
+    version=0,
+    step=0,
+    weights_sha256="w",
+    corpus_path="documents.arrow",
+    corpus_sha256="c",
+    num_documents=62,
+    block_documents=12,
+    similarity="cosine",
+    max_tokens=100,
+    dim=32,
+    dtype="float32",
+    tokens_per_batch=512,
+)
+
+
+@pytest.fixture
+def encoder(tmp_path: Path) -> Encoder:
+    write_stand_in_encoder(tmp_path / "encoder")
+    return Encoder(str(tmp_path / "encoder"))
+
+
+def some_ids(dtype: type[np.unsignedinteger] = np.uint16) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 2**16, size, dtype=dtype) for size in (3, 128, 2, 17)]
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+@pytest.mark.parametrize("num_rows", [1, 4])
+def test_ids_come_back_as_they_were(tmp_path: Path, dtype: type[np.unsignedinteger], num_rows: int) -> None:
+    blocks, ids = TokenBlocks(tmp_path, "f"), some_ids(dtype)[:num_rows]
+    blocks.write(7, ids)
+    found = blocks.read(7)
+    assert found is not None
+    for row, expected in zip(found, ids, strict=True):
+        assert row.dtype == dtype
+        np.testing.assert_array_equal(row, expected)
+    assert [path.name for path in blocks.folder.iterdir()] == ["block-00007.npy"]
+
+
+def test_what_is_not_there_is_none_and_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert TokenBlocks(tmp_path, "f").read(0) is None
+    assert capsys.readouterr().err == ""
+
+
+def test_no_flipped_byte_and_no_torn_end_is_ever_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = TokenBlocks(tmp_path, "f")
+    blocks.write(0, some_ids())
+    path = blocks.path(0)
+    good = path.read_bytes()
+    flipped = [good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :] for at in range(0, len(good), 11)]
+    torn = [good[:size] for size in range(0, len(good), 13)]
+    for content in [*flipped, *torn]:
+        path.write_bytes(content)
+        assert blocks.read(0) is None
+    assert capsys.readouterr().err.splitlines() == [f"{path} is damaged; tokenizing these documents again"] * len(
+        flipped + torn
+    )
+    blocks.write(0, some_ids())
+    assert blocks.read(0) is not None
+
+
+def test_a_disk_that_takes_nothing_is_said_and_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tokens-f").write_text("a file where the folder should be")
+    blocks = TokenBlocks(tmp_path, "f")
+    blocks.write(0, some_ids())
+    assert blocks.read(0) is None
+    said = capsys.readouterr().err
+    assert f"{blocks.path(0)} cannot be written (File exists); the next refresh will tokenize these again" in said
+
+
+def test_a_full_disk_leaves_no_half_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write_half(path: Path, content: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(content[: len(content) // 2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", write_half)
+    blocks = TokenBlocks(tmp_path, "f")
+    blocks.write(0, some_ids())
+    assert list(blocks.folder.iterdir()) == []
+    assert "cannot be written (No space left on device)" in capsys.readouterr().err
+
+
+def test_the_folder_follows_from_tokenizer_limit_corpus_and_blocks_and_from_no_call(
+    encoder: Encoder, tmp_path: Path
+) -> None:
+    first = token_fingerprint(encoder.tokenizer, PLAN)
+    encoder.encode(["a cat", "some words that are longer"])
+    encoder.tokenizer(["a", "b c"], padding="longest", truncation=True, max_length=5)
+    encoder.save(tmp_path / "saved")
+    for again in (encoder, Encoder(str(tmp_path / "saved"))):
+        assert token_fingerprint(again.tokenizer, replace(PLAN, version=3, step=9, weights_sha256="x")) == first
+    others = [replace(PLAN, max_tokens=64), replace(PLAN, corpus_sha256="d"), replace(PLAN, block_documents=13)]
+    encoder.tokenizer.add_tokens(["newword"])
+    found = {token_fingerprint(encoder.tokenizer, PLAN), *(token_fingerprint(encoder.tokenizer, p) for p in others)}
+    assert len(found | {first}) == 5
