@@ -81,11 +81,11 @@ def best_batch_size(model: SentenceTransformer, texts: list[str], rounds: int) -
     """By the median of its times, each size once in a round."""
     times: dict[int, list[float]] = {size: [] for size in BATCH_SIZES}
     for _ in range(rounds + 1):
-        for size, seconds in times.items():
-            seconds.append(timed(lambda size=size: by_sentence_transformers(model, texts, size))[0])
+        for size in BATCH_SIZES:
+            times[size].append(timed(partial(by_sentence_transformers, model, texts, size))[0])
     medians = {size: statistics.median(seconds[1:]) for size, seconds in times.items()}  # the first round warms up
-    for size, seconds in medians.items():
-        print(f"sentence-transformers, batches of {size:3}: {len(texts) / seconds:6.0f} documents/s", flush=True)
+    for size, median in medians.items():
+        print(f"sentence-transformers, batches of {size:3}: {len(texts) / median:6.0f} documents/s", flush=True)
     return min(medians, key=lambda size: medians[size])
 
 

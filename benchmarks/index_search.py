@@ -52,8 +52,8 @@ from index_workers.watch import top_k_overlap  # noqa: E402
 
 K, BATCH = 20, 64
 RAW_CHUNK_ROWS = (16_384, 65_536, 262_144)
-KINDS = ("sq8", "ivf_sq8", "ivf_pq", "IVF1024,SQ8", "IVF4096,SQ8", "PQ64x4fs", "IVF4096,PQ64x4fs", "IVF4096,RaBitQfs")
-PROBES, OVERRETRIEVE = (16, 64, 256), (1, 2, 4, 8, 16)
+KINDS = ("pq", "ivf_pq", "sq8", "ivf_sq8", "IVF4096,PQ128x4fs", "IVF4096,RaBitQfs")
+PROBES, OVERRETRIEVE = (64, 128, 256), (1, 4, 8, 16)
 
 Found = tuple[np.ndarray, np.ndarray]
 
@@ -171,13 +171,13 @@ def require_same(name: str, expected: Found, found: Found) -> None:
 
 
 def measure_memory(setting: Setting) -> None:
-    """What the searcher's process grows by when it loads a version and answers two batches."""
-    for name, rerank in [("flat_fp16", False), *[(n, r) for n in ("sq8", "ivf_sq8", "ivf_pq") for r in (False, True)]]:
+    """What the searcher's process grows by when it loads a version and answers a few batches on each of its threads."""
+    for name, rerank in [("flat_fp16", False), *itertools.product(setting.kinds, (False, True))]:
         version, _ = setting.version_of(_kind(setting, name, rerank=rerank))
         with serving(setting.folder, setting.threads[0]) as service:
             pid = searcher_pid(service)
             before = memory_of(pid)
-            for start in (0, BATCH):
+            for start in range(0, 20 * BATCH, BATCH):
                 service.search(version, setting.queries[start : start + BATCH], K)
             after = memory_of(pid)
         own, mapped = (after[part] - before[part] for part in ("anonymous", "file"))
@@ -189,7 +189,12 @@ def measure_memory(setting: Setting) -> None:
 
 
 def _kind(
-    setting: Setting, name: str, nprobe: int | None = None, rerank: bool = True, over: int = 4, documents: int = 0
+    setting: Setting,
+    name: str,
+    nprobe: int | None = None,
+    rerank: bool = True,
+    over: int | None = None,
+    documents: int = 0,
 ) -> IndexKind:
     return resolve_kind(name, setting.vectors.shape[1], documents or len(setting.vectors), nprobe, rerank, over)
 
@@ -278,7 +283,7 @@ class Pauses:
 
 def measure_swap(setting: Setting, swaps: int = 8) -> None:
     """How much longer a search takes than the quiet median while a version is loaded, adopted and the other freed."""
-    for name in ("flat_fp16", "sq8", "ivf_pq"):
+    for name in ("flat_fp16", *setting.kinds[:2]):
         version, _ = setting.version_of(_kind(setting, name))
         other = version + 1000
         copy_version(setting.store, other, version)
@@ -338,7 +343,7 @@ def show_swaps(name: str, size: int, rows: list[dict[str, float]]) -> None:
 def measure_growth(setting: Setting) -> None:
     """Seconds to write, train, fill, load and search at three sizes, and the exponents of size they follow."""
     sizes = [n for n in (10_000, 100_000, 1_000_000) if n <= len(setting.vectors)]
-    for name in ("flat_fp16", "ivf_sq8"):
+    for name in ("flat_fp16", *setting.kinds[:2]):
         rows = [seconds_at(setting, name, size) for size in sizes]
         for part in rows[0]:
             values = [row[part] for row in rows]

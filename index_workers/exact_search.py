@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from index_workers.vectors import BlockVectors, order_exactly
+from index_workers.vectors import BlockVectors, order_exactly, scan_exactly
 
 # Rows of a chunk: on a CPU its float32 vectors stay in the processor's cache, nearly; a GPU wants few launches.
 CHUNK_ROWS, CHUNK_ROWS_GPU = 4_096, 262_144
@@ -20,8 +20,9 @@ STRETCH_PRODUCTS = 1 << 22
 GROUP = 16
 # The product rounds by what else is in the batch; among a few more candidates than asked for, the exact order is found.
 MARGIN = 8
-ROUNDING = 1e-5  # of a product in float32, relative; ten times what it is
-QUERIES = 512  # searched at once; their products with a stretch are held in memory
+ROUNDING = 1e-5  # of a product in float32, as a share of the two lengths; ten times what it is
+QUERIES = 512  # searched at once, if not their candidates' numbers would be more than fit 256 MiB in float64
+CANDIDATE_NUMBERS = 1 << 25
 
 
 class ExactShard:
@@ -40,20 +41,29 @@ class ExactShard:
 
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows and inner products [B, min(k, size)], best first, for queries [B, D]."""
-        parts = [self._search_some(some, k) for some in np.split(queries, range(QUERIES, len(queries), QUERIES))]
+        at_once = max(1, min(QUERIES, CANDIDATE_NUMBERS // ((k + MARGIN) * self._vectors.dim)))
+        parts = [self._search_some(some, k) for some in np.split(queries, range(at_once, len(queries), at_once))]
         rows, similarities = zip(*parts, strict=True)
         return np.concatenate(rows), np.concatenate(similarities)
 
     def _search_some(self, queries: np.ndarray, k: int, margin: int = MARGIN) -> tuple[np.ndarray, np.ndarray]:
         products, places = self._candidates(torch.from_numpy(queries).to(self._device), min(k + margin, len(self)))
         rows = places.cpu().numpy() + self._vectors.first_row
-        found, similarities = order_exactly(queries, rows, self._vectors.take(rows), k)
+        vectors = self._vectors.take(rows)
+        found, similarities = order_exactly(queries, rows, vectors, k)
         if rows.shape[1] < len(self):
             least = products.amin(1).cpu().numpy()  # nothing that was left out has a larger product
-            unsure = np.flatnonzero(similarities[:, -1] - least < ROUNDING * np.abs(least))
-            if len(unsure):  # many documents are equal, or as good as
-                found[unsure], similarities[unsure] = self._search_some(queries[unsure], k, 8 * margin)
+            unsure = similarities[:, -1] - least <= _rounding(queries, vectors)
+            if unsure.any():  # many documents are equal, or as good as
+                again = self._search_some if margin == MARGIN else self._scan
+                found[unsure], similarities[unsure] = again(queries[unsure], k, 8 * margin)
         return found, similarities
+
+    def _scan(self, queries: np.ndarray, k: int, _: int) -> tuple[np.ndarray, np.ndarray]:
+        """As `search`, by every product in float64: slow, and right however many documents are equal."""
+        found = [scan_exactly(query, self._vectors, k) for query in queries]
+        rows, similarities = zip(*found, strict=True)
+        return np.stack(rows), np.stack(similarities)
 
     @torch.inference_mode()
     def _candidates(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -108,6 +118,12 @@ def _top_k(products: Tensor, k: int) -> tuple[Tensor, Tensor]:
     rows = torch.cat([rows, rest], dim=1)
     top = products.T.gather(1, rows).topk(k, sorted=False)
     return top.values, rows.gather(1, top.indices)
+
+
+def _rounding(queries: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """What float32 products of queries [B, D] and such vectors [B, C, D] may be wrong by: [B]."""
+    lengths = np.sqrt(np.einsum("bcd,bcd->bc", vectors, vectors, dtype=np.float32)).max(axis=1)
+    return ROUNDING * np.linalg.norm(queries, axis=1) * lengths
 
 
 def _copy_to(device: torch.device, blocks: Sequence[Tensor], rows: int, dim: int) -> Tensor:

@@ -14,10 +14,12 @@ def search_excluding(
     queries: np.ndarray,
     k: int,
     exclude: Sequence[str | None],
+    at_least: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rows and similarities [B, k] without documents of each query's excluded source.
 
-    Asks for more until every query has k. Raises ValueError where the corpus has not so many of other sources.
+    Asks for more until every query has k. Where the corpus has not so many of other sources there are fewer
+    columns, and ValueError is raised where they would be fewer than `at_least`.
     """
     wanted = k + MORE
     while True:
@@ -26,9 +28,17 @@ def search_excluding(
         if (allowed.sum(axis=1) >= k).all():
             return _first_k(rows, allowed, k), _first_k(similarities, allowed, k)
         if rows.shape[1] < wanted:  # that was the whole corpus
-            name = exclude[int(np.argmin(allowed.sum(axis=1)))]
-            raise ValueError(f"the corpus has fewer than {k} documents that are not of source {name}")
-        wanted *= 2
+            k = _what_there_is(allowed, exclude, at_least)
+        else:
+            wanted *= 2
+
+
+def _what_there_is(allowed: np.ndarray, exclude: Sequence[str | None], at_least: int) -> int:
+    counts = allowed.sum(axis=1)
+    if counts.min() < at_least:
+        name = exclude[int(np.argmin(counts))]
+        raise ValueError(f"the corpus has fewer than {at_least} documents that are not of source {name}")
+    return int(counts.min())
 
 
 def _allowed(

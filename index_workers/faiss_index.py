@@ -25,8 +25,8 @@ def check_kind(kind: IndexKind, dim: int, num_documents: int) -> None:
         index = faiss.index_factory(dim, kind.factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
         raise UserError(
-            f"index.kind is {kind.factory}; expected flat_fp16, sq8, ivf_sq8, ivf_pq or a FAISS index_factory string "
-            f"for {dim} dimensions ({_reason(error)})"
+            f"index.kind is {kind.factory}; expected flat_fp16, sq8, pq, ivf_sq8, ivf_pq or a FAISS index_factory "
+            f"string for {dim} dimensions ({_reason(error)})"
         ) from error
     if isinstance(index, faiss.IndexIDMap | faiss.IndexRefine):
         raise UserError(
@@ -57,6 +57,11 @@ def fill(quantizer: Path, blocks: Iterable[np.ndarray], out: Path) -> int:
         index.add(np.ascontiguousarray(block, dtype=np.float32))
     _write(index, out)
     return int(index.ntotal)
+
+
+def count_vectors(path: Path) -> int:
+    """How many vectors an index file holds."""
+    return int(faiss.read_index(str(path), faiss.IO_FLAG_MMAP).ntotal)
 
 
 class FaissShard:

@@ -13,7 +13,7 @@ from index_workers.version_store import VersionStore
 
 
 class LocalIndex:
-    """Raises UserError where nothing is published, a file is damaged, or the corpus is another."""
+    """Raises UserError where nothing is published, a file is damaged, or the corpus has another size."""
 
     def __init__(self, root: Path, threads: int) -> None:
         set_search_threads(threads)

@@ -8,8 +8,7 @@ import numpy as np
 def merge_top_k(parts: Sequence[tuple[np.ndarray, np.ndarray]], k: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows [B, k] and similarities [B, k], best first, from every shard's rows and similarities [B, <=k].
 
-    Equal similarities come in the order of their rows. Which of several equal documents a shard itself
-    leaves out at its k-th place is FAISS's choice; preparing drops repeated documents.
+    Equal similarities come in the order of their rows.
     """
     rows = np.concatenate([rows for rows, _ in parts], axis=1)
     similarities = np.concatenate([similarities for _, similarities in parts], axis=1)

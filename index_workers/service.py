@@ -12,12 +12,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import ray
 
+from configs.errors import UserError
 from data.progress import Progress, say
 from data.records import SearchResult
 from data.store import CorpusStore
@@ -119,11 +121,17 @@ class IndexService:
         self._groups[version].load(version, self.store.plan(version).num_documents)
 
     def search(
-        self, version: int, queries: np.ndarray, k: int, exclude: Sequence[str | None] | None = None
+        self,
+        version: int,
+        queries: np.ndarray,
+        k: int,
+        exclude: Sequence[str | None] | None = None,
+        at_least: int | None = None,
     ) -> SearchResult:
         """The k nearest documents to each query vector [B, D], in one version over every shard.
 
-        `exclude` names a source for each query whose documents it must not get. Raises UserError where a version is
+        `exclude` names a source for each query whose documents it must not get; where that leaves fewer than k in
+        the corpus, `at_least` (default: k) are enough. Raises UserError where a version is
         not published or damaged, RunError where the searchers do not answer.
         """
         if version not in self._groups:
@@ -131,9 +139,7 @@ class IndexService:
         group = self._groups[version]
         if exclude is None:
             return SearchResult(*group.search(version, queries, k), version)
-        if self._corpus is None:
-            self._corpus = CorpusStore(self.store.corpus_path(self.store.plan(version)))
-        found = search_excluding(lambda q, n: group.search(version, q, n), self._corpus.sources, queries, k, exclude)
+        found = self._search_others(group, version, queries, k, exclude, at_least or k)
         return SearchResult(*found, version)
 
     def commit(self, version: int) -> None:
@@ -149,6 +155,23 @@ class IndexService:
             self._builders.close()
         for group in {*self._groups.values(), *filter(None, [self._shared])}:
             group.close()
+
+    def _search_others(
+        self,
+        group: SearcherGroup,
+        version: int,
+        queries: np.ndarray,
+        k: int,
+        exclude: Sequence[str | None],
+        at_least: int,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        if self._corpus is None:
+            self._corpus = CorpusStore(self.store.corpus_path(self.store.plan(version)))
+        search = partial(group.search, version)
+        try:
+            return search_excluding(search, self._corpus.sources, queries, k, exclude, at_least)
+        except ValueError as error:
+            raise UserError(f"retrieve.exclude_own_source: {error}; ask for fewer by retrieve.k") from error
 
     def _refresh(self, plan: BuildPlan, missing: Missing, previous: int) -> Refreshed:
         start = time.monotonic()

@@ -39,3 +39,18 @@ def order_exactly(queries: np.ndarray, rows: np.ndarray, vectors: np.ndarray, k:
     similarities = products.astype(np.float32)
     order = np.lexsort((rows, -similarities), axis=1)[:, :k]
     return np.take_along_axis(rows, order, axis=1), np.take_along_axis(similarities, order, axis=1)
+
+
+def scan_exactly(query: np.ndarray, vectors: BlockVectors, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and inner products [k] of the k best of all vectors for one query [D], in the order of `order_exactly`."""
+    rows, similarities = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
+    start = vectors.first_row
+    for block in vectors.blocks:
+        products = (block.astype(np.float64) @ query.astype(np.float64)).astype(np.float32)
+        better = np.flatnonzero(products > similarities[-1]) if len(rows) == k else np.arange(len(block))
+        rows = np.concatenate([rows, better + start])
+        similarities = np.concatenate([similarities, products[better]])
+        order = np.lexsort((rows, -similarities))[:k]
+        rows, similarities = rows[order], similarities[order]
+        start += len(block)
+    return rows, similarities

@@ -1,6 +1,5 @@
 """`replug verify`: is every file of an index what its manifest says?"""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,14 +8,14 @@ import numpy as np
 from configs.errors import UserError
 from data.progress import Progress
 from data.store import CorpusStore, file_sha256
-from index_workers.searcher import open_shard
-from index_workers.version_store import BuildPlan, VersionStore, require_intact, weights_sha256
+from index_workers.faiss_index import count_vectors
+from index_workers.version_store import BuildPlan, VersionStore, require_intact
 
 
 def verify_index(root: Path) -> tuple[list[str], list[str]]:
     """A line for each version, and a line for each thing that is wrong: checksums, counts, dimensions, finiteness."""
     store = VersionStore(root.absolute())
-    versions = sorted(int(path.name[1:]) for path in store.root.glob("v*") if path.name[1:].isdigit())
+    versions = store.versions()
     lines: list[str] = []
     problems = [] if versions else [f"{root} holds no index; expected a run directory or what `replug index` wrote"]
     for version in versions:
@@ -24,7 +23,7 @@ def verify_index(root: Path) -> tuple[list[str], list[str]]:
             lines.append(f"v{version:06d}: unfinished, not searched")
             continue
         found = list(_problems(store, version))
-        lines.append(f"v{version:06d}: {_describe(store, version) if not found else f'{len(found)} things are wrong'}")
+        lines.append(f"v{version:06d}: {_describe(store, version) if not found else f'wrong in {len(found)} places'}")
         problems += found
     if versions and not store.published():
         problems.append(f"{root} holds no finished version; run the command that was building it again")
@@ -42,11 +41,12 @@ def _describe(store: VersionStore, version: int) -> str:
 
 def _problems(store: VersionStore, version: int) -> Iterator[str]:
     try:
-        files, plan = store.manifest(version)["files"], store.plan(version)
-    except (UserError, TypeError) as error:
+        manifest, plan = store.manifest(version), store.plan(version)
+    except UserError as error:
         yield str(error)
         return
-    yield from _encoder_problems(store, plan)
+    files = manifest["files"]
+    yield from _encoder_problems(store, plan, manifest["encoder"])
     yield from _corpus_problems(store.corpus_path(plan), plan)
     missing = [path for path in store.files(plan) if path.name not in files]
     if missing:
@@ -82,23 +82,22 @@ def _file_problem(store: VersionStore, plan: BuildPlan, path: Path, sha256: str)
 def _count_problems(store: VersionStore, plan: BuildPlan) -> Iterator[str]:
     """A lossy kind's index holds as many vectors as its shard has documents."""
     for shard in range(0 if plan.kind.is_exact else plan.num_shards):
-        held, expected = len(open_shard(store, plan, shard, plan.num_shards)), len(plan.rows_of_shard(shard))
+        held, expected = count_vectors(store.shard_path(plan.version, shard)), len(plan.rows_of_shard(shard))
         if held != expected:
             yield f"{store.shard_path(plan.version, shard)} holds {held} vectors, expected {expected}"
 
 
-def _encoder_problems(store: VersionStore, plan: BuildPlan) -> Iterator[str]:
+def _encoder_problems(store: VersionStore, plan: BuildPlan, snapshot: dict[str, str]) -> Iterator[str]:
+    """The weights that embedded the version, and the tokenizer and settings that queries are encoded with."""
     folder = store.encoder_folder(plan.version)
-    if not (folder / "model.safetensors").is_file():
-        yield f"{folder}/model.safetensors is missing"
-    elif weights_sha256(folder) != plan.weights_sha256:
-        yield f"{folder}/model.safetensors is not the encoder that embedded this version: its checksum differs"
-    try:
-        dim = json.loads((folder / "config.json").read_text())["hidden_size"]
-        if dim != plan.dim:
-            yield f"{folder}/config.json says {dim} dimensions, the vectors have {plan.dim}"
-    except (FileNotFoundError, ValueError, KeyError) as error:
-        yield f"{folder}/config.json cannot be read: {error}"
+    for name, sha256 in snapshot.items():
+        try:
+            require_intact(folder / name, sha256)
+        except UserError as error:
+            yield str(error)
+    weights = folder / "model.safetensors"
+    if weights.is_file() and file_sha256(weights) != plan.weights_sha256:
+        yield f"{weights} is not of the encoder that embedded this version"
 
 
 def _corpus_problems(path: Path, plan: BuildPlan) -> Iterator[str]:

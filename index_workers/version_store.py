@@ -16,6 +16,7 @@ import io
 import json
 import shutil
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from data.store import file_sha256, write_json, writing
 from index_workers.kinds import IndexKind
 
 FORMAT = 2
-MEND = "remove that file, and the command that made it makes it again, and nothing else"
+MEND = "remove it and run the command that built the index: only what is missing is made"
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class BuildPlan:
     version: int
     step: int
     weights_sha256: str
-    corpus_path: str  # relative to the index's folder where both lie under one parent
+    corpus_path: str
     corpus_sha256: str
     num_documents: int
     block_documents: int
@@ -49,6 +50,7 @@ class BuildPlan:
     tokens_per_batch: int
     kind: IndexKind = field(default_factory=IndexKind)
     num_shards: int = 1
+    corpus_relative: str = ""  # `corpus_path` from the index's folder, for a run directory that is moved
     quantizer_from: int | None = None  # the version whose quantizer a lossy kind takes over; None trains one
 
     @property
@@ -73,7 +75,7 @@ class BuildPlan:
 
     def vectors(self) -> dict[str, object]:
         """What the vectors follow from; of the corpus its hash, wherever it lies."""
-        others = ("kind", "num_shards", "quantizer_from", "corpus_path")
+        others = ("kind", "num_shards", "quantizer_from", "corpus_path", "corpus_relative")
         return {name: value for name, value in asdict(self).items() if name not in others}
 
     def built(self) -> tuple:
@@ -104,18 +106,16 @@ class VersionStore:
 
     def corpus_path(self, plan: BuildPlan) -> Path:
         """Where the corpus of a plan lies now; a run directory may have been moved as a whole."""
-        return (self.root / plan.corpus_path).resolve()
-
-    def path_for_plan(self, corpus: Path) -> str:
-        """How a plan names a corpus: relative where it lies within the index or beside it, in a run directory say."""
-        corpus, root = corpus.absolute(), self.root.absolute()
-        if corpus.is_relative_to(root):
-            return str(corpus.relative_to(root))
-        return str(Path("..") / corpus.relative_to(root.parent)) if corpus.is_relative_to(root.parent) else str(corpus)
+        moved = (self.root / plan.corpus_relative).resolve()
+        return moved if moved.is_file() else Path(plan.corpus_path)
 
     def published(self) -> list[int]:
         """Versions that can be searched, oldest first."""
-        return sorted(int(path.parent.name[1:]) for path in self.root.glob("v*/manifest.json"))
+        return [version for version in self.versions() if self.is_published(version)]
+
+    def versions(self) -> list[int]:
+        """Versions that were begun, oldest first."""
+        return sorted(int(path.name[1:]) for path in self.root.glob("v*") if path.name[1:].isdigit())
 
     def is_published(self, version: int) -> bool:
         return self._manifest_path(version).is_file()
@@ -130,10 +130,11 @@ class VersionStore:
         if not path.is_file():
             raise UserError(f"index version {version} is not published: {path} is missing")
         content = _read_json(path)
-        if content.get("format") != FORMAT:
-            raise UserError(f"{path} was written by another version of replug; remove {path.parent} and build it again")
-        if content.pop("sha256", None) != _json_sha256(content):
+        digest = content.pop("sha256", None)
+        if digest is not None and digest != _json_sha256(content):
             raise UserError(f"{path} is damaged, its content differs from its own checksum; {MEND}")
+        if digest is None or content["format"] != FORMAT:
+            raise UserError(f"{path} was written by another version of replug; remove {path.parent} and build it again")
         return content
 
     def fingerprint(self, version: int) -> str:
@@ -239,13 +240,18 @@ class VersionStore:
         if rows != plan.num_documents:
             raise RunError(f"{self.folder(plan.version)}: its blocks hold {rows} rows, expected {plan.num_documents}")
         self._remove_partials(plan.version)
-        content = {"format": FORMAT, "plan": asdict(plan), "files": files}
+        encoder = self.encoder_folder(plan.version)
+        snapshot = {str(p.relative_to(encoder)): file_sha256(p) for p in sorted(encoder.rglob("*")) if p.is_file()}
+        content = {"format": FORMAT, "plan": asdict(plan), "encoder": snapshot, "files": files}
         write_json(self._manifest_path(plan.version), {**content, "sha256": _json_sha256(content)})
 
     def latest_quantizer(self, factory: str | None, before: int) -> int | None:
         """The newest version before this one that is published with a quantizer of this kind."""
-        versions = [v for v in self.published() if v < before and factory and self.plan(v).kind.factory == factory]
-        return versions[-1] if versions else None
+        for version in reversed([version for version in self.published() if factory and version < before]):
+            with suppress(UserError):  # a damaged one hands nothing on
+                if self.plan(version).kind.factory == factory:
+                    return version
+        return None
 
     def _remove_partials(self, version: int) -> None:
         """What a builder that was killed left half written."""
@@ -285,10 +291,9 @@ class VersionStore:
 
     def remove_all_but(self, keep: set[int]) -> None:
         """Remove versions and half-written snapshots that nothing needs any more."""
-        for path in self.root.glob("v*"):
-            if int(path.name[1:]) not in keep:
-                (path / "manifest.json").unlink(missing_ok=True)  # first: what is half removed is not published
-                shutil.rmtree(path)
+        for version in set(self.versions()) - keep:
+            self._manifest_path(version).unlink(missing_ok=True)  # first: what is half removed is not published
+            shutil.rmtree(self.folder(version))
         for path in self.root.glob("*.partial"):
             shutil.rmtree(path)
 
@@ -333,7 +338,7 @@ def weights_sha256(folder: Path) -> str:
 def require_intact(path: Path, sha256: str) -> None:
     """Raise UserError where a file is missing or its bytes are not those that were marked."""
     if not path.is_file():
-        raise UserError(f"{path} is missing; {MEND}")
+        raise UserError(f"{path} is missing; run the command that built the index: only what is missing is made")
     if file_sha256(path) != sha256:
         raise UserError(f"{path} is damaged, its checksum differs from manifest.json's; {MEND}")
 
@@ -342,7 +347,9 @@ def _map_vectors(path: Path, shape: tuple[int, int]) -> np.ndarray:
     try:
         vectors = np.load(path, mmap_mode="c", allow_pickle=False)  # "c": torch warns of arrays it may not write to
     except FileNotFoundError:
-        raise UserError(f"{path} is missing; {MEND}") from None
+        raise UserError(
+            f"{path} is missing; run the command that built the index: only what is missing is made"
+        ) from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is damaged, it holds no vectors ({error}); {MEND}") from error
     if vectors.shape != shape or vectors.dtype != np.float16:

@@ -16,8 +16,8 @@ from data.progress import say
 
 
 def actors_needed(config: Config | ScoreConfig) -> dict[str, int]:
-    """Actors by the key that sets their number; each takes one logical CPU. An LM on a server has none."""
-    actors = {} if config.lm.url else {"lm.num_replicas": config.lm.num_replicas}
+    """Actors by the key that sets their number; each takes one logical CPU. A server has none, nor an index alone."""
+    actors = {"lm.num_replicas": config.lm.num_replicas} if config.lm.path else {}
     if isinstance(config, Config):
         index = config.index
         versions = 2 if index.swap is Swap.blue_green else 1  # that have searchers of their own during a swap

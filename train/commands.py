@@ -58,7 +58,7 @@ def run_verify(directory: Path) -> None:
     for problem in problems:
         print(f"WRONG: {problem}")
     if problems:
-        raise RunError(f"{directory}: {len(problems)} things are wrong")
+        raise RunError(f"{directory} is wrong in {len(problems)} places, first: {problems[0]}")
 
 
 def index_folder(directory: Path) -> Path:

@@ -13,12 +13,22 @@ from data.records import SearchResult
 from data.store import CorpusStore
 from index_workers.vectors import order_exactly
 
+LIVE_OVERRETRIEVE = 4  # candidates that are embedded for each document asked for, where nobody says otherwise
+
 
 class Search(Protocol):
-    """The k nearest documents to query vectors [B, D] in one version, none of a query's excluded source."""
+    """The k nearest documents to query vectors [B, D] in one version, none of a query's excluded source.
+
+    At least `at_least` (default: k) where the corpus has no more of other sources.
+    """
 
     def __call__(
-        self, version: int, queries: np.ndarray, k: int, exclude: Sequence[str | None] | None = None
+        self,
+        version: int,
+        queries: np.ndarray,
+        k: int,
+        exclude: Sequence[str | None] | None = None,
+        at_least: int | None = None,
     ) -> SearchResult: ...
 
 
@@ -31,9 +41,14 @@ class LiveReranker:
         self._search, self._encode, self._corpus, self._over = search, encode, corpus, overretrieve
 
     def __call__(
-        self, version: int, queries: np.ndarray, k: int, exclude: Sequence[str | None] | None = None
+        self,
+        version: int,
+        queries: np.ndarray,
+        k: int,
+        exclude: Sequence[str | None] | None = None,
+        at_least: int | None = None,
     ) -> SearchResult:
-        found = self._search(version, queries, min(k * self._over, len(self._corpus)), exclude)
+        found = self._search(version, queries, min(k * self._over, len(self._corpus)), exclude, at_least or k)
         rows, places = np.unique(found.doc_rows, return_inverse=True)  # a document is embedded once
         vectors = self._encode(self._corpus.texts(rows)).numpy()
         candidates = vectors[places.reshape(found.doc_rows.shape)]

@@ -40,7 +40,7 @@ from train.callbacks import Checkpointer, JsonLinesLogger, StepBoundary, StepPro
 from train.module import LossSettings, LSRModule, OptimizerSettings
 from train.pipeline import BatchPipeline, IndexState
 from train.refresh import RefreshController, RefreshPolicy
-from train.rerank import LiveReranker, Search
+from train.rerank import LIVE_OVERRETRIEVE, LiveReranker, Search
 from train.run_dir import RunDirectory
 
 ROW_KEYS = ("corpus", "queries", "heldout")
@@ -243,7 +243,8 @@ def build_plan(
         version=index.version,
         step=index.step,
         weights_sha256=weights_sha256,
-        corpus_path=store.path_for_plan(data.corpus_path),
+        corpus_path=str(data.corpus_path.absolute()),
+        corpus_relative=os.path.relpath(data.corpus_path.absolute(), store.root.absolute()),
         corpus_sha256=data.corpus_sha256,
         num_documents=len(data.corpus),
         block_documents=config.index.block_documents,
@@ -310,7 +311,7 @@ def document_search(config: Config, encoder: Encoder, data: PreparedSet, index: 
     """The index's answer, or the live encoder's order of it."""
     if config.index.rerank is not Rerank.live:
         return index.search
-    return LiveReranker(index.search, encoder.encode, data.corpus, config.index.overretrieve)
+    return LiveReranker(index.search, encoder.encode, data.corpus, config.index.overretrieve or LIVE_OVERRETRIEVE)
 
 
 def refresh_controller(config: Config, module: LSRModule, data: PreparedSet, workers: Workers) -> RefreshController:

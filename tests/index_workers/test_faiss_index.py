@@ -84,7 +84,6 @@ def test_what_needs_no_training_needs_no_documents(factory: str | None) -> None:
     check_kind(IndexKind(factory), DIM, 1)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: these pass the check, and fail when the index is filled, trained or asked")
 @pytest.mark.parametrize("factory", ["IDMap,Flat", "IVF16,SQ8,RFlat", "IVF4,PQ4x12"])
 def test_what_could_not_be_filled_or_searched_is_refused_beforehand(factory: str) -> None:
     with pytest.raises(UserError, match=f"index.kind is {factory}"):
@@ -159,10 +158,14 @@ def test_a_preset_is_not_trained_for_what_is_never_used() -> None:
     assert not faiss.downcast_index(rotated.index).do_polysemous_training
 
 
-@pytest.mark.xfail(strict=True, reason="bug: HNSW gives up before it has found as many as are asked for")
-def test_a_graph_that_reaches_fewer_documents_than_asked_for_ends_no_run(tmp_path: Path) -> None:
-    rows, _ = make_shard(tmp_path, IndexKind("HNSW4")).search(QUERIES, 300)
-    assert (rows >= FIRST_ROW).all()
+def test_a_graph_that_reaches_fewer_documents_than_asked_for_leaves_it_to_the_vectors(tmp_path: Path) -> None:
+    rows, similarities = make_shard(tmp_path, IndexKind("HNSW4", rerank=True, overretrieve=2)).search(QUERIES, 300)
+    np.testing.assert_array_equal(rows, brute_force(300)[0])
+    np.testing.assert_array_equal(similarities, brute_force(300)[1])
+    with pytest.raises(
+        RunError, match=r"HNSW4 finds fewer than 300 of 600 documents for a text; set index\.rerank=stored"
+    ):
+        make_shard(tmp_path, IndexKind("HNSW4")).search(QUERIES, 300)
 
 
 # What the disk does not take --------------------------------------------------------------------------------

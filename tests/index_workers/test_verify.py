@@ -113,7 +113,7 @@ def swap_shards(store: VersionStore) -> None:
 DAMAGE: dict[str, tuple[Damage, str]] = {
     "a flipped byte of a block": (
         lambda store: flip(store.block_path(0, 1), -1),
-        "{v}/block-00001.npy is damaged, its checksum differs from manifest.json's; remove {v} and build",
+        "{v}/block-00001.npy is damaged, its checksum differs from manifest.json's; remove that file, and",
     ),
     "a flipped byte of a block's header": (
         lambda store: flip(store.block_path(0, 1), 3),
@@ -124,7 +124,7 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
         "{v}/block-00002.npy is damaged, its checksum differs",
     ),
     "an empty block": (lambda store: store.block_path(0, 2).write_bytes(b""), "{v}/block-00002.npy is damaged"),
-    "a missing block": (lambda store: store.block_path(0, 0).unlink(), "{v}/block-00000.npy is missing; remove {v}"),
+    "a missing block": (lambda store: store.block_path(0, 0).unlink(), "{v}/block-00000.npy is missing; "),
     "a flipped byte of an index file": (
         lambda store: flip(store.shard_path(0, 1), 60),
         "{v}/shard-00001.faiss is damaged, its checksum differs",
@@ -144,11 +144,11 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
     ),
     "a flipped byte within a string of the manifest": (
         lambda store: flip(manifest(store), manifest(store).read_bytes().index(b"cosine")),
-        "{v}/manifest.json is damaged, its content differs from its own checksum; remove {v}",
+        "{v}/manifest.json is damaged, its content differs from its own checksum; ",
     ),
     "a manifest of an older version": (
         lambda store: manifest(store).write_text(json.dumps({"plan": {}, "files": {}})),
-        "{v}/manifest.json was written by another version of replug; remove {v} and build the index again",
+        "{v}/manifest.json was written by another version of replug; remove {v} and build it again",
     ),
     "a block of other dimensions": (
         lambda store: publish_wrong_block(store, VECTORS[4:8, :3]),

@@ -170,16 +170,14 @@ def test_a_flipped_byte_is_an_error_that_names_the_file(published: VersionStore)
     content[-1] ^= 1
     path.write_bytes(content)
     published.open_blocks(PLAN, [0, 2])
-    with pytest.raises(
-        UserError, match=rf"{path} is damaged.*manifest\.json's; remove {path.parent} and build the index"
-    ):
+    with pytest.raises(UserError, match=rf"{path} is damaged, its checksum differs from manifest\.json's; remove that"):
         published.open_blocks(PLAN, range(3))
 
 
 def test_a_missing_block_is_an_error_that_names_the_file(published: VersionStore) -> None:
     path = published.block_path(3, 2)
     path.unlink()
-    with pytest.raises(UserError, match=rf"{path} is missing.*build the index again"):
+    with pytest.raises(UserError, match=rf"{path} is missing; "):
         published.open_blocks(PLAN, range(3))
 
 
@@ -316,7 +314,6 @@ def test_an_index_of_the_same_vectors_is_taken_whatever_its_kind(store: VersionS
     store.require_same_vectors(replace(plan, version=7, max_tokens=32))  # which is not begun
 
 
-@pytest.mark.xfail(strict=True, reason="bug: KeyError, since plan.json has neither format nor a check of its keys")
 def test_a_build_begun_by_an_older_version_is_refused_in_one_line(store: VersionStore) -> None:
     record = store.folder(3) / "plan.json"
     old = {name: value for name, value in json.loads(record.read_text()).items() if name not in ("kind", "num_shards")}
@@ -335,7 +332,6 @@ def test_a_corpus_in_the_same_run_directory_moves_with_the_index(tmp_path: Path,
     assert moved == (tmp_path / "moved" / "data" / "documents.arrow" if before == "run" else corpus)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: the path goes out of the index's folder and back by its old name")
 def test_a_corpus_within_the_index_moves_with_it_under_another_name(tmp_path: Path) -> None:
     corpus = tmp_path / "index" / "corpus" / "documents.arrow"
     plan = replace(PLAN, corpus_path=VersionStore(tmp_path / "index").path_for_plan(corpus))
@@ -343,7 +339,6 @@ def test_a_corpus_within_the_index_moves_with_it_under_another_name(tmp_path: Pa
     assert renamed.corpus_path(plan) == tmp_path / "renamed" / "corpus" / "documents.arrow"
 
 
-@pytest.mark.xfail(strict=True, reason="bug: corpus_path counts as what the vectors follow from, beside its hash")
 def test_the_same_corpus_elsewhere_keeps_the_blocks(store: VersionStore) -> None:
     moved = replace(PLAN, corpus_path="/moved/corpus.arrow")
     write_blocks(store, PLAN, [0, 1])

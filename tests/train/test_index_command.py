@@ -178,7 +178,6 @@ def test_a_run_directory_whose_index_was_moved_still_searches(index, tmp_path, r
     assert found(output) == found(before)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: the corpus within an index is looked for under the index's old name")
 def test_an_index_with_another_name_still_searches(index, tmp_path, replug):
     shutil.copytree(index, tmp_path / "renamed")
     assert replug("search", tmp_path / "renamed", QUERY, "--json")[0] == 0

@@ -23,10 +23,15 @@ class FakeService:
 
     def __init__(self) -> None:
         self.builds: dict[int, Future] = {}
+        self.built: list[int] = []
         self.prepared: list[int] = []
         self.committed: list[int] = []
         self.previous: dict[int, int] = {}
         self.store = SimpleNamespace(plan=lambda version: version, pending_plan=lambda version: version)
+
+    def build(self, version: int) -> Future:
+        self.built.append(version)
+        return _done(version)
 
     def refresh(self, version: int, previous: int) -> Future:
         self.builds[version] = Future()
@@ -138,7 +143,7 @@ def test_a_restored_controller_goes_on_with_the_refresh_under_way():
     other = FakeService()
     resumed = controller(other)
     resumed.restore(state)
-    assert other.prepared == [0] and list(other.builds) == [1]
+    assert other.built == other.prepared == [0] and list(other.builds) == [1]
     assert walk(resumed, other, range(12, 16)) == [0, 1, 1, 1]
     assert resumed.next_version() == 2
 
