@@ -14,8 +14,8 @@ from index_workers.vectors import BlockVectors, order_exactly, scan_exactly
 
 # Rows of a chunk: on a CPU its float32 vectors stay in the processor's cache, nearly; a GPU wants few launches.
 CHUNK_ROWS, CHUNK_ROWS_GPU = 4_096, 262_144
-# Products of chunks in a row, 16 MiB, looked through together: a top-k of few columns is mostly its beginning.
-STRETCH_PRODUCTS = 1 << 22
+# Products of chunks in a row, 8 MiB, looked through together: a top-k of few columns is mostly its beginning.
+STRETCH_PRODUCTS = 1 << 21
 # Rows of a group. The k best rows lie in the k groups of the largest maxima, which are found many times faster.
 GROUP = 16
 # The product rounds by what else is in the batch; among a few more candidates than asked for, the exact order is found.

@@ -50,18 +50,16 @@ class _Loaded:
     Unless that could change an answer: what a lossy kind finds depends on the k and, in last bits, on the batch.
     """
 
-    def __init__(self, shard: Shard, fingerprint: str) -> None:
-        self.shard, self.fingerprint = shard, fingerprint
+    def __init__(self, shard: Shard, fingerprint: str, thread: ThreadPoolExecutor) -> None:
+        self.shard, self.fingerprint, self._thread = shard, fingerprint, thread
         self._waiting: list[_Call] = []
-        self._adding, self._searching = threading.Lock(), threading.Lock()
+        self._adding = threading.Lock()
 
     def search(self, queries: np.ndarray, k: int) -> Found:
         call = _Call(np.ascontiguousarray(queries, dtype=np.float32), k)
         with self._adding:
             self._waiting.append(call)
-        with self._searching:
-            while call.found is None and call.error is None:
-                self._answer_waiting()
+        self._thread.submit(self._answer_waiting).result()
         if call.error is not None:
             raise call.error
         assert call.found is not None
@@ -71,6 +69,8 @@ class _Loaded:
         with self._adding:
             count = len(self._waiting) if self.shard.is_independent else 1
             calls, self._waiting = self._waiting[:count], self._waiting[count:]
+        if not calls:  # answered with an earlier one
+            return
         try:
             rows, similarities = self.shard.search(np.concatenate([c.queries for c in calls]), max(c.k for c in calls))
             self._hand_out(calls, rows, similarities)
@@ -96,6 +96,7 @@ class Searcher:
         self._shard, self._num_shards, self._device = shard, num_shards, device
         self._versions: dict[int, _Loaded] = {}
         self._loading = threading.Lock()
+        self._searching = ThreadPoolExecutor(1)  # one, since each thread that multiplies keeps buffers of its own
 
     def search(self, version: int, queries: np.ndarray, k: int) -> Found:
         """Rows and similarities [B, <=k] of the nearest documents of this shard in one version."""
@@ -129,7 +130,8 @@ class Searcher:
     def _open(self, version: int) -> _Loaded:
         fingerprint = self._store.fingerprint(version)
         plan = self._store.plan(version)
-        return _Loaded(open_shard(self._store, plan, self._shard, self._num_shards, self._device), fingerprint)
+        shard = open_shard(self._store, plan, self._shard, self._num_shards, self._device)
+        return _Loaded(shard, fingerprint, self._searching)
 
 
 def _yield_to_searches() -> None:

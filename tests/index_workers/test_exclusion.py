@@ -33,7 +33,7 @@ QUERIES = np.zeros((3, 4), dtype=np.float32)
 
 def test_every_query_gets_its_best_documents_of_other_sources() -> None:
     exclude = ["s1", None, "s5"]
-    rows, similarities = search_excluding(searching(SIMILARITIES), sources_of(SOURCES), QUERIES, 10, exclude)
+    rows, similarities = search_excluding(searching(SIMILARITIES), sources_of(SOURCES), QUERIES, 10, exclude, 10)
     for query, source in enumerate(exclude):
         order = np.argsort(-SIMILARITIES[query], kind="stable")
         assert rows[query].tolist() == [row for row in order if SOURCES[row] != source][:10]
@@ -41,7 +41,7 @@ def test_every_query_gets_its_best_documents_of_other_sources() -> None:
 
 
 def test_a_source_that_the_corpus_lacks_excludes_nothing() -> None:
-    rows, _ = search_excluding(searching(SIMILARITIES), sources_of(SOURCES), QUERIES, 10, ["x", "y", None])
+    rows, _ = search_excluding(searching(SIMILARITIES), sources_of(SOURCES), QUERIES, 10, ["x", "y", None], 10)
     np.testing.assert_array_equal(rows, searching(SIMILARITIES)(QUERIES, 10)[0])
 
 
@@ -50,18 +50,30 @@ def test_more_is_asked_for_until_there_is_enough() -> None:
     similarities = np.tile(-np.arange(120, dtype=np.float32), (3, 1))  # its own source is the most similar
     asked: list[int] = []
     search = searching(similarities, asked)
-    rows, _ = search_excluding(search, sources_of(names), QUERIES, 5, ["own", "none", None])
+    rows, _ = search_excluding(search, sources_of(names), QUERIES, 5, ["own", "none", None], 5)
     assert asked == [5 + MORE, 2 * (5 + MORE), 4 * (5 + MORE), 8 * (5 + MORE)][: len(asked)] and len(asked) == 4
     assert rows.tolist() == [[50, 51, 52, 53, 54], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
 
 
 def test_all_that_other_sources_have_is_enough() -> None:
     names = np.array(["own"] * 110 + ["other"] * 10)
-    rows, _ = search_excluding(searching(SIMILARITIES), sources_of(names), QUERIES, 10, ["own"] * 3)
+    rows, _ = search_excluding(searching(SIMILARITIES), sources_of(names), QUERIES, 10, ["own"] * 3, 10)
     assert [sorted(found) for found in rows.tolist()] == [list(range(110, 120))] * 3
 
 
 def test_a_corpus_with_too_little_of_other_sources_is_an_error_that_names_the_source() -> None:
     names = np.array(["own"] * 111 + ["other"] * 9)
     with pytest.raises(ValueError, match="the corpus has fewer than 10 documents that are not of source own"):
-        search_excluding(searching(SIMILARITIES), sources_of(names), QUERIES, 10, [None, "own", "other"])
+        search_excluding(searching(SIMILARITIES), sources_of(names), QUERIES, 10, [None, "own", "other"], 10)
+
+
+def test_where_the_corpus_has_fewer_than_k_all_that_there_is_will_do_if_it_is_enough() -> None:
+    names = np.array(["own"] * 111 + ["other"] * 9)
+    search, exclude = searching(SIMILARITIES), ["own", None, "own"]
+    rows, similarities = search_excluding(search, sources_of(names), QUERIES, 30, exclude, at_least=9)
+    assert rows.shape == similarities.shape == (3, 9)
+    assert [sorted(rows[query]) for query in (0, 2)] == [list(range(111, 120))] * 2
+    np.testing.assert_array_equal(rows[1], search(QUERIES, 9)[0][1])
+    np.testing.assert_array_equal(similarities, np.take_along_axis(SIMILARITIES, rows, axis=1))
+    with pytest.raises(ValueError, match=r"^the corpus has fewer than 10 documents that are not of source own$"):
+        search_excluding(search, sources_of(names), QUERIES, 30, exclude, at_least=10)

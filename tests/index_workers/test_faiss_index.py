@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import faiss
 import numpy as np
 import pytest
 
@@ -67,11 +66,14 @@ def test_a_name_that_faiss_does_not_know_is_refused_with_its_reason(factory: str
     with pytest.raises(UserError) as caught:
         check_kind(IndexKind(factory), DIM, ROWS)
     message = str(caught.value)
-    assert message.startswith(f"index.kind is {factory}; expected flat_fp16, sq8, ivf_sq8, ivf_pq or a FAISS ")
+    assert message.startswith(f"index.kind is {factory}; expected flat_fp16, sq8, pq, ivf_sq8, ivf_pq or a FAISS ")
     assert reason in message and "for 16 dimensions" in message and "Error" not in message
 
 
-@pytest.mark.parametrize(("factory", "least"), [("IVF64,SQ8", 64), ("OPQ4_16,IVF16,PQ4", 256), ("PQ4", 256)])
+@pytest.mark.parametrize(
+    ("factory", "least"),
+    [("IVF64,SQ8", 64), ("OPQ4_16,IVF16,PQ4", 256), ("PQ4", 256), ("PQ4x4fs", 16), ("IVF32,PQ4x4fs", 32)],
+)
 def test_a_corpus_too_small_to_train_on_is_refused_with_both_numbers(factory: str, least: int) -> None:
     says = f"index.kind is {factory}, which needs {least} documents to be trained; the corpus has {least - 1}"
     with pytest.raises(UserError, match=says):
@@ -93,6 +95,7 @@ def test_what_could_not_be_filled_or_searched_is_refused_beforehand(factory: str
 # What is found --------------------------------------------------------------------------------------------
 
 FACTORIES = ["SQ8", "IVF16,SQ8", "OPQ4_16,IVF16,PQ4np", "PCA8,SQ8", "PCAR8,IVF16,SQ8", "IVF16_HNSW8,SQ8"]
+FACTORIES += ["PQ4x4fs", "IVF16,PQ4x4fs"]  # the presets
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
@@ -140,22 +143,27 @@ def test_a_shard_without_blocks_finds_nothing(tmp_path: Path) -> None:
     assert (len(shard), rows.shape, similarities.shape) == (0, (32, 0), (32, 0))
 
 
-def test_the_same_vectors_give_the_same_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("factory", ["OPQ4_16,IVF16,PQ4np", "IVF16,PQ4x4fs"])
+def test_the_same_vectors_give_the_same_file(tmp_path: Path, factory: str) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        make_shard(tmp_path / name, IndexKind("OPQ4_16,IVF16,PQ4np", nprobe=2))
+        make_shard(tmp_path / name, IndexKind(factory, nprobe=2))
     for file in ("quantizer.faiss", "shard.faiss"):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="bug: the preset lacks FAISS's `np`; a quantizer of 64 sub-vectors trains minutes"
-)
-def test_a_preset_is_not_trained_for_what_is_never_used() -> None:
-    """Polysemous codes take seconds for each sub-vector, and no search filters by them."""
-    factory = resolve_kind("ivf_pq", DIM, ROWS, None, True, 4).factory
-    rotated = faiss.index_factory(DIM, factory, faiss.METRIC_INNER_PRODUCT)
-    assert not faiss.downcast_index(rotated.index).do_polysemous_training
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", ["sq8", "pq", "ivf_sq8", "ivf_pq"])
+def test_a_preset_for_vectors_as_encoders_give_them_is_trained_in_seconds(tmp_path: Path, name: str) -> None:
+    kind = resolve_kind(name, 384, ROWS, None, True, None)
+    sample = np.random.default_rng(0).standard_normal((ROWS, 384)).astype(np.float16)
+    assert train_quantizer(kind, sample, tmp_path / "quantizer.faiss") == ROWS
+
+
+@pytest.mark.parametrize("name", ["sq8", "pq", "ivf_sq8", "ivf_pq"])
+def test_a_preset_with_its_own_defaults_finds_nearly_all(tmp_path: Path, name: str) -> None:
+    shard = make_shard(tmp_path, resolve_kind(name, DIM, ROWS, None, True, None))
+    assert recall(shard.search(QUERIES, 10)[0], 10) > 0.95
 
 
 def test_a_graph_that_reaches_fewer_documents_than_asked_for_leaves_it_to_the_vectors(tmp_path: Path) -> None:

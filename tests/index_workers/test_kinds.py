@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 
 from index_workers.kinds import (
+    LEAST_CENTROIDS,
     POINTS_PER_LIST,
     IndexKind,
     default_nprobe,
+    default_overretrieve,
+    num_centroids,
     num_lists,
     preset_lists,
     resolve_kind,
@@ -15,7 +18,7 @@ from index_workers.kinds import (
 
 
 def resolve(name: str, num_documents: int = 100_000, nprobe: int | None = None, rerank: bool = True) -> IndexKind:
-    return resolve_kind(name, 384, num_documents, nprobe, rerank, over=4)
+    return resolve_kind(name, 384, num_documents, nprobe, rerank, overretrieve=6)
 
 
 def test_flat_fp16_is_exact_and_needs_no_candidates() -> None:
@@ -28,14 +31,15 @@ def test_flat_fp16_is_exact_and_needs_no_candidates() -> None:
     ("name", "factory", "nprobe"),
     [
         ("sq8", "SQ8", 0),
-        ("ivf_sq8", "IVF2048,SQ8", 32),
-        ("ivf_pq", "OPQ64_256,IVF2048,PQ64", 32),
-        ("IVF512,PQ48", "IVF512,PQ48", 8),
+        ("pq", "PQ96x4fs", 0),
+        ("ivf_sq8", "IVF2048,SQ8", 64),
+        ("ivf_pq", "IVF2048,PQ96x4fs", 128),
+        ("IVF512,PQ48", "IVF512,PQ48", 16),
         ("HNSW32", "HNSW32", 0),
     ],
 )
 def test_a_preset_becomes_a_factory_string_and_any_other_name_is_one(name: str, factory: str, nprobe: int) -> None:
-    assert resolve(name) == IndexKind(factory, nprobe, rerank=True, overretrieve=4)
+    assert resolve(name) == IndexKind(factory, nprobe, rerank=True, overretrieve=6)
 
 
 def test_without_reranking_no_more_candidates_are_asked_for_and_no_vectors_read() -> None:
@@ -45,10 +49,10 @@ def test_without_reranking_no_more_candidates_are_asked_for_and_no_vectors_read(
     assert resolve("sq8").uses_vectors
 
 
-@pytest.mark.parametrize(("dim", "parts"), [(32, 8), (30, 7), (384, 64), (4096, 64)])
-def test_a_product_quantizer_has_sub_vectors_of_four_dimensions_and_at_most_64(dim: int, parts: int) -> None:
-    kind = resolve_kind("ivf_pq", dim, 100_000, None, True, 4)
-    assert kind.factory == f"OPQ{parts}_{4 * parts},IVF2048,PQ{parts}"
+@pytest.mark.parametrize(("dim", "parts"), [(32, 8), (384, 96), (768, 192), (4096, 1024)])
+def test_the_codes_of_a_preset_are_of_four_bits_for_each_four_dimensions(dim: int, parts: int) -> None:
+    assert resolve_kind("pq", dim, 100_000, None, True, None).factory == f"PQ{parts}x4fs"
+    assert resolve_kind("ivf_pq", dim, 100_000, None, True, None).factory == f"IVF2048,PQ{parts}x4fs"
 
 
 @pytest.mark.parametrize("documents", [1, 38, 39, 78, 1000, 10_000, 1_000_000, 36_000_000])
@@ -56,20 +60,44 @@ def test_the_lists_of_a_preset_are_a_power_of_two_that_can_be_trained(documents:
     lists = preset_lists(documents)
     assert lists >= 1 and lists & (lists - 1) == 0
     assert lists == 1 or lists * POINTS_PER_LIST <= documents
-    assert lists <= 16 * documents**0.5
-    assert lists == 1 or 2 * lists > min(16 * documents**0.5, documents / POINTS_PER_LIST)
+    assert lists <= max(1, 8 * documents**0.5)
+    assert lists == 1 or 2 * lists > min(8 * documents**0.5, documents / POINTS_PER_LIST)
 
 
 @pytest.mark.parametrize(
     ("name", "asked", "given"),
-    [("IVF64,SQ8", 16, 16), ("IVF64,SQ8", 999, 64), ("IVF4,SQ8", None, 4), ("IVF4096,SQ8", None, 64), ("sq8", 5, 0)],
+    [("IVF64,SQ8", 16, 16), ("IVF64,SQ8", 999, 64), ("IVF4,SQ8", None, 4), ("IVF4096,SQ8", None, 128), ("sq8", 5, 0)],
 )
 def test_nprobe_is_at_most_the_number_of_lists(name: str, asked: int | None, given: int) -> None:
     assert resolve(name, nprobe=asked).nprobe == given
 
 
-def test_nprobe_is_by_default_a_64th_of_the_lists_and_eight_at_least() -> None:
-    assert [default_nprobe(lists) for lists in (0, 1, 512, 1024, 65536)] == [0, 8, 8, 16, 1024]
+@pytest.mark.parametrize(
+    ("codes", "nprobe"), [("SQ8", [8, 8, 32, 2048]), ("PQ8", [8, 8, 32, 2048]), ("PQ8x4fs", [8, 8, 64, 4096])]
+)
+def test_nprobe_is_by_default_a_32nd_of_the_lists_twice_that_for_quick_codes_and_eight_at_least(
+    codes: str, nprobe: list[int]
+) -> None:
+    assert [default_nprobe(f"IVF{lists},{codes}") for lists in (1, 128, 1024, 65536)] == nprobe
+    assert default_nprobe(codes) == 0
+
+
+@pytest.mark.parametrize(
+    ("factory", "candidates"), [("SQ8", 4), ("IVF64,SQ8", 4), ("HNSW32", 4), ("PQ8x4fs", 16), ("IVF64,RaBitQ", 16)]
+)
+def test_coarse_codes_have_more_candidates_by_default(factory: str, candidates: int) -> None:
+    assert default_overretrieve(factory) == candidates
+    assert resolve_kind(factory, 384, 10_000, None, True, None).overretrieve == candidates
+    assert resolve_kind(factory, 384, 10_000, None, True, 5).overretrieve == 5
+    assert resolve_kind(factory, 384, 10_000, None, False, 5).overretrieve == 1
+
+
+@pytest.mark.parametrize(
+    ("factory", "centroids"),
+    [("SQ8", 1), ("IVF16,SQ8", 16), ("PQ8", 256), ("PQ8x4fs", 16), ("PQ8x10", 1024), ("IVF512,PQ8x4fs", 512)],
+)
+def test_the_most_centroids_of_a_kind_are_of_its_lists_or_its_codes(factory: str, centroids: int) -> None:
+    assert num_centroids(factory) == centroids
 
 
 @pytest.mark.parametrize(
@@ -88,5 +116,8 @@ def test_the_training_rows_are_spread_evenly_and_the_same_every_time(factory: st
     assert np.ptp(np.diff(rows)) <= 1
 
 
-def test_every_list_has_twice_the_points_that_k_means_wants() -> None:
-    assert len(training_rows("IVF4096,SQ8", 10**7)) == 2 * POINTS_PER_LIST * 4096
+@pytest.mark.parametrize(
+    ("factory", "centroids"), [("IVF4096,SQ8", 4096), ("PQ8x10", 1024), ("PQ8x4fs", LEAST_CENTROIDS)]
+)
+def test_every_centroid_has_twice_the_points_that_k_means_wants(factory: str, centroids: int) -> None:
+    assert len(training_rows(factory, 10**7)) == 2 * POINTS_PER_LIST * centroids

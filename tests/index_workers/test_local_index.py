@@ -57,6 +57,14 @@ def test_a_moved_run_directory_is_searched_where_it_lies_now(store: VersionStore
     assert len(index.corpus) == ROWS
 
 
+def test_an_index_that_was_moved_alone_is_searched_with_the_corpus_where_it_was(
+    store: VersionStore, tmp_path: Path
+) -> None:
+    index = LocalIndex(store.root.rename(tmp_path / "moved"), threads=1)
+    np.testing.assert_array_equal(index.search(QUERIES, 3)[0], brute_force(VECTORS, 3))
+    assert [doc.text for doc in index.corpus.documents([4])] == ["text 4"]
+
+
 def test_a_relative_path_is_searched_as_well(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(store.root)
     assert len(LocalIndex(Path(), threads=1).corpus) == ROWS

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import signal
 import threading
 import time
@@ -122,6 +123,26 @@ def test_no_text_gets_a_document_of_its_own_source(debug_config, data, encoder, 
             row for row, source in zip(order[query], data.corpus.sources(order[query]), strict=True) if source != own
         ]
         assert found.doc_rows[query].tolist() == others[:5]
+
+
+def test_a_corpus_with_too_little_of_other_sources_is_refused_by_the_key_or_gives_all_it_has(
+    debug_config, data, encoder, service, versions
+):
+    version, documents = next(versions), len(data.corpus)
+    service.build(publish(debug_config, encoder, data, service, version)).result(60)
+    sources = [doc.source for doc in data.corpus.iterate()]
+    queries = encoder.encode(["some words", "others"]).numpy()
+    exclude = [None, sources[0]]
+    says = (
+        rf"^retrieve\.exclude_own_source: the corpus has fewer than {documents} documents that are not of source "
+        rf"{re.escape(sources[0])}; ask for fewer by retrieve\.k$"
+    )
+    with pytest.raises(UserError, match=says):
+        service.search(version, queries, documents, exclude)
+    found = service.search(version, queries, documents, exclude, at_least=1)
+    others = [row for row, source in enumerate(sources) if source != sources[0]]
+    assert found.doc_rows.shape == found.similarities.shape == (2, len(others))
+    assert sorted(found.doc_rows[1]) == others
 
 
 def test_searches_go_on_during_a_refresh_and_answer_from_one_version_each(

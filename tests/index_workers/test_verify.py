@@ -1,6 +1,7 @@
 """Every kind of damage is named with its file; what is whole is said to be."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from data.store import file_sha256, write_documents
 from index_workers import build_steps
 from index_workers.kinds import IndexKind
 from index_workers.verify import verify_index
-from index_workers.version_store import BuildPlan, VersionStore, _json_sha256
+from index_workers.version_store import MEND, BuildPlan, VersionStore, _json_sha256
 
 DIM, ROWS = 4, 10
 VECTORS = np.random.default_rng(0).standard_normal((ROWS, DIM)).astype(np.float32)
@@ -25,6 +26,7 @@ def save_encoder(folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(b"weights")
     (folder / "config.json").write_text(json.dumps({"hidden_size": DIM}))
+    (folder / "tokenizer.json").write_text('{"vocabulary": {"a": 0}}')
 
 
 def write_corpus(path: Path, rows: int = ROWS) -> Path:
@@ -39,7 +41,8 @@ def begin(store: VersionStore, version: int = 0, **changes: object) -> BuildPlan
         version=version,
         step=7,
         weights_sha256=store.save_snapshot(version, save_encoder),
-        corpus_path=store.path_for_plan(corpus),
+        corpus_path=str(corpus),
+        corpus_relative=os.path.relpath(corpus, store.root),
         corpus_sha256=file_sha256(corpus),
         num_documents=ROWS,
         block_documents=4,
@@ -102,6 +105,12 @@ def publish_wrong_block(store: VersionStore, vectors: np.ndarray) -> None:
     store.publish(plan)
 
 
+def publish_other_weights(store: VersionStore) -> None:
+    plan = store.plan(0)
+    (store.encoder_folder(0) / "model.safetensors").write_bytes(b"others")
+    store.publish(plan)
+
+
 def swap_shards(store: VersionStore) -> None:
     """Shard 0 holds what shard 1 should, under checksums that are right."""
     plan = store.plan(0)
@@ -113,7 +122,7 @@ def swap_shards(store: VersionStore) -> None:
 DAMAGE: dict[str, tuple[Damage, str]] = {
     "a flipped byte of a block": (
         lambda store: flip(store.block_path(0, 1), -1),
-        "{v}/block-00001.npy is damaged, its checksum differs from manifest.json's; remove that file, and",
+        "{v}/block-00001.npy is damaged, its checksum differs from manifest.json's; " + MEND,
     ),
     "a flipped byte of a block's header": (
         lambda store: flip(store.block_path(0, 1), 3),
@@ -124,7 +133,10 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
         "{v}/block-00002.npy is damaged, its checksum differs",
     ),
     "an empty block": (lambda store: store.block_path(0, 2).write_bytes(b""), "{v}/block-00002.npy is damaged"),
-    "a missing block": (lambda store: store.block_path(0, 0).unlink(), "{v}/block-00000.npy is missing; "),
+    "a missing block": (
+        lambda store: store.block_path(0, 0).unlink(),
+        "{v}/block-00000.npy is missing; run the command that built the index: only what is missing is made",
+    ),
     "a flipped byte of an index file": (
         lambda store: flip(store.shard_path(0, 1), 60),
         "{v}/shard-00001.faiss is damaged, its checksum differs",
@@ -159,21 +171,29 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
         "{v}/block-00001.npy holds numbers that are not finite",
     ),
     "an index file of too few vectors": (swap_shards, "{v}/shard-00000.faiss holds 2 vectors, expected 8"),
-    "other weights": (
-        lambda store: (store.encoder_folder(0) / "model.safetensors").write_bytes(b"others"),
-        "{v}/encoder/model.safetensors is not the encoder that embedded this version: its checksum differs",
+    "other weights, published as if they were right": (
+        lambda store: publish_other_weights(store),
+        "{v}/encoder/model.safetensors is not of the encoder that embedded this version",
     ),
     "no weights": (
         lambda store: (store.encoder_folder(0) / "model.safetensors").unlink(),
-        "{v}/encoder/model.safetensors is missing",
+        "{v}/encoder/model.safetensors is missing; ",
+    ),
+    "a flipped byte of the tokenizer": (
+        lambda store: flip(store.encoder_folder(0) / "tokenizer.json", 20),
+        "{v}/encoder/tokenizer.json is damaged, its checksum differs from manifest.json's; ",
+    ),
+    "no tokenizer": (
+        lambda store: (store.encoder_folder(0) / "tokenizer.json").unlink(),
+        "{v}/encoder/tokenizer.json is missing; ",
     ),
     "an encoder of other dimensions": (
         lambda store: (store.encoder_folder(0) / "config.json").write_text('{"hidden_size": 5}'),
-        "{v}/encoder/config.json says 5 dimensions, the vectors have 4",
+        "{v}/encoder/config.json is damaged, its checksum differs from manifest.json's; ",
     ),
     "no configuration of the encoder": (
         lambda store: (store.encoder_folder(0) / "config.json").unlink(),
-        "{v}/encoder/config.json cannot be read",
+        "{v}/encoder/config.json is missing; ",
     ),
     "another corpus": (
         lambda store: write_corpus(store.corpus_path(store.plan(0)), rows=11),
@@ -191,18 +211,45 @@ def test_damage_is_named_with_its_file_and_nothing_else_is(store: VersionStore, 
     damage(store)
     lines, (problem,) = verify_index(store.root)
     assert problem.startswith(says.format(v=store.folder(0), run=store.root.parent))
-    assert lines == ["v000000: 1 things are wrong"]
+    assert lines == ["v000000: wrong in 1 places"]
 
 
 def test_everything_that_is_wrong_is_named(store: VersionStore) -> None:
     flip(store.block_path(0, 0), -1)
     store.block_path(0, 2).unlink()
     flip(store.shard_path(0, 0), 60)
+    flip(store.encoder_folder(0) / "tokenizer.json", 20)
     store.corpus_path(store.plan(0)).unlink()
     lines, problems = verify_index(store.root)
-    assert lines == ["v000000: 4 things are wrong"]
-    for name, problem in zip(("documents", "block-00000", "block-00002", "shard-00000"), problems, strict=True):
+    assert lines == ["v000000: wrong in 5 places"]
+    names = ("tokenizer", "documents", "block-00000", "block-00002", "shard-00000")
+    for name, problem in zip(names, problems, strict=True):
         assert name in problem
+
+
+def test_damaged_weights_are_named_and_nothing_else_is(store: VersionStore) -> None:
+    weights = store.encoder_folder(0) / "model.safetensors"
+    flip(weights, 0)
+    _, problems = verify_index(store.root)
+    assert problems[0] == f"{weights} is damaged, its checksum differs from manifest.json's; {MEND}"
+    assert all(problem.startswith(str(weights)) for problem in problems)
+
+
+@pytest.mark.xfail(strict=True, reason="bug: a snapshot of the same weights is kept, and what it holds is marked anew")
+def test_a_damaged_tokenizer_is_not_called_whole_once_the_index_is_built_again(store: VersionStore) -> None:
+    tokenizer = store.encoder_folder(0) / "tokenizer.json"
+    whole = tokenizer.read_bytes()
+    flip(tokenizer, 20)
+    publish(store, begin(store, **LOSSY))
+    assert tokenizer.read_bytes() == whole or verify_index(store.root)[1]
+
+
+@pytest.mark.xfail(strict=True, reason="bug: the advice that `verify` gives does not hold for a file of the snapshot")
+@pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors"])
+def test_a_missing_file_of_the_snapshot_is_made_again_by_building_again(store: VersionStore, name: str) -> None:
+    (store.encoder_folder(0) / name).unlink()
+    publish(store, begin(store, **LOSSY))
+    assert (store.encoder_folder(0) / name).is_file()
 
 
 def test_a_mark_that_is_gone_is_of_no_matter_once_the_version_is_published(store: VersionStore) -> None:

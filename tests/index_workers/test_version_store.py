@@ -1,6 +1,9 @@
 """Versions on disk: what is marked counts, what is not does not, and damage is named."""
 
+import hashlib
 import json
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +13,7 @@ import pytest
 
 from configs.errors import RunError, UserError
 from index_workers.kinds import IndexKind
-from index_workers.version_store import BuildPlan, Missing, VersionStore
+from index_workers.version_store import MEND, BuildPlan, Missing, VersionStore, _json_sha256
 
 PLAN = BuildPlan(
     version=3,
@@ -126,6 +129,16 @@ def test_published_versions_are_listed_oldest_first(published: VersionStore) -> 
     assert published.published() == [0, 3, 10]
 
 
+def test_folders_that_are_no_versions_are_passed_over_and_stay(published: VersionStore) -> None:
+    (published.root / "vocabulary").mkdir()
+    (published.root / "vocabulary" / "manifest.json").write_text("{}")
+    published.save_snapshot(12, save_weights(b"begun"))
+    assert published.versions() == [3, 12]
+    assert published.published() == [3]
+    published.remove_all_but({3})
+    assert sorted(path.name for path in published.root.iterdir()) == ["v000003", "vocabulary"]
+
+
 def test_blocks_without_a_mark_are_embedded_again(store: VersionStore) -> None:
     write_blocks(store, PLAN, [0, 1, 2])
     (store.folder(3) / "block-00001.json").unlink()
@@ -170,14 +183,15 @@ def test_a_flipped_byte_is_an_error_that_names_the_file(published: VersionStore)
     content[-1] ^= 1
     path.write_bytes(content)
     published.open_blocks(PLAN, [0, 2])
-    with pytest.raises(UserError, match=rf"{path} is damaged, its checksum differs from manifest\.json's; remove that"):
+    with pytest.raises(UserError, match=rf"{path} is damaged, its checksum differs from manifest\.json's; {MEND}"):
         published.open_blocks(PLAN, range(3))
 
 
 def test_a_missing_block_is_an_error_that_names_the_file(published: VersionStore) -> None:
     path = published.block_path(3, 2)
     path.unlink()
-    with pytest.raises(UserError, match=rf"{path} is missing; "):
+    says = f"{path} is missing; run the command that built the index: only what is missing is made"
+    with pytest.raises(UserError, match=says):
         published.open_blocks(PLAN, range(3))
 
 
@@ -213,6 +227,17 @@ def test_the_manifest_lists_every_file_with_checksum_and_rows(store: VersionStor
     assert store.plan(3) == SQ8
 
 
+def test_the_manifest_lists_the_files_of_the_encoder_with_their_checksums(store: VersionStore) -> None:
+    (store.encoder_folder(3) / "pooling").mkdir()
+    (store.encoder_folder(3) / "pooling" / "config.json").write_bytes(b"mean")
+    write_blocks(store, PLAN, [0, 1, 2])
+    store.publish(PLAN)
+    expected = {"model.safetensors": b"one", "pooling/config.json": b"mean"}
+    assert store.manifest(3)["encoder"] == {
+        name: hashlib.sha256(content).hexdigest() for name, content in expected.items()
+    }
+
+
 def test_a_flipped_bit_anywhere_in_the_manifest_is_noticed(published: VersionStore) -> None:
     path = published.folder(3) / "manifest.json"
     whole = path.read_bytes()
@@ -225,7 +250,23 @@ def test_a_flipped_bit_anywhere_in_the_manifest_is_noticed(published: VersionSto
 @pytest.mark.parametrize("format", [None, 1, 3])
 def test_a_version_of_another_format_is_refused(published: VersionStore, format: int | None) -> None:
     path = published.folder(3) / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": format}))
+    content = {**json.loads(path.read_text()), "format": format}
+    del content["sha256"]
+    path.write_text(json.dumps({**content, "sha256": _json_sha256(content)}))
+    with pytest.raises(UserError, match=rf"{path} was written by another version of replug; remove {path.parent}"):
+        published.plan(3)
+
+
+def test_a_manifest_without_a_checksum_is_of_another_version_and_one_with_a_wrong_one_is_damaged(
+    published: VersionStore,
+) -> None:
+    path = published.folder(3) / "manifest.json"
+    content = {**json.loads(path.read_text()), "format": 1}
+    path.write_text(json.dumps(content))  # whose checksum is that of format 2
+    with pytest.raises(UserError, match=rf"{path} is damaged, its content differs from its own checksum; {MEND}"):
+        published.plan(3)
+    del content["sha256"]
+    path.write_text(json.dumps(content))
     with pytest.raises(UserError, match=rf"{path} was written by another version of replug; remove {path.parent}"):
         published.plan(3)
 
@@ -292,6 +333,20 @@ def test_the_newest_quantizer_of_the_same_kind_is_found(store: VersionStore) -> 
     assert store.latest_quantizer(None, before=9) is None
 
 
+def test_a_damaged_manifest_hands_no_quantizer_on_and_an_older_one_does(store: VersionStore) -> None:
+    for version in (0, 2):
+        plan = replace(SQ8, version=version)
+        store.save_snapshot(version, save_weights(b"one"))
+        store.begin(plan)
+        write_files(store, plan)
+        store.publish(plan)
+    assert store.latest_quantizer("SQ8", before=9) == 2
+    (store.folder(2) / "manifest.json").write_bytes(b"{")
+    assert store.latest_quantizer("SQ8", before=9) == 0
+    (store.folder(0) / "manifest.json").write_text("{}")
+    assert store.latest_quantizer("SQ8", before=9) is None
+
+
 # One index for one corpus and one encoder -----------------------------------------------------------------
 
 
@@ -322,25 +377,51 @@ def test_a_build_begun_by_an_older_version_is_refused_in_one_line(store: Version
         store.require_same_vectors(PLAN)
 
 
-@pytest.mark.parametrize("before", ["run", "elsewhere"])
-def test_a_corpus_in_the_same_run_directory_moves_with_the_index(tmp_path: Path, before: str) -> None:
-    corpus = tmp_path / before / "data" / "documents.arrow"
-    store = VersionStore(tmp_path / "run" / "index")
-    plan = replace(PLAN, corpus_path=store.path_for_plan(corpus))
-    assert store.corpus_path(plan) == corpus
+def plan_over(corpus: Path, index: Path) -> BuildPlan:
+    corpus.parent.mkdir(parents=True)
+    corpus.write_bytes(b"documents")
+    index.mkdir(parents=True, exist_ok=True)
+    return replace(PLAN, corpus_path=str(corpus), corpus_relative=os.path.relpath(corpus, index))
+
+
+def test_a_corpus_in_the_same_run_directory_moves_with_the_index(tmp_path: Path) -> None:
+    corpus, index = tmp_path / "run" / "data" / "documents.arrow", tmp_path / "run" / "index"
+    plan = plan_over(corpus, index)
+    assert VersionStore(index).corpus_path(plan) == corpus
+    (tmp_path / "run").rename(tmp_path / "moved")
     moved = VersionStore(tmp_path / "moved" / "index").corpus_path(plan)
-    assert moved == (tmp_path / "moved" / "data" / "documents.arrow" if before == "run" else corpus)
+    assert moved == tmp_path / "moved" / "data" / "documents.arrow"
+
+
+def test_a_copied_run_directory_has_a_corpus_of_its_own(tmp_path: Path) -> None:
+    plan = plan_over(tmp_path / "run" / "data" / "documents.arrow", tmp_path / "run" / "index")
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    copied = VersionStore(tmp_path / "copy" / "index").corpus_path(plan)
+    assert copied == tmp_path / "copy" / "data" / "documents.arrow"
+
+
+@pytest.mark.parametrize("corpus", ["run/data", "elsewhere"])
+def test_where_only_the_index_is_moved_the_corpus_is_where_it_was(tmp_path: Path, corpus: str) -> None:
+    path = tmp_path / corpus / "documents.arrow"
+    plan = plan_over(path, tmp_path / "run" / "index")
+    (tmp_path / "deeper" / "still").mkdir(parents=True)
+    moved = (tmp_path / "run" / "index").rename(tmp_path / "deeper" / "still" / "index")
+    assert VersionStore(moved).corpus_path(plan) == path
 
 
 def test_a_corpus_within_the_index_moves_with_it_under_another_name(tmp_path: Path) -> None:
-    corpus = tmp_path / "index" / "corpus" / "documents.arrow"
-    plan = replace(PLAN, corpus_path=VersionStore(tmp_path / "index").path_for_plan(corpus))
-    renamed = VersionStore(tmp_path / "renamed")
+    plan = plan_over(tmp_path / "index" / "corpus" / "documents.arrow", tmp_path / "index")
+    renamed = VersionStore((tmp_path / "index").rename(tmp_path / "renamed"))
     assert renamed.corpus_path(plan) == tmp_path / "renamed" / "corpus" / "documents.arrow"
 
 
+def test_a_plan_without_a_relative_path_has_its_absolute_one(tmp_path: Path) -> None:
+    plan = replace(plan_over(tmp_path / "data" / "documents.arrow", tmp_path / "index"), corpus_relative="")
+    assert VersionStore(tmp_path / "index").corpus_path(plan) == tmp_path / "data" / "documents.arrow"
+
+
 def test_the_same_corpus_elsewhere_keeps_the_blocks(store: VersionStore) -> None:
-    moved = replace(PLAN, corpus_path="/moved/corpus.arrow")
+    moved = replace(PLAN, corpus_path="/moved/corpus.arrow", corpus_relative="../../moved/corpus.arrow")
     write_blocks(store, PLAN, [0, 1])
     store.require_same_vectors(moved)
     assert store.begin(moved).blocks == [2]

@@ -3,7 +3,8 @@
 import pytest
 
 from configs.errors import UserError
-from train.cluster import _require_room
+from configs.schema import ScoreConfig, Swap
+from train.cluster import _require_room, actors_needed
 
 ACTORS = {"lm.num_replicas": 4, "index.num_shards": 1, "index.num_builders": 2}
 
@@ -24,3 +25,19 @@ def test_an_lm_on_a_server_needs_no_room():
     _require_room(3, {"index.num_shards": 1, "index.num_builders": 2})
     with pytest.raises(UserError, match="need 3"):
         _require_room(2, {"index.num_shards": 1, "index.num_builders": 2})
+
+
+def test_scorers_builders_and_searchers_are_counted(debug_config):
+    debug_config.lm.num_replicas, debug_config.index.num_shards, debug_config.index.num_builders = 4, 3, 2
+    assert actors_needed(debug_config) == {"lm.num_replicas": 4, "index.num_shards": 3, "index.num_builders": 2}
+
+
+def test_without_weights_of_an_lm_no_scorers_are_counted(debug_config):
+    debug_config.lm.path = None
+    assert actors_needed(debug_config) == {"index.num_shards": 1, "index.num_builders": 1}
+    assert actors_needed(ScoreConfig(lm=debug_config.lm)) == {}
+
+
+def test_blue_green_counts_the_searchers_of_two_versions(debug_config):
+    debug_config.index.swap, debug_config.index.num_shards = Swap.blue_green, 3
+    assert actors_needed(debug_config)["index.num_shards"] == 6

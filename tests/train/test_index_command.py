@@ -11,7 +11,7 @@ import pytest
 from command_line import finish
 
 from data.stand_in_texts import stand_in_texts
-from index_workers.version_store import VersionStore
+from index_workers.version_store import MEND, VersionStore
 from models.encoder import Encoder
 from models.stand_in_encoder import write_stand_in_encoder
 from train.cli import main
@@ -93,8 +93,9 @@ def test_verify_names_the_file_that_is_damaged(index, tmp_path, replug):
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     status, output, errors = replug("verify", copy)
     assert status == 1
-    assert f"WRONG: {path} is damaged, its checksum differs from manifest.json's" in output
-    assert errors.splitlines()[-1].startswith(f"replug: {copy}: ")
+    problem = f"{path} is damaged, its checksum differs from manifest.json's; {MEND}"
+    assert output.splitlines() == ["v000000: wrong in 1 places", f"WRONG: {problem}"]
+    assert errors.splitlines()[-1] == f"replug: {copy} is wrong in 1 places, first: {problem}"
 
 
 def test_search_gives_what_brute_force_gives(index, replug):
@@ -116,7 +117,7 @@ def test_search_gives_all_where_more_is_asked_for_than_there_is(index, replug):
 
 
 def test_another_kind_is_built_of_the_same_vectors_and_finds_the_same(index, folder, replug):
-    """In a copy, so that the other tests have theirs; by the same name, by which its corpus is found."""
+    """In a copy, so that the other tests have theirs."""
     copy = Path(shutil.copytree(index, folder / "lossy" / "index"))
     blocks = sorted((copy / "v000000").glob("block-*.npy"))
     stamps = [path.stat().st_mtime_ns for path in blocks]

@@ -1,5 +1,5 @@
-"""Embedders, searchers and whole nodes killed at random, with kill -9, during a training run on a cluster of three nodes:
-the run ends, every number is the quiet run's, and nothing is left behind.
+"""Embedders, searchers and whole nodes killed at random, with kill -9, in a training run on a cluster of three nodes: the
+run ends, every number is the quiet run's, and nothing is left behind. Then: many swaps take no more memory than a few.
 
 REPLUG_STORM=full runs it at full size: 50 kills, three of them whole nodes, some ten minutes.
 """
@@ -13,11 +13,17 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
+import ray
 from command_line import STEPS, start
 from index_cluster import ACTORS, RayCluster
 from test_loop import metrics, what_must_be_equal
+
+from index_workers.kinds import IndexKind
+from index_workers.service import IndexService, IndexSettings
+from index_workers.version_store import BuildPlan
 
 FULL = os.environ.get("REPLUG_STORM") == "full"
 KILLS, NODES_AT = (50, (9, 24, 39)) if FULL else (12, (5,))
@@ -124,8 +130,8 @@ def test_a_storm_over_embedders_searchers_and_nodes_changes_no_number(request, t
         processes_left = cluster.close()
     respawns = Counter(re.findall(r"(index builder|scorer) \d+ died", output))
     print(
-        f"\n{killer.killed.total()} kills {dict(killer.killed)}, {killer.while_building} of them in a build; respawned: "
-        f"{dict(respawns)}; processes seen: { {kind: len(pids) for kind, pids in killer.seen.items()} }; "
+        f"\n{killer.killed.total()} kills {dict(killer.killed)}, {killer.while_building} of them in a build; "
+        f"respawned: {dict(respawns)}; processes seen: { {kind: len(pids) for kind, pids in killer.seen.items()} }; "
         f"quiet {quiet_seconds:.1f} s, storm {seconds:.1f} s ({seconds / quiet_seconds:.2f}x)"
     )
     assert killer.error is None
@@ -144,3 +150,56 @@ def nothing_unneeded(run: Path) -> list[str]:
     versions = sorted(path.name for path in (run / "index").glob("v*"))
     partial = [str(path) for path in run.rglob("*.partial*")]
     return [*partial, *versions[:-2], *map(str, run.glob("checkpoints/*"))]
+
+
+DOCUMENTS, DIM, BLOCK = 60_000, 64, 4096
+MEGABYTES = DOCUMENTS * DIM * 2 / 2 / 2**20  # of one shard's float16 vectors
+
+
+def synthetic_version(service: IndexService, version: int, kind: IndexKind) -> BuildPlan:
+    """A version whose blocks are there already, by no encoder."""
+    plan = BuildPlan(
+        version, version, f"{version}", "none", "none", DOCUMENTS, BLOCK, "dot", 8, DIM, "float32", 8, kind=kind,
+        num_shards=1 if kind.is_exact else 2,
+        quantizer_from=None if kind.is_exact or not version else version - 1,
+    )  # fmt: skip
+    service.store.folder(version).mkdir(parents=True)
+    service.store.begin(plan)
+    rows = np.random.default_rng(version).normal(size=(DOCUMENTS, DIM)).astype(np.float16)
+    for block in range(plan.num_blocks):
+        service.store.write_block(version, block, rows[plan.rows_of_block(block).start :][:BLOCK])
+    return plan
+
+
+def searcher_memory(service: IndexService) -> tuple[float, set[str]]:
+    """Megabytes of the largest searcher, and the version folders that any of them still has files of mapped."""
+    pids = [ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=60) for actor in service.searchers]
+    mapped = [Path(f"/proc/{pid}/maps").read_text() for pid in pids]
+    folders = {match for text in mapped for match in re.findall(r"/(v\d{6})/", text)}
+    return max(psutil.Process(pid).memory_info().rss for pid in pids) / 2**20, folders
+
+
+@pytest.mark.timeout(230)
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("kind", [IndexKind(), IndexKind("IVF16,SQ8", 4, True, 4)], ids=["flat_fp16", "ivf_sq8"])
+def test_memory_does_not_grow_with_the_number_of_swaps(tmp_path, kind):
+    service = IndexService(tmp_path / "index", IndexSettings(num_shards=2, num_builders=1, threads=1))
+    queries = np.random.default_rng(0).normal(size=(16, DIM)).astype(np.float32)
+    memory, threads = [], []
+    try:
+        for version in range(34):
+            plan = synthetic_version(service, version, kind)
+            service.refresh(plan, max(0, version - 1)).result(60)
+            service.search(version, queries, 10)
+            service.commit(version)
+            service.search(version, queries, 10)
+            service.store.remove_all_but({version, version - 1})
+            megabytes, folders = searcher_memory(service)
+            assert folders == {f"v{version:06d}"}
+            memory.append(megabytes)
+            threads.append(threading.active_count())
+    finally:
+        service.close()
+    print(f"\n{kind.factory or 'flat_fp16'}: searcher MB after each swap: {[round(m) for m in memory]}")
+    assert max(memory[4:]) - memory[4] < 2 * MEGABYTES
+    assert threads[-1] <= threads[4]

@@ -22,8 +22,8 @@ class Parts:
     def __init__(self, corpus: CorpusStore) -> None:
         self.corpus, self.asked, self.encoded = corpus, [], []
 
-    def search(self, version, queries, k, exclude=None) -> SearchResult:
-        self.asked.append((version, k, exclude))
+    def search(self, version, queries, k, exclude=None, at_least=None) -> SearchResult:
+        self.asked.append((version, k, exclude, at_least))
         similarities = queries @ STALE.T
         rows = np.argsort(-similarities, axis=1, kind="stable")[:, :k]
         return SearchResult(rows, np.take_along_axis(similarities, rows, axis=1), version)
@@ -52,7 +52,7 @@ def ranked(vectors: np.ndarray, rows: np.ndarray, k: int) -> np.ndarray:
 def test_candidates_are_ordered_by_their_live_vectors(parts):
     found = parts.reranker(3)(4, QUERIES, 5)
     candidates = np.argsort(-(QUERIES @ STALE.T), axis=1, kind="stable")[:, :15]
-    assert parts.asked == [(4, 15, None)]
+    assert parts.asked == [(4, 15, None, 5)]
     np.testing.assert_array_equal(found.doc_rows, ranked(LIVE, candidates, 5))
     expected = np.take_along_axis(QUERIES @ LIVE.T, found.doc_rows, axis=1)
     np.testing.assert_allclose(found.similarities, expected, rtol=1e-5)
@@ -75,20 +75,24 @@ def test_with_the_whole_corpus_as_candidates_the_answer_is_the_live_one(parts):
 def test_what_is_excluded_is_left_to_the_index(parts):
     exclude = ["a", None, "b", None, None]
     parts.reranker(2)(1, QUERIES, 3, exclude)
-    assert parts.asked == [(1, 6, exclude)]
+    assert parts.asked == [(1, 6, exclude, 3)]
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="bug: fails for want of candidates, though k could be given")
+def test_fewer_than_k_are_enough_where_the_caller_says_so(parts):
+    parts.reranker(2)(1, QUERIES, 3, ["a"] * 5, at_least=1)
+    assert parts.asked == [(1, 6, ["a"] * 5, 1)]
+
+
 def test_a_corpus_with_enough_documents_but_fewer_candidates_of_other_sources_is_enough(parts):
     def sources_of(rows) -> list[str]:
         return ["own" if row < 10 else "other" for row in rows]
 
-    def search(version, queries, k, exclude=None) -> SearchResult:
+    def search(version, queries, k, exclude=None, at_least=None) -> SearchResult:
         def plain(queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
             found = parts.search(version, queries, k)
             return found.doc_rows, found.similarities
 
-        return SearchResult(*search_excluding(plain, sources_of, queries, k, exclude), version)
+        return SearchResult(*search_excluding(plain, sources_of, queries, k, exclude, at_least), version)
 
     found = LiveReranker(search, parts.encode, parts.corpus, 4)(0, QUERIES, 8, ["own"] * 5)
     assert found.doc_rows.shape == (5, 8)
