@@ -161,6 +161,8 @@ class Checkpointer(pl.Callback):
         if isinstance(exception, RunError | UserError) and trainer.global_step not in [
             m.step for m in self._run.checkpoint_marks()
         ]:
+            # Lightning takes every checkpoint for one of a step's end, where that step is not counted yet, and adds it.
+            trainer.fit_loop.epoch_loop._batches_that_stepped -= 1
             self.save(trainer)
             say(f"saved step {trainer.global_step}: the same command goes on from there")
 

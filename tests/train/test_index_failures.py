@@ -5,6 +5,7 @@ next refresh is as if nothing had been. Then the same by whole runs: full disks,
 import contextlib
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -437,7 +438,7 @@ LOSSY_KEYS = [SLOW, f"index.kind={LOSSY}", "index.num_shards=2", "index.num_buil
 
 @pytest.mark.timeout(500)
 def test_killed_in_a_refresh_of_a_lossy_kind_the_resumed_run_has_the_same_losses(begin, tmp_path):
-    """In the first refresh, which takes over version 0's quantizer, and in the second, by a file that was just written."""
+    """In the first refresh, which takes over version 0's quantizer, and in the second, by a file just written."""
     quiet, run = tmp_path / "quiet", tmp_path / "run"
     finish(quiet, *LOSSY_KEYS)
     kills = [(1, 6, "block-00003.json"), (2, 12, "quantizer.faiss"), (2, 12, "block-00008.json")]
