@@ -68,7 +68,7 @@ class Setting:
     threads: list[int]
     rounds: int
     kinds: list[str]
-    versions: dict[str, int] = field(default_factory=dict)
+    versions: dict[str, tuple[int, dict[str, float]]] = field(default_factory=dict)
 
     @property
     def store(self) -> VersionStore:
@@ -81,11 +81,11 @@ class Setting:
     def version_of(self, kind: IndexKind, documents: int | None = None) -> tuple[int, dict[str, float]]:
         """A published version of this kind over the first vectors, made at the first call; and the seconds it took."""
         documents = documents or len(self.vectors)
-        name = f"{kind}, {documents}"
-        if name in self.versions:
-            return self.versions[name], {}
-        version = self.versions[name] = len(self.versions) + 1
-        return version, write_version(self.store, version, self.vectors[:documents], kind)
+        name = f"{kind.factory}, {kind.rerank}, {kind.nprobe}, {documents}"
+        if name not in self.versions:
+            version = len(self.versions) + 1
+            self.versions[name] = version, write_version(self.store, version, self.vectors[:documents], kind)
+        return self.versions[name]
 
 
 # ---- exact search

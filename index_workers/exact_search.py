@@ -32,6 +32,7 @@ class ExactShard:
 
     def __init__(self, vectors: BlockVectors, device: torch.device) -> None:
         self._vectors, self._device = vectors, device
+        self._max_length: float | None = None
         self._chunk_rows = CHUNK_ROWS if device.type == "cpu" else CHUNK_ROWS_GPU
         blocks = [torch.from_numpy(block) for block in vectors.blocks]
         self._blocks = blocks if device.type == "cpu" else [_copy_to(device, blocks, len(vectors), vectors.dim)]
@@ -53,11 +54,20 @@ class ExactShard:
         found, similarities = order_exactly(queries, rows, vectors, k)
         if rows.shape[1] < len(self):
             least = products.amin(1).cpu().numpy()  # nothing that was left out has a larger product
-            unsure = similarities[:, -1] - least <= _rounding(queries, vectors)
+            unsure = similarities[:, -1] - least <= ROUNDING * np.linalg.norm(queries, axis=1) * self._longest(vectors)
             if unsure.any():  # many documents are equal, or as good as
                 again = self._search_some if margin == MARGIN else self._scan
                 found[unsure], similarities[unsure] = again(queries[unsure], k, 8 * margin)
         return found, similarities
+
+    def _longest(self, candidates: np.ndarray) -> float:
+        """Length of the longest vector; unit vectors, as for cosine, need not all be looked at."""
+        lengths = _lengths(candidates)
+        if self._max_length is None and lengths.max() - lengths.min() < 0.01:
+            return float(lengths.max())
+        if self._max_length is None:
+            self._max_length = max(float(_lengths(block).max()) for block in self._vectors.blocks if len(block))
+        return self._max_length
 
     def _scan(self, queries: np.ndarray, k: int, _: int) -> tuple[np.ndarray, np.ndarray]:
         """As `search`, by every product in float64: slow, and right however many documents are equal."""
@@ -120,10 +130,8 @@ def _top_k(products: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return top.values, rows.gather(1, top.indices)
 
 
-def _rounding(queries: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    """What float32 products of queries [B, D] and such vectors [B, C, D] may be wrong by: [B]."""
-    lengths = np.sqrt(np.einsum("bcd,bcd->bc", vectors, vectors, dtype=np.float32)).max(axis=1)
-    return ROUNDING * np.linalg.norm(queries, axis=1) * lengths
+def _lengths(vectors: np.ndarray) -> np.ndarray:
+    return np.sqrt(np.einsum("...d,...d->...", vectors, vectors, dtype=np.float32))
 
 
 def _copy_to(device: torch.device, blocks: Sequence[Tensor], rows: int, dim: int) -> Tensor:

@@ -57,9 +57,12 @@ class _Loaded:
 
     def search(self, queries: np.ndarray, k: int) -> Found:
         call = _Call(np.ascontiguousarray(queries, dtype=np.float32), k)
-        with self._adding:
+        with (
+            self._adding
+        ):  # together, so that each turn of the thread has a call of its own or an earlier one's to answer
             self._waiting.append(call)
-        self._thread.submit(self._answer_waiting).result()
+            turn = self._thread.submit(self._answer_waiting)
+        turn.result()
         if call.error is not None:
             raise call.error
         assert call.found is not None

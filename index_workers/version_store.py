@@ -14,6 +14,7 @@ if it is by the same weights over the same corpus; otherwise it starts anew.
 import hashlib
 import io
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -28,7 +29,8 @@ from configs.errors import RunError, UserError
 from data.store import file_sha256, write_json, writing
 from index_workers.kinds import IndexKind
 
-FORMAT = 2
+FORMAT = 3
+WEIGHTS = "model.safetensors"
 MEND = "remove it and run the command that built the index: only what is missing is made"
 
 
@@ -115,7 +117,8 @@ class VersionStore:
 
     def versions(self) -> list[int]:
         """Versions that were begun, oldest first."""
-        return sorted(int(path.name[1:]) for path in self.root.glob("v*") if path.name[1:].isdigit())
+        names = (path.name for path in self.root.glob("v*") if path.is_dir())
+        return sorted(int(name[1:]) for name in names if re.fullmatch(r"v\d{6,}", name))
 
     def is_published(self, version: int) -> bool:
         return self._manifest_path(version).is_file()
@@ -164,11 +167,10 @@ class VersionStore:
         with writing(partial):
             _save_encoder(save, partial)
             digest = weights_sha256(partial)
-            if target.exists() and weights_sha256(target) == digest:
-                shutil.rmtree(partial)
-                return digest
-            shutil.rmtree(self.folder(version), ignore_errors=True)
-            target.parent.mkdir(parents=True)
+            if (target / WEIGHTS).is_file() and weights_sha256(target) != digest:
+                shutil.rmtree(self.folder(version))
+            shutil.rmtree(target, ignore_errors=True)  # the same weights: written anew all the same, it may be damaged
+            target.parent.mkdir(parents=True, exist_ok=True)
             partial.rename(target)
         return digest
 
@@ -332,7 +334,7 @@ def _save_encoder(save: Callable[[Path], None], folder: Path) -> None:
 
 def weights_sha256(folder: Path) -> str:
     """Hash of an encoder folder's weights, by which snapshots are told apart."""
-    return file_sha256(folder / "model.safetensors")
+    return file_sha256(folder / WEIGHTS)
 
 
 def require_intact(path: Path, sha256: str) -> None:

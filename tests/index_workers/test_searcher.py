@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -18,7 +19,7 @@ from index_workers import build_steps
 from index_workers import searcher as searcher_module
 from index_workers.kinds import IndexKind
 from index_workers.merge import merge_top_k
-from index_workers.searcher import Found, Searcher
+from index_workers.searcher import Found, Searcher, _Loaded
 from index_workers.version_store import BuildPlan, VersionStore
 
 DIM, ROWS, BLOCK = 16, 300, 50
@@ -156,19 +157,46 @@ def test_a_lossy_answer_does_not_depend_on_who_else_asked(store, kind, other_row
     searcher = Searcher(store.root, 0, 1, threads=1)
     searcher.load(1)
     alone = [searcher.search(1, QUERIES[i : i + 1], 5) for i in range(8)]
-    loaded = searcher._versions[1]
-    with loaded._searching, ThreadPoolExecutor(9) as threads:
+    begun, let_on = hold_back(searcher._versions[1])
+    with ThreadPoolExecutor(10) as threads:
+        threads.submit(searcher.search, 1, QUERIES[:1], 3)
+        assert begun.wait(20)
         others = threads.submit(searcher.search, 1, QUERIES[:other_rows], other_k)
         found = [threads.submit(searcher.search, 1, QUERIES[i : i + 1], 5) for i in range(8)]
-        while len(loaded._waiting) < 9:
+        while len(searcher._versions[1]._waiting) < 9:
             threading.Event().wait(0.001)
-        loaded._searching.release()
+        let_on.set()
         together = [future.result(20) for future in found]
         others.result(20)
-        loaded._searching.acquire()
     for ours, other in zip(together, alone, strict=True):
         np.testing.assert_array_equal(ours[0], other[0])
         np.testing.assert_array_equal(ours[1], other[1])
+
+
+def hold_back(loaded: _Loaded) -> tuple[threading.Event, threading.Event]:
+    """Says when a search has begun, and lets it go on when it is told to; what comes meanwhile waits."""
+    begun, let_on, shard = threading.Event(), threading.Event(), loaded.shard
+
+    def search(queries: np.ndarray, k: int) -> Found:
+        begun.set()
+        assert let_on.wait(20)
+        return shard.search(queries, k)
+
+    loaded.shard = SimpleNamespace(is_independent=shard.is_independent, search=search)
+    return begun, let_on
+
+
+@pytest.mark.parametrize("is_independent", [True, False])
+def test_every_caller_gets_an_answer_however_their_calls_cross(recording, is_independent: bool) -> None:
+    searcher, shard = recording
+    shard.is_independent = is_independent
+    shard.let_on.set()
+    with ThreadPoolExecutor(16) as threads:
+        for number, (rows, similarities) in enumerate(
+            threads.map(lambda number: searcher.search(0, query(number), 3), range(4000))
+        ):
+            assert rows.tolist() == [[0, 1, 2]]
+            np.testing.assert_array_equal(similarities, number - rows)
 
 
 # Versions -------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 """Embedders, searchers and whole nodes killed at random, with kill -9, in a training run on a cluster of three nodes:
-the run ends, every number is the quiet run's, and nothing is left behind. Then: many swaps take no more memory than a few.
+the run ends, every number is the quiet run's, and nothing is left behind. Many swaps take no more memory than few.
 
 REPLUG_STORM=full runs it at full size: 50 kills, three of them whole nodes, some ten minutes.
 """
