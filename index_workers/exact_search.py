@@ -63,7 +63,9 @@ class ExactShard:
     def _longest(self, candidates: np.ndarray) -> float:
         """Length of the longest vector; unit vectors, as for cosine, need not all be looked at."""
         lengths = _lengths(candidates)
-        if self._max_length is None and lengths.max() - lengths.min() < 0.01:
+        if not lengths.size:
+            return 0.0
+        if self._max_length is None and lengths.max() - lengths.min() < 0.01 * lengths.max():
             return float(lengths.max())
         if self._max_length is None:
             self._max_length = max(float(_lengths(block).max()) for block in self._vectors.blocks if len(block))

@@ -154,7 +154,6 @@ def test_many_such_similarities_are_ordered_as_well() -> None:
     np.testing.assert_array_equal(rows, brute_force(vectors, query, 5)[0])
 
 
-@pytest.mark.xfail(strict=True, reason="bug: the rounding is taken of the candidates' lengths, not of all documents'")
 def test_a_long_document_among_short_ones_is_not_lost_to_rounding() -> None:
     """Its float32 product is 0 and no candidate's, though it is the largest."""
     vectors = np.zeros((400, DIM), dtype=np.float16)

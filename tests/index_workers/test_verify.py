@@ -235,7 +235,6 @@ def test_damaged_weights_are_named_and_nothing_else_is(store: VersionStore) -> N
     assert all(problem.startswith(str(weights)) for problem in problems)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: a snapshot of the same weights is kept, and what it holds is marked anew")
 def test_a_damaged_tokenizer_is_not_called_whole_once_the_index_is_built_again(store: VersionStore) -> None:
     tokenizer = store.encoder_folder(0) / "tokenizer.json"
     whole = tokenizer.read_bytes()
@@ -244,7 +243,6 @@ def test_a_damaged_tokenizer_is_not_called_whole_once_the_index_is_built_again(s
     assert tokenizer.read_bytes() == whole or verify_index(store.root)[1]
 
 
-@pytest.mark.xfail(strict=True, reason="bug: the advice that `verify` gives does not hold for a file of the snapshot")
 @pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors"])
 def test_a_missing_file_of_the_snapshot_is_made_again_by_building_again(store: VersionStore, name: str) -> None:
     (store.encoder_folder(0) / name).unlink()
