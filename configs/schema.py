@@ -180,7 +180,7 @@ class IndexConfig:
     kind: str = "flat_fp16"  # flat_fp16 (exact), sq8, pq, ivf_sq8, ivf_pq, or a FAISS factory string
     nprobe: int | None = None  # lists that a search of an IVF kind looks into (default: by kind)
     rerank: Rerank = Rerank.stored  # order a lossy kind's candidates by the stored vectors, by live ones, or not
-    overretrieve: int | None = None  # candidates to order for each document asked for (default: 4; for PQ 16)
+    overretrieve: int | None = None  # candidates to order for each document asked for (default: by kind)
     retrain_every: int | None = None  # refreshes between trainings of a lossy kind (default: trained once)
     num_shards: int = 1  # actors that serve searches, each one part of the corpus
     num_builders: int = 1  # actors that embed the corpus

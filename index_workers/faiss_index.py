@@ -12,9 +12,11 @@ import numpy as np
 import torch
 
 from configs.errors import RunError, UserError
-from index_workers.exact_search import ExactShard
+from index_workers.exact_search import MARGIN, ExactShard
 from index_workers.kinds import IndexKind, num_centroids, num_lists
-from index_workers.vectors import BlockVectors, order_exactly
+from index_workers.vectors import BlockVectors, most_similar, order_exactly
+
+QUERIES = 64  # searched at once; the vectors of their candidates are held in memory
 
 
 def check_kind(kind: IndexKind, dim: int, num_documents: int) -> None:
@@ -87,12 +89,19 @@ class FaissShard:
         """
         if not len(self):  # more shards than blocks; FAISS refuses to look for nothing
             return np.empty((len(queries), 0), dtype=np.int64), np.empty((len(queries), 0), dtype=np.float32)
+        parts = [self._search_some(some, k) for some in np.split(queries, range(QUERIES, len(queries), QUERIES))]
+        rows, similarities = zip(*parts, strict=True)
+        return np.concatenate(rows), np.concatenate(similarities)
+
+    def _search_some(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         wanted = min(k * self._kind.overretrieve, len(self))
-        similarities, places = self._search_all(np.ascontiguousarray(queries, dtype=np.float32), wanted)
+        queries = np.ascontiguousarray(queries, dtype=np.float32)
+        similarities, places = self._search_all(queries, wanted)
         rows = places + self._first_row
         if self._vectors is None:
             return rows, similarities
-        return order_exactly(queries, rows, self._vectors.take(rows), k)
+        rows, vectors = most_similar(queries, rows, self._vectors.take(rows), k + MARGIN)
+        return order_exactly(queries, rows, vectors, k)
 
     def _search_all(self, queries: np.ndarray, wanted: int) -> tuple[np.ndarray, np.ndarray]:
         """As FAISS, but where the lists hold too few vectors for a query, in twice as many lists.

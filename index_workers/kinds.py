@@ -49,8 +49,9 @@ def resolve_kind(
 
 def _factory(name: str, dim: int, num_documents: int) -> str:
     lists = preset_lists(num_documents)
-    codes = f"PQ{dim // 4}x4fs"  # four bits for each four dimensions, looked up in registers
-    strings = {"sq8": "SQ8", "pq": codes, "ivf_sq8": f"IVF{lists},SQ8", "ivf_pq": f"IVF{lists},{codes}"}
+    # Four bits for each sub-vector, looked up in registers: of four dimensions for little memory, of two for speed.
+    small, quick = f"PQ{dim // 4}x4fs", f"IVF{lists},PQ{dim // 2}x4fs"
+    strings = {"sq8": "SQ8", "pq": small, "ivf_sq8": f"IVF{lists},SQ8", "ivf_pq": quick}
     return strings.get(name, name)
 
 
@@ -73,17 +74,16 @@ def num_centroids(factory: str) -> int:
 
 
 def default_nprobe(factory: str) -> int:
-    """A 32nd of the lists, eight at least; twice as many where codes are quick to look through.
-
-    With it a million real vectors have a recall@20 of 0.95 and more (docs/benchmarks.md).
-    """
+    """A 32nd of the lists, eight at least: a recall@20 of 0.95 on a million real vectors (docs/benchmarks.md)."""
     lists = num_lists(factory)
-    return max(8, lists // (16 if factory.endswith("fs") else 32)) if lists else 0
+    return max(8, lists // 32) if lists else 0
 
 
 def default_overretrieve(factory: str) -> int:
-    """Candidates for each document: the coarser the codes, the more."""
-    return 16 if re.search(r"PQ|RaBitQ", factory) else 4
+    """Candidates for each document: more for coarser codes; lists leave out more than their order does."""
+    if not re.search(r"PQ|RaBitQ", factory):
+        return 4
+    return 8 if num_lists(factory) else 16
 
 
 def training_rows(factory: str, num_documents: int) -> np.ndarray:

@@ -38,6 +38,9 @@ Result = TypeVar("Result")
 
 BUILDER_CALLS = 2  # of one builder at once: while one block is computed, the next is read and the last written
 
+# Large buffers of a search go back to the system; else the C library keeps those of every thread.
+RETURN_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
+
 
 @dataclass(frozen=True)
 class IndexSettings:
@@ -269,7 +272,7 @@ class IndexService:
             max_restarts=-1,
             max_task_retries=-1,
             max_concurrency=8,  # searches go on while a version is loaded
-            runtime_env=thread_env(self._threads),
+            runtime_env={"env_vars": {**thread_env(self._threads)["env_vars"], **RETURN_MEMORY}},
         )
         device = "cuda" if self._settings.gpus_per_searcher else "cpu"
         return actor.remote(self.store.root, shard, self._settings.num_shards, self._threads, device)

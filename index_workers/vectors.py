@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 
 class BlockVectors:
@@ -39,6 +40,17 @@ def order_exactly(queries: np.ndarray, rows: np.ndarray, vectors: np.ndarray, k:
     similarities = products.astype(np.float32)
     order = np.lexsort((rows, -similarities), axis=1)[:, :k]
     return np.take_along_axis(rows, order, axis=1), np.take_along_axis(similarities, order, axis=1)
+
+
+def most_similar(
+    queries: np.ndarray, rows: np.ndarray, vectors: np.ndarray, keep: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Those of the candidates [B, C] and their vectors that have the largest products in float32: [B, <=keep]."""
+    if rows.shape[1] <= keep:
+        return rows, vectors
+    products = torch.bmm(torch.from_numpy(vectors).float(), torch.from_numpy(queries)[:, :, None])[:, :, 0]
+    kept = products.topk(keep, dim=1, sorted=False).indices.numpy()
+    return np.take_along_axis(rows, kept, axis=1), vectors[np.arange(len(rows))[:, None], kept]
 
 
 def scan_exactly(query: np.ndarray, vectors: BlockVectors, k: int) -> tuple[np.ndarray, np.ndarray]:

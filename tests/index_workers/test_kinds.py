@@ -33,7 +33,7 @@ def test_flat_fp16_is_exact_and_needs_no_candidates() -> None:
         ("sq8", "SQ8", 0),
         ("pq", "PQ96x4fs", 0),
         ("ivf_sq8", "IVF2048,SQ8", 64),
-        ("ivf_pq", "IVF2048,PQ96x4fs", 128),
+        ("ivf_pq", "IVF2048,PQ192x4fs", 64),
         ("IVF512,PQ48", "IVF512,PQ48", 16),
         ("HNSW32", "HNSW32", 0),
     ],
@@ -50,9 +50,9 @@ def test_without_reranking_no_more_candidates_are_asked_for_and_no_vectors_read(
 
 
 @pytest.mark.parametrize(("dim", "parts"), [(32, 8), (384, 96), (768, 192), (4096, 1024)])
-def test_the_codes_of_a_preset_are_of_four_bits_for_each_four_dimensions(dim: int, parts: int) -> None:
+def test_the_codes_of_a_preset_are_of_four_bits_for_each_four_or_two_dimensions(dim: int, parts: int) -> None:
     assert resolve_kind("pq", dim, 100_000, None, True, None).factory == f"PQ{parts}x4fs"
-    assert resolve_kind("ivf_pq", dim, 100_000, None, True, None).factory == f"IVF2048,PQ{parts}x4fs"
+    assert resolve_kind("ivf_pq", dim, 100_000, None, True, None).factory == f"IVF2048,PQ{2 * parts}x4fs"
 
 
 @pytest.mark.parametrize("documents", [1, 38, 39, 78, 1000, 10_000, 1_000_000, 36_000_000])
@@ -72,18 +72,14 @@ def test_nprobe_is_at_most_the_number_of_lists(name: str, asked: int | None, giv
     assert resolve(name, nprobe=asked).nprobe == given
 
 
-@pytest.mark.parametrize(
-    ("codes", "nprobe"), [("SQ8", [8, 8, 32, 2048]), ("PQ8", [8, 8, 32, 2048]), ("PQ8x4fs", [8, 8, 64, 4096])]
-)
-def test_nprobe_is_by_default_a_32nd_of_the_lists_twice_that_for_quick_codes_and_eight_at_least(
-    codes: str, nprobe: list[int]
-) -> None:
+@pytest.mark.parametrize(("codes", "nprobe"), [("SQ8", [8, 8, 32, 2048]), ("PQ8x4fs", [8, 8, 32, 2048])])
+def test_nprobe_is_by_default_a_32nd_of_the_lists_and_eight_at_least(codes: str, nprobe: list[int]) -> None:
     assert [default_nprobe(f"IVF{lists},{codes}") for lists in (1, 128, 1024, 65536)] == nprobe
     assert default_nprobe(codes) == 0
 
 
 @pytest.mark.parametrize(
-    ("factory", "candidates"), [("SQ8", 4), ("IVF64,SQ8", 4), ("HNSW32", 4), ("PQ8x4fs", 16), ("IVF64,RaBitQ", 16)]
+    ("factory", "candidates"), [("SQ8", 4), ("IVF64,SQ8", 4), ("HNSW32", 4), ("PQ8x4fs", 16), ("IVF64,RaBitQ", 8)]
 )
 def test_coarse_codes_have_more_candidates_by_default(factory: str, candidates: int) -> None:
     assert default_overretrieve(factory) == candidates

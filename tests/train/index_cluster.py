@@ -5,8 +5,10 @@ Run as a script it is that cluster, told what to do on standard input; `RayClust
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -29,7 +31,8 @@ class RayCluster:
     """A head with room for one actor, which is where drivers connect, and `nodes` others with room for three each."""
 
     def __init__(self, nodes: int = 2) -> None:
-        self._mark = uuid.uuid4().hex
+        self._mark, self._folder = uuid.uuid4().hex, tempfile.mkdtemp(prefix="ray-")
+        own_folder = {"RAY_TMPDIR": self._folder}  # else every `ray.init` on this machine would join this cluster
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(nodes)],
             stdin=subprocess.PIPE,
@@ -37,7 +40,7 @@ class RayCluster:
             stderr=subprocess.DEVNULL,
             text=True,
             start_new_session=True,
-            env={**_environment(), **QUICK_DEATHS, "RAY_AUTH_MODE": "disabled", MARK: self._mark},
+            env={**_environment(), **QUICK_DEATHS, "RAY_AUTH_MODE": "disabled", MARK: self._mark, **own_folder},
         )
         self.address = self._answer()
 
@@ -68,6 +71,7 @@ class RayCluster:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         self._process.wait(10)
+        shutil.rmtree(self._folder, ignore_errors=True)
         return names
 
     def __enter__(self) -> Self:
