@@ -24,6 +24,7 @@ def ray_session() -> Iterator[None]:
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     ray.init(
+        address="local",  # a cluster of another test, or of the user, is none of ours
         num_cpus=8,
         include_dashboard=False,
         log_to_driver=False,
