@@ -38,8 +38,9 @@ Result = TypeVar("Result")
 
 BUILDER_CALLS = 2  # of one builder at once: while one block is computed, the next is read and the last written
 
-# Large buffers of a search go back to the system; else the C library keeps those of every thread.
-RETURN_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
+# A version that was dropped and the buffers of a search go back to the system, whichever thread they were of: else the C
+# library keeps a heap for each thread, and memory grows with the swaps.
+RETURN_MEMORY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(2**20)}
 
 
 @dataclass(frozen=True)
