@@ -38,8 +38,8 @@ Result = TypeVar("Result")
 
 BUILDER_CALLS = 2  # of one builder at once: while one block is computed, the next is read and the last written
 
-# A version that was dropped and the buffers of a search go back to the system, whichever thread they were of: else the C
-# library keeps a heap for each thread, and memory grows with the swaps.
+# What a dropped version and a search took goes back to the system, whichever thread it was of: else the C library
+# keeps a heap for each thread, and memory grows with the swaps.
 RETURN_MEMORY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(2**20)}
 
 
