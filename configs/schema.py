@@ -186,7 +186,7 @@ class IndexConfig:
     num_builders: int = 1  # actors that embed the corpus
     block_documents: int = 1024  # documents embedded, written and checksummed as one unit
     dtype: DType = DType.auto  # precision the corpus is embedded in
-    tokens_per_batch: int = 8192  # padded tokens in one forward pass
+    tokens_per_batch: int | None = None  # padded tokens in one forward pass (default: 2,048; builders on a GPU 32,768)
     threads_per_worker: int | None = None  # CPU threads of each actor (default: all cores)
     gpus_per_builder: float = 0.0  # GPUs of each builder; fractions share one
     gpus_per_searcher: float = 0.0  # GPUs of each shard's searcher; vectors are then held in GPU memory

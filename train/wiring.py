@@ -25,8 +25,8 @@ from index_workers.kinds import IndexKind, resolve_kind
 from index_workers.service import IndexService, IndexSettings
 from index_workers.version_store import BuildPlan, VersionStore, weights_sha256
 from models.caching_lm import CachingLM
-from models.encoder import Encoder
-from models.hardware import multiplies_bfloat16, resolve_dtype
+from models.encoder import TOKENS_PER_BATCH, Encoder
+from models.hardware import TOKENS_PER_PASS_GPU, multiplies_bfloat16, resolve_dtype
 from models.hf_lm import load_tokenizer
 from models.http_lm import HttpLM, ServerSpec
 from models.packaged import resolve_encoder_path, resolve_lm_path
@@ -252,7 +252,7 @@ def build_plan(
         max_tokens=encoder.max_tokens,
         dim=encoder.dim,
         dtype=_dtype_name(config.index.dtype.value),
-        tokens_per_batch=config.index.tokens_per_batch,
+        tokens_per_batch=config.index.tokens_per_batch or _tokens_per_pass(config),
         kind=kind,
         num_shards=1 if kind.is_exact else config.index.num_shards,  # any number of searchers share exact vectors
         quantizer_from=None if retrain else store.latest_quantizer(kind.factory, index.version),
@@ -371,6 +371,11 @@ def _loggers(config: Config, run: RunDirectory) -> list:
 
         loggers.append(wandb_logger(config, run))
     return loggers
+
+
+def _tokens_per_pass(config: Config) -> int:
+    """Of the builders; long passes keep a GPU busy, short ones stay in a processor's cache."""
+    return TOKENS_PER_PASS_GPU if config.index.gpus_per_builder else TOKENS_PER_BATCH
 
 
 def _dtype_name(name: str) -> str:
