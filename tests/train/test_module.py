@@ -48,7 +48,7 @@ def module(debug_config: Config, data: PreparedSet) -> LSRModule:
 def pipeline_for(module: LSRModule, data: PreparedSet, lm: InlineLM, depth: int = 0, steps: int = 3) -> BatchPipeline:
     vectors = module.encoder.encode([doc.text for doc in data.corpus.iterate()]).numpy()
 
-    def search(version: int, queries: np.ndarray, k: int) -> SearchResult:
+    def search(version: int, queries: np.ndarray, k: int, exclude: object, at_least: object = None) -> SearchResult:
         similarities = queries @ vectors.T
         rows = np.argsort(-similarities, axis=1)[:, :k]
         return SearchResult(rows, np.take_along_axis(similarities, rows, axis=1), version)
