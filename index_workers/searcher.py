@@ -57,9 +57,7 @@ class _Loaded:
 
     def search(self, queries: np.ndarray, k: int) -> Found:
         call = _Call(np.ascontiguousarray(queries, dtype=np.float32), k)
-        with (
-            self._adding
-        ):  # together, so that each turn of the thread has a call of its own or an earlier one's to answer
+        with self._adding:  # together, so that every call is answered by the end of its own turn
             self._waiting.append(call)
             turn = self._thread.submit(self._answer_waiting)
         turn.result()
