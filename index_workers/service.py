@@ -105,13 +105,13 @@ class IndexService:
         """Every searcher actor, for tests that kill them."""
         return [actor for group in {*self._groups.values(), *filter(None, [self._shared])} for actor in group.actors]
 
-    def build(self, plan: BuildPlan, quiet: bool = False) -> "Future[float]":
+    def build(self, plan: BuildPlan) -> "Future[float]":
         """Embed and publish a version in the background; what is already marked is kept.
 
         Its result is the documents embedded a second.
         """
         missing = self.store.begin(plan)  # now: a checkpoint may name this version as soon as this returns
-        return _in_background(lambda: self._build(plan, missing, quiet))
+        return _in_background(lambda: self._build(plan, missing))
 
     def refresh(self, plan: BuildPlan, previous: int) -> "Future[Refreshed]":
         """Build a version and load it on every shard, beside the previous one, in the background."""
@@ -179,7 +179,7 @@ class IndexService:
 
     def _refresh(self, plan: BuildPlan, missing: Missing, previous: int) -> Refreshed:
         start = time.monotonic()
-        rate = self._build(plan, missing, quiet=False)
+        rate = self._build(plan, missing)
         seconds = time.monotonic() - start
         ask = self._questions(plan, previous)
         try:
@@ -198,21 +198,21 @@ class IndexService:
         elif group is not None:
             group.close()
 
-    def _build(self, plan: BuildPlan, missing: Missing, quiet: bool) -> float:
+    def _build(self, plan: BuildPlan, missing: Missing) -> float:
         start = time.monotonic()
-        documents = self._embed(plan, missing.blocks, quiet)
+        documents = self._embed(plan, missing.blocks)
         seconds = time.monotonic() - start
         self._build_shards(plan, missing)
         self.store.publish(plan)
         return documents / seconds if seconds else 0.0
 
-    def _embed(self, plan: BuildPlan, blocks: list[int], quiet: bool) -> int:
+    def _embed(self, plan: BuildPlan, blocks: list[int]) -> int:
         """Hand out blocks, a few ahead of what is done; returns the number of documents.
 
         After an error what is under way is waited for: it must not write once the version is begun anew.
         """
         total = sum(len(plan.rows_of_block(block)) for block in blocks)
-        progress = Progress(f"embedding index v{plan.version}", total, every_seconds=float("inf") if quiet else 5.0)
+        progress = Progress(f"embedding index v{plan.version}", total)
         under_way: deque[Future[int]] = deque()
         try:
             for block in blocks:
