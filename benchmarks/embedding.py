@@ -29,7 +29,7 @@ from sentence_transformers import SentenceTransformer
 from benchmarks.machine import describe_machine
 from benchmarks.workloads import Cutter
 from data.records import Document
-from data.store import file_sha256, write_documents
+from data.shards import corpus_sha256, write_documents
 from index_workers.builder import Builder
 from index_workers.version_store import BuildPlan, VersionStore
 from models.encoder import TOKENS_PER_BATCH, Encoder, mean_pool
@@ -149,7 +149,7 @@ def seconds_to_build(
     folder: Path, encoder: Encoder, texts: list[str], number: int, threads: int, tokens_per_batch: int
 ) -> float:
     """From loaded encoder to marked files of vectors and tokens."""
-    corpus = folder / "documents.arrow"
+    corpus = folder / "documents"
     write_documents(corpus, (Document(f"d{i}", texts[i % len(texts)], "x", "s") for i in range(number)))
     store = VersionStore(folder / "index")
     plan = make_plan(store, encoder, corpus, number, tokens_per_batch)
@@ -169,7 +169,7 @@ def make_plan(store: VersionStore, encoder: Encoder, corpus: Path, number: int, 
         step=0,
         weights_sha256=store.save_snapshot(0, encoder.save),
         corpus_path=str(corpus),
-        corpus_sha256=file_sha256(corpus),
+        corpus_sha256=corpus_sha256(corpus),
         num_documents=number,
         block_documents=1024,
         similarity=encoder.similarity,

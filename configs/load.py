@@ -23,9 +23,14 @@ Schema = type[Config] | type[ScoreConfig]
 EXAMPLES: dict[Schema, str] = {Config: "train.max_steps=10", ScoreConfig: "lm.path=DIR"}
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = (), needs_lm: bool = True) -> Config:
-    """Merge defaults, file and overrides; check keys, types, missing values and ranges."""
-    return _merge(Config, Path(path), overrides, needs_lm)
+def load_config(
+    path: str | Path, overrides: Sequence[str] = (), needs_lm: bool = True, needs_retriever: bool = True
+) -> Config:
+    """Merge defaults, file and overrides; check keys, types, missing values and ranges.
+
+    A retriever that is not needed and not given has an empty path.
+    """
+    return _merge(Config, Path(path), overrides, needs_lm, needs_retriever)
 
 
 def load_score_config(overrides: Sequence[str]) -> ScoreConfig:
@@ -52,10 +57,18 @@ def _leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def _merge(schema: type[AnyConfig], path: Path | None, overrides: Sequence[str], needs_lm: bool = True) -> AnyConfig:
+def _merge(
+    schema: type[AnyConfig],
+    path: Path | None,
+    overrides: Sequence[str],
+    needs_lm: bool = True,
+    needs_retriever: bool = True,
+) -> AnyConfig:
     try:
         file = [_read_yaml(path, schema)] if path else []
         merged = OmegaConf.merge(OmegaConf.structured(schema), *file, _read_overrides(overrides, schema))
+        if not needs_retriever and OmegaConf.is_missing(merged.retriever, "path"):
+            merged.retriever.path = ""
         missing = sorted(OmegaConf.missing_keys(merged))
         if missing:
             where = f"in {path} or on the command line" if path else "on the command line"
@@ -63,7 +76,7 @@ def _merge(schema: type[AnyConfig], path: Path | None, overrides: Sequence[str],
         config: AnyConfig = OmegaConf.to_object(merged)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
         raise UserError(_explain(error, schema)) from error
-    check_rules(config, needs_lm)
+    check_rules(config, needs_lm, needs_retriever)
     return config
 
 

@@ -1,6 +1,7 @@
 """Ranges and combinations that a configuration must satisfy, each with what was expected instead."""
 
 import math
+import re
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -13,6 +14,9 @@ POSITIVE = [
     "data.num_documents",
     "data.num_queries",
     "data.num_heldout",
+    "data.max_text_characters",
+    "data.ngram_overlap",
+    "data.num_workers",
     "retriever.max_tokens",
     "lm.tokens_per_batch",
     "lm.num_replicas",
@@ -61,12 +65,21 @@ NOT_NEGATIVE = [
     "evaluate.num_examples",
     "seed",
 ]
-SHARES = ["train.warmup_ratio", "data.query_share", "data.heldout_share"]
+SHARES = [
+    "train.warmup_ratio",
+    "data.query_share",
+    "data.heldout_share",
+    "data.corpus_share",
+    "data.max_rejected_share",
+]
 
 
-def check_rules(config: Config | ScoreConfig, needs_lm: bool = True) -> None:
+def check_rules(config: Config | ScoreConfig, needs_lm: bool = True, needs_retriever: bool = True) -> None:
     """Raise UserError for the first rule that does not hold."""
-    problems = _score_problems(config) if isinstance(config, ScoreConfig) else _problems(config, needs_lm)
+    if isinstance(config, ScoreConfig):
+        problems = _score_problems(config)
+    else:
+        problems = _problems(config, needs_lm, needs_retriever)
     for problem in problems:
         raise UserError(problem)
 
@@ -76,8 +89,8 @@ def _score_problems(config: ScoreConfig) -> Iterator[str]:
     yield from _lm_problems(config.lm)
 
 
-def _problems(config: Config, needs_lm: bool) -> Iterator[str]:
-    for key in ("run_dir", "retriever.path"):
+def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator[str]:
+    for key in ("run_dir", "retriever.path") if needs_retriever else ("run_dir",):
         if not str(_value(config, key)).strip():
             yield f"{key} is empty; expected a path or a name"
     yield from _out_of_range(config)
@@ -163,6 +176,18 @@ def _data_problems(config: Config) -> Iterator[str]:
             f"data.query_share + data.heldout_share is {data.query_share + data.heldout_share:g}; expected less than "
             "1, so that source documents are left for the corpus"
         )
+    if (total := data.query_share + data.heldout_share + (data.corpus_share or 0)) > 1 + 1e-9:
+        yield f"data.query_share + data.heldout_share + data.corpus_share is {total:g}; expected at most 1"
+    if data.new_text_at is not None and (problem := _pattern_problem(data.new_text_at)):
+        yield f"data.new_text_at is {data.new_text_at!r}, which is no regular expression: {problem}"
+
+
+def _pattern_problem(pattern: str) -> str | None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        return str(error)
+    return None
 
 
 def _index_problems(config: Config) -> Iterator[str]:

@@ -4,12 +4,15 @@ No source document on two sides, and no equal text on two sides (by content hash
 case aside). The windows' hashes are held in memory and the corpus streams past.
 """
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from configs.errors import UserError
+from data.guard import Guard, window_keys
 from data.records import Document, Window
+from data.sampling import content_hash, piece_key
+from data.shards import read_documents_of
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,7 @@ class DisjointProof:
     num_heldout: int
     shared_sources: tuple[str, ...] = field(default=())
     equal_texts: tuple[str, ...] = field(default=())
+    ngram: int | None = None  # words of an n-gram that no document shares with a text, where this was compared
 
     @property
     def holds(self) -> bool:
@@ -33,12 +37,8 @@ class DisjointProof:
         return (
             f"disjoint: {self.num_documents} documents, {self.num_queries} queries, {self.num_heldout} held-out; "
             f"{len(self.shared_sources)} shared sources, {len(self.equal_texts)} equal texts"
+            + (f" or {self.ngram} words in common" if self.ngram else "")
         )
-
-
-def content_hash(text: str) -> bytes:
-    """Hash of a text with runs of white space as one space, case folded."""
-    return hashlib.blake2b(" ".join(text.split()).casefold().encode(), digest_size=16).digest()
 
 
 def window_hashes(window: Window) -> tuple[bytes, bytes]:
@@ -62,6 +62,33 @@ def prove_disjoint(
         if (other := by_text.get(content_hash(doc.text))) is not None:
             equal.append(f"document {doc.id} equals text {other} or its continuation")
     return DisjointProof(count, len(queries), len(heldout), tuple(shared), tuple(equal))
+
+
+def prove_windows(queries: Iterable[Window], heldout: Guard, seed: int) -> tuple[list[str], list[str]]:
+    """Shared sources and equal texts of queries and what the guard knows of held-out texts."""
+    shared, equal = [], []
+    for query in queries:
+        if heldout.knows_source(query.source or ""):
+            shared.append(f"query {query.id} and a held-out text both come from source {query.source}")
+        if heldout.knows_text(*window_keys(query, seed)):
+            equal.append(f"query {query.id} equals a held-out text or its continuation")
+        if heldout.knows_ngram(query.context + query.continuation):
+            equal.append(f"query {query.id} shares {heldout.n} words with a held-out text")
+    return shared, equal
+
+
+def prove_shard(shard: Path, guard_folder: Path, seed: int) -> tuple[list[str], list[str]]:
+    """Shared sources and equal texts of the documents in a file and the guard's queries and held-out texts."""
+    guard = Guard.load(guard_folder)
+    shared, equal = [], []
+    for doc in read_documents_of(shard):
+        if guard.knows_source(doc.source):
+            shared.append(f"document {doc.id} and a query or held-out text both come from source {doc.source}")
+        if guard.knows_text(piece_key(content_hash(doc.text, seed))):
+            equal.append(f"document {doc.id} equals a query, a held-out text or its continuation")
+        if guard.knows_ngram(doc.text):
+            equal.append(f"document {doc.id} shares {guard.n} words with a query or held-out text")
+    return shared, equal
 
 
 def require_disjoint(proof: DisjointProof) -> None:

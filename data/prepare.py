@@ -1,76 +1,465 @@
 """`replug prepare`: raw texts, or the user's own rows, to a prepared set with its proof of disjointness.
 
-A source text serves the corpus, the queries or the held-out set by a keyed hash of its id, so no
-source is on two sides whatever the order of files. Pieces equal to a piece of another side are dropped
-and counted. The user's own rows are never changed: an overlap there is refused.
+Raw texts go through in two passes over bounded pieces, each on any number of workers. `cutting` deals the source texts
+to the sides by keyed hashes of their ids and cuts them into sorted runs; `assembly` merges the runs by ranges of keys
+into the set. Neither depends on the order of files, the number of workers, or interruptions (docs/decisions.md).
+The user's own rows are never changed: an overlap there is refused.
 """
 
-import hashlib
 import shutil
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 from configs.errors import UserError
 from configs.schema import DataConfig
-from data.chunks import split_text
-from data.disjoint import content_hash, prove_disjoint, require_disjoint, window_hashes
-from data.progress import Progress, say
-from data.records import Document, Window
+from data.assembly import AssemblyRules, ShardReport, choose_windows, load_rules, write_ids_of_shard, write_shard
+from data.cutting import CutRules, UnitReport, cut_unit
+from data.disjoint import DisjointProof, prove_disjoint, prove_shard, prove_windows, require_disjoint
+from data.duplicates import find_duplicates, rejected_duplicates
+from data.files import file_sha256, write_json
+from data.guard import Guard, write_guard
+from data.local_pool import Pool
+from data.progress import Progress, format_duration, say
+from data.records import Document
+from data.rejected import ENOUGH_ROWS, Rejected, require_few_rejected, write_rejected
 from data.rows import read_documents, read_windows
-from data.sources import FieldMap, SourceText, read_source
-from data.store import (
-    FILES,
-    CorpusStore,
-    ImportedCorpus,
-    PreparedSet,
-    file_sha256,
+from data.sampling import SIDES, KeyCounts, Shares, key_ranges
+from data.shards import (
+    corpus_sha256,
+    read_documents_of,
+    read_windows_of,
+    shard_paths,
+    token_paths,
     write_documents,
-    write_json,
+    write_token_rules,
     write_windows,
 )
+from data.sources import FieldMap
+from data.store import ImportedCorpus, PreparedSet, read_manifest
+from data.tokenizing import TokenIds
+from data.units import Unit, plan_units
+from data.work import Work, wrong_files
 
-Piece = TypeVar("Piece", Document, Window)
+PIECES_PER_SHARD = 1 << 15
 Origin = dict[str, object]  # the keys, and hashes of files, that a set was made from
 
 
-class Tokenizer(Protocol):
-    """Character offsets (start, end) of a text's tokens."""
+@dataclass(frozen=True, slots=True)
+class Tokenizers:
+    """What cuts the texts (JSON), and how the retriever reads documents, where that is known."""
 
-    def __call__(self, text: str) -> list[tuple[int, int]]: ...
-
-
-@dataclass
-class Pieces:
-    """What cutting has given so far."""
-
-    documents: list[Document] = field(default_factory=list)
-    queries: list[Window] = field(default_factory=list)
-    heldout: list[Window] = field(default_factory=list)
-    dropped: Counter = field(default_factory=Counter)
+    cut: str
+    token_ids: TokenIds | None = None
 
 
-def prepare_raw(config: DataConfig, seed: int, tokenizer: Tokenizer, out: Path, origin: Origin) -> PreparedSet:
-    """Cut `data.source` into a prepared set under `out`; `origin` is written down with it."""
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How many of each side; None is all."""
+
+    documents: int | None
+    queries: int | None
+    heldout: int | None
+
+
+def prepare_raw(
+    config: DataConfig, seed: int, tokenizers: Tokenizers, out: Path, origin: Origin, pool: Pool
+) -> PreparedSet:
+    """Cut `data.source` into a prepared set under `out`, or go on with it; `origin` is written down with it.
+
+    Raises UserError where too much of the source is unreadable, or it gives nothing for a side.
+    """
     assert config.source is not None
-    fields = FieldMap(config.text_field, config.id_field, config.domain_field)
-    pieces = _cut_all(read_source(config.source, fields), config, seed, tokenizer)
-    _drop_equal_texts(pieces)
-    _trim(pieces, config, seed)
-    say(f"cut into {_counts(pieces)}")
-    if not (pieces.documents and pieces.queries and pieces.heldout):
+    asked = Asked(config.num_documents, config.num_queries, config.num_heldout)
+    units = plan_units(config.source, in_one_piece=config.new_text_at is not None)
+    work = Work(out, origin)
+    write_json(work.rules, asdict(_cut_rules(config, seed, tokenizers)))
+    cut = _cut_source(work, units, asked, pool, config.max_rejected_share)
+    _find_duplicates(work, cut, config.max_rejected_share)
+    _write_assembly_rules(work, len(units), tokenizers)
+    dropped = Counter(cut.dropped)
+    windows = _write_windows(work, cut, asked, dropped, config.ngram_overlap, seed)
+    shards = _write_shards(work, cut, asked, pool)
+    for report in shards:
+        dropped.update(report.dropped)
+    _require_some(config.source, windows, shards, dropped)
+    proof = _prove(work, windows, shards, seed, pool)
+    return _finish(work, cut, windows, shards, dropped, proof, tokenizers.token_ids, origin)
+
+
+def repair(out: Path, origin: Origin) -> bool:
+    """Make a finished set unfinished where files are damaged, which are named; the rest serves again. True if so."""
+    manifest = read_manifest(out)
+    wrong = wrong_files(out, manifest["files"])
+    if not wrong:
+        return False
+    marks = out / "work" / "shards"
+    marks.mkdir(parents=True, exist_ok=True)
+    for row in manifest.get("shards", []):
+        ShardReport(**row).write(marks / f"{row['number']:05d}.json")
+    write_json(out / "work" / "plan.json", origin)
+    (out / "manifest.json").unlink()
+    for line in wrong:
+        say(f"{line}; making it again")
+    return True
+
+
+# Cutting ------------------------------------------------------------------------------------------------
+
+
+class Cut:
+    """What all units gave, added up as they come in."""
+
+    def __init__(self, units: Sequence[Unit], asked: Asked) -> None:
+        self.units = units
+        self.reports: dict[int, UnitReport] = {}
+        self.counts = {side: KeyCounts(getattr(asked, side)) for side in SIDES}
+        self.domains: dict[str, Counter] = {side: Counter() for side in SIDES}
+        self.dropped, self.rejected = Counter[str](), Counter[str]()
+        self.texts = self.tokens = 0
+
+    def add(self, report: UnitReport) -> None:
+        self.reports[report.number] = report
+        self.texts += report.texts
+        self.tokens += report.tokens
+        self.dropped.update(report.dropped)
+        self.rejected.update(report.rejected)
+        for side in SIDES:
+            self.counts[side].add(report.counts[side])
+            self.domains[side].update(report.domains[side])
+
+    def limits(self) -> dict[str, int]:
+        """Buckets of keys above which a piece can no longer be among those asked for."""
+        return {side: self.counts[side].limit for side in SIDES}
+
+    def ranges(self, side: str) -> list[tuple[int, int]]:
+        counts = self.counts[side]
+        return key_ranges(counts.end(), counts.candidates(), PIECES_PER_SHARD)
+
+    def absolute(self, unit: int, line: int) -> int:
+        """A line counted from its unit's first, as the file counts it; 0 stays 0."""
+        before = 0
+        while line and unit and self.units[unit - 1].names == self.units[unit].names:
+            unit -= 1
+            before += self.reports[unit].lines
+        return line + before
+
+    def examples(self) -> Iterator[Rejected]:
+        """The listed cases in the order of the files."""
+        for number in sorted(self.reports):
+            for case in self.reports[number].examples:
+                known = all(unit in self.reports for unit in range(number))
+                yield replace(case, line=self.absolute(number, case.line)) if known else case
+
+
+def _cut_rules(config: DataConfig, seed: int, tokenizers: Tokenizers) -> CutRules:
+    return CutRules(
+        FieldMap(
+            config.text_field, config.id_field, config.domain_field, config.new_text_at, config.max_text_characters
+        ),
+        tokenizers.cut,
+        config.window,
+        config.document_tokens or config.window,
+        seed,
+        Shares(config.query_share, config.heldout_share, config.corpus_share),
+    )
+
+
+def _cut_source(work: Work, units: Sequence[Unit], asked: Asked, pool: Pool, max_rejected: float) -> Cut:
+    """Every unit cut, those of an interrupted run included."""
+    cut, progress = Cut(units, asked), CutProgress(units)
+    for report in work.finished_units(len(units)):
+        cut.add(report)
+        progress.advance(report, before=True)
+    todo = [unit for unit in units if unit.number not in cut.reports]
+    jobs = ((work.rules, work.unit(unit.number), unit, cut.limits()) for unit in todo)  # limits as they are by then
+    for report in pool.run(cut_unit, jobs):
+        cut.add(report)
+        progress.advance(report)
+        if cut.texts >= ENOUGH_ROWS:
+            _require_few(work, cut, cut.rejected, cut.examples(), max_rejected)
+    _require_few(work, cut, cut.rejected, cut.examples(), max_rejected)
+    return cut
+
+
+def _require_few(work: Work, cut: Cut, rejected: Counter, examples: Iterable[Rejected], max_rejected: float) -> None:
+    """Write `rejected.jsonl`; raises UserError where it holds too much."""
+    path, listed = work.out / "rejected.jsonl", list(examples)
+    if rejected:
+        write_rejected(path, listed)
+    require_few_rejected(rejected, listed, cut.texts, max_rejected, path)
+
+
+def _find_duplicates(work: Work, cut: Cut, max_rejected: float) -> None:
+    """Reject texts whose id another has, and count those without an id that occur again."""
+    folders = [work.unit(unit.number) for unit in cut.units]
+    named, unnamed, places = find_duplicates(folders, cut.texts, work.duplicates)
+    if named:
+        lines = [(unit, cut.absolute(unit, line)) for unit, line in places]
+        cases = rejected_duplicates(lines, [unit.names[0] for unit in cut.units])
+        cut.rejected["duplicate_id"] = named
+        _require_few(work, cut, cut.rejected, [*cut.examples(), *cases], max_rejected)
+    if unnamed:
+        cut.dropped["repeated text"] = unnamed
+
+
+class CutProgress:
+    """Texts, tokens, rate and time left; by bytes where the source says how many it has."""
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self._sizes = [unit.size for unit in units] if all(unit.size for unit in units) else [1] * len(units)
+        self._texts = self._tokens = self._done = self._before = self._tokens_before = 0
+        self._start = self._last = time.monotonic()
+
+    def advance(self, report: UnitReport, before: bool = False) -> None:
+        """Count a unit; `before` says that an earlier run cut it."""
+        self._texts += report.texts
+        self._tokens += report.tokens
+        self._done += self._sizes[report.number]
+        if before:
+            self._before, self._tokens_before = self._done, self._tokens
+        now = time.monotonic()
+        if now - self._last > 5 or self._done == sum(self._sizes):
+            self._last = now
+            self._say(max(now - self._start, 1e-9))
+
+    def _say(self, seconds: float) -> None:
+        total, since = sum(self._sizes), max(self._done - self._before, 1)
+        left = seconds / since * (total - self._done)
+        rate = (self._tokens - self._tokens_before) / seconds
+        say(
+            f"cutting the source: {100 * self._done / total:.0f}% · {self._texts:,} texts · {self._tokens:,} tokens · "
+            f"{rate:,.0f} tokens/s · {format_duration(left)} left"
+        )
+
+
+# Putting together ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Queries and held-out texts as written."""
+
+    counts: dict[str, int]
+    domains: dict[str, dict[str, int]]
+    files: dict[str, str]
+    proof: tuple[list[str], list[str]]  # shared sources, equal texts
+
+
+def _write_assembly_rules(work: Work, num_units: int, tokenizers: Tokenizers) -> None:
+    units = [str(work.unit(number)) for number in range(num_units)]
+    rules = AssemblyRules(units, str(work.duplicates), str(work.guards), tokenizers.token_ids)
+    write_json(work.assembly, asdict(rules))
+
+
+def _write_windows(work: Work, cut: Cut, asked: Asked, dropped: Counter, ngram: int | None, seed: int) -> Windows:
+    """Held-out texts, then queries that overlap none of them; and the guard that documents are held against."""
+    rules, guard = load_rules(work.assembly), Guard.empty()
+    for side in ("heldout", "queries"):
+        path = work.out / f"{side}.arrow"
+        write_windows(path, choose_windows(rules, side, cut.ranges(side), getattr(asked, side), guard, dropped))
+        if side == "heldout":
+            guard = write_guard(work.guards / side, read_windows_of(path), ngram, seed)
+    paths = {side: work.out / f"{side}.arrow" for side in ("queries", "heldout")}
+    both = (window for path in paths.values() for window in read_windows_of(path))
+    write_guard(work.guards / "windows", both, ngram, seed)
+    domains = {side: Counter(window.domain for window in read_windows_of(path)) for side, path in paths.items()}
+    return Windows(
+        {side: count.total() for side, count in domains.items()},
+        {side: dict(sorted(count.items())) for side, count in domains.items()},
+        {path.name: file_sha256(path) for path in paths.values()},
+        prove_windows(read_windows_of(paths["queries"]), guard, seed),
+    )
+
+
+def _write_shards(work: Work, cut: Cut, asked: Asked, pool: Pool) -> list[ShardReport]:
+    """Shards in the order of their keys until there are enough documents; the last is cut to the number asked for."""
+    ranges = cut.ranges("documents")
+    done = {report.number: report for report in work.finished_shards()}
+    progress = Progress("writing shards of documents", _num_needed(cut, ranges, asked.documents), len(done))
+
+    def jobs() -> Iterator[tuple]:
+        for number, keys in enumerate(ranges):
+            if _enough(done, asked.documents):
+                return
+            if number not in done:
+                yield work.assembly, work.documents, number, keys, None, work.shard_mark(number)
+
+    for report in pool.run(write_shard, jobs()):
+        done[report.number] = report
+        progress.advance(note=f"{sum(report.kept for report in done.values()):,} documents")
+    return _trimmed(work, done, ranges, asked.documents)
+
+
+def _num_needed(cut: Cut, ranges: list[tuple[int, int]], asked: int | None) -> int:
+    """About how many shards there will be."""
+    candidates = max(cut.counts["documents"].candidates(), 1)
+    return len(ranges) if asked is None else min(len(ranges), -(-asked * len(ranges) // candidates))
+
+
+def _enough(done: dict[int, ShardReport], asked: int | None) -> bool:
+    """True where the shards before the first that is missing hold enough."""
+    number, kept = 0, 0
+    while number in done:
+        kept += done[number].kept
+        number += 1
+    return asked is not None and kept >= asked
+
+
+def _trimmed(
+    work: Work, done: dict[int, ShardReport], ranges: list[tuple[int, int]], asked: int | None
+) -> list[ShardReport]:
+    """The shards that are needed, the last of them cut; the others' files are removed."""
+    left = sum(report.kept for report in done.values()) if asked is None else asked
+    shards: list[ShardReport] = []
+    for number in sorted(done):
+        report = done[number]
+        rows = min(report.kept, left)
+        if rows == 0:
+            _remove(work, report)
+            continue
+        if rows != report.rows:
+            mark = work.shard_mark(number)
+            report = write_shard(work.assembly, work.documents, number, ranges[number], rows, mark)
+        shards.append(report)
+        left -= rows
+    return shards
+
+
+def _remove(work: Work, report: ShardReport) -> None:
+    work.shard_mark(report.number).unlink()
+    for name in report.files:
+        (work.documents / name).unlink()
+
+
+def _require_some(source: str, windows: Windows, shards: Sequence[ShardReport], dropped: Counter) -> None:
+    counts = {"documents": sum(report.rows for report in shards), **windows.counts}
+    said = _counts(counts, dropped)
+    if not all(counts.values()):
         raise UserError(
-            f"data.source: {config.source} gives {_counts(pieces)}; expected some of each: give more or longer "
+            f"data.source: {source} gives {said}; expected some of each: give more or longer "
             "texts, a smaller data.window, or other shares"
         )
-    return _write_set(out, pieces.documents, pieces.queries, pieces.heldout, dict(pieces.dropped), origin)
+    say(f"cut into {said}")
 
 
-def prepare_rows(corpus: Path, queries: Path, heldout: Path, out: Path, origin: Origin) -> PreparedSet:
-    """Check and import the user's own documents and texts."""
-    return _write_set(out, read_documents(corpus), read_windows(queries), read_windows(heldout), {}, origin)
+def _counts(counts: dict[str, int], dropped: Counter) -> str:
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()) if count)
+    said = f"{counts['documents']} documents, {counts['queries']} queries, {counts['heldout']} held-out texts"
+    return f"{said} (dropped: {reasons})" if reasons else said
+
+
+def _prove(work: Work, windows: Windows, shards: Sequence[ShardReport], seed: int, pool: Pool) -> DisjointProof:
+    """Compare the files as they were written; raises UserError where they overlap."""
+    sources, texts = (list(found) for found in windows.proof)
+    paths = [work.documents / f"{report.number:05d}.arrow" for report in shards]
+    guard = work.guards / "windows"
+    progress = Progress("proving that no text is on two sides", len(paths))
+    for shared, equal in pool.run(prove_shard, ((path, guard, seed) for path in paths)):
+        sources += shared
+        texts += equal
+        progress.advance()
+    documents = sum(report.rows for report in shards)
+    n = Guard.load(guard).n
+    proof = DisjointProof(
+        documents, windows.counts["queries"], windows.counts["heldout"], tuple(sorted(sources)), tuple(sorted(texts)), n
+    )
+    say(str(proof))
+    require_disjoint(proof)
+    return proof
+
+
+def _finish(
+    work: Work,
+    cut: Cut,
+    windows: Windows,
+    shards: Sequence[ShardReport],
+    dropped: Counter,
+    proof: DisjointProof,
+    token_ids: TokenIds | None,
+    origin: Origin,
+) -> PreparedSet:
+    """Write the manifest, last of all, and remove the work."""
+    documents = Counter[str]()
+    files = dict(windows.files)
+    for report in shards:
+        documents.update(report.domains)
+        files |= {f"documents/{name}": sha256 for name, sha256 in report.files.items()}
+    if token_ids is not None:
+        write_token_rules(work.documents, token_ids.fingerprint)
+        files["documents/tokens.json"] = file_sha256(work.documents / "tokens.json")
+    domains = {"documents": dict(sorted(documents.items())), **windows.domains}
+    _say_domains(cut, domains)
+    manifest = {
+        "counts": {"documents": proof.num_documents, **windows.counts},
+        "domains": domains,
+        "source": {
+            "texts": cut.texts,
+            "tokens": cut.tokens,
+            "pieces": {side: dict(sorted(cut.domains[side].items())) for side in SIDES},
+        },
+        "dropped": dict(sorted(dropped.items())),
+        "rejected": dict(sorted(cut.rejected.items())),
+        "origin": origin,
+        "disjoint": proof.to_json(),
+        "shards": [asdict(report) for report in shards],
+        "files": files,
+    }
+    write_json(work.out / "manifest.json", manifest)
+    work.end()
+    return PreparedSet(work.out)
+
+
+def _say_domains(cut: Cut, domains: dict[str, dict[str, int]]) -> None:
+    """How far the domains kept their proportions."""
+    for side in SIDES:
+        before, after = cut.domains[side].total(), sum(domains[side].values())
+        if len(cut.domains[side]) > 1:
+            parts = (
+                f"{name} {100 * domains[side].get(name, 0) / after:.1f}% ({100 * count / before:.1f}%)"
+                for name, count in cut.domains[side].most_common(10)
+            )
+            say(f"{side} by domain, in brackets of what the source gives: {', '.join(parts)}")
+
+
+# The user's own rows ------------------------------------------------------------------------------------
+
+
+def prepare_rows(
+    corpus: Path,
+    queries: Path,
+    heldout: Path,
+    out: Path,
+    origin: Origin,
+    pool: Pool,
+    token_ids: TokenIds | None = None,
+) -> PreparedSet:
+    """Check and import the user's own documents and texts; not one is dropped."""
+    work = Work(out, origin)
+    windows = {"queries": read_windows(queries), "heldout": read_windows(heldout)}
+    write_documents(work.documents, read_documents(corpus))
+    for side, rows in windows.items():
+        write_windows(out / f"{side}.arrow", rows)
+    proof = prove_disjoint(_documents_of(work.documents), windows["queries"], windows["heldout"])
+    say(str(proof))
+    require_disjoint(proof)
+    names = [path.relative_to(out) for path in shard_paths(work.documents)]
+    names += _write_ids(work, token_ids, pool) + [Path("queries.arrow"), Path("heldout.arrow")]
+    domains = {side: dict(Counter(window.domain for window in rows)) for side, rows in windows.items()}
+    manifest = {
+        "counts": {"documents": proof.num_documents, **{side: len(rows) for side, rows in windows.items()}},
+        "domains": {"documents": dict(Counter(doc.domain for doc in _documents_of(work.documents))), **domains},
+        "dropped": {},
+        "rejected": {},
+        "origin": origin,
+        "disjoint": proof.to_json(),
+        "files": {str(name): file_sha256(out / name) for name in names},
+    }
+    write_json(out / "manifest.json", manifest)
+    work.end()
+    return PreparedSet(out)
 
 
 def import_corpus(corpus: Path, out: Path) -> ImportedCorpus:
@@ -83,149 +472,24 @@ def import_corpus(corpus: Path, out: Path) -> ImportedCorpus:
                 f"{out} was imported from other documents than {corpus}: remove it, or give another index.out"
             )
         return imported
-    out.mkdir(parents=True, exist_ok=True)
-    write_documents(out / "documents.arrow", read_documents(corpus))
-    write_json(out / "corpus.json", {"sha256": file_sha256(out / "documents.arrow"), "origin": origin})
+    shutil.rmtree(out / "documents", ignore_errors=True)  # what an interrupted import left
+    write_documents(out / "documents", read_documents(corpus))
+    write_json(out / "corpus.json", {"sha256": corpus_sha256(out / "documents"), "origin": origin})
     return ImportedCorpus(out)
 
 
-def require_same_origin(prepared: PreparedSet, origin: Origin) -> PreparedSet:
-    """A set that lies there already serves only if it was made from the same; raises UserError otherwise."""
-    before = prepared.manifest.get("origin", {})
-    for key in sorted({*before, *origin}):
-        if before.get(key) != origin.get(key):
-            raise UserError(
-                f"{prepared.folder} was prepared with {key}={before.get(key)}, now it is {origin.get(key)}: remove the "
-                "folder or give another data.out"
-            )
-    return prepared
+def _documents_of(folder: Path) -> Iterator[Document]:
+    for path in shard_paths(folder):
+        yield from read_documents_of(path)
 
 
-def side_of(source_id: str, seed: int, query_share: float, heldout_share: float) -> str:
-    """`queries`, `heldout` or `corpus`, by a keyed hash of the source's id."""
-    point = _hash_fraction(source_id, f"side:{seed}")
-    if point < query_share:
-        return "queries"
-    return "heldout" if point < query_share + heldout_share else "corpus"
-
-
-def _hash_fraction(text: str, key: str) -> float:
-    digest = hashlib.blake2b(text.encode(), digest_size=8, key=key.encode()).digest()
-    return int.from_bytes(digest, "big") / 2**64
-
-
-def _cut_all(texts: Iterable[SourceText], config: DataConfig, seed: int, tokenizer: Tokenizer) -> Pieces:
-    pieces = Pieces()
-    texts = list(texts)
-    progress = Progress("cutting texts", len(texts))
-    for text in texts:
-        side = side_of(text.id, seed, config.query_share, config.heldout_share)
-        if side == "corpus":
-            _add_documents(pieces, text, config.document_tokens or config.window, tokenizer)
-        else:
-            _add_windows(pieces, getattr(pieces, side), text, config.window, tokenizer)
-        progress.advance(note=text.domain)
-    return pieces
-
-
-def _add_documents(pieces: Pieces, text: SourceText, tokens: int, tokenizer: Tokenizer) -> None:
-    for number, piece in enumerate(split_text(text.text, tokenizer(text.text), tokens)):
-        if not piece.strip():
-            pieces.dropped["blank document"] += 1
-            continue
-        pieces.documents.append(Document(f"{text.id}#{number}", piece, text.domain, text.id))
-
-
-def _add_windows(pieces: Pieces, side: list[Window], text: SourceText, tokens: int, tokenizer: Tokenizer) -> None:
-    halves = split_text(text.text, tokenizer(text.text), tokens)
-    halves = halves[:-1]  # the last piece is shorter than the rest
-    for number, (context, continuation) in enumerate(zip(halves[::2], halves[1::2], strict=False)):
-        if not context.strip() or not continuation.strip():
-            pieces.dropped["blank text"] += 1
-            continue
-        side.append(Window(f"{text.id}#{number}", context, continuation, text.domain, text.id))
-
-
-def _drop_equal_texts(pieces: Pieces) -> None:
-    """Drop windows that equal a document, held-out texts that equal a query, and repeated documents."""
-    documents: dict[bytes, Document] = {}
-    for doc in pieces.documents:
-        documents.setdefault(content_hash(doc.text), doc)
-    pieces.dropped["repeated document"] += len(pieces.documents) - len(documents)
-    pieces.documents = list(documents.values())
-    pieces.queries = list(_keep_unless(pieces, pieces.queries, set(documents), "query equal to a document"))
-    seen = set(documents) | {window_hashes(window)[0] for window in pieces.queries}
-    pieces.heldout = list(_keep_unless(pieces, pieces.heldout, seen, "held-out text equal to another side's"))
-
-
-def _keep_unless(pieces: Pieces, windows: list[Window], seen: set[bytes], reason: str) -> Iterator[Window]:
-    for window in windows:
-        if seen.intersection(window_hashes(window)):
-            pieces.dropped[reason] += 1
-        else:
-            yield window
-
-
-def _trim(pieces: Pieces, config: DataConfig, seed: int) -> None:
-    """Keep the asked number on each side, by hash, so that domains keep their proportions."""
-    pieces.documents = _smallest_hashes(pieces.documents, config.num_documents, seed)
-    pieces.queries = _smallest_hashes(pieces.queries, config.num_queries, seed)
-    pieces.heldout = _smallest_hashes(pieces.heldout, config.num_heldout, seed)
-
-
-def _smallest_hashes(items: list[Piece], limit: int | None, seed: int) -> list[Piece]:
-    ordered = sorted(items, key=lambda item: _hash_fraction(item.id, f"sample:{seed}"))
-    return ordered[:limit]
-
-
-def _counts(pieces: Pieces) -> str:
-    sizes = (len(pieces.documents), len(pieces.queries), len(pieces.heldout))
-    dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(pieces.dropped.items()) if count)
-    return "{} documents, {} queries, {} held-out texts".format(*sizes) + (f" (dropped: {dropped})" if dropped else "")
-
-
-def _write_set(
-    out: Path,
-    documents: Iterable[Document],
-    queries: list[Window],
-    heldout: list[Window],
-    dropped: dict[str, int],
-    origin: Origin,
-) -> PreparedSet:
-    """Write the files, prove them disjoint from what was written, and mark the set as finished."""
-    _clear(out)
-    write_documents(out / "documents.arrow", documents)
-    write_windows(out / "queries.arrow", queries)
-    write_windows(out / "heldout.arrow", heldout)
-    proof = prove_disjoint(CorpusStore(out / "documents.arrow").iterate(), queries, heldout)
-    say(str(proof))
-    require_disjoint(proof)
-    write_json(
-        out / "manifest.json",
-        {
-            "counts": {"documents": proof.num_documents, "queries": len(queries), "heldout": len(heldout)},
-            "domains": _domains(queries, heldout),
-            "dropped": dropped,
-            "origin": origin,
-            "disjoint": proof.to_json(),
-            "files": {name: file_sha256(out / name) for name in FILES},
-        },
-    )
-    return PreparedSet(out)
-
-
-def _clear(out: Path) -> None:
-    """Make room for a set: an earlier one goes, anything else of the user's stays and is named."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file; give another data.out")
-    ours = {*FILES, "manifest.json", "manifest.json.partial"}
-    foreign = [path.name for path in out.iterdir() if path.name not in ours] if out.exists() else []
-    if foreign:
-        raise UserError(f"{out} holds {foreign[0]}, which is no part of a prepared set; give another data.out")
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-
-
-def _domains(queries: list[Window], heldout: list[Window]) -> dict[str, dict[str, int]]:
-    sides = {"queries": queries, "heldout": heldout}
-    return {name: dict(Counter(window.domain for window in windows)) for name, windows in sides.items()}
+def _write_ids(work: Work, token_ids: TokenIds | None, pool: Pool) -> list[Path]:
+    """Token ids beside the documents' texts; returns the files."""
+    if token_ids is None:
+        return []
+    shards = shard_paths(work.documents)
+    for _ in pool.run(write_ids_of_shard, ((shard, token_ids) for shard in shards)):
+        pass
+    write_token_rules(work.documents, token_ids.fingerprint)
+    paths = [path for shard in shards for path in token_paths(shard)] + [work.documents / "tokens.json"]
+    return [path.relative_to(work.out) for path in paths]

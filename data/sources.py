@@ -1,104 +1,305 @@
-"""Where raw texts come from: JSONL, a folder of text files, a Hugging Face dataset, or the shipped ones.
+"""Raw texts out of the units of a source; what cannot be read is handed on with its reason, never passed over.
 
-A source yields `SourceText`s: whole texts with an id and a domain, in a fixed order.
+Each item comes with where it stands: the file, and the line or row counted from the unit's first, from 1.
 """
 
+import csv
+import gzip
+import io
+import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from configs.errors import UserError
-from data.rows import read_json_lines, require_new
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data.rejected import Reason, Rejected
+from data.sampling import content_hash
+from data.units import Unit, file_kind, open_hub
+
+MAX_LINE_BYTES = 64 << 20
+ROWS_AT_A_TIME = 256
 
 
 @dataclass(frozen=True, slots=True)
 class SourceText:
-    """One whole text before it is cut."""
+    """One whole text before it is cut. `named` is False where its id is a hash of its words, for want of another."""
 
     id: str
     text: str
     domain: str
+    named: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class FieldMap:
-    """Which fields of a raw row hold what; dots reach into nested fields (`meta.pile_set_name`)."""
+    """Which fields of a raw row hold what; dots reach into nested fields (`meta.pile_set_name`).
+
+    `new_text_at` is for rows or lines that are parts of texts: an expression that a text's first line matches.
+    """
 
     text: str = "text"
     id: str = "id"
     domain: str = "domain"
+    new_text_at: str | None = None
+    max_characters: int = 16 << 20
 
 
-def read_source(source: str, fields: FieldMap) -> Iterator[SourceText]:
-    """The texts of a `data.source`: a path, `package:NAME`, `stand_in`, or a dataset on the hub."""
+Item = SourceText | Rejected
+Line = tuple[int, bytes] | Rejected
+Row = tuple[int, dict[str, Any]] | Rejected
+
+
+def read_unit(unit: Unit, fields: FieldMap) -> Iterator[tuple[int, Item]]:
+    """The texts of a unit, and what had to be rejected, each with its line."""
+    if unit.kind == "built_in":
+        return enumerate(_built_in(unit.names[0]), start=1)
+    if unit.kind == "text":
+        return _texts_of_files(unit, fields)
+    rows = {"jsonl": _json_rows, "tsv": _tsv_rows, "parquet": _parquet_rows, "hub": _hub_rows}[unit.kind](unit, fields)
+    if fields.new_text_at:
+        return _joined_rows(rows, fields, unit.names[0], fields.new_text_at)
+    return _texts_of_rows(rows, fields, unit.names[0])
+
+
+def _built_in(source: str) -> Iterator[SourceText]:
     if source == "stand_in":
         from data.stand_in_texts import stand_in_texts
 
         return stand_in_texts()
-    if source.startswith("package:"):
-        from data.package_texts import read_package_texts
+    from data.package_texts import read_package_texts
 
-        return read_package_texts(source.removeprefix("package:"))
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return _read_folder(path)
-    if path.is_file():
-        return _read_rows(path, fields)
-    if source.startswith((".", "/", "~")) or source.count("/") > 1 or path.suffix in (".jsonl", ".gz"):
-        raise UserError(f"data.source: {source} does not exist; expected a JSONL file, a folder or a dataset's name")
-    return _read_hub(source, fields)
+    return read_package_texts(source.removeprefix("package:"))
 
 
-def _read_folder(root: Path) -> Iterator[SourceText]:
-    """Every text file under a folder; the first folder below it is the domain."""
-    found = False
-    for path in sorted(path for path in root.rglob("*") if path.is_file()):
-        relative = path.relative_to(root)
-        if any(part.startswith(".") for part in relative.parts):
-            continue
-        try:
-            text = path.read_bytes().decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path}: not UTF-8 at byte {error.start}; convert or remove the file") from error
-        found = True
-        yield SourceText(str(relative), text, relative.parts[0] if len(relative.parts) > 1 else "all")
-    if not found:
-        raise UserError(f"data.source: the folder {root} holds no files")
+# Files of texts -----------------------------------------------------------------------------------------
 
 
-def _read_rows(path: Path, fields: FieldMap) -> Iterator[SourceText]:
-    seen: set[str] = set()
-    for number, (where, row) in enumerate(read_json_lines(path)):
-        text = _source_text(row, fields, where, number)
-        require_new(text.id, seen, where)
-        yield text
-    if not seen:
-        raise UserError(f"data.source: {path} holds no texts")
+def _texts_of_files(unit: Unit, fields: FieldMap) -> Iterator[tuple[int, Item]]:
+    root = Path(unit.root) if unit.root else None
+    for name in unit.names:
+        path = Path(name)
+        label = str(path.relative_to(root)) if root else path.name
+        text = _file_text(path, fields)
+        if isinstance(text, Rejected):
+            yield 0, text
+        elif fields.new_text_at:
+            lines = ((number, {fields.text: line}) for number, line in enumerate(text.splitlines(True), start=1))
+            yield from _joined_rows(lines, fields, label, fields.new_text_at)
+        else:
+            folder = Path(label).parts[0] if len(Path(label).parts) > 1 else "all"
+            yield 0, _checked(SourceText(label, text, folder), fields, name, 0)
 
 
-def _read_hub(name: str, fields: FieldMap) -> Iterator[SourceText]:
-    """Streams the train split of a dataset (the Pile: monology/pile-uncopyrighted, meta.pile_set_name)."""
-    from datasets import load_dataset
-
+def _file_text(path: Path, fields: FieldMap) -> str | Rejected:
     try:
-        rows = load_dataset(name, split="train", streaming=True)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"data.source: cannot open the dataset {name}: {str(error).strip().splitlines()[0]}") from error
-    for number, row in enumerate(rows):
-        yield _source_text(row, fields, f"{name}:{number}", number)
+        content = path.read_bytes()
+    except OSError as error:
+        return Rejected(Reason.unreadable_file, str(path), 0, error.strerror or str(error))
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return Rejected(Reason.not_utf8, str(path), 0, "UTF-16; convert or remove the file")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        return Rejected(Reason.not_utf8, str(path), 0, f"at byte {error.start}; convert or remove the file")
 
 
-def _source_text(row: dict[str, Any], fields: FieldMap, where: str, number: int) -> SourceText:
-    text = _nested(row, fields.text)
+# Rows ---------------------------------------------------------------------------------------------------
+
+
+def _json_rows(unit: Unit, fields: FieldMap) -> Iterator[Row]:
+    for line in _lines(unit):
+        yield line if isinstance(line, Rejected) else _json_row(line, unit.names[0])
+
+
+def _json_row(line: tuple[int, bytes], name: str) -> Row:
+    number, content = line
+    try:
+        row = json.loads(content.decode("utf-8-sig"))  # Windows begins files with a byte order mark
+    except UnicodeDecodeError as error:
+        return Rejected(Reason.not_utf8, name, number, f"at byte {error.start} of the line")
+    except json.JSONDecodeError as error:
+        return Rejected(Reason.invalid_json, name, number, f"not valid JSON: {error.msg} at column {error.colno}")
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets thousands deep
+        return Rejected(Reason.invalid_json, name, number, f"not valid JSON: {error}")
+    if not isinstance(row, dict):
+        return Rejected(Reason.not_an_object, name, number, f"expected a JSON object, found {type(row).__name__}")
+    return number, row
+
+
+def _tsv_rows(unit: Unit, fields: FieldMap) -> Iterator[Row]:
+    """Rows as of DPR's psgs_w100.tsv: a header, tabs, quotes doubled within quotes, a row on each line."""
+    name = unit.names[0]
+    header: list[str] | None = None
+    if unit.start:
+        first = next(_lines(Unit(0, "tsv", unit.names, 0)), None)
+        header = None if isinstance(first, Rejected) or first is None else _cells(first[1])
+    for line in _lines(unit):
+        if isinstance(line, Rejected):
+            yield line
+            continue
+        cells = _cells(line[1])
+        if cells is None:
+            yield Rejected(Reason.invalid_tsv, name, line[0], "not UTF-8, or a quote that does not end")
+        elif header is None:
+            header = cells
+        elif len(cells) != len(header):
+            yield Rejected(Reason.wrong_columns, name, line[0], f"{len(cells)} columns, the header has {len(header)}")
+        else:
+            yield line[0], dict(zip(header, cells, strict=True))
+
+
+def _cells(line: bytes) -> list[str] | None:
+    try:
+        return next(csv.reader([line.decode("utf-8-sig").rstrip("\r\n")], delimiter="\t", strict=True))
+    except (UnicodeDecodeError, csv.Error):
+        return None
+
+
+def _parquet_rows(unit: Unit, fields: FieldMap) -> Iterator[Row]:
+    name = unit.names[0]
+    number = 0
+    try:
+        file = pq.ParquetFile(name)
+        groups = list(range(unit.start, file.num_row_groups if unit.stop is None else unit.stop))
+        tops = {path.split(".")[0] for path in (fields.text, fields.id, fields.domain)}
+        columns = [column for column in file.schema_arrow.names if column in tops]
+        for batch in file.iter_batches(ROWS_AT_A_TIME, row_groups=groups, columns=columns):
+            for row in batch.to_pylist():
+                number += 1
+                yield number, row
+    except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
+        yield Rejected(Reason.damaged_file, name, number, f"no whole Parquet file: {str(error).splitlines()[0]}")
+
+
+def _hub_rows(unit: Unit, fields: FieldMap) -> Iterator[Row]:
+    dataset = open_hub(unit.names[0])
+    return enumerate(dataset.shard(num_shards=dataset.num_shards, index=unit.start), start=1)
+
+
+def _lines(unit: Unit) -> Iterator[Line]:
+    """The lines that begin within the unit; blank ones are passed over."""
+    name = unit.names[0]
+    number = 0
+    try:
+        with _open(Path(name)) as file:
+            if unit.start:
+                file.seek(unit.start - 1)
+                _skip_line(file)  # it began before
+            while unit.stop is None or file.tell() < unit.stop:
+                line = file.readline(MAX_LINE_BYTES)
+                if not line:
+                    return
+                number += 1
+                if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+                    _skip_line(file)
+                    yield Rejected(Reason.too_long, name, number, f"the line is longer than {MAX_LINE_BYTES} bytes")
+                elif line.strip():
+                    yield number, line
+    except (EOFError, OSError, pa.ArrowInvalid) as error:
+        yield Rejected(Reason.damaged_file, name, number, f"unreadable after this line: {error}")
+
+
+def _skip_line(file: BinaryIO) -> None:
+    while (part := file.readline(MAX_LINE_BYTES)) and not part.endswith(b"\n"):
+        pass
+
+
+def _open(path: Path) -> Any:
+    compression = file_kind(path)[1]
+    if compression == "gzip":
+        return gzip.open(path, "rb")
+    if compression:
+        return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), compression), 1 << 20)
+    return path.open("rb")
+
+
+# Texts out of rows --------------------------------------------------------------------------------------
+
+
+def _texts_of_rows(rows: Iterator[Row], fields: FieldMap, name: str) -> Iterator[tuple[int, Item]]:
+    for row in rows:
+        if isinstance(row, Rejected):
+            yield row.line, row
+        else:
+            yield row[0], _text_of_row(row[1], fields, name, row[0])
+
+
+def _text_of_row(row: dict[str, Any], fields: FieldMap, name: str, line: int) -> Item:
+    text, identifier, domain = (_nested(row, path) for path in (fields.text, fields.id, fields.domain))
+    if text is None:
+        there = ", ".join(map(str, row)) or "none"
+        return Rejected(
+            Reason.text_missing, name, line, f"field '{fields.text}' (data.text_field) is missing; the fields: {there}"
+        )
     if not isinstance(text, str):
-        raise UserError(f"{where}: field '{fields.text}' must be a string (data.text_field); found {', '.join(row)}")
-    identifier = _nested(row, fields.id)
-    return SourceText(
-        id=str(number if identifier is None else identifier),
-        text=text,
-        domain=str(_nested(row, fields.domain) or "all"),
-    )
+        return Rejected(
+            Reason.text_not_a_string, name, line, f"field '{fields.text}' must be a string, found {_type(text)}"
+        )
+    if identifier == "":
+        return Rejected(Reason.id_empty, name, line, f"field '{fields.id}' (data.id_field) is empty")
+    if identifier is not None and (isinstance(identifier, bool) or not isinstance(identifier, str | int)):
+        return Rejected(
+            Reason.id_not_a_string,
+            name,
+            line,
+            f"field '{fields.id}' must be a string or an integer, found {_type(identifier)}",
+        )
+    if domain is not None and (isinstance(domain, bool) or not isinstance(domain, str | int)):
+        return Rejected(
+            Reason.domain_not_a_string, name, line, f"field '{fields.domain}' must be a string, found {_type(domain)}"
+        )
+    domain = "all" if domain in (None, "") else str(domain)
+    made = _unnamed(text, domain) if identifier is None else SourceText(str(identifier), text, domain)
+    return _checked(made, fields, name, line)
+
+
+def _type(value: Any) -> str:
+    return type(value).__name__
+
+
+def _unnamed(text: str, domain: str) -> SourceText:
+    """A text that nobody named is called by its words, so that its side depends on no order of files."""
+    return SourceText(content_hash(text.encode(errors="replace").decode()).hex(), text, domain, named=False)
+
+
+def _checked(text: SourceText, fields: FieldMap, name: str, line: int) -> Item:
+    if not text.text.strip():
+        return Rejected(Reason.text_empty, name, line, "the text is empty")
+    if len(text.text) > fields.max_characters:
+        return Rejected(Reason.too_long, name, line, f"{len(text.text)} characters, more than data.max_text_characters")
+    if "\0" in text.text:
+        return Rejected(Reason.nul_character, name, line, "holds a NUL character: is it a text?")
+    try:
+        f"{text.id}{text.domain}{text.text}".encode()
+    except UnicodeEncodeError:
+        return Rejected(Reason.half_surrogate, name, line, "holds half a surrogate pair")
+    return text
+
+
+def _joined_rows(rows: Iterator[Row], fields: FieldMap, name: str, new_text_at: str) -> Iterator[tuple[int, Item]]:
+    """Rows that are lines of longer texts, as Wikitext's: a text begins where a line matches."""
+    begins = re.compile(new_text_at)
+    lines: list[str] = []
+    first = 0
+    for row in rows:
+        if isinstance(row, Rejected):
+            yield row.line, row
+            continue
+        line = _nested(row[1], fields.text)
+        if not isinstance(line, str):
+            yield row[0], _text_of_row(row[1], fields, name, row[0])
+            continue
+        if begins.search(line) and any(part.strip() for part in lines):
+            yield first, _checked(_unnamed("".join(lines), "all"), fields, name, first)
+            lines = []
+        first = first if lines else row[0]
+        lines.append(line if line.endswith("\n") else f"{line}\n")
+    if any(part.strip() for part in lines):
+        yield first, _checked(_unnamed("".join(lines), "all"), fields, name, first)
 
 
 def _nested(row: dict[str, Any], path: str) -> Any:

@@ -1,43 +1,58 @@
-"""Prepared sets on disk: Arrow files that are memory-mapped, so reading a row never loads the corpus.
+"""Prepared sets on disk: files that are memory-mapped, so reading a row never loads the corpus.
 
-SET/documents.arrow   id, text, domain, source
+SET/documents/        shards of documents: id, text, domain, source, and the retriever's token ids (`shards`)
 SET/queries.arrow     id, context, continuation, domain, source, gold
 SET/heldout.arrow     the same
-SET/manifest.json     written last: a set without it is unfinished and is made again
+SET/rejected.jsonl    what of the source could not be taken, if anything
+SET/manifest.json     written last: a set without it is unfinished, and the same command goes on with it
 """
 
-import hashlib
 import json
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 
-from configs.errors import RunError, UserError
+from configs.errors import UserError
 from data.records import Document, Window
-
-FILES = ("documents.arrow", "queries.arrow", "heldout.arrow")
-ROWS_PER_BATCH = 1000
-DOCUMENT_SCHEMA = pa.schema([(name, pa.string()) for name in ("id", "text", "domain", "source")])
-WINDOW_SCHEMA = pa.schema(
-    [(name, pa.string()) for name in ("id", "context", "continuation", "domain", "source")]
-    + [("gold", pa.list_(pa.string()))]
+from data.shards import (
+    DOCUMENT_SCHEMA,
+    ROWS_PER_BATCH,
+    WINDOW_SCHEMA,
+    combined_sha256,
+    shard_paths,
+    token_paths,
 )
 
 
 class CorpusStore:
-    """Documents by row number."""
+    """Documents by row number, over the shards of a folder. Raises UserError where there are none."""
 
-    def __init__(self, path: Path) -> None:
-        self._table = _open_table(path)
+    def __init__(self, folder: Path) -> None:
+        shards = shard_paths(folder)
+        if not shards:
+            raise UserError(f"{folder} holds no documents; expected the shards that `replug prepare` writes")
+        tables = [_open_table(path) for path in shards]
+        self._table = concatenate_datasets(tables)
+        self._starts = np.cumsum([0, *map(len, tables)])
+        self._tokens = _open_tokens(folder, shards)
+        self.tokens_by = _token_rules(folder)  # fingerprint of the tokenizer whose ids are there, if any are
 
     def __len__(self) -> int:
         return len(self._table)
+
+    def token_ids(self, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
+        """The retriever's token ids in the order asked for; only where `tokens_by` names its tokenizer."""
+        rows = np.asarray(rows)
+        shards = np.searchsorted(self._starts, rows, "right") - 1
+        places = (rows - self._starts[shards]).tolist()
+        return [
+            tokens[int(ends[place - 1]) if place else 0 : int(ends[place])]
+            for (tokens, ends), place in zip((self._tokens[shard] for shard in shards.tolist()), places, strict=True)
+        ]
 
     def texts(self, rows: Sequence[int] | np.ndarray) -> list[str]:
         """Texts in the order asked for."""
@@ -78,6 +93,21 @@ class WindowStore:
         return [Window(*texts, tuple(gold)) for *texts, gold in fields]  # type: ignore[call-arg]
 
 
+def _token_rules(folder: Path) -> str | None:
+    path = folder / "tokens.json"
+    return json.loads(path.read_text())["fingerprint"] if path.is_file() else None
+
+
+def _open_tokens(folder: Path, shards: Sequence[Path]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Token ids and ends of each shard, mapped; as plain arrays, which are cut twice as fast."""
+    if not (folder / "tokens.json").is_file():
+        return []
+    return [
+        tuple(np.asarray(np.load(path, mmap_mode="r", allow_pickle=False)) for path in token_paths(shard))
+        for shard in shards
+    ]
+
+
 def _open_table(path: Path) -> Dataset:
     try:
         return Dataset.from_file(str(path))
@@ -98,7 +128,7 @@ class Corpus(Protocol):
 
 
 class ImportedCorpus:
-    """Documents without texts to train on: documents.arrow and, written last, corpus.json."""
+    """Documents without texts to train on: documents/ and, written last, corpus.json."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -107,7 +137,7 @@ class ImportedCorpus:
 
     @property
     def corpus_path(self) -> Path:
-        return self.folder / "documents.arrow"
+        return self.folder / "documents"
 
     @property
     def corpus_sha256(self) -> str:
@@ -121,21 +151,25 @@ class PreparedSet:
         if not (folder / "manifest.json").is_file():
             raise UserError(f"{folder} is not a prepared set: manifest.json is missing; run `replug prepare` again")
         self.folder = folder
-        self.manifest = _read_manifest(folder)
+        self.manifest = read_manifest(folder)
+        _require_files(folder, self.manifest)
         self.corpus = CorpusStore(self.corpus_path)
         self.queries = WindowStore(folder / "queries.arrow")
         self.heldout = WindowStore(folder / "heldout.arrow")
 
     @property
     def corpus_path(self) -> Path:
-        return self.folder / "documents.arrow"
+        return self.folder / "documents"
 
     @property
     def corpus_sha256(self) -> str:
-        return self.manifest["files"]["documents.arrow"]
+        shards = (name.partition("/") for name in self.manifest["files"] if name.endswith(".arrow"))
+        hashes = {name: self.manifest["files"][f"{folder}/{name}"] for folder, _, name in shards if name}
+        return combined_sha256(hashes)
 
 
-def _read_manifest(folder: Path) -> dict:
+def read_manifest(folder: Path) -> dict:
+    """The manifest of a finished set; raises UserError where it is no such thing."""
     mend = "remove the folder and run `replug prepare` again"
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
@@ -143,61 +177,13 @@ def _read_manifest(folder: Path) -> dict:
         raise UserError(f"{folder}/manifest.json is not valid JSON ({error}); {mend}") from error
     if not isinstance(manifest, dict) or "disjoint" not in manifest:
         raise UserError(f"{folder}/manifest.json holds no proof of disjointness; {mend}")
-    for name in FILES:
-        if not (folder / name).is_file():
-            raise UserError(f"{folder}/{name} is missing; {mend}")
+    proof = manifest["disjoint"]
+    if proof["shared_sources"] or proof["equal_texts"]:
+        raise UserError(f"{folder}/manifest.json says that corpus and texts overlap; {mend}")
     return manifest
 
 
-def write_documents(path: Path, documents: Iterable[Document]) -> int:
-    """Stream documents to an Arrow file; returns how many."""
-    rows = ({name: getattr(doc, name) for name in DOCUMENT_SCHEMA.names} for doc in documents)
-    return _write(path, DOCUMENT_SCHEMA, rows)
-
-
-def write_windows(path: Path, windows: Iterable[Window]) -> int:
-    """Stream windows to an Arrow file; returns how many."""
-    rows = ({name: getattr(window, name) for name in WINDOW_SCHEMA.names} for window in windows)
-    return _write(path, WINDOW_SCHEMA, rows)
-
-
-def _write(path: Path, schema: pa.Schema, rows: Iterable[dict]) -> int:
-    count, batch = 0, []
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
-        for row in rows:
-            batch.append(row)
-            count += 1
-            if len(batch) == ROWS_PER_BATCH:
-                writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=schema))
-                batch = []
-        if batch:
-            writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=schema))
-    return count
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_json(path: Path, content: object) -> None:
-    """Replace a file by this content."""
-    replace_file(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write beside and rename, so that a reader sees all of the old or all of the new."""
-    partial = path.with_name(path.name + ".partial")
-    with writing(partial):
-        partial.write_bytes(content)
-        partial.replace(path)
-
-
-@contextmanager
-def writing(partial: Path) -> Iterator[None]:
-    """Where the disk does not take a file or folder, remove what there is of it and raise RunError with its name."""
-    try:
-        yield
-    except OSError as error:
-        shutil.rmtree(partial) if partial.is_dir() else partial.unlink(missing_ok=True)
-        raise RunError(f"{partial} cannot be written: {error.strerror or error}") from error
+def _require_files(folder: Path, manifest: dict) -> None:
+    for name in manifest["files"]:
+        if not (folder / name).is_file():
+            raise UserError(f"{folder}/{name} is missing; run `replug prepare` again, which makes it anew")

@@ -6,7 +6,7 @@ from functools import partial
 from html import escape
 from pathlib import Path
 
-from data.store import replace_file
+from data.files import replace_file
 from evals import figures
 from evals.results import METHODS, RECALL_AT, interval_lines
 

@@ -29,6 +29,7 @@ class _Loaded:
     encoder: Encoder
     corpus: CorpusStore
     tokens: TokenBlocks
+    has_token_ids: bool  # the corpus was prepared for this tokenizer
 
 
 class Builder:
@@ -75,6 +76,8 @@ class Builder:
         return build_steps.drift(self._store, previous, plan)
 
     def _block_ids(self, loaded: _Loaded, block: int, rows: range) -> list[np.ndarray]:
+        if loaded.has_token_ids:
+            return loaded.corpus.token_ids(rows)
         ids = loaded.tokens.read(block)
         if ids is None:
             ids = self._token_ids(loaded.encoder, loaded.corpus.texts(rows))
@@ -92,7 +95,9 @@ class Builder:
             if self._loaded is None or self._loaded.vectors != vectors:
                 encoder = self._load_encoder(plan)
                 tokens = TokenBlocks(self._store.root, token_fingerprint(encoder.tokenizer, plan))
-                self._loaded = _Loaded(vectors, encoder, self._load_corpus(plan), tokens)
+                corpus = self._load_corpus(plan)
+                prepared = corpus.tokens_by == encoder.token_rule.fingerprint
+                self._loaded = _Loaded(vectors, encoder, corpus, tokens, prepared)
             return self._loaded
 
     def _load_encoder(self, plan: BuildPlan) -> Encoder:

@@ -33,7 +33,7 @@ class LocalIndex:
 
 
 def _open_corpus(path: Path, num_documents: int) -> CorpusStore:
-    if not path.is_file():
+    if not path.is_dir():
         raise UserError(f"the index's corpus {path} is gone; bring it back, or build the index again")
     corpus = CorpusStore(path)
     if len(corpus) != num_documents:

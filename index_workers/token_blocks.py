@@ -18,6 +18,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from data.progress import say
+from data.tokenizing import plain_rules
 from index_workers.version_store import BuildPlan
 
 CHECKSUM_BYTES = 32  # of sha256
@@ -64,9 +65,7 @@ class TokenBlocks:
 
 def token_fingerprint(tokenizer: PreTrainedTokenizerBase, plan: BuildPlan) -> str:
     """Hash of what a block's ids follow from: the tokenizer and its limit, the corpus and how it is cut in blocks."""
-    rules = json.loads(tokenizer.backend_tokenizer.to_str())
-    for state in ("truncation", "padding"):  # these record the last call and say nothing of the tokenizer
-        rules.pop(state, None)
+    rules = plain_rules(tokenizer.backend_tokenizer.to_str())
     parts = [rules, plan.max_tokens, plan.corpus_sha256, plan.block_documents]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from configs.errors import UserError
+from data.files import file_sha256
 from data.progress import Progress
-from data.store import CorpusStore, file_sha256
+from data.shards import corpus_sha256, shard_paths
+from data.store import CorpusStore
 from index_workers.faiss_index import count_vectors
 from index_workers.version_store import BuildPlan, VersionStore, require_intact
 
@@ -101,9 +103,9 @@ def _encoder_problems(store: VersionStore, plan: BuildPlan, snapshot: dict[str, 
 
 
 def _corpus_problems(path: Path, plan: BuildPlan) -> Iterator[str]:
-    if not path.is_file():
+    if not shard_paths(path):
         yield f"the corpus {path} is gone"
-    elif file_sha256(path) != plan.corpus_sha256:
+    elif corpus_sha256(path) != plan.corpus_sha256:
         yield f"the corpus {path} is not the one that was embedded: its checksum differs"
     elif len(CorpusStore(path)) != plan.num_documents:
         yield f"the corpus {path} holds {len(CorpusStore(path))} documents, the index {plan.num_documents}"

@@ -26,7 +26,7 @@ from uuid import uuid4
 import numpy as np
 
 from configs.errors import RunError, UserError
-from data.store import file_sha256, write_json, writing
+from data.files import file_sha256, write_json, writing
 from index_workers.kinds import IndexKind
 
 FORMAT = 3
@@ -109,7 +109,7 @@ class VersionStore:
     def corpus_path(self, plan: BuildPlan) -> Path:
         """Where the corpus of a plan lies now; a run directory may have been moved as a whole."""
         moved = (self.root / plan.corpus_relative).resolve()
-        return moved if moved.is_file() else Path(plan.corpus_path)
+        return moved if moved.is_dir() else Path(plan.corpus_path)
 
     def published(self) -> list[int]:
         """Versions that can be searched, oldest first."""

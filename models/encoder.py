@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from configs.errors import UserError
+from data.tokenizing import TokenIds
 from models.batching import token_budget_batches
 
 # Padded tokens in one forward pass: what stays in the cache of a core, and what a step with gradient was measured with.
@@ -43,6 +44,12 @@ class Encoder(nn.Module):
     @property
     def dim(self) -> int:
         return int(self.backbone.config.hidden_size)
+
+    @property
+    def token_rule(self) -> TokenIds:
+        """How texts become token ids, for those who make them without the encoder."""
+        rules = self.tokenizer.backend_tokenizer.to_str()
+        return TokenIds(rules, self.max_tokens, self.backbone.config.vocab_size)
 
     def token_ids(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Ids of each text, special tokens included, cut at `max_tokens`: uint16 where they fit, else uint32."""

@@ -14,9 +14,9 @@ from pytorch_lightning.loggers.logger import Logger, rank_zero_experiment
 from pytorch_lightning.utilities import rank_zero_only
 
 from configs.errors import RunError, UserError
+from data.files import write_json
 from data.progress import Progress, say
 from data.records import RetrievedBatch
-from data.store import write_json
 from train.loss import lm_scores
 from train.module import LossSettings
 from train.pipeline import BatchPipeline

@@ -52,8 +52,13 @@ def train(config: ConfigFile, overrides: Overrides = None) -> None:
 
 @app.command()
 def prepare(config: ConfigFile, overrides: Overrides = None) -> None:
-    """Cut raw texts into a corpus store, training texts and held-out texts, and prove them disjoint."""
-    loaded = load_config(config, overrides or [])
+    """Cut raw texts into a corpus store, training texts and held-out texts, and prove them disjoint.
+
+    Goes on where it was interrupted, and makes damaged files of a finished set again.
+
+    replug prepare configs/own_data.yaml data.source=PATH_OR_HUB_NAME data.out=OUT data.tokenizer=retriever
+    """
+    loaded = load_config(config, overrides or [], needs_lm=False, needs_retriever=False)
     check_paths(loaded)
     from train.commands import run_prepare
 
@@ -73,8 +78,8 @@ def index(config: ConfigFile, overrides: Overrides = None) -> None:
 
 
 @app.command()
-def verify(directory: Annotated[Path, typer.Argument(help="An index directory, or a run directory.")]) -> None:
-    """Check every checksum, count and dimension of an index; exits with 0, or names what is wrong."""
+def verify(directory: Annotated[Path, typer.Argument(help="An index, a prepared set, or a run directory.")]) -> None:
+    """Check every checksum, count and dimension of an index or a prepared set; exits with 0, or names what is wrong."""
     from train.commands import run_verify
 
     run_verify(directory)

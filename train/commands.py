@@ -11,8 +11,10 @@ from rich.panel import Panel
 from configs.errors import RunError, UserError
 from configs.load import load_config
 from configs.schema import Config
+from data.files import write_json
 from data.progress import say
-from data.store import PreparedSet, write_json
+from data.store import PreparedSet
+from data.verify import is_prepared_set, verify_prepared
 from evals.figures import overview_png
 from evals.language_modelling import Choice
 from evals.results import print_results
@@ -31,7 +33,10 @@ from train.run_dir import RunDirectory
 
 
 def run_prepare(config: Config) -> None:
-    prepared = wiring.prepared_set(config, RunDirectory(Path(config.run_dir).expanduser()).data)
+    """Prepare, or go on with it; a finished set is checked, and what is damaged there made again."""
+    out = RunDirectory(Path(config.run_dir).expanduser()).data
+    wiring.repair_prepared(config, out)
+    prepared = wiring.prepared_set(config, out)
     print(json.dumps({"prepared": str(prepared.folder), **prepared.manifest["counts"]}))
 
 
@@ -52,13 +57,24 @@ def run_index(config: Config) -> None:
 
 def run_verify(directory: Path) -> None:
     """Print what is there and what is wrong; raises RunError if anything is."""
-    versions, problems = verify_index(index_folder(directory))
-    for line in versions:
+    found, problems = _verify(directory)
+    for line in found:
         print(line)
     for problem in problems:
         print(f"WRONG: {problem}")
     if problems:
         raise RunError(f"{directory} is wrong in {len(problems)} places, first: {problems[0]}")
+
+
+def _verify(directory: Path) -> tuple[list[str], list[str]]:
+    """What is there and what is wrong of a prepared set, an index, or both of a run directory."""
+    if is_prepared_set(directory):
+        return verify_prepared(directory)
+    found, problems = verify_index(index_folder(directory))
+    if is_prepared_set(directory / "data"):
+        of_set = verify_prepared(directory / "data")
+        found, problems = found + of_set[0], problems + of_set[1]
+    return found, problems
 
 
 def index_folder(directory: Path) -> Path:

@@ -15,9 +15,10 @@ import torch
 
 from configs.schema import Config
 from data.datamodule import StepDataModule
+from data.files import replace_file, write_json
 from data.progress import say
 from data.records import Window
-from data.store import PreparedSet, replace_file, write_json
+from data.store import PreparedSet
 from evals.language_modelling import Choice, measure_bits, random_choice
 from evals.report import write_report
 from evals.results import RECALL_AT, bpb_results, print_results, retrieval_results

@@ -21,7 +21,7 @@ from pathlib import Path
 from configs.errors import UserError
 from configs.load import config_to_yaml, flatten, load_config
 from configs.schema import Config
-from data.store import replace_file, write_json
+from data.files import replace_file, write_json
 from train.environment import describe_environment
 
 # Keys that change neither what is computed nor in which order; a resumed run may set them anew.

@@ -27,9 +27,9 @@ import numpy as np
 
 from configs.errors import RunError, UserError
 from configs.schema import LMConfig, ScoreConfig, TooLong
+from data.files import write_json
 from data.progress import Progress, format_duration, say
 from data.rows import read_json_lines
-from data.store import write_json
 from models.black_box_lm import AsyncLM, ContinuationScore
 from models.caching_lm import CachingLM
 from models.pair_tokens import pair_token_ids

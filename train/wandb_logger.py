@@ -7,7 +7,7 @@ from pytorch_lightning.loggers import WandbLogger
 
 from configs.load import flatten
 from configs.schema import Config
-from data.store import write_json
+from data.files import write_json
 from train.run_dir import RunDirectory
 
 

@@ -15,11 +15,16 @@ from configs.errors import UserError
 from configs.paths import check_paths
 from configs.rules import max_index_age, refresh_lag
 from configs.schema import Adopt, Config, LMConfig, LMScore, Rerank, Swap, TooLong
-from data.prepare import Tokenizer, import_corpus, prepare_raw, prepare_rows, require_same_origin
+from data.files import file_sha256
+from data.local_pool import LocalPool
+from data.prepare import Origin, Tokenizers, import_corpus, prepare_raw, prepare_rows, repair
 from data.progress import say
 from data.records import Window
 from data.sampler import QuerySampler
-from data.store import Corpus, PreparedSet, file_sha256
+from data.store import Corpus, PreparedSet, read_manifest
+from data.tokenizing import TokenIds, word_tokenizer
+from data.units import source_fingerprint
+from data.work import require_same as require_same_origin
 from index_workers.faiss_index import check_kind
 from index_workers.kinds import IndexKind, resolve_kind
 from index_workers.service import IndexService, IndexSettings
@@ -39,6 +44,7 @@ from models.stand_in_lm import WORD
 from train.callbacks import Checkpointer, JsonLinesLogger, StepBoundary, StepProgress, TemperatureCheck
 from train.module import LossSettings, LSRModule, OptimizerSettings
 from train.pipeline import BatchPipeline, IndexState
+from train.ray_pool import RayPool
 from train.refresh import RefreshController, RefreshPolicy
 from train.rerank import LIVE_OVERRETRIEVE, LiveReranker, Search
 from train.run_dir import RunDirectory
@@ -46,7 +52,8 @@ from train.run_dir import RunDirectory
 ROW_KEYS = ("corpus", "queries", "heldout")
 RAW_KEYS = (
     *("source", "text_field", "id_field", "domain_field", "tokenizer", "document_tokens", "window"),
-    *("num_documents", "num_queries", "num_heldout", "query_share", "heldout_share"),
+    *("num_documents", "num_queries", "num_heldout", "query_share", "heldout_share", "corpus_share"),
+    *("new_text_at", "max_text_characters", "ngram_overlap"),
 )
 
 
@@ -125,24 +132,55 @@ def load_encoder(config: Config, path: str | Path | None = None) -> Encoder:
 
 
 def prepared_set(config: Config, default_out: Path) -> PreparedSet:
-    """The prepared set that the configuration names, made now if it is not there yet."""
+    """The prepared set that the configuration names, made now, or gone on with, if it is not there yet."""
     check_paths(config)
     data = config.data
     if data.prepared:
         return PreparedSet(Path(data.prepared).expanduser())
-    out = Path(data.out).expanduser() if data.out else default_out
+    out, origin = data_folder(config, default_out), data_origin(config)
+    if (out / "manifest.json").is_file():
+        prepared = PreparedSet(out)
+        require_same_origin(prepared.manifest.get("origin", {}), origin, out)
+        return prepared
+    with preparing_pool(config) as pool:
+        if data.source:
+            return prepare_raw(data, config.seed, _tokenizers(config), out, origin, pool)
+        files = {name: Path(getattr(data, name)).expanduser() for name in ROW_KEYS}
+        return prepare_rows(**files, out=out, origin=origin, pool=pool, token_ids=_token_ids(config))
+
+
+def data_folder(config: Config, default_out: Path) -> Path:
+    """Where the prepared set of the configuration lies, or will."""
+    data = config.data
+    return Path(data.prepared or data.out).expanduser() if data.prepared or data.out else default_out
+
+
+def repair_prepared(config: Config, default_out: Path) -> None:
+    """Make a finished set unfinished where it is damaged, so that `prepared_set` makes the damaged files again."""
+    check_paths(config)
+    out = data_folder(config, default_out)
+    if (out / "manifest.json").is_file() and not config.data.prepared:
+        origin = data_origin(config)
+        require_same_origin(read_manifest(out).get("origin", {}), origin, out)
+        repair(out, origin)
+
+
+def data_origin(config: Config) -> Origin:
+    """What a prepared set follows from: the keys, and hashes of the files."""
+    data = config.data
     if data.source:
         origin = {**_data_keys(config, RAW_KEYS), "seed": config.seed, **_tokenizer_key(config)}
-        if Path(data.source).expanduser().is_file():
-            origin["data.source (sha256)"] = file_sha256(Path(data.source).expanduser())
-        if (out / "manifest.json").is_file():
-            return require_same_origin(PreparedSet(out), origin)
-        return prepare_raw(data, config.seed, _offsets_tokenizer(config), out, origin)
+        found = source_fingerprint(data.source)
+        return {**origin, "data.source (files)": found} if found else origin
     files = {name: Path(getattr(data, name)).expanduser() for name in ROW_KEYS}
-    origin = {f"data.{name} (sha256)": file_sha256(path) for name, path in files.items()}
-    if (out / "manifest.json").is_file():
-        return require_same_origin(PreparedSet(out), origin)
-    return prepare_rows(**files, out=out, origin=origin)
+    return {f"data.{name} (sha256)": file_sha256(path) for name, path in files.items()}
+
+
+def preparing_pool(config: Config) -> LocalPool | RayPool:
+    """Processes of this machine, or tasks of the Ray cluster that the configuration names."""
+    if config.ray.address is None:
+        return LocalPool(config.data.num_workers)
+    return RayPool(config, config.data.num_workers)
 
 
 def corpus_to_index(config: Config, default_out: Path, index_root: Path) -> Corpus:
@@ -382,18 +420,21 @@ def _dtype_name(name: str) -> str:
     return str(resolve_dtype(name)).removeprefix("torch.")
 
 
-def _offsets_tokenizer(config: Config) -> Tokenizer:
-    """Character offsets by the tokenizer that `data.tokenizer` names; words where the LM is the stand-in."""
-    name = config.data.tokenizer
+def _tokenizers(config: Config) -> Tokenizers:
+    """What cuts the texts, as `data.tokenizer` names it (words where the LM is the stand-in), and the retriever's."""
+    name, ids = config.data.tokenizer, _token_ids(config)
     if name == "lm" and config.lm.path and LMSpec(config.lm.path).is_stand_in:
-        return lambda text: [match.span() for match in WORD.finditer(text)]
+        return Tokenizers(word_tokenizer(WORD.pattern), ids)
     if name == "retriever":
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(resolve_encoder_path(config.retriever.path))
     else:
         tokenizer = load_tokenizer(lm_tokenizer_path(config.lm) if name == "lm" else resolve_lm_path(name))
-    return lambda text: tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)[
-        "offset_mapping"
-    ]
+    return Tokenizers(tokenizer.backend_tokenizer.to_str(), ids)
+
+
+def _token_ids(config: Config) -> TokenIds | None:
+    """How the retriever reads documents; `replug prepare` may not know it yet."""
+    return load_encoder(config).token_rule if config.retriever.path else None
 
 
 def _check_gold(data: PreparedSet, windows: list[Window]) -> None:

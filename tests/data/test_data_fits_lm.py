@@ -8,8 +8,9 @@ from transformers import PreTrainedTokenizerFast
 
 from configs.errors import UserError
 from configs.schema import Config, TooLong
+from data.files import write_json
 from data.records import Document, Window
-from data.store import PreparedSet, write_documents, write_json, write_windows
+from data.store import PreparedSet, write_documents, write_windows
 from models.scorer_pool import LMSpec
 from train.wiring import check_data
 

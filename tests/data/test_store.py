@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from data.files import write_json
 from data.records import Document, Window
-from data.store import ROWS_PER_BATCH, CorpusStore, WindowStore, write_documents, write_json, write_windows
+from data.store import ROWS_PER_BATCH, CorpusStore, WindowStore, write_documents, write_windows
 
 DOCUMENTS = [Document(f"d{i}", f"text {i} 🙂", "odd" if i % 2 else "even", f"s{i // 2}") for i in range(5)]
 WINDOWS = [

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from configs.errors import UserError
+from data.files import file_sha256
 from data.records import Document
 from data.stand_in_texts import stand_in_texts
-from data.store import CorpusStore, file_sha256, write_documents
+from data.store import CorpusStore, write_documents
 from index_workers.builder import Builder
 from index_workers.merge import merge_top_k
 from index_workers.searcher import Searcher

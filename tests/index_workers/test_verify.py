@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data.files import file_sha256
 from data.records import Document
-from data.store import file_sha256, write_documents
+from data.store import write_documents
 from index_workers import build_steps
 from index_workers.kinds import IndexKind
 from index_workers.verify import verify_index

@@ -1,0 +1,158 @@
+"""From sorted runs of pieces to the files of a set: the second half of preparing.
+
+Held-out texts are chosen first, then queries that overlap none of them, then documents that overlap neither: what is
+measured is worth most, and of documents there are most. Each side is the pieces of smallest keys, in their order.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from tokenizers import Tokenizer
+
+from data.cutting import KINDS
+from data.files import file_sha256, write_json
+from data.guard import Guard
+from data.records import Document, Window
+from data.sampling import hash64
+from data.shards import DOCUMENT_SCHEMA, read_documents_of, token_paths, write_rows, write_token_ids
+from data.spill import iterate, read_range
+from data.tokenizing import TokenIds, ids_of_texts, load_plain
+
+ROWS_AT_A_TIME = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class AssemblyRules:
+    """What every shard is made from."""
+
+    units: list[str]  # folders of runs
+    duplicates: str  # .npy: hashes of ids that occur twice, and the version that is kept
+    guards: str  # folder
+    token_ids: TokenIds | None
+
+    def runs(self, side: str) -> list[Path]:
+        return [run for unit in self.units for run in sorted(Path(unit).glob(f"{side}-*.arrow"))]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardReport:
+    """What became of a range of keys: `kept` pieces, of which the shard holds `rows`."""
+
+    number: int
+    kept: int
+    rows: int
+    dropped: dict[str, int]
+    domains: dict[str, int]
+    files: dict[str, str]  # names and sha256
+
+    def write(self, path: Path) -> None:
+        write_json(path, asdict(self))
+
+    @staticmethod
+    def read(path: Path) -> "ShardReport":
+        return ShardReport(**json.loads(path.read_text()))
+
+
+def write_shard(
+    rules_file: Path, out: Path, number: int, keys: tuple[int, int], limit: int | None, mark: Path
+) -> ShardReport:
+    """Write the documents of a range of keys, at most `limit`, with their token ids; marked when whole."""
+    rules, dropped = load_rules(rules_file), Counter[str]()
+    guard = Guard.load(Path(rules.guards) / "windows")
+    chosen = [
+        Document(row["id"], row["text"], row["domain"], row["source"])
+        for row in chosen_pieces(rules, "documents", keys, guard, dropped)
+    ]
+    kept, chosen = len(chosen), chosen[:limit]
+    path = out / f"{number:05d}.arrow"
+    write_rows(path, DOCUMENT_SCHEMA, chosen)
+    files = [path]
+    if rules.token_ids is not None:
+        write_ids_of(path, chosen, rules.token_ids)
+        files += token_paths(path)
+    domains = Counter(doc.domain for doc in chosen)
+    hashes = {file.name: file_sha256(file) for file in files}
+    report = ShardReport(number, kept, len(chosen), dict(dropped), dict(sorted(domains.items())), hashes)
+    report.write(mark)
+    return report
+
+
+def write_ids_of_shard(shard: Path, rule: TokenIds) -> None:
+    """Token ids beside the texts of a shard that is there."""
+    write_ids_of(shard, list(read_documents_of(shard)), rule)
+
+
+def write_ids_of(shard: Path, documents: list[Document], rule: TokenIds) -> None:
+    tokenizer = _loaded_tokenizer(rule.tokenizer)
+    ids = [
+        row
+        for start in range(0, len(documents), ROWS_AT_A_TIME)
+        for row in ids_of_texts(tokenizer, rule, [doc.text for doc in documents[start : start + ROWS_AT_A_TIME]])
+    ]
+    write_token_ids(shard, ids, rule.dtype)
+
+
+def choose_windows(
+    rules: AssemblyRules, side: str, ranges: list[tuple[int, int]], asked: int, guard: Guard, dropped: Counter
+) -> Iterator[Window]:
+    """The first `asked` queries or held-out texts, in the order of their keys."""
+    found = 0
+    for keys in ranges:
+        for row in chosen_pieces(rules, side, keys, guard, dropped):
+            if found == asked:
+                return
+            found += 1
+            yield Window(row["id"], row["context"], row["continuation"], row["domain"], row["source"])
+
+
+def chosen_pieces(
+    rules: AssemblyRules, side: str, keys: tuple[int, int], guard: Guard, dropped: Counter
+) -> Iterator[dict]:
+    """The pieces of a range in order; what repeats another or overlaps what the guard knows is dropped and counted."""
+    table = read_range(rules.runs(side), KINDS[side], *keys)
+    table = table.filter(is_kept_version(table, np.load(rules.duplicates, mmap_mode="r", allow_pickle=False)))
+    what = {"documents": "document", "queries": "query", "heldout": "held-out text"}[side]
+    last, last_id = b"", ""
+    for row in iterate(table):
+        if row["digest"] == last:
+            dropped[f"repeated {what}"] += row["id"] != last_id  # the same id: a text that came twice, counted there
+            continue
+        last, last_id = row["digest"], row["id"]
+        if guard.knows_text(row["key"], row.get("tail")):
+            dropped[f"{what} equal to another side's text"] += 1
+        elif guard.knows_ngram(row["text"] if side == "documents" else row["context"] + row["continuation"]):
+            dropped[f"{what} that shares {guard.n} words with another side's text"] += 1
+        else:
+            yield row
+
+
+def is_kept_version(table: pa.Table, duplicates: np.ndarray) -> pa.Array:
+    """For each row whether its source text is the one that is kept among those of the same id."""
+    if not len(duplicates):
+        return pa.array(np.ones(len(table), bool))
+    ids = np.array([hash64(source) for source in table.column("source").to_pylist()], np.uint64)
+    versions = table.column("version").to_numpy()
+    places = np.minimum(np.searchsorted(duplicates["id"], ids), len(duplicates) - 1)
+    loses = (duplicates["id"][places] == ids) & (duplicates["version"][places] != versions)
+    return pa.array(~loses)
+
+
+def load_rules(path: Path) -> AssemblyRules:
+    return _parse_rules(path.read_text())
+
+
+@lru_cache(1)
+def _parse_rules(text: str) -> AssemblyRules:
+    row = json.loads(text)
+    return AssemblyRules(**{**row, "token_ids": TokenIds(**row["token_ids"]) if row["token_ids"] else None})
+
+
+@lru_cache(1)
+def _loaded_tokenizer(tokenizer: str) -> Tokenizer:
+    return load_plain(tokenizer)

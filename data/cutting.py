@@ -1,0 +1,232 @@
+"""From a unit of the source to sorted runs of pieces: the first half of preparing, on any worker, in any order."""
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from data.chunks import split_text
+from data.duplicates import write_registry
+from data.files import file_sha256, write_json
+from data.rejected import EXAMPLES, Reason, Rejected
+from data.sampling import SIDES, Shares, buckets, content_hash, hash64, piece_key, side_of
+from data.sources import FieldMap, SourceText, read_unit
+from data.spill import DocumentPiece, Piece, WindowPiece, write_run
+from data.tokenizing import TokenOffsets, load_plain, token_offsets
+from data.units import Unit
+
+CHARACTERS_AT_A_TIME = 1 << 19  # texts that are tokenized together
+RUN_CHARACTERS = 24 << 20
+KINDS: dict[str, type[Piece]] = {"documents": DocumentPiece, "queries": WindowPiece, "heldout": WindowPiece}
+
+
+@dataclass(frozen=True, slots=True)
+class CutRules:
+    """How texts are read, dealt to the sides and cut."""
+
+    fields: FieldMap
+    tokenizer: str  # JSON
+    window: int
+    document_tokens: int
+    seed: int
+    shares: Shares
+
+    def tokens_of(self, side: str) -> int:
+        return self.document_tokens if side == "documents" else self.window
+
+
+@dataclass(frozen=True, slots=True)
+class UnitReport:
+    """What became of a unit. `lines` is how many it has, `counts` how many pieces lie in which bucket of keys."""
+
+    number: int
+    texts: int
+    tokens: int
+    lines: int
+    pieces: dict[str, int]
+    domains: dict[str, dict[str, int]]
+    dropped: dict[str, int]
+    rejected: dict[str, int]
+    examples: list[Rejected]
+    counts: dict[str, dict[int, int]]
+    files: dict[str, str]  # names and sha256
+
+    def write(self, path: Path) -> None:
+        write_json(path, asdict(self))
+
+    @staticmethod
+    def read(path: Path) -> "UnitReport":
+        row = json.loads(path.read_text())
+        row["examples"] = [Rejected(Reason(case.pop("reason")), **case) for case in row["examples"]]
+        row["counts"] = {
+            side: {int(bucket): count for bucket, count in counts.items()} for side, counts in row["counts"].items()
+        }
+        return UnitReport(**row)
+
+
+def cut_unit(rules_file: Path, folder: Path, unit: Unit, limits: dict[str, int]) -> UnitReport:
+    """Cut a unit into runs under `folder`; pieces in a bucket above their side's limit are left out."""
+    shutil.rmtree(folder, ignore_errors=True)  # what an interrupted try left
+    folder.mkdir(parents=True)
+    cut = _UnitCut(load_rules(rules_file), folder, limits)
+    for texts in _batches(unit, cut):
+        cut.add(texts)
+    report = cut.finish(unit)
+    report.write(folder / "report.json")
+    return report
+
+
+def load_rules(path: Path) -> CutRules:
+    return _parse_rules(path.read_text())
+
+
+@lru_cache(1)
+def _parse_rules(text: str) -> CutRules:
+    row = json.loads(text)
+    return CutRules(**{**row, "fields": FieldMap(**row["fields"]), "shares": Shares(**row["shares"])})
+
+
+def _batches(unit: Unit, cut: "_UnitCut") -> Iterator[list[SourceText]]:
+    """Texts that serve a side, about half a million characters at a time; the rest is counted."""
+    texts: list[SourceText] = []
+    size = 0
+    for line, item in read_unit(unit, cut.rules.fields):
+        cut.lines = max(cut.lines, line)
+        if isinstance(item, Rejected):
+            cut.reject(item)
+        elif cut.register(item, line):
+            texts.append(item)
+            size += len(item.text)
+        if size > CHARACTERS_AT_A_TIME:
+            yield texts
+            texts, size = [], 0
+    yield texts
+
+
+@dataclass
+class _UnitCut:
+    """The state of cutting one unit."""
+
+    rules: CutRules
+    folder: Path
+    limits: dict[str, int]
+    texts: int = 0
+    tokens: int = 0
+    lines: int = 0
+    runs: int = 0
+    files: list[str] = field(default_factory=list)
+    dropped: Counter = field(default_factory=Counter)
+    rejected: Counter = field(default_factory=Counter)
+    examples: list[Rejected] = field(default_factory=list)
+    registry: list[tuple] = field(default_factory=list)
+    domains: dict[str, Counter] = field(default_factory=lambda: {side: Counter() for side in SIDES})
+    counts: dict[str, Counter] = field(default_factory=lambda: {side: Counter() for side in SIDES})
+    pieces: dict[str, list] = field(default_factory=lambda: {side: [] for side in SIDES})
+    characters: int = 0
+
+    def __post_init__(self) -> None:
+        self._tokenizer = _loaded_tokenizer(self.rules.tokenizer)
+
+    def reject(self, case: Rejected) -> None:
+        self.rejected[case.reason.value] += 1
+        if self.rejected[case.reason.value] <= EXAMPLES:
+            self.examples.append(case)
+
+    def register(self, text: SourceText, line: int) -> bool:
+        """Count a text; True if it serves a side."""
+        self.texts += 1
+        self.registry.append((hash64(text.id), hash64(text.text), line, text.named))
+        return side_of(text.id, self.rules.seed, self.rules.shares) is not None
+
+    def add(self, texts: Sequence[SourceText]) -> None:
+        for text, offsets in zip(texts, token_offsets(self._tokenizer, [t.text for t in texts]), strict=True):
+            side = side_of(text.id, self.rules.seed, self.rules.shares)
+            assert side is not None
+            self.tokens += len(offsets)
+            self._keep(side, list(self._cut(side, text, offsets)))
+        if self.characters > RUN_CHARACTERS:
+            self._write_runs()
+
+    def finish(self, unit: Unit) -> UnitReport:
+        self._write_runs()
+        return UnitReport(
+            number=unit.number,
+            texts=self.texts,
+            tokens=self.tokens,
+            lines=self.lines,
+            pieces={side: counts.total() for side, counts in self.counts.items()},
+            domains={side: dict(sorted(counts.items())) for side, counts in self.domains.items()},
+            dropped=dict(self.dropped),
+            rejected=dict(self.rejected),
+            examples=self.examples,
+            counts={side: dict(sorted(counts.items())) for side, counts in self.counts.items()},
+            files={name: file_sha256(self.folder / name) for name in self.files},
+        )
+
+    def _cut(self, side: str, text: SourceText, offsets: TokenOffsets) -> Iterator[Piece]:
+        parts = split_text(text.text, offsets, self.rules.tokens_of(side))
+        return self._documents(text, parts) if side == "documents" else self._windows(text, parts)
+
+    def _documents(self, text: SourceText, parts: list[str]) -> Iterator[DocumentPiece]:
+        version = hash64(text.text)
+        for number, part in enumerate(parts):
+            if not part.strip():
+                self.dropped["blank document"] += 1
+                continue
+            digest = content_hash(part, self.rules.seed)
+            yield DocumentPiece(piece_key(digest), digest, f"{text.id}#{number}", part, text.domain, text.id, version)
+
+    def _windows(self, text: SourceText, parts: list[str]) -> Iterator[WindowPiece]:
+        version = hash64(text.text)
+        parts = parts[:-1]  # the last part is shorter than the rest
+        if len(parts) < 2:
+            self.dropped["text shorter than two windows"] += 1
+        for number, (context, continuation) in enumerate(zip(parts[::2], parts[1::2], strict=False)):
+            if not context.strip() or not continuation.strip():
+                self.dropped["blank text"] += 1
+                continue
+            digest = content_hash(context + continuation, self.rules.seed)
+            tail = piece_key(content_hash(continuation, self.rules.seed))
+            name = f"{text.id}#{number}"
+            yield WindowPiece(
+                piece_key(digest), digest, name, context, continuation, text.domain, text.id, version, tail
+            )
+
+    def _keep(self, side: str, pieces: list[Piece]) -> None:
+        if not pieces:
+            return
+        places = buckets(np.array([piece.key for piece in pieces], np.uint64))
+        self.counts[side].update(places.tolist())
+        self.domains[side][pieces[0].domain] += len(pieces)
+        kept = [piece for piece, place in zip(pieces, places, strict=True) if place <= self.limits[side]]
+        self.pieces[side] += kept
+        self.characters += sum(map(_length, kept))
+
+    def _write_runs(self) -> None:
+        """One run for each side, and who was read."""
+        for side, pieces in self.pieces.items():
+            if pieces:
+                write_run(self._new_file(f"{side}-{self.runs:04d}.arrow"), pieces, KINDS[side])
+                self.pieces[side] = []
+        write_registry(self._new_file(f"texts-{self.runs:04d}.npy"), self.registry)
+        self.registry, self.characters = [], 0
+        self.runs += 1
+
+    def _new_file(self, name: str) -> Path:
+        self.files.append(name)
+        return self.folder / name
+
+
+def _length(piece: Piece) -> int:
+    return len(piece.text) if isinstance(piece, DocumentPiece) else len(piece.context) + len(piece.continuation)
+
+
+@lru_cache(1)
+def _loaded_tokenizer(tokenizer: str) -> Tokenizer:
+    return load_plain(tokenizer)

@@ -1,0 +1,38 @@
+"""Writing files so that a reader sees all of the old or all of the new, and a full disk is named."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from configs.errors import RunError
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_json(path: Path, content: object) -> None:
+    """Replace a file by this content."""
+    replace_file(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write beside and rename, so that a reader sees all of the old or all of the new."""
+    partial = path.with_name(path.name + ".partial")
+    with writing(partial):
+        partial.write_bytes(content)
+        partial.replace(path)
+
+
+@contextmanager
+def writing(partial: Path) -> Iterator[None]:
+    """Where the disk does not take a file or folder, remove what there is of it and raise RunError with its name."""
+    try:
+        yield
+    except OSError as error:
+        shutil.rmtree(partial) if partial.is_dir() else partial.unlink(missing_ok=True)
+        raise RunError(f"{partial} cannot be written: {error.strerror or error}") from error

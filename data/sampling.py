@@ -1,0 +1,108 @@
+"""Who serves what, by keyed hashes: pure, and the same in any order, on any worker, after any restart.
+
+A source text's side follows from its id. A piece's place in its side follows from its own words (`piece_key`): the set
+holds the pieces of smallest keys, in their order, so equal pieces are neighbours and cutting to a number is exact.
+While a corpus far larger than the set is read, `KeyCounts` says which keys can no longer be among the smallest.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+SIDES = ("documents", "queries", "heldout")
+MARGIN = 2  # pieces kept for one asked for, since repeated and overlapping ones are dropped after counting
+BUCKETS_PER_OCTAVE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Shares of the source texts that serve each side; what `corpus` leaves serves none."""
+
+    queries: float
+    heldout: float
+    corpus: float | None  # None: all the rest
+
+
+def side_of(source_id: str, seed: int, shares: Shares) -> str | None:
+    """`queries`, `heldout`, `documents` or None, by a keyed hash of the source's id."""
+    point = _fraction(source_id, f"side:{seed}")
+    if point < shares.queries:
+        return "queries"
+    if point < shares.queries + shares.heldout:
+        return "heldout"
+    if shares.corpus is None or point < shares.queries + shares.heldout + shares.corpus:
+        return "documents"
+    return None
+
+
+def normalise(text: str) -> str:
+    """What makes two texts equal: runs of white space are one space, case is folded."""
+    return " ".join(text.split()).casefold()
+
+
+def content_hash(text: str, seed: int = 0) -> bytes:
+    """16 bytes that equal texts share."""
+    return hashlib.blake2b(normalise(text).encode(), digest_size=16, key=f"sample:{seed}".encode()).digest()
+
+
+def piece_key(digest: bytes) -> int:
+    """A piece's place among all: uniform over 64 bits."""
+    return int.from_bytes(digest[:8], "big")
+
+
+def hash64(text: str) -> int:
+    """64 bits of a text's hash, to tell texts apart."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def buckets(keys: np.ndarray) -> np.ndarray:
+    """Bucket [N] of each key [N]: 256 in every power of two, so that a small share is as finely divided as a large."""
+    mantissa, exponent = np.frexp(keys.astype(np.float64))
+    return exponent * BUCKETS_PER_OCTAVE + ((mantissa - 0.5) * 2 * BUCKETS_PER_OCTAVE).astype(np.int64)
+
+
+def bucket_end(bucket: int) -> int:
+    """The smallest key of the buckets after this one."""
+    exponent, part = divmod(bucket + 1, BUCKETS_PER_OCTAVE)
+    return min(int(np.ldexp(0.5 + part / (2 * BUCKETS_PER_OCTAVE), exponent)), 2**64)
+
+
+class KeyCounts:
+    """How many pieces of one side have been seen in each bucket of keys."""
+
+    def __init__(self, asked: int | None) -> None:
+        self._asked = asked
+        self._counts = np.zeros(66 * BUCKETS_PER_OCTAVE, np.int64)
+
+    def add(self, counts: dict[int, int]) -> None:
+        for bucket, count in counts.items():
+            self._counts[bucket] += count
+
+    @property
+    def limit(self) -> int:
+        """The last bucket that can still matter. It only falls, so what was left out on the way is not missed."""
+        last = len(self._counts) - 1
+        if self._asked is None:
+            return last
+        return min(int(np.searchsorted(np.cumsum(self._counts), MARGIN * self._asked)), last)
+
+    def candidates(self) -> int:
+        """Pieces up to the limit."""
+        return int(self._counts[: self.limit + 1].sum())
+
+    def end(self) -> int:
+        """The smallest key above the limit."""
+        return bucket_end(self.limit)
+
+
+def key_ranges(end: int, candidates: int, per_range: int) -> list[tuple[int, int]]:
+    """Ranges of keys from 0 to `end`, about `per_range` pieces in each; keys are spread evenly."""
+    number = max(1, -(-candidates // per_range))
+    borders = [end * i // number for i in range(number + 1)]
+    return list(zip(borders[:-1], borders[1:], strict=True))
+
+
+def _fraction(text: str, key: str) -> float:
+    digest = hashlib.blake2b(text.encode(), digest_size=8, key=key.encode()).digest()
+    return int.from_bytes(digest, "big") / 2**64

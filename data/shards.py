@@ -1,0 +1,119 @@
+"""The files of a corpus: shards of documents, each Arrow for the texts and two arrays for the retriever's token ids.
+
+    documents/00000.arrow        id, text, domain, source
+    documents/00000.tokens.npy   all rows' token ids, one after the other: uint16 where they fit, else uint32
+    documents/00000.ends.npy     where each row's ids end, int64
+    documents/tokens.json        which tokenizer, so that another retriever does not read them
+
+Workers write them; nothing here loads `datasets`, whose import takes longer than a shard.
+"""
+
+import hashlib
+import io
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from data.files import file_sha256, replace_file, write_json, writing
+from data.records import Document, Window
+
+ROWS_PER_BATCH = 1000
+ROWS_PER_SHARD = 1 << 16
+DOCUMENT_SCHEMA = pa.schema([(name, pa.string()) for name in ("id", "text", "domain", "source")])
+WINDOW_SCHEMA = pa.schema(
+    [(name, pa.string()) for name in ("id", "context", "continuation", "domain", "source")]
+    + [("gold", pa.list_(pa.string()))]
+)
+
+
+def write_documents(folder: Path, documents: Iterable[Document]) -> int:
+    """Stream documents into shards, without token ids; returns how many."""
+    folder.mkdir(parents=True, exist_ok=True)
+    count = 0
+    for number, rows in enumerate(_batches(documents, ROWS_PER_SHARD)):
+        write_rows(folder / f"{number:05d}.arrow", DOCUMENT_SCHEMA, rows)
+        count += len(rows)
+    return count
+
+
+def write_windows(path: Path, windows: Iterable[Window]) -> int:
+    """Stream windows to an Arrow file; returns how many."""
+    return write_rows(path, WINDOW_SCHEMA, windows)
+
+
+def write_rows(path: Path, schema: pa.Schema, rows: Iterable[Document] | Iterable[Window]) -> int:
+    count = 0
+    partial = path.with_name(path.name + ".partial")
+    with writing(partial):
+        with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+            for batch in _batches(rows, ROWS_PER_BATCH):
+                columns = {name: [getattr(row, name) for row in batch] for name in schema.names}
+                writer.write_batch(pa.RecordBatch.from_pydict(columns, schema=schema))
+                count += len(batch)
+        partial.replace(path)
+    return count
+
+
+def write_token_ids(shard: Path, ids: Sequence[np.ndarray], dtype: np.dtype) -> None:
+    """The ids of each row of a shard, beside its texts."""
+    tokens, ends = token_paths(shard)
+    flat = np.concatenate(ids) if ids else np.empty(0, dtype)
+    replace_file(tokens, _npy(flat.astype(dtype, copy=False)))
+    replace_file(ends, _npy(np.cumsum([len(row) for row in ids], dtype=np.int64)))
+
+
+def token_paths(shard: Path) -> tuple[Path, Path]:
+    """Where the token ids of a shard lie, and where each row's end."""
+    return shard.with_suffix(".tokens.npy"), shard.with_suffix(".ends.npy")
+
+
+def shard_paths(folder: Path) -> list[Path]:
+    """The shards of a corpus, in row order."""
+    return sorted(folder.glob("*.arrow"))
+
+
+def read_documents_of(shard: Path) -> Iterator[Document]:
+    """The documents of one shard, a batch in memory at a time."""
+    for columns in _read_batches(shard):
+        yield from (Document(**row) for row in columns)
+
+
+def read_windows_of(path: Path) -> Iterator[Window]:
+    for columns in _read_batches(path):
+        yield from (Window(**{**row, "gold": tuple(row["gold"])}) for row in columns)
+
+
+def corpus_sha256(folder: Path) -> str:
+    """One hash over the texts of all shards."""
+    return combined_sha256({path.name: file_sha256(path) for path in shard_paths(folder)})
+
+
+def combined_sha256(shards: dict[str, str]) -> str:
+    """The hash of a corpus by its shards' names and hashes, so that no text need be read again."""
+    return hashlib.sha256(json.dumps(sorted(shards.items())).encode()).hexdigest()
+
+
+def write_token_rules(folder: Path, fingerprint: str) -> None:
+    write_json(folder / "tokens.json", {"fingerprint": fingerprint})
+
+
+def _read_batches(path: Path) -> Iterator[list[dict]]:
+    with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
+        for batch in reader:
+            yield batch.to_pylist()
+
+
+def _batches(rows: Iterable, size: int) -> Iterator[list]:
+    rows = iter(rows)
+    while batch := list(itertools.islice(rows, size)):
+        yield batch
+
+
+def _npy(array: np.ndarray) -> bytes:
+    body = io.BytesIO()
+    np.save(body, array, allow_pickle=False)
+    return body.getvalue()

@@ -1,0 +1,105 @@
+"""Tokenizers as the JSON text of the `tokenizers` library, which every worker loads by itself, without transformers.
+
+A text is tokenized in segments, so that the longest takes no more memory than the others.
+"""
+
+import bisect
+import hashlib
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tokenizers import Encoding, Regex, Tokenizer, models, pre_tokenizers
+
+SEGMENT_CHARACTERS = 1 << 17  # a text is tokenized in parts of at most this length, cut before white space
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """How the retriever reads a document: its tokenizer, special tokens included, cut at `max_tokens`."""
+
+    tokenizer: str  # JSON
+    max_tokens: int
+    vocab_size: int
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(np.uint16 if self.vocab_size < 2**16 else np.uint32)
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.tokenizer, self.max_tokens)
+
+
+class TokenOffsets(Sequence):
+    """(start, end) characters of each token of a text, looked up only where asked."""
+
+    def __init__(self, encodings: Sequence[Encoding], starts: Sequence[int]) -> None:
+        self._encodings, self._starts = encodings, starts
+        self._ends = list(itertools.accumulate(map(len, encodings)))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, token):  # type: ignore[no-untyped-def, override]
+        part = bisect.bisect_right(self._ends, token)
+        first = self._ends[part - 1] if part else 0
+        start, end = self._encodings[part].token_to_chars(token - first)
+        return self._starts[part] + start, self._starts[part] + end
+
+
+def plain_rules(tokenizer: str) -> dict:
+    """The JSON of a tokenizer without truncation and padding, which record the last call and say nothing of it."""
+    rules = json.loads(tokenizer)
+    return {name: value for name, value in rules.items() if name not in ("truncation", "padding")}
+
+
+def fingerprint(tokenizer: str, max_tokens: int) -> str:
+    """Hash of what token ids follow from besides the text."""
+    parts = [plain_rules(tokenizer), max_tokens]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def load_plain(tokenizer: str) -> Tokenizer:
+    """The tokenizer of a JSON text, without truncation or padding."""
+    loaded = Tokenizer.from_str(tokenizer)
+    loaded.no_truncation()
+    loaded.no_padding()
+    return loaded
+
+
+def word_tokenizer(pattern: str) -> str:
+    """JSON of a tokenizer whose tokens are the matches of a pattern: for stand-ins, which know only words."""
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
+    return tokenizer.to_str()
+
+
+def token_offsets(tokenizer: Tokenizer, texts: Sequence[str]) -> list[TokenOffsets]:
+    """Where each text's tokens lie, without special tokens."""
+    borders = [_segment_borders(text) for text in texts]
+    parts = [
+        text[start:end]
+        for text, cuts in zip(texts, borders, strict=True)
+        for start, end in itertools.pairwise([*cuts, len(text)])
+    ]
+    encodings = iter(tokenizer.encode_batch(parts, add_special_tokens=False))
+    return [TokenOffsets(list(itertools.islice(encodings, len(cuts))), cuts) for cuts in borders]
+
+
+def ids_of_texts(tokenizer: Tokenizer, rule: TokenIds, texts: Sequence[str]) -> list[np.ndarray]:
+    """Token ids of each text as the retriever reads it."""
+    tokenizer.enable_truncation(rule.max_tokens)
+    return [np.array(encoding.ids, rule.dtype) for encoding in tokenizer.encode_batch_fast(list(texts))]
+
+
+def _segment_borders(text: str) -> list[int]:
+    """Where the segments of a text begin."""
+    borders = [0]
+    while len(text) - borders[-1] > SEGMENT_CHARACTERS:
+        limit = borders[-1] + SEGMENT_CHARACTERS
+        space = max(text.rfind(" ", borders[-1] + 1, limit), text.rfind("\n", borders[-1] + 1, limit))
+        borders.append(space if space > 0 else limit)
+    return borders

@@ -1,0 +1,47 @@
+"""`replug verify` of a prepared set: is every file what its manifest says, and are the parts as many as it counts?"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from configs.errors import UserError
+from data.files import file_sha256
+from data.progress import Progress
+from data.store import PreparedSet
+
+
+def is_prepared_set(folder: Path) -> bool:
+    """True for a folder whose manifest holds a proof of disjointness, or that is still being prepared."""
+    try:
+        return "disjoint" in json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return (folder / "work" / "plan.json").is_file() or (folder / "queries.arrow").is_file()
+
+
+def verify_prepared(folder: Path) -> tuple[list[str], list[str]]:
+    """A line of what is there, and a line for each thing that is wrong: checksums, counts."""
+    try:
+        prepared = PreparedSet(folder)
+    except UserError as error:
+        return [], [str(error)]
+    problems = list(_file_problems(folder, prepared.manifest["files"]))
+    problems += [] if problems else list(_count_problems(prepared))
+    counts = prepared.manifest["counts"]
+    said = ", ".join(f"{count} {side}" for side, count in counts.items())
+    return [f"{folder}: {said}, {'all intact' if not problems else f'wrong in {len(problems)} places'}"], problems
+
+
+def _file_problems(folder: Path, files: dict[str, str]) -> Iterator[str]:
+    progress = Progress(f"checking {folder}", len(files))
+    for name, sha256 in files.items():
+        if file_sha256(folder / name) != sha256:
+            yield f"{folder / name} is damaged: its checksum differs; `replug prepare` makes it again"
+        progress.advance()
+
+
+def _count_problems(prepared: PreparedSet) -> Iterator[str]:
+    counts = prepared.manifest["counts"]
+    found = {"documents": len(prepared.corpus), "queries": len(prepared.queries), "heldout": len(prepared.heldout)}
+    for side, number in found.items():
+        if number != counts[side]:
+            yield f"{prepared.folder} holds {number} {side}, its manifest says {counts[side]}"

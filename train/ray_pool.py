@@ -1,0 +1,35 @@
+"""Preparing over a Ray cluster: the same work as `data.local_pool` does, on any node that sees the same files."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import ray
+
+from configs.schema import Config
+from data.local_pool import Job
+from train.cluster import ray_cluster
+
+
+class RayPool:
+    """Up to `num_workers` tasks at a time, one core each. A task whose node is lost is run again elsewhere."""
+
+    def __init__(self, config: Config, num_workers: int) -> None:
+        self._cluster, self._num_workers = ray_cluster(config), num_workers
+
+    def __enter__(self) -> "RayPool":
+        self._cluster.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._cluster.__exit__(*error)
+
+    def run(self, function: Callable, jobs: Iterable[Job]) -> Iterator[Any]:
+        task = ray.remote(num_cpus=1, max_retries=5)(function)
+        drawn, running = iter(jobs), []
+        while True:
+            while len(running) < self._num_workers and (job := next(drawn, None)) is not None:
+                running.append(task.remote(*job))
+            if not running:
+                return
+            done, running = ray.wait(running)
+            yield from ray.get(done)
