@@ -100,17 +100,13 @@ class DataConfig:
     queries: str | None = None  # JSONL of training texts: context, continuation, optional id, domain, source, gold
     heldout: str | None = None  # JSONL of held-out texts, same fields; never trained on
     # Or raw texts, cut into documents and texts by `replug prepare`.
-    source: str | None = (
-        None  # file, folder or pattern of JSONL, TSV, Parquet or texts, package:NAME, or a hub's dataset
-    )
+    source: str | None = None  # file, folder or pattern of JSONL, TSV, Parquet or texts, package:NAME, hub dataset
     out: str | None = None  # where the prepared set goes (default: RUN_DIR/data)
     prepared: str | None = None  # a set that `replug prepare` made; used instead of the keys above
     text_field: str = "text"  # field of a raw row that holds the text
     id_field: str = "id"  # field of a raw row that names the source document
     domain_field: str = "domain"  # field of a raw row that names its domain; dots reach into nested fields
-    new_text_at: str | None = (
-        None  # where rows or lines are parts of texts: expression that a text's first line matches
-    )
+    new_text_at: str | None = None  # where rows or lines are parts of texts: what the first line of a text matches
     max_text_characters: int = 16777216  # longer raw texts are rejected
     max_rejected_share: float = 0.01  # share of raw rows that may be unreadable before preparing stops
     tokenizer: str = "lm"  # whose tokens `window` counts: lm, retriever, or a path
@@ -121,12 +117,8 @@ class DataConfig:
     num_heldout: int = 100  # held-out texts to keep
     query_share: float = 0.2  # share of the source documents that serve training texts
     heldout_share: float = 0.1  # share of the source documents that serve held-out texts
-    corpus_share: float | None = (
-        None  # share that serves the corpus; what is left serves nothing (default: all the rest)
-    )
-    ngram_overlap: int | None = (
-        None  # drop what shares so many words in a row with a held-out text or query (usual: 13)
-    )
+    corpus_share: float | None = None  # share that serves the corpus; what is left serves nothing (default: the rest)
+    ngram_overlap: int | None = None  # drop what shares so many words with a held-out text or query (usual: 13)
     num_workers: int = 1  # processes that prepare; on a Ray cluster (ray.address) its tasks at a time
 
 

@@ -1,4 +1,4 @@
-"""13-grams of words, by which decontamination usually finds texts that overlap (Brown et al. 2020, appendix C). Pure."""
+"""N-grams of words, 13 of them as a rule, by which decontamination finds overlaps (Brown et al. 2020). Pure."""
 
 import functools
 import re

@@ -446,7 +446,7 @@ def prepare_rows(
     say(str(proof))
     require_disjoint(proof)
     names = [path.relative_to(out) for path in shard_paths(work.documents)]
-    names += _write_ids(work, token_ids, pool) + [Path("queries.arrow"), Path("heldout.arrow")]
+    names += [*_write_ids(work, token_ids, pool), Path("queries.arrow"), Path("heldout.arrow")]
     domains = {side: dict(Counter(window.domain for window in rows)) for side, rows in windows.items()}
     manifest = {
         "counts": {"documents": proof.num_documents, **{side: len(rows) for side, rows in windows.items()}},

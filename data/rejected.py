@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 
 from configs.errors import UserError
@@ -14,7 +14,7 @@ EXAMPLES = 100  # listed for each reason
 ENOUGH_ROWS = 10_000  # after so many rows the share is judged while the source is still being read
 
 
-class Reason(str, Enum):
+class Reason(StrEnum):
     not_utf8 = "not_utf8"
     invalid_json = "invalid_json"
     not_an_object = "not_an_object"

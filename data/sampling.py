@@ -6,6 +6,7 @@ While a corpus far larger than the set is read, `KeyCounts` says which keys can 
 """
 
 import hashlib
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -100,7 +101,7 @@ def key_ranges(end: int, candidates: int, per_range: int) -> list[tuple[int, int
     """Ranges of keys from 0 to `end`, about `per_range` pieces in each; keys are spread evenly."""
     number = max(1, -(-candidates // per_range))
     borders = [end * i // number for i in range(number + 1)]
-    return list(zip(borders[:-1], borders[1:], strict=True))
+    return list(itertools.pairwise(borders))
 
 
 def _fraction(text: str, key: str) -> float:

@@ -12,7 +12,6 @@
 A folder, or a pattern with `*`, of nothing but row files is read as rows; any other folder is a tree of texts.
 """
 
-import glob
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -96,7 +95,8 @@ def _files(source: str) -> list[Path] | None:
     if is_built_in(source):
         return None
     if "*" in source:
-        found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True)) if Path(name).is_file()]
+        anchor = Path(path.anchor)
+        found = sorted(file for file in anchor.glob(str(path.relative_to(anchor))) if file.is_file())
         if not found:
             raise UserError(f"data.source: no file matches {source}")
         return found
