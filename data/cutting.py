@@ -16,7 +16,7 @@ from data.duplicates import write_registry
 from data.files import file_sha256, write_json
 from data.rejected import EXAMPLES, Reason, Rejected
 from data.sampling import SIDES, Shares, buckets, content_hash, hash64, piece_key, side_of
-from data.sources import FieldMap, SourceText, read_unit
+from data.sources import FieldMap, Passed, SourceText, read_lines
 from data.spill import DocumentPiece, Piece, WindowPiece, write_run
 from data.tokenizing import TokenOffsets, load_plain, token_offsets
 from data.units import Unit
@@ -96,8 +96,10 @@ def _batches(unit: Unit, cut: "_UnitCut") -> Iterator[list[SourceText]]:
     """Texts that serve a side, about half a million characters at a time; the rest is counted."""
     texts: list[SourceText] = []
     size = 0
-    for line, item in read_unit(unit, cut.rules.fields):
+    for line, item in read_lines(unit, cut.rules.fields):
         cut.lines = max(cut.lines, line)
+        if isinstance(item, Passed):
+            continue
         if isinstance(item, Rejected):
             cut.reject(item)
         elif cut.register(item, line):

@@ -16,8 +16,9 @@ def file_sha256(path: Path) -> str:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Replace a file by this content."""
-    replace_file(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+    """Replace a file by this content; half a surrogate pair is escaped, as JSON has it."""
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    replace_file(path, text.encode(errors="backslashreplace"))
 
 
 def replace_file(path: Path, content: bytes) -> None:

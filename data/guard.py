@@ -39,7 +39,8 @@ class Guard:
     @staticmethod
     def load(folder: Path) -> "Guard":
         n = int((folder / "n").read_text())
-        return Guard(*(_mapped(folder / f"{name}.u64") for name in ("keys", "sources", "ngrams")), n or None)
+        keys, sources, ngrams = (_mapped(folder / f"{name}.u64") for name in ("keys", "sources", "ngrams"))
+        return Guard(keys, sources, ngrams, n or None)
 
     def knows_text(self, key: int, tail: int | None = None) -> bool:
         keys = np.array([key] if tail is None else [key, tail], np.uint64)
@@ -78,7 +79,8 @@ class SortedHashes:
     """Collects hashes into one sorted file without repetitions, a sixteenth of them in memory at a time."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._held, self._count = path, [], 0
+        self._path, self._count = path, 0
+        self._held: list[np.ndarray] = []
         self._parts = [path.with_suffix(f".part{number:02d}") for number in range(PARTITIONS)]
         for part in self._parts:
             part.unlink(missing_ok=True)

@@ -437,7 +437,7 @@ def prepare_rows(
     token_ids: TokenIds | None = None,
 ) -> PreparedSet:
     """Check and import the user's own documents and texts; not one is dropped."""
-    work = Work(out, origin)
+    work = Work(out, origin, go_on=False)
     windows = {"queries": read_windows(queries), "heldout": read_windows(heldout)}
     write_documents(work.documents, read_documents(corpus))
     for side, rows in windows.items():

@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,13 @@ class SourceText:
 
 
 @dataclass(frozen=True, slots=True)
+class Passed:
+    """A line that is no row: blank, or a table's header."""
+
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
 class FieldMap:
     """Which fields of a raw row hold what; dots reach into nested fields (`meta.pile_set_name`).
 
@@ -49,12 +57,19 @@ class FieldMap:
 
 
 Item = SourceText | Rejected
-Line = tuple[int, bytes] | Rejected
-Row = tuple[int, dict[str, Any]] | Rejected
+Line = tuple[int, bytes] | Rejected | Passed
+Row = tuple[int, dict[str, Any]] | Rejected | Passed
 
 
 def read_unit(unit: Unit, fields: FieldMap) -> Iterator[tuple[int, Item]]:
     """The texts of a unit, and what had to be rejected, each with its line."""
+    for line, item in read_lines(unit, fields):
+        if not isinstance(item, Passed):
+            yield line, item
+
+
+def read_lines(unit: Unit, fields: FieldMap) -> Iterator[tuple[int, Item | Passed]]:
+    """As `read_unit`, with the lines that hold nothing, so that all can be counted."""
     if unit.kind == "built_in":
         return enumerate(_built_in(unit.names[0]), start=1)
     if unit.kind == "text":
@@ -78,7 +93,7 @@ def _built_in(source: str) -> Iterator[SourceText]:
 # Files of texts -----------------------------------------------------------------------------------------
 
 
-def _texts_of_files(unit: Unit, fields: FieldMap) -> Iterator[tuple[int, Item]]:
+def _texts_of_files(unit: Unit, fields: FieldMap) -> Iterator[tuple[int, Item | Passed]]:
     root = Path(unit.root) if unit.root else None
     for name in unit.names:
         path = Path(name)
@@ -87,8 +102,8 @@ def _texts_of_files(unit: Unit, fields: FieldMap) -> Iterator[tuple[int, Item]]:
         if isinstance(text, Rejected):
             yield 0, text
         elif fields.new_text_at:
-            lines = ((number, {fields.text: line}) for number, line in enumerate(text.splitlines(True), start=1))
-            yield from _joined_rows(lines, fields, label, fields.new_text_at)
+            lines = ((number, {"text": line}) for number, line in enumerate(io.StringIO(text), start=1))
+            yield from _joined_rows(lines, FieldMap(max_characters=fields.max_characters), name, fields.new_text_at)
         else:
             folder = Path(label).parts[0] if len(Path(label).parts) > 1 else "all"
             yield 0, _checked(SourceText(label, text, folder), fields, name, 0)
@@ -112,7 +127,7 @@ def _file_text(path: Path, fields: FieldMap) -> str | Rejected:
 
 def _json_rows(unit: Unit, fields: FieldMap) -> Iterator[Row]:
     for line in _lines(unit):
-        yield line if isinstance(line, Rejected) else _json_row(line, unit.names[0])
+        yield line if isinstance(line, Rejected | Passed) else _json_row(line, unit.names[0])
 
 
 def _json_row(line: tuple[int, bytes], name: str) -> Row:
@@ -134,11 +149,11 @@ def _tsv_rows(unit: Unit, fields: FieldMap) -> Iterator[Row]:
     """Rows as of DPR's psgs_w100.tsv: a header, tabs, quotes doubled within quotes, a row on each line."""
     name = unit.names[0]
     header: list[str] | None = None
-    if unit.start:
-        first = next(_lines(Unit(0, "tsv", unit.names, 0)), None)
-        header = None if isinstance(first, Rejected) or first is None else _cells(first[1])
+    if unit.start:  # the header is what it is to the unit that begins the file
+        lines = (line for line in _lines(Unit(0, "tsv", unit.names, 0)) if not isinstance(line, Rejected | Passed))
+        header = next((cells for _, line in lines if (cells := _cells(line)) is not None), None)
     for line in _lines(unit):
-        if isinstance(line, Rejected):
+        if isinstance(line, Rejected | Passed):
             yield line
             continue
         cells = _cells(line[1])
@@ -146,6 +161,7 @@ def _tsv_rows(unit: Unit, fields: FieldMap) -> Iterator[Row]:
             yield Rejected(Reason.invalid_tsv, name, line[0], "not UTF-8, or a quote that does not end")
         elif header is None:
             header = cells
+            yield Passed(line[0])
         elif len(cells) != len(header):
             yield Rejected(Reason.wrong_columns, name, line[0], f"{len(cells)} columns, the header has {len(header)}")
         else:
@@ -181,7 +197,7 @@ def _hub_rows(unit: Unit, fields: FieldMap) -> Iterator[Row]:
 
 
 def _lines(unit: Unit) -> Iterator[Line]:
-    """The lines that begin within the unit; blank ones are passed over."""
+    """The lines that begin within the unit."""
     name = unit.names[0]
     number = 0
     try:
@@ -197,9 +213,9 @@ def _lines(unit: Unit) -> Iterator[Line]:
                 if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
                     _skip_line(file)
                     yield Rejected(Reason.too_long, name, number, f"the line is longer than {MAX_LINE_BYTES} bytes")
-                elif line.strip():
-                    yield number, line
-    except (EOFError, OSError, pa.ArrowInvalid) as error:
+                else:
+                    yield (number, line) if line.strip() else Passed(number)
+    except (EOFError, OSError, zlib.error, pa.ArrowInvalid) as error:
         yield Rejected(Reason.damaged_file, name, number, f"unreadable after this line: {error}")
 
 
@@ -220,9 +236,9 @@ def _open(path: Path) -> Any:
 # Texts out of rows --------------------------------------------------------------------------------------
 
 
-def _texts_of_rows(rows: Iterator[Row], fields: FieldMap, name: str) -> Iterator[tuple[int, Item]]:
+def _texts_of_rows(rows: Iterator[Row], fields: FieldMap, name: str) -> Iterator[tuple[int, Item | Passed]]:
     for row in rows:
-        if isinstance(row, Rejected):
+        if isinstance(row, Rejected | Passed):
             yield row.line, row
         else:
             yield row[0], _text_of_row(row[1], fields, name, row[0])
@@ -280,15 +296,18 @@ def _checked(text: SourceText, fields: FieldMap, name: str, line: int) -> Item:
     return text
 
 
-def _joined_rows(rows: Iterator[Row], fields: FieldMap, name: str, new_text_at: str) -> Iterator[tuple[int, Item]]:
+def _joined_rows(
+    rows: Iterator[Row], fields: FieldMap, name: str, new_text_at: str
+) -> Iterator[tuple[int, Item | Passed]]:
     """Rows that are lines of longer texts, as Wikitext's: a text begins where a line matches."""
     begins = re.compile(new_text_at)
     lines: list[str] = []
     first = 0
     for row in rows:
-        if isinstance(row, Rejected):
+        if isinstance(row, Rejected | Passed):
             yield row.line, row
             continue
+        yield row[0], Passed(row[0])
         line = _nested(row[1], fields.text)
         if not isinstance(line, str):
             yield row[0], _text_of_row(row[1], fields, name, row[0])

@@ -33,8 +33,8 @@ class TokenIds:
         return fingerprint(self.tokenizer, self.max_tokens)
 
 
-class TokenOffsets(Sequence):
-    """(start, end) characters of each token of a text, looked up only where asked."""
+class TokenOffsets:
+    """(start, end) characters of each token of a text, looked up only where asked: most tokens are on no border."""
 
     def __init__(self, encodings: Sequence[Encoding], starts: Sequence[int]) -> None:
         self._encodings, self._starts = encodings, starts
@@ -43,10 +43,12 @@ class TokenOffsets(Sequence):
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def __getitem__(self, token):  # type: ignore[no-untyped-def, override]
+    def __getitem__(self, token: int) -> tuple[int, int]:
         part = bisect.bisect_right(self._ends, token)
         first = self._ends[part - 1] if part else 0
-        start, end = self._encodings[part].token_to_chars(token - first)
+        characters = self._encodings[part].token_to_chars(token - first)
+        assert characters is not None, "only special tokens have no characters"
+        start, end = characters
         return self._starts[part] + start, self._starts[part] + end
 
 

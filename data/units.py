@@ -1,4 +1,4 @@
-"""What a source is read in: units of about 32 MB, found without reading it, that any worker can read alone.
+"""What a source is read in: units of about 16 MB, found without reading it, that any worker can read alone.
 
 | source | a unit is |
 |---|---|
@@ -13,6 +13,7 @@ A folder, or a pattern with `*`, of nothing but row files is read as rows; any o
 """
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ import pyarrow.parquet as pq
 
 from configs.errors import UserError
 
-UNIT_BYTES = 32 << 20
+UNIT_BYTES = 16 << 20
 ROW_KINDS = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".tsv": "tsv", ".parquet": "parquet"}
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".tokens", ".raw")
 COMPRESSION = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
@@ -56,7 +57,7 @@ def source_fingerprint(source: str) -> str | None:
         return None
     digest = hashlib.sha256()
     for path in paths:
-        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+        digest.update(os.fsencode(path.name) + f" {path.stat().st_size}\n".encode())
         with path.open("rb") as file:
             digest.update(file.read(1 << 20))
             file.seek(max(path.stat().st_size - (1 << 20), 0))
@@ -82,7 +83,7 @@ def _parts(source: str, in_one_piece: bool) -> Iterator[tuple]:
         for path in paths:
             yield from _file_parts(path, in_one_piece)
     else:
-        yield from _text_parts(paths, str(Path(source).expanduser()) if "*" not in source else "")
+        yield from _text_parts(paths, _root(source))
 
 
 def is_built_in(source: str) -> bool:
@@ -109,6 +110,12 @@ def _files(source: str) -> list[Path] | None:
     return None
 
 
+def _root(source: str) -> str:
+    """The folder below which files are called by their paths: that of a pattern is what stands before its `*`."""
+    path = Path(source.partition("*")[0]).expanduser()
+    return str(path.parent if "*" in source and not source.partition("*")[0].endswith("/") else path)
+
+
 def _is_hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
@@ -118,9 +125,9 @@ def _file_parts(path: Path, in_one_piece: bool) -> Iterator[tuple]:
     size = path.stat().st_size
     if kind is None and path.suffix.lower() in TEXT_SUFFIXES:
         yield "text", (str(path),), size
-    elif kind == "parquet":
+    elif kind == "parquet" and not in_one_piece:
         yield from _row_groups(path)
-    elif compression or in_one_piece:
+    elif kind == "parquet" or compression or in_one_piece:
         yield kind or "jsonl", (str(path),), size
     else:
         for start in range(0, max(size, 1), UNIT_BYTES):

@@ -23,13 +23,15 @@ OURS = ("documents", "queries.arrow", "heldout.arrow", "manifest.json", "rejecte
 class Work:
     """Raises UserError where other things lie in the folder, or a set of other texts was begun there."""
 
-    def __init__(self, out: Path, origin: dict[str, object]) -> None:
+    def __init__(self, out: Path, origin: dict[str, object], go_on: bool = True) -> None:
+        """Where `go_on` is False, an unfinished set of the same keys is begun anew, though their files be others."""
         self.out, self.folder = out, out / "work"
         self.documents = out / "documents"
         _require_ours(out)
         plan = self.folder / "plan.json"
-        if plan.is_file():
-            require_same(json.loads(plan.read_text()), origin, out)
+        before = json.loads(plan.read_text()) if plan.is_file() else None
+        if before is not None and (go_on or before.keys() != origin.keys()):
+            require_same(before, origin, out)
         else:
             shutil.rmtree(out, ignore_errors=True)
         for folder in (self.documents, self.folder / "units", self.folder / "shards"):

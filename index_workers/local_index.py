@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from configs.errors import UserError
+from data.shards import shard_paths
 from data.store import CorpusStore
 from index_workers.faiss_index import set_search_threads
 from index_workers.merge import merge_top_k
@@ -33,7 +34,7 @@ class LocalIndex:
 
 
 def _open_corpus(path: Path, num_documents: int) -> CorpusStore:
-    if not path.is_dir():
+    if not shard_paths(path):
         raise UserError(f"the index's corpus {path} is gone; bring it back, or build the index again")
     corpus = CorpusStore(path)
     if len(corpus) != num_documents:

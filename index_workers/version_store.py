@@ -27,6 +27,7 @@ import numpy as np
 
 from configs.errors import RunError, UserError
 from data.files import file_sha256, write_json, writing
+from data.shards import shard_paths
 from index_workers.kinds import IndexKind
 
 FORMAT = 3
@@ -109,7 +110,7 @@ class VersionStore:
     def corpus_path(self, plan: BuildPlan) -> Path:
         """Where the corpus of a plan lies now; a run directory may have been moved as a whole."""
         moved = (self.root / plan.corpus_relative).resolve()
-        return moved if moved.is_dir() else Path(plan.corpus_path)
+        return moved if plan.corpus_relative and shard_paths(moved) else Path(plan.corpus_path)
 
     def published(self) -> list[int]:
         """Versions that can be searched, oldest first."""

@@ -25,7 +25,8 @@ class RayPool:
 
     def run(self, function: Callable, jobs: Iterable[Job]) -> Iterator[Any]:
         task = ray.remote(num_cpus=1, max_retries=5)(function)
-        drawn, running = iter(jobs), []
+        drawn = iter(jobs)
+        running: list[ray.ObjectRef] = []
         while True:
             while len(running) < self._num_workers and (job := next(drawn, None)) is not None:
                 running.append(task.remote(*job))

@@ -151,8 +151,8 @@ def prepared_set(config: Config, default_out: Path) -> PreparedSet:
 
 def data_folder(config: Config, default_out: Path) -> Path:
     """Where the prepared set of the configuration lies, or will."""
-    data = config.data
-    return Path(data.prepared or data.out).expanduser() if data.prepared or data.out else default_out
+    folder = config.data.prepared or config.data.out
+    return Path(folder).expanduser() if folder else default_out
 
 
 def repair_prepared(config: Config, default_out: Path) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,11 +16,13 @@ import pytest
 from configs.errors import UserError
 from configs.load import load_config
 from configs.paths import check_paths
+from configs.schema import DataConfig
+from data.local_pool import LocalPool
 from data.package_texts import PACKAGE_TEXTS
-from data.prepare import prepare_rows
+from data.prepare import Tokenizers, prepare_raw, prepare_rows
 from data.rows import read_documents, read_windows
-from data.sources import FieldMap, read_source
 from data.store import PreparedSet
+from data.tokenizing import word_tokenizer
 from models.packaged import packaged_file, resolve_encoder_path, resolve_lm_path
 from train.cluster import ray_cluster
 from train.run import train
@@ -278,11 +281,16 @@ def write_three(tmp_path: Path, changes: dict[str, dict]) -> list[Path]:
     return paths
 
 
+def import_rows(paths: list[Path], out: Path) -> PreparedSet:
+    with LocalPool() as pool:
+        return prepare_rows(*paths, out, {}, pool)
+
+
 @pytest.mark.parametrize("case", OVERLAPS, ids=lambda case: case[0])
 def test_an_overlap_is_refused_with_its_ids(tmp_path, case):
     _, changes, *says = case
     paths = write_three(tmp_path, changes)
-    assert_says(lambda: prepare_rows(*paths, tmp_path / "set", {}), "overlap in 1 places", "leak", *says)
+    assert_says(lambda: import_rows(paths, tmp_path / "set"), "overlap in 1 places", "leak", *says)
     assert not (tmp_path / "set" / "manifest.json").exists()
 
 
@@ -292,14 +300,14 @@ RAW = [
     (
         "no text",
         '{"text": "one"}\n{"body": "two"}\n',
-        "raw.jsonl:2: field 'text' must be a string (data.text_field)",
-        "body",
+        "raw.jsonl:2: field 'text' (data.text_field) is missing; the fields: body",
+        "1 of 2 rows of data.source were rejected, more than data.max_rejected_share=0.01 allows",
     ),
-    ("a text that is a number", '{"text": 5}\n', "raw.jsonl:1: field 'text' must be a string"),
+    ("a text that is a number", '{"text": 5}\n', "raw.jsonl:1: field 'text' must be a string, found int"),
     ("broken JSON", '{"text": \n', "raw.jsonl:1: not valid JSON"),
-    ("no rows", "", "raw.jsonl", "holds no"),
+    ("no rows", "", "raw.jsonl gives 0 documents, 0 queries, 0 held-out texts; expected some of each"),
     ("a lone surrogate", '{"text": "x\\udc00"}\n', "raw.jsonl:1", "surrogate"),
-    ("an id twice", 2 * '{"id": "a", "text": "one"}\n', "raw.jsonl:2", "'a'", "twice"),
+    ("an id twice", 2 * '{"id": "a", "text": "one"}\n', "raw.jsonl:2: another text has this id", "data.id_field"),
 ]
 
 
@@ -308,31 +316,39 @@ def test_a_wrong_raw_text_is_named_by_file_and_line(tmp_path, case):
     _, content, *says = case
     path = tmp_path / "raw.jsonl"
     path.write_text(content)
-    assert_says(lambda: list(read_source(str(path), FieldMap())), *says)
+    assert_says(lambda: prepare_source(path, tmp_path / "set"), *says)
+    assert not (tmp_path / "set" / "manifest.json").exists()
 
 
-def read_all(source: object) -> None:
-    list(read_source(str(source), FieldMap()))
+def prepare_source(source: object, out: Path) -> PreparedSet:
+    with LocalPool() as pool:
+        return prepare_raw(DataConfig(source=str(source)), 0, Tokenizers(word_tokenizer(r"\S+")), out, {}, pool)
 
 
 def test_an_empty_source_folder_is_named(tmp_path):
-    assert_says(lambda: read_all(tmp_path), "data.source: the folder", "holds no files")
+    (tmp_path / "texts").mkdir()
+    says = f"data.source: {tmp_path / 'texts'} holds no files"
+    assert_says(lambda: prepare_source(tmp_path / "texts", tmp_path / "set"), says)
 
 
 def test_a_text_file_that_is_not_utf8_is_named_with_the_byte(tmp_path):
-    (tmp_path / "cafe.txt").write_bytes(b"caf\xe9")
-    assert_says(lambda: read_all(tmp_path), "cafe.txt: not UTF-8 at byte 3")
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "cafe.txt").write_bytes(b"caf\xe9")
+    says = "cafe.txt: at byte 3; convert or remove the file (not_utf8)"
+    assert_says(lambda: prepare_source(tmp_path / "texts", tmp_path / "set"), says)
 
 
 @pytest.mark.parametrize("source", ["/no/such/file", "no.jsonl", "./no", "a/b/c"])
-def test_a_source_that_is_not_there_is_named(source):
-    assert_says(lambda: read_all(source), f"data.source: {source} does not exist; expected a JSONL file, a folder")
+def test_a_source_that_is_not_there_is_named(tmp_path, source):
+    act = partial(prepare_source, source, tmp_path / "set")
+    assert_says(act, f"data.source: {source} does not exist; expected a JSONL file, a folder")
 
 
 @pytest.mark.parametrize("names", ["nothing", "first+nothing"])
-def test_an_unknown_package_of_texts_is_named_with_the_known_ones(monkeypatch, names):
+def test_an_unknown_package_of_texts_is_named_with_the_known_ones(tmp_path, monkeypatch, names):
     monkeypatch.setitem(PACKAGE_TEXTS, "first", lambda: iter([]))
-    assert_says(lambda: read_all(f"package:{names}"), "data.source: package:nothing is unknown", *PACKAGE_TEXTS)
+    act = partial(prepare_source, f"package:{names}", tmp_path / "set")
+    assert_says(act, "data.source: package:nothing is unknown", *PACKAGE_TEXTS)
 
 
 # Prepared sets ------------------------------------------------------------------------------------------
@@ -343,11 +359,26 @@ def write_manifest(folder: Path, content: str) -> None:
     (folder / "manifest.json").write_text(content)
 
 
+PROOF = '{"shared_sources": [], "equal_texts": []}'
 MANIFESTS = [
     ("no proof", "{}", "manifest.json holds no proof of disjointness", "`replug prepare` again"),
     ("broken JSON", "{", "manifest.json", "`replug prepare`"),
     ("a number", "5", "manifest.json holds no proof of disjointness"),
-    ("no files", '{"disjoint": {}, "files": {}}', "documents.arrow", "`replug prepare`"),
+    ("an empty proof", '{"disjoint": {}, "files": {}}', "manifest.json holds no proof of disjointness"),
+    ("no list of files", f'{{"disjoint": {PROOF}}}', "manifest.json lists no files", "`replug prepare` again"),
+    ("no files", f'{{"disjoint": {PROOF}, "files": {{}}}}', "queries.arrow is missing", "`replug prepare`"),
+    (
+        "a missing shard",
+        f'{{"disjoint": {PROOF}, "files": {{"documents/00000.arrow": ""}}}}',
+        "documents/00000.arrow is missing",
+        "`replug prepare`",
+    ),
+    (
+        "an overlap",
+        '{"disjoint": {"shared_sources": [], "equal_texts": ["a"]}, "files": {}}',
+        "manifest.json says that corpus and texts overlap",
+        "`replug prepare` again",
+    ),
 ]
 
 
@@ -365,14 +396,14 @@ def test_an_unfinished_set_is_refused(tmp_path):
 def test_a_folder_with_files_of_the_users_is_not_written_to(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     paths = write_three(tmp_path, {})
-    assert_says(lambda: prepare_rows(*paths, tmp_path, {}), "no part of a prepared set; give another data.out")
+    assert_says(lambda: import_rows(paths, tmp_path), "no part of a prepared set; give another data.out")
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
 def test_a_file_where_the_set_should_go_is_named(tmp_path):
     (tmp_path / "set").write_text("")
     paths = write_three(tmp_path, {})
-    assert_says(lambda: prepare_rows(*paths, tmp_path / "set", {}), "set", "data.out")
+    assert_says(lambda: import_rows(paths, tmp_path / "set"), "set", "data.out")
 
 
 def test_raw_texts_too_short_for_one_window_are_refused(debug_config, tmp_path):
@@ -412,7 +443,7 @@ def test_a_set_made_from_a_raw_file_that_has_changed_since_is_refused(debug_conf
     debug_config.data.source, debug_config.data.window = str(raw), 2
     prepared_set(debug_config, tmp_path / "set")
     raw.write_text(raw.read_text().replace("word", "wort"))
-    assert_says(lambda: prepared_set(debug_config, tmp_path / "set"), "prepared with data.source (sha256)=")
+    assert_says(lambda: prepared_set(debug_config, tmp_path / "set"), "prepared with data.source (files)=")
 
 
 # What the parts must agree on ---------------------------------------------------------------------------
@@ -420,13 +451,13 @@ def test_a_set_made_from_a_raw_file_that_has_changed_since_is_refused(debug_conf
 
 def test_a_gold_document_that_is_not_in_the_corpus_is_named(debug_config, tmp_path):
     debug_config.retrieve.k = debug_config.evaluate.k = 1
-    data = prepare_rows(*write_three(tmp_path, {"heldout": {"gold": ["d", "e"]}}), tmp_path / "set", {})
+    data = import_rows(write_three(tmp_path, {"heldout": {"gold": ["d", "e"]}}), tmp_path / "set")
     spec = SimpleNamespace(max_tokens=None)
     assert_says(lambda: check_data(debug_config, data, spec), "text h names gold document 'e'", "not in the corpus")
 
 
 def test_a_corpus_smaller_than_k_is_refused(debug_config, tmp_path):
-    data = prepare_rows(*write_three(tmp_path, {}), tmp_path / "set", {})
+    data = import_rows(write_three(tmp_path, {}), tmp_path / "set")
     spec = SimpleNamespace(max_tokens=None)
     assert_says(lambda: check_data(debug_config, data, spec), "retrieve.k", "8 documents", "corpus holds 1")
 

@@ -10,7 +10,8 @@ from configs.errors import UserError
 from configs.schema import Config, TooLong
 from data.files import write_json
 from data.records import Document, Window
-from data.store import PreparedSet, write_documents, write_windows
+from data.shards import write_documents, write_windows
+from data.store import PreparedSet
 from models.scorer_pool import LMSpec
 from train.wiring import check_data
 
@@ -37,10 +38,10 @@ def config(debug_config: Config) -> Config:
 
 def prepared(folder: Path, document: str, context: str, continuation: str) -> PreparedSet:
     folder.mkdir()
-    write_documents(folder / "documents.arrow", [Document("d", document, "all", "d")])
+    write_documents(folder / "documents", [Document("d", document, "all", "d")])
     write_windows(folder / "queries.arrow", [Window("q", context, continuation, "all")])
     write_windows(folder / "heldout.arrow", [])
-    write_json(folder / "manifest.json", {"disjoint": {}})
+    write_json(folder / "manifest.json", {"disjoint": {"shared_sources": [], "equal_texts": []}, "files": {}})
     return PreparedSet(folder)
 
 

@@ -1,12 +1,16 @@
 """Planted overlaps of the corpus, the training texts and the held-out texts are all found."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from configs.errors import UserError
-from data.disjoint import content_hash, prove_disjoint, require_disjoint
+from data.disjoint import prove_disjoint, prove_shard, prove_windows, require_disjoint
+from data.guard import write_guard
 from data.records import Document, Window
+from data.sampling import content_hash
+from data.shards import write_documents
 
 DOCUMENTS = [Document("d1", "the first document", "all", "s1"), Document("d2", "the second document", "all", "s2")]
 QUERIES = [Window("q1", "one two", " three four", "all", "s3"), Window("q2", "five six", " seven eight", "all", "s4")]
@@ -19,6 +23,20 @@ def document(text: str = "another text", source: str = "s9") -> Document:
 
 def window(context: str = "some other", continuation: str = " words", source: str | None = "s9") -> Window:
     return Window("planted", context, continuation, "all", source)
+
+
+def prove_files(folder: Path, documents: list, queries: list, heldout: list, n: int | None = None) -> tuple:
+    """Shared sources and equal texts by the proof that needs no more memory for more texts, over written files."""
+    windows = write_guard(folder / "windows", [*queries, *heldout], n, seed=0)
+    assert len(windows.sources) == len({window.source or "" for window in [*queries, *heldout]})
+    between = prove_windows(queries, write_guard(folder / "heldout", heldout, n, seed=0), seed=0)
+    write_documents(folder / "documents", documents)
+    within = prove_shard(folder / "documents" / "00000.arrow", folder / "windows", seed=0)
+    return between[0] + within[0], between[1] + within[1]
+
+
+def test_the_proof_over_files_of_a_clean_set_holds(tmp_path):
+    assert prove_files(tmp_path, DOCUMENTS, QUERIES, HELDOUT) == ([], [])
 
 
 def test_the_proof_of_a_clean_set_holds_and_counts_what_was_compared():
@@ -36,11 +54,15 @@ PLANTED = {
 
 
 @pytest.mark.parametrize(("documents", "queries", "heldout", "says"), PLANTED.values(), ids=PLANTED)
-def test_a_shared_source_is_found(documents, queries, heldout, says):
-    proof = prove_disjoint(DOCUMENTS + documents, QUERIES + queries, HELDOUT + heldout)
+def test_a_shared_source_is_found(documents, queries, heldout, says, tmp_path):
+    sides = DOCUMENTS + documents, QUERIES + queries, HELDOUT + heldout
+    proof = prove_disjoint(*sides)
     assert not proof.holds
     assert (len(proof.shared_sources), proof.equal_texts) == (1, ())
     assert says in proof.shared_sources[0]
+    shared, equal = prove_files(tmp_path, *sides)
+    assert (len(shared), equal) == (1, [])
+    assert shared[0].split()[1] == says.split()[0]
 
 
 EQUAL = {
@@ -55,11 +77,15 @@ EQUAL = {
 
 
 @pytest.mark.parametrize(("documents", "queries", "heldout", "says"), EQUAL.values(), ids=EQUAL)
-def test_an_equal_text_is_found(documents, queries, heldout, says):
-    proof = prove_disjoint(DOCUMENTS + documents, QUERIES + queries, HELDOUT + heldout)
+def test_an_equal_text_is_found(documents, queries, heldout, says, tmp_path):
+    sides = DOCUMENTS + documents, QUERIES + queries, HELDOUT + heldout
+    proof = prove_disjoint(*sides)
     assert not proof.holds
     assert (proof.shared_sources, len(proof.equal_texts)) == ((), 1)
     assert says in proof.equal_texts[0]
+    shared, equal = prove_files(tmp_path, *sides)
+    assert (shared, len(equal)) == ([], 1)
+    assert equal[0].split()[1] == says.split()[0]
 
 
 def test_texts_without_a_source_share_none():

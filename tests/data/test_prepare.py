@@ -3,7 +3,6 @@
 import hashlib
 import json
 import random
-import re
 from collections import Counter
 from pathlib import Path
 
@@ -12,24 +11,30 @@ import pytest
 import data.prepare
 from configs.errors import UserError
 from configs.schema import DataConfig
-from data.prepare import FILES, prepare_raw, prepare_rows, require_same_origin, side_of
-from data.sources import FieldMap, read_source
+from data.files import file_sha256, write_json
+from data.local_pool import LocalPool
+from data.prepare import Tokenizers, prepare_raw, prepare_rows
+from data.sampling import Shares, side_of
+from data.shards import corpus_sha256
+from data.stand_in_texts import stand_in_texts
 from data.store import PreparedSet
+from data.tokenizing import word_tokenizer
+from data.work import require_same
 
-SHARES = (0.2, 0.1)  # the schema's
-
-
-def words(text: str) -> list[tuple[int, int]]:
-    return [match.span() for match in re.finditer(r"\s*\S+|\s+", text)]
+FILES = ("documents/00000.arrow", "queries.arrow", "heldout.arrow")
+SHARES = Shares(0.2, 0.1, None)  # the schema's
+WORDS = Tokenizers(word_tokenizer(r"\s*\S+|\s+"))
 
 
 def prepare(out: Path, seed: int = 0, **keys: object) -> PreparedSet:
-    return prepare_raw(DataConfig(**{"source": "stand_in", "window": 16} | keys), seed, words, out, {"seed": seed})
+    config = DataConfig(**{"source": "stand_in", "window": 16} | keys)
+    with LocalPool() as pool:
+        return prepare_raw(config, seed, WORDS, out, {"seed": seed}, pool)
 
 
 def ids_of(side: str, count: int) -> list[str]:
     """Ids of source texts that fall on a side with seed 0."""
-    return [name for name in map(str, range(1000)) if side_of(name, 0, *SHARES) == side][:count]
+    return [name for name in map(str, range(1000)) if side_of(name, 0, SHARES) == side][:count]
 
 
 def prepare_texts(tmp_path: Path, texts: dict[str, str], **keys: object) -> PreparedSet:
@@ -39,7 +44,8 @@ def prepare_texts(tmp_path: Path, texts: dict[str, str], **keys: object) -> Prep
 
 
 def contents(prepared: PreparedSet) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in prepared.folder.iterdir()}
+    files = (path for path in prepared.folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(prepared.folder)): path.read_bytes() for path in files}
 
 
 # Which side a text serves -------------------------------------------------------------------------------
@@ -49,18 +55,18 @@ def test_the_side_is_a_keyed_hash_of_the_id():
     for name in ("a", "text-7", "中🙂"):
         digest = hashlib.blake2b(name.encode(), digest_size=8, key=b"side:3").digest()
         point = int.from_bytes(digest, "big") / 2**64
-        expected = "queries" if point < 0.5 else "heldout" if point < 0.75 else "corpus"
-        assert side_of(name, 3, 0.5, 0.25) == expected
+        expected = "queries" if point < 0.5 else "heldout" if point < 0.75 else "documents"
+        assert side_of(name, 3, Shares(0.5, 0.25, None)) == expected
 
 
 def test_the_sides_get_their_shares():
-    counts = Counter(side_of(str(i), 0, *SHARES) for i in range(10_000))
+    counts = Counter(side_of(str(i), 0, SHARES) for i in range(10_000))
     assert abs(counts["queries"] - 2000) < 160  # four standard deviations
     assert abs(counts["heldout"] - 1000) < 120
 
 
 def test_another_seed_puts_texts_on_other_sides():
-    sides = [[side_of(str(i), seed, *SHARES) for i in range(100)] for seed in (0, 1)]
+    sides = [[side_of(str(i), seed, SHARES) for i in range(100)] for seed in (0, 1)]
     assert sides[0] != sides[1]
 
 
@@ -79,7 +85,7 @@ def test_preparing_again_over_an_earlier_set_replaces_it(tmp_path):
 
 
 def test_the_order_of_the_source_texts_changes_nothing(tmp_path):
-    texts = [(text.id, text.text) for text in read_source("stand_in", FieldMap())]
+    texts = [(text.id, text.text) for text in stand_in_texts()]
     shuffled = random.Random(0).sample(texts, len(texts))
     sets = []
     for name, order in (("a", texts), ("b", shuffled)):
@@ -103,7 +109,7 @@ def test_no_source_is_on_two_sides_and_the_proof_says_so(tmp_path):
 
 def test_documents_and_texts_are_parts_of_their_source_and_as_long_as_asked(tmp_path):
     prepared = prepare(tmp_path / "a", window=8, document_tokens=12)
-    sources = {text.id: text for text in read_source("stand_in", FieldMap())}
+    sources = {text.id: text for text in stand_in_texts()}
     for doc in prepared.corpus.iterate():
         assert doc.text in sources[doc.source].text
         assert (len(doc.text.split()) <= 12, doc.domain) == (True, sources[doc.source].domain)
@@ -128,11 +134,12 @@ def test_domains_are_counted_in_the_manifest(tmp_path):
     prepared = prepare(tmp_path / "a")
     counted = Counter(window.domain for window in prepared.queries.windows())
     assert prepared.manifest["domains"]["queries"] == dict(counted)
+    assert prepared.manifest["domains"]["documents"] == dict(Counter(doc.domain for doc in prepared.corpus.iterate()))
     assert set(counted) == {"even", "odd"}
 
 
 def test_texts_are_cut_into_documents_and_pairs_by_hand(tmp_path):
-    (doc,), (query,), (held,) = ids_of("corpus", 1), ids_of("queries", 1), ids_of("heldout", 1)
+    (doc,), (query,), (held,) = ids_of("documents", 1), ids_of("queries", 1), ids_of("heldout", 1)
     texts = {doc: "a b c d e", query: "f g h i j k l m n", held: "o p q r s"}
     prepared = prepare_texts(tmp_path, texts)
     assert sorted((d.id, d.text) for d in prepared.corpus.iterate()) == [
@@ -149,27 +156,28 @@ def test_texts_are_cut_into_documents_and_pairs_by_hand(tmp_path):
 
 
 def test_planted_duplicates_are_dropped_and_counted(tmp_path):
-    docs, queries, helds = ids_of("corpus", 3), ids_of("queries", 3), ids_of("heldout", 3)
+    docs, queries, helds = ids_of("documents", 3), ids_of("queries", 4), ids_of("heldout", 3)
     texts = {
-        docs[0]: "a b c d",  # a b | c d
-        docs[1]: "C  D e f",  # the first repeats c d | e f
+        docs[0]: "a b c d",  # a b | c d, the first is a query's continuation
+        docs[1]: "C  D e f",  # the first repeats c d, the second is a held-out continuation
         docs[2]: "g h  ",  # g h | blank
-        queries[0]: "x1 y1 A B z",  # its continuation is a document
-        queries[1]: "x2 y2 u2 v2 z",
+        queries[0]: "x1 y1 A B z",
+        queries[1]: "x2 y2 u2 v2 z",  # equals a held-out text
         queries[2]: "x3 y3 u3 v3 z",
-        helds[0]: "X2 y2 u2 v2 z",  # equals a query
-        helds[1]: "x4 y4 e f z",  # its continuation is a document
+        queries[3]: "x6 y6 U5 v5 z",  # its continuation is a held-out text's
+        helds[0]: "X2 y2 u2 v2 z",
+        helds[1]: "x4 y4 e f z",
         helds[2]: "x5 y5 u5 v5 z",
     }
     prepared = prepare_texts(tmp_path, texts)
-    assert sorted(doc.text.strip() for doc in prepared.corpus.iterate()) == ["a b", "c d", "e f", "g h"]
-    assert {w.source for w in prepared.queries.windows()} == set(queries[1:])
-    assert {w.source for w in prepared.heldout.windows()} == {helds[2]}
+    assert sorted(doc.text.strip().casefold() for doc in prepared.corpus.iterate()) == ["c d", "g h"]
+    assert {w.source for w in prepared.queries.windows()} == {queries[0], queries[2]}
+    assert {w.source for w in prepared.heldout.windows()} == set(helds)
     assert prepared.manifest["dropped"] == {
         "blank document": 1,
         "repeated document": 1,
-        "query equal to a document": 1,
-        "held-out text equal to another side's": 2,
+        "document equal to another side's text": 2,
+        "query equal to another side's text": 2,
     }
 
 
@@ -178,34 +186,42 @@ def test_planted_duplicates_are_dropped_and_counted(tmp_path):
 
 def test_the_manifest_holds_each_files_checksum(tmp_path):
     prepared = prepare(tmp_path / "a")
+    assert set(prepared.manifest["files"]) == set(contents(prepared)) - {"manifest.json"} == set(FILES)
     sums = {name: hashlib.sha256((tmp_path / "a" / name).read_bytes()).hexdigest() for name in FILES}
     assert prepared.manifest["files"] == sums
-    assert prepared.corpus_sha256 == sums["documents.arrow"]
+    assert prepared.corpus_sha256 == corpus_sha256(tmp_path / "a" / "documents")
 
 
 def test_a_set_serves_only_what_it_was_made_from(tmp_path):
     prepared = prepare(tmp_path / "a", seed=3)
-    assert require_same_origin(prepared, {"seed": 3}) is prepared
+    origin = prepared.manifest["origin"]
+    require_same(origin, {"seed": 3}, prepared.folder)
     with pytest.raises(UserError, match="a was prepared with seed=3, now it is 4: remove the folder or give another"):
-        require_same_origin(prepared, {"seed": 4})
+        require_same(origin, {"seed": 4}, prepared.folder)
     with pytest.raises(UserError, match=r"prepared with data\.window=None, now it is 16"):
-        require_same_origin(prepared, {"seed": 3, "data.window": 16})
+        require_same(origin, {"seed": 3, "data.window": 16}, prepared.folder)
+
+
+def killed_at_the_manifest(path: Path, content: object) -> None:
+    """Writes every file but the last, of which there is half."""
+    if path.name == "manifest.json":
+        path.with_name("manifest.json.partial").write_text("{")
+        raise KeyboardInterrupt
+    write_json(path, content)
 
 
 def test_the_manifest_is_written_last(tmp_path, monkeypatch):
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(data.prepare, "write_json", killed)
+        patch.setattr(data.prepare, "write_json", killed_at_the_manifest)
         prepare(tmp_path / "a")
-    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == sorted(FILES)
+    there = [path for path in (tmp_path / "a").iterdir() if path.name not in ("manifest.json.partial", "work")]
+    assert sorted(path.name for path in there) == ["documents", "heldout.arrow", "queries.arrow"]
     with pytest.raises(UserError, match="not a prepared set"):
         PreparedSet(tmp_path / "a")
-    assert contents(prepare(tmp_path / "a")) == contents(prepare(tmp_path / "b"))  # and is made anew
+    assert contents(prepare(tmp_path / "a")) == contents(prepare(tmp_path / "b"))  # and is gone on with
 
 
-def test_a_set_killed_while_its_manifest_was_written_is_made_anew(tmp_path):
+def test_a_set_of_which_only_the_manifest_is_missing_is_made_anew(tmp_path):
     prepare(tmp_path / "a")
     (tmp_path / "a" / "manifest.json").rename(tmp_path / "a" / "manifest.json.partial")
     assert contents(prepare(tmp_path / "a")) == contents(prepare(tmp_path / "b"))
@@ -226,7 +242,9 @@ ROWS = {
 def prepare_own(tmp_path: Path, rows: dict[str, list[dict]]) -> PreparedSet:
     for name, lines in rows.items():
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    return prepare_rows(*(tmp_path / f"{name}.jsonl" for name in rows), tmp_path / "set", {})
+    paths = [tmp_path / f"{name}.jsonl" for name in rows]
+    with LocalPool() as pool:
+        return prepare_rows(*paths, tmp_path / "set", {path.name: file_sha256(path) for path in paths}, pool)
 
 
 def test_the_users_rows_come_back_as_they_were_with_titles_before_the_text(tmp_path):

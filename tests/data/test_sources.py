@@ -7,32 +7,42 @@ import datasets
 import pytest
 
 from data.package_texts import MIN_CHARACTERS, PACKAGE_TEXTS
-from data.sources import FieldMap, SourceText, read_source
+from data.rejected import Rejected
+from data.sampling import content_hash
+from data.sources import FieldMap, SourceText, read_unit
+from data.units import plan_units
 
 PILE = FieldMap("text", "meta.id", "meta.pile_set_name")
 
 
 def read(source: object, fields: FieldMap | None = None) -> list[SourceText]:
-    return list(read_source(str(source), fields or FieldMap()))
+    texts = [item for unit in plan_units(str(source)) for _, item in read_unit(unit, fields or FieldMap())]
+    assert not any(isinstance(text, Rejected) for text in texts)
+    return texts
 
 
-def test_rows_without_id_and_domain_are_numbered_and_of_one_domain(tmp_path):
+def unnamed(text: str, domain: str = "all") -> SourceText:
+    return SourceText(content_hash(text).hex(), text, domain, named=False)
+
+
+def test_rows_without_id_and_domain_are_called_by_their_words_and_of_one_domain(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "one"}\n\n{"text": "two"}\n')
-    assert read(path) == [SourceText("0", "one", "all"), SourceText("1", "two", "all")]
+    assert read(path) == [unnamed("one"), unnamed("two")]
+    assert len({text.id for text in read(path)}) == 2
 
 
 def test_dots_reach_into_nested_fields(tmp_path):
     path = tmp_path / "a.jsonl"
     rows = [{"text": "one", "meta": {"id": 5, "pile_set_name": "Books"}}, {"text": "two", "meta": "none"}]
     path.write_text("\n".join(map(json.dumps, rows)))
-    assert read(path, PILE) == [SourceText("5", "one", "Books"), SourceText("1", "two", "all")]
+    assert read(path, PILE) == [SourceText("5", "one", "Books"), unnamed("two")]
 
 
 def test_another_field_may_hold_the_text(tmp_path):
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"body": {"en": "one"}}\n'))
-    assert read(path, FieldMap(text="body.en")) == [SourceText("0", "one", "all")]
+    assert read(path, FieldMap(text="body.en")) == [unnamed("one")]
 
 
 def test_a_folders_texts_come_sorted_with_the_first_folder_as_domain(tmp_path):
@@ -86,11 +96,12 @@ def test_a_dataset_of_the_hub_is_streamed_with_its_nested_fields(tmp_path, monke
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     asked, load = [], datasets.load_dataset
 
-    def load_local(name, **options):
-        asked.append((name, options))
+    def load_local(name, configuration=None, **options):
+        asked.append((name, configuration, options))
         return load("json", data_files=str(path), cache_dir=str(tmp_path / "cache"), **options)
 
     monkeypatch.setattr(datasets, "load_dataset", load_local)
-    texts = list(read_source("monology/pile-uncopyrighted", FieldMap(domain="meta.pile_set_name")))
-    assert asked == [("monology/pile-uncopyrighted", {"split": "train", "streaming": True})]
-    assert texts == [SourceText("0", "text 0", "ArXiv"), SourceText("1", "text 1", "Github")]
+    texts = read("monology/pile-uncopyrighted", FieldMap(domain="meta.pile_set_name"))
+    assert asked[0] == ("monology/pile-uncopyrighted", None, {"split": "train", "streaming": True})
+    assert asked == asked[:1] * len(asked)  # once to count its shards, once for each
+    assert texts == [unnamed("text 0", "ArXiv"), unnamed("text 1", "Github")]

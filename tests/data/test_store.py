@@ -7,7 +7,8 @@ import pytest
 
 from data.files import write_json
 from data.records import Document, Window
-from data.store import ROWS_PER_BATCH, CorpusStore, WindowStore, write_documents, write_windows
+from data.shards import ROWS_PER_BATCH, write_documents, write_windows
+from data.store import CorpusStore, WindowStore
 
 DOCUMENTS = [Document(f"d{i}", f"text {i} 🙂", "odd" if i % 2 else "even", f"s{i // 2}") for i in range(5)]
 WINDOWS = [
@@ -19,8 +20,8 @@ WINDOWS = [
 
 @pytest.fixture
 def corpus(tmp_path):
-    write_documents(tmp_path / "documents.arrow", DOCUMENTS)
-    return CorpusStore(tmp_path / "documents.arrow")
+    write_documents(tmp_path / "documents", DOCUMENTS)
+    return CorpusStore(tmp_path / "documents")
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from data.records import Document, Window
-from data.store import CorpusStore, write_documents
+from data.shards import write_documents
+from data.store import CorpusStore
 from evals.language_modelling import WINDOWS_IN_FLIGHT, Choice, measure_bits, random_choice
 from models.black_box_lm import ContinuationScore
 from models.prompt import PromptTemplate
@@ -35,7 +36,7 @@ class ImmediateLM(StandInLM):
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> CorpusStore:
-    path = tmp_path / "documents.arrow"
+    path = tmp_path / "documents"
     write_documents(path, [Document(f"d{i}", text, "x", f"s{i}") for i, text in enumerate(DOCUMENTS)])
     return CorpusStore(path)
 

@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from data.records import Document, Window
-from data.store import CorpusStore, write_documents
+from data.shards import write_documents
+from data.store import CorpusStore
 from evals.language_modelling import Choice
 from evals.results import bpb_results, interval_lines, print_results, retrieval_results
 
@@ -64,7 +65,7 @@ def test_the_verdict_follows_the_interval(results: dict, interval: list[float], 
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> CorpusStore:
-    path = tmp_path / "documents.arrow"
+    path = tmp_path / "documents"
     write_documents(path, [Document(f"d{i}", f"text {i}", "x", "s") for i in range(30)])
     return CorpusStore(path)
 

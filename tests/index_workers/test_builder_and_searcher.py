@@ -1,5 +1,6 @@
 """Embedding and searching without Ray: the stand-in encoder over the stand-in texts, against numpy."""
 
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,10 +12,12 @@ import pytest
 import torch
 
 from configs.errors import UserError
-from data.files import file_sha256
+from data.assembly import write_ids_of_shard
 from data.records import Document
+from data.shards import corpus_sha256, write_documents, write_token_rules
 from data.stand_in_texts import stand_in_texts
-from data.store import CorpusStore, write_documents
+from data.store import CorpusStore
+from data.tokenizing import TokenIds
 from index_workers.builder import Builder
 from index_workers.merge import merge_top_k
 from index_workers.searcher import Searcher
@@ -38,7 +41,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("corpus") / "documents.arrow"
+    path = tmp_path_factory.mktemp("corpus") / "documents"
     write_documents(path, [Document(f"d{i}", text, "x", "s") for i, text in enumerate(TEXTS)])
     return path
 
@@ -56,7 +59,7 @@ def make_plan(store: VersionStore, encoder: Encoder, corpus: Path, version: int 
         step=0,
         weights_sha256=store.save_snapshot(version, encoder.save),
         corpus_path=str(corpus),
-        corpus_sha256=file_sha256(corpus),
+        corpus_sha256=corpus_sha256(corpus),
         num_documents=len(CorpusStore(corpus)),
         block_documents=BLOCK_DOCUMENTS,
         similarity=encoder.similarity,
@@ -168,6 +171,41 @@ def test_later_versions_do_not_tokenize_again(
     assert other.block_path(1, 3).read_bytes() == store.block_path(0, 3).read_bytes()
 
 
+def copy_with_token_ids(corpus: Path, folder: Path, rule: TokenIds) -> Path:
+    """The corpus as `replug prepare` leaves it for a retriever."""
+    shutil.copytree(corpus, folder)
+    write_ids_of_shard(folder / "00000.arrow", rule)
+    write_token_rules(folder, rule.fingerprint)
+    return folder
+
+
+def test_token_ids_that_were_prepared_are_embedded_without_tokenizing(
+    store: VersionStore, encoder: Encoder, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = copy_with_token_ids(corpus, tmp_path / "documents", encoder.token_rule)
+    ids = CorpusStore(prepared).token_ids(range(NUM_DOCUMENTS))
+    for found, expected in zip(ids, encoder.token_ids(TEXTS), strict=True):
+        np.testing.assert_array_equal(found, expected)
+        assert found.dtype == expected.dtype
+    other = VersionStore(tmp_path / "index")
+    plan = make_plan(other, encoder, prepared)
+    monkeypatch.setattr(Encoder, "token_ids", lambda *_: pytest.fail("tokenized again"))
+    build(other, plan)
+    for block in range(plan.num_blocks):
+        assert other.block_path(0, block).read_bytes() == store.block_path(0, block).read_bytes()
+    assert list(other.root.glob("tokens-*")) == []
+
+
+def test_token_ids_that_were_prepared_with_another_limit_are_not_read(
+    store: VersionStore, encoder: Encoder, corpus: Path, tmp_path: Path
+) -> None:
+    prepared = copy_with_token_ids(corpus, tmp_path / "documents", replace(encoder.token_rule, max_tokens=5))
+    other = VersionStore(tmp_path / "index")
+    build(other, plan := make_plan(other, encoder, prepared))
+    for block in range(plan.num_blocks):
+        assert other.block_path(0, block).read_bytes() == store.block_path(0, block).read_bytes()
+
+
 def test_damaged_tokens_are_said_and_made_again_from_the_texts(
     store: VersionStore, encoder: Encoder, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,7 +230,7 @@ def test_damaged_tokens_are_said_and_made_again_from_the_texts(
             r"version 0 is not .* has weights_sha256 \w+, expected 0{64}; remove .*v0",
         ),
         ({"dim": 48}, r"has dim 32, expected 48; remove .*v000000 and build it again"),
-        ({"num_documents": 63}, r"documents.arrow holds 62 documents, but index version 0 was begun over 63: put that"),
+        ({"num_documents": 63}, r"documents holds 62 documents, but index version 0 was begun over 63: put that"),
     ],
 )
 def test_a_plan_that_encoder_or_corpus_do_not_fit_is_refused(

@@ -22,7 +22,7 @@ def brute_force(vectors: np.ndarray, k: int) -> np.ndarray:
 @pytest.fixture
 def store(tmp_path: Path) -> VersionStore:
     """Version 0 is published."""
-    write_corpus(tmp_path / "run" / "data" / "documents.arrow")
+    write_corpus(tmp_path / "run" / "data" / "documents")
     store = VersionStore(tmp_path / "run" / "index")
     publish(store, begin(store))
     return store
@@ -88,14 +88,16 @@ def test_a_corpus_that_is_gone_or_of_another_size_is_refused(store: VersionStore
     write_corpus(corpus, rows=ROWS + 1)
     with pytest.raises(UserError, match=rf"{corpus} holds 11 documents, the index 10; build the index again"):
         LocalIndex(store.root, threads=1)
-    corpus.unlink()
-    with pytest.raises(UserError, match=rf"the index's corpus {corpus} is gone; bring it back, or build"):
-        LocalIndex(store.root, threads=1)
+    (corpus / "00000.arrow").unlink()
+    for remove in (lambda: None, corpus.rmdir):
+        remove()
+        with pytest.raises(UserError, match=rf"the index's corpus {corpus} is gone; bring it back, or build"):
+            LocalIndex(store.root, threads=1)
 
 
 def test_a_corpus_that_is_damaged_is_refused(store: VersionStore) -> None:
-    store.corpus_path(store.plan(0)).write_bytes(b"not arrow")
-    with pytest.raises(UserError, match=r"documents\.arrow"):
+    (store.corpus_path(store.plan(0)) / "00000.arrow").write_bytes(b"not arrow")
+    with pytest.raises(UserError, match=r"documents/00000\.arrow is damaged"):
         LocalIndex(store.root, threads=1)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -9,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.files import file_sha256
 from data.records import Document
-from data.store import write_documents
+from data.shards import corpus_sha256, write_documents
 from index_workers import build_steps
 from index_workers.kinds import IndexKind
 from index_workers.verify import verify_index
@@ -31,20 +31,19 @@ def save_encoder(folder: Path) -> None:
 
 
 def write_corpus(path: Path, rows: int = ROWS) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_documents(path, [Document(f"d{row}", f"text {row}", "x", "s") for row in range(rows)])
     return path
 
 
 def begin(store: VersionStore, version: int = 0, **changes: object) -> BuildPlan:
-    corpus = store.root.parent / "data" / "documents.arrow"
+    corpus = store.root.parent / "data" / "documents"
     plan = BuildPlan(
         version=version,
         step=7,
         weights_sha256=store.save_snapshot(version, save_encoder),
         corpus_path=str(corpus),
         corpus_relative=os.path.relpath(corpus, store.root),
-        corpus_sha256=file_sha256(corpus),
+        corpus_sha256=corpus_sha256(corpus),
         num_documents=ROWS,
         block_documents=4,
         similarity="cosine",
@@ -72,7 +71,7 @@ def publish(store: VersionStore, plan: BuildPlan, vectors: np.ndarray = VECTORS)
 @pytest.fixture
 def store(tmp_path: Path) -> VersionStore:
     """Version 0 is of a lossy kind and published."""
-    write_corpus(tmp_path / "run" / "data" / "documents.arrow")
+    write_corpus(tmp_path / "run" / "data" / "documents")
     store = VersionStore(tmp_path / "run" / "index")
     publish(store, begin(store, **LOSSY))
     return store
@@ -198,11 +197,19 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
     ),
     "another corpus": (
         lambda store: write_corpus(store.corpus_path(store.plan(0)), rows=11),
-        "the corpus {run}/data/documents.arrow is not the one that was embedded: its checksum differs",
+        "the corpus {run}/data/documents is not the one that was embedded: its checksum differs",
+    ),
+    "a flipped byte of the corpus": (
+        lambda store: flip(store.corpus_path(store.plan(0)) / "00000.arrow", -20),
+        "the corpus {run}/data/documents is not the one that was embedded: its checksum differs",
+    ),
+    "an empty folder for a corpus": (
+        lambda store: (store.corpus_path(store.plan(0)) / "00000.arrow").unlink(),
+        "the corpus {run}/data/documents is gone",
     ),
     "no corpus": (
-        lambda store: store.corpus_path(store.plan(0)).unlink(),
-        "the corpus {run}/data/documents.arrow is gone",
+        lambda store: shutil.rmtree(store.corpus_path(store.plan(0))),
+        "the corpus {run}/data/documents is gone",
     ),
 }
 
@@ -220,7 +227,7 @@ def test_everything_that_is_wrong_is_named(store: VersionStore) -> None:
     store.block_path(0, 2).unlink()
     flip(store.shard_path(0, 0), 60)
     flip(store.encoder_folder(0) / "tokenizer.json", 20)
-    store.corpus_path(store.plan(0)).unlink()
+    shutil.rmtree(store.corpus_path(store.plan(0)))
     lines, problems = verify_index(store.root)
     assert lines == ["v000000: wrong in 5 places"]
     names = ("tokenizer", "documents", "block-00000", "block-00002", "shard-00000")

@@ -19,7 +19,7 @@ PLAN = BuildPlan(
     version=3,
     step=12,
     weights_sha256="w",
-    corpus_path="corpus.arrow",
+    corpus_path="corpus",
     corpus_sha256="c",
     num_documents=10,
     block_documents=4,
@@ -378,50 +378,51 @@ def test_a_build_begun_by_an_older_version_is_refused_in_one_line(store: Version
 
 
 def plan_over(corpus: Path, index: Path) -> BuildPlan:
-    corpus.parent.mkdir(parents=True)
-    corpus.write_bytes(b"documents")
+    corpus.mkdir(parents=True)
+    (corpus / "00000.arrow").write_bytes(b"documents")
     index.mkdir(parents=True, exist_ok=True)
     return replace(PLAN, corpus_path=str(corpus), corpus_relative=os.path.relpath(corpus, index))
 
 
 def test_a_corpus_in_the_same_run_directory_moves_with_the_index(tmp_path: Path) -> None:
-    corpus, index = tmp_path / "run" / "data" / "documents.arrow", tmp_path / "run" / "index"
+    corpus, index = tmp_path / "run" / "data" / "documents", tmp_path / "run" / "index"
     plan = plan_over(corpus, index)
     assert VersionStore(index).corpus_path(plan) == corpus
     (tmp_path / "run").rename(tmp_path / "moved")
     moved = VersionStore(tmp_path / "moved" / "index").corpus_path(plan)
-    assert moved == tmp_path / "moved" / "data" / "documents.arrow"
+    assert moved == tmp_path / "moved" / "data" / "documents"
 
 
 def test_a_copied_run_directory_has_a_corpus_of_its_own(tmp_path: Path) -> None:
-    plan = plan_over(tmp_path / "run" / "data" / "documents.arrow", tmp_path / "run" / "index")
+    plan = plan_over(tmp_path / "run" / "data" / "documents", tmp_path / "run" / "index")
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     copied = VersionStore(tmp_path / "copy" / "index").corpus_path(plan)
-    assert copied == tmp_path / "copy" / "data" / "documents.arrow"
+    assert copied == tmp_path / "copy" / "data" / "documents"
 
 
 @pytest.mark.parametrize("corpus", ["run/data", "elsewhere"])
 def test_where_only_the_index_is_moved_the_corpus_is_where_it_was(tmp_path: Path, corpus: str) -> None:
-    path = tmp_path / corpus / "documents.arrow"
+    path = tmp_path / corpus / "documents"
     plan = plan_over(path, tmp_path / "run" / "index")
     (tmp_path / "deeper" / "still").mkdir(parents=True)
     moved = (tmp_path / "run" / "index").rename(tmp_path / "deeper" / "still" / "index")
+    (moved / plan.corpus_relative).resolve().mkdir(parents=True)  # a folder of that name which holds no documents
     assert VersionStore(moved).corpus_path(plan) == path
 
 
 def test_a_corpus_within_the_index_moves_with_it_under_another_name(tmp_path: Path) -> None:
-    plan = plan_over(tmp_path / "index" / "corpus" / "documents.arrow", tmp_path / "index")
+    plan = plan_over(tmp_path / "index" / "corpus" / "documents", tmp_path / "index")
     renamed = VersionStore((tmp_path / "index").rename(tmp_path / "renamed"))
-    assert renamed.corpus_path(plan) == tmp_path / "renamed" / "corpus" / "documents.arrow"
+    assert renamed.corpus_path(plan) == tmp_path / "renamed" / "corpus" / "documents"
 
 
 def test_a_plan_without_a_relative_path_has_its_absolute_one(tmp_path: Path) -> None:
-    plan = replace(plan_over(tmp_path / "data" / "documents.arrow", tmp_path / "index"), corpus_relative="")
-    assert VersionStore(tmp_path / "index").corpus_path(plan) == tmp_path / "data" / "documents.arrow"
+    plan = replace(plan_over(tmp_path / "data" / "documents", tmp_path / "index"), corpus_relative="")
+    assert VersionStore(tmp_path / "index").corpus_path(plan) == tmp_path / "data" / "documents"
 
 
 def test_the_same_corpus_elsewhere_keeps_the_blocks(store: VersionStore) -> None:
-    moved = replace(PLAN, corpus_path="/moved/corpus.arrow", corpus_relative="../../moved/corpus.arrow")
+    moved = replace(PLAN, corpus_path="/moved/corpus", corpus_relative="../../moved/corpus")
     write_blocks(store, PLAN, [0, 1])
     store.require_same_vectors(moved)
     assert store.begin(moved).blocks == [2]

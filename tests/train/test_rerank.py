@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from data.records import Document, SearchResult
-from data.store import CorpusStore, write_documents
+from data.shards import write_documents
+from data.store import CorpusStore
 from index_workers.exclusion import search_excluding
 from train.rerank import LiveReranker
 
@@ -39,8 +40,8 @@ class Parts:
 @pytest.fixture
 def parts(tmp_path) -> Parts:
     """A document's text is its row."""
-    write_documents(tmp_path / "documents.arrow", [Document(f"d{i}", str(i), "x", "s") for i in range(ROWS)])
-    return Parts(CorpusStore(tmp_path / "documents.arrow"))
+    write_documents(tmp_path / "documents", [Document(f"d{i}", str(i), "x", "s") for i in range(ROWS)])
+    return Parts(CorpusStore(tmp_path / "documents"))
 
 
 def ranked(vectors: np.ndarray, rows: np.ndarray, k: int) -> np.ndarray:

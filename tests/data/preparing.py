@@ -1,0 +1,78 @@
+"""Sources made up for the tests of preparing, and how they are prepared."""
+
+import json
+import os
+import random
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import data.prepare
+import data.units
+from configs.schema import DataConfig
+from data.local_pool import LocalPool, Pool
+from data.prepare import Tokenizers, prepare_raw
+from data.sampling import Shares, side_of
+from data.store import PreparedSet
+from data.tokenizing import TokenIds, word_tokenizer
+
+WORDS = word_tokenizer(r"\s*\S+|\s+")
+SHARES = Shares(0.2, 0.1, None)  # the schema's
+
+
+def prepare(
+    out: Path,
+    source: object,
+    pool: Pool | None = None,
+    seed: int = 0,
+    tokenizer: str = WORDS,
+    token_ids: TokenIds | None = None,
+    **keys: object,
+) -> PreparedSet:
+    """By words, four to a window; `keys` are those of the schema's `data`."""
+    config = DataConfig(**{"source": str(source), "window": 4} | keys)
+    return prepare_raw(config, seed, Tokenizers(tokenizer, token_ids), out, {"seed": seed}, pool or LocalPool(1))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def rows_of(number: int, seed: int = 0, words: int = 40) -> list[dict]:
+    """Rows of made-up texts in three domains; no two share a piece."""
+    rng = random.Random(seed)
+    return [
+        {
+            "id": f"{seed}-{i}",
+            "text": " ".join(f"w{rng.randrange(10**6)}" for _ in range(rng.randrange(words, 2 * words))),
+            "domain": rng.choice(["books", "news", "web"]),
+        }
+        for i in range(number)
+    ]
+
+
+def write_jsonl(path: Path, rows: Iterable[dict]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def ids_on(side: str | None, count: int, shares: Shares = SHARES) -> list[str]:
+    """Ids of source texts that fall on a side with seed 0."""
+    found = (name for name in map(str, range(100_000)) if side_of(name, 0, shares) == side)
+    return [name for _, name in zip(range(count), found, strict=False)]
+
+
+def texts_of(prepared: PreparedSet) -> dict[str, list[str]]:
+    """The texts of each side, in the order of the rows."""
+    windows = {"queries": prepared.queries.windows(), "heldout": prepared.heldout.windows()}
+    said = {side: [window.context + window.continuation for window in rows] for side, rows in windows.items()}
+    return {"documents": [doc.text for doc in prepared.corpus.iterate()], **said}
+
+
+def prepare_apart(out: str, source: str, num_workers: int, sizes: Sequence[int], keys: dict) -> None:
+    """In a process and a process group of its own, with small units and shards."""
+    os.setpgrp()
+    data.units.UNIT_BYTES, data.prepare.PIECES_PER_SHARD = sizes
+    with LocalPool(num_workers) as pool:
+        prepare(Path(out), source, pool, **keys)

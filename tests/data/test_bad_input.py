@@ -1,0 +1,424 @@
+"""What users' sources hold that cannot be taken: counted by reason, listed with file and line, never passed over."""
+
+import gzip
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from preparing import contents, prepare, rows_of, write_jsonl
+
+import data.sources
+import data.units
+from configs.errors import UserError
+from data.store import PreparedSet
+
+GOOD = rows_of(60)
+LINES = [json.dumps(row).encode() for row in GOOD]
+
+
+def listed(out: Path) -> list[tuple[str, str, int | None]]:
+    """Reason, file name and line of the cases in rejected.jsonl."""
+    rows = [json.loads(line) for line in (out / "rejected.jsonl").read_text().splitlines()]
+    return [(row["reason"], Path(row["file"]).name, row["line"]) for row in rows]
+
+
+def prepare_all(tmp_path: Path, source: object, **keys: object) -> PreparedSet:
+    return prepare(tmp_path / "set", source, max_rejected_share=1.0, **keys)
+
+
+def with_bad(*bad: bytes) -> bytes:
+    """Good lines, with bad ones from line 11 on."""
+    return b"\n".join([*LINES[:10], *bad, *LINES[10:]]) + b"\n"
+
+
+def as_json(**fields: object) -> bytes:
+    return json.dumps({"id": "bad", "text": "some words", **fields}).encode()
+
+
+# One line of a file -------------------------------------------------------------------------------------
+
+BAD_LINES = {
+    "broken JSON": (b'{"text": "a" "b"}', "invalid_json"),
+    "a line cut short": (LINES[0][:30], "invalid_json"),
+    "no JSON at all": (b"some words", "invalid_json"),
+    "brackets thousands deep": (b"[" * 100_000, "invalid_json"),
+    "objects thousands deep": (b'{"a":' * 50_000 + b"1" + b"}" * 50_000, "invalid_json"),
+    "a number of thousands of digits": (b'{"text": "a b", "id": ' + b"7" * 5000 + b"}", "invalid_json"),
+    "a list": (b'["some", "words"]', "not_an_object"),
+    "a number": (b"17", "not_an_object"),
+    "null": (b"null", "not_an_object"),
+    "a string": (b'"words"', "not_an_object"),
+    "latin-1": ('{"id": "bad", "text": "caf\xe9"}'.encode("latin-1"), "not_utf8"),
+    "UTF-16 without its mark": ('{"id": "bad"}'.encode("utf-16-le"), "invalid_json"),
+    "raw half a surrogate pair": (b'{"text": "a \xed\xa0\x80 b"}', "not_utf8"),
+    "half a surrogate pair in the text": (b'{"id": "bad", "text": "words \\ud83d"}', "half_surrogate"),
+    "half a surrogate pair in the id": (b'{"id": "\\udc00", "text": "words"}', "half_surrogate"),
+    "half a surrogate pair in the domain": (b'{"domain": "\\ud800", "text": "words"}', "half_surrogate"),
+    "half a surrogate pair without an id": (b'{"text": "words \\ud83d"}', "half_surrogate"),
+    "half a surrogate pair in a field's name": (b'{"\\ud800": 1}', "text_missing"),
+    "no text": (b'{"id": "bad"}', "text_missing"),
+    "no field": (b"{}", "text_missing"),
+    "null as text": (as_json(text=None), "text_missing"),
+    "empty text": (as_json(text=""), "text_empty"),
+    "blank text": (as_json(text=" \n\t\u3000"), "text_empty"),
+    "a number as text": (as_json(text=7), "text_not_a_string"),
+    "false as text": (as_json(text=False), "text_not_a_string"),
+    "a list as text": (as_json(text=["a"]), "text_not_a_string"),
+    "an object as text": (as_json(text={"en": "a"}), "text_not_a_string"),
+    "a NUL character": (as_json(text="a\0b"), "nul_character"),
+    "a text that is too long": (as_json(text="word " * 200), "too_long"),
+    "a list as id": (as_json(id=["a"]), "id_not_a_string"),
+    "true as id": (as_json(id=True), "id_not_a_string"),
+    "a float as id": (as_json(id=1.5), "id_not_a_string"),
+    "an object as id": (as_json(id={}), "id_not_a_string"),
+    "an empty id": (as_json(id=""), "id_empty"),
+    "a list as domain": (as_json(domain=["a"]), "domain_not_a_string"),
+    "a float as domain": (as_json(domain=0.5), "domain_not_a_string"),
+    "an id that another has": (as_json(id=GOOD[20]["id"], text=GOOD[20]["text"]), "duplicate_id"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_LINES)
+def test_a_bad_line_is_counted_and_listed_with_its_place_and_the_others_are_taken(what, tmp_path):
+    line, reason = BAD_LINES[what]
+    (tmp_path / "raw.jsonl").write_bytes(with_bad(line))
+    prepared = prepare_all(tmp_path, tmp_path / "raw.jsonl", max_text_characters=999)
+    assert prepared.manifest["rejected"] == {reason: 1}
+    assert prepared.manifest["source"]["texts"] == len(GOOD) + (reason == "duplicate_id")
+    (case,) = listed(prepared.folder)
+    expected = (11, 22) if reason == "duplicate_id" else (11,)
+    assert case[:2] == (reason, "raw.jsonl") and case[2] in expected
+
+
+def test_there_are_at_least_25_kinds_of_bad_lines_and_every_reason_of_a_row_is_among_them():
+    assert len(BAD_LINES) >= 25
+    rows = set(data.sources.Reason) - {"invalid_tsv", "wrong_columns", "damaged_file", "unreadable_file"}
+    assert {reason for _, reason in BAD_LINES.values()} == rows
+
+
+def test_bad_lines_of_all_kinds_together_leave_the_set_of_the_good_lines_alone(tmp_path):
+    kinds = [(line, reason) for line, reason in BAD_LINES.values() if reason != "duplicate_id"]
+    (tmp_path / "raw.jsonl").write_bytes(with_bad(*(line for line, _ in kinds)))
+    (tmp_path / "good.jsonl").write_bytes(b"\n".join(LINES))
+    prepared = prepare_all(tmp_path, tmp_path / "raw.jsonl", max_text_characters=999)
+    good = prepare(tmp_path / "good", tmp_path / "good.jsonl")
+    assert prepared.manifest["rejected"] == dict(Counter(reason for _, reason in kinds))
+    assert listed(prepared.folder) == [(reason, "raw.jsonl", 11 + i) for i, (_, reason) in enumerate(kinds)]
+    assert prepared.manifest["files"] == good.manifest["files"]
+
+
+FINE = {
+    "a byte order mark": b"\xef\xbb\xbf" + with_bad(),
+    "line ends of Windows": with_bad().replace(b"\n", b"\r\n"),
+    "blank lines": with_bad(b"", b"  ", b"\t").replace(b"\n", b"\n\n"),
+    "no line end at the end": with_bad().rstrip(),
+    "an integer as id": with_bad(as_json(id=0), as_json(id=-5, text="other words"), as_json(id=7**99, text="words")),
+    "null as id and domain": with_bad(as_json(id=None, domain=None)),
+    "an empty domain": with_bad(as_json(domain="")),
+    "a whole surrogate pair": with_bad(b'{"id": "fine", "text": "a \\ud83d\\ude42"}'),
+    "other fields, deep ones too": with_bad(as_json(meta={"a": [1, {"b": None}]}, label=2.5)),
+}
+
+
+@pytest.mark.parametrize("what", FINE)
+def test_what_looks_odd_but_is_fine_is_taken(what, tmp_path):
+    (tmp_path / "raw.jsonl").write_bytes(FINE[what])
+    prepared = prepare(tmp_path / "set", tmp_path / "raw.jsonl")
+    assert prepared.manifest["rejected"] == {}
+    assert not (prepared.folder / "rejected.jsonl").exists()
+
+
+def test_a_line_that_is_longer_than_memory_should_hold_is_passed_over_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(data.sources, "MAX_LINE_BYTES", 2000)
+    (tmp_path / "raw.jsonl").write_bytes(with_bad(b'{"text": "' + b"a" * 9000 + b'"}', b"{"))
+    prepared = prepare_all(tmp_path, tmp_path / "raw.jsonl")
+    assert listed(prepared.folder) == [("too_long", "raw.jsonl", 11), ("invalid_json", "raw.jsonl", 12)]
+    assert prepared.manifest["source"]["texts"] == len(GOOD)
+
+
+@pytest.mark.parametrize("blank", [b"", b"\n" * 40])
+@pytest.mark.parametrize("unit_bytes", [200, 1000, 5000])
+def test_lines_are_counted_from_the_beginning_of_the_file_in_whatever_units_it_is_read(
+    blank, unit_bytes, tmp_path, monkeypatch
+):
+    bad = [b"{", b"[1]", blank + b'{"id": "no text"}', b'"a"', b"\xff"]
+    lines = [line for good, line in zip(LINES, [*bad] * 12, strict=True) for line in (good, blank + line, blank)]
+    (tmp_path / "raw.jsonl").write_bytes(b"\n".join(lines) + blank)
+    whole = prepare_all(tmp_path / "whole", tmp_path / "raw.jsonl")
+    monkeypatch.setattr(data.units, "UNIT_BYTES", unit_bytes)
+    parts = prepare_all(tmp_path / "parts", tmp_path / "raw.jsonl")
+    places = listed(whole.folder)
+    assert len(places) == len(LINES)
+    every = (tmp_path / "raw.jsonl").read_bytes().splitlines()
+    assert all(every[line - 1] in {b.strip(b"\n") for b in bad} for _, _, line in places)
+    assert contents(parts.folder) == contents(whole.folder)
+
+
+def test_a_hundred_of_each_reason_are_listed_and_all_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(data.units, "UNIT_BYTES", 3000)
+    (tmp_path / "raw.jsonl").write_bytes(with_bad(*[b"{"] * 250, *[b"[]"] * 130))
+    prepared = prepare_all(tmp_path, tmp_path / "raw.jsonl")
+    assert prepared.manifest["rejected"] == {"invalid_json": 250, "not_an_object": 130}
+    lines = [(reason, line) for reason, _, line in listed(prepared.folder)]
+    assert lines == [("invalid_json", 11 + i) for i in range(100)] + [("not_an_object", 261 + i) for i in range(100)]
+
+
+# Whole files --------------------------------------------------------------------------------------------
+
+
+def zstd(content: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(content)
+    return sink.getvalue().to_pybytes()
+
+
+def flipped(content: bytes, place: int) -> bytes:
+    return content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :]
+
+
+PACKED, ZSTD = gzip.compress(with_bad(), mtime=0), zstd(with_bad())
+BAD_FILES = {
+    "a gzip file cut short": ("b.jsonl.gz", PACKED[: len(PACKED) // 2], "damaged_file"),
+    "a gzip file without its end": ("b.jsonl.gz", PACKED[:-6], "damaged_file"),
+    "a gzip file with a wrong checksum": ("b.jsonl.gz", flipped(PACKED, -6), "damaged_file"),
+    "a gzip file with a wrong length": ("b.jsonl.gz", flipped(PACKED, -2), "damaged_file"),
+    "a gzip file with rubbish in the middle": (
+        "b.jsonl.gz",
+        PACKED[:2000] + b"\xff" * 50 + PACKED[2050:],
+        "damaged_file",
+    ),
+    "plain text called gzip": ("b.jsonl.gz", with_bad(), "damaged_file"),
+    "a gzip file with rubbish behind": ("b.jsonl.gz", PACKED + b"rubbish", "damaged_file"),
+    "a zstd file cut short": ("b.jsonl.zst", ZSTD[: len(ZSTD) // 2], "damaged_file"),
+    "a zstd file without its last byte": ("b.jsonl.zst", ZSTD[:-1], "damaged_file"),
+    "plain text called zstd": ("b.jsonl.zst", with_bad(), "damaged_file"),
+    "text called bzip2": ("b.jsonl.bz2", with_bad(), "damaged_file"),
+    "text called Parquet": ("b.parquet", with_bad(), "damaged_file"),
+    "an empty Parquet file": ("b.parquet", b"", "damaged_file"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_FILES)
+def test_a_damaged_file_is_named_and_the_others_are_taken(what, tmp_path):
+    name, content, reason = BAD_FILES[what]
+    write_jsonl(tmp_path / "raw/a.jsonl", rows_of(60, seed=1))
+    (tmp_path / "raw" / name).write_bytes(content)
+    prepared = prepare_all(tmp_path, tmp_path / "raw")
+    assert prepared.manifest["rejected"] == {reason: 1}
+    ((found, file, line),) = listed(prepared.folder)
+    assert (found, file) == (reason, name)
+    assert line is None or 0 < line <= len(GOOD)
+    assert 60 <= prepared.manifest["source"]["texts"] <= 120
+
+
+def parquet(rows: list[dict], **options: object) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows), sink, **options)
+    return sink.getvalue().to_pybytes()
+
+
+def test_a_parquet_file_damaged_in_a_row_group_is_named_and_other_row_groups_are_taken(tmp_path, monkeypatch):
+    monkeypatch.setattr(data.units, "UNIT_BYTES", 1)
+    content = parquet(GOOD, row_group_size=20, compression="zstd")
+    place = pq.ParquetFile(pa.BufferReader(content)).metadata.row_group(1).column(1).data_page_offset
+    (tmp_path / "raw.parquet").write_bytes(content[: place + 8] + b"\x55" * 300 + content[place + 308 :])
+    prepared = prepare_all(tmp_path, tmp_path / "raw.parquet")
+    assert prepared.manifest["rejected"] == {"damaged_file": 1}
+    assert prepared.manifest["source"]["texts"] == 40
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ([{"id": "a", "body": "words"}] * 5, "text_missing"),
+        ([{"words": 1}] * 5, "text_missing"),
+        ([{"id": str(i), "text": None} for i in range(5)], "text_missing"),
+        ([{"id": str(i), "text": b"words"} for i in range(5)], "text_not_a_string"),
+        ([{"id": str(i), "text": ["words"]} for i in range(5)], "text_not_a_string"),
+        ([{"id": i + 0.5, "text": "words"} for i in range(5)], "id_not_a_string"),
+    ],
+)
+def test_rows_of_parquet_that_hold_no_text_are_counted_one_by_one(rows, reason, tmp_path):
+    write_jsonl(tmp_path / "raw/a.jsonl", GOOD)
+    (tmp_path / "raw/b.parquet").write_bytes(parquet(rows))
+    prepared = prepare_all(tmp_path, tmp_path / "raw")
+    assert prepared.manifest["rejected"] == {reason: 5}
+    assert listed(prepared.folder) == [(reason, "b.parquet", i + 1) for i in range(5)]
+
+
+TSV = ["id\ttext\ttitle", *(f"{row['id']}\t{row['text']}\tT" for row in GOOD)]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"7\twords", "wrong_columns"),
+        (b"7\twords\tT\tmore", "wrong_columns"),
+        (b'7\t"words\tT', "invalid_tsv"),
+        (b'7\t"words" more\tT', "invalid_tsv"),
+        (b"7\tcaf\xe9\tT", "invalid_tsv"),
+        (b"7\t\tT", "text_empty"),
+        (b"\twords\tT", "id_empty"),
+        (b"7\ta\0b\tT", "nul_character"),
+    ],
+)
+@pytest.mark.parametrize("unit_bytes", [500, 1 << 20])
+def test_a_bad_line_of_a_table_is_counted_and_listed_with_its_place(line, reason, unit_bytes, tmp_path, monkeypatch):
+    monkeypatch.setattr(data.units, "UNIT_BYTES", unit_bytes)
+    rows = [row.encode() for row in TSV]
+    (tmp_path / "raw.tsv").write_bytes(b"\n".join([*rows[:30], line, b"", *rows[30:50], line, *rows[50:]]))
+    prepared = prepare_all(tmp_path, tmp_path / "raw.tsv")
+    assert prepared.manifest["rejected"] == {reason: 2}
+    assert listed(prepared.folder) == [(reason, "raw.tsv", 31), (reason, "raw.tsv", 53)]
+    assert prepared.manifest["source"]["texts"] == len(GOOD)
+
+
+def test_a_table_whose_first_line_is_bad_gives_the_same_in_many_units_as_in_one(tmp_path, monkeypatch):
+    (tmp_path / "raw.tsv").write_bytes("\n".join(['"', *TSV]).encode())
+    whole = prepare_all(tmp_path / "whole", tmp_path / "raw.tsv")
+    monkeypatch.setattr(data.units, "UNIT_BYTES", 500)
+    parts = prepare_all(tmp_path / "parts", tmp_path / "raw.tsv")
+    assert whole.manifest["rejected"] == {"invalid_tsv": 1}
+    assert contents(parts.folder) == contents(whole.folder)
+
+
+BAD_TEXTS = {
+    "an empty file": (b"", "text_empty"),
+    "a blank file": (b" \n\n", "text_empty"),
+    "a program": (b"\x7fELF\x02\x01\x01\0\0\0", "nul_character"),
+    "a picture": (b"\x89PNG\r\n\x1a\n\0\0", "not_utf8"),
+    "latin-1": ("caf\xe9".encode("latin-1"), "not_utf8"),
+    "UTF-16": ("some words".encode("utf-16"), "not_utf8"),
+    "a text that is too long": (b"word " * 200, "too_long"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_TEXTS)
+def test_a_bad_file_in_a_tree_of_texts_is_named_and_the_others_are_taken(what, tmp_path):
+    content, reason = BAD_TEXTS[what]
+    for row in GOOD:
+        (tmp_path / "raw/deep").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "raw/deep" / f"{row['id']}.txt").write_text(row["text"])
+    (tmp_path / "raw/deep/bad.txt").write_bytes(content)
+    prepared = prepare_all(tmp_path, tmp_path / "raw", max_text_characters=999)
+    assert prepared.manifest["rejected"] == {reason: 1}
+    assert listed(prepared.folder) == [(reason, "bad.txt", None)]
+    assert prepared.manifest["source"]["texts"] == len(GOOD)
+
+
+def test_a_file_whose_name_is_no_unicode_is_counted(tmp_path):
+    for row in GOOD:
+        (tmp_path / "raw").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "raw" / f"{row['id']}.txt").write_text(row["text"])
+    (tmp_path / "raw" / os.fsdecode(b"caf\xe9.txt")).write_text("some words")
+    prepared = prepare_all(tmp_path, tmp_path / "raw")
+    assert prepared.manifest["rejected"] == {"half_surrogate": 1}
+    assert data.units.source_fingerprint(str(tmp_path / "raw"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+@pytest.mark.parametrize(("name", "reason"), [("b.jsonl", "damaged_file"), ("b.txt", "unreadable_file")])
+def test_a_file_that_may_not_be_read_is_named(name, reason, tmp_path):
+    suffix = Path(name).suffix
+    for i, row in enumerate(GOOD):
+        path = write_jsonl(tmp_path / f"raw/a{i}{suffix}", [row])
+    path = write_jsonl(tmp_path / "raw" / name, GOOD[:1])
+    path.chmod(0)
+    assert prepare_all(tmp_path, tmp_path / "raw").manifest["rejected"] == {reason: 1}
+
+
+def test_a_file_that_is_gone_when_its_unit_is_read_is_named(tmp_path, monkeypatch):
+    for i, row in enumerate(GOOD):
+        write_jsonl(tmp_path / f"raw/{i:02d}.txt", [row])
+    plan = data.prepare.plan_units
+
+    def then_remove(source: str, in_one_piece: bool) -> list[data.units.Unit]:
+        units = plan(source, in_one_piece)
+        (tmp_path / "raw/07.txt").unlink()
+        return units
+
+    monkeypatch.setattr(data.prepare, "plan_units", then_remove)
+    prepared = prepare_all(tmp_path, tmp_path / "raw")
+    assert listed(prepared.folder) == [("unreadable_file", "07.txt", None)]
+
+
+# Fields within fields -----------------------------------------------------------------------------------
+
+PILE = {"text_field": "body.text", "id_field": "meta.id", "domain_field": "meta.pile_set_name"}
+
+
+def pile_row(row: dict, **meta: object) -> dict:
+    return {"body": {"text": row["text"]}, "meta": {"id": row["id"], "pile_set_name": row["domain"], **meta}}
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"body": "words", "meta": {"id": "x"}}, "text_missing"),
+        ({"body": {"text": 5}, "meta": {"id": "x"}}, "text_not_a_string"),
+        ({"body": {"text": "words"}, "meta": {"id": []}}, "id_not_a_string"),
+        ({"body": {"text": "words"}, "meta": {"pile_set_name": ["Books"]}}, "domain_not_a_string"),
+    ],
+)
+def test_fields_within_fields_are_checked_like_others(row, reason, tmp_path):
+    write_jsonl(tmp_path / "raw.jsonl", [*map(pile_row, GOOD), row])
+    prepared = prepare_all(tmp_path, tmp_path / "raw.jsonl", **PILE)
+    assert listed(prepared.folder) == [(reason, "raw.jsonl", 61)]
+    assert set(prepared.manifest["domains"]["documents"]) == {"books", "news", "web"}
+
+
+# How much may be rejected -------------------------------------------------------------------------------
+
+
+def test_a_source_with_too_many_bad_rows_stops_and_names_the_first_of_each_kind(tmp_path):
+    (tmp_path / "raw.jsonl").write_bytes(with_bad(b"{", b"[]", b"{", b'{"a": 1}', b'"x"'))
+    with pytest.raises(UserError, match=r"5 of 65 rows .* more than data.max_rejected_share=0.01 allows") as error:
+        prepare(tmp_path / "set", tmp_path / "raw.jsonl")
+    for place in ("raw.jsonl:11: not valid JSON", "raw.jsonl:12: expected a JSON object", "raw.jsonl:14: field 'text'"):
+        assert place in str(error.value)
+    assert len(listed(tmp_path / "set")) == 5
+
+
+@pytest.mark.parametrize(("share", "stops"), [(0.0, True), (0.04, True), (0.05, False), (1.0, False)])
+def test_the_share_that_may_be_rejected_is_of_all_rows(share, stops, tmp_path):
+    (tmp_path / "raw.jsonl").write_bytes(with_bad(b"{", b"{", b"{"))  # 3 of 63
+    if stops:
+        with pytest.raises(UserError, match="3 of 63 rows"):
+            prepare(tmp_path / "set", tmp_path / "raw.jsonl", max_rejected_share=share)
+    else:
+        prepare(tmp_path / "set", tmp_path / "raw.jsonl", max_rejected_share=share)
+
+
+def test_duplicate_ids_count_towards_what_may_be_rejected(tmp_path):
+    write_jsonl(tmp_path / "raw.jsonl", [*GOOD, *({**row, "id": "same"} for row in rows_of(20, seed=1))])
+    with pytest.raises(UserError, match="another text has this id"):
+        prepare(tmp_path / "set", tmp_path / "raw.jsonl")
+
+
+def test_a_source_of_nothing_but_bad_rows_says_so(tmp_path):
+    (tmp_path / "raw.jsonl").write_text("{\n" * 9)
+    with pytest.raises(UserError, match="9 of 9 rows"):
+        prepare(tmp_path / "a", tmp_path / "raw.jsonl")
+    with pytest.raises(UserError, match="0 documents, 0 queries, 0 held-out texts"):
+        prepare_all(tmp_path, tmp_path / "raw.jsonl")
+
+
+@pytest.mark.parametrize("name", ["raw.jsonl", "raw.tsv", "raw.parquet"])
+def test_an_empty_file_is_no_traceback(name, tmp_path):
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(UserError, match="some of each"):
+        prepare_all(tmp_path, tmp_path / name)
+
+
+def test_an_empty_folder_and_a_missing_file_are_no_traceback(tmp_path):
+    (tmp_path / "raw").mkdir()
+    for source, said in ((tmp_path / "raw", "holds no files"), (tmp_path / "no.jsonl", "does not exist")):
+        with pytest.raises(UserError, match=said):
+            prepare_all(tmp_path, source)
+    with pytest.raises(UserError, match="no file matches"):
+        prepare_all(tmp_path, tmp_path / "*.jsonl")

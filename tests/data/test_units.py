@@ -1,0 +1,348 @@
+"""The forms a source may have, and how its texts are cut: nothing is lost and nothing added."""
+
+import bz2
+import csv
+import gzip
+import io
+import itertools
+import json
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from preparing import WORDS, contents, prepare, rows_of, texts_of, write_jsonl
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+import data.cutting
+import data.sources
+import data.tokenizing
+import data.units
+from configs.errors import UserError
+from data.chunks import split_text
+from data.sources import FieldMap, SourceText, read_unit
+from data.tokenizing import load_plain, token_offsets
+from data.units import plan_units
+
+ROWS = rows_of(150)
+
+
+def read(source: object, fields: FieldMap | None = None) -> list:
+    fields = fields or FieldMap()
+    units = plan_units(str(source), in_one_piece=fields.new_text_at is not None)
+    return [item for unit in units for _, item in read_unit(unit, fields)]
+
+
+EXPECTED = {SourceText(row["id"], row["text"], row["domain"]) for row in ROWS}
+JSONL = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+
+
+# Forms of sources ---------------------------------------------------------------------------------------
+
+
+def compressed(kind: str) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, kind) as stream:
+        stream.write(JSONL)
+    return sink.getvalue().to_pybytes()
+
+
+def table(rows: list[dict], **options: object) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows), sink, **options)
+    return sink.getvalue().to_pybytes()
+
+
+def tsv(rows: list[dict]) -> bytes:
+    """As DPR's psgs_w100.tsv."""
+    body = io.StringIO()
+    writer = csv.writer(body, delimiter="\t", lineterminator="\n")
+    writer.writerow(["id", "text", "title", "domain"])
+    writer.writerows([row["id"], row["text"], 'A "title"', row["domain"]] for row in rows)
+    return body.getvalue().encode()
+
+
+HALVES = JSONL[: JSONL.index(b"\n", len(JSONL) // 2) + 1], JSONL[JSONL.index(b"\n", len(JSONL) // 2) + 1 :]
+FORMS = {
+    "plain": {"a.jsonl": JSONL},
+    "called .json": {"a.json": JSONL},
+    "called .ndjson": {"a.ndjson": JSONL},
+    "in capitals": {"A.JSONL.GZ": gzip.compress(JSONL)},
+    "gzip": {"a.jsonl.gz": gzip.compress(JSONL)},
+    "gzip of several members": {"a.jsonl.gz": gzip.compress(HALVES[0]) + gzip.compress(HALVES[1])},
+    "zstd": {"a.jsonl.zst": compressed("zstd")},
+    "bzip2": {"a.jsonl.bz2": bz2.compress(JSONL)},
+    "bzip2 of several streams": {"a.jsonl.bz2": bz2.compress(HALVES[0]) + bz2.compress(HALVES[1])},
+    "Parquet": {"a.parquet": table(ROWS)},
+    "Parquet of many row groups": {"a.parquet": table(ROWS, row_group_size=7)},
+    "Parquet in zstd without a dictionary": {"a.parquet": table(ROWS, compression="zstd", use_dictionary=False)},
+    "tsv": {"a.tsv": tsv(ROWS)},
+    "tsv in gzip": {"a.tsv.gz": gzip.compress(tsv(ROWS))},
+    "several files": {"b/a.jsonl": HALVES[0], "a/a.jsonl.gz": gzip.compress(HALVES[1])},
+    "all kinds": {"z.parquet": table(ROWS[:50]), "y.tsv": tsv(ROWS[50:90]), "x/x.jsonl": JSONL[-1:]},
+    "hidden files between": {"a.jsonl": JSONL, ".git/index": b"\xff\xfe", ".DS_Store": b"\0"},
+}
+FORMS["all kinds"]["x/x.jsonl"] = "".join(json.dumps(row) + "\n" for row in ROWS[90:]).encode()
+
+
+def write_form(folder: Path, files: dict[str, bytes]) -> Path:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize("unit_bytes", [1, 777, 1 << 20])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_same_texts_in_units_of_any_size(form, unit_bytes, tmp_path, monkeypatch):
+    if unit_bytes == 1 and "tsv" in form:
+        unit_bytes = 50  # every unit reads the header
+    monkeypatch.setattr(data.units, "UNIT_BYTES", unit_bytes)
+    found = read(write_form(tmp_path / "raw", FORMS[form]))
+    assert len(found) == len(ROWS) and set(found) == EXPECTED
+
+
+@pytest.mark.parametrize("form", ["gzip", "Parquet of many row groups", "tsv", "all kinds"])
+def test_every_form_gives_the_same_set_byte_for_byte(form, tmp_path, monkeypatch):
+    plain = prepare(tmp_path / "plain", write_jsonl(tmp_path / "raw.jsonl", ROWS))
+    monkeypatch.setattr(data.units, "UNIT_BYTES", 1000)
+    other = prepare(tmp_path / "other", write_form(tmp_path / "raw", FORMS[form]))
+    assert contents(other.folder) == contents(plain.folder)
+
+
+@pytest.mark.parametrize("pattern", ["*.jsonl", "part-?*.jsonl", "**/*.jsonl", "*"])
+def test_a_pattern_names_the_files(pattern, tmp_path):
+    write_form(tmp_path / "raw", {f"part-{i}.jsonl": half for i, half in enumerate(HALVES)})
+    assert set(read(tmp_path / "raw" / pattern)) == EXPECTED
+
+
+def test_a_pattern_of_folders_gives_texts_the_names_they_have_below_its_fixed_part(tmp_path):
+    write_form(tmp_path / "raw", {f"{name}/a.txt": name.encode() for name in ("one", "two")})
+    for source in (tmp_path / "raw/*/a.txt", tmp_path / "raw/*/*.txt", tmp_path / "raw"):
+        assert [(t.id, t.text, t.domain) for t in read(source)] == [("one/a.txt", "one", "one"), ("two/a.txt", "two", "two")]
+    assert [(t.id, t.domain) for t in read(tmp_path / "raw/one/*.txt")] == [("a.txt", "all")]
+
+
+def test_a_tree_of_texts_gives_the_same_in_units_of_any_size(tmp_path, monkeypatch):
+    files = {f"{row['domain']}/{row['id']}.txt": row["text"].encode() for row in ROWS}
+    write_form(tmp_path / "raw", files)
+    whole = read(tmp_path / "raw")
+    assert {(t.id, t.text, t.domain) for t in whole} == {
+        (name, text.decode(), name.split("/")[0]) for name, text in files.items()
+    }
+    monkeypatch.setattr(data.units, "UNIT_BYTES", 3000)
+    assert len(plan_units(str(tmp_path / "raw"))) > 5
+    assert read(tmp_path / "raw") == whole
+
+
+def test_a_table_may_hold_texts_as_long_as_others(tmp_path):
+    long = "word " * 100_000
+    write_form(tmp_path, {"a.tsv": tsv([{"id": "a", "text": long, "domain": "web"}])})
+    assert read(tmp_path / "a.tsv") == [SourceText("a", long, "web")]
+
+
+def test_quotes_doubled_within_quotes_are_read(tmp_path):
+    (tmp_path / "a.tsv").write_text('id\ttext\ttitle\n1\t"""Aaron"" is a\tname"\t"T"\n')
+    assert read(tmp_path / "a.tsv") == [SourceText("1", '"Aaron" is a\tname', "all")]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_unit_that_begins_right_at_a_line_takes_it_once(end, tmp_path, monkeypatch):
+    lines = [json.dumps({"id": str(i), "text": "x" * (i % 5 + 1)}) for i in range(40)]
+    (tmp_path / "a.jsonl").write_bytes(end.join(lines).encode())
+    for size in range(1, 120):
+        monkeypatch.setattr(data.units, "UNIT_BYTES", size)
+        assert [text.id for text in read(tmp_path / "a.jsonl")] == [str(i) for i in range(40)]
+
+
+# Datasets of the hub, and texts that run over many rows -------------------------------------------------
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch) -> Path:
+    """A local folder that is taken for the dataset `corpus` of the hub."""
+    monkeypatch.chdir(tmp_path)
+    real = data.units._files
+    monkeypatch.setattr(data.units, "_files", lambda source: None if source == "corpus" else real(source))
+    return tmp_path / "corpus"
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_dataset_of_the_hub_gives_the_same_set_as_its_rows_in_a_file(kind, hub, tmp_path):
+    for number, rows in enumerate((ROWS[:80], ROWS[80:])):
+        content = table(rows) if kind == "parquet" else "".join(json.dumps(row) + "\n" for row in rows).encode()
+        write_form(hub, {f"train-0000{number}-of-00002.{kind}": content})
+    units = plan_units("corpus")
+    assert [(unit.kind, unit.start) for unit in units] == [("hub", 0), ("hub", 1)]
+    prepared = prepare(tmp_path / "a", "corpus")
+    plain = prepare(tmp_path / "b", write_jsonl(tmp_path / "raw.jsonl", ROWS))
+    assert contents(prepared.folder) == contents(plain.folder)
+
+
+def test_bad_rows_of_a_dataset_of_the_hub_are_counted_with_their_place_in_all_of_it(hub, tmp_path):
+    for number, rows in enumerate((ROWS[:80], ROWS[80:])):
+        write_jsonl(hub / f"train-0000{number}-of-00002.jsonl", [*rows, {"id": "bad", "text": ""}])
+    prepared = prepare(tmp_path / "set", "corpus", max_rejected_share=1.0)
+    cases = [json.loads(line) for line in (prepared.folder / "rejected.jsonl").read_text().splitlines()]
+    assert [(case["file"], case["line"], case["reason"]) for case in cases] == [
+        ("corpus", 81, "text_empty"),
+        ("corpus", 152, "text_empty"),
+    ]
+
+
+def test_a_dataset_that_is_not_there_is_a_users_error(hub):
+    with pytest.raises(UserError, match="cannot open the dataset corpus"):
+        plan_units("corpus")
+
+
+WIKI = FieldMap(new_text_at="^ = [^=]")
+
+
+def wiki_lines(seed: int = 0, texts: int = 30) -> list[str]:
+    rng = random.Random(seed)
+    return [
+        line
+        for i in range(texts)
+        for line in (
+            " \n",
+            f" = Title {i} = \n",
+            " \n",
+            f" = = Section {i} = = \n",
+            *(" ".join(f"w{rng.randrange(10**6)}" for _ in range(30)) + "\u2028 \x0c \x85 a \n" for _ in range(5)),
+        )
+    ]
+
+
+def test_wikitexts_articles_are_whole_in_each_of_its_forms(tmp_path, monkeypatch):
+    lines = wiki_lines()
+    rows = [{"text": line} for line in lines]
+    forms = {
+        "wiki.train.tokens": "".join(lines).encode(),
+        "wiki.jsonl": "".join(json.dumps(row) + "\n" for row in rows).encode(),
+        "wiki.parquet": table(rows, row_group_size=10),
+        "wiki.jsonl.gz": gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()),
+    }
+    write_form(tmp_path, forms)
+    monkeypatch.setattr(data.units, "UNIT_BYTES", 500)
+    found = {name: read(tmp_path / name, WIKI) for name in forms}
+    assert all(texts == found["wiki.train.tokens"] for texts in found.values())
+    assert len(found["wiki.jsonl"]) == 30
+    assert "".join(text.text for text in found["wiki.jsonl"]).replace(" \n = T", " = T") == "".join(lines).replace(
+        " \n = T", " = T"
+    )
+    assert all(text.text.lstrip(" \n").startswith("= Title") for text in found["wiki.jsonl"])
+
+
+def test_wikitext_gives_the_same_set_from_the_hub_as_from_its_file(hub, tmp_path):
+    lines = wiki_lines(texts=100)
+    keys = {"new_text_at": WIKI.new_text_at}
+    write_jsonl(hub / "train-00000-of-00001.jsonl", [{"text": line} for line in lines])
+    (tmp_path / "wiki.train.tokens").write_text("".join(lines), encoding="utf-8", newline="")
+    from_file = prepare(tmp_path / "a", tmp_path / "wiki.train.tokens", **keys)
+    from_hub = prepare(tmp_path / "b", "corpus", **keys)
+    assert contents(from_hub.folder) == contents(from_file.folder)
+
+
+# Cutting ------------------------------------------------------------------------------------------------
+
+
+def byte_bpe() -> str:
+    """A small byte-level BPE, such as causal LMs have."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(["the cat sat on the mat, the end. été 中文 🙂 🙂🙂"] * 20, trainer)
+    return tokenizer.to_str()
+
+
+def minilm() -> str:
+    from transformers import AutoTokenizer
+
+    from models.packaged import resolve_encoder_path
+
+    try:
+        path = resolve_encoder_path("package:minilm")
+    except UserError as error:
+        pytest.skip(str(error))
+    return AutoTokenizer.from_pretrained(path).backend_tokenizer.to_str()
+
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, Tokenizer]:
+    return {"bpe": load_plain(byte_bpe()), "words": load_plain(WORDS), "minilm": load_plain(minilm())}
+
+
+ANY = st.characters(exclude_categories=["Cs"])  # all planes, unassigned and private ones too
+PIECES = st.sampled_from(
+    [" ", "\n", "\t", "\u3000", "the", " the cat", "é", "e\u0301", "中文", "🙂", "👩‍👩‍👧", "\U0010ffff", "\u200d", "ß", "İ", "[SEP]"]
+)
+TEXTS = st.one_of(st.text(ANY, max_size=60), st.lists(st.one_of(PIECES, ANY), max_size=60).map("".join))
+
+
+@pytest.mark.parametrize("name", ["bpe", "words", "minilm"])
+@given(text=TEXTS, size=st.integers(1, 9), segment=st.sampled_from([1, 2, 7, 30, 1 << 17]))
+@settings(max_examples=150, deadline=None)
+def test_pieces_of_any_text_join_back_to_it_and_are_cut_at_borders_of_tokens(loaded, name, text, size, segment):
+    before, data.tokenizing.SEGMENT_CHARACTERS = data.tokenizing.SEGMENT_CHARACTERS, segment
+    try:
+        (offsets,) = token_offsets(loaded[name], [text])
+    finally:
+        data.tokenizing.SEGMENT_CHARACTERS = before
+    pieces = split_text(text, offsets, size)
+    assert "".join(pieces) == text and all(pieces)
+    ends = {end for _, end in offsets}
+    assert set(itertools.accumulate(map(len, pieces))) - {len(text)} <= ends
+    assert len(pieces) <= max(1, -(-len(offsets) // size))
+
+
+@given(texts=st.lists(TEXTS, max_size=5), segment=st.sampled_from([1, 3, 1 << 17]))
+@settings(max_examples=60, deadline=None)
+def test_tokens_of_words_and_bytes_decode_to_the_text_whatever_the_segments(loaded, texts, segment):
+    before, data.tokenizing.SEGMENT_CHARACTERS = data.tokenizing.SEGMENT_CHARACTERS, segment
+    try:
+        offsets = token_offsets(loaded["words"], texts)
+    finally:
+        data.tokenizing.SEGMENT_CHARACTERS = before
+    for text, spans in zip(texts, offsets, strict=True):
+        assert "".join(text[start:end] for start, end in spans) == text
+        assert loaded["bpe"].decode(loaded["bpe"].encode(text).ids) == text
+
+
+UNICODE_ROWS = [
+    {"id": str(i), "text": "".join(random.Random(i).choices("ab 中文\n 🙂é\u0301\U000e0001𝒳 ", k=400))} for i in range(60)
+]
+
+
+@pytest.mark.parametrize("name", ["bpe", "words", "minilm"])
+@pytest.mark.parametrize("segment", [50, 1 << 17])
+def test_what_is_prepared_is_the_source_byte_for_byte(name, segment, loaded, tmp_path, monkeypatch):
+    monkeypatch.setattr(data.tokenizing, "SEGMENT_CHARACTERS", segment)
+    texts = {row["id"]: row["text"] for row in UNICODE_ROWS}
+    prepared = prepare(
+        tmp_path / "set", write_jsonl(tmp_path / "a.jsonl", UNICODE_ROWS), tokenizer=loaded[name].to_str()
+    )
+    pieces: dict[str, dict[int, str]] = {}
+    for doc in prepared.corpus.iterate():
+        pieces.setdefault(doc.source, {})[int(doc.id.split("#")[1])] = doc.text
+    for source, parts in pieces.items():
+        blank = set(range(max(parts) + 1)) - set(parts)  # blank ones and repeated ones are no documents
+        joined = "".join(parts[i] for i in sorted(parts))
+        assert joined == texts[source] if not blank else all(part in texts[source] for part in parts.values())
+    for window in prepared.queries.windows() + prepared.heldout.windows():
+        assert window.context + window.continuation in texts[window.source]
+
+
+def test_small_runs_give_the_same_set(tmp_path, monkeypatch):
+    source = write_jsonl(tmp_path / "a.jsonl", ROWS)
+    whole = prepare(tmp_path / "whole", source)
+    monkeypatch.setattr(data.cutting, "RUN_CHARACTERS", 500)
+    monkeypatch.setattr(data.cutting, "CHARACTERS_AT_A_TIME", 100)
+    parts = prepare(tmp_path / "parts", source)
+    assert contents(parts.folder) == contents(whole.folder)
+    assert len(texts_of(parts)["documents"]) > 500
