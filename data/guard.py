@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.files import writing
+from data.files import replace_file, writing
 from data.ngrams import ngram_hashes, overlaps
 from data.records import Window
 from data.sampling import content_hash, hash64, piece_key
@@ -64,7 +64,7 @@ def write_guard(folder: Path, windows: Iterable[Window], n: int | None, seed: in
             ngrams.add(ngram_hashes(window.context + window.continuation, n))
     for hashes in (keys, sources, ngrams):
         hashes.finish()
-    (folder / "n").write_text(str(n or 0))
+    replace_file(folder / "n", str(n or 0).encode())
     return Guard.load(folder)
 
 

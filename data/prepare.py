@@ -6,6 +6,7 @@ into the set. Neither depends on the order of files, the number of workers, or i
 The user's own rows are never changed: an overlap there is refused.
 """
 
+import json
 import shutil
 import time
 from collections import Counter
@@ -94,11 +95,15 @@ def repair(out: Path, origin: Origin) -> bool:
     manifest = read_manifest(out)
     wrong = wrong_files(out, manifest["files"])
     if not wrong:
+        shutil.rmtree(out / "work", ignore_errors=True)  # a run that was killed after its last mark leaves it
         return False
     marks = out / "work" / "shards"
     marks.mkdir(parents=True, exist_ok=True)
     for row in manifest.get("shards", []):
         ShardReport(**row).write(marks / f"{row['number']:05d}.json")
+    rules = {name: sha256 for name, sha256 in manifest["files"].items() if name == "documents/tokens.json"}
+    if wrong_files(out, rules):
+        (out / "documents/tokens.json").unlink(missing_ok=True)
     write_json(out / "work" / "plan.json", origin)
     (out / "manifest.json").unlink()
     for line in wrong:
@@ -252,14 +257,34 @@ def _write_assembly_rules(work: Work, num_units: int, tokenizers: Tokenizers) ->
     units = [str(work.unit(number)) for number in range(num_units)]
     rules = AssemblyRules(units, str(work.duplicates), str(work.guards), tokenizers.token_ids)
     write_json(work.assembly, asdict(rules))
+    _forget_other_ids(work, tokenizers.token_ids)
+
+
+def _forget_other_ids(work: Work, token_ids: TokenIds | None) -> None:
+    """Shards that an earlier run wrote with the token ids of another retriever are written again."""
+    path, fingerprint = work.documents / "tokens.json", token_ids.fingerprint if token_ids else None
+    try:
+        before = json.loads(path.read_text())["fingerprint"]
+    except (OSError, ValueError):  # damaged; the shards have checksums of their own
+        before = None
+    for report in [ShardReport.read(mark) for mark in (work.folder / "shards").glob("*.json")]:
+        has_ids = len(report.files) > 1
+        if has_ids != (fingerprint is not None) or (has_ids and before not in (None, fingerprint)):
+            work.shard_mark(report.number).unlink()
+    if fingerprint is None:
+        path.unlink(missing_ok=True)
+    elif before != fingerprint:
+        write_token_rules(work.documents, fingerprint)
 
 
 def _write_windows(work: Work, cut: Cut, asked: Asked, dropped: Counter, ngram: int | None, seed: int) -> Windows:
     """Held-out texts, then queries that overlap none of them; and the guard that documents are held against."""
     rules, guard = load_rules(work.assembly), Guard.empty()
     for side in ("heldout", "queries"):
-        path = work.out / f"{side}.arrow"
-        write_windows(path, choose_windows(rules, side, cut.ranges(side), getattr(asked, side), guard, dropped))
+        path, made = work.out / f"{side}.arrow", work.folder / f"{side}.arrow"
+        write_windows(made, choose_windows(rules, side, cut.ranges(side), getattr(asked, side), guard, dropped))
+        if not path.is_file() or file_sha256(path) != file_sha256(made):  # one that is whole stays as it is
+            made.replace(path)
         if side == "heldout":
             guard = write_guard(work.guards / side, read_windows_of(path), ngram, seed)
     paths = {side: work.out / f"{side}.arrow" for side in ("queries", "heldout")}
@@ -290,7 +315,9 @@ def _write_shards(work: Work, cut: Cut, asked: Asked, pool: Pool) -> list[ShardR
     for report in pool.run(write_shard, jobs()):
         done[report.number] = report
         progress.advance(note=f"{sum(report.kept for report in done.values()):,} documents")
-    return _trimmed(work, done, ranges, asked.documents)
+    shards = _trimmed(work, done, ranges, asked.documents)
+    _remove_others(work, shards)
+    return shards
 
 
 def _num_needed(cut: Cut, ranges: list[tuple[int, int]], asked: int | None) -> int:
@@ -326,6 +353,14 @@ def _trimmed(
         shards.append(report)
         left -= rows
     return shards
+
+
+def _remove_others(work: Work, shards: Sequence[ShardReport]) -> None:
+    """What an interrupted run wrote and did not mark, and what is not needed now."""
+    names = {name for report in shards for name in report.files} | {"tokens.json"}
+    for path in work.documents.iterdir():
+        if path.name not in names:
+            path.unlink()
 
 
 def _remove(work: Work, report: ShardReport) -> None:
@@ -388,7 +423,6 @@ def _finish(
         documents.update(report.domains)
         files |= {f"documents/{name}": sha256 for name, sha256 in report.files.items()}
     if token_ids is not None:
-        write_token_rules(work.documents, token_ids.fingerprint)
         files["documents/tokens.json"] = file_sha256(work.documents / "tokens.json")
     domains = {"documents": dict(sorted(documents.items())), **windows.domains}
     _say_domains(cut, domains)

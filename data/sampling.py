@@ -7,6 +7,7 @@ While a corpus far larger than the set is read, `KeyCounts` says which keys can 
 
 import hashlib
 import itertools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,14 +60,15 @@ def hash64(text: str) -> int:
 
 def buckets(keys: np.ndarray) -> np.ndarray:
     """Bucket [N] of each key [N]: 256 in every power of two, so that a small share is as finely divided as a large."""
-    mantissa, exponent = np.frexp(keys.astype(np.float64))
+    exact = np.where(keys >> np.uint64(53) == 0, keys, keys & ~np.uint64(2**11 - 1))  # rounded down, as 53 bits hold it
+    mantissa, exponent = np.frexp(np.maximum(exact, 1).astype(np.float64))
     return exponent * BUCKETS_PER_OCTAVE + ((mantissa - 0.5) * 2 * BUCKETS_PER_OCTAVE).astype(np.int64)
 
 
 def bucket_end(bucket: int) -> int:
     """The smallest key of the buckets after this one."""
     exponent, part = divmod(bucket + 1, BUCKETS_PER_OCTAVE)
-    return min(int(np.ldexp(0.5 + part / (2 * BUCKETS_PER_OCTAVE), exponent)), 2**64)
+    return min(math.ceil(np.ldexp(0.5 + part / (2 * BUCKETS_PER_OCTAVE), exponent)), 2**64)
 
 
 class KeyCounts:

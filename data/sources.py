@@ -23,6 +23,7 @@ from data.units import Unit, file_kind, open_hub
 
 MAX_LINE_BYTES = 64 << 20
 ROWS_AT_A_TIME = 256
+csv.field_size_limit(MAX_LINE_BYTES)  # 128 KB otherwise, less than a long text
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ class WindowPiece:
 Piece = DocumentPiece | WindowPiece
 TYPES = {"key": pa.uint64(), "digest": pa.binary(16), "version": pa.uint64(), "tail": pa.uint64()}
 ORDER = [("key", "ascending"), ("digest", "ascending"), ("version", "ascending"), ("id", "ascending")]
+ORDER += [("domain", "ascending")]  # a text may come twice in two domains
 
 
 def schema_of(kind: type[Piece]) -> pa.Schema:

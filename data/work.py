@@ -7,6 +7,7 @@ OUT/work/guards/                  hashes of queries and held-out texts
 """
 
 import json
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +18,11 @@ from data.cutting import UnitReport
 from data.files import file_sha256, write_json
 from data.progress import say
 
-OURS = ("documents", "queries.arrow", "heldout.arrow", "manifest.json", "rejected.jsonl", "work")
+OURS = re.compile(  # what may be removed where a set is begun anew
+    r"documents|documents/\d{5,}\.(arrow|tokens\.npy|ends\.npy)|documents/tokens\.json|(queries|heldout)\.arrow|"
+    r"manifest\.json|rejected\.jsonl|work|work/(units|shards|guards|(plan|rules|assembly)\.json|duplicates\.npy)|"
+    r"work/(queries|heldout)\.arrow"
+)
 
 
 class Work:
@@ -93,10 +98,10 @@ def require_same(before: dict, origin: dict[str, object], out: Path) -> None:
 def _require_ours(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; give another data.out")
-    names = sorted(path.name for path in out.iterdir()) if out.exists() else []
-    foreign = [name for name in names if name.removesuffix(".partial") not in OURS]
-    if foreign:
-        raise UserError(f"{out} holds {foreign[0]}, which is no part of a prepared set; give another data.out")
+    paths = sorted(path for pattern in ("*", "documents/*", "work/*") for path in out.glob(pattern))
+    for name in (str(path.relative_to(out)) for path in paths):
+        if not OURS.fullmatch(name.removesuffix(".partial")):
+            raise UserError(f"{out} holds {name}, which is no part of a prepared set; give another data.out")
 
 
 def _intact(folder: Path, files: dict[str, str]) -> bool:

@@ -1,0 +1,177 @@
+"""`replug prepare` and `replug verify` as a user types them, and what a full disk does to them."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_disk import small_disk
+
+import data.prepare
+import data.units
+from configs.errors import RunError, UserError
+from configs.schema import DataConfig
+from data.local_pool import LocalPool
+from data.prepare import Tokenizers, prepare_raw
+from data.tokenizing import word_tokenizer
+from train.cli import app
+
+pytestmark = pytest.mark.timeout(240)
+ROOT = Path(__file__).parent.parent.parent
+
+
+def replug(command: str, *arguments: object, status: int = 0) -> str:
+    """The real command line; returns all that it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "train.cli", command, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=150,
+        check=False,
+        env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+    )
+    assert done.returncode == status, done.stdout
+    assert "Traceback" not in done.stdout
+    return done.stdout
+
+
+def refused(command: str, *arguments: object) -> str:
+    """What the same command says in this process, which has all imported, where it refuses."""
+    with pytest.raises(UserError) as error:
+        app([command, *map(str, arguments)], standalone_mode=False)
+    return str(error.value)
+
+
+def keys(source: Path, out: Path, *more: str) -> list[str]:
+    own = str(ROOT / "configs/own_data.yaml")
+    names = ["data.tokenizer=retriever", "retriever.path=stand_in", "data.window=16", "data.max_rejected_share=1.0"]
+    return [own, f"data.source={source}", f"data.out={out}", *names, *more]
+
+
+def write_source(path: Path, number: int = 120) -> Path:
+    rng = random.Random(0)
+    rows = [
+        {"id": str(i), "text": " ".join(f"w{rng.randrange(10**6)}" for _ in range(80)), "domain": f"d{i % 2}"}
+        for i in range(number)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + "{broken\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_source(tmp_path_factory.mktemp("source") / "raw.jsonl")
+
+
+@pytest.fixture(scope="module")
+def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A set made by two processes, and what was printed."""
+    out = tmp_path_factory.mktemp("made") / "set"
+    return out, replug("prepare", *keys(source, out, "data.num_workers=2"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_it_says_what_it_made_and_how_far_it_was(made):
+    out, printed = made
+    last = json.loads(printed.splitlines()[-1])
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert last == {"prepared": str(out), **manifest["counts"]}
+    assert "100% · 120 texts" in printed and "tokens/s" in printed
+    assert "0 shared sources, 0 equal texts" in printed
+    assert manifest["rejected"] == {"invalid_json": 1}
+    assert json.loads((out / "rejected.jsonl").read_text())["line"] == 121
+    assert not (out / "work").exists()
+
+
+def test_one_process_makes_the_same_bytes_and_verify_is_content(made, source, tmp_path, capsys):
+    app(["prepare", *keys(source, tmp_path / "set")], standalone_mode=False)
+    assert contents(tmp_path / "set") == contents(made[0])
+    app(["verify", str(tmp_path / "set")], standalone_mode=False)
+    assert "all intact" in capsys.readouterr().out
+
+
+def test_verify_names_what_is_damaged_and_prepare_mends_that_alone(made, source):
+    out = made[0]
+    before, stats = contents(out), {path: path.stat() for path in out.rglob("*") if path.is_file()}
+    shard = out / "documents/00000.tokens.npy"
+    shard.write_bytes(before["documents/00000.tokens.npy"][:-1] + b"\xaa")
+    (out / "heldout.arrow").unlink()
+    said = replug("verify", out, status=1)
+    assert f"WRONG: {shard} is damaged: its checksum differs" in said
+    assert f"WRONG: {out / 'heldout.arrow'} is missing" in said
+    said = replug("prepare", *keys(source, out, "data.num_workers=2"))
+    assert "00000.tokens.npy is damaged" in said and "heldout.arrow is missing" in said
+    assert contents(out) == before
+    for path in (out / "queries.arrow", out / "documents/tokens.json"):
+        assert (path.stat().st_ino, path.stat().st_mtime_ns) == (stats[path].st_ino, stats[path].st_mtime_ns)
+    replug("verify", out)
+
+
+def test_another_key_over_a_set_is_refused_and_named(made, source, tmp_path):
+    before = contents(made[0])
+    assert "was prepared with seed=0, now it is 1" in refused("prepare", *keys(source, made[0], "seed=1"))
+    assert contents(made[0]) == before
+    (tmp_path / "set/work").mkdir(parents=True)
+    origin = json.loads(before["manifest.json"])["origin"]
+    (tmp_path / "set/work/plan.json").write_text(json.dumps(origin))
+    said = refused("prepare", *keys(source, tmp_path / "set", "data.window=8"))
+    assert "was prepared with data.window=16, now it is 8" in said
+
+
+def test_a_folder_with_other_things_is_refused_and_they_stay(source, tmp_path):
+    (tmp_path / "set/documents").mkdir(parents=True)
+    (tmp_path / "set/documents/thesis.pdf").write_text("mine")
+    said = refused("prepare", *keys(source, tmp_path / "set"))
+    assert "documents/thesis.pdf, which is no part of a prepared set" in said
+    assert contents(tmp_path / "set") == {"documents/thesis.pdf": b"mine"}
+
+
+def test_train_refuses_a_set_without_proof(made, tmp_path):
+    manifest = json.loads((made[0] / "manifest.json").read_text())
+    for path in made[0].rglob("*"):
+        if path.is_file():
+            copy = tmp_path / "set" / path.relative_to(made[0])
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(path.read_bytes())
+    (tmp_path / "set/manifest.json").write_text(json.dumps({k: v for k, v in manifest.items() if k != "disjoint"}))
+    debug = [ROOT / "configs/debug.yaml", f"run_dir={tmp_path / 'run'}", "data.source=null"]
+    assert "holds no proof of disjointness" in refused("train", *debug, f"data.prepared={tmp_path / 'set'}")
+
+
+# A full disk --------------------------------------------------------------------------------------------
+
+
+def prepare(out: Path, source: Path) -> None:
+    config = DataConfig(source=str(source), window=4, max_rejected_share=1.0)
+    prepare_raw(config, 0, Tokenizers(word_tokenizer(r"\s*\S+|\s+")), out, {"seed": 0}, LocalPool(1))
+
+
+def test_a_full_disk_is_named_with_the_file_and_the_rerun_ends_with_the_same_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(data.units, "UNIT_BYTES", 30_000)
+    monkeypatch.setattr(data.prepare, "PIECES_PER_SHARD", 500)
+    source = write_source(tmp_path / "raw.jsonl", 300)
+    prepare(tmp_path / "quiet", source)
+    expected = contents(tmp_path / "quiet")
+    with small_disk(tmp_path / "disk", megabytes=16) as disk:
+        (disk.folder / "set").mkdir()
+        failures = set()
+        for kilobytes in [0, 4, *range(8, 1200, 60)]:
+            disk.leave(kilobytes << 10)
+            try:
+                prepare(disk.folder / "set", source)
+                break
+            except RunError as error:
+                assert "cannot be written: " in str(error), error
+                failures.add(Path(str(error).split(" cannot")[0]).name)
+        assert len(failures) > 2
+        disk.free()
+        if not (disk.folder / "set/manifest.json").exists():
+            prepare(disk.folder / "set", source)
+        assert contents(disk.folder / "set") == expected
