@@ -59,12 +59,17 @@ def write_rejected(path: Path, examples: Iterable[Rejected]) -> None:
     replace_file(path, "".join(f"{line}\n" for line in lines).encode())
 
 
+def too_many(counts: Counter[str], num_rows: int, limit: float) -> bool:
+    """True where more than a share `limit` of all rows was rejected."""
+    return counts.total() > limit * (num_rows + counts.total())
+
+
 def require_few_rejected(
     counts: Counter[str], examples: Iterable[Rejected], num_rows: int, limit: float, listed_in: Path
 ) -> None:
     """Raise UserError with the first cases where more than a share `limit` of the rows was rejected."""
     rejected = counts.total()
-    if not rejected or rejected <= limit * (num_rows + rejected):
+    if not too_many(counts, num_rows, limit):
         return
     first: dict[str, Rejected] = {}
     for case in examples:

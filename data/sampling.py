@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 SIDES = ("documents", "queries", "heldout")
-MARGIN = 2  # pieces kept for one asked for, since repeated and overlapping ones are dropped after counting
 BUCKETS_PER_OCTAVE = 256
 
 
@@ -74,8 +73,9 @@ def bucket_end(bucket: int) -> int:
 class KeyCounts:
     """How many pieces of one side have been seen in each bucket of keys."""
 
-    def __init__(self, asked: int | None) -> None:
-        self._asked = asked
+    def __init__(self, asked: int | None, margin: int) -> None:
+        """`margin` pieces are kept for one asked for, since repeated and overlapping ones are dropped later."""
+        self._wanted = None if asked is None else margin * asked
         self._counts = np.zeros(66 * BUCKETS_PER_OCTAVE, np.int64)
 
     def add(self, counts: dict[int, int]) -> None:
@@ -86,9 +86,12 @@ class KeyCounts:
     def limit(self) -> int:
         """The last bucket that can still matter. It only falls, so what was left out on the way is not missed."""
         last = len(self._counts) - 1
-        if self._asked is None:
+        if self._wanted is None:
             return last
-        return min(int(np.searchsorted(np.cumsum(self._counts), MARGIN * self._asked)), last)
+        return min(int(np.searchsorted(np.cumsum(self._counts), self._wanted)), last)
+
+    def total(self) -> int:
+        return int(self._counts.sum())
 
     def candidates(self) -> int:
         """Pieces up to the limit."""

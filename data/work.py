@@ -3,10 +3,13 @@
 OUT/work/plan.json                what the set is made from
 OUT/work/units/00000/report.json  a unit of the source that is cut, beside its runs
 OUT/work/shards/00000.json        a shard that is written
+OUT/work/margin.json              how many pieces are kept for one asked for, where it is not the usual number
 OUT/work/guards/                  hashes of queries and held-out texts
 """
 
+import fcntl
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -18,30 +21,67 @@ from data.cutting import UnitReport
 from data.files import file_sha256, write_json
 from data.progress import say
 
+MARGIN, WIDER = 2, 4  # pieces kept for one asked for, at first; and by how much more where that was not enough
 OURS = re.compile(  # what may be removed where a set is begun anew
     r"documents|documents/\d{5,}\.(arrow|tokens\.npy|ends\.npy)|documents/tokens\.json|(queries|heldout)\.arrow|"
-    r"manifest\.json|rejected\.jsonl|work|work/(units|shards|guards|(plan|rules|assembly)\.json|duplicates\.npy)|"
+    r"manifest\.json|rejected\.jsonl|work|work/(units|shards|guards|(plan|rules|assembly|margin)\.json|duplicates\.npy)|"
     r"work/(queries|heldout)\.arrow"
 )
 
 
 class Work:
-    """Raises UserError where other things lie in the folder, or a set of other texts was begun there."""
+    """The work of one process on a set, while its block runs.
+
+    Raises UserError where other things lie in the folder, a set of other texts was begun there, or another process is
+    at work on it. Where `go_on` is False, an unfinished set of the same keys is begun anew, whatever is in their files.
+    """
 
     def __init__(self, out: Path, origin: dict[str, object], go_on: bool = True) -> None:
-        """Where `go_on` is False, an unfinished set of the same keys is begun anew, though their files be others."""
-        self.out, self.folder = out, out / "work"
-        self.documents = out / "documents"
-        _require_ours(out)
+        self.out, self.folder, self.documents = out, out / "work", out / "documents"
+        self._origin, self._go_on = origin, go_on
+        self._lock: int | None = None
+
+    def __enter__(self) -> "Work":
+        _require_ours(self.out)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self.folder, os.O_RDONLY)
+        try:
+            self._begin()
+        except BaseException:
+            os.close(self._lock)
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._lock is not None
+        os.close(self._lock)
+
+    def _begin(self) -> None:
+        assert self._lock is not None
+        _require_lock(self._lock, self.out)
         plan = self.folder / "plan.json"
         before = json.loads(plan.read_text()) if plan.is_file() else None
-        if before is not None and (go_on or before.keys() != origin.keys()):
-            require_same(before, origin, out)
+        if before is not None and (self._go_on or before.keys() != self._origin.keys()):
+            require_same(before, self._origin, self.out, "holds an unfinished set that")
         else:
-            shutil.rmtree(out, ignore_errors=True)
+            _clear(self.out, but=self.folder)
+            _clear(self.folder)
         for folder in (self.documents, self.folder / "units", self.folder / "shards"):
-            folder.mkdir(parents=True, exist_ok=True)
-        write_json(plan, origin)
+            folder.mkdir(exist_ok=True)
+        write_json(plan, self._origin)
+
+    @property
+    def margin(self) -> int:
+        """How many pieces are kept for one asked for."""
+        path = self.folder / "margin.json"
+        return json.loads(path.read_text()) if path.is_file() else MARGIN
+
+    def widen(self) -> None:
+        """Keep more pieces for one asked for; everything is cut again."""
+        margin = WIDER * self.margin
+        for name in ("shards", "units"):
+            _clear(self.folder / name)
+        write_json(self.folder / "margin.json", margin)
 
     @property
     def rules(self) -> Path:
@@ -85,14 +125,33 @@ class Work:
         shutil.rmtree(self.folder)
 
 
-def require_same(before: dict, origin: dict[str, object], out: Path) -> None:
+def require_same(before: dict, origin: dict[str, object], out: Path, what: str = "") -> None:
     """Raise UserError naming the first key in which two origins differ."""
     for key in sorted({*before, *origin}):
         if before.get(key) != origin.get(key):
             raise UserError(
-                f"{out} was prepared with {key}={before.get(key)}, now it is {origin.get(key)}: remove the "
-                "folder or give another data.out"
+                f"{out} {what}{' ' * bool(what)}was prepared with {key}={before.get(key)}, now it is "
+                f"{origin.get(key)}: remove the folder or give another data.out"
             )
+
+
+def _require_lock(folder: int, out: Path) -> None:
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UserError(f"another process is preparing {out}; wait for it, or give another data.out") from error
+    except OSError as error:  # some shared file systems have no locks
+        say(f"{out} cannot be locked ({error.strerror}): see to it that no other process prepares there")
+
+
+def _clear(folder: Path, but: Path | None = None) -> None:
+    for path in folder.iterdir():
+        if path == but:
+            continue
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _require_ours(out: Path) -> None:

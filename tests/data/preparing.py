@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import data.prepare
+import data.sides
 import data.units
 from configs.schema import DataConfig
 from data.local_pool import LocalPool, Pool
@@ -73,6 +73,6 @@ def texts_of(prepared: PreparedSet) -> dict[str, list[str]]:
 def prepare_apart(out: str, source: str, num_workers: int, sizes: Sequence[int], keys: dict) -> None:
     """In a process and a process group of its own, with small units and shards."""
     os.setpgrp()
-    data.units.UNIT_BYTES, data.prepare.PIECES_PER_SHARD = sizes
+    data.units.UNIT_BYTES, data.sides.PIECES_PER_SHARD = sizes
     with LocalPool(num_workers) as pool:
         prepare(Path(out), source, pool, **keys)

@@ -20,10 +20,13 @@ from preparing import contents, ids_on, prepare, prepare_apart, rows_of, texts_o
 
 import data.cutting
 import data.prepare
+import data.reading
+import data.sides
 import data.units
 from configs.errors import RunError, UserError
 from data.local_pool import LocalPool
-from data.sampling import MARGIN, SIDES, KeyCounts, Shares, bucket_end, buckets, content_hash, key_ranges, side_of
+from data.sampling import SIDES, KeyCounts, Shares, bucket_end, buckets, content_hash, key_ranges, side_of
+from data.work import MARGIN, Work
 
 ROWS = rows_of(160)
 FULL = os.environ.get("REPLUG_STORM") == "full"
@@ -40,7 +43,7 @@ def four() -> Iterator[LocalPool]:
 def small(monkeypatch) -> None:
     """Many units, runs and shards."""
     monkeypatch.setattr(data.units, "UNIT_BYTES", 6000)
-    monkeypatch.setattr(data.prepare, "PIECES_PER_SHARD", 300)
+    monkeypatch.setattr(data.sides, "PIECES_PER_SHARD", 300)
     monkeypatch.setattr(data.cutting, "RUN_CHARACTERS", 4000)
 
 
@@ -80,7 +83,7 @@ def test_one_worker_and_four_give_the_same_bytes(keys, four, small, tmp_path):
     ("rows", "keys"), [*((REPEATED, keys) for keys in KEYS), (UNNAMED, "all"), (UNNAMED, "n-grams")]
 )
 def test_shuffled_rows_in_other_files_and_units_give_the_same_bytes(rows, keys, four, tmp_path, monkeypatch):
-    monkeypatch.setattr(data.prepare, "PIECES_PER_SHARD", 300)
+    monkeypatch.setattr(data.sides, "PIECES_PER_SHARD", 300)
     share = {"max_rejected_share": 1.0}
     whole = prepare(tmp_path / "whole", write_jsonl(tmp_path / "raw.jsonl", rows), **share, **KEYS[keys])
     expected = contents(whole.folder)
@@ -124,7 +127,7 @@ def test_of_texts_with_one_id_the_same_is_kept_whatever_the_order(seed, tmp_path
 def test_the_number_of_shards_follows_the_pieces_and_the_set_is_the_same_rows(tmp_path, monkeypatch):
     source = write_jsonl(tmp_path / "raw.jsonl", ROWS)
     whole = prepare(tmp_path / "whole", source)
-    monkeypatch.setattr(data.prepare, "PIECES_PER_SHARD", 100)
+    monkeypatch.setattr(data.sides, "PIECES_PER_SHARD", 100)
     parts = prepare(tmp_path / "parts", source)
     assert len(list(parts.corpus_path.glob("*.arrow"))) > 9 > len(list(whole.corpus_path.glob("*.arrow"))) == 1
     assert texts_of(parts) == texts_of(whole)
@@ -234,7 +237,7 @@ def prepare_again(out: Path, source: Path, keys: dict) -> Path:
 def test_a_killed_worker_is_one_clear_line_and_the_rerun_goes_on(small, tmp_path, monkeypatch):
     source = write_jsonl(tmp_path / "raw.jsonl", REPEATED)
     expected = contents(prepare(tmp_path / "quiet", source, max_rejected_share=1.0).folder)
-    finished = data.prepare.CutProgress.advance
+    finished = data.reading.CutProgress.advance
     count = []
 
     def kill_one(progress: object, report: object, before: bool = False) -> None:
@@ -245,7 +248,7 @@ def test_a_killed_worker_is_one_clear_line_and_the_rerun_goes_on(small, tmp_path
             workers[-1].kill()
 
     with monkeypatch.context() as patch:
-        patch.setattr(data.prepare.CutProgress, "advance", kill_one)
+        patch.setattr(data.reading.CutProgress, "advance", kill_one)
         with LocalPool(2) as pool, pytest.raises(RunError, match=r"a process of data\.num_workers was killed"):
             prepare(tmp_path / "set", source, pool, max_rejected_share=1.0)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("set/work/units/*/report.json")}
@@ -264,7 +267,7 @@ def test_finished_units_and_shards_are_not_made_again(small, tmp_path, monkeypat
     patterns = ("work/units/*/*", "documents/*.arrow", "documents/*.npy")
     paths = [path for pattern in patterns for path in (tmp_path / "set").glob(pattern)]
     before = {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in paths}
-    monkeypatch.setattr(data.prepare, "_find_duplicates", checked(before, data.prepare._find_duplicates))
+    monkeypatch.setattr(data.prepare, "reject_duplicates", checked(before, data.prepare.reject_duplicates))
     assert contents(prepare(tmp_path / "set", source).folder) == quiet
     after = {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in before if path.exists()}
     assert len(after) >= 5 and all(before[path] == now for path, now in after.items())
@@ -290,7 +293,7 @@ def test_what_of_an_unfinished_run_is_missing_or_damaged_is_made_again(what, sma
     quiet = contents(prepare(tmp_path / "quiet", source).folder)
     for damage in ("missing", "flipped", "cut"):
         with monkeypatch.context() as patch:
-            patch.setattr(data.prepare, "_find_duplicates", interrupt)
+            patch.setattr(data.prepare, "reject_duplicates", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 prepare(tmp_path / damage, source)
         path = tmp_path / damage / "work" / what
@@ -309,7 +312,7 @@ def test_a_shard_that_an_interrupted_run_wrote_but_did_not_mark_is_no_part_of_th
     keys = {"num_documents": 300}
     quiet = contents(prepare(tmp_path / "quiet", source, **keys).folder)
     with monkeypatch.context() as patch:
-        patch.setattr(data.prepare, "_find_duplicates", interrupt)
+        patch.setattr(data.prepare, "reject_duplicates", interrupt)
         with pytest.raises(KeyboardInterrupt):
             prepare(tmp_path / "set", source, **keys)
     first = tmp_path / "quiet/documents/00000.arrow"
@@ -439,7 +442,7 @@ KEY = st.one_of(
 @given(keys=st.lists(KEY, max_size=200), asked=st.one_of(st.none(), st.integers(1, 30)), data_=st.data())
 @settings(max_examples=150, deadline=None)
 def test_the_limit_only_falls_and_none_of_the_smallest_keys_is_above_it(keys, asked, data_):
-    counts, limit, kept = KeyCounts(asked), KeyCounts(asked).limit, []
+    counts, limit, kept = KeyCounts(asked, MARGIN), KeyCounts(asked, MARGIN).limit, []
     rest = list(keys)
     while rest:
         size = data_.draw(st.integers(1, len(rest)))
@@ -478,7 +481,7 @@ def test_in_whatever_order_units_arrive_the_bytes_are_the_same(tmp_path_factory,
         """Cuts units in another order, each with the limits of some units before."""
 
         def run(self, function, jobs):  # type: ignore[no-untyped-def]
-            if function is not data.prepare.cut_unit:
+            if function is not data.reading.cut_unit:
                 yield from (function(*job) for job in jobs)
                 return
             waiting, ranks = [], list(order)
@@ -503,10 +506,7 @@ def test_equal_texts_have_the_same_place_in_their_side():
     assert content_hash("A  b\n", 1) == content_hash("a B", 1) != content_hash("a B", 2)
 
 
-MANY = pytest.mark.xfail(strict=True, reason="data.sampling.MARGIN keeps two pieces for one asked for, copies included")
-
-
-@pytest.mark.parametrize("copies", [1, 2, pytest.param(4, marks=MANY), pytest.param(10, marks=MANY)])
+@pytest.mark.parametrize("copies", [1, 2, 4, 10])
 def test_a_source_full_of_repetitions_still_gives_the_number_asked_for(copies, tmp_path):
     rows = [{**row, "id": f"{i}-{row['id']}"} for i in range(copies) for row in rows_of(100)]
     source = write_jsonl(tmp_path / "raw.jsonl", rows)
@@ -514,9 +514,17 @@ def test_a_source_full_of_repetitions_still_gives_the_number_asked_for(copies, t
     assert prepared.manifest["counts"] == {"documents": 100, "queries": 10, "heldout": 10}
 
 
+def test_two_processes_do_not_prepare_in_one_folder(tmp_path):
+    first, second = (Work(tmp_path / "set", {"seed": 0}) for _ in range(2))
+    with first, pytest.raises(UserError, match="another process is preparing"):
+        second.__enter__()
+    with second:
+        pass
+
+
 def test_a_set_of_another_seed_is_refused_and_the_key_named(small, tmp_path, monkeypatch):
     source = write_jsonl(tmp_path / "raw.jsonl", ROWS)
-    monkeypatch.setattr(data.prepare, "_find_duplicates", interrupt)
+    monkeypatch.setattr(data.prepare, "reject_duplicates", interrupt)
     with pytest.raises(KeyboardInterrupt):
         prepare(tmp_path / "set", source)
     with pytest.raises(UserError, match="was prepared with seed=0, now it is 1"):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from preparing import contents, prepare, rows_of, write_jsonl
 
-import data.prepare
+import data.sides
 from configs.errors import UserError
 from data.files import file_sha256
 from data.prepare import repair
@@ -35,7 +35,7 @@ def rows() -> list[dict]:
 @pytest.fixture
 def made(encoder, rows, tmp_path, monkeypatch) -> PreparedSet:
     """Several shards with token ids."""
-    monkeypatch.setattr(data.prepare, "PIECES_PER_SHARD", 80)
+    monkeypatch.setattr(data.sides, "PIECES_PER_SHARD", 80)
     return prepare(tmp_path / "set", write_jsonl(tmp_path / "raw.jsonl", rows), token_ids=encoder.token_rule)
 
 

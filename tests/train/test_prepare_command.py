@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from small_disk import small_disk
 
-import data.prepare
+import data.sides
 import data.units
 from configs.errors import RunError, UserError
 from configs.schema import DataConfig
@@ -155,7 +155,7 @@ def prepare(out: Path, source: Path) -> None:
 
 def test_a_full_disk_is_named_with_the_file_and_the_rerun_ends_with_the_same_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(data.units, "UNIT_BYTES", 30_000)
-    monkeypatch.setattr(data.prepare, "PIECES_PER_SHARD", 500)
+    monkeypatch.setattr(data.sides, "PIECES_PER_SHARD", 500)
     source = write_source(tmp_path / "raw.jsonl", 300)
     prepare(tmp_path / "quiet", source)
     expected = contents(tmp_path / "quiet")

@@ -1,0 +1,155 @@
+"""Writing the sides of a set out of the runs: held-out texts, then queries, then shards of documents."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from data.assembly import AssemblyRules, ShardReport, choose_windows, load_rules, write_shard
+from data.disjoint import prove_windows
+from data.files import file_sha256, write_json
+from data.guard import Guard, write_guard
+from data.local_pool import Pool
+from data.progress import Progress
+from data.reading import Asked, Cut
+from data.sampling import key_ranges
+from data.shards import read_windows_of, write_token_rules, write_windows
+from data.tokenizing import TokenIds
+from data.work import Work
+
+PIECES_PER_SHARD = 1 << 15
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Queries and held-out texts as written."""
+
+    counts: dict[str, int]
+    domains: dict[str, dict[str, int]]
+    files: dict[str, str]
+    proof: tuple[list[str], list[str]]  # shared sources, equal texts
+
+
+def write_assembly_rules(work: Work, num_units: int, token_ids: TokenIds | None) -> None:
+    """What every shard is made from."""
+    units = [str(work.unit(number)) for number in range(num_units)]
+    rules = AssemblyRules(units, str(work.duplicates), str(work.guards), token_ids)
+    write_json(work.assembly, asdict(rules))
+    _forget_other_ids(work, token_ids)
+
+
+def _forget_other_ids(work: Work, token_ids: TokenIds | None) -> None:
+    """Shards that an earlier run wrote with the token ids of another retriever are written again."""
+    path, fingerprint = work.documents / "tokens.json", token_ids.fingerprint if token_ids else None
+    try:
+        before = json.loads(path.read_text())["fingerprint"]
+    except (OSError, ValueError):  # damaged; the shards have checksums of their own
+        before = None
+    for report in [ShardReport.read(mark) for mark in (work.folder / "shards").glob("*.json")]:
+        has_ids = len(report.files) > 1
+        if has_ids != (fingerprint is not None) or (has_ids and before not in (None, fingerprint)):
+            work.shard_mark(report.number).unlink()
+    if fingerprint is None:
+        path.unlink(missing_ok=True)
+    elif before != fingerprint:
+        write_token_rules(work.documents, fingerprint)
+
+
+def write_queries_and_heldout(
+    work: Work, cut: Cut, asked: Asked, dropped: Counter, ngram: int | None, seed: int
+) -> Windows:
+    """Held-out texts, then queries that overlap none of them; and the guard that documents are held against."""
+    rules, guard = load_rules(work.assembly), Guard.empty()
+    for side in ("heldout", "queries"):
+        path, made = work.out / f"{side}.arrow", work.folder / f"{side}.arrow"
+        write_windows(made, choose_windows(rules, side, _ranges(cut, side), getattr(asked, side), guard, dropped))
+        if not path.is_file() or file_sha256(path) != file_sha256(made):  # one that is whole stays as it is
+            made.replace(path)
+        if side == "heldout":
+            guard = write_guard(work.guards / side, read_windows_of(path), ngram, seed)
+    paths = {side: work.out / f"{side}.arrow" for side in ("queries", "heldout")}
+    both = (window for path in paths.values() for window in read_windows_of(path))
+    write_guard(work.guards / "windows", both, ngram, seed)
+    domains = {side: Counter(window.domain for window in read_windows_of(path)) for side, path in paths.items()}
+    return Windows(
+        {side: count.total() for side, count in domains.items()},
+        {side: dict(sorted(count.items())) for side, count in domains.items()},
+        {path.name: file_sha256(path) for path in paths.values()},
+        prove_windows(read_windows_of(paths["queries"]), guard, seed),
+    )
+
+
+def write_shards(work: Work, cut: Cut, asked: Asked, pool: Pool) -> list[ShardReport]:
+    """Shards in the order of their keys until there are enough documents; the last is cut to the number asked for."""
+    ranges = _ranges(cut, "documents")
+    done = {report.number: report for report in work.finished_shards()}
+    progress = Progress("writing shards of documents", _num_needed(cut, ranges, asked.documents), len(done))
+
+    def jobs() -> Iterator[tuple]:
+        for number, keys in enumerate(ranges):
+            if _enough(done, asked.documents):
+                return
+            if number not in done:
+                yield work.assembly, work.documents, number, keys, None, work.shard_mark(number)
+
+    for report in pool.run(write_shard, jobs()):
+        done[report.number] = report
+        progress.advance(note=f"{sum(report.kept for report in done.values()):,} documents")
+    shards = _trimmed(work, done, ranges, asked.documents)
+    _remove_others(work, shards)
+    return shards
+
+
+def _ranges(cut: Cut, side: str) -> list[tuple[int, int]]:
+    """Ranges of keys, each with the pieces of about one shard."""
+    counts = cut.counts[side]
+    return key_ranges(counts.end(), counts.candidates(), PIECES_PER_SHARD)
+
+
+def _num_needed(cut: Cut, ranges: list[tuple[int, int]], asked: int | None) -> int:
+    """About how many shards there will be."""
+    candidates = max(cut.counts["documents"].candidates(), 1)
+    return len(ranges) if asked is None else min(len(ranges), -(-asked * len(ranges) // candidates))
+
+
+def _enough(done: dict[int, ShardReport], asked: int | None) -> bool:
+    """True where the shards before the first that is missing hold enough."""
+    number, kept = 0, 0
+    while number in done:
+        kept += done[number].kept
+        number += 1
+    return asked is not None and kept >= asked
+
+
+def _trimmed(
+    work: Work, done: dict[int, ShardReport], ranges: list[tuple[int, int]], asked: int | None
+) -> list[ShardReport]:
+    """The shards that are needed, the last of them cut; the others' files are removed."""
+    left = sum(report.kept for report in done.values()) if asked is None else asked
+    shards: list[ShardReport] = []
+    for number in sorted(done):
+        report = done[number]
+        rows = min(report.kept, left)
+        if rows == 0:
+            _remove(work, report)
+            continue
+        if rows != report.rows:
+            mark = work.shard_mark(number)
+            report = write_shard(work.assembly, work.documents, number, ranges[number], rows, mark)
+        shards.append(report)
+        left -= rows
+    return shards
+
+
+def _remove_others(work: Work, shards: Sequence[ShardReport]) -> None:
+    """What an interrupted run wrote and did not mark, and what is not needed now."""
+    names = {name for report in shards for name in report.files} | {"tokens.json"}
+    for path in work.documents.iterdir():
+        if path.name not in names:
+            path.unlink()
+
+
+def _remove(work: Work, report: ShardReport) -> None:
+    work.shard_mark(report.number).unlink()
+    for name in report.files:
+        (work.documents / name).unlink()
