@@ -33,6 +33,7 @@ from data.shards import corpus_sha256, write_documents
 from index_workers.builder import Builder
 from index_workers.version_store import BuildPlan, VersionStore
 from models.encoder import TOKENS_PER_BATCH, Encoder, mean_pool
+from models.hardware import resolve_dtype
 from models.packaged import resolve_encoder_path
 
 MAX_TOKENS = 128
@@ -40,6 +41,7 @@ LOOP_BATCH = 64
 BATCH_SIZES = (8, 16, 32, 64, 128)  # of sentence-transformers, of which the best counts
 TOLERANCES = {"replug": 2e-2, "replug, tokens kept": 2e-2, "replug, float32": 1e-5, "loop": 1e-5}
 GROWTH = (1_000, 10_000, 50_000)
+GROWTH_TEXTS = 4_000  # different ones; larger corpora repeat them
 PAPER_DOCUMENTS = 36_000_000
 
 Way = Callable[[], np.ndarray]
@@ -133,7 +135,7 @@ def report(rounds: list[dict[str, float]], documents: int) -> None:
 def growth(threads: int, tokens_per_batch: int) -> None:
     path = resolve_encoder_path("package:minilm")
     encoder = Encoder(path, max_tokens=MAX_TOKENS)
-    texts = real_documents(encoder, GROWTH[1])
+    texts = real_documents(encoder, GROWTH_TEXTS)
     print(f"{len(texts)} texts; larger corpora repeat them")
     seconds = []
     for number in GROWTH:
@@ -175,7 +177,7 @@ def make_plan(store: VersionStore, encoder: Encoder, corpus: Path, number: int, 
         similarity=encoder.similarity,
         max_tokens=MAX_TOKENS,
         dim=encoder.dim,
-        dtype="bfloat16",
+        dtype=str(resolve_dtype("auto")).removeprefix("torch."),
         tokens_per_batch=tokens_per_batch,
     )
 

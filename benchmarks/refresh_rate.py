@@ -18,7 +18,10 @@ from benchmarks.machine import describe_machine
 
 SETTINGS = {
     "lm.path": "stand_in",
+    "data.num_documents": 600,
     "index.threads_per_worker": 1,
+    "train.batch_size": 2,  # short steps, so that many of them fall into one refresh
+    "retrieve.k": 4,
     "train.threads": 1,
     "train.pipeline_depth": 1,
     "loss.beta": 0.5,
@@ -36,8 +39,8 @@ def run(folder: Path, steps: int, every: int) -> list[dict]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=240)
-    parser.add_argument("--every", type=int, default=60, help="steps between two refreshes")
+    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--every", type=int, default=50, help="steps between two refreshes")
     arguments = parser.parse_args()
     machine = describe_machine(1)
     with tempfile.TemporaryDirectory() as folder:
