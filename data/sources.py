@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from configs.errors import RunError
 from data.rejected import Reason, Rejected
 from data.sampling import content_hash
 from data.units import Unit, file_kind, open_hub
@@ -193,8 +195,17 @@ def _parquet_rows(unit: Unit, fields: FieldMap) -> Iterator[Row]:
 
 
 def _hub_rows(unit: Unit, fields: FieldMap) -> Iterator[Row]:
-    dataset = open_hub(unit.names[0])
-    return enumerate(dataset.shard(num_shards=dataset.num_shards, index=unit.start), start=1)
+    """One shard of a dataset, streamed. Raises RunError where the hub breaks off: what is missing is no bad row."""
+    name, number = unit.names[0], 0
+    dataset = open_hub(name)
+    try:
+        for number, row in enumerate(dataset.shard(num_shards=dataset.num_shards, index=unit.start), start=1):
+            yield number, row
+    except (OSError, httpx.HTTPError) as error:
+        raise RunError(
+            f"data.source: {name} broke off after row {number} of shard {unit.start} ({error}); what is finished is "
+            "kept: run the same command again"
+        ) from error
 
 
 def _lines(unit: Unit) -> Iterator[Line]:

@@ -95,7 +95,10 @@ class WindowStore:
 
 def _token_rules(folder: Path) -> str | None:
     path = folder / "tokens.json"
-    return json.loads(path.read_text())["fingerprint"] if path.is_file() else None
+    try:
+        return json.loads(path.read_text())["fingerprint"] if path.is_file() else None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({error}); `replug prepare` makes it again") from error
 
 
 def _open_tokens(folder: Path, shards: Sequence[Path]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -108,7 +111,10 @@ def _open_tokens(folder: Path, shards: Sequence[Path]) -> list[tuple[np.ndarray,
 
 def _open_array(path: Path) -> np.ndarray:
     """Mapped, but as a plain array, which is cut twice as fast."""
-    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    try:
+        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is damaged ({error}); `replug prepare` makes it again") from error
 
 
 def _open_table(path: Path) -> Dataset:
