@@ -9,6 +9,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from tokenizers import Encoding, Regex, Tokenizer, models, pre_tokenizers
@@ -30,7 +31,8 @@ class TokenIds:
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint(self.tokenizer, self.max_tokens)
+        """Hash of what the ids follow from besides the text."""
+        return _fingerprint(self.tokenizer, self.max_tokens)
 
 
 class TokenOffsets:
@@ -58,8 +60,8 @@ def plain_rules(tokenizer: str) -> dict:
     return {name: value for name, value in rules.items() if name not in ("truncation", "padding")}
 
 
-def fingerprint(tokenizer: str, max_tokens: int) -> str:
-    """Hash of what token ids follow from besides the text."""
+@lru_cache(4)  # a tokenizer's JSON is megabytes
+def _fingerprint(tokenizer: str, max_tokens: int) -> str:
     parts = [plain_rules(tokenizer), max_tokens]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -8,7 +8,7 @@ Truncation follows the encoder's own token limit and never the size of a batch.
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from threading import Barrier
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from configs.errors import UserError
+from data.store import CorpusStore
 from data.tokenizing import TokenIds
 from models.batching import token_budget_batches
 
@@ -45,7 +46,7 @@ class Encoder(nn.Module):
     def dim(self) -> int:
         return int(self.backbone.config.hidden_size)
 
-    @property
+    @cached_property
     def token_rule(self) -> TokenIds:
         """How texts become token ids, for those who make them without the encoder."""
         rules = self.tokenizer.backend_tokenizer.to_str()
@@ -87,11 +88,16 @@ class Encoder(nn.Module):
             _one_per_thread(fill, list(self._batches(ids, tokens_per_batch)))
         return vectors.cpu()
 
+    def document_ids(self, corpus: CorpusStore, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
+        """Token ids of documents: as they were prepared for this tokenizer, or made from their texts."""
+        if corpus.tokens_by is not None and corpus.tokens_by == self.token_rule.fingerprint:
+            return corpus.token_ids(rows)
+        return self.token_ids(corpus.texts(rows))
+
     def encode_with_gradient(
-        self, texts: Sequence[str], tokens_per_batch: int = TOKENS_PER_BATCH_WITH_GRADIENT
+        self, ids: Sequence[np.ndarray], tokens_per_batch: int = TOKENS_PER_BATCH_WITH_GRADIENT
     ) -> Tensor:
-        """As `encode`, but differentiable and on the encoder's device."""
-        ids = self.token_ids(texts)
+        """As `encode_tokens`, but differentiable and on the encoder's device."""
         batches = list(self._batches(ids, tokens_per_batch))
         parts = [self(*self._pad([ids[row] for row in rows])) for rows in batches]
         order = torch.tensor([row for rows in batches for row in rows], device=parts[0].device)

@@ -81,8 +81,8 @@ class LSRModule(pl.LightningModule):
         """s(d, x) [B, K] with gradient; a document that several queries found is encoded once."""
         contexts = [window.context for window in self._queries.windows(batch.query_rows)]
         unique, place = np.unique(batch.doc_rows, return_inverse=True)
-        query_vectors = self.encoder.encode_with_gradient(contexts)  # [B, D]
-        doc_vectors = self.encoder.encode_with_gradient(self._corpus.texts(unique))  # [U, D]
+        query_vectors = self.encoder.encode_with_gradient(self.encoder.token_ids(contexts))  # [B, D]
+        doc_vectors = self.encoder.encode_with_gradient(self.encoder.document_ids(self._corpus, unique))  # [U, D]
         chosen = doc_vectors[torch.from_numpy(place.reshape(batch.doc_rows.shape)).to(doc_vectors.device)]
         return torch.einsum("bd,bkd->bk", query_vectors.float(), chosen.float())
 

@@ -130,7 +130,7 @@ def test_encoding_with_gradient_gives_the_same_vectors_and_reaches_the_weights(f
     encoder = Encoder(str(folder))
     for tokens_per_batch in (64, 8192):
         encoder.zero_grad()
-        vectors = encoder.encode_with_gradient(TEXTS, tokens_per_batch)
+        vectors = encoder.encode_with_gradient(encoder.token_ids(TEXTS), tokens_per_batch)
         torch.testing.assert_close(vectors.detach(), encoder.encode(TEXTS), atol=1e-5, rtol=0)
         (vectors[0] @ vectors[2]).backward()
         trained = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
@@ -142,7 +142,7 @@ def test_encoding_with_gradient_gives_the_same_vectors_and_reaches_the_weights(f
 def test_the_gradient_is_that_of_the_naive_computation(stand_in: Path) -> None:
     encoder, naive = Encoder(str(stand_in), "dot"), AutoModel.from_pretrained(stand_in).eval()
     texts = [WORDS[0], " ".join(WORDS[:9])]
-    vectors = encoder.encode_with_gradient(texts, tokens_per_batch=1)
+    vectors = encoder.encode_with_gradient(encoder.token_ids(texts), tokens_per_batch=1)
     (vectors[0] @ vectors[1]).backward()
     one, two = (naive(**encoder.tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0) for text in texts)
     (one @ two).backward()
