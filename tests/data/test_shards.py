@@ -21,9 +21,9 @@ from models.packaged import resolve_encoder_path
 ODD = ["[SEP] a [MASK] b", "é e\u0301 中文 🙂", "\u200d\ufeff x", "UPPER lower", "bada gafu \x01 kelo"]
 
 
-@pytest.fixture(scope="module")
-def encoder() -> Encoder:
-    return Encoder(resolve_encoder_path("stand_in"))
+@pytest.fixture(scope="module", params=["stand_in", "package:minilm"])
+def encoder(request) -> Encoder:
+    return Encoder(resolve_encoder_path(request.param))
 
 
 @pytest.fixture
