@@ -40,8 +40,8 @@ OPTIONS = ("data.tokenizer=retriever", f"data.window={TOKENS}", f"data.num_worke
 
 
 def take(texts: Path, megabytes: int, out: Path) -> None:
-    """A random part of the texts of about this size, from all domains."""
-    share = megabytes * 1e6 / texts.stat().st_size
+    """A random part of the texts of at least about this size, from all domains."""
+    share = min(1.0, 1.1 * megabytes * 1e6 / texts.stat().st_size)
     rng = np.random.default_rng(0)
     with texts.open("rb") as lines, out.open("wb") as file:
         for line in lines:

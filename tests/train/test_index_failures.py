@@ -437,13 +437,14 @@ def test_a_run_killed_before_the_refresh_that_failed_was_due_has_the_losses_of_a
 LOSSY_KEYS = [SLOW, f"index.kind={LOSSY}", "index.num_shards=2", "index.num_builders=2"]
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.skipif(not FULL, reason="several minutes of whole runs: REPLUG_STORM=full runs it")
+@pytest.mark.timeout(900)
 def test_killed_in_a_refresh_of_a_lossy_kind_the_resumed_run_has_the_same_losses(begin, tmp_path):
     """In the first refresh, which takes over version 0's quantizer, and in the second, by a file just written."""
     quiet, run = tmp_path / "quiet", tmp_path / "run"
     finish(quiet, *LOSSY_KEYS)
     kills = [(1, 6, "block-00003.json"), (2, 12, "quantizer.faiss"), (2, 12, "block-00008.json")]
-    for version, started_at, file in kills if FULL else kills[:2]:
+    for version, started_at, file in kills:
         process = begin(run, *LOSSY_KEYS)
         folder = run / f"index/v{version:06d}"
         wait_until(process, lambda step=started_at: steps_done(run) >= step - 2)
