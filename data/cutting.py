@@ -22,7 +22,7 @@ from data.tokenizing import TokenOffsets, load_plain, token_offsets
 from data.units import Unit
 
 CHARACTERS_AT_A_TIME = 1 << 19  # texts that are tokenized together
-RUN_CHARACTERS = 24 << 20
+RUN_CHARACTERS = 6 << 20  # of pieces in memory: a worker never holds more, however much a unit gives
 KINDS: dict[str, type[Piece]] = {"documents": DocumentPiece, "queries": WindowPiece, "heldout": WindowPiece}
 
 
