@@ -17,7 +17,7 @@ from data.shards import read_windows_of, write_token_rules, write_windows
 from data.tokenizing import TokenIds
 from data.work import Work
 
-PIECES_PER_SHARD = 1 << 15
+PIECES_PER_SHARD = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,10 @@ def read_range(runs: Iterable[Path], kind: type[Piece], low: int, high: int) -> 
         part = _slice(run, low, high)
         if part is not None:
             found.append(part)
-    return pa.concat_tables(found).sort_by(ORDER)
+    merged = pa.concat_tables(found).sort_by(ORDER)
+    found.clear()
+    pa.default_memory_pool().release_unused()  # else a worker's memory grows from range to range
+    return merged
 
 
 def _slice(run: Path, low: int, high: int) -> pa.Table | None:
