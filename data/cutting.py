@@ -49,7 +49,6 @@ class UnitReport:
     texts: int
     tokens: int
     lines: int
-    pieces: dict[str, int]
     domains: dict[str, dict[str, int]]
     dropped: dict[str, int]
     rejected: dict[str, int]
@@ -162,7 +161,6 @@ class _UnitCut:
             texts=self.texts,
             tokens=self.tokens,
             lines=self.lines,
-            pieces={side: counts.total() for side, counts in self.counts.items()},
             domains={side: dict(sorted(counts.items())) for side, counts in self.domains.items()},
             dropped=dict(self.dropped),
             rejected=dict(self.rejected),

@@ -17,7 +17,7 @@ from configs.schema import DataConfig
 from data.assembly import ShardReport, write_ids_of_shard
 from data.cutting import CutRules
 from data.disjoint import DisjointProof, prove_disjoint, prove_shard, require_disjoint
-from data.files import file_sha256, write_json
+from data.files import file_sha256, write_json, wrong_files
 from data.guard import Guard
 from data.local_pool import Pool
 from data.progress import Progress, say
@@ -39,7 +39,7 @@ from data.sources import FieldMap
 from data.store import ImportedCorpus, PreparedSet, read_manifest
 from data.tokenizing import TokenIds
 from data.units import plan_units
-from data.work import MARGIN, Work, wrong_files
+from data.work import MARGIN, Work
 
 Origin = dict[str, object]  # the keys, and hashes of files, that a set was made from
 

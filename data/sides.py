@@ -124,14 +124,14 @@ def _enough(done: dict[int, ShardReport], asked: int | None) -> bool:
 def _trimmed(
     work: Work, done: dict[int, ShardReport], ranges: list[tuple[int, int]], asked: int | None
 ) -> list[ShardReport]:
-    """The shards that are needed, the last of them cut; the others' files are removed."""
+    """The shards that are needed, the last of them cut; the others are no longer marked."""
     left = sum(report.kept for report in done.values()) if asked is None else asked
     shards: list[ShardReport] = []
     for number in sorted(done):
         report = done[number]
         rows = min(report.kept, left)
         if rows == 0:
-            _remove(work, report)
+            work.shard_mark(number).unlink()  # its files go with all that are not needed
             continue
         if rows != report.rows:
             mark = work.shard_mark(number)
@@ -147,9 +147,3 @@ def _remove_others(work: Work, shards: Sequence[ShardReport]) -> None:
     for path in work.documents.iterdir():
         if path.name not in names:
             path.unlink()
-
-
-def _remove(work: Work, report: ShardReport) -> None:
-    work.shard_mark(report.number).unlink()
-    for name in report.files:
-        (work.documents / name).unlink()

@@ -157,8 +157,6 @@ class PreparedSet:
     """A finished prepared set; raises UserError for one that is unfinished or not there."""
 
     def __init__(self, folder: Path) -> None:
-        if not (folder / "manifest.json").is_file():
-            raise UserError(f"{folder} is not a prepared set: manifest.json is missing; run `replug prepare` again")
         self.folder = folder
         self.manifest = read_manifest(folder)
         _require_files(folder, self.manifest)
@@ -179,6 +177,8 @@ class PreparedSet:
 
 def read_manifest(folder: Path) -> dict:
     """The manifest of a finished set; raises UserError where it is no such thing."""
+    if not (folder / "manifest.json").is_file():
+        raise UserError(f"{folder} is not a prepared set: manifest.json is missing; run `replug prepare` again")
     mend = "remove the folder and run `replug prepare` again"
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from configs.errors import UserError
-from data.files import file_sha256
+from data.files import wrong_files
 from data.progress import Progress
 from data.store import PreparedSet, read_manifest
 
@@ -21,7 +21,7 @@ def is_prepared_set(folder: Path) -> bool:
 def verify_prepared(folder: Path) -> tuple[list[str], list[str]]:
     """A line of what is there, and a line for each thing that is wrong: checksums, counts."""
     try:
-        manifest = _manifest_of(folder)
+        manifest = read_manifest(folder)
         problems = list(_file_problems(folder, manifest["files"]))  # first, since what is damaged may not open
         problems += [] if problems else list(_count_problems(PreparedSet(folder)))
     except UserError as error:
@@ -31,19 +31,11 @@ def verify_prepared(folder: Path) -> tuple[list[str], list[str]]:
     return [f"{folder}: {said}, {'all intact' if not problems else f'wrong in {len(problems)} places'}"], problems
 
 
-def _manifest_of(folder: Path) -> dict:
-    if not (folder / "manifest.json").is_file():
-        raise UserError(f"{folder} is not a prepared set: manifest.json is missing; run `replug prepare` again")
-    return read_manifest(folder)
-
-
 def _file_problems(folder: Path, files: dict[str, str]) -> Iterator[str]:
     progress = Progress(f"checking {folder}", len(files))
     for name, sha256 in files.items():
-        if not (folder / name).is_file():
-            yield f"{folder / name} is missing; `replug prepare` makes it again"
-        elif file_sha256(folder / name) != sha256:
-            yield f"{folder / name} is damaged: its checksum differs; `replug prepare` makes it again"
+        for line in wrong_files(folder, {name: sha256}):
+            yield f"{line}; `replug prepare` makes it again"
         progress.advance()
 
 

@@ -12,13 +12,13 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from configs.errors import UserError
 from data.assembly import ShardReport
 from data.cutting import UnitReport
-from data.files import file_sha256, write_json
+from data.files import write_json, wrong_files
 from data.progress import say
 
 MARGIN, WIDER = 2, 4  # pieces kept for one asked for, at first; and by how much more where that was not enough
@@ -62,7 +62,7 @@ class Work:
         plan = self.folder / "plan.json"
         before = json.loads(plan.read_text()) if plan.is_file() else None
         if before is not None and (self._go_on or before.keys() != self._origin.keys()):
-            require_same(before, self._origin, self.out, "holds an unfinished set that")
+            require_same(before, self._origin, self.out, "holds an unfinished set that was prepared")
         else:
             _clear(self.out, but=self.folder)
             _clear(self.folder)
@@ -125,12 +125,12 @@ class Work:
         shutil.rmtree(self.folder)
 
 
-def require_same(before: dict, origin: dict[str, object], out: Path, what: str = "") -> None:
+def require_same(before: dict, origin: dict[str, object], out: Path, what: str = "was prepared") -> None:
     """Raise UserError naming the first key in which two origins differ."""
     for key in sorted({*before, *origin}):
         if before.get(key) != origin.get(key):
             raise UserError(
-                f"{out} {what}{' ' * bool(what)}was prepared with {key}={before.get(key)}, now it is "
+                f"{out} {what} with {key}={before.get(key)}, now it is "
                 f"{origin.get(key)}: remove the folder or give another data.out"
             )
 
@@ -168,19 +168,3 @@ def _intact(folder: Path, files: dict[str, str]) -> bool:
     if wrong:
         say(f"{wrong[0]}; making it again")
     return not wrong
-
-
-def wrong_files(folder: Path, files: dict[str, str]) -> list[str]:
-    """A line for each file that is missing or not what its checksum says."""
-    found: list[str] = []
-    for name, sha256 in files.items():
-        if not (folder / name).is_file():
-            found.append(f"{folder / name} is missing")
-        elif file_sha256(folder / name) != sha256:
-            found.append(f"{folder / name} is damaged: its checksum differs")
-    return found
-
-
-def unit_files(units: Sequence) -> list[str]:
-    """The first file of each unit."""
-    return [unit.names[0] for unit in units]

@@ -57,8 +57,7 @@ class Encoder(nn.Module):
         if not texts:
             return []
         rows = self.tokenizer(list(texts), truncation=True, max_length=self.max_tokens)["input_ids"]
-        dtype = np.uint16 if self.backbone.config.vocab_size < 2**16 else np.uint32
-        return [np.array(row, dtype) for row in rows]
+        return [np.array(row, self.token_rule.dtype) for row in rows]
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Vectors [B, D] in float32 for ids and mask [B, T]."""
