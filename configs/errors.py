@@ -11,3 +11,10 @@ class UserError(ValueError):
 
 class RunError(RuntimeError):
     """A run cannot go on, though nothing was wrong at its start; exit status 1. What it had saved stays."""
+
+
+class Interrupted(RunError):
+    """SIGTERM or SIGUSR1 asked the run to stop; it saved its step, and the same command goes on.
+
+    Exit status 75 (EX_TEMPFAIL of sysexits.h): a job script may put the job back into its queue.
+    """

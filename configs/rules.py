@@ -43,6 +43,7 @@ POSITIVE = [
     "index.max_attempts",
     "train.max_steps",
     "train.batch_size",
+    "train.micro_batches",
     "train.lr",
     "train.gradient_clip",
     "train.threads",
@@ -63,6 +64,7 @@ NOT_NEGATIVE = [
     "train.weight_decay",
     "train.pipeline_depth",
     "evaluate.num_examples",
+    "evaluate.refresh_windows",
     "seed",
 ]
 SHARES = [
@@ -101,6 +103,7 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
     yield from _data_problems(config)
     yield from _index_problems(config)
     yield from _refresh_problems(config)
+    yield from _resource_problems(config)
 
 
 def _value(config: Config | ScoreConfig, key: str) -> float | None:
@@ -197,6 +200,24 @@ def _index_problems(config: Config) -> Iterator[str]:
     for key in ("gpus_per_builder", "gpus_per_searcher"):
         if getattr(index, key) > 1:
             yield f"index.{key} is {getattr(index, key)}; expected at most 1: take more builders or shards instead"
+
+
+def _resource_problems(config: Config) -> Iterator[str]:
+    for role in ("train", "score", "index"):
+        value = getattr(config.resources, role)
+        if isinstance(value, str) and value != "auto":
+            yield f"resources.{role} is {value}; expected a number or auto"
+        elif isinstance(value, int | float) and (not 0 < value < math.inf or (value > 1 and value % 1)):
+            yield f"resources.{role} is {value}; expected a whole number above 0, a share of one GPU, or auto"
+    if config.resources.score is not None and config.lm.url:
+        yield "resources.score is set, but lm.url has the LM; expected it with lm.path only"
+    ranks = config.resources.train
+    parts = config.train.micro_batches * (int(max(1, ranks)) if isinstance(ranks, int | float) else 1)
+    if config.train.batch_size % parts:
+        yield (
+            f"train.batch_size is {config.train.batch_size}; expected a multiple of ranks x micro_batches "
+            f"(resources.train x train.micro_batches = {parts}), so that all parts are of one size"
+        )
 
 
 def _refresh_problems(config: Config) -> Iterator[str]:

@@ -203,19 +203,31 @@ class IndexConfig:
 
 
 @dataclass
+class ResourcesConfig:
+    # What trains, scores and indexes: GPUs where the cluster has any (whole ones, or a share of one), else processes.
+    train: int | float | str = 1  # trainer ranks, a GPU each; a share below 1 is one rank on it; or auto
+    score: int | float | str | None = None  # for scorers; auto; null: as lm.num_replicas and lm.gpus_per_replica say
+    index: int | float | str | None = None  # for builders and searchers; auto; null: as the keys of index say
+
+
+@dataclass
 class TrainConfig:
     max_steps: int = 1000  # optimizer steps (paper: 25,000)
-    batch_size: int = 64  # training texts for each step (paper: 64)
+    batch_size: int = 64  # training texts for each step, over all ranks (paper: 64)
+    micro_batches: int = 1  # parts of a rank's share of the batch, over which the gradient is accumulated
     lr: float = 2e-5  # peak learning rate (paper: 2e-5)
     optimizer: OptimizerKind = OptimizerKind.adamw  # paper: adam
     weight_decay: float = 0.0  # of AdamW
     warmup_ratio: float = 0.1  # share of the steps with rising rate (paper: 0.1), linear decay after
     gradient_clip: float | None = None  # largest gradient norm (default: no clipping)
     precision: Precision = Precision.float32  # auto: bf16_mixed where the hardware has it
+    gradient_checkpointing: bool = False  # compute activations twice instead of keeping them
+    compile: bool = False  # torch.compile of the retriever; needs a C++ compiler on a CPU
     pipeline_depth: int = 1  # batches retrieved and scored ahead; 0 is the strictly sequential method
     threads: int | None = None  # CPU threads of the trainer (default: all cores)
     accelerator: Accelerator = Accelerator.auto  # where the trainer runs; auto takes a GPU where there is one
     log_every_steps: int = 1  # steps between two lines of metrics.jsonl
+    tensorboard: bool = False  # also write RUN_DIR/tensorboard (needs the package tensorboard)
 
 
 @dataclass
@@ -229,6 +241,7 @@ class EvaluateConfig:
     k: int = 10  # documents in the ensemble (paper: 10)
     max_windows: int | None = 200  # held-out texts measured in bits per byte; null for all
     num_resamples: int = 10000  # of the paired bootstrap
+    refresh_windows: int = 16  # held-out texts measured at each refresh, the last of them; 0 for none
     num_examples: int = 6  # texts shown in the report with what each retriever finds
 
 
@@ -257,6 +270,7 @@ class Config:
     loss: LossConfig = field(default_factory=LossConfig)
     refresh: RefreshConfig = field(default_factory=RefreshConfig)
     index: IndexConfig = field(default_factory=IndexConfig)
+    resources: ResourcesConfig = field(default_factory=ResourcesConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)

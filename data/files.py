@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,6 +39,12 @@ def replace_file(path: Path, content: bytes) -> None:
     with writing(partial):
         partial.write_bytes(content)
         partial.replace(path)
+
+
+def persist(path: Path) -> None:
+    """Return once a file's bytes are on the disk: a mark may be written that says so."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 @contextmanager

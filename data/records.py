@@ -59,4 +59,3 @@ class ScoredBatch:
     retrieved: RetrievedBatch
     sum_logprobs: np.ndarray
     num_tokens: np.ndarray
-    wait_seconds: float

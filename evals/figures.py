@@ -100,12 +100,12 @@ def draw_entropies(axes: Axes, metrics: Sequence[dict]) -> None:
     axes.legend(fontsize=8, frameon=False)
 
 
-def draw_agreement(axes: Axes, metrics: Sequence[dict]) -> None:
-    """How often LM and retriever order two documents alike."""
-    steps, values = _series(metrics, "retriever/agreement")
+def draw_rank_correlation(axes: Axes, metrics: Sequence[dict]) -> None:
+    """How far LM and retriever order the documents alike."""
+    steps, values = _series(metrics, "retriever/rank_correlation")
     axes.plot(steps, values, color=COLOURS["lsr"], alpha=0.4, linewidth=1)
     axes.plot(steps, _running_mean(values, 8), color=COLOURS["lsr"])
-    axes.set_title("pairs of documents ordered alike by LM and retriever (share)", fontsize=10)
+    axes.set_title("rank correlation of LM and retriever (Kendall's tau)", fontsize=10)
 
 
 def draw_index_age(axes: Axes, metrics: Sequence[dict]) -> None:
@@ -119,7 +119,7 @@ def draw_index_age(axes: Axes, metrics: Sequence[dict]) -> None:
 def draw_times(axes: Axes, metrics: Sequence[dict]) -> None:
     """Seconds for a step, and what of it was waiting for LM scores."""
     axes.plot(*_series(metrics, "time/step_seconds"), color=COLOURS["none"], label="whole step")
-    axes.plot(*_series(metrics, "pipeline/wait_seconds"), color=COLOURS["random"], label="waiting for the LM")
+    axes.plot(*_series(metrics, "time/wait_scores_seconds"), color=COLOURS["random"], label="waiting for the LM")
     axes.set_ylim(bottom=0)
     axes.set_title("seconds for a step", fontsize=10)
     axes.set_xlabel("step")

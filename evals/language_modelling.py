@@ -4,7 +4,7 @@ For every text each method gives documents and similarities; the LM's prediction
 mixed (`models.ensemble`). A document that several methods chose is scored once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -35,15 +35,37 @@ def measure_bits(
     """Bits [W] of each continuation for each method; `none` is the LM without documents."""
     bits = {method: np.empty(len(windows)) for method in ("none", *choices)}
     progress = Progress("bits per byte", len(windows))
+    for row, scores in enumerate(_score(lm, corpus, windows, choices, template, with_none=True)):
+        for method, value in _bits_of_window(scores[1:], choices, row).items():
+            bits[method][row] = value
+        bits["none"][row] = bits_of(scores[0].token_logprobs)
+        progress.advance()
+    return bits
+
+
+def ensemble_bits(
+    lm: AsyncLM, corpus: CorpusStore, windows: Sequence[Window], choice: Choice, template: PromptTemplate
+) -> np.ndarray:
+    """Bits [W] of each continuation with the documents of one choice."""
+    scored = _score(lm, corpus, windows, {"": choice}, template)
+    return np.array([_bits_of_window(scores, {"": choice}, row)[""] for row, scores in enumerate(scored)])
+
+
+def _score(
+    lm: AsyncLM,
+    corpus: CorpusStore,
+    windows: Sequence[Window],
+    choices: Mapping[str, Choice],
+    template: PromptTemplate,
+    with_none: bool = False,
+) -> Iterator[list[ContinuationScore]]:
+    """For each text its scores after each document; first without any, if asked for."""
     pending: dict[int, Future] = {}
     for row in range(len(windows) + WINDOWS_IN_FLIGHT):
         if row < len(windows):
-            pending[row] = _submit(lm, corpus, windows[row], _union(choices, row), template)
+            pending[row] = _submit(lm, corpus, windows[row], with_none, _union(choices, row), template)
         if (ready := row - WINDOWS_IN_FLIGHT) >= 0 and ready in pending:
-            for method, value in _bits_of_window(pending.pop(ready).result(), choices, ready).items():
-                bits[method][ready] = value
-            progress.advance()
-    return bits
+            yield pending.pop(ready).result()
 
 
 def num_bytes(windows: Sequence[Window]) -> np.ndarray:
@@ -62,17 +84,23 @@ def _union(choices: Mapping[str, Choice], row: int) -> np.ndarray:
 
 
 def _submit(
-    lm: AsyncLM, corpus: CorpusStore, window: Window, doc_rows: np.ndarray, template: PromptTemplate
+    lm: AsyncLM,
+    corpus: CorpusStore,
+    window: Window,
+    with_none: bool,
+    doc_rows: np.ndarray,
+    template: PromptTemplate,
 ) -> "Future[list[ContinuationScore]]":
-    texts = [None, *corpus.texts(doc_rows)]
+    documents = corpus.texts(doc_rows)
+    texts = [None, *documents] if with_none else documents
     prefixes = [template.prefix(text, window.context, window.continuation) for text in texts]
     return lm.submit(prefixes, [window.continuation] * len(prefixes))
 
 
 def _bits_of_window(scores: list[ContinuationScore], choices: Mapping[str, Choice], row: int) -> dict[str, float]:
-    given = np.stack([score.token_logprobs for score in scores[1:]])  # [documents, T]
+    given = np.stack([score.token_logprobs for score in scores])  # [documents, T]
     place = {int(doc): i for i, doc in enumerate(_union(choices, row))}
-    bits = {"none": bits_of(scores[0].token_logprobs)}
+    bits = {}
     for method, choice in choices.items():
         chosen = given[[place[int(doc)] for doc in choice.doc_rows[row]]]
         bits[method] = bits_of(mix_token_logprobs(chosen, choice.similarities[row]))

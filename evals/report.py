@@ -121,7 +121,7 @@ def _curves_section(metrics: Sequence[dict]) -> str:
     draws = (
         figures.draw_loss,
         figures.draw_entropies,
-        figures.draw_agreement,
+        figures.draw_rank_correlation,
         figures.draw_index_age,
         figures.draw_refreshes,
         figures.draw_times,
@@ -151,7 +151,7 @@ def _index_row(row: dict) -> str:
 
 def _throughput_line(metrics: Sequence[dict]) -> str:
     seconds = sum(row.get("time/step_seconds", 0.0) for row in metrics)
-    waited = sum(row.get("pipeline/wait_seconds", 0.0) for row in metrics)
+    waited = sum(row.get("time/wait_scores_seconds", 0.0) for row in metrics)
     if not seconds:
         return ""
     swaps = sum(bool(row.get("index/swapped")) for row in metrics)

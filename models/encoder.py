@@ -40,6 +40,7 @@ class Encoder(nn.Module):
             raise UserError(f"retriever.max_tokens is {max_tokens}, but {path} holds at most {limit} tokens")
         self.max_tokens = max_tokens or limit
         self.tokenizer.model_max_length = self.max_tokens  # saved with it, so that others cut texts alike
+        self._trains_as_train = False
         self.eval()
 
     @property
@@ -86,6 +87,21 @@ class Encoder(nn.Module):
         else:
             _one_per_thread(fill, list(self._batches(ids, tokens_per_batch)))
         return vectors.cpu()
+
+    def prepare_training(self, dropout: bool, gradient_checkpointing: bool, compiled: bool) -> None:
+        """How steps with gradient are computed: the encoder's own dropout, less memory for more time, torch.compile."""
+        if gradient_checkpointing:
+            # transformers checkpoints in training mode only, which must not bring the dropout with it.
+            self.backbone.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            if not dropout:
+                _remove_dropout(self.backbone)
+        if compiled:
+            self.backbone.compile(dynamic=True)  # in place: names of weights stay
+        self._trains_as_train = dropout or gradient_checkpointing
+
+    def train_mode(self) -> None:
+        """For a step with gradient; `eval` is for everything else."""
+        self.train(self._trains_as_train)
 
     def document_ids(self, corpus: CorpusStore, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
         """Token ids of documents: as they were prepared for this tokenizer, or made from their texts."""
@@ -160,6 +176,12 @@ def _single_threads(count: int) -> ThreadPoolExecutor:
     started.wait()
     torch.set_num_threads(threads)
     return pool
+
+
+def _remove_dropout(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
 
 
 def mean_pool(hidden: Tensor, attention_mask: Tensor) -> Tensor:

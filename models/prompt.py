@@ -4,6 +4,8 @@ The document comes first (REPLUG, section 3.2). What does not fit is cut from th
 context's beginning, and never from the continuation: cut continuations would not be comparable.
 """
 
+import threading
+
 from transformers import PreTrainedTokenizerBase
 
 from models.black_box_lm import UnscorableText
@@ -22,6 +24,7 @@ class PromptTemplate:
         self, separator: str, tokenizer: PreTrainedTokenizerBase | None = None, max_tokens: int | None = None
     ) -> None:
         self._separator, self._tokenizer, self._max_tokens = separator, tokenizer, max_tokens
+        self._lock = threading.Lock()  # a tokenizer refuses to be used by two threads at once
         self.num_truncated = 0
 
     def prefix(self, document: str | None, context: str, continuation: str) -> str:
@@ -33,11 +36,12 @@ class PromptTemplate:
         # A token is at least one byte, so most inputs need not be tokenized to see that they fit.
         if self._max_tokens is None or len((whole + continuation).encode()) + 2 <= self._max_tokens:
             return whole
-        excess = self._excess(whole, continuation)
-        if excess <= 0:
-            return whole
-        self.num_truncated += 1
-        return self._truncate(document, context, continuation, excess)
+        with self._lock:
+            excess = self._excess(whole, continuation)
+            if excess <= 0:
+                return whole
+            self.num_truncated += 1
+            return self._truncate(document, context, continuation, excess)
 
     def _join(self, document: str | None, context: str) -> str:
         return context if document is None else join_document(document, self._separator, context)

@@ -1,7 +1,6 @@
 """Everything periodic, as Lightning callbacks: the step boundary, checkpoints, metrics and progress."""
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -14,46 +13,63 @@ from pytorch_lightning.loggers.logger import Logger, rank_zero_experiment
 from pytorch_lightning.utilities import rank_zero_only
 
 from configs.errors import RunError, UserError
-from data.files import write_json
+from data.datamodule import Position
+from data.files import file_sha256, persist, writing
 from data.progress import Progress, say
 from data.records import RetrievedBatch
 from train.loss import lm_scores
 from train.module import LossSettings
-from train.pipeline import BatchPipeline
+from train.pipeline import BatchPipeline, IndexState
 from train.refresh import RefreshController
 from train.run_dir import CheckpointMark, RunDirectory
+from train.step_clock import StepClock
 from train.temperature import temperature_warning
 
 
 class StepBoundary(pl.Callback):
-    """What happens before every step, in this order: swap or start a refresh, then fill the pipeline.
+    """What happens before every step, in this order: swap or start a refresh, then fill the pipeline. Rank 0's.
 
     Its state in a checkpoint is the live index version, the refresh under way, and the batches in flight.
     """
 
     def __init__(
-        self, refresh: RefreshController, pipeline: BatchPipeline, lm_metrics: Callable[[], dict[str, float]]
+        self,
+        refresh: RefreshController,
+        pipeline: BatchPipeline,
+        best: "BestRetriever",
+        clock: StepClock,
+        lm_metrics: Callable[[], dict[str, float]],
+        check: Callable[[], None],
     ) -> None:
-        self._refresh, self._pipeline, self._lm_metrics = refresh, pipeline, lm_metrics
-        self._start = 0.0
+        self._refresh, self._pipeline, self._best, self._clock = refresh, pipeline, best, clock
+        self._lm_metrics, self._check = lm_metrics, check
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._best.offer(self._refresh.live, self._refresh.heldout_bpb)
+        self._clock.start()
 
     def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: int, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Position, batch_idx: int
     ) -> None:
-        self._start = time.monotonic()
-        swap = self._refresh.at_boundary(batch)
-        if swap is not None:
-            say(_describe_swap(batch, self._refresh))
-        pl_module.log_dict(_index_metrics(self._refresh, swapped=swap is not None))
-        self._pipeline.advance(batch, self._refresh.live)
+        if not batch.is_first:
+            return
+        self._check()
+        if self._refresh.at_boundary(batch.step) is not None:
+            say(_describe_swap(batch.step, self._refresh))
+            self._best.offer(self._refresh.live, self._refresh.heldout_bpb)
+        self._pipeline.advance(batch.step, self._refresh.live)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
-        seconds = time.monotonic() - self._start
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Position, batch_idx: int
+    ) -> None:
+        if not batch.is_last:
+            return
+        times = self._clock.read()
         pl_module.log_dict(
             {
-                "time/refresh_under_way": float(self._refresh.is_under_way),
-                "time/step_seconds": seconds,
-                "throughput/pairs_per_second": self._pipeline.pairs_per_step / seconds,
+                **_index_metrics(self._refresh, batch.step),
+                **times,
+                "throughput/pairs_per_second": self._pipeline.pairs_per_step / times["time/step_seconds"],
                 **{f"scoring/{name}": value for name, value in self._lm_metrics().items()},
             }
         )
@@ -72,19 +88,23 @@ def _describe_swap(step: int, refresh: RefreshController) -> str:
     return (
         f"step {step}: swapped to index v{live.version} (weights of step {live.step}); recall {measures.recall:.3f}, "
         f"{measures.overlap:.0%} of the documents found stay, vectors moved by {measures.drift:.4f}"
+        + ("" if refresh.heldout_bpb is None else f"; held-out {refresh.heldout_bpb:.4f} bits per byte")
     )
 
 
-def _index_metrics(refresh: RefreshController, swapped: bool) -> dict[str, float]:
+def _index_metrics(refresh: RefreshController, step: int) -> dict[str, float]:
     """What serves now, how it was made and what it is like; and the refreshes that came to nothing.
 
     Logged at every step: Lightning would repeat a value that is logged now and then.
     """
     last, swap = refresh.last, refresh.last_swap
+    heldout = {} if refresh.heldout_bpb is None else {"heldout/bpb": refresh.heldout_bpb}
     return {
+        **heldout,
         "index/live_version": float(refresh.live.version),
         "index/live_step": float(refresh.live.step),
-        "index/swapped": float(swapped),
+        "index/swapped": float(step > 0 and refresh.adopted_step == step),
+        "index/refresh_under_way": float(refresh.is_under_way),
         **{f"index/{name}": value for name, value in asdict(last.measures).items()},
         "index/swap_build_seconds": last.build_seconds,
         "index/swap_documents_per_second": last.documents_per_second,
@@ -115,9 +135,9 @@ class TemperatureCheck(pl.Callback):
         self._pipeline, self._loss = pipeline, loss
 
     def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: int, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Position, batch_idx: int
     ) -> None:
-        if batch > 0:
+        if batch.step > 0 or not batch.is_first:
             return
         for warning in self._warnings():
             say(f"warning: {warning}")
@@ -136,7 +156,48 @@ class TemperatureCheck(pl.Callback):
 
 
 class Checkpointer(pl.Callback):
-    """Writes a checkpoint every so many steps, beside and renamed, then its mark; prunes what nothing needs.
+    """Writes a checkpoint every so many steps, and where a run ends before its last. On every rank: rank 0 writes.
+
+    Lightning writes a file beside; `publish`, which rank 0 alone has, makes it a checkpoint.
+    """
+
+    def __init__(
+        self, run: RunDirectory, every_steps: int, clock: StepClock, publish: "PublishCheckpoint | None"
+    ) -> None:
+        self._run, self._every, self._clock, self._publish = run, every_steps, clock, publish
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Position, batch_idx: int
+    ) -> None:
+        due = trainer.global_step % self._every == 0 or trainer.global_step == trainer.max_steps
+        if batch.is_last and due:
+            with self._clock.measure("checkpoint"):
+                self.save(trainer)
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """A run that cannot go on (pre-empted, no LM answers, a budget is spent) loses none of its steps."""
+        if not isinstance(exception, RunError | UserError):
+            return
+        if self._publish is not None:
+            self._publish.stop_others(str(exception))
+        # Lightning takes every checkpoint for one of a step's end, where that step is not counted yet, and adds it.
+        trainer.fit_loop.epoch_loop._batches_that_stepped -= 1
+        self.save(trainer)
+        if self._publish is not None:
+            say(f"saved step {trainer.global_step}: the same command goes on from there")
+
+    def save(self, trainer: pl.Trainer) -> None:
+        """Called by all ranks at the same step."""
+        self._run.checkpoints.mkdir(exist_ok=True)
+        partial = self._run.checkpoint(trainer.global_step).with_suffix(".partial")
+        with writing(partial):
+            trainer.save_checkpoint(partial, weights_only=False)
+        if self._publish is not None:
+            self._publish(trainer.global_step, partial)
+
+
+class PublishCheckpoint:
+    """What only rank 0 does with a checkpoint: rename, mark, and prune what no kept one needs.
 
     An index version stays on disk while the live index or a kept checkpoint uses it.
     """
@@ -144,45 +205,43 @@ class Checkpointer(pl.Callback):
     def __init__(
         self,
         run: RunDirectory,
-        every_steps: int,
         keep_last: int,
         refresh: RefreshController,
         prune_versions: Callable[[set[int]], None],
+        stop_others: Callable[[str], None],
     ) -> None:
-        self._run, self._every, self._keep = run, every_steps, keep_last
-        self._refresh, self._prune_versions = refresh, prune_versions
+        self._run, self._keep = run, keep_last
+        self._refresh, self._prune_versions, self.stop_others = refresh, prune_versions, stop_others
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        if trainer.global_step % self._every == 0 or trainer.global_step == trainer.max_steps:
-            self.save(trainer)
-
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """A run that cannot go on (no LM answers, a budget is spent, the index is damaged) loses none of its steps."""
-        if isinstance(exception, RunError | UserError) and trainer.global_step not in [
-            m.step for m in self._run.checkpoint_marks()
-        ]:
-            # Lightning takes every checkpoint for one of a step's end, where that step is not counted yet, and adds it.
-            trainer.fit_loop.epoch_loop._batches_that_stepped -= 1
-            self.save(trainer)
-            say(f"saved step {trainer.global_step}: the same command goes on from there")
-
-    def save(self, trainer: pl.Trainer) -> None:
-        step, versions = trainer.global_step, self._refresh.versions_in_use()
-        self._run.checkpoints.mkdir(exist_ok=True)
-        path = self._run.checkpoints / f"step-{step:06d}.ckpt"
-        partial = path.with_suffix(".partial")
-        trainer.save_checkpoint(partial, weights_only=False)
+    def __call__(self, step: int, partial: Path) -> None:
+        path, versions = self._run.checkpoint(step), self._refresh.versions_in_use()
+        self._run.unmark(step)  # where the same step is saved again: else the old mark would be of the new file
+        persist(partial)
         partial.replace(path)
-        write_json(path.with_suffix(".json"), {"step": step, "versions": sorted(versions)})
+        self._run.mark(CheckpointMark(path, step, tuple(sorted(versions)), file_sha256(path)))
         self._prune(versions)
 
     def _prune(self, versions: set[int]) -> None:
         marks = self._run.checkpoint_marks()
         for old in marks[: -self._keep]:
-            old.path.with_suffix(".json").unlink()  # the mark first: without it the file does not count
+            self._run.unmark(old.step)
             old.path.unlink()
         kept: list[CheckpointMark] = marks[-self._keep :]
         self._prune_versions(versions.union(*(mark.versions for mark in kept)))
+
+
+class BestRetriever:
+    """Keeps the weights whose documents helped most on held-out text, apart from the checkpoints: `RUN_DIR/best`."""
+
+    def __init__(self, run: RunDirectory, encoder_folder: Callable[[int], Path]) -> None:
+        self._run, self._encoder_folder = run, encoder_folder
+
+    def offer(self, index: IndexState, heldout_bpb: float | None) -> None:
+        """Keep a version's snapshot if its bits per byte are the lowest so far."""
+        best = self._run.best_bpb()
+        if heldout_bpb is None or (best is not None and best <= heldout_bpb):
+            return
+        self._run.keep_best(self._encoder_folder(index.version), heldout_bpb, index.step)
 
 
 class JsonLinesLogger(Logger):
@@ -225,10 +284,15 @@ class StepProgress(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._progress = Progress("training", self._max_steps, done=trainer.global_step)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Position, batch_idx: int
+    ) -> None:
+        if not batch.is_last:
+            return
         assert self._progress is not None
         metrics = trainer.callback_metrics
         self._progress.advance(
             note=f"loss {metrics['train/loss']:.4f} · index v{metrics['index/version']:.0f}, "
-            f"{metrics['index/age_steps']:.0f} steps old · waited {metrics['pipeline/wait_seconds']:.1f} s for the LM"
+            f"{metrics['index/age_steps']:.0f} steps old · "
+            f"waited {metrics['time/wait_scores_seconds']:.1f} s for the LM"
         )

@@ -1,6 +1,7 @@
 """The command line. Thin: it parses, loads the configuration, and calls; heavy imports come after.
 
-A mistake of the user's is one line on standard error and exit status 2; a run that cannot go on, 1.
+A mistake of the user's is one line on standard error and exit status 2; a run that cannot go on, 1; one that was
+interrupted by SIGTERM or SIGUSR1 and goes on by the same command, 75.
 """
 
 import sys
@@ -9,10 +10,11 @@ from typing import Annotated
 
 import typer
 
-from configs.errors import RunError, UserError
+from configs.errors import Interrupted, RunError, UserError
 from configs.load import load_config, load_score_config
 from configs.paths import check_paths
 from configs.schema import Config
+from train.interruption import EXIT_STATUS
 from train.ray_environment import configure_ray_environment
 
 app = typer.Typer(
@@ -35,7 +37,13 @@ def main() -> None:
         app()
     except (UserError, RunError) as error:
         print(f"replug: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, UserError) else 1)
+        sys.exit(_exit_status(error))
+
+
+def _exit_status(error: UserError | RunError) -> int:
+    if isinstance(error, Interrupted):
+        return EXIT_STATUS
+    return 2 if isinstance(error, UserError) else 1
 
 
 @app.command()

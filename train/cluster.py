@@ -2,61 +2,61 @@
 
 import logging
 import os
-import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import ray
+import torch
 from ray.exceptions import AuthenticationError
 
 from configs.errors import UserError
-from configs.schema import Config, ScoreConfig, Swap
+from configs.schema import Config, ScoreConfig
 from data.progress import say
+from train import resources
+from train.interruption import Interruption
 
-
-def actors_needed(config: Config | ScoreConfig) -> dict[str, int]:
-    """Actors by the key that sets their number; each takes one logical CPU. A server has none, nor an index alone."""
-    actors = {"lm.num_replicas": config.lm.num_replicas} if config.lm.path else {}
-    if isinstance(config, Config):
-        index = config.index
-        versions = 2 if index.swap is Swap.blue_green else 1  # that have searchers of their own during a swap
-        actors |= {"index.num_shards": versions * index.num_shards, "index.num_builders": index.num_builders}
-    return actors
+AnyConfig = TypeVar("AnyConfig", Config, ScoreConfig)
 
 
 @contextmanager
-def ray_cluster(config: Config | ScoreConfig) -> Iterator[None]:
+def ray_cluster(
+    config: AnyConfig, roles: Collection[str] = resources.ROLES, interruption: Interruption | None = None
+) -> Iterator[AnyConfig]:
     """Ray while the block runs. A cluster started here ends with it; one that was joined goes on.
 
-    SIGTERM ends the process at once with status 143, as pre-emption wants; the same command resumes.
+    Yields the configuration with `resources` laid out on the cluster, which has room for the actors of the roles.
+    A signal ends the process at once, unless the interruption is deferred; the same command resumes.
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    if config.ray.address is None:
-        _start(config)
-    else:
-        _join(config)
-    # Ray's own handler raises wherever the process stands, where it may be swallowed; all that counts is on disk.
-    before = signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
+    laid_out = (_start if config.ray.address is None else _join)(config, roles)
     try:
-        yield
+        with (interruption or Interruption()).installed():  # Ray's own handler raises wherever the process stands
+            yield laid_out
     finally:
-        signal.signal(signal.SIGTERM, before)
         ray.shutdown()
 
 
-def _start(config: Config | ScoreConfig) -> None:
+def _start(config: AnyConfig, roles: Collection[str]) -> AnyConfig:
+    num_gpus = torch.cuda.device_count()
+    laid_out = _lay_out(config, num_gpus)
+    wanted = resources.needs(laid_out, roles, resources.trains_on_gpu(config, num_gpus > 0))
+    num_cpus = config.ray.num_cpus or max(1, resources.logical_cpus(wanted))
+    _require_room("ray", [resources.Node("this machine", num_cpus, num_gpus)], wanted)
     ray.init(
         address="local",  # None would join whatever cluster somebody has started on this machine
-        num_cpus=config.ray.num_cpus or sum(actors_needed(config).values()),
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.ERROR,
         object_store_memory=config.ray.object_store_mb * 2**20,
     )
+    return laid_out
 
 
-def _join(config: Config | ScoreConfig) -> None:
+def _join(config: AnyConfig, roles: Collection[str]) -> AnyConfig:
     try:
         _require_answer(str(config.ray.address))
         ray.init(address=config.ray.address, log_to_driver=False, logging_level=logging.ERROR)
@@ -65,20 +65,24 @@ def _join(config: Config | ScoreConfig) -> None:
             f"ray.address: cannot join a cluster at {config.ray.address}: {str(error).splitlines()[0]}; start one with "
             "`ray start --head`, or leave ray.address out"
         ) from error
-    _require_room(ray.cluster_resources().get("CPU", 0), actors_needed(config))
+    nodes = list(resources.nodes_of(ray.nodes()))
+    laid_out = _lay_out(config, int(sum(node.gpus for node in nodes)))
+    on_gpu = resources.trains_on_gpu(config, torch.cuda.device_count() > 0)
+    _require_room("ray.address", nodes, resources.needs(laid_out, roles, on_gpu))
+    return laid_out
 
 
-def _require_room(available: float, actors: dict[str, int]) -> None:
+def _lay_out(config: AnyConfig, num_gpus: int) -> AnyConfig:
+    return resources.lay_out(config, num_gpus) if isinstance(config, Config) else config  # type: ignore[return-value]
+
+
+def _require_room(key: str, nodes: list[resources.Node], wanted: list[resources.Need]) -> None:
     """Room for all but further scorers, which join when a node does."""
-    least = {**actors, **({"lm.num_replicas": 1} if "lm.num_replicas" in actors else {})}
-    if available < sum(least.values()):
-        raise UserError(
-            f"ray.address: the cluster has {available:g} CPUs, but the actors need {sum(least.values())} "
-            f"({' + '.join(least)}; one scorer is enough to begin)"
-        )
-    if available < sum(actors.values()):
-        missing = sum(actors.values()) - available
-        say(f"the cluster has room for all but {missing:g} of {actors['lm.num_replicas']} scorers, which join later")
+    problem = resources.shortage(nodes, wanted)
+    if problem:
+        raise UserError(f"{key}: {problem}; ask for fewer, or add nodes")
+    if late := resources.latecomers(nodes, wanted):
+        say(f"the cluster has room for all but {late} scorers, which join later")
 
 
 def _require_answer(address: str) -> None:

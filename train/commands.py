@@ -48,7 +48,7 @@ def run_index(config: Config) -> None:
     data = wiring.corpus_to_index(config, run.data, root)
     encoder = wiring.load_encoder(config)
     wiring.require_same_index(config, encoder, data, VersionStore(root.absolute()))
-    with ray_cluster(config):
+    with ray_cluster(config, roles=["index"]) as config:
         service = IndexService(root, wiring.index_settings(config))
         wiring.build_version(config, encoder, data, service, IndexState(0, 0))
         service.close()
@@ -91,7 +91,10 @@ def run_evaluate(config: Config) -> None:
     wiring.check_data(config, data, lm)
     paths = {"replug": None, **({"lsr": run.retriever} if run.retriever.is_dir() else {})}
     root = run.path / "evaluation"
-    with ray_cluster(config), wiring.start_workers(config, lm, data, root, run.scores) as workers:
+    with (
+        ray_cluster(config, roles=["score", "index"]) as config,
+        wiring.start_workers(config, lm, data, root, run.scores) as workers,
+    ):
         found = {name: _find(config, data, workers.index, path, i) for i, (name, path) in enumerate(paths.items())}
         results = training.measure(config, data, workers, found)
     write_json(root / "results.json", results)
@@ -151,11 +154,11 @@ def run_export(run_dir: Path, out: Path) -> None:
 
 
 def _load_checkpoint(config: Config, run: RunDirectory) -> Encoder:
-    marks = run.checkpoint_marks()
-    if not marks:
+    newest = run.newest_checkpoint()
+    if newest is None:
         raise UserError(f"{run.path} has neither a tuned retriever nor a checkpoint yet")
-    say(f"the run is unfinished; exporting the checkpoint of step {marks[-1].step}")
-    state = torch.load(marks[-1].path, map_location="cpu", weights_only=True)["state_dict"]
+    say(f"the run is unfinished; exporting the checkpoint of step {newest.step}")
+    state = torch.load(newest.path, map_location="cpu", weights_only=True)["state_dict"]
     encoder = wiring.load_encoder(config)
     encoder.load_state_dict({name.removeprefix("encoder."): value for name, value in state.items()})
     return encoder

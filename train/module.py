@@ -1,7 +1,8 @@
 """The Lightning module: the trainable encoder and one LSR step.
 
 Both the query and its documents are encoded with gradient (DESIGN: only the retriever learns); the
-LM's scores arrive as numbers. The batch that Lightning hands over is the step's number: the pipeline knows the rest.
+LM's scores arrive as numbers. What Lightning hands over is a position, the step's number and a part of its batch: the
+feed knows the rest.
 """
 
 from collections.abc import Sequence
@@ -13,11 +14,12 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
+from data.datamodule import Position
 from data.records import RetrievedBatch, ScoredBatch
 from data.store import CorpusStore, WindowStore
 from models.encoder import Encoder
-from train.loss import entropy, lm_scores, log_likelihood, lsr_loss
-from train.pipeline import BatchPipeline
+from train.feed import Feed, Share
+from train.loss import entropy, kl_lm_retriever, lm_scores, log_likelihood, lsr_loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class OptimizerSettings:
 
 
 class LSRModule(pl.LightningModule):
-    """Trains `encoder` on what `pipeline` delivers. `attach` gives it the pipeline, which needs its weights."""
+    """Trains `encoder` on what `feed` delivers. `attach` gives it the feed, which may need its weights."""
 
     def __init__(
         self,
@@ -47,35 +49,55 @@ class LSRModule(pl.LightningModule):
         corpus: CorpusStore,
         loss: LossSettings,
         optimizer: OptimizerSettings,
-        dropout: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
         self.encoder = encoder
         self._queries, self._corpus = queries, corpus
-        self._loss, self._optimizer = loss, optimizer
-        self._dropout, self._seed = dropout, seed
-        self.pipeline: BatchPipeline | None = None
+        self._loss, self._optimizer, self._seed = loss, optimizer, seed
+        self.feed: Feed | None = None
+        self._batch: ScoredBatch | None = None  # of the step that is under way
+        self._metrics: list[dict[str, float | Tensor]] = []  # of its micro-batches so far
 
-    def attach(self, pipeline: BatchPipeline) -> None:
-        self.pipeline = pipeline
+    def attach(self, feed: Feed) -> None:
+        self.feed = feed
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         """Vectors [B, D] by the weights as they are, without gradient or dropout."""
         self.encoder.eval()
         return self.encoder.encode(texts).numpy()
 
-    def training_step(self, step: int, batch_idx: int) -> Tensor:
-        assert self.pipeline is not None, "attach a pipeline first"
-        scored = self.pipeline.take(step)
-        # Dropout's randomness follows from the step, so a resumed run draws the same.
-        torch.manual_seed(hash((self._seed, step)) % 2**63)
-        self.encoder.train(self._dropout)
+    def training_step(self, position: Position, batch_idx: int) -> Tensor:
+        """The mean loss over this rank's part of the batch; DDP and Lightning average over ranks and parts."""
+        assert self.feed is not None, "attach a feed first"
+        if position.is_first:
+            self._batch, self._metrics = self.feed.take(position.step), []
+        assert self._batch is not None
+        share = self._share(position)
+        scored = share.of(self._batch)
+        # Dropout's randomness follows from the step and the share, so a resumed run draws the same.
+        torch.manual_seed(hash((self._seed, position.step, share.rank, share.part)) % 2**63)
+        self.encoder.train_mode()
         log_p = log_likelihood(self.similarities(scored.retrieved), self._loss.gamma)
         log_q = log_likelihood(self._lm_scores(scored), self._loss.beta)
         loss = lsr_loss(log_q, log_p, self._loss.direction)
-        self.log_dict(_metrics(loss, log_q, log_p, scored), prog_bar=False, logger=True)
+        self._metrics.append(_metrics(loss, log_q, log_p, scored))
+        if position.is_last:
+            self.log_dict(self._mean_metrics())
         return loss
+
+    def _share(self, position: Position) -> Share:
+        ranks = self.trainer.world_size if self._trainer is not None else 1
+        return Share(self.global_rank if ranks > 1 else 0, ranks, position.part, position.parts)
+
+    def _mean_metrics(self) -> dict[str, float | Tensor]:
+        """Means over the parts of the step and over the ranks, all of which have texts of the same number."""
+        names = list(self._metrics[0])
+        values = torch.tensor([[float(part[name]) for name in names] for part in self._metrics], device=self.device)
+        means = values.mean(0)
+        if self._trainer is not None and self.trainer.world_size > 1:
+            means = self.trainer.strategy.reduce(means, reduce_op="mean")
+        return dict(zip(names, means.cpu(), strict=True))
 
     def similarities(self, batch: RetrievedBatch) -> Tensor:
         """s(d, x) [B, K] with gradient; a document that several queries found is encoded once."""
@@ -109,26 +131,29 @@ def learning_rate_factor(step: int, settings: OptimizerSettings) -> float:
 
 
 def _metrics(loss: Tensor, log_q: Tensor, log_p: Tensor, scored: ScoredBatch) -> dict[str, float | Tensor]:
-    batch = scored.retrieved
+    batch, log_p = scored.retrieved, log_p.detach()
     means = scored.sum_logprobs / scored.num_tokens[:, None]
     return {
         "train/loss": loss.detach(),
+        "train/kl": kl_lm_retriever(log_q, log_p).mean(),
         "lm/entropy": entropy(log_q).mean(),
         "lm/top1_mass": log_q.exp().amax(-1).mean(),
         "lm/mean_logprob": float(means.mean()),
         "lm/spread": float(means.std(axis=1).mean()),
-        "retriever/entropy": entropy(log_p.detach()).mean(),
-        "retriever/top1_mass": log_p.detach().exp().amax(-1).mean(),
-        "retriever/agreement": _agreement(log_q, log_p.detach()),
+        "retriever/entropy": entropy(log_p).mean(),
+        "retriever/top1_mass": log_p.exp().amax(-1).mean(),
+        "retriever/rank_correlation": rank_correlation(log_q, log_p),
         "index/version": float(batch.index_version),
         "index/age_steps": float(batch.step - batch.index_step),
         "pipeline/query_age_steps": float(batch.step - batch.query_step),
-        "pipeline/wait_seconds": scored.wait_seconds,
     }
 
 
-def _agreement(log_q: Tensor, log_p: Tensor) -> Tensor:
-    """Share of document pairs that LM and retriever order alike, averaged over queries (1 alike, 0 reversed)."""
+def rank_correlation(log_q: Tensor, log_p: Tensor) -> Tensor:
+    """Kendall's tau between the two orders of each query's documents [B, K], averaged over queries.
+
+    1 where LM and retriever order them alike, -1 where one is the other reversed; pairs that the LM ties do not count.
+    """
     q, p = (scores[:, :, None] - scores[:, None, :] for scores in (log_q, log_p))
     compared = q != 0
-    return ((q * p > 0) & compared).sum() / compared.sum().clamp(min=1)
+    return (q.sign() * p.sign()).sum() / compared.sum().clamp(min=1)

@@ -1,13 +1,12 @@
 """Batches retrieved and scored ahead of the step that trains on them.
 
-At the boundary before step t the batch of step t + depth is encoded with the weights as they are,
-searched in the live index and handed to the LM; then step t takes its own. So what a batch saw follows
-from its step and the depth, never from timing. Depth 0 is the strictly sequential method.
+At the boundary before step t the queries of step t + depth are encoded with the weights as they are. Then, while
+step t trains, a thread searches the index that was live at that boundary, and hands the documents to the LM. So
+what a batch saw follows from its step and the depth, never from timing. Depth 0 is the strictly sequential method.
 """
 
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +17,9 @@ from data.sampler import QuerySampler
 from data.store import CorpusStore, WindowStore
 from models.black_box_lm import ScoreSum
 from models.prompt import PromptTemplate
+from train.interruption import wait_for
 from train.rerank import Search
+from train.step_clock import StepClock
 
 
 class ScoreError(RunError):
@@ -34,15 +35,18 @@ class IndexState:
 
 
 @dataclass(frozen=True, slots=True)
-class _InFlight:
+class _Submitted:
+    """A batch whose documents are known, and what the LM will say: [B * K], the documents of one query in a row."""
+
     retrieved: RetrievedBatch
-    scores: "Future[list[ScoreSum]]"  # [B * K], the documents of one query in a row
+    scores: "Future[list[ScoreSum]]"
 
 
 class BatchPipeline:
     """Keeps `depth` batches in flight, and no more: so the LM's pool never has more than that to do.
 
-    `encode` maps texts to vectors [B, D] with the live weights; `score` takes prefixes and continuations.
+    `encode` maps texts to vectors [B, D] with the live weights; `score` takes prefixes and continuations; `search` is
+    run by `executor`. `check` is called while a step waits, to raise what should end the wait.
     """
 
     def __init__(
@@ -57,67 +61,88 @@ class BatchPipeline:
         k: int,
         depth: int,
         max_steps: int,
+        executor: Executor,
+        clock: StepClock,
+        check: Callable[[], None] = lambda: None,
         exclude_own_source: bool = False,
     ) -> None:
         self._sampler, self._queries, self._corpus = sampler, queries, corpus
         self._encode, self._search, self._score = encode, search, score
         self._template, self._k, self._exclude_own = template, k, exclude_own_source
         self._depth, self._max_steps = depth, max_steps
-        self._in_flight: dict[int, _InFlight] = {}
+        self._executor, self._clock, self._check_run = executor, clock, check
+        self._in_flight: dict[int, Future[_Submitted]] = {}
         self.pairs_per_step = sampler.batch_size * k
 
     def advance(self, step: int, index: IndexState) -> None:
         """At the boundary before `step`: put into flight all that should be by now."""
-        for ahead in range(step, min(step + self._depth, self._max_steps - 1) + 1):
-            if ahead not in self._in_flight:
-                self._in_flight[ahead] = self._submit(self._retrieve(ahead, step, index))
+        with self._clock.measure("retrieve"):
+            for ahead in range(step, min(step + self._depth, self._max_steps - 1) + 1):
+                if ahead not in self._in_flight:
+                    self._in_flight[ahead] = self._begin(ahead, step, index)
 
     def take(self, step: int) -> ScoredBatch:
         """The scored batch of a step, waiting for the LM where it is late."""
-        scored = self._result(self._in_flight[step])
+        scored = self._result(step)
         del self._in_flight[step]
         return scored
 
     def peek(self) -> list[ScoredBatch]:
         """Every batch in flight, waited for and left in place."""
-        return [self._result(self._in_flight[step]) for step in sorted(self._in_flight)]
+        return [self._result(step) for step in sorted(self._in_flight)]
+
+    def settle(self) -> None:
+        """Wait for the searches under way; the index may free their version after."""
+        for step in sorted(self._in_flight):
+            wait_for(self._in_flight[step], self._check_run)
 
     def state(self) -> list[RetrievedBatch]:
         """What a resumed run cannot compute again: documents found by weights that are gone."""
-        return [self._in_flight[step].retrieved for step in sorted(self._in_flight)]
+        return [self._in_flight[step].result().retrieved for step in sorted(self._in_flight)]
 
     def restore(self, batches: Sequence[RetrievedBatch]) -> None:
         """Put the batches of a checkpoint into flight again; the LM scores them anew, or from its cache."""
-        self._in_flight = {batch.step: self._submit(batch) for batch in batches}
+        self._in_flight = {batch.step: self._executor.submit(self._submit, batch) for batch in batches}
 
-    def _retrieve(self, step: int, query_step: int, index: IndexState) -> RetrievedBatch:
+    def _begin(self, step: int, query_step: int, index: IndexState) -> "Future[_Submitted]":
         rows = self._sampler.rows(step)
         windows = self._queries.windows(rows)
         vectors = self._encode([window.context for window in windows])
         exclude = [window.source for window in windows] if self._exclude_own else None
-        found = self._search(index.version, vectors, self._k, exclude)
-        return RetrievedBatch(
-            step, query_step, found.index_version, index.step, rows, found.doc_rows, found.similarities
-        )
+        return self._executor.submit(self._retrieve, step, query_step, index, rows, vectors, exclude)
 
-    def _submit(self, batch: RetrievedBatch) -> _InFlight:
+    def _retrieve(
+        self,
+        step: int,
+        query_step: int,
+        index: IndexState,
+        rows: np.ndarray,
+        vectors: np.ndarray,
+        exclude: Sequence[str | None] | None,
+    ) -> _Submitted:
+        with self._clock.measure("search"):
+            found = self._search(index.version, vectors, self._k, exclude)
+        seen = (step, query_step, found.index_version, index.step)
+        return self._submit(RetrievedBatch(*seen, rows, found.doc_rows, found.similarities))
+
+    def _submit(self, batch: RetrievedBatch) -> _Submitted:
         """One call for the whole batch, so that the pool can put pairs of similar length together."""
         prefixes, continuations = [], []
         for window, doc_rows in zip(self._queries.windows(batch.query_rows), batch.doc_rows, strict=True):
             for text in self._corpus.texts(doc_rows):
                 prefixes.append(self._template.prefix(text, window.context, window.continuation))
                 continuations.append(window.continuation)
-        return _InFlight(batch, self._score(prefixes, continuations))
+        return _Submitted(batch, self._score(prefixes, continuations))
 
-    def _result(self, batch: _InFlight) -> ScoredBatch:
-        start = time.monotonic()
-        scores = batch.scores.result()
-        waited = time.monotonic() - start
-        shape = batch.retrieved.doc_rows.shape
+    def _result(self, step: int) -> ScoredBatch:
+        with self._clock.measure("wait_scores"):
+            submitted = wait_for(self._in_flight[step], self._check_run)
+            scores = wait_for(submitted.scores, self._check_run)
+        shape = submitted.retrieved.doc_rows.shape
         sums = np.array([score.sum_logprob for score in scores]).reshape(shape)
         counts = np.array([score.num_tokens for score in scores]).reshape(shape)[:, 0]
-        self._check(batch.retrieved, sums)
-        return ScoredBatch(batch.retrieved, sums, counts, waited)
+        self._check(submitted.retrieved, sums)
+        return ScoredBatch(submitted.retrieved, sums, counts)
 
     def _check(self, batch: RetrievedBatch, sums: np.ndarray) -> None:
         bad = np.argwhere(~np.isfinite(sums))

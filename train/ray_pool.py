@@ -14,7 +14,7 @@ class RayPool:
     """Up to `num_workers` tasks at a time, one core each. A task whose node is lost is run again elsewhere."""
 
     def __init__(self, config: Config, num_workers: int) -> None:
-        self._cluster, self._num_workers = ray_cluster(config), num_workers
+        self._cluster, self._num_workers = ray_cluster(config, roles=()), num_workers
 
     def __enter__(self) -> "RayPool":
         self._cluster.__enter__()

@@ -8,7 +8,7 @@ is skipped, never queued.
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,7 +17,9 @@ from data.progress import say
 from index_workers.service import IndexService, Refreshed
 from index_workers.version_store import BuildPlan
 from index_workers.watch import Measures
+from train.interruption import LOOK_SECONDS, wait_for
 from train.pipeline import IndexState
+from train.step_clock import StepClock
 
 
 class StaleIndexError(RunError):
@@ -38,10 +40,17 @@ class RefreshPolicy:
         return step > 0 and step % self.every_steps == 0 and step + (self.lag_steps or 0) < self.max_steps
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Pending:
+    """A refresh under way: when it is ready, and what it is worth on held-out text."""
+
     index: IndexState
     ready: "Future[Refreshed]"
+    heldout: "Future[float | None]"
+
+    @property
+    def futures(self) -> "list[Future[Any]]":
+        return [self.ready, self.heldout]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +61,32 @@ class Swap:
     switch_ms: float = 0.0
 
 
+# Bits per byte of held-out texts with the documents that a version and its weights find, measured beside the training.
+MeasureHeldout = Callable[[int, "Future[Refreshed]"], "Future[float | None]"]
+
+
 class RefreshController:
-    """Owns which index version is live. `publish(version, step)` snapshots the weights and plans the build."""
+    """Owns which index version is live. `publish(version, step)` snapshots the weights and plans the build.
+
+    `before_switch` is called when a version is about to be freed; `check` while a boundary waits for a refresh.
+    """
 
     def __init__(
-        self, service: IndexService, policy: RefreshPolicy, publish: Callable[[IndexState], BuildPlan]
+        self,
+        service: IndexService,
+        policy: RefreshPolicy,
+        publish: Callable[[IndexState], BuildPlan],
+        measure_heldout: MeasureHeldout,
+        clock: StepClock,
+        before_switch: Callable[[], None] = lambda: None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._service, self._policy, self._publish = service, policy, publish
+        self._measure_heldout, self._clock = measure_heldout, clock
+        self._before_switch, self._check_run = before_switch, check
         self.live = IndexState(version=0, step=0)
+        self.heldout_bpb: float | None = None  # of the live version
+        self.adopted_step = 0  # at whose boundary the live version took over
         self._pending: _Pending | None = None
         self._last_error: BaseException | None = None
         self.last, self.last_swap = Refreshed(Measures(), 0.0, 0.0), Swap()  # those of the live version
@@ -77,7 +104,9 @@ class RefreshController:
 
     def start(self) -> None:
         """Serve version 0, and measure it: what a lossy kind finds is not what exact search would."""
-        self.last = self._service.refresh(self._service.store.plan(0), previous=0).result()
+        pending = self._begin(IndexState(0, 0), self._service.store.plan(0))
+        self.last = wait_for(pending.ready, self._check_run)
+        self.heldout_bpb = wait_for(pending.heldout, self._check_run)
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint: the live version and the refresh under way."""
@@ -88,18 +117,23 @@ class RefreshController:
             "pending_version": pending.version if pending else None,
             "pending_step": pending.step if pending else None,
             "last": asdict(self.last),
+            "heldout_bpb": self.heldout_bpb,
+            "adopted_step": self.adopted_step,
+            "num_skipped": self.num_skipped,
+            "num_failed": self.num_failed,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Serve the checkpoint's version again and go on with the refresh that was under way."""
         self.live = IndexState(int(state["live_version"] or 0), int(state["live_step"] or 0))
         self.last = Refreshed(**{**state["last"], "measures": Measures(**state["last"]["measures"])})
+        self.heldout_bpb, self.adopted_step = state["heldout_bpb"], state["adopted_step"]
+        self.num_skipped, self.num_failed = state["num_skipped"], state["num_failed"]
         self._service.build(self._service.store.pending_plan(self.live.version)).result()  # a file that is gone
         self._service.prepare(self.live.version)
         if state["pending_version"] is not None and state["pending_step"] is not None:
             pending = IndexState(state["pending_version"], state["pending_step"])
-            plan = self._service.store.pending_plan(pending.version)
-            self._pending = _Pending(pending, self._service.refresh(plan, self.live.version))
+            self._pending = self._begin(pending, self._service.store.pending_plan(pending.version))
 
     @property
     def is_under_way(self) -> bool:
@@ -110,7 +144,7 @@ class RefreshController:
         """The number of the version after training, once nothing is being built any more."""
         if self._pending is None:
             return self.live.version + 1
-        self._pending.ready.exception()
+        wait(self._pending.futures)
         return self._pending.index.version + 1
 
     def versions_in_use(self) -> set[int]:
@@ -127,23 +161,34 @@ class RefreshController:
             return
         index = IndexState(self.live.version + 1, step)
         try:
-            ready = self._service.refresh(self._publish(index), self.live.version)
+            self._pending = self._begin(index, self._publish(index))
         except (OSError, RunError) as error:  # a full disk, say
             self._fail(step, index, error)
-        else:
-            self._pending = _Pending(index, ready)
+
+    def _begin(self, index: IndexState, plan: BuildPlan) -> _Pending:
+        ready = self._service.refresh(plan, self.live.version)
+        return _Pending(index, ready, self._measure_heldout(index.version, ready))
 
     def _adopt(self, step: int) -> Swap | None:
         if self._pending is None or not self._is_due(self._pending, step):
             return None
-        pending, self._pending = self._pending, None
-        start = time.monotonic()
-        error = pending.ready.exception()
+        start, pending = time.monotonic(), self._pending
+        with self._clock.measure("wait_index"):
+            error = self._wait(pending)
+        if error is None:
+            heldout = pending.heldout.result()  # before anything changes: what it raises ends the run at this step
+        self._pending = None
         if error is not None:
             self._fail(step, pending.index, error)
             return None
-        self._last_error = None
-        return self._switch(pending, waited=time.monotonic() - start)
+        self._last_error, self.heldout_bpb, self.adopted_step = None, heldout, step
+        return self._switch(pending, time.monotonic() - start)
+
+    def _wait(self, pending: _Pending) -> BaseException | None:
+        """Until version and measurement are there; returns what the refresh failed by."""
+        while wait(pending.futures, timeout=LOOK_SECONDS).not_done:
+            self._check_run()
+        return pending.ready.exception()
 
     def _fail(self, step: int, index: IndexState, error: BaseException) -> None:
         self._last_error = error
@@ -153,11 +198,14 @@ class RefreshController:
     def _is_due(self, pending: _Pending, step: int) -> bool:
         lag = self._policy.lag_steps
         if lag is None:  # as soon as it is ready, and no later than the age limit
-            return pending.ready.done() or step - self.live.step >= self._policy.max_age_steps
+            return (
+                all(future.done() for future in pending.futures) or step - self.live.step >= self._policy.max_age_steps
+            )
         return step >= pending.index.step + lag
 
     def _switch(self, pending: _Pending, waited: float) -> Swap:
         start = time.monotonic()
+        self._before_switch()
         self.live, self.last = pending.index, pending.ready.result()
         self._service.commit(self.live.version)
         self.last_swap = Swap(waited, 1000 * (time.monotonic() - start))

@@ -6,15 +6,13 @@ command goes on where an interrupted one stopped.
 
 import io
 import json
-import logging
-import warnings
 from pathlib import Path
 
 import numpy as np
 import torch
+from pytorch_lightning.loggers.logger import Logger
 
 from configs.schema import Config
-from data.datamodule import StepDataModule
 from data.files import replace_file, write_json
 from data.progress import say
 from data.records import Window
@@ -27,9 +25,11 @@ from models.encoder import Encoder
 from train import wiring
 from train.cluster import ray_cluster
 from train.environment import check_faiss
+from train.fitting import fit, loggers_of, lsr_module, publish, quieten_lightning
+from train.interruption import Interruption
 from train.module import LSRModule
 from train.pipeline import IndexState
-from train.run_dir import RunDirectory
+from train.run_dir import RunDirectory, StageTimes
 from train.wiring import Workers
 
 
@@ -40,7 +40,14 @@ def train(config: Config) -> dict:
         say(f"{run.path} holds a finished run; give another run_dir to train again")
         return show_results(run)
     check_faiss()
-    _quieten_lightning()
+    quieten_lightning()
+    interruption = Interruption()
+    with interruption.installed():
+        return _train(config, run, interruption)
+
+
+def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dict:
+    times = StageTimes(run)
     lm = wiring.lm_source(config.lm, run.ledger, run.scores)
     module_encoder = wiring.load_encoder(config)
     data = wiring.prepared_set(config, run.data)
@@ -49,21 +56,24 @@ def train(config: Config) -> dict:
     run.claim(config, lm.identity)  # only now: a mistake mended above must not be a changed key of an unfinished run
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
-    with ray_cluster(config), wiring.start_workers(config, lm, data, run.index, run.scores) as workers:
-        before = _before(config, run, data, workers)
-        module = wiring.lsr_module(config, module_encoder, data)
-        after = _after(config, run, data, workers, module)
-        results = measure(config, data, workers, {"replug": before, "lsr": after})
+    loggers = loggers_of(config, run)
+    with (
+        ray_cluster(config, interruption=interruption) as laid_out,
+        wiring.start_workers(laid_out, lm, data, run.index, run.scores) as workers,
+    ):
+        times.next("first_index")
+        before = _before(laid_out, run, data, workers)
+        times.next("training")
+        module = lsr_module(laid_out, module_encoder, data)
+        after = _after(laid_out, run, data, workers, module, loggers, interruption, times)
+        times.next("measuring")
+        results = measure(laid_out, data, workers, {"replug": before, "lsr": after})
     _write_examples(config, run, data, before, after)
     write_json(run.results, results)
+    times.next("publishing")
+    publish(config, loggers, run, results)
     run.remove_work_files()
     return show_results(run)
-
-
-def _quieten_lightning() -> None:
-    """Its banners and advice are about choices that are meant here: eval mode without dropout, a sized iterable."""
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="(pytorch_lightning|lightning_fabric)")
 
 
 def show_results(run: RunDirectory) -> dict:
@@ -88,13 +98,23 @@ def _before(config: Config, run: RunDirectory, data: PreparedSet, workers: Worke
     return choice
 
 
-def _after(config: Config, run: RunDirectory, data: PreparedSet, workers: Workers, module: LSRModule) -> Choice:
+def _after(
+    config: Config,
+    run: RunDirectory,
+    data: PreparedSet,
+    workers: Workers,
+    module: LSRModule,
+    loggers: list[Logger],
+    interruption: Interruption,
+    times: StageTimes,
+) -> Choice:
     """Train, export, embed the corpus once more, and search the held-out texts again."""
     saved = run.path / "heldout_after.npz"
     if saved.exists():
         return _read_choice(saved)
-    version = _fit(config, run, data, workers, module)
-    module.encoder.eval()
+    version = fit(config, run, data, workers, module, loggers, interruption)
+    times.next("last_index")
+    module.encoder.cpu().eval()
     wiring.build_version(config, module.encoder, data, workers.index, IndexState(version, config.train.max_steps))
     choice = search_windows(config, data, workers.index, module.encoder, version)
     module.encoder.save(run.retriever)
@@ -102,28 +122,6 @@ def _after(config: Config, run: RunDirectory, data: PreparedSet, workers: Worker
     # Only now: a checkpoint may need other versions until then.
     workers.index.store.remove_all_but({version - 1, version})
     return choice
-
-
-def _fit(config: Config, run: RunDirectory, data: PreparedSet, workers: Workers, module: LSRModule) -> int:
-    """Train from the newest whole checkpoint on; returns the number of the index version that comes after."""
-    pipeline = wiring.batch_pipeline(config, module, data, workers)
-    module.attach(pipeline)
-    refresh = wiring.refresh_controller(config, module, data, workers)
-    trainer = wiring.trainer(config, run, refresh, pipeline, workers)
-    marks = run.checkpoint_marks()
-    newest = marks[-1] if marks else None
-    run.truncate_metrics(newest.step if newest else 0)
-    if newest:
-        say(f"resuming at step {newest.step}")
-    else:
-        refresh.start()
-    trainer.fit(
-        module,
-        datamodule=StepDataModule(config.train.max_steps),
-        ckpt_path=newest.path if newest else None,
-        weights_only=True,
-    )
-    return refresh.next_version()
 
 
 def search_windows(config: Config, data: PreparedSet, index: IndexService, encoder: Encoder, version: int) -> Choice:

@@ -4,7 +4,9 @@ config.yaml        the resolved configuration
 environment.json   package versions, git commit, machine
 data/              the prepared set (unless `data.prepared` names another)
 index/             index versions
-checkpoints/       step-000100.ckpt with its mark step-000100.json
+checkpoints/       step-000100.ckpt with its mark step-000100.json, which holds its checksum
+best/              the weights whose documents helped most on held-out text during training, and best.json
+run_times.json     seconds that the stages of the run took, those before an interruption included
 metrics.jsonl      one object for every logged step
 scores.sqlite      the cache of LM scores
 lm.json            which LM scores: a hash of its weights, or a server's model and probe
@@ -15,13 +17,15 @@ results.json       written when all is done; report.html beside it
 
 import json
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.errors import UserError
+from configs.errors import RunError, UserError
 from configs.load import config_to_yaml, flatten, load_config
 from configs.schema import Config
-from data.files import replace_file, write_json
+from data.files import file_sha256, replace_file, write_json, writing
+from data.progress import say
 from train.environment import describe_environment
 
 # Keys that change neither what is computed nor in which order; a resumed run may set them anew.
@@ -44,7 +48,12 @@ MAY_CHANGE = [
     "index.swap",
     "index.timeout_seconds",
     "index.max_attempts",
+    "resources.train",
+    "resources.score",
+    "resources.index",
     "train.threads",
+    "train.compile",
+    "train.tensorboard",
     "checkpoint.every_steps",
     "checkpoint.keep_last",
     "train.log_every_steps",
@@ -64,11 +73,12 @@ MAY_CHANGE = [
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMark:
-    """A whole checkpoint: its file, its step, and the index versions it needs."""
+    """A whole checkpoint: its file with its checksum, its step, and the index versions it needs."""
 
     path: Path
     step: int
     versions: tuple[int, ...]
+    sha256: str
 
 
 class RunDirectory:
@@ -83,6 +93,8 @@ class RunDirectory:
         self.scores = path / "scores.sqlite"
         self.ledger = path / "lm_spent.json"
         self.retriever = path / "retriever"
+        self.best = path / "best"
+        self.times = path / "run_times.json"
         self.results = path / "results.json"
         self.examples = path / "examples.json"
         self.report = path / "report.html"
@@ -117,16 +129,71 @@ class RunDirectory:
     def _foreign_files(self) -> list[str]:
         """What other commands of ours do not leave where a run is to begin."""
         ours = {self.data.name, self.index.name, self.ledger.name, "evaluation", "environment.json", "config.yaml"}
+        ours |= {"submitted", "logs"}
         names = [path.name for path in self.path.iterdir()] if self.path.exists() else []
         return sorted(name for name in names if name not in ours and not name.startswith(self.scores.name))
 
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step:06d}.ckpt"
+
+    def mark(self, mark: CheckpointMark) -> None:
+        """From now on the checkpoint counts."""
+        content = {"step": mark.step, "versions": list(mark.versions), "sha256": mark.sha256}
+        write_json(mark.path.with_suffix(".json"), content)
+
+    def unmark(self, step: int) -> None:
+        self.checkpoint(step).with_suffix(".json").unlink(missing_ok=True)
+
     def checkpoint_marks(self) -> list[CheckpointMark]:
-        """Whole checkpoints, oldest first; one without its mark was interrupted and does not count."""
+        """Checkpoints, oldest first; one without its mark was interrupted and does not count."""
         marks = []
         for path in sorted(self.checkpoints.glob("step-*.json")):
             content = json.loads(path.read_text())
-            marks.append(CheckpointMark(path.with_suffix(".ckpt"), content["step"], tuple(content["versions"])))
+            versions = tuple(content["versions"])
+            marks.append(CheckpointMark(path.with_suffix(".ckpt"), content["step"], versions, content["sha256"]))
         return marks
+
+    def newest_checkpoint(self) -> CheckpointMark | None:
+        """The newest checkpoint that is what its mark says. A torn one is passed over, and never looked at again.
+
+        Raises RunError where there are checkpoints, but none is whole: beginning anew would hide the loss.
+        """
+        marks = self.checkpoint_marks()
+        for mark in reversed(marks):
+            if mark.path.is_file() and file_sha256(mark.path) == mark.sha256:
+                return mark
+            say(f"warning: {mark.path} is torn (its checksum differs from its mark); taking the one before it")
+        if marks:
+            raise RunError(
+                f"no checkpoint in {self.checkpoints} is whole; bring one back, or remove that folder to train anew"
+            )
+        return None
+
+    def forget_after(self, step: int) -> None:
+        """Remove the marks of later checkpoints, which are torn."""
+        for mark in self.checkpoint_marks():
+            if mark.step > step:
+                self.unmark(mark.step)
+
+    def best_bpb(self) -> float | None:
+        """Bits per byte on held-out text of the weights in `best`."""
+        path = self.path / "best.json"
+        return json.loads(path.read_text())["heldout_bpb"] if path.is_file() else None
+
+    def keep_best(self, encoder: Path, heldout_bpb: float, step: int) -> None:
+        """Copy an encoder's folder to `best`; interrupted, it is done again, since best.json comes last."""
+        partial = self.best.with_name("best.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        with writing(partial):
+            shutil.copytree(encoder, partial)
+            shutil.rmtree(self.best, ignore_errors=True)
+            partial.replace(self.best)
+        write_json(self.path / "best.json", {"heldout_bpb": heldout_bpb, "step": step})
+
+    def add_time(self, stage: str, seconds: float) -> None:
+        """Seconds of a stage, added to what the run spent on it before it was interrupted."""
+        times = json.loads(self.times.read_text()) if self.times.is_file() else {}
+        write_json(self.times, {**times, stage: times.get(stage, 0.0) + seconds})
 
     def truncate_metrics(self, step: int) -> None:
         """Drop what was logged at or after a step that is about to be done again, and a torn last line."""
@@ -143,6 +210,18 @@ class RunDirectory:
     def remove_work_files(self) -> None:
         """After the end: checkpoints are of no more use."""
         shutil.rmtree(self.checkpoints, ignore_errors=True)
+
+
+class StageTimes:
+    """What the stages of a run take: `next` ends one and begins another. `start_up` comes first."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run, self._stage, self._began = run, "start_up", time.monotonic()
+
+    def next(self, stage: str) -> None:
+        now = time.monotonic()
+        self._run.add_time(self._stage, now - self._began)
+        self._stage, self._began = stage, now
 
 
 def _logged_step(line: str, torn: int) -> int:

@@ -1,9 +1,15 @@
-"""Weights & Biases by way of Lightning's logger: off, offline (no account, no network) or online."""
+"""Weights & Biases by way of Lightning's logger: off, offline (no account, no network) or online.
+
+Only rank 0 has loggers. A run directory has one W&B run, however often it is resumed.
+"""
 
 import json
 import secrets
+from collections.abc import Sequence
 
+import wandb
 from pytorch_lightning.loggers import WandbLogger
+from pytorch_lightning.loggers.logger import Logger
 
 from configs.load import flatten
 from configs.schema import Config
@@ -12,7 +18,7 @@ from train.run_dir import RunDirectory
 
 
 def wandb_logger(config: Config, run: RunDirectory) -> WandbLogger:
-    """One W&B run for one run directory, however often it is resumed: its id is kept there."""
+    """The W&B run of a run directory: its id is kept there."""
     return WandbLogger(
         project=config.wandb.project,
         entity=config.wandb.entity,
@@ -23,6 +29,27 @@ def wandb_logger(config: Config, run: RunDirectory) -> WandbLogger:
         offline=config.wandb.mode.value == "offline",
         config=flatten(config),
     )
+
+
+def publish_results(loggers: Sequence[Logger], run: RunDirectory, results: dict) -> None:
+    """Bits per byte and intervals into the run's summary, and the tuned retriever as an artifact."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            logger.experiment.summary.update(_summary(results))
+            artifact = wandb.Artifact(f"retriever-{logger.version}", type="model", metadata=results["bpb"]["all"])
+            artifact.add_dir(str(run.retriever))
+            logger.experiment.log_artifact(artifact)
+            wandb.finish()
+
+
+def _summary(results: dict) -> dict[str, float]:
+    bpb = {f"results/bpb/{domain}/{m}": v for domain, row in results["bpb"].items() for m, v in row.items()}
+    ends = {
+        f"results/{name}/{end}": value
+        for name, interval in results["intervals"].items()
+        for end, value in zip(("low", "high"), interval, strict=True)
+    }
+    return bpb | ends
 
 
 def _run_id(run: RunDirectory) -> str:

@@ -7,20 +7,15 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytorch_lightning as pl
-from pytorch_lightning.plugins.environments import LightningEnvironment
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from configs.errors import UserError
 from configs.paths import check_paths
-from configs.rules import max_index_age, refresh_lag
-from configs.schema import Adopt, Config, LMConfig, LMScore, Rerank, Swap, TooLong
+from configs.schema import Config, LMConfig, Rerank, Swap, TooLong
 from data.files import file_sha256
 from data.local_pool import LocalPool
 from data.prepare import Origin, Tokenizers, import_corpus, prepare_raw, prepare_rows, repair
-from data.progress import say
 from data.records import Window
-from data.sampler import QuerySampler
 from data.store import Corpus, PreparedSet, read_manifest
 from data.tokenizing import TokenIds, word_tokenizer
 from data.units import source_fingerprint
@@ -31,7 +26,7 @@ from index_workers.service import IndexService, IndexSettings
 from index_workers.version_store import BuildPlan, VersionStore, weights_sha256
 from models.caching_lm import CachingLM
 from models.encoder import TOKENS_PER_BATCH, Encoder
-from models.hardware import TOKENS_PER_PASS_GPU, multiplies_bfloat16, resolve_dtype
+from models.hardware import TOKENS_PER_PASS_GPU, resolve_dtype
 from models.hf_lm import load_tokenizer
 from models.http_lm import HttpLM, ServerSpec
 from models.packaged import resolve_encoder_path, resolve_lm_path
@@ -41,13 +36,9 @@ from models.scorer_pool import LMSpec, ScorerPool
 from models.server_probe import connect
 from models.spending import Spending
 from models.stand_in_lm import WORD
-from train.callbacks import Checkpointer, JsonLinesLogger, StepBoundary, StepProgress, TemperatureCheck
-from train.module import LossSettings, LSRModule, OptimizerSettings
-from train.pipeline import BatchPipeline, IndexState
+from train.pipeline import IndexState
 from train.ray_pool import RayPool
-from train.refresh import RefreshController, RefreshPolicy
 from train.rerank import LIVE_OVERRETRIEVE, LiveReranker, Search
-from train.run_dir import RunDirectory
 
 ROW_KEYS = ("corpus", "queries", "heldout")
 RAW_KEYS = (
@@ -129,6 +120,12 @@ def load_encoder(config: Config, path: str | Path | None = None) -> Encoder:
     """The retriever of the configuration, or another one of its kind."""
     folder = str(path) if path is not None else resolve_encoder_path(config.retriever.path)
     return Encoder(folder, config.retriever.similarity.value, config.retriever.max_tokens)
+
+
+def encoder_location(config: Config) -> str:
+    """What `load_encoder` reads by default; an absolute path where it is a folder, for processes elsewhere."""
+    location = resolve_encoder_path(config.retriever.path)
+    return str(Path(location).absolute()) if Path(location).exists() else location
 
 
 def prepared_set(config: Config, default_out: Path) -> PreparedSet:
@@ -311,104 +308,11 @@ def build_version(config: Config, encoder: Encoder, data: Corpus, index: IndexSe
     index.prepare(at.version)
 
 
-def loss_settings(config: Config) -> LossSettings:
-    loss = config.loss
-    return LossSettings(loss.gamma, loss.beta, loss.lm_score.value, loss.direction.value)
-
-
-def lsr_module(config: Config, encoder: Encoder, data: PreparedSet) -> LSRModule:
-    train = config.train
-    if config.loss.lm_score is LMScore.probability:
-        say("warning: loss.lm_score=probability underflows beyond a few tokens and makes Q uniform; try mean_logprob")
-    optimizer = OptimizerSettings(
-        train.optimizer.value, train.lr, train.weight_decay, train.warmup_ratio, train.max_steps
-    )
-    return LSRModule(
-        encoder, data.queries, data.corpus, loss_settings(config), optimizer, config.retriever.dropout, config.seed
-    )
-
-
-def batch_pipeline(config: Config, module: LSRModule, data: PreparedSet, workers: Workers) -> BatchPipeline:
-    search = document_search(config, module.encoder, data, workers.index)
-    return BatchPipeline(
-        sampler=QuerySampler(len(data.queries), config.train.batch_size, config.seed),
-        queries=data.queries,
-        corpus=data.corpus,
-        encode=module.encode_queries,
-        search=search,
-        score=workers.lm.submit_sums,
-        template=workers.template,
-        k=config.retrieve.k,
-        exclude_own_source=config.retrieve.exclude_own_source,
-        depth=config.train.pipeline_depth,
-        max_steps=config.train.max_steps,
-    )
-
-
 def document_search(config: Config, encoder: Encoder, data: PreparedSet, index: IndexService) -> Search:
     """The index's answer, or the live encoder's order of it."""
     if config.index.rerank is not Rerank.live:
         return index.search
     return LiveReranker(index.search, encoder.encode, data.corpus, config.index.overretrieve or LIVE_OVERRETRIEVE)
-
-
-def refresh_controller(config: Config, module: LSRModule, data: PreparedSet, workers: Workers) -> RefreshController:
-    lag = None if config.refresh.adopt is Adopt.when_ready else refresh_lag(config)
-    policy = RefreshPolicy(config.refresh.every_steps, lag, max_index_age(config), config.train.max_steps)
-    store = workers.index.store
-    return RefreshController(
-        workers.index, policy, lambda index: publish_snapshot(config, module.encoder, data, store, index)
-    )
-
-
-def trainer(
-    config: Config, run: RunDirectory, refresh: RefreshController, pipeline: BatchPipeline, workers: Workers
-) -> pl.Trainer:
-    """Lightning's trainer with our callbacks, in the order they act."""
-    train = config.train
-    checkpointer = Checkpointer(
-        run, config.checkpoint.every_steps, config.checkpoint.keep_last, refresh, VersionStore(run.index).remove_all_but
-    )
-    return pl.Trainer(
-        accelerator=train.accelerator.value,
-        devices=1,
-        precision="bf16-mixed" if _uses_bf16(config) else "32-true",
-        max_steps=train.max_steps,
-        max_epochs=1,
-        gradient_clip_val=train.gradient_clip,
-        log_every_n_steps=train.log_every_steps,
-        logger=_loggers(config, run),
-        callbacks=[
-            StepBoundary(refresh, pipeline, lambda: _lm_metrics(workers)),
-            TemperatureCheck(pipeline, loss_settings(config)),
-            StepProgress(train.max_steps),
-            checkpointer,
-        ],
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=run.path,
-        plugins=[LightningEnvironment()],  # under SLURM too this is one process of ours, not a rank that srun made
-        num_sanity_val_steps=0,
-    )
-
-
-def _lm_metrics(workers: Workers) -> dict[str, float]:
-    return {**workers.pool.metrics(), **workers.lm.metrics(), "truncated": float(workers.template.num_truncated)}
-
-
-def _uses_bf16(config: Config) -> bool:
-    name = config.train.precision.value
-    return name == "bf16_mixed" or (name == "auto" and multiplies_bfloat16())
-
-
-def _loggers(config: Config, run: RunDirectory) -> list:
-    loggers: list = [JsonLinesLogger(run.metrics)]
-    if config.wandb.mode.value != "off":
-        from train.wandb_logger import wandb_logger
-
-        loggers.append(wandb_logger(config, run))
-    return loggers
 
 
 def _tokens_per_pass(config: Config) -> int:

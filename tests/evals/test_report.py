@@ -28,10 +28,10 @@ METRICS = [
         "train/loss": 1.0 / step,
         "lm/entropy": 2.0,
         "retriever/entropy": 2.2,
-        "retriever/agreement": 0.5,
+        "retriever/rank_correlation": 0.5,
         "index/age_steps": step % 4,
         "time/step_seconds": 2.0,
-        "pipeline/wait_seconds": 0.5,
+        "time/wait_scores_seconds": 0.5,
         "index/swapped": float(step % 4 == 0),
         "index/swap_ms": 3.0 if step % 4 == 0 else 0.0,
     }

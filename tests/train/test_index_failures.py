@@ -30,8 +30,10 @@ from index_workers.service import IndexService, IndexSettings
 from index_workers.version_store import BuildPlan, Missing, VersionStore
 from models.encoder import Encoder
 from train import wiring
+from train.fitting import refresh_controller
 from train.pipeline import IndexState
 from train.refresh import RefreshController, StaleIndexError
+from train.step_clock import StepClock
 
 ROOT = Path(__file__).parent.parent.parent
 TEXTS = ["some words of a query", "others that are not the same"]
@@ -85,7 +87,9 @@ class Trainer:
 
     def new_control(self) -> RefreshController:
         workers = SimpleNamespace(index=self.service)
-        return wiring.refresh_controller(self.config, SimpleNamespace(encoder=self.encoder), self.data, workers)
+        self.config.evaluate.refresh_windows = 0  # there is no LM
+        parts = (self.config, SimpleNamespace(encoder=self.encoder), self.data, workers)
+        return refresh_controller(*parts, StepClock(), settle=lambda: None, check=lambda: None)
 
     def step_to(self, *steps: int) -> None:
         """A boundary, then what training does to the weights."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from configs.schema import Config
+from data.datamodule import Position
 from data.records import SearchResult
 from data.sampler import QuerySampler
 from data.store import PreparedSet
@@ -15,9 +16,12 @@ from models.black_box_lm import ContinuationScore
 from models.prompt import PromptTemplate
 from models.stand_in_lm import StandInLM
 from train import wiring
+from train.fitting import lsr_module
+from train.futures import InlineExecutor
 from train.loss import log_likelihood, lsr_loss
 from train.module import LSRModule, OptimizerSettings, learning_rate_factor
 from train.pipeline import BatchPipeline, IndexState, ScoreError
+from train.step_clock import StepClock
 
 
 class InlineLM(StandInLM):
@@ -42,7 +46,7 @@ def data(debug_config: Config, tmp_path: Path) -> PreparedSet:
 @pytest.fixture
 def module(debug_config: Config, data: PreparedSet) -> LSRModule:
     torch.manual_seed(0)
-    return wiring.lsr_module(debug_config, wiring.load_encoder(debug_config), data)
+    return lsr_module(debug_config, wiring.load_encoder(debug_config), data)
 
 
 def pipeline_for(module: LSRModule, data: PreparedSet, lm: InlineLM, depth: int = 0, steps: int = 3) -> BatchPipeline:
@@ -55,7 +59,7 @@ def pipeline_for(module: LSRModule, data: PreparedSet, lm: InlineLM, depth: int 
 
     pipeline = BatchPipeline(
         QuerySampler(len(data.queries), 4, 0), data.queries, data.corpus, module.encode_queries, search,
-        lm.submit_sums, PromptTemplate("\n"), 5, depth, steps,
+        lm.submit_sums, PromptTemplate("\n"), 5, depth, steps, InlineExecutor(), StepClock(),
     )  # fmt: skip
     module.attach(pipeline)
     return pipeline
@@ -64,7 +68,7 @@ def pipeline_for(module: LSRModule, data: PreparedSet, lm: InlineLM, depth: int 
 def one_step(module: LSRModule) -> torch.Tensor:
     module.log_dict = lambda *args, **kwargs: None
     optimizer = module.configure_optimizers()["optimizer"]
-    loss = module.training_step(0, 0)
+    loss = module.training_step(Position(0), 0)
     loss.backward()
     optimizer.step()
     return loss

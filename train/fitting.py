@@ -1,0 +1,345 @@
+"""One fit: from a configuration to what Lightning's trainer is made of, on rank 0 and on the others.
+
+Rank 0 has the pipeline, the refreshes and the files; the others have the module, the data and a feed.
+"""
+
+import logging
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.loggers.logger import Logger
+from pytorch_lightning.plugins.environments import LightningEnvironment
+from pytorch_lightning.strategies import DDPStrategy
+
+from configs.errors import Interrupted
+from configs.rules import max_index_age, refresh_lag
+from configs.schema import Adopt, Config, LMScore, Rerank
+from data.datamodule import StepDataModule
+from data.progress import say
+from data.sampler import QuerySampler
+from data.store import PreparedSet
+from evals.language_modelling import Choice, ensemble_bits, num_bytes
+from evals.metrics import bits_per_byte
+from index_workers.service import Refreshed
+from models.encoder import Encoder
+from models.hardware import available_cores, multiplies_bfloat16
+from train import wiring
+from train.callbacks import (
+    BestRetriever,
+    Checkpointer,
+    JsonLinesLogger,
+    PublishCheckpoint,
+    StepBoundary,
+    StepProgress,
+    TemperatureCheck,
+)
+from train.feed import PATIENCE, ReceivingFeed, SendingFeed
+from train.futures import InlineExecutor, in_background
+from train.interruption import Interruption
+from train.module import LossSettings, LSRModule, OptimizerSettings
+from train.pipeline import BatchPipeline
+from train.ranks import OtherRanks, RankEnvironment, other_ranks
+from train.refresh import RefreshController, RefreshPolicy
+from train.resources import num_ranks, trains_on_gpu
+from train.run_dir import CheckpointMark, RunDirectory
+from train.step_clock import StepClock
+from train.wiring import Workers
+
+
+@dataclass(frozen=True)
+class RankJob:
+    """All that another rank needs; paths are absolute, since it may run on another machine."""
+
+    config: Config
+    run: Path
+    prepared: Path
+    encoder: str
+    checkpoint: Path | None
+
+
+def fit(
+    config: Config,
+    run: RunDirectory,
+    data: PreparedSet,
+    workers: Workers,
+    module: LSRModule,
+    loggers: list[Logger],
+    interruption: Interruption,
+) -> int:
+    """Train from the newest whole checkpoint on; returns the number of the index version that comes after.
+
+    Raises Interrupted where a signal asked for it, RunError where the run cannot go on; both have saved the step.
+    """
+    newest = run.newest_checkpoint()
+    job = _rank_job(config, run, data, newest)
+    ranks, gpus = num_ranks(config), _gpus_of_a_rank(config)
+    threads = config.train.threads or available_cores()
+    with (
+        other_ranks(partial(fit_as_other_rank, job), ranks, gpus, threads) as others,
+        ThreadPoolExecutor(1, thread_name_prefix="retrieve") as background,
+    ):
+        parts = _Parts(config, run, data, workers, module, others, interruption, background)
+        with interruption.deferred():
+            _begin(run, parts.refresh, newest)
+            parts.trainer(loggers).fit(
+                module,
+                datamodule=StepDataModule(config.train.max_steps, config.train.micro_batches),
+                ckpt_path=newest.path if newest else None,
+                weights_only=True,
+            )
+        return parts.refresh.next_version()
+
+
+def _begin(run: RunDirectory, refresh: RefreshController, newest: CheckpointMark | None) -> None:
+    """Forget what is about to be done again; measure version 0 where all is new."""
+    run.forget_after(newest.step if newest else 0)
+    run.truncate_metrics(newest.step if newest else 0)
+    if newest:
+        say(f"resuming at step {newest.step}")
+    else:
+        refresh.start()
+
+
+class _Parts:
+    """Rank 0's parts, which know each other."""
+
+    def __init__(
+        self,
+        config: Config,
+        run: RunDirectory,
+        data: PreparedSet,
+        workers: Workers,
+        module: LSRModule,
+        others: OtherRanks,
+        interruption: Interruption,
+        background: Executor,
+    ) -> None:
+        def check() -> None:
+            interruption.check()
+            others.check()
+
+        self._config, self._run, self._workers, self._others = config, run, workers, others
+        self._check, self._clock = check, StepClock()
+        self.pipeline = batch_pipeline(config, module, data, workers, background, self._clock, check)
+        self.refresh = refresh_controller(config, module, data, workers, self._clock, self.pipeline.settle, check)
+        self._feed = SendingFeed(self.pipeline) if others.num_others else None
+        module.attach(self._feed or self.pipeline)
+
+    def trainer(self, loggers: list[Logger]) -> pl.Trainer:
+        """Callbacks in the order they act."""
+        store = self._workers.index.store
+        stop_others = self._feed.stop if self._feed else lambda reason: None
+        publish = PublishCheckpoint(
+            self._run, self._config.checkpoint.keep_last, self.refresh, store.remove_all_but, stop_others
+        )
+        best = BestRetriever(self._run, store.encoder_folder)
+        callbacks = [
+            StepBoundary(self.refresh, self.pipeline, best, self._clock, self._lm_metrics, self._check),
+            TemperatureCheck(self.pipeline, loss_settings(self._config)),
+            StepProgress(self._config.train.max_steps),
+            Checkpointer(self._run, self._config.checkpoint.every_steps, self._clock, publish),
+        ]
+        return _trainer(self._config, self._run.path, callbacks, loggers, self._others.environment)
+
+    def _lm_metrics(self) -> dict[str, float]:
+        workers = self._workers
+        counts = {"truncated": float(workers.template.num_truncated)}
+        return {**workers.pool.metrics(), **workers.lm.metrics(), **counts}
+
+
+def fit_as_other_rank(job: RankJob, environment: RankEnvironment) -> None:
+    """What the actors of `ranks` run: the same fit, fed by rank 0. Returns also where rank 0 ended it early."""
+    quieten_lightning()
+    torch.set_num_threads(job.config.train.threads or available_cores())
+    data, run = PreparedSet(job.prepared), RunDirectory(job.run)
+    module = lsr_module(job.config, wiring.load_encoder(job.config, job.encoder), data)
+    module.attach(ReceivingFeed())
+    checkpointer = Checkpointer(run, job.config.checkpoint.every_steps, StepClock(), publish=None)
+    trainer = _trainer(job.config, job.run, [checkpointer], [], environment)
+    with suppress(Interrupted):  # rank 0 says so to the user
+        trainer.fit(
+            module,
+            datamodule=StepDataModule(job.config.train.max_steps, job.config.train.micro_batches),
+            ckpt_path=job.checkpoint,
+            weights_only=True,
+        )
+
+
+def quieten_lightning() -> None:
+    """Its banners and advice are about choices that are meant here: eval mode without dropout, a sized iterable."""
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="(pytorch_lightning|lightning_fabric)")
+
+
+def loss_settings(config: Config) -> LossSettings:
+    loss = config.loss
+    return LossSettings(loss.gamma, loss.beta, loss.lm_score.value, loss.direction.value)
+
+
+def lsr_module(config: Config, encoder: Encoder, data: PreparedSet) -> LSRModule:
+    train = config.train
+    if config.loss.lm_score is LMScore.probability:
+        say("warning: loss.lm_score=probability underflows beyond a few tokens and makes Q uniform; try mean_logprob")
+    encoder.prepare_training(config.retriever.dropout, train.gradient_checkpointing, train.compile)
+    optimizer = OptimizerSettings(
+        train.optimizer.value, train.lr, train.weight_decay, train.warmup_ratio, train.max_steps
+    )
+    return LSRModule(encoder, data.queries, data.corpus, loss_settings(config), optimizer, config.seed)
+
+
+def batch_pipeline(
+    config: Config,
+    module: LSRModule,
+    data: PreparedSet,
+    workers: Workers,
+    background: Executor,
+    clock: StepClock,
+    check: Callable[[], None],
+) -> BatchPipeline:
+    is_live = config.index.rerank is Rerank.live
+    return BatchPipeline(
+        sampler=QuerySampler(len(data.queries), config.train.batch_size, config.seed),
+        queries=data.queries,
+        corpus=data.corpus,
+        encode=module.encode_queries,
+        search=wiring.document_search(config, module.encoder, data, workers.index),
+        score=workers.lm.submit_sums,
+        template=workers.template,
+        k=config.retrieve.k,
+        depth=config.train.pipeline_depth,
+        max_steps=config.train.max_steps,
+        executor=InlineExecutor() if is_live else background,  # live: its weights are those of the boundary
+        clock=clock,
+        check=check,
+        exclude_own_source=config.retrieve.exclude_own_source,
+    )
+
+
+def refresh_controller(
+    config: Config,
+    module: LSRModule,
+    data: PreparedSet,
+    workers: Workers,
+    clock: StepClock,
+    settle: Callable[[], None],
+    check: Callable[[], None],
+) -> RefreshController:
+    lag = None if config.refresh.adopt is Adopt.when_ready else refresh_lag(config)
+    policy = RefreshPolicy(config.refresh.every_steps, lag, max_index_age(config), config.train.max_steps)
+    publish = partial(wiring.publish_snapshot, config, module.encoder, data, workers.index.store)
+    measure = partial(measure_heldout, config, data, workers)
+    return RefreshController(workers.index, policy, publish, measure, clock, settle, check)
+
+
+def measure_heldout(
+    config: Config, data: PreparedSet, workers: Workers, version: int, ready: "Future[Refreshed]"
+) -> "Future[float | None]":
+    """Bits per byte of the last held-out texts with the documents of a version, once it is ready, in the background.
+
+    The last ones, since the table at the end begins with the first.
+    """
+    count = min(config.evaluate.refresh_windows, len(data.heldout))
+
+    def measure() -> float | None:
+        ready.result()
+        return heldout_bpb(config, data, workers, version, count) if count else None
+
+    return in_background(measure, "held-out")
+
+
+def heldout_bpb(config: Config, data: PreparedSet, workers: Workers, version: int, count: int) -> float:
+    """Bits per byte of the last `count` held-out texts, given the documents that a version and its weights find."""
+    windows = data.heldout.windows(range(len(data.heldout) - count, len(data.heldout)))
+    encoder = wiring.load_encoder(config, workers.index.store.encoder_folder(version))
+    vectors = encoder.encode([window.context for window in windows]).numpy()
+    exclude = [window.source for window in windows] if config.retrieve.exclude_own_source else None
+    search = wiring.document_search(config, encoder, data, workers.index)
+    found = search(version, vectors, config.evaluate.k, exclude)
+    choice = Choice(found.doc_rows, found.similarities)
+    bits = ensemble_bits(workers.lm, data.corpus, windows, choice, workers.template)
+    return float(bits_per_byte(bits, np.asarray(num_bytes(windows))))
+
+
+def _trainer(
+    config: Config, folder: Path, callbacks: list[pl.Callback], loggers: list[Logger], environment: RankEnvironment
+) -> pl.Trainer:
+    train, ranks = config.train, environment.world_size()
+    on_gpu = trains_on_gpu(config, torch.cuda.is_available())
+    return pl.Trainer(
+        accelerator="gpu" if on_gpu else "cpu",
+        devices=[environment.device] if on_gpu else 1,
+        num_nodes=ranks,
+        strategy=_ddp(environment, on_gpu) if ranks > 1 else "auto",
+        precision="bf16-mixed" if _uses_bf16(config) else "32-true",
+        max_steps=train.max_steps,
+        max_epochs=1,
+        accumulate_grad_batches=train.micro_batches,
+        gradient_clip_val=train.gradient_clip,
+        log_every_n_steps=train.log_every_steps,
+        logger=loggers or False,
+        callbacks=callbacks,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        # Under SLURM too one rank is a process of ours, not one that srun made.
+        plugins=[] if ranks > 1 else [LightningEnvironment()],
+        num_sanity_val_steps=0,
+    )
+
+
+def _ddp(environment: RankEnvironment, on_gpu: bool) -> DDPStrategy:
+    return DDPStrategy(
+        cluster_environment=environment,
+        process_group_backend="nccl" if on_gpu else "gloo",
+        timeout=PATIENCE,
+        broadcast_buffers=False,  # the encoder has none that training changes
+    )
+
+
+def _gpus_of_a_rank(config: Config) -> float:
+    return min(1.0, float(config.resources.train)) if trains_on_gpu(config, torch.cuda.is_available()) else 0.0
+
+
+def _rank_job(config: Config, run: RunDirectory, data: PreparedSet, newest: CheckpointMark | None) -> RankJob:
+    return RankJob(
+        config,
+        run.path.absolute(),
+        data.folder.absolute(),
+        wiring.encoder_location(config),
+        newest.path.absolute() if newest else None,
+    )
+
+
+def _uses_bf16(config: Config) -> bool:
+    name = config.train.precision.value
+    return name == "bf16_mixed" or (name == "auto" and multiplies_bfloat16())
+
+
+def loggers_of(config: Config, run: RunDirectory) -> list[Logger]:
+    """metrics.jsonl always; W&B and TensorBoard where they are asked for."""
+    loggers: list[Logger] = [JsonLinesLogger(run.metrics)]
+    if config.train.tensorboard:
+        loggers.append(TensorBoardLogger(run.path, name="", version="tensorboard"))
+    if config.wandb.mode.value != "off":
+        from train.wandb_logger import wandb_logger
+
+        loggers.append(wandb_logger(config, run))
+    return loggers
+
+
+def publish(config: Config, loggers: list[Logger], run: RunDirectory, results: dict) -> None:
+    """The table and the tuned retriever, where others than this machine look."""
+    if config.wandb.mode.value != "off":
+        from train.wandb_logger import publish_results
+
+        publish_results(loggers, run, results)

@@ -1,0 +1,65 @@
+"""Pre-emption: what SIGTERM and SIGUSR1 do to a run.
+
+Outside the training steps everything that counts is on disk already, so the process ends at once. Between
+them the signal is remembered; the next boundary, or the wait that is under way, raises, and the step is saved.
+"""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from types import FrameType
+from typing import TypeVar
+
+from configs.errors import Interrupted
+
+Result = TypeVar("Result")
+
+EXIT_STATUS = 75  # EX_TEMPFAIL: the same command goes on
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+LOOK_SECONDS = 0.2  # between two looks at the signal, and at what else may end a wait
+
+
+class Interruption:
+    """One for a process. `check` raises Interrupted once a signal came while it was `deferred`."""
+
+    def __init__(self) -> None:
+        self._is_deferred = False
+        self._asked: int | None = None
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Take the place of whoever handles the signals; Ray's own handler raises where it may be swallowed."""
+        before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """While the block runs a signal waits for `check`."""
+        self._is_deferred = True
+        try:
+            yield
+        finally:
+            self._is_deferred = False
+
+    def check(self) -> None:
+        if self._asked is not None:
+            raise Interrupted(f"interrupted by {signal.Signals(self._asked).name}; the same command goes on")
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Further signals change nothing: a job's script and SLURM itself may both send one."""
+        if not self._is_deferred:
+            os._exit(EXIT_STATUS)
+        self._asked = number
+
+
+def wait_for(future: "Future[Result]", check: Callable[[], None]) -> Result:
+    """The future's result; `check` is called all the while, and what it raises ends the wait."""
+    while not wait([future], timeout=LOOK_SECONDS).done:
+        check()
+    return future.result()

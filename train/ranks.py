@@ -1,0 +1,185 @@
+"""The trainer's other ranks: Ray actors that run the same fit, joined by Lightning's DDP.
+
+Rank 0 is the process that was started; it alone retrieves, scores, refreshes and writes. Ray finds the places, on
+whichever node, so one command trains on one machine or many. Each rank counts as a node of its own for Lightning,
+which then need not know how many there are on which machine.
+"""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+import torch.distributed as dist
+from pytorch_lightning.plugins.environments import ClusterEnvironment
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from configs.errors import RunError
+from data.progress import say
+from models.scorer_pool import thread_env
+
+LOOK_SECONDS = 1.0
+NOTICE_SECONDS = 60.0  # for rank 0 to notice by its connection that another died; a GPU's may not tell
+FINISH_SECONDS = 120.0  # for the others to end after rank 0 did
+
+
+class RankDied(RuntimeError):
+    """Another rank ended: nothing can be saved together any more, the newest checkpoint is what counts."""
+
+
+class RankEnvironment(ClusterEnvironment):
+    """Who this process is among the ranks, told by rank 0; `device` is its GPU among those that it sees."""
+
+    def __init__(self, rank: int, ranks: int, address: str, port: int, device: int = 0) -> None:
+        super().__init__()
+        self._rank, self._ranks, self._address, self._port = rank, ranks, address, port
+        self.device = device
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        return True
+
+    @property
+    def main_address(self) -> str:
+        return self._address
+
+    @property
+    def main_port(self) -> int:
+        return self._port
+
+    @staticmethod
+    def detect() -> bool:
+        return False
+
+    def world_size(self) -> int:
+        return self._ranks
+
+    def set_world_size(self, size: int) -> None:
+        assert size == self._ranks, f"{size} ranks, expected {self._ranks}"
+
+    def global_rank(self) -> int:
+        return self._rank
+
+    def set_global_rank(self, rank: int) -> None:
+        assert rank == self._rank, f"rank {rank}, expected {self._rank}"
+
+    def local_rank(self) -> int:
+        return 0
+
+    def node_rank(self) -> int:
+        return self._rank
+
+
+class TrainerRank:
+    """One of the other ranks; an actor where it is started."""
+
+    def run(self, fit: Callable[[RankEnvironment], None], environment: RankEnvironment) -> None:
+        fit(environment)
+
+
+class GPUHolder:
+    """Holds the place of rank 0 among the GPUs that Ray hands out."""
+
+    def gpu(self) -> int:
+        return int(ray.get_runtime_context().get_accelerator_ids()["GPU"][0])
+
+
+class OtherRanks:
+    """Ranks 1 and up, as rank 0 sees them."""
+
+    def __init__(self, fit: Callable[[RankEnvironment], None], ranks: int, gpus: float, threads: int) -> None:
+        address, port = ray.util.get_node_ip_address(), _free_port()
+        self._holder = _hold_gpu(gpus) if gpus else None
+        device = ray.get(self._holder.gpu.remote(), timeout=FINISH_SECONDS) if self._holder else 0
+        self.environment = RankEnvironment(0, ranks, address, port, device)
+        self.num_others = ranks - 1
+        actor = ray.remote(TrainerRank).options(num_cpus=1, num_gpus=gpus, runtime_env=thread_env(threads))
+        self._actors: list[Any] = [actor.remote() for _ in range(1, ranks)]
+        environments = [RankEnvironment(rank, ranks, address, port) for rank in range(1, ranks)]
+        self._fits = {
+            rank.run.remote(fit, environment): environment.global_rank()
+            for rank, environment in zip(self._actors, environments, strict=True)
+        }
+        self._closed = threading.Event()
+        if self._fits:
+            threading.Thread(target=self._watch, daemon=True, name="ranks").start()
+
+    def check(self) -> None:
+        """Raise RankDied where one has ended by an error."""
+        if problem := self._problem():
+            raise RankDied(problem)
+
+    def finish(self) -> None:
+        """Wait for the others, which end with rank 0."""
+        _, running = ray.wait(list(self._fits), num_returns=len(self._fits), timeout=FINISH_SECONDS)
+        if running:
+            raise RunError(f"trainer rank {self._fits[running[0]]} does not end ({FINISH_SECONDS:g} s after rank 0)")
+
+    def close(self) -> None:
+        self._closed.set()
+        for actor in self._actors:
+            ray.kill(actor)
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def explain(self, error: RuntimeError) -> RuntimeError:
+        """What a broken connection came from, given a moment to show itself."""
+        end = time.monotonic() + 10
+        while self._fits and time.monotonic() < end:
+            if problem := self._problem():
+                return RunError(f"{problem}; the same command goes on from the newest checkpoint")
+            time.sleep(0.2)
+        return error
+
+    def _problem(self) -> str | None:
+        done, _ = ray.wait(list(self._fits), num_returns=len(self._fits), timeout=0) if self._fits else ([], [])
+        for fit in done:
+            try:
+                ray.get(fit)
+            except RayError as error:
+                return f"trainer rank {self._fits[fit]} died: {_last_line(error)}"
+        return None
+
+    def _watch(self) -> None:
+        """End the process where a rank died and rank 0 waits for it for good."""
+        while not self._closed.wait(LOOK_SECONDS):
+            problem = self._problem()
+            if problem and not self._closed.wait(NOTICE_SECONDS):
+                say(f"replug: {problem}; rank 0 waits for it in vain and ends; the same command goes on")
+                os._exit(1)
+
+
+@contextmanager
+def other_ranks(fit: Callable[[RankEnvironment], None], ranks: int, gpus: float, threads: int) -> Iterator[OtherRanks]:
+    """Start ranks 1 to `ranks` - 1 on `fit`; raises RunError naming the rank whose death ended the block."""
+    others = OtherRanks(fit, ranks, gpus, threads)
+    try:
+        yield others
+        others.finish()
+    except RunError:
+        raise
+    except RuntimeError as error:  # what torch says of a lost connection, or RankDied
+        raise others.explain(error) from error
+    finally:
+        others.close()
+
+
+def _hold_gpu(gpus: float) -> Any:
+    """An actor that holds rank 0's share of a GPU on this machine for as long as it is referred to."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return ray.remote(GPUHolder).options(num_cpus=1, num_gpus=gpus, scheduling_strategy=here).remote()
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return int(listener.getsockname()[1])
+
+
+def _last_line(error: RayError) -> str:
+    return str(error).strip().splitlines()[-1].strip()
