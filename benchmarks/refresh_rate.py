@@ -47,7 +47,7 @@ def main() -> None:
         rows = run(Path(folder) / "run", arguments.steps, arguments.every)[3:]  # the first steps warm up
     print(machine)
     seconds = {
-        kind: [row["time/step_seconds"] for row in rows if row["time/refresh_under_way"] == kind] for kind in (0, 1)
+        kind: [row["time/step_seconds"] for row in rows if row["index/refresh_under_way"] == kind] for kind in (0, 1)
     }
     alone, meanwhile = (statistics.median(seconds[kind]) for kind in (0, 1))
     print(f"steps alone:            {len(seconds[0]):4d}, median {1000 * alone:.0f} ms")

@@ -128,6 +128,21 @@ def batch_from_state(state: dict[str, Any]) -> RetrievedBatch:
     return RetrievedBatch(**values)
 
 
+class OwnSettings(pl.Callback):
+    """Puts back what Lightning's set-up changes by itself."""
+
+    def __init__(self, install_signals: Callable[[], None], threads: int) -> None:
+        self._install_signals, self._threads = install_signals, threads
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._install_signals()  # its handler takes part in a collective from within a signal, which may never end
+        torch.set_num_threads(self._threads)  # with DDP it takes all cores, and other numbers give other last bits
+        # A resumed run has as many micro-batches as it is told now; its checkpoint may be of more ranks with fewer.
+        done = trainer.global_step * trainer.accumulate_grad_batches
+        progress = trainer.fit_loop.epoch_loop.batch_progress.current
+        progress.ready = progress.started = progress.processed = progress.completed = done
+
+
 class TemperatureCheck(pl.Callback):
     """Before the first step: do gamma and beta suit the scores of the batches already in flight?"""
 

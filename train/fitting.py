@@ -37,6 +37,7 @@ from train.callbacks import (
     BestRetriever,
     Checkpointer,
     JsonLinesLogger,
+    OwnSettings,
     PublishCheckpoint,
     StepBoundary,
     StepProgress,
@@ -44,7 +45,7 @@ from train.callbacks import (
 )
 from train.feed import PATIENCE, ReceivingFeed, SendingFeed
 from train.futures import InlineExecutor, in_background
-from train.interruption import Interruption
+from train.interruption import Interruption, ignore_signals
 from train.module import LossSettings, LSRModule, OptimizerSettings
 from train.pipeline import BatchPipeline
 from train.ranks import OtherRanks, RankEnvironment, other_ranks
@@ -82,9 +83,8 @@ def fit(
     newest = run.newest_checkpoint()
     job = _rank_job(config, run, data, newest)
     ranks, gpus = num_ranks(config), _gpus_of_a_rank(config)
-    threads = config.train.threads or available_cores()
     with (
-        other_ranks(partial(fit_as_other_rank, job), ranks, gpus, threads) as others,
+        other_ranks(partial(fit_as_other_rank, job), ranks, gpus, _threads(config)) as others,
         ThreadPoolExecutor(1, thread_name_prefix="retrieve") as background,
     ):
         parts = _Parts(config, run, data, workers, module, others, interruption, background)
@@ -128,7 +128,7 @@ class _Parts:
             others.check()
 
         self._config, self._run, self._workers, self._others = config, run, workers, others
-        self._check, self._clock = check, StepClock()
+        self._interruption, self._check, self._clock = interruption, check, StepClock()
         self.pipeline = batch_pipeline(config, module, data, workers, background, self._clock, check)
         self.refresh = refresh_controller(config, module, data, workers, self._clock, self.pipeline.settle, check)
         self._feed = SendingFeed(self.pipeline) if others.num_others else None
@@ -143,6 +143,7 @@ class _Parts:
         )
         best = BestRetriever(self._run, store.encoder_folder)
         callbacks = [
+            OwnSettings(self._interruption.install, _threads(self._config)),
             StepBoundary(self.refresh, self.pipeline, best, self._clock, self._lm_metrics, self._check),
             TemperatureCheck(self.pipeline, loss_settings(self._config)),
             StepProgress(self._config.train.max_steps),
@@ -159,12 +160,14 @@ class _Parts:
 def fit_as_other_rank(job: RankJob, environment: RankEnvironment) -> None:
     """What the actors of `ranks` run: the same fit, fed by rank 0. Returns also where rank 0 ended it early."""
     quieten_lightning()
-    torch.set_num_threads(job.config.train.threads or available_cores())
+    torch.set_num_threads(_threads(job.config))
     data, run = PreparedSet(job.prepared), RunDirectory(job.run)
     module = lsr_module(job.config, wiring.load_encoder(job.config, job.encoder), data)
     module.attach(ReceivingFeed())
     checkpointer = Checkpointer(run, job.config.checkpoint.every_steps, StepClock(), publish=None)
-    trainer = _trainer(job.config, job.run, [checkpointer], [], environment)
+    trainer = _trainer(
+        job.config, job.run, [OwnSettings(ignore_signals, _threads(job.config)), checkpointer], [], environment
+    )
     with suppress(Interrupted):  # rank 0 says so to the user
         trainer.fit(
             module,
@@ -304,6 +307,10 @@ def _ddp(environment: RankEnvironment, on_gpu: bool) -> DDPStrategy:
         timeout=PATIENCE,
         broadcast_buffers=False,  # the encoder has none that training changes
     )
+
+
+def _threads(config: Config) -> int:
+    return config.train.threads or available_cores()
 
 
 def _gpus_of_a_rank(config: Config) -> float:

@@ -31,12 +31,17 @@ class Interruption:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Take the place of whoever handles the signals; Ray's own handler raises where it may be swallowed."""
-        before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        before = {number: signal.getsignal(number) for number in SIGNALS}
+        self.install()
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def install(self) -> None:
+        for number in SIGNALS:
+            signal.signal(number, self._on_signal)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
@@ -56,6 +61,12 @@ class Interruption:
         if not self._is_deferred:
             os._exit(EXIT_STATUS)
         self._asked = number
+
+
+def ignore_signals() -> None:
+    """For a process that ends with the one that was started: only that one decides."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def wait_for(future: "Future[Result]", check: Callable[[], None]) -> Result:

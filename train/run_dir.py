@@ -51,6 +51,7 @@ MAY_CHANGE = [
     "resources.train",
     "resources.score",
     "resources.index",
+    "train.micro_batches",
     "train.threads",
     "train.compile",
     "train.tensorboard",
