@@ -1,0 +1,42 @@
+import pytest
+
+from configs.errors import UserError
+from train.planning.accelerators import ACCELERATORS, parse_devices
+
+
+def test_a_count_and_a_type_are_devices_in_any_spelling_of_the_type() -> None:
+    devices = parse_devices("8xa100")
+    assert (str(devices), devices.count, devices.nodes) == ("8xA100", 8, 1)
+
+
+def test_eight_gpus_make_a_node_where_nobody_says_otherwise() -> None:
+    assert parse_devices("64xH100").nodes == 8
+    assert parse_devices("64xH100", nodes=16).nodes == 16
+    assert parse_devices("64xcpu").nodes == 1
+
+
+@pytest.mark.parametrize("text", ["8A100", "0xA100", "xA100", "8x", "-1xA100", "1.5xA100", ""])
+def test_a_malformed_count_is_an_error_that_shows_the_form(text: str) -> None:
+    with pytest.raises(UserError, match=r"--gpus is .*expected COUNTxTYPE.*8xA100"):
+        parse_devices(text)
+
+
+def test_an_unknown_type_is_an_error_that_lists_the_known_ones() -> None:
+    with pytest.raises(UserError, match=r"--gpus is '8xB9000': 'B9000' is unknown; expected one of A100, .*cpu"):
+        parse_devices("8xB9000")
+    with pytest.raises(UserError, match="did you mean RTX4090"):
+        parse_devices("8xRTX409")
+
+
+def test_nodes_that_do_not_divide_the_gpus_are_an_error() -> None:
+    with pytest.raises(UserError, match="--nodes is 3; expected a divisor of the 8 devices"):
+        parse_devices("8xA100", nodes=3)
+    with pytest.raises(UserError, match="--nodes is 0"):
+        parse_devices("8xA100", nodes=0)
+
+
+def test_auto_is_bfloat16_only_where_it_is_native() -> None:
+    assert ACCELERATORS["A100"].resolve_dtype("auto") == "bfloat16"
+    assert ACCELERATORS["V100"].resolve_dtype("auto") == "float32"
+    assert ACCELERATORS["V100"].peak("float16") == 125e12
+    assert ACCELERATORS["V100"].peak(ACCELERATORS["V100"].resolve_dtype("bf16_mixed")) == 15.7e12

@@ -1,0 +1,87 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from configs.errors import UserError
+from train.planning.model_sizes import encoder_size, lm_size
+
+PUBLISHED = {  # millions of parameters, as their model cards have them
+    "gpt2": 124.4,
+    "gpt2-xl": 1557.6,
+    "facebook/opt-6.7b": 6658.5,
+    "bigscience/bloom-7b1": 7069.0,
+    "EleutherAI/pythia-6.9b-deduped": 6857.3,
+    "meta-llama/Llama-2-7b-hf": 6738.4,
+    "meta-llama/Llama-3.1-8B-Instruct": 8030.3,
+    "mistralai/Mistral-7B-v0.1": 7241.7,
+    "Qwen/Qwen2.5-7B-Instruct": 7615.6,
+    "Qwen/Qwen3-0.6B": 596.0,
+    "HuggingFaceTB/SmolLM2-135M-Instruct": 134.5,
+    "package:smollm2": 134.5,
+}
+
+
+@pytest.mark.parametrize(("name", "millions"), PUBLISHED.items())
+def test_an_lm_has_the_parameters_of_its_model_card(name: str, millions: float) -> None:
+    assert lm_size(name).parameters / 1e6 == pytest.approx(millions, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("facebook/contriever", 108.9),
+        ("bert-large-uncased", 334.0),
+        ("package:minilm", 22.6),
+        ("BAAI/bge-small-en-v1.5", 33.4),
+    ],
+)
+def test_an_encoder_has_the_parameters_of_its_model_card(name: str, millions: float) -> None:
+    assert encoder_size(name).parameters / 1e6 == pytest.approx(millions, rel=0.01)
+
+
+def test_the_layers_of_contriever_are_the_85_million_of_the_design() -> None:
+    assert encoder_size("facebook/contriever").layer_parameters == pytest.approx(85e6, rel=0.002)
+
+
+def test_a_local_config_gives_the_size_of_an_unknown_model(tmp_path: Path) -> None:
+    fields = {"hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3}
+    fields |= {"intermediate_size": 1536, "vocab_size": 49152, "tie_word_embeddings": True}
+    rope = {"hidden_act": "silu", "rope_parameters": {}, "max_position_embeddings": 8192}
+    (tmp_path / "config.json").write_text(json.dumps({**fields, **rope}))
+    assert lm_size(str(tmp_path)).parameters == lm_size("package:smollm2").parameters
+
+
+def test_a_config_of_gpt2s_names_is_read_too(tmp_path: Path) -> None:
+    fields = {"n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert lm_size(str(tmp_path)).parameters == lm_size("gpt2").parameters
+
+
+def test_a_config_without_layers_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8, "num_attention_heads": 2, "vocab_size": 9}))
+    with pytest.raises(UserError, match=r"config\.json has none of num_hidden_layers.*--lm-parameters"):
+        lm_size(str(tmp_path))
+
+
+def test_a_parameter_count_gives_a_model_of_usual_proportions() -> None:
+    size = lm_size("in-house", 6.7e9)
+    assert (size.layers, size.hidden, size.parameters) == (32, 4096, 6_700_000_000)
+    assert encoder_size("in-house", 110e6).hidden == 768
+
+
+def test_an_unknown_model_is_an_error_that_says_how_to_give_its_size() -> None:
+    with pytest.raises(UserError, match=r"lm\.path: the size of 'acme/lm' is not known.*--lm-parameters 7e9"):
+        lm_size("acme/lm")
+    with pytest.raises(UserError, match=r"retriever\.path: .*--retriever-parameters 110e6"):
+        encoder_size("acme/encoder")
+
+
+def test_an_absurd_parameter_count_is_an_error() -> None:
+    with pytest.raises(UserError, match="--lm-parameters is 7; expected"):
+        lm_size("in-house", 7)
+
+
+def test_the_stand_in_sleeps_as_long_as_its_name_says() -> None:
+    assert lm_size("stand_in:0.25").seconds_per_call == 0.25
+    assert lm_size("stand_in").seconds_per_call == 0

@@ -1,0 +1,90 @@
+import pytest
+
+from configs.errors import UserError
+from configs.schema import Config
+from train.planning.accelerators import parse_devices
+from train.planning.estimate import job_of
+from train.planning.split import best_split, estimate_split, fitting_splits, given_split
+
+
+@pytest.fixture
+def short(paper: Config) -> Config:
+    """The paper's run in a tenth of the steps with a corpus to match: the same shares of the work, sooner simulated."""
+    paper.train.max_steps, paper.refresh.every_steps, paper.refresh.lag_steps = 2500, 300, 100
+    paper.data.num_documents = 3_600_000
+    return paper
+
+
+def test_the_best_of_eight_gives_most_gpus_to_scoring(short: Config) -> None:
+    found = best_split(job_of(short), parse_devices("8xA100"))
+    counts = found.split.by_role()
+    assert sum(counts.values()) == 8
+    assert counts["score"] >= 5
+    assert counts["train"] <= 1
+
+
+def test_no_other_split_ends_sooner(short: Config) -> None:
+    job, devices = job_of(short), parse_devices("4xA100")
+    best = best_split(job, devices)
+    walls = [estimate_split(job, devices, split).outcome.wall for split in fitting_splits(job, devices)]
+    assert best.outcome.wall == min(walls)
+
+
+def test_more_gpus_never_take_longer(short: Config) -> None:
+    job = job_of(short)
+    walls = [best_split(job, parse_devices(f"{count}xA100")).outcome.wall for count in (1, 2, 4, 8, 64)]
+    assert walls == sorted(walls, reverse=True)
+
+
+def test_one_gpu_is_shared_in_turns(short: Config) -> None:
+    short.data.num_documents = 360_000
+    found = best_split(job_of(short), parse_devices("1xH200"))
+    assert found.split.shared == ("score", "embed", "train")
+    assert found.split.by_role() == {role: pytest.approx(1 / 3) for role in ("score", "embed", "train")}
+    total = sum(found.hours.values()) + short.train.max_steps * found.durations.encode / 3600
+    assert found.outcome.wall / 3600 == pytest.approx(total, rel=0.01)
+
+
+def test_two_gpus_let_the_busiest_role_have_one_for_itself(short: Config) -> None:
+    split = best_split(job_of(short), parse_devices("2xA100")).split
+    assert split.shared == ("embed", "train")
+    assert split.by_role() == {"score": 1, "embed": 0.5, "train": 0.5}
+
+
+def test_an_lm_larger_than_a_gpu_takes_several_for_each_replica(short: Config) -> None:
+    short.lm.path = "llama-2-70b"
+    found = best_split(job_of(short), parse_devices("16xA100"))
+    assert found.split.gpus_per_replica == 2
+    assert found.split.score == 2 * found.split.replicas
+
+
+def test_what_no_gpu_holds_is_an_error_with_the_gigabytes(short: Config) -> None:
+    short.lm.path = "llama-2-70b"
+    with pytest.raises(UserError, match=r"2xA10 do not hold the run: scoring needs 14\d GB \(7 GPUs for each LM\)"):
+        best_split(job_of(short), parse_devices("2xA10"))
+
+
+def test_small_gpus_train_with_recomputed_activations(paper: Config) -> None:
+    paper.train.max_steps = 20
+    split = best_split(job_of(paper), parse_devices("4xL4")).split
+    assert split.recompute
+    assert not split.search_on_gpu
+
+
+def test_trainers_share_the_batch_evenly(short: Config) -> None:
+    short.train.batch_size = 6
+    assert {split.train for split in fitting_splits(job_of(short), parse_devices("8xA100"))} == {1, 2, 3, 6}
+
+
+def test_a_given_split_is_taken_as_it_is(short: Config) -> None:
+    split = given_split(job_of(short), parse_devices("8xA100"), "6/1/1")
+    assert (split.score, split.embed, split.train, split.shared) == (6, 1, 1, ())
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("6/1", "expected GPUs that"), ("7/1/1", "which takes 9 GPUs"), ("4/1/3", "cannot share train.batch_size=64")],
+)
+def test_a_split_that_cannot_be_is_an_error(short: Config, text: str, reason: str) -> None:
+    with pytest.raises(UserError, match=f"--split is .*{reason}"):
+        given_split(job_of(short), parse_devices("8xA100"), text)

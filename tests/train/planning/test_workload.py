@@ -1,0 +1,137 @@
+"""The published figures of docs and GROUND: hours of an A100 and an H100 at 35% of their peaks."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from configs.errors import UserError
+from configs.load import load_config
+from configs.schema import Config
+from train.planning.accelerators import ACCELERATORS
+from train.planning.estimate import job_of
+from train.planning.model_sizes import encoder_size, lm_size
+from train.planning.workload import (
+    Shape,
+    disk_gb,
+    index_size,
+    network_gb,
+    shape_of,
+    starts_refresh,
+    total_flop,
+    total_tokens,
+    work_of,
+)
+from train.refresh import RefreshPolicy
+
+
+def hours(flop: float, name: str) -> float:
+    accelerator = ACCELERATORS[name]
+    return flop / (accelerator.efficiency * accelerator.peak("bfloat16")) / 3600
+
+
+@pytest.mark.parametrize(
+    ("lm", "a100", "h100"), [("gpt2", 6.6, 2.07), ("gpt2-xl", 98, 31), ("facebook/opt-6.7b", 413, 130)]
+)
+def test_scoring_takes_the_published_hours(paper: Config, lm: str, a100: float, h100: float) -> None:
+    paper.lm.path = lm
+    job = job_of(paper)
+    flop = total_flop(job.shape, job.work).score
+    assert hours(flop, "A100") == pytest.approx(a100, rel=0.02)
+    assert hours(flop, "H100") == pytest.approx(h100, rel=0.02)
+
+
+def test_embedding_takes_the_published_hours_for_each_of_nine_builds(paper: Config) -> None:
+    job = job_of(paper)
+    build = job.shape.num_documents * job.work.document
+    assert job.shape.num_builds == 9
+    assert hours(build, "A100") == pytest.approx(2.05, rel=0.01)
+    assert hours(build, "H100") == pytest.approx(0.65, rel=0.01)
+    assert hours(total_flop(job.shape, job.work).embed, "A100") == pytest.approx(18.4, rel=0.01)
+
+
+def test_training_and_search_take_the_published_hours(paper: Config) -> None:
+    job = job_of(paper)
+    assert hours(job.shape.steps * job.work.train_step, "A100") == pytest.approx(6, abs=0.5)
+    assert hours(job.shape.steps * job.work.train_step, "H100") == pytest.approx(2, abs=0.25)
+    assert hours(job.shape.steps * job.work.search_batch, "A100") == pytest.approx(0.2, abs=0.03)
+
+
+def test_tokens_are_those_of_the_design(paper: Config) -> None:
+    tokens = total_tokens(shape_of(paper))
+    assert tokens.score == 25_000 * 64 * 20 * 384
+    assert tokens.embed == 9 * 36_000_000 * 128
+
+
+def test_flop_of_a_pair_computed_by_hand() -> None:
+    lm, encoder = lm_size("gpt2"), encoder_size("facebook/contriever")
+    work = work_of(small_shape(), encoder, lm)
+    layers = 12 * 12 * 768**2
+    tokens = 4 + 3 + 2
+    assert work.pair == tokens * (2 * layers + 12 * 4 * tokens * 768) + 2 * 2 * 768 * 50257
+    assert work.document == 4 * (2 * layers + 12 * 4 * 4 * 768)
+    assert work.train_step == 3 * 2 * (work.encode_batch / 2 + 5 * work.document)
+
+
+def small_shape() -> Shape:
+    """Documents of 4 tokens, contexts of 3, continuations of 2; 2 queries with 5 documents each."""
+    return Shape(10, 2, 5, 3, 2, 4, 100, 20, 1, 4, 2, 12, 5, 0, 1)
+
+
+@pytest.mark.parametrize("lag", [None, 0, 1, 500, 1000])
+def test_refreshes_start_where_the_policy_of_training_starts_them(paper: Config, lag: int | None) -> None:
+    shape = replace(shape_of(paper), lag_steps=lag, steps=7000)
+    policy = RefreshPolicy(shape.every_steps, lag, shape.max_age_steps, shape.steps)
+    assert [s for s in range(7000) if starts_refresh(shape, s)] == [s for s in range(7000) if policy.starts_at(s)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "per_vector"),
+    [
+        ("flat_fp16", 1536),
+        ("Flat", 3072),
+        ("sq8", 768),
+        ("ivf_sq8", 776),
+        ("pq", 96),
+        ("PQ64", 64),
+        ("OPQ64_256,IVF65536,PQ64", 72),
+        ("HNSW32,Flat", 3344),
+    ],
+)
+def test_a_vector_takes_the_bytes_of_its_kind(paper: Config, kind: str, per_vector: int) -> None:
+    paper.index.kind = kind
+    assert index_size(paper, 768, 36_000_000).bytes_per_vector == per_vector
+
+
+def test_a_kind_of_unknown_bytes_is_an_error(paper: Config) -> None:
+    paper.index.kind = "LSH"
+    with pytest.raises(UserError, match=r"index\.kind is LSH"):
+        index_size(paper, 768, 1000)
+
+
+def test_disk_holds_three_versions_of_float16_vectors(paper: Config) -> None:
+    job = job_of(paper)
+    assert disk_gb(job.shape, job.retriever, job.index, 2)["index_versions"] == pytest.approx(3 * 55.3, rel=0.01)
+    parts = network_gb(job.shape, job.retriever, 2)
+    assert parts["total"] == pytest.approx(sum(parts.values()) - parts["total"])
+
+
+def test_documents_are_counted_in_a_file_or_a_prepared_set(tmp_path: Path, paper: Config) -> None:
+    corpus, prepared = tmp_path / "docs.jsonl", tmp_path / "set"
+    corpus.write_text('{"id": 1}\n\n{"id": 2}\n')
+    prepared.mkdir()
+    (prepared / "manifest.json").write_text(json.dumps({"counts": {"documents": 7}}))
+    own = load_config(
+        Path("configs/own_data.yaml"), [f"data.corpus={corpus}", "retriever.path=x", "lm.path=y", f"run_dir={tmp_path}"]
+    )
+    assert shape_of(own).num_documents == 2
+    paper.data.source, paper.data.prepared = None, str(prepared)
+    assert shape_of(paper).num_documents == 7
+    assert shape_of(paper, num_documents=5).num_documents == 5
+
+
+def test_a_corpus_of_unknown_length_is_an_error_that_names_the_key(tmp_path: Path, paper: Config) -> None:
+    paper.data.num_documents = None
+    with pytest.raises(UserError, match=r"data\.num_documents is not set"):
+        shape_of(paper)

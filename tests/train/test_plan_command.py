@@ -1,0 +1,130 @@
+"""`replug plan` as a user sees it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from configs.errors import UserError
+from train.plan_command import run_plan
+from train.planning.plans import Assumptions
+
+ROOT = Path(__file__).parents[2]
+PAPER = ROOT / "configs/paper.yaml"
+SMALL = ["train.max_steps=400", "refresh.every_steps=100", "refresh.lag_steps=30", "data.num_documents=1000000"]
+ROLES = {"score", "embed", "train", "search"}
+NAMES = {
+    *("devices", "nodes", "lm", "retriever", "documents", "tokens", "flop", "hours", "query_encoding_hours"),
+    *("wall_hours", "wall", "steps_per_minute", "dominates", "split", "gpus_per_replica", "search_on"),
+    *("gradient_checkpointing", "memory_gb", "memory_limit_gb", "idle", "waits", "index_lag", "disk_gb"),
+    *("network_gb", "settings", "notes"),
+}
+
+
+def read_json(capsys: pytest.CaptureFixture[str]) -> dict:
+    found: dict = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_json_is_one_object_whose_names_stay(capsys: pytest.CaptureFixture[str]) -> None:
+    run_plan(PAPER, ["8xA100"], as_json=True, overrides=SMALL)
+    plan = read_json(capsys)
+    assert set(plan) == NAMES
+    assert set(plan["hours"]) == set(plan["tokens"]) == set(plan["flop"]) == set(plan["idle"]) == ROLES
+    assert set(plan["memory_gb"]) == ROLES | {"train_checkpointed"}
+    assert set(plan["split"]) == {"score", "embed", "train"}
+    assert set(plan["waits"]) == {"scores", "index"}
+    assert plan["dominates"] in ROLES
+    assert plan["wall_hours"] == pytest.approx(sum(plan["wall"].values()))
+
+
+def test_the_same_command_prints_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = []
+    for _ in range(2):
+        run_plan(PAPER, ["4xH100"], as_json=True, overrides=SMALL)
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+
+
+def test_what_if_compares_with_the_plan_as_given(capsys: pytest.CaptureFixture[str]) -> None:
+    run_plan(PAPER, ["8xA100"], as_json=True, overrides=SMALL, what_if=["lm.path=gpt2", "retrieve.k=10 loss.beta=0.2"])
+    plans = read_json(capsys)["plans"]
+    assert [plan["what_if"] for plan in plans] == ["as given", "lm.path=gpt2", "retrieve.k=10 loss.beta=0.2"]
+    assert plans[1]["hours"]["score"] < plans[0]["hours"]["score"] / 10
+    assert plans[2]["flop"]["score"] == plans[0]["flop"]["score"] / 2
+
+
+def test_several_devices_make_a_markdown_table_of_a_row_each(capsys: pytest.CaptureFixture[str]) -> None:
+    run_plan(PAPER, ["8xA100", "64xH100"], as_markdown=True, overrides=SMALL)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("|")[1].strip() for line in lines] == ["run", "---", "8xA100", "64xH100"]
+    assert len({line.count("|") for line in lines}) == 1
+
+
+def test_the_table_names_the_roles_and_what_dominates(capsys: pytest.CaptureFixture[str]) -> None:
+    run_plan(PAPER, ["8xA100"], overrides=SMALL)
+    output = capsys.readouterr().out
+    assert "LM scoring" in output
+    assert "dominated by" in output
+    assert "resources.score=" in output
+
+
+def test_sixty_four_gpus_lie_over_the_nodes_given(capsys: pytest.CaptureFixture[str]) -> None:
+    run_plan(PAPER, ["64xA100"], nodes=4, as_json=True, overrides=SMALL)
+    plan = read_json(capsys)
+    assert plan["nodes"] == 4
+    assert sum(plan["split"].values()) == 64
+
+
+def test_gpus_of_many_nodes_exchange_gradients_more_slowly(capsys: pytest.CaptureFixture[str]) -> None:
+    walls = []
+    for nodes in (1, 8):
+        run_plan(PAPER, ["8xA100"], nodes, as_json=True, overrides=SMALL, assumptions=Assumptions(split="2/2/4"))
+        walls.append(read_json(capsys)["hours"]["train"])
+    assert walls[1] > walls[0]
+
+
+def test_a_plan_for_processors_keeps_the_layout_of_the_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    debug = ROOT / "configs/debug.yaml"
+    run_plan(debug, ["2xcpu"], as_json=True, overrides=["data.num_documents=600", "lm.num_replicas=2"])
+    plan = read_json(capsys)
+    assert plan["split"] == {"score": 2, "embed": 1, "train": 1}
+    assert any("share the cores" in note for note in plan["notes"])
+    assert plan["settings"] == []
+
+
+def test_the_chart_is_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_plan(PAPER, ["8xA100"], chart=tmp_path / "plan.png", overrides=SMALL)
+    assert (tmp_path / "plan.png").read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(UserError, match="--chart: the folder"):
+        run_plan(PAPER, ["8xA100"], chart=tmp_path / "none" / "plan.png", overrides=SMALL)
+
+
+def test_without_devices_the_error_names_the_flags() -> None:
+    with pytest.raises(UserError, match=r"--gpus is missing; .*--measured"):
+        run_plan(PAPER)
+
+
+def test_an_efficiency_above_the_peak_is_an_error() -> None:
+    with pytest.raises(UserError, match=r"--efficiency is 1\.5"):
+        run_plan(PAPER, ["8xA100"], assumptions=Assumptions(efficiency=1.5))
+
+
+def test_an_unknown_lm_is_planned_by_its_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match="--lm-parameters"):
+        run_plan(PAPER, ["8xA100"], overrides=[*SMALL, "lm.path=acme/lm"])
+    overrides = [*SMALL, "lm.path=acme/lm"]
+    run_plan(PAPER, ["8xA100"], as_json=True, overrides=overrides, assumptions=Assumptions(lm_parameters=7e9))
+    assert read_json(capsys)["lm"] == {"name": "acme/lm", "parameters": 7_000_000_000}
+
+
+@pytest.mark.timeout(120)
+def test_the_papers_run_is_planned_without_torch_ray_or_faiss() -> None:
+    code = (
+        "import sys; from pathlib import Path; from train.plan_command import run_plan; "
+        f"run_plan(Path({str(PAPER)!r}), ['8xA100'], as_json=True, overrides={SMALL!r}); "
+        "found = {'torch', 'ray', 'faiss', 'transformers', 'matplotlib'} & set(sys.modules); assert not found, found"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=100, capture_output=True)

@@ -1,0 +1,91 @@
+"""`replug plan`: what a run costs, before anyone pays for it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from configs.errors import UserError
+from configs.load import load_config
+from train.planning.plans import Assumptions, Plan, make_plan, plan_json
+from train.planning.tables import markdown, print_comparison, print_plan
+
+SAME = "as given"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One plan that is asked for: overrides beside the common ones, and devices."""
+
+    what_if: str
+    gpus: str | None
+
+    def name(self, gpus_differ: bool) -> str:
+        return f"{self.gpus}, {self.what_if}" if gpus_differ and self.what_if != SAME else self._one(gpus_differ)
+
+    def _one(self, gpus_differ: bool) -> str:
+        return str(self.gpus) if gpus_differ else self.what_if
+
+
+def run_plan(
+    config: Path,
+    gpus: Sequence[str] = (),
+    nodes: int | None = None,
+    measured: Path | None = None,
+    as_json: bool = False,
+    chart: Path | None = None,
+    overrides: Sequence[str] = (),
+    what_if: Sequence[str] = (),
+    as_markdown: bool = False,
+    assumptions: Assumptions | None = None,
+) -> None:
+    """Print one plan, or compare those of several devices and overrides; the chart is the first one's."""
+    variants = [Variant(change, devices) for devices in (gpus or (None,)) for change in (SAME, *what_if)]
+    plans = [_plan(config, overrides, variant, nodes, measured, assumptions) for variant in variants]
+    named = [(variant.name(len(gpus) > 1), plan_json(plan)) for variant, plan in zip(variants, plans, strict=True)]
+    if as_json:
+        print(json.dumps(_as_json(variants, named), indent=2))
+    elif as_markdown:
+        print(markdown(named))
+    else:
+        _print(config, named)
+    if chart is not None:
+        _write_chart(chart, config, plans[0])
+
+
+def _plan(
+    config: Path,
+    overrides: Sequence[str],
+    variant: Variant,
+    nodes: int | None,
+    measured: Path | None,
+    assumptions: Assumptions | None,
+) -> Plan:
+    changes = variant.what_if.split() if variant.what_if != SAME else []
+    return make_plan(load_config(config, [*overrides, *changes]), variant.gpus, nodes, measured, assumptions)
+
+
+def _as_json(variants: Sequence[Variant], named: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    """One plan is one object; several are a list under `plans`, each with what it is a plan of."""
+    if len(named) == 1:
+        return named[0][1]
+    return {"plans": [{"what_if": v.what_if, **plan} for v, (_, plan) in zip(variants, named, strict=True)]}
+
+
+def _print(config: Path, named: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    if len(named) > 1:
+        return print_comparison(named)
+    _, plan = named[0]
+    return print_plan(f"{config} on {plan['devices']}", plan)
+
+
+def _write_chart(chart: Path, config: Path, plan: Plan) -> None:
+    if not chart.parent.is_dir():
+        raise UserError(f"--chart: the folder {chart.parent} does not exist; expected a file in a folder that does")
+    from train.planning.chart import plan_png  # matplotlib takes a second
+
+    hours = plan.estimate.outcome.wall / 3600
+    length = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"
+    plan_png(chart, f"{config} on {plan.devices}: {length}, {plan.job.shape.steps:,} steps", plan)
+    print(f"chart: {chart}")

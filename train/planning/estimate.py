@@ -1,0 +1,265 @@
+"""From work and rates to hours, memory and a simulated run, for one split of the devices.
+
+Rates come from an accelerator's peak and the efficiency assumed, or from a run that was measured (`measured.py`).
+"""
+
+from dataclasses import dataclass, field
+
+from configs.schema import Config, Swap
+from train.planning import memory
+from train.planning.accelerators import Accelerator, Devices
+from train.planning.model_sizes import ModelSize, encoder_size, lm_size
+from train.planning.simulate import ROLES, Crew, Durations, Outcome, Place, simulate
+from train.planning.workload import IndexSize, Shape, Work, index_size, shape_of, work_of
+
+# Where searches run when the vectors do not fit the index GPUs: one node's processors and memory, 64 cores.
+HOST_FLOP, HOST_BANDWIDTH = 2e12, 1e11
+# Bytes a second in which ranks exchange gradients: within a node (NVLink), and between nodes (100 Gbit).
+RING_WITHIN, RING_BETWEEN = 1e11, 1e10
+GRADIENT_BYTES = 4
+RECOMPUTED = 4 / 3
+# Tokens of a forward pass, and passes of one call to a replica (models/hardware.py, models/scorer_pool.py).
+TOKENS_PER_PASS, TOKENS_PER_PASS_GPU = 1024, 32_768
+PASSES_PER_UNIT, PASSES_PER_UNIT_GPU = 8, 1
+EMBED_TOKENS_PER_PASS = 2048  # of a builder on a CPU (models/encoder.py)
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """FLOP a second of one device at each activity, and the seconds that come once.
+
+    `search_bandwidth` is bytes a second (0: not looked at). `first_build` and `last_build` are what those builds take
+    beyond the embedding, `measure_window` one text of the measurements on one replica (None: as in training).
+    """
+
+    score: float
+    embed: float
+    train: float
+    encode: float
+    search: float
+    search_bandwidth: float = 0.0
+    checkpoint: float = 0.0
+    start_up: float = 0.0
+    first_build: float = 0.0
+    last_build: float = 0.0
+    measure_window: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """All that does not depend on the split."""
+
+    config: Config
+    shape: Shape
+    retriever: ModelSize
+    lm: ModelSize
+    index: IndexSize
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Devices by role. Roles in `shared` are on the same ones and take turns; searches are where the index is.
+
+    `gpus_per_replica` of the devices in `score` hold one LM together.
+    """
+
+    score: int
+    embed: int
+    train: int
+    shared: tuple[str, ...] = ()
+    gpus_per_replica: int = 1
+    search_on_gpu: bool = False
+    recompute: bool = False  # gradient checkpointing: a third more work for much less memory
+
+    @property
+    def replicas(self) -> int:
+        return self.score // self.gpus_per_replica
+
+    def by_role(self) -> dict[str, float]:
+        """GPUs by role, those that are shared in equal parts."""
+        counts = {"score": self.score, "embed": self.embed, "train": self.train}
+        return {role: n / len(self.shared) if role in self.shared else float(n) for role, n in counts.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """One split, what it takes and what comes of it."""
+
+    split: Split
+    crew: Crew
+    durations: Durations
+    outcome: Outcome
+    hours: dict[str, float] = field(default_factory=dict)
+
+
+def job_of(
+    config: Config,
+    lm_parameters: float | None = None,
+    retriever_parameters: float | None = None,
+    num_documents: int | None = None,
+) -> Job:
+    """Raises UserError for models of unknown size and a corpus of unknown length."""
+    shape = shape_of(config, num_documents)
+    retriever = encoder_size(config.retriever.path, retriever_parameters)
+    lm = lm_size(str(config.lm.path or config.lm.model), lm_parameters)
+    index = index_size(config, retriever.hidden, shape.num_documents)
+    work = work_of(shape, retriever, lm, index.probed_share)
+    return Job(config, shape, retriever, lm, index, work)
+
+
+def rates_of(devices: Devices, config: Config, efficiency: float | None = None, search_on_gpu: bool = False) -> Rates:
+    """What one device does at the efficiency assumed, in the precisions of the configuration."""
+    accelerator, share = devices.accelerator, efficiency or devices.accelerator.efficiency
+
+    def rate(dtype: str) -> float:
+        return share * accelerator.peak(accelerator.resolve_dtype(dtype))
+
+    on_device = search_on_gpu or accelerator.is_cpu
+    return Rates(
+        score=rate(config.lm.dtype.value),
+        embed=rate(config.index.dtype.value),
+        train=rate(config.train.precision.value),
+        encode=rate("float32"),
+        search=rate("float32" if accelerator.is_cpu else "float16") if on_device else HOST_FLOP,
+        search_bandwidth=accelerator.bandwidth if on_device else HOST_BANDWIDTH,
+    )
+
+
+def pairs_per_unit(job: Job, is_gpu: bool) -> int:
+    """Pairs of one call to a replica, which one replica scores (models/scorer_pool.py)."""
+    passes, tokens = (PASSES_PER_UNIT_GPU, TOKENS_PER_PASS_GPU) if is_gpu else (PASSES_PER_UNIT, TOKENS_PER_PASS)
+    return max(1, passes * (job.config.lm.tokens_per_batch or tokens) // job.shape.pair_tokens)
+
+
+def scores_on_gpu(job: Job, devices: Devices) -> bool:
+    return not devices.accelerator.is_cpu or job.config.lm.gpus_per_replica > 0
+
+
+def durations_of(job: Job, rates: Rates, devices: Devices, split: Split) -> Durations:
+    """Seconds of each activity on the devices that the split gives it."""
+    shape, work = job.shape, job.work
+    units = -(-shape.pairs_per_step // pairs_per_unit(job, scores_on_gpu(job, devices)))
+    pair, asleep = work.pair / rates.score, job.lm.seconds_per_call
+    build = shape.num_documents * work.document / (rates.embed * split.embed)
+    return Durations(
+        encode=work.encode_batch / rates.encode,
+        search=search_seconds(job, rates, split.embed if split.search_on_gpu else devices.nodes),
+        unit=asleep + shape.pairs_per_step * pair / units,
+        units=units,
+        train=train_seconds(job, rates, devices, split),
+        build=build,
+        first_build=build + rates.first_build,
+        last_build=build + rates.last_build,
+        checkpoint=rates.checkpoint,
+        start_up=rates.start_up,
+        measure=measure_seconds(job, rates, split.replicas),
+        window=asleep + shape.measured_k * pair,
+    )
+
+
+def train_seconds(job: Job, rates: Rates, devices: Devices, split: Split) -> float:
+    """Forward, backward, the forward once more where activations are recomputed, and the exchange of gradients."""
+    computing = job.work.train_step * (RECOMPUTED if split.recompute else 1) / (rates.train * split.train)
+    return computing + exchange_seconds(job.retriever, devices, split.train)
+
+
+def search_seconds(job: Job, rates: Rates, parts: int) -> float:
+    """Of a batch of queries over `parts` of the index side by side: products, or the reading of the vectors."""
+    read = job.shape.num_documents * job.index.bytes_per_vector * job.index.probed_share
+    reading = read / rates.search_bandwidth if rates.search_bandwidth else 0.0
+    return max(job.work.search_batch / rates.search, reading) / parts
+
+
+def exchange_seconds(retriever: ModelSize, devices: Devices, ranks: int) -> float:
+    """Gradients summed over ranks in a ring: each sends and receives twice its share of the others'."""
+    per_node = devices.count // devices.nodes
+    speed = RING_WITHIN if ranks <= per_node else RING_BETWEEN
+    return 2 * GRADIENT_BYTES * retriever.parameters * (ranks - 1) / ranks / speed
+
+
+def measure_seconds(job: Job, rates: Rates, replicas: int) -> float:
+    """Bits per byte of all methods after training, a call to a replica for each text."""
+    call = job.lm.seconds_per_call + job.shape.pairs_per_measured_window * job.work.pair / rates.score
+    return job.shape.measured_windows * (call if rates.measure_window is None else rates.measure_window) / replicas
+
+
+def estimate(job: Job, rates: Rates, devices: Devices, split: Split, crew: Crew | None = None) -> Estimate:
+    """Simulate the run. `crew` says who shares what where the split does not."""
+    durations = durations_of(job, rates, devices, split)
+    crew = crew or crew_of(split)
+    outcome = simulate(job.shape, durations, crew)
+    return Estimate(split, crew, durations, outcome, role_hours(job, durations, split, devices))
+
+
+def crew_of(split: Split) -> Crew:
+    """Roles that share GPUs have as much of them as each other while they work."""
+    counts = {"score": split.replicas, "embed": 1, "train": 1, "search": 1}
+    shared = [*split.shared, *(["search"] if "embed" in split.shared and split.search_on_gpu else [])]
+    places = {role: Place("gpu", 1.0 / counts[role]) for role in shared}
+    return Crew(max(1, split.replicas), {"gpu": 1.0} if shared else {}, places)
+
+
+def role_hours(job: Job, durations: Durations, split: Split, devices: Devices) -> dict[str, float]:
+    """Device hours of each role's work in training and indexing; of `search`, hours of its GPUs, or of nodes."""
+    shape, searching = job.shape, split.embed if split.search_on_gpu else devices.nodes
+    seconds = {
+        "score": scoring_seconds(shape, durations),
+        "embed": split.embed * (durations.first_build + durations.last_build + shape.num_refreshes * durations.build),
+        "train": split.train * shape.steps * durations.train,
+        "search": searching * shape.steps * durations.search,
+    }
+    return {role: seconds[role] / 3600 for role in ROLES}
+
+
+def scoring_seconds(shape: Shape, durations: Durations) -> float:
+    """Of replicas together: the batches of training, and held-out texts before it and at each refresh."""
+    heldout = shape.refresh_windows * (shape.num_refreshes + 1) * durations.window
+    return shape.steps * durations.units * durations.unit + heldout
+
+
+def elapsed_hours(job: Job, estimate: Estimate) -> dict[str, float]:
+    """Hours that each role's work takes on its devices, were there nothing else: the longest bounds the run.
+
+    The trainer also encodes the queries. A batch has so many units, and no more replicas than those in flight are busy.
+    """
+    shape, durations, split = job.shape, estimate.durations, estimate.split
+    useful = min(split.replicas, durations.units * (shape.depth + 1))
+    seconds = {
+        "score": scoring_seconds(shape, durations) / useful,
+        "embed": durations.first_build + durations.last_build + shape.num_refreshes * durations.build,
+        "train": shape.steps * (durations.train + durations.encode),
+        "search": shape.steps * durations.search,
+    }
+    return {role: seconds[role] / 3600 for role in ROLES}
+
+
+def dominating(elapsed: dict[str, float]) -> str:
+    return max(ROLES, key=lambda role: elapsed[role])
+
+
+def memory_of(job: Job, accelerator: Accelerator, split: Split) -> memory.RoleMemory:
+    """GB of one device of each role; of `search`, all vectors together."""
+    config, precision = job.config, accelerator.resolve_dtype
+    on_cpu = accelerator.is_cpu
+    passes = config.lm.tokens_per_batch or (TOKENS_PER_PASS if on_cpu else TOKENS_PER_PASS_GPU)
+    embedded = config.index.tokens_per_batch or (EMBED_TOKENS_PER_PASS if on_cpu else TOKENS_PER_PASS_GPU)
+    trained = (job.retriever, job.shape, split.train, precision(config.train.precision.value))
+    parts = (
+        memory.score_bytes(job.lm, passes, precision(config.lm.dtype.value)) / split.gpus_per_replica,
+        memory.embed_bytes(job.retriever, embedded, precision(config.index.dtype.value)),
+        memory.train_bytes(*trained, checkpointed=False),
+        memory.train_bytes(*trained, checkpointed=True),
+        memory.search_bytes(job.shape.num_documents, job.index.bytes_per_vector, config.index.swap is Swap.double),
+    )
+    return memory.RoleMemory(*(part / 1e9 for part in parts))
+
+
+def device_gb(job: Job, accelerator: Accelerator, split: Split) -> dict[str, float]:
+    """GB that each role's device must hold; roles that share a device add up."""
+    needed = memory_of(job, accelerator, split)
+    vectors = needed.search / split.embed if split.search_on_gpu else 0.0
+    trained = needed.train_checkpointed if split.recompute else needed.train
+    by_role = {"score": needed.score, "embed": needed.embed + vectors, "train": trained}
+    together = sum(by_role[role] for role in split.shared)
+    return {role: together if role in split.shared else gb for role, gb in by_role.items()}

@@ -1,0 +1,226 @@
+"""A plan: the request, the estimate of its best split, and what it says as one JSON object whose names stay."""
+
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from configs.errors import UserError
+from configs.schema import Config
+from train.planning import measured
+from train.planning.accelerators import Devices, parse_devices
+from train.planning.estimate import (
+    Estimate,
+    Job,
+    dominating,
+    elapsed_hours,
+    estimate,
+    job_of,
+    memory_of,
+    rates_of,
+)
+from train.planning.processors import configured_crew, configured_split, of_actors, threads_by_role
+from train.planning.simulate import ROLES
+from train.planning.split import best_split, estimate_split, given_split
+from train.planning.workload import disk_gb, network_gb, total_flop, total_tokens
+from train.resources import lay_out
+
+RESOURCES = {"train": "train", "score": "score", "index": "embed"}  # keys of `resources`, and whose they are
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """What the command line adds to the configuration; None is what is usual."""
+
+    lm_parameters: float | None = None
+    retriever_parameters: float | None = None
+    num_documents: int | None = None
+    efficiency: float | None = None
+    split: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One configuration on so many devices."""
+
+    job: Job
+    devices: Devices
+    estimate: Estimate
+
+
+def make_plan(
+    config: Config,
+    gpus: str | None,
+    nodes: int | None = None,
+    measured_run: Path | None = None,
+    assumptions: Assumptions | None = None,
+) -> Plan:
+    """Raises UserError for what cannot be planned, with the flag or key that mends it."""
+    given = assumptions or Assumptions()
+    if given.efficiency is not None and not 0 < given.efficiency <= 1:
+        raise UserError(f"--efficiency is {given.efficiency:g}; expected a share of the peak above 0 and up to 1")
+    if measured_run is not None:
+        return _measured_plan(lay_out(config, 0), gpus, measured_run, given)
+    if gpus is None:
+        raise UserError(
+            "--gpus is missing; expected such as --gpus 8xA100, or --measured RUN_DIR for that run's machine"
+        )
+    devices = parse_devices(gpus, nodes)
+    if devices.accelerator.is_cpu:
+        return _plan_of_cores(_job(lay_out(config, 0), given, None), devices, given)
+    job = _job(config, given, None)
+    if given.split is not None:
+        split = given_split(job, devices, given.split)
+        return Plan(job, devices, estimate_split(job, devices, split, given.efficiency))
+    return Plan(job, devices, best_split(job, devices, given.efficiency))
+
+
+def _job(config: Config, given: Assumptions, counted: int | None) -> Job:
+    return job_of(config, given.lm_parameters, given.retriever_parameters, given.num_documents or counted)
+
+
+def _plan_of_cores(job: Job, devices: Devices, given: Assumptions) -> Plan:
+    """On processors the roles are what the configuration says, and share the cores."""
+    if given.split is not None:
+        raise UserError("--split is for GPUs; expected lm.num_replicas, index.num_builders and their threads instead")
+    rates = of_actors(rates_of(devices, job.config, given.efficiency), threads_by_role(job.config, devices.count))
+    split, crew = configured_split(job.config), configured_crew(job, devices.count)
+    return Plan(job, devices, estimate(job, rates, devices, split, crew))
+
+
+def _measured_plan(config: Config, gpus: str | None, path: Path, given: Assumptions) -> Plan:
+    run = measured.read_run(path)
+    job_then = measured.job_of_run(run, given.lm_parameters, given.retriever_parameters)
+    same_data = (config.data.num_documents, config.data.source) == (
+        run.config.data.num_documents,
+        run.config.data.source,
+    )
+    job = _job(config, given, job_then.shape.num_documents if same_data else None)
+    devices = measured.devices_of(run, _machines(gpus))
+    crew = configured_crew(job, run.cores, devices.count)
+    now, then = (threads_by_role(one, run.cores) for one in (config, run.config))
+    rates = of_actors(measured.calibrate(run, job_then), {role: now[role] / then[role] for role in ROLES})
+    return Plan(job, devices, estimate(job, rates, devices, configured_split(config), crew))
+
+
+def _machines(gpus: str | None) -> int:
+    found = re.fullmatch(rf"([1-9]\d*)x{measured.MEASURED}", gpus or f"1x{measured.MEASURED}")
+    if not found:
+        raise UserError(
+            f"--gpus is {gpus!r}, but --measured gives the rates of its own machine; expected such as 2xmeasured"
+        )
+    return int(found.group(1))
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """All of a plan. The names stay as they are; `docs/planning.md` says what they are."""
+    job, found, outcome = plan.job, plan.estimate, plan.estimate.outcome
+    refreshes = outcome.refreshes
+    return {
+        "devices": str(plan.devices),
+        "nodes": plan.devices.nodes,
+        "lm": {"name": job.lm.name, "parameters": job.lm.parameters},
+        "retriever": {"name": job.retriever.name, "parameters": job.retriever.parameters},
+        "documents": job.shape.num_documents,
+        "tokens": asdict(total_tokens(job.shape)),
+        "flop": asdict(total_flop(job.shape, job.work)),
+        "hours": found.hours,
+        "query_encoding_hours": job.shape.steps * found.durations.encode / 3600,
+        "wall_hours": outcome.wall / 3600,
+        "wall": _stages(found),
+        "steps_per_minute": 60 * job.shape.steps / (outcome.training_ended - outcome.steps_began),
+        "dominates": dominating(elapsed_hours(job, found)),
+        "split": found.split.by_role(),
+        "gpus_per_replica": found.split.gpus_per_replica,
+        "search_on": "gpu" if found.split.search_on_gpu else "host",
+        "gradient_checkpointing": found.split.recompute,
+        "memory_gb": _memory(plan),
+        "memory_limit_gb": plan.devices.accelerator.memory_gb,
+        "idle": idle_shares(found),
+        "waits": {cause: seconds / 3600 for cause, seconds in outcome.waits.items()},
+        "index_lag": {
+            "max_steps": outcome.max_lag_steps,
+            "max_hours": outcome.max_lag_seconds / 3600,
+            "build_hours": found.durations.build / 3600,
+            "refreshes": len(refreshes),
+            "skipped": outcome.num_skipped,
+        },
+        "disk_gb": disk_gb(job.shape, job.retriever, job.index, job.config.checkpoint.keep_last),
+        "network_gb": network_gb(job.shape, job.retriever, found.split.embed),
+        "settings": settings(plan),
+        "notes": notes(plan),
+    }
+
+
+def _stages(found: Estimate) -> dict[str, float]:
+    """Hours of the stages, one after the other."""
+    durations, outcome = found.durations, found.outcome
+    seconds = {
+        "start_up": durations.start_up,
+        "first_index": outcome.training_began - durations.start_up,
+        "training": outcome.training_ended - outcome.training_began,
+        "last_index": outcome.wall - outcome.training_ended - durations.measure,
+        "measuring": durations.measure,
+    }
+    return {stage: value / 3600 for stage, value in seconds.items()}
+
+
+def _memory(plan: Plan) -> dict[str, float]:
+    """GB of one device; of `search`, all vectors, in two versions while they are swapped."""
+    return asdict(memory_of(plan.job, plan.devices.accelerator, plan.estimate.split))
+
+
+def idle_shares(found: Estimate) -> dict[str, float]:
+    """Share of the whole run in which a role's devices do nothing of that role."""
+    counts = {role: found.crew.replicas if role == "score" else 1 for role in ROLES}
+    return {role: max(0.0, 1 - found.outcome.busy(role) / (counts[role] * found.outcome.wall)) for role in ROLES}
+
+
+def settings(plan: Plan) -> list[str]:
+    """The keys that make a run of this split; none where the layout is the configuration's own."""
+    split = plan.estimate.split
+    if plan.devices.accelerator.is_cpu:
+        return []
+    counts = split.by_role()
+    lines = [f"resources.{key}={counts[role]:.3g}" for key, role in RESOURCES.items()]
+    lines += [f"lm.gpus_per_replica={split.gpus_per_replica}"] if split.gpus_per_replica > 1 else []
+    return lines + (["train.gradient_checkpointing=true"] if split.recompute else [])
+
+
+def notes(plan: Plan) -> list[str]:
+    """What the reader should know before believing the figures."""
+    return [text for applies, text in _possible_notes(plan) if applies]
+
+
+def _possible_notes(plan: Plan) -> list[tuple[bool, str]]:
+    job, found, split = plan.job, plan.estimate, plan.estimate.split
+    late = found.outcome.waits["index"] > 0.02 * found.outcome.wall
+    most = found.durations.units * (job.shape.depth + 1)
+    lag = job.shape.lag_steps
+    return [
+        (
+            late and lag is not None and lag < job.shape.every_steps,
+            f"the trainer waits for refreshes; refresh.lag_steps={job.shape.every_steps} gives them longest",
+        ),
+        (
+            split.replicas > most,
+            f"{split.replicas} replicas, but only {most} units of work in flight; a larger train.pipeline_depth or "
+            "a smaller lm.tokens_per_batch feeds them",
+        ),
+        (
+            not split.search_on_gpu and not plan.devices.accelerator.is_cpu,
+            "the index does not fit the GPUs of the index role and is searched in host memory",
+        ),
+        (split.recompute, "training fits with gradient checkpointing only, which is counted as a third more work"),
+        (split.gpus_per_replica > 1, f"each LM is spread over {split.gpus_per_replica} GPUs, one at work at a time"),
+        (bool(split.shared), f"{' and '.join(split.shared)} share one GPU in turns"),
+        (
+            plan.devices.accelerator.name == "cpu",
+            "all roles share the cores; a processor's rate is a rough guess: give a short run as --measured",
+        ),
+        (bool(job.config.lm.url), "the LM's server is counted as if it ran on the GPUs of the scoring role"),
+        (
+            not job.config.data.source and not job.config.data.prepared,
+            "lengths of your rows are not read: they are taken to fill data.document_tokens and data.window",
+        ),
+    ]

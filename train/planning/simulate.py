@@ -1,0 +1,306 @@
+"""A run as discrete events: the trainer's steps, the pool of scorers, the builders of the index.
+
+The order of things is `train/pipeline.py` and `train/refresh.py`: at the boundary before step t a finished refresh is
+adopted and a due one started, the batch of step t + depth is encoded and sent off (search, then scoring); then the
+trainer waits for the scores of step t and trains. The LM's replicas take units of pairs, first come first served. One
+event for each wave of units, none for a pair. Deterministic: there is no chance in it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import simpy
+
+from train.planning.sharing import Processor
+from train.planning.workload import Shape, starts_refresh
+
+ROLES = ("score", "embed", "train", "search")
+WINDOWS_IN_FLIGHT = 8  # evals/language_modelling.py
+Process = Generator[simpy.Event, Any, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """Seconds of each activity on the devices it has, alone on them.
+
+    `first_build` is everything until training can begin, `measure` everything after the last index.
+    """
+
+    encode: float  # the queries of a batch
+    search: float  # a batch
+    unit: float  # one unit of pairs, on one replica
+    units: int  # of a batch
+    train: float  # a step
+    build: float  # one refresh, until its vectors can be searched
+    first_build: float
+    last_build: float
+    checkpoint: float = 0.0
+    start_up: float = 0.0
+    measure: float = 0.0
+    window: float = 0.0  # one held-out text of a refresh, on one replica
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one device of a role works: a shared processor, and how much of it it wants."""
+
+    processor: str
+    wanted: float
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """Replicas that score, and who shares what; a role without a place has devices of its own."""
+
+    replicas: int
+    processors: Mapping[str, float] = field(default_factory=dict)
+    places: Mapping[str, Place] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Refresh:
+    """One refresh: its step and when it began, when it was ready, and its adoption (None: never)."""
+
+    step: int
+    began: float
+    ready: float | None = None
+    adopted_step: int | None = None
+    adopted: float | None = None
+
+
+class Span(NamedTuple):
+    """Devices of a role at work from `begin` to `end`, seconds since the run's start."""
+
+    begin: float
+    end: float
+    devices: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of it. Times in seconds since the start of the run."""
+
+    wall: float
+    training_began: float
+    steps_began: float  # after the first measurement of held-out texts
+    training_ended: float
+    step_ends: list[float]
+    spans: dict[str, list[Span]]
+    waits: dict[str, float]  # of the trainer, by cause
+    index_waits: list[Span]
+    refreshes: list[Refresh]
+    num_skipped: int
+    max_lag_steps: int
+    max_lag_seconds: float
+
+    def busy(self, role: str) -> float:
+        """Device-seconds that a role was at work, slowed down or not."""
+        return sum((span.end - span.begin) * span.devices for span in self.spans[role])
+
+
+def simulate(shape: Shape, durations: Durations, crew: Crew) -> Outcome:
+    """The run from start-up to the end of the measurements."""
+    run = _Run(shape, durations, crew)
+    run.env.run(run.env.process(run.whole()))
+    return run.outcome()
+
+
+class _Pool:
+    """Servers that take units in the order in which batches arrive; equal units that start together are one event."""
+
+    def __init__(self, servers: int, unit_seconds: float, work: Callable[[float, int], simpy.Event]) -> None:
+        self._servers = self._free = servers
+        self._unit_seconds, self._work = unit_seconds, work
+        self._queue: deque[_Batch] = deque()
+
+    def submit(self, units: int, done: simpy.Event, unit_seconds: float | None = None) -> None:
+        seconds = self._unit_seconds if unit_seconds is None else unit_seconds
+        self._queue.append(_Batch(units, units, seconds, done))
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        while self._free and self._queue:
+            batch = self._queue[0]
+            servers = min(self._free, batch.waiting)
+            rounds = batch.waiting // servers if servers == self._servers else 1
+            batch.waiting -= servers * rounds
+            if not batch.waiting:
+                self._queue.popleft()
+            self._free -= servers
+            worked = self._work(rounds * batch.unit_seconds, servers)
+            assert worked.callbacks is not None
+            worked.callbacks.append(partial(self._finish, batch, servers, rounds))
+
+    def _finish(self, batch: "_Batch", servers: int, rounds: int, _: simpy.Event) -> None:
+        self._free += servers
+        batch.unfinished -= servers * rounds
+        if not batch.unfinished:
+            batch.done.succeed()
+        self._dispatch()
+
+
+@dataclass(slots=True)
+class _Batch:
+    waiting: int
+    unfinished: int
+    unit_seconds: float
+    done: simpy.Event
+
+
+@dataclass(slots=True)
+class _Pending:
+    number: int  # among the refreshes
+    step: int
+    ready: simpy.Event
+
+
+class _Run:
+    """The state of one simulation."""
+
+    def __init__(self, shape: Shape, durations: Durations, crew: Crew) -> None:
+        self.env = simpy.Environment()
+        self._shape, self._durations, self._crew = shape, durations, crew
+        self._processors = {name: Processor(self.env, capacity) for name, capacity in crew.processors.items()}
+        self._searchers = _Pool(1, durations.search, partial(self._work, "search"))
+        self._scorers = _Pool(crew.replicas, durations.unit, partial(self._work, "score"))
+        self._scored: dict[int, simpy.Event] = {}
+        self._pending: _Pending | None = None
+        self._live_step, self._live_since = 0, 0.0  # when the weights of the live index were the trainer's
+        self._spans: dict[str, list[Span]] = {role: [] for role in ROLES}
+        self._waits = {"scores": 0.0, "index": 0.0}
+        self._index_waits: list[Span] = []
+        self._refreshes: list[Refresh] = []
+        self._step_ends: list[float] = []
+        self._num_skipped = self._max_lag_steps = 0
+        self._max_lag_seconds = self._training_began = self._steps_began = self._training_ended = 0.0
+
+    def whole(self) -> Process:
+        """Start-up, first index, training, last index, measurements."""
+        durations = self._durations
+        yield self.env.timeout(durations.start_up)
+        yield self._work("embed", durations.first_build)
+        self._training_began = self._live_since = self.env.now
+        yield from self._measure_heldout()
+        self._steps_began = self.env.now
+        for step in range(self._shape.steps):
+            yield from self._step(step)
+        self._training_ended = self.env.now
+        if self._pending is not None:
+            yield from self._wait("index", self._pending.ready)
+        yield self._work("embed", durations.last_build)
+        yield self.env.timeout(durations.measure)
+
+    def outcome(self) -> Outcome:
+        return Outcome(
+            wall=self.env.now,
+            training_began=self._training_began,
+            steps_began=self._steps_began,
+            training_ended=self._training_ended,
+            step_ends=self._step_ends,
+            spans=self._spans,
+            waits=self._waits,
+            index_waits=self._index_waits,
+            refreshes=self._refreshes,
+            num_skipped=self._num_skipped,
+            max_lag_steps=self._max_lag_steps,
+            max_lag_seconds=self._max_lag_seconds,
+        )
+
+    def _step(self, step: int) -> Process:
+        yield from self._boundary(step)
+        yield from self._fill(step)
+        for ahead in sorted(self._scored) if step == 0 else [step]:  # the temperatures are checked on all in flight
+            yield from self._wait("scores", self._scored[ahead])
+        del self._scored[step]
+        yield self._work("train", self._durations.train)
+        self._step_ends.append(self.env.now)
+        if (step + 1) % self._shape.checkpoint_every == 0 or step + 1 == self._shape.steps:
+            yield self.env.timeout(self._durations.checkpoint)
+
+    def _boundary(self, step: int) -> Process:
+        yield from self._adopt(step)
+        if starts_refresh(self._shape, step):
+            self._start_refresh(step)
+            if self._shape.lag_steps == 0:
+                yield from self._adopt(step)
+        self._max_lag_steps = max(self._max_lag_steps, step - self._live_step)
+        self._max_lag_seconds = max(self._max_lag_seconds, self.env.now - self._live_since)
+
+    def _fill(self, step: int) -> Process:
+        for ahead in range(step, min(step + self._shape.depth, self._shape.steps - 1) + 1):
+            if ahead not in self._scored:
+                yield self._work("train", self._durations.encode)
+                self._send(ahead)
+
+    def _send(self, ahead: int) -> None:
+        """Search, then score, in the background."""
+        found, scored = self.env.event(), self.env.event()
+        assert found.callbacks is not None
+        found.callbacks.append(lambda _: self._scorers.submit(self._durations.units, scored))
+        self._scored[ahead] = scored
+        self._searchers.submit(1, found)
+
+    def _start_refresh(self, step: int) -> None:
+        if self._pending is not None:
+            self._num_skipped += 1
+            return
+        number, ready = len(self._refreshes), self.env.process(self._refresh())
+        self._refreshes.append(Refresh(step, self.env.now))
+        self._pending = _Pending(number, step, ready)
+        assert ready.callbacks is not None
+        ready.callbacks.append(lambda _: self._note(number, ready=self.env.now))
+
+    def _refresh(self) -> Process:
+        """Embed the corpus, then have the LM measure what the new index finds; both are waited for."""
+        yield self._work("embed", self._durations.build)
+        yield from self._measure_heldout()
+
+    def _measure_heldout(self) -> Process:
+        """A call for each text, so many at a time, in a queue with the batches of training."""
+        left = self._shape.refresh_windows
+        while left:
+            some = min(left, WINDOWS_IN_FLIGHT)
+            done = self.env.event()
+            self._scorers.submit(some, done, self._durations.window)
+            yield done
+            left -= some
+
+    def _adopt(self, step: int) -> Process:
+        if self._pending is None or not self._is_due(self._pending, step):
+            return
+        pending = self._pending
+        self._max_lag_steps = max(self._max_lag_steps, step - self._live_step)
+        yield from self._wait("index", pending.ready)
+        self._max_lag_seconds = max(self._max_lag_seconds, self.env.now - self._live_since)
+        self._pending, self._live_step = None, pending.step
+        self._live_since = self._refreshes[pending.number].began
+        self._note(pending.number, adopted_step=step, adopted=self.env.now)
+
+    def _is_due(self, pending: _Pending, step: int) -> bool:
+        if self._shape.lag_steps is None:
+            return pending.ready.processed or step - self._live_step >= self._shape.max_age_steps
+        return step >= pending.step + self._shape.lag_steps
+
+    def _note(self, number: int, **known: float) -> None:
+        self._refreshes[number] = replace(self._refreshes[number], **known)  # type: ignore[arg-type]
+
+    def _wait(self, cause: str, event: simpy.Event) -> Process:
+        start = self.env.now
+        yield event
+        self._waits[cause] += self.env.now - start
+        if cause == "index" and self.env.now > start:
+            self._index_waits.append(Span(start, self.env.now, 1))
+
+    def _work(self, role: str, seconds: float, devices: int = 1) -> simpy.Event:
+        """Work of a role on so many of its devices, on its own or where it shares a processor."""
+        place, start = self._crew.places.get(role), self.env.now
+        if place is None or not place.wanted:
+            worked: simpy.Event = self.env.timeout(seconds)
+        else:
+            worked = self._processors[place.processor].work(seconds, place.wanted * devices)
+        assert worked.callbacks is not None
+        worked.callbacks.append(lambda _: self._spans[role].append(Span(start, self.env.now, devices)))
+        return worked

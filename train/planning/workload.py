@@ -1,0 +1,234 @@
+"""What a run has to compute, store and send: tokens, FLOP and bytes. Pure but for `count_documents`.
+
+Texts are taken to fill their windows, a document that several queries found is counted for each of them, and a token
+of the retriever is taken for one of the LM.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.errors import UserError
+from configs.rules import max_index_age, refresh_lag
+from configs.schema import Adopt, Config, Rerank
+from index_workers.kinds import num_lists, resolve_kind
+from train.planning.model_sizes import ModelSize
+
+BYTES_PER_TOKEN_OF_TEXT = 4  # of English
+BYTES_PER_SCORE = 100  # a row of the cache of scores with its key and SQLite's own
+TRAINED_FLOP = 3  # forward, and twice as much backward
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The numbers of the configuration that cost something. Lengths in tokens."""
+
+    steps: int
+    batch_size: int
+    k: int
+    context: int
+    continuation: int
+    document: int
+    num_documents: int
+    num_queries: int
+    depth: int
+    every_steps: int
+    lag_steps: int | None
+    max_age_steps: int
+    checkpoint_every: int
+    measured_windows: int
+    measured_k: int
+    micro_batches: int = 1
+    recompute: bool = False
+    refresh_windows: int = 0  # held-out texts that the LM measures before training and at each refresh
+
+    @property
+    def pair_tokens(self) -> int:
+        return self.document + self.context + self.continuation
+
+    @property
+    def pairs_per_step(self) -> int:
+        return self.batch_size * self.k
+
+    @property
+    def pairs_per_measured_window(self) -> int:
+        """Scored after training in one call: without a document, and with those of three ways to choose them."""
+        return 1 + 3 * self.measured_k
+
+    @property
+    def num_refreshes(self) -> int:
+        return sum(starts_refresh(self, step) for step in range(0, self.steps, self.every_steps))
+
+    @property
+    def num_builds(self) -> int:
+        """One before training, the refreshes, one after."""
+        return self.num_refreshes + 2
+
+
+def starts_refresh(shape: Shape, step: int) -> bool:
+    """As `train.refresh.RefreshPolicy.starts_at`, which lives beside Ray; a test compares them."""
+    return step > 0 and step % shape.every_steps == 0 and step + (shape.lag_steps or 0) < shape.steps
+
+
+def shape_of(config: Config, num_documents: int | None = None) -> Shape:
+    """Raises UserError where nothing says how many documents the corpus has; `num_documents` comes first."""
+    data, when_ready = config.data, config.refresh.adopt is Adopt.when_ready
+    limit = config.retriever.max_tokens or 512
+    windows = data.num_heldout if config.evaluate.max_windows is None else config.evaluate.max_windows
+    return Shape(
+        steps=config.train.max_steps,
+        batch_size=config.train.batch_size,
+        k=config.retrieve.k,
+        context=min(data.window, limit),
+        continuation=data.window,
+        document=min(data.document_tokens or data.window, limit),
+        num_documents=num_documents or count_documents(config),
+        num_queries=data.num_queries,
+        depth=config.train.pipeline_depth,
+        every_steps=config.refresh.every_steps,
+        lag_steps=None if when_ready else refresh_lag(config),
+        max_age_steps=max_index_age(config),
+        checkpoint_every=config.checkpoint.every_steps,
+        measured_windows=min(windows, data.num_heldout),
+        measured_k=config.evaluate.k,
+        micro_batches=config.train.micro_batches,
+        recompute=config.train.gradient_checkpointing,
+        refresh_windows=min(config.evaluate.refresh_windows, data.num_heldout),
+    )
+
+
+def count_documents(config: Config) -> int:
+    """From the prepared set, the file of documents, or data.num_documents."""
+    data = config.data
+    for folder in (data.prepared, data.out, f"{config.run_dir}/data"):
+        manifest = Path(folder).expanduser() / "manifest.json" if folder else None
+        if manifest is not None and manifest.is_file():
+            return int(json.loads(manifest.read_text())["counts"]["documents"])
+    if data.corpus and Path(data.corpus).expanduser().is_file():
+        with Path(data.corpus).expanduser().open("rb") as file:
+            return sum(1 for line in file if line.strip())
+    if data.num_documents is None:
+        raise UserError(
+            "data.num_documents is not set and no corpus or prepared set is there to count; expected the number of "
+            "documents, as data.num_documents=36000000 or --documents 36000000"
+        )
+    return data.num_documents
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """FLOP of each activity once: a pair scored, a document embedded, a step trained, a batch of queries encoded."""
+
+    pair: float
+    document: float
+    train_step: float
+    encode_batch: float
+    search_batch: float
+
+
+def work_of(shape: Shape, retriever: ModelSize, lm: ModelSize, probed_share: float = 1.0) -> Work:
+    """`probed_share` is the part of the vectors that a search of a kind with lists looks at."""
+    query, document = (n * retriever.flop_per_token(n) for n in (shape.context, shape.document))
+    scored = shape.pair_tokens * lm.flop_per_token(shape.pair_tokens)
+    return Work(
+        pair=scored + shape.continuation * lm.flop_per_prediction,
+        document=document,
+        train_step=TRAINED_FLOP * shape.batch_size * (query + shape.k * document),
+        encode_batch=shape.batch_size * query,
+        search_batch=2.0 * shape.batch_size * retriever.hidden * shape.num_documents * probed_share,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Of the whole run, by role."""
+
+    score: float
+    embed: float
+    train: float
+    search: float
+
+
+def total_tokens(shape: Shape) -> Totals:
+    """Tokens that pass through a model; what is searched for is counted where it is encoded, in `train`."""
+    trained = shape.batch_size * (2 * shape.context + shape.k * shape.document)
+    return Totals(
+        score=float(shape.steps * shape.pairs_per_step * shape.pair_tokens),
+        embed=float(shape.num_builds * shape.num_documents * shape.document),
+        train=float(shape.steps * trained),
+        search=0.0,
+    )
+
+
+def total_flop(shape: Shape, work: Work) -> Totals:
+    return Totals(
+        score=shape.steps * shape.pairs_per_step * work.pair,
+        embed=shape.num_builds * shape.num_documents * work.document,
+        train=shape.steps * (work.train_step + work.encode_batch),
+        search=shape.steps * work.search_batch,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class IndexSize:
+    """Bytes of one vector where searches read it, and the share of the vectors that one search reads."""
+
+    bytes_per_vector: float
+    probed_share: float
+    is_exact: bool
+
+
+def index_size(config: Config, dim: int, num_documents: int) -> IndexSize:
+    """Raises UserError for a kind whose bytes are not known."""
+    index = config.index
+    rerank = index.rerank is Rerank.stored
+    kind = resolve_kind(index.kind, dim, num_documents, index.nprobe, rerank, index.overretrieve)
+    if kind.is_exact or kind.factory is None:
+        return IndexSize(2.0 * dim, 1.0, True)
+    lists = num_lists(kind.factory)
+    return IndexSize(_bytes_per_vector(kind.factory, dim), kind.nprobe / lists if lists else 1.0, False)
+
+
+def _bytes_per_vector(factory: str, dim: int) -> float:
+    """Codes, ids of lists, links of a graph, as FAISS stores them."""
+    graph = re.search(r"HNSW(\d+)", factory)
+    extra = (8.0 if num_lists(factory) else 0.0) + (8.0 * int(graph.group(1)) + 16 if graph else 0.0)
+    if codes := re.search(r"PQ(\d+)(?:x(\d+))?", factory):
+        return int(codes.group(1)) * int(codes.group(2) or 8) / 8 + extra
+    if scalar := re.search(r"SQ(fp16|bf16|\d+)", factory):
+        bits = 16 if "16" in scalar.group(1) else int(scalar.group(1))
+        return dim * bits / 8 + extra
+    if "RaBitQ" in factory:
+        return dim / 8 + 8 + extra
+    if "Flat" in factory or graph:
+        return 4.0 * dim + extra
+    raise UserError(
+        f"index.kind is {factory}; its bytes for each vector are not known here: plan with a preset, such as sq8"
+    )
+
+
+def disk_gb(shape: Shape, retriever: ModelSize, index: IndexSize, keep_checkpoints: int) -> dict[str, float]:
+    """What lies in the run directory at most: three index versions, each with its float16 vectors."""
+    vectors = shape.num_documents * 2.0 * retriever.hidden
+    codes = 0.0 if index.is_exact else shape.num_documents * index.bytes_per_vector
+    texts = shape.num_documents * shape.document + shape.num_queries * (shape.context + shape.continuation)
+    parts = {
+        "prepared_set": texts * (BYTES_PER_TOKEN_OF_TEXT + 2.0),  # text, and the retriever's token ids
+        "index_versions": 3 * (vectors + codes),
+        "checkpoints": (keep_checkpoints + 1) * 12.0 * retriever.parameters,  # weights and Adam's two moments
+        "scores": float(shape.steps * shape.pairs_per_step * BYTES_PER_SCORE),
+    }
+    return {name: value / 1e9 for name, value in {**parts, "total": sum(parts.values())}.items()}
+
+
+def network_gb(shape: Shape, retriever: ModelSize, num_builders: int) -> dict[str, float]:
+    """What roles send one another; within a node it goes through its memory and disk."""
+    pairs = shape.steps * shape.pairs_per_step
+    parts = {
+        "texts_to_scorers": pairs * shape.pair_tokens * float(BYTES_PER_TOKEN_OF_TEXT),
+        "queries_to_searchers": shape.steps * shape.batch_size * 4.0 * retriever.hidden,
+        "weights_to_builders": shape.num_builds * num_builders * 4.0 * retriever.parameters,
+        "vectors_to_searchers": shape.num_builds * shape.num_documents * 2.0 * retriever.hidden,
+    }
+    return {name: value / 1e9 for name, value in {**parts, "total": sum(parts.values())}.items()}
