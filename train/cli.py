@@ -215,6 +215,44 @@ def plan(
 
 
 @app.command()
+def slurm(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    submit: Annotated[bool, typer.Option("--submit", help="Freeze configuration and code, and submit.")] = False,
+    job: Annotated[str, typer.Option(help="train, prepare or evaluate.")] = "train",
+    nodes: Annotated[int | None, typer.Option(help="Nodes.", min=1)] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs of each node.", min=0)] = None,
+    cpus_per_task: Annotated[int | None, typer.Option(help="CPUs of each node.", min=1)] = None,
+    time: Annotated[str | None, typer.Option(help="Time limit, such as 24:00:00.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Partition.")] = None,
+    account: Annotated[str | None, typer.Option(help="Account.")] = None,
+    sbatch: Annotated[
+        list[str] | None, typer.Option(help="A further option of sbatch, such as --sbatch=--mem=64G; repeatable.")
+    ] = None,
+) -> None:
+    """Show the SLURM job of a configuration; with --submit, freeze it into RUN_DIR and put it into the queue.
+
+    replug slurm configs/paper.yaml --nodes 2 --gpus-per-node 4 --partition gpu --submit
+    """
+    from train.slurm_command import SlurmRequest, run_slurm
+
+    request = SlurmRequest(job, nodes, gpus_per_node, cpus_per_task, time, partition, account, tuple(sbatch or ()))
+    run_slurm(config, overrides or [], request, submit)
+
+
+@app.command()
+def doctor(
+    config: Annotated[Path | None, typer.Argument(help="A YAML file; left out: this machine only.")] = None,
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON list.")] = False,
+) -> None:
+    """Look at this machine, and at what a configuration needs of it; exits with 1 where something is wrong."""
+    from train.doctor_command import run_doctor
+
+    raise typer.Exit(run_doctor(config, overrides or [], as_json))
+
+
+@app.command()
 def keys(section: Annotated[str, typer.Argument(help="Only keys that begin so, such as refresh.")] = "") -> None:
     """List every key of a configuration with its default and what it means."""
     from configs.describe import key_descriptions

@@ -1,10 +1,12 @@
 """Starting Ray for one run, on loopback, or joining the cluster that `ray.address` names."""
 
+import contextlib
 import logging
 import os
 import socket
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import ray
@@ -17,6 +19,7 @@ from data.progress import say
 from train import resources
 from train.interruption import Interruption
 
+CODE = Path(__file__).parent.parent  # the folder that holds the rooms
 AnyConfig = TypeVar("AnyConfig", Config, ScoreConfig)
 
 
@@ -59,7 +62,8 @@ def _start(config: AnyConfig, roles: Collection[str]) -> AnyConfig:
 def _join(config: AnyConfig, roles: Collection[str]) -> AnyConfig:
     try:
         _require_answer(str(config.ray.address))
-        ray.init(address=config.ray.address, log_to_driver=False, logging_level=logging.ERROR)
+        with contextlib.chdir(CODE):  # Ray puts the driver's folder first where its workers import from
+            ray.init(address=config.ray.address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, AuthenticationError) as error:
         raise UserError(
             f"ray.address: cannot join a cluster at {config.ray.address}: {str(error).splitlines()[0]}; start one with "

@@ -1,6 +1,7 @@
 """What a run ran on: versions, commit, machine. Written into every run directory."""
 
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
@@ -28,7 +29,9 @@ PACKAGES = [
 
 
 def describe_environment() -> dict[str, object]:
-    """Package versions, git commit and machine, for `environment.json`."""
+    """Package versions, git commit and machine, for `environment.json`. Of a frozen copy, the commit it was made of."""
+    frozen = Path(__file__).parent.parent.with_name("version.json")  # beside submitted/JOB/code
+    at_submission = json.loads(frozen.read_text()) if frozen.is_file() else {}
     return {
         "python": platform.python_version(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
@@ -36,6 +39,7 @@ def describe_environment() -> dict[str, object]:
         "git_dirty": bool(_git("status", "--porcelain")),
         "machine": platform.platform(),
         "cores": len(os.sched_getaffinity(0)),
+        **{key: at_submission[key] for key in ("git_commit", "git_dirty", "code_sha256") if key in at_submission},
     }
 
 

@@ -108,7 +108,7 @@ class RunDirectory:
         """Begin the run, or check that an unfinished one was begun with the same configuration and the same LM."""
         stored = self.path / "config.yaml"
         if stored.is_file():
-            _require_same(load_config(stored), config, self.path)
+            require_same(load_config(stored), config, self.path)
             self._require_same_lm(lm_identity)
         elif foreign := self._foreign_files():
             raise UserError(f"run_dir: {self.path} holds {foreign[0]}, which is of no run; give another run_dir")
@@ -232,7 +232,7 @@ def _logged_step(line: str, torn: int) -> int:
         return torn
 
 
-def _require_same(stored: Config, asked: Config, path: Path) -> None:
+def require_same(stored: Config, asked: Config, path: Path) -> None:
     before, after = flatten(stored), flatten(asked)
     changed = [key for key in before if key not in MAY_CHANGE and before[key] != after[key]]
     if changed:

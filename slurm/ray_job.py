@@ -1,0 +1,277 @@
+"""One job: Ray over the nodes that SLURM gave, one `replug` command on it, and back into the queue when interrupted.
+
+    python -m slurm.ray_job train CONFIG [KEY=VALUE ...]        what the job scripts beside this file run
+
+It runs on the allocation's first node. Ray of each node is one step (`slurm.ray_node`), `replug` is another, on the
+first node: so `scancel --signal=USR1 JOB`, which reaches steps only, reaches `replug`, and what SLURM sends to the
+job script (`--signal=B:USR1@120`) is handed on. `replug` then saves its step and exits with 75. Ports, folder and
+token are this job's own; the token goes to the nodes through the standard input of their steps.
+"""
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from slurm.ray_node import write_token
+
+INTERRUPTED = 75  # replug's exit status: it saved its step, and the same command goes on
+JOIN_SECONDS = 120
+STOP_SECONDS = 30
+LOOK_SECONDS = 0.2
+TAIL_LINES = 30
+FIRST_PORT, NUM_PORTS = 20_000, 10_000  # above Ray's usual ports, below those that the kernel hands out
+# Of another cluster, or a promise to keep to loopback; this one is of many machines.
+FOREIGN = ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_TMPDIR", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
+
+
+class JobError(Exception):
+    """The job cannot go on; exit status 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What SLURM gave to this job, the first node first."""
+
+    job_id: int
+    nodes: tuple[str, ...]
+    cpus_per_node: str
+    num_restarts: int
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> "Allocation":
+        names = output("scontrol", "show", "hostnames", environment["SLURM_JOB_NODELIST"]).split()
+        cpus = environment.get("SLURM_CPUS_PER_TASK") or environment["SLURM_CPUS_ON_NODE"]
+        restarts = int(environment.get("SLURM_RESTART_COUNT", "0"))
+        return cls(int(environment["SLURM_JOB_ID"]), tuple(names), cpus, restarts)
+
+    def step(self, node: str, *command: str) -> list[str]:
+        """A command on one node, beside the job's other steps there. CPUs: srun does not take them from the job."""
+        where = ["--nodes=1", "--ntasks=1", f"--nodelist={node}", f"--cpus-per-task={self.cpus_per_node}"]
+        return ["srun", "--overlap", "--unbuffered", *where, sys.executable, *command]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Ray on one node: the step that runs it, and what it printed."""
+
+    name: str
+    step: subprocess.Popen
+    log: Path
+
+    def tail(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+
+
+class Asked:
+    """The last signal that asked this job to stop; it is handed on to the step that runs `replug`."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self.step: subprocess.Popen | None = None
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            signal.signal(number, self._hand_on)
+
+    def _hand_on(self, number: int, _: FrameType | None) -> None:
+        self.number = number
+        if self.step is not None:
+            self.step.send_signal(signal.SIGUSR1)  # of SIGTERM srun would make a kill
+
+
+def main() -> int:
+    """Exit status of the `replug` command; 75 puts the job back into the queue."""
+    if "SLURM_JOB_NODELIST" not in os.environ:
+        sys.exit("replug job: this is no SLURM job; submit slurm/train.sbatch with sbatch, or use `replug slurm`")
+    asked = Asked()
+    for name in FOREIGN:
+        os.environ.pop(name, None)
+    allocation = Allocation.from_environment(os.environ)
+    again = f", start {allocation.num_restarts + 1}" if allocation.num_restarts else ""
+    say(f"job {allocation.job_id} on {' '.join(allocation.nodes)}{again}")
+    # Short, and not $TMPDIR: the sockets in it have at most 107 characters, and all nodes take the same path.
+    folder = Path(tempfile.mkdtemp(prefix=f"replug-{allocation.job_id}-", dir="/tmp"))
+    nodes: list[Node] = []
+    try:
+        status = run(allocation, folder, nodes, asked)
+    except JobError as error:
+        say(str(error))
+        status = 1
+    finally:
+        stop(nodes)
+        shutil.rmtree(folder, ignore_errors=True)
+    interrupted = status == INTERRUPTED or (status != 0 and is_preempted(allocation.job_id))
+    return requeue(allocation.job_id) if interrupted else status
+
+
+def run(allocation: Allocation, folder: Path, nodes: list[Node], asked: Asked) -> int:
+    """Start Ray and then `replug`; `nodes` takes what was started. Returns `replug`'s exit status."""
+    host, port = own_address(), free_port(allocation.job_id)
+    environment = job_environment(os.environ, folder)
+    token, address = secrets.token_hex(32), f"{host}:{port}"
+    write_token(folder, token)
+    for name in allocation.nodes:
+        nodes.append(start_node(allocation, name, folder, address, token, environment))
+    if not wait_for_nodes(nodes, address, environment, asked):
+        return INTERRUPTED  # before `replug` had begun
+    say(f"Ray runs at {address} with {len(nodes)} nodes of {allocation.cpus_per_node} CPUs")
+    command = allocation.step(allocation.nodes[0], "-m", "train.cli", *sys.argv[1:], f"ray.address={address}")
+    return run_replug(command, nodes, environment, asked)
+
+
+def job_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """For every step: the token's place, never the token. Actors without a GPU keep what CUDA_VISIBLE_DEVICES says."""
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "token")}
+    return {**environment, **token, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+
+def own_address() -> str:
+    """Where the other nodes reach this one."""
+    import ray.util
+
+    return ray.util.get_node_ip_address()
+
+
+def free_port(job_id: int) -> int:
+    """The first of two neighbouring ports that are free here; other jobs on this machine begin elsewhere."""
+    for attempt in range(50):
+        port = FIRST_PORT + (job_id * 20 + attempt * 2) % NUM_PORTS
+        if is_free(port) and is_free(port + 1):
+            return port
+    raise JobError(f"no two neighbouring free ports from {FIRST_PORT} to {FIRST_PORT + NUM_PORTS}")
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as tried:
+        try:
+            tried.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def start_node(
+    allocation: Allocation, name: str, folder: Path, address: str, token: str, environment: dict[str, str]
+) -> Node:
+    """Ray's step on one node. A session of its own keeps signals to the whole job from srun, which would abort."""
+    head = ["--head"] if name == allocation.nodes[0] else []
+    command = allocation.step(name, "-m", "slurm.ray_node", str(folder), address, *head)
+    log = folder / f"{name}.log"
+    with log.open("w") as output_file:
+        step = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=output_file,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+    assert step.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it ended at once, which is seen soon
+        step.stdin.write(f"{token}\n")
+        step.stdin.flush()
+    return Node(name, step, log)
+
+
+def wait_for_nodes(nodes: list[Node], address: str, environment: dict[str, str], asked: Asked) -> bool:
+    """Whether all have joined; not so where the job was asked to stop. Raises JobError for a node that cannot."""
+    command = [sys.executable, "-m", "slurm.wait_for_nodes", address, str(len(nodes))]
+    end = time.monotonic() + JOIN_SECONDS
+    probe = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        while probe.poll() is None:
+            require_alive(nodes)
+            if time.monotonic() > end:
+                raise JobError(f"not all nodes joined Ray within {JOIN_SECONDS} s\n{tails(nodes)}")
+            if asked.number is not None:
+                return False
+            time.sleep(LOOK_SECONDS)
+    finally:
+        probe.kill()
+        probe.wait()
+    if probe.returncode != 0:
+        raise JobError(f"Ray at {address} cannot be asked for its nodes\n{tails(nodes)}")
+    return True
+
+
+def require_alive(nodes: list[Node]) -> None:
+    for node in nodes:
+        if (status := node.step.poll()) is not None:
+            raise JobError(f"Ray on node {node.name} ended with status {status} before all had joined\n{tails([node])}")
+
+
+def tails(nodes: list[Node]) -> str:
+    return "\n".join(f"--- the end of {node.name}'s log\n{node.tail()}" for node in nodes)
+
+
+def run_replug(command: list[str], nodes: list[Node], environment: dict[str, str], asked: Asked) -> int:
+    """The exit status. A node that is lost on the way is said; whether the run can do without is `replug`'s matter."""
+    lost: set[str] = set()
+    asked.step = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
+    if asked.number is not None:  # while it was being started
+        asked.step.send_signal(signal.SIGUSR1)
+    while (status := asked.step.poll()) is None:
+        for node in nodes:
+            if node.step.poll() is not None and node.name not in lost:
+                lost.add(node.name)
+                say(f"Ray on node {node.name} has ended with status {node.step.returncode}\n{tails([node])}")
+        time.sleep(LOOK_SECONDS)
+    if status == 128 + signal.SIGUSR1:
+        return INTERRUPTED  # ended by the signal before it listened; what counts is on disk
+    return status if status >= 0 else 128 - status
+
+
+def stop(nodes: list[Node]) -> None:
+    """The end of their standard input ends Ray there; only this job's."""
+    for node in nodes:
+        assert node.step.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            node.step.stdin.close()
+    end = time.monotonic() + STOP_SECONDS
+    for node in nodes:
+        try:
+            node.step.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            node.step.kill()
+
+
+def is_preempted(job_id: int) -> bool:
+    """Whether SLURM has begun its grace time, whose SIGTERM may have ended `replug` before it listened."""
+    found = re.search(r"PreemptTime=(\S+)", output("scontrol", "show", "job", "--oneliner", str(job_id)))
+    return found is not None and found.group(1)[0].isdigit()
+
+
+def requeue(job_id: int) -> int:
+    """Back into the queue, unless SLURM is ending or requeueing the job already."""
+    state = output("squeue", "--noheader", f"--jobs={job_id}", "--format=%T")
+    if state != "RUNNING":
+        say(f"interrupted; SLURM has this job as {state}, so it is left to SLURM")
+        return INTERRUPTED
+    say("interrupted; back into the queue, from where the same command goes on")
+    if subprocess.run(["scontrol", "requeue", str(job_id)], check=False).returncode != 0:
+        say("SLURM does not take it back; submit it again, and it goes on")
+        return INTERRUPTED
+    return 0
+
+
+def output(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def say(message: str) -> None:
+    print(f"replug job: {message}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""Ray on one node of a job: what each step but `replug`'s own runs.
+
+    python -m slurm.ray_node FOLDER HOST:PORT [--head]        the token, one line, on standard input
+
+Ray ends when standard input does, which `slurm.ray_job` holds open, and by no other signal than SIGKILL: pre-emption
+sends SIGTERM, and `scancel --signal` any signal, to every process of every step at once, while `replug` still needs its
+actors to save its step. No user's other Ray is touched.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+OBJECT_STORE_BYTES = 2**30  # ids, queries and answers pass through it, vectors and weights do not
+SHIELDED = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
+
+
+def main() -> int:
+    """Exit status of `ray start`, or 0 when it was told to end."""
+    folder, address, *rest = sys.argv[1:]
+    is_first_here = not Path(folder).exists()  # where it is there, another process of the job made it, and removes it
+    write_token(Path(folder), sys.stdin.readline().strip())
+    signal.pthread_sigmask(signal.SIG_BLOCK, SHIELDED)  # inherited by all that Ray starts, whatever handlers it sets
+    ray = subprocess.Popen(ray_command(folder, address, "--head" in rest), stdin=subprocess.DEVNULL, process_group=0)
+    asked = threading.Event()
+    threading.Thread(target=stop_at_end_of_input, args=(ray, asked), daemon=True).start()
+    status = ray.wait()
+    if is_first_here:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0 if asked.is_set() else status or 1
+
+
+def write_token(folder: Path, token: str) -> None:
+    """Into a folder that only this user reads. What is there already is this job's: two nodes may be one machine."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o777 != 0o700 or folder.is_symlink():
+        sys.exit(f"{folder} is not a folder of this user's alone")
+    if not (folder / "token").exists():
+        partial = folder / f"token.{os.getpid()}"
+        partial.touch(mode=0o600)
+        partial.write_text(token)
+        partial.rename(folder / "token")
+
+
+def ray_command(folder: str, address: str, is_head: bool) -> list[str]:
+    """`ray start` with what SLURM gave of this node, which Ray would else see whole. 0: any free port."""
+    host, _, port = address.rpartition(":")
+    cpus = os.environ.get("SLURM_CPUS_PER_TASK") or os.environ["SLURM_CPUS_ON_NODE"]
+    options = {
+        "num-cpus": cpus,
+        "num-gpus": os.environ.get("SLURM_GPUS_ON_NODE", "0"),
+        "object-store-memory": str(OBJECT_STORE_BYTES),
+        "temp-dir": f"{folder}/ray",  # not the folder itself, which Ray opens to everybody
+        "min-worker-port": "0",
+        "max-worker-port": "0",
+        "dashboard-agent-listen-port": "0",
+    }
+    if is_head:
+        options |= {"node-ip-address": host, "port": port, "ray-client-server-port": str(int(port) + 1)}
+        options |= {"include-dashboard": "false"}
+    else:
+        options |= {"address": address}
+    chosen = [f"--{name}={value}" for name, value in options.items()]
+    ray = Path(sys.executable).with_name("ray")  # of this environment, whatever PATH says
+    head = ["--head"] if is_head else []
+    return [str(ray), "start", "--block", "--disable-usage-stats", "--log-color=false", *head, *chosen]
+
+
+def stop_at_end_of_input(ray: subprocess.Popen, asked: threading.Event) -> None:
+    """Kill `ray start` and its group; what else there is of Ray ends with its raylet."""
+    sys.stdin.read()
+    asked.set()
+    os.killpg(ray.pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

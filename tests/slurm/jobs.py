@@ -1,0 +1,99 @@
+"""Jobs whose `replug` is a stand-in that waits until it is told to stop, on the real Ray cluster of the real script."""
+
+import contextlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm.ray_job import INTERRUPTED
+from tests.slurm.local_slurm import LocalSlurm
+from train.slurm_command import SlurmRequest, render
+
+ROOT = Path(__file__).parent.parent.parent
+WAITING = f"""
+import os, signal, sys, time
+if os.environ.get("SLURM_RESTART_COUNT"):
+    print("goes on and ends", flush=True)
+    sys.exit(0)
+import ray
+ray.init(address=sys.argv[-1].partition("=")[2], log_to_driver=False)
+asked = []
+for number in (signal.SIGTERM, signal.SIGUSR1):  # after Ray's own
+    signal.signal(number, lambda number, _: asked.append(number))
+@ray.remote(num_cpus=1, scheduling_strategy="SPREAD")
+def where():
+    time.sleep(0.5)
+    return os.environ["SLURMD_NODENAME"]
+print("nodes", *sorted(set(ray.get([where.remote() for _ in range(4)]))), flush=True)
+print("ready at", sys.argv[-1], flush=True)
+while not asked:
+    time.sleep(0.1)
+time.sleep(1)
+print("actors answer", *sorted(set(ray.get([where.remote() for _ in range(4)]))), flush=True)
+print("asked by", signal.Signals(asked[0]).name, flush=True)
+os._exit({INTERRUPTED})
+"""
+NOT_LISTENING = """
+import sys, time
+print("ready at", sys.argv[-1], flush=True)
+time.sleep(120)
+"""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A submitted job and where it writes."""
+
+    number: str
+    folder: Path
+
+    @property
+    def log(self) -> str:
+        path = self.folder / f"{self.number}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def wait_for_line(self, text: str, seconds: float = 60) -> None:
+        wait_until(lambda: text in self.log, seconds, lambda: f"no {text!r} in {self.log}")
+
+    def files(self) -> list[Path]:
+        """What the job has of its own under /tmp."""
+        return sorted(Path("/tmp").glob(f"replug-{self.number}-*"))
+
+
+def submit(slurm: LocalSlurm, folder: Path, replug: str = WAITING, on_nodes: str = "") -> Job:
+    """A two-node job of a stand-in for `replug`; `on_nodes` is put before what runs Ray on each node."""
+    code = folder / "code"
+    shutil.copytree(ROOT / "slurm", code / "slurm")
+    (code / "train").mkdir()
+    (code / "train/__init__.py").touch()
+    (code / "train/cli.py").write_text(replug)
+    ray_node = code / "slurm/ray_node.py"
+    ray_node.write_text(f"{on_nodes}\n{ray_node.read_text()}")
+    request = SlurmRequest(nodes=2, cpus_per_task=2)
+    script = render((ROOT / "slurm/train.sbatch").read_text(), request, folder, folder, sys.executable)
+    (folder / "job.sbatch").write_text(script)
+    return Job(slurm.run("sbatch", "--parsable", str(folder / "job.sbatch")), folder)
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float, otherwise: Callable[[], str]) -> None:
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end, otherwise()
+        time.sleep(0.1)
+
+
+def processes_with(text: str) -> list[str]:
+    """Command lines of live processes that show a text in their arguments or their environment."""
+    return [arguments for arguments, shown in _processes() if text in shown]
+
+
+def _processes() -> Iterator[tuple[str, str]]:
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if path.name != str(os.getpid()):
+                arguments = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                yield arguments, arguments + (path / "environ").read_bytes().decode(errors="replace")

@@ -1,0 +1,200 @@
+"""What `replug slurm` writes and refuses, without a SLURM."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from configs.errors import RunError, UserError
+from configs.load import load_config
+from slurm.ray_job import FIRST_PORT, NUM_PORTS, JobError, free_port, job_environment
+from train.slurm_command import SlurmRequest, code_sha256, directives, freeze, job_state, render, run_slurm
+
+ROOT = Path(__file__).parent.parent.parent
+SCRIPTS = sorted((ROOT / "slurm").glob("*.sbatch"))
+DEBUG = ROOT / "configs/debug.yaml"
+
+
+def rendered(tmp_path: Path, *extra: str, **options: object) -> str:
+    request = SlurmRequest(extra=extra, **options)  # type: ignore[arg-type]
+    template = (ROOT / f"slurm/{request.job}.sbatch").read_text()
+    return render(template, request, tmp_path / "run", tmp_path / "a b", "/venv/bin/python")
+
+
+@pytest.fixture
+def prints(tmp_path, monkeypatch, capsys):
+    """What `replug slurm` prints for the debug configuration in a fresh run directory, with enough CPUs."""
+
+    def run(*overrides: str, submit: bool = False, **options: object) -> str:
+        monkeypatch.chdir(tmp_path)
+        request = SlurmRequest(**{"cpus_per_task": 4, **options})  # type: ignore[arg-type]
+        run_slurm(DEBUG, [f"run_dir={tmp_path / 'run'}", *overrides], request, submit)
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_is_valid_and_asks_to_be_warned_and_requeued(script):
+    subprocess.run(["bash", "-n", script], check=True)
+    asked = directives(script.read_text())
+    assert asked["signal"] == "B:USR1@120"
+    assert {"requeue", "nodes", "cpus-per-task", "time"} <= set(asked)
+    assert asked["open-mode"] == "append"  # the log of the start before is kept
+    assert f"-m slurm.ray_job {script.stem} " in script.read_text()
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_shellcheck_finds_nothing(script):
+    subprocess.run(["shellcheck", script], check=True)
+
+
+def test_options_replace_the_scripts_own_and_others_are_added(tmp_path):
+    script = rendered(tmp_path, "--mem=64G", "--exclusive", nodes=3, gpus_per_node=4, time="1:00:00", partition="gpu")
+    asked = directives(script)
+    assert asked["nodes"] == "3" and asked["time"] == "1:00:00"
+    assert asked["gpus-per-node"] == "4" and asked["partition"] == "gpu"
+    assert asked["mem"] == "64G" and asked["exclusive"] == ""
+    assert asked["cpus-per-task"] == "8"  # nobody said otherwise
+    assert "account" not in asked
+    assert script.count("#SBATCH --nodes=") == 1
+
+
+def test_what_was_frozen_is_run_from_the_folder_of_submission(tmp_path):
+    lines = rendered(tmp_path).splitlines()
+    assert f"folder='{tmp_path}/a b'" in lines
+    assert f"code={tmp_path}/run/code" in lines
+    assert "python=/venv/bin/python" in lines
+    assert f"arguments=({tmp_path}/run/config.yaml)" in lines
+    assert f"#SBATCH --output={tmp_path}/run/%j.log" in lines
+
+
+def test_options_come_before_the_first_command(tmp_path):
+    lines = rendered(tmp_path, "--mem=1G", account="me").splitlines()
+    first_command = lines.index("set -euo pipefail")
+    assert max(row for row, line in enumerate(lines) if line.startswith("#SBATCH")) < first_command
+
+
+def test_a_rendered_script_is_valid_shell(tmp_path):
+    subprocess.run(["bash", "-n"], input=rendered(tmp_path, "--comment=a b"), text=True, check=True)
+
+
+@pytest.mark.parametrize("option", ["mem=64G", "-N2", "--", "--mem=1\n#SBATCH --nodes=9"])
+def test_what_is_no_option_of_sbatch_is_refused(tmp_path, option):
+    with pytest.raises(UserError, match="--sbatch"):
+        rendered(tmp_path, option)
+
+
+def test_without_submit_nothing_is_written(prints, tmp_path):
+    printed = prints(nodes=2)
+    assert "#SBATCH --nodes=2" in printed and "Nothing is written" in printed
+    assert "all nodes must see it" in printed
+    assert not (tmp_path / "run").exists()
+
+
+def test_actors_that_no_node_has_room_for_are_refused_before_the_queue(prints):
+    with pytest.raises(UserError, match="cpus-per-task"):
+        prints("index.num_shards=9")
+    with pytest.raises(UserError, match=r"gpus-per-node: .*1 of 2 actors of index.num_builders, each 1 GPU"):
+        alone = ("resources.score=null", "resources.index=null", "train.accelerator=cpu")
+        prints(*alone, "index.gpus_per_builder=1", "index.num_builders=2", gpus_per_node=1)
+    assert "lm.num_replicas 40" in prints("lm.num_replicas=40")  # further scorers join when there is room
+
+
+def test_an_unfinished_run_goes_on_with_its_own_configuration_only(prints, tmp_path):
+    (tmp_path / "run").mkdir()
+    shutil.copy(DEBUG, tmp_path / "run/config.yaml")
+    with pytest.raises(UserError, match=r"loss.gamma is 0.5, but .* begun with 0.02"):
+        prints("loss.gamma=0.5")
+    assert "replug train" in prints()
+
+
+def test_a_finished_run_is_not_submitted_again(prints, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/results.json").write_text("{}")
+    with pytest.raises(UserError, match="finished run"):
+        prints()
+    assert "replug evaluate" in prints(job="evaluate")
+
+
+def test_an_unknown_job_is_refused(prints):
+    with pytest.raises(UserError, match="train, prepare, evaluate"):
+        prints(job="sweep")
+
+
+def test_where_there_is_no_slurm_submitting_says_so(prints, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="sbatch is not on PATH"):
+        prints(submit=True)
+    assert not (tmp_path / "run").exists()
+
+
+def fake_squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Squeue and sbatch of this test's own, first on PATH."""
+    for name, text in (("squeue", script), ("sbatch", "echo 18")):
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+
+
+def test_a_run_directory_whose_job_is_queued_takes_no_second_one(prints, tmp_path, monkeypatch):
+    fake_squeue(tmp_path, monkeypatch, f"echo PENDING {tmp_path}/run/submitted/train/job.sbatch")
+    assert "submitted as job 18" in prints(submit=True)
+    with pytest.raises(UserError, match=r"train job 18 .* is PENDING.*scancel 18"):
+        prints(submit=True)
+    with pytest.raises(UserError, match="--sbatch=--dependency=afterok:18"):
+        prints(submit=True, job="evaluate")
+    assert "submitted" in prints(submit=True, job="evaluate", extra=("--dependency=afterok:18",))
+
+
+def test_a_job_that_slurm_has_forgotten_is_over(tmp_path, monkeypatch):
+    script = tmp_path / "job.sbatch"
+    fake_squeue(tmp_path, monkeypatch, f"echo RUNNING {script}")
+    assert job_state("18", script) == "RUNNING"
+    fake_squeue(tmp_path, monkeypatch, "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert job_state("18", script) is None
+    fake_squeue(tmp_path, monkeypatch, f"echo COMPLETED {script}")
+    assert job_state("18", script) is None
+    fake_squeue(tmp_path, monkeypatch, "echo RUNNING /of/another/job.sbatch")  # which has its number now
+    assert job_state("18", script) is None
+
+
+def test_a_slurm_that_does_not_answer_is_an_error_and_no_answer(tmp_path, monkeypatch):
+    fake_squeue(tmp_path, monkeypatch, "echo 'Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(RunError, match="job 18: Unable to contact"):
+        job_state("18", tmp_path / "job.sbatch")
+
+
+def test_what_is_frozen_is_whole_and_says_its_version(tmp_path):
+    config = load_config(DEBUG, ["lm.separator=|"])
+    freeze(config, tmp_path, "#!/bin/sh\n")
+    assert load_config(tmp_path / "config.yaml") == config
+    assert {path.name for path in (tmp_path / "code").iterdir()} >= {"train", "slurm", "configs", "data", "models"}
+    assert not list((tmp_path / "code").rglob("__pycache__"))
+    assert code_sha256(tmp_path / "code") in (tmp_path / "version.json").read_text()
+    freeze(config, tmp_path, "#!/bin/sh\n")  # again, over what is there
+
+
+def test_jobs_begin_to_look_for_ports_at_places_of_their_own():
+    first, second = free_port(17), free_port(18)
+    assert first != second
+    assert FIRST_PORT <= first < FIRST_PORT + NUM_PORTS
+
+
+def test_a_machine_without_free_ports_is_an_error(monkeypatch):
+    monkeypatch.setattr("slurm.ray_job.is_free", lambda port: False)
+    with pytest.raises(JobError, match="free ports"):
+        free_port(17)
+
+
+def test_a_jobs_environment_says_where_the_token_is_and_not_what_it_is():
+    given = {"RAY_AUTH_MODE": "disabled", "PATH": "/bin"}
+    assert job_environment(given, Path("/tmp/j")) == {
+        "PATH": "/bin",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": "/tmp/j/token",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }

@@ -1,0 +1,248 @@
+"""What `replug doctor` finds of a machine and for a configuration, and that no check hangs or starts anything."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from configs.load import load_config
+from configs.schema import RayConfig, WandbConfig, WandbMode
+from train import doctor, doctor_config
+from train.doctor import Check, State, run_checks
+from train.doctor_command import run_doctor
+
+ROOT = Path(__file__).parent.parent.parent
+DEBUG = ROOT / "configs/debug.yaml"
+
+
+@pytest.fixture
+def config(tmp_path):
+    def load(*overrides: str):
+        return load_config(DEBUG, [f"run_dir={tmp_path / 'run'}", *overrides])
+
+    return load
+
+
+def states(path: Path | None, *overrides: str, capsys) -> tuple[int, dict[str, dict]]:
+    capsys.readouterr()
+    status = run_doctor(path, overrides, as_json=True)
+    return status, {check["name"]: check for check in json.loads(capsys.readouterr().out)}
+
+
+def test_the_debug_configuration_is_well_here(tmp_path, capsys):
+    status, found = states(DEBUG, f"run_dir={tmp_path / 'run'}", "ray.auth=token", capsys=capsys)
+    assert status == 0, found
+    assert {"Python", "torch", "FAISS", "configuration", "retriever", "LM", "run_dir", "disk", "W&B"} <= set(found)
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_a_configuration_only_the_machine_is_looked_at(capsys):
+    status, found = states(None, capsys=capsys)
+    assert status == 0, found
+    assert "configuration" not in found and "disk" not in found
+
+
+def test_a_configuration_that_does_not_load_is_wrong_and_named(capsys):
+    status, found = states(DEBUG, "train.max_stepz=3", capsys=capsys)
+    assert status == 1
+    assert "train.max_stepz" in found["configuration"]["found"]
+    assert found["Python"]["state"] == "ok"  # the machine is looked at nevertheless
+
+
+def test_lines_read_without_colour(capsys):
+    assert run_doctor(DEBUG, ["wandb.mode=online", "ray.address=127.0.0.1:1"], as_json=False) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("✓ Python") for line in lines)
+    assert any(line.startswith("✗ cluster") and "→ ray start --head" in line for line in lines)
+    assert not any("\x1b" in line for line in lines)
+
+
+@pytest.mark.timeout(60)
+def test_the_command_starts_no_ray_and_is_quick():
+    code = "from train.doctor_command import run_doctor; import sys; run_doctor(None, [], True); import ray; " + (
+        "sys.exit(3 if ray.is_initialized() else 0)"
+    )
+    begun = time.monotonic()
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=50).returncode == 0
+    assert time.monotonic() - begun < 40
+
+
+@pytest.mark.timeout(30)
+def test_a_check_that_hangs_is_left_after_its_time():
+    well = Check("well", State.ok, "yes")
+    found = run_checks([("stuck", lambda: time.sleep(20)), ("well", lambda: well)], limit_seconds=0.2)
+    assert found[0].state is State.warning and "no answer" in found[0].found
+    assert found[1] is well
+
+
+def test_a_check_that_fails_is_wrong_and_the_others_go_on():
+    def fails() -> None:
+        raise PermissionError("not yours")
+
+    found = run_checks([("a", fails), ("b", lambda: None)])
+    assert [(check.name, check.state) for check in found] == [("a", State.wrong)]
+    assert "not yours" in found[0].found
+
+
+def test_a_version_out_of_its_range_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(doctor, "_version", lambda name: "1.0")
+    check = doctor.package("torch")
+    assert check.state is State.wrong and "1.0, expected" in check.found and "pip install 'torch" in check.mend
+
+
+@pytest.mark.parametrize(
+    ("there", "state"), [((), "wrong"), (("faiss-cpu", "faiss-gpu"), "wrong"), (("faiss-gpu",), "ok")]
+)
+def test_faiss_must_be_there_once(monkeypatch, there, state):
+    monkeypatch.setattr(doctor, "_version", lambda name: "1.15" if name in there else None)
+    assert doctor.faiss().state.value == state
+
+
+def test_a_token_that_others_can_read_is_wrong(monkeypatch, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("very secret")
+    token.chmod(0o644)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+    check = doctor.ray_token(RayConfig())
+    assert check.state is State.wrong and check.mend == f"chmod 600 {token}" and "secret" not in check.found
+    token.chmod(0o600)
+    assert doctor.ray_token(RayConfig()).state is State.ok
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "gone"))
+    assert doctor.ray_token(RayConfig()).state is State.wrong
+
+
+def test_ray_without_authentication_is_a_warning(monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    assert doctor.ray_token(RayConfig()).state is State.warning
+
+
+def test_online_wandb_wants_a_login_and_never_shows_it(monkeypatch, tmp_path):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    online = WandbConfig(mode=WandbMode.online)
+    assert doctor.wandb(online).state is State.wrong
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password hunter2\n")
+    check = doctor.wandb(online)
+    assert check.state is State.ok and "hunter2" not in check.found
+    (tmp_path / "netrc").unlink()
+    monkeypatch.setenv("WANDB_API_KEY", "hunter3")
+    assert "WANDB_API_KEY" in doctor.wandb(online).found and "hunter3" not in doctor.wandb(online).found
+
+
+def test_a_cluster_that_answers_is_well_and_one_that_does_not_is_wrong(config):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert doctor_config.cluster(config(f"ray.address={address}")).state is State.ok
+    assert doctor_config.cluster(config(f"ray.address={address}")).state is State.wrong
+    assert doctor_config.cluster(config("ray.address=auto")).state is State.warning
+    assert doctor_config.cluster(config()) is None
+
+
+def test_a_run_directory_that_nobody_may_write_is_wrong(config, monkeypatch):
+    def refused(**_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    assert doctor_config.run_dir(config()).state is State.ok
+    monkeypatch.setattr(doctor_config.tempfile, "TemporaryFile", refused)
+    check = doctor_config.run_dir(config())
+    assert check.state is State.wrong and "Permission denied" in check.found
+
+
+def test_a_run_directory_of_one_machine_is_a_warning_on_a_cluster(config, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert doctor_config.shared_files(config()) is None
+    on_cluster = config("ray.address=head:6379")
+    monkeypatch.setattr(doctor_config, "file_system", lambda path: "ext4")
+    assert doctor_config.shared_files(on_cluster).state is State.warning
+    monkeypatch.setattr(doctor_config, "file_system", lambda path: "nfs4")
+    assert doctor_config.shared_files(on_cluster).state is State.ok
+
+
+def test_the_file_system_of_a_path_is_the_innermost_mount():
+    assert doctor_config.file_system(Path("/proc/self")) == "proc"
+
+
+def test_models_are_found_by_folder_package_and_name(config, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    folder = tmp_path / "encoder"
+    folder.mkdir()
+    assert doctor_config.retriever(config(f"retriever.path={folder}")).state is State.wrong  # no config.json
+    (folder / "config.json").write_text('{"hidden_size": 32}')
+    (folder / "model.safetensors").write_bytes(bytes(400))
+    found = config(f"retriever.path={folder}")
+    assert doctor_config.retriever(found).state is State.ok
+    assert doctor_config.retriever_dim(found) == 32 and doctor_config.num_weights(found) == 100
+    assert doctor_config.retriever(config("retriever.path=/no/such")).state is State.wrong
+    offline = doctor_config.retriever(config("retriever.path=nobody/nothing"))
+    assert offline.state is State.wrong and "hf download nobody/nothing" in offline.mend
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    assert doctor_config.retriever(config("retriever.path=nobody/nothing")).state is State.warning
+
+
+def test_a_server_that_is_not_there_is_wrong(config):
+    server = config("lm.path=null", "lm.url=http://127.0.0.1:1/v1", "lm.model=m")
+    check = doctor_config.language_model(server)
+    assert check.state is State.wrong and "127.0.0.1:1" in check.found
+
+
+def test_missing_data_is_wrong(config, tmp_path):
+    check = doctor_config.data_files(config("data.source=/no/such/folder"))
+    assert check.state is State.wrong and "/no/such/folder" in check.found
+
+
+def test_documents_are_counted_by_manifest_by_key_or_by_size(config, tmp_path):
+    assert doctor_config.num_documents(config()) is None
+    assert doctor_config.num_documents(config("data.num_documents=7")) == 7
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"id": "1"}\n' * 50)
+    rows = config("data.source=null", *(f"data.{side}={corpus}" for side in ("corpus", "queries", "heldout")))
+    assert doctor_config.num_documents(rows) == 50
+    prepared = tmp_path / "prepared"
+    prepared.mkdir()
+    (prepared / "manifest.json").write_text('{"counts": {"documents": 12}}')
+    assert doctor_config.num_documents(config("data.source=null", f"data.prepared={prepared}")) == 12
+
+
+def test_the_papers_corpus_needs_more_disk_and_memory_than_a_small_machine_has(config, monkeypatch, tmp_path):
+    large = config("data.num_documents=36000000", "retriever.path=nobody/nothing")
+    size, parts = doctor_config.disk_needs(large)
+    assert size > 2.5 * 36e6 * 768 * 2 and "index versions 128.7" in parts
+    usage = type("Usage", (), {"free": 10 * 2**30})
+    monkeypatch.setattr(doctor_config.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(doctor_config, "available_memory", lambda: 10 * 2**30)
+    assert doctor_config.disk(large).state is State.wrong
+    assert doctor_config.memory(large).state is State.wrong
+    assert doctor_config.disk(config()).state is State.ok
+
+
+def test_gpus_that_are_not_there_are_wrong(config, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    alone = ("resources.train=1", "resources.score=null", "resources.index=null", "train.accelerator=cpu")
+    assert doctor_config.gpus(config(*alone, "index.gpus_per_searcher=1", "index.num_shards=2")).state is State.wrong
+    assert doctor_config.gpus(config(*alone, "lm.gpus_per_replica=1", "lm.num_replicas=2")).state is State.warning
+    assert doctor_config.gpus(config(*alone, "lm.gpus_per_replica=1")).state is State.ok
+    elsewhere = config(*alone, "lm.gpus_per_replica=1", "lm.num_replicas=9", "ray.address=head:1")
+    assert doctor_config.gpus(elsewhere).state is State.ok
+
+
+def test_a_trainer_that_must_have_a_gpu_and_finds_none_is_wrong(config, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert doctor_config.gpus(config("train.accelerator=gpu")).state is State.wrong
+    assert doctor_config.gpus(config()) is None
+
+
+def test_many_actors_on_few_cores_are_a_warning(config, monkeypatch):
+    monkeypatch.setattr(doctor_config, "available_cores", lambda: 2)
+    assert doctor_config.cpus(config()).state is State.ok
+    assert doctor_config.cpus(config("lm.num_replicas=9")).state is State.warning
+
+
+def test_memory_is_what_this_job_may_still_take():
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < doctor_config.available_memory() <= total

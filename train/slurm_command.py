@@ -1,0 +1,247 @@
+"""`replug slurm`: one job script for one configuration, and what it will run frozen into the run directory.
+
+    RUN_DIR/submitted/JOB/config.yaml     the resolved configuration
+                          code/           the packages as they were
+                          version.json    commit, whether it had changes, package versions, a hash of the code
+                          job.sbatch      slurm/JOB.sbatch with this job's options
+                          job.json        the job's number
+                          JOBNUMBER.log   what the job prints
+
+JOB is train, prepare or evaluate. A queued or requeued job reads nothing else of ours, so later edits do not reach it.
+"""
+
+import hashlib
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from configs.errors import RunError, UserError
+from configs.load import config_to_yaml, load_config
+from configs.paths import check_paths
+from configs.schema import Config
+from data.files import replace_file, write_json, writing
+from train import resources
+from train.environment import describe_environment
+from train.run_dir import RunDirectory, require_same
+
+CODE = Path(__file__).parent.parent
+ROOMS = ("configs", "data", "models", "index_workers", "evals", "train", "slurm")
+ROLES = {"train": resources.ROLES, "prepare": (), "evaluate": ("score", "index")}
+JOBS = tuple(ROLES)
+ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
+OPTION = re.compile(r"--[a-z][a-z-]*(=.+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmRequest:
+    """What is asked of SLURM; None leaves it to the job script. `extra` holds further options of sbatch."""
+
+    job: str = "train"
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    cpus_per_task: int | None = None
+    time: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    extra: tuple[str, ...] = ()
+
+    def options(self) -> dict[str, str]:
+        """By sbatch's names. Raises UserError for an extra option that is none."""
+        names = ("nodes", "gpus_per_node", "cpus_per_task", "time", "partition", "account")
+        given = {name.replace("_", "-"): getattr(self, name) for name in names}
+        options = {name: str(value) for name, value in given.items() if value is not None}
+        for option in self.extra:
+            if not OPTION.fullmatch(option):
+                raise UserError(f"--sbatch: {option!r} is no option of sbatch; expected one such as --sbatch=--mem=64G")
+            name, _, value = option.removeprefix("--").partition("=")
+            options[name] = value
+        return options
+
+
+def run_slurm(path: Path, overrides: Sequence[str], request: SlurmRequest, submit: bool) -> None:
+    """Print the job of a configuration; with `submit`, freeze it and put it into the queue."""
+    if request.job not in JOBS:
+        raise UserError(f"--job: expected one of {', '.join(JOBS)}, found {request.job}")
+    config = _load(path, overrides, request.job)
+    run = RunDirectory(Path(config.run_dir).expanduser().absolute())
+    folder = run.path / "submitted" / request.job
+    script = render((CODE / "slurm" / f"{request.job}.sbatch").read_text(), request, folder, Path.cwd(), sys.executable)
+    options = directives(script)
+    actors = _actors(config, request.job, options)
+    _require_room(actors, options)
+    _require_unfinished(config, run, request.job)
+    print(_summary(path, request.job, options, actors, folder))
+    if not submit:
+        print(f"\n{script}\nNothing is written or submitted yet: add --submit.")
+        return
+    _require_sbatch()
+    _require_idle(run, request)
+    freeze(config, folder, script)
+    number = _sbatch(folder)
+    print(f"submitted as job {number}; log: {folder / number}.log; `squeue --jobs={number}` shows where it stands")
+
+
+def render(template: str, request: SlurmRequest, folder: Path, submitted_from: Path, python: str) -> str:
+    """The job script: the template's options replaced or added to, its variables set to what is frozen in `folder`."""
+    options = {"output": str(folder).replace("%", "%%") + "/%j.log", **request.options()}
+    lines = template.splitlines()
+    last = max(row for row, line in enumerate(lines) if line.startswith("#SBATCH"))
+    present = {_option_name(line) for line in lines}
+    added = [_directive(name, value) for name, value in options.items() if name not in present]
+    replaced = [_directive(name, options[name]) if (name := _option_name(line)) in options else line for line in lines]
+    variables = {
+        "folder": shlex.quote(str(submitted_from)),
+        "code": shlex.quote(str(folder / "code")),
+        "python": shlex.quote(python),
+        "arguments": f"({shlex.quote(str(folder / 'config.yaml'))})",
+    }
+    body = [_set(line, variables) for line in [*replaced[: last + 1], *added, *replaced[last + 1 :]]]
+    return "\n".join(body) + "\n"
+
+
+def _option_name(line: str) -> str:
+    return line.removeprefix("#SBATCH --").partition("=")[0] if line.startswith("#SBATCH --") else ""
+
+
+def _directive(name: str, value: str) -> str:
+    quoted = f'"{value}"' if " " in value else value  # SLURM reads quotes there as a shell does
+    return f"#SBATCH --{name}={quoted}" if value else f"#SBATCH --{name}"
+
+
+def _set(line: str, variables: Mapping[str, str]) -> str:
+    name, equals, _ = line.partition("=")
+    return f"{name}={variables[name]}" if equals and name in variables else line
+
+
+def directives(script: str) -> dict[str, str]:
+    """The options that a job script asks SLURM for."""
+    lines = (line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH --"))
+    return {name: value for name, _, value in (line.partition("=") for line in lines)}
+
+
+def freeze(config: Config, folder: Path, script: str) -> None:
+    """Write configuration, code, versions and script; the code is whole or not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    code, partial = folder / "code", folder / "code.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    with writing(partial):
+        for room in ROOMS:
+            shutil.copytree(CODE / room, partial / room, ignore=shutil.ignore_patterns("__pycache__", "*.py[co]"))
+    if code.exists():
+        shutil.rmtree(code)
+    partial.rename(code)
+    replace_file(folder / "config.yaml", config_to_yaml(config).encode())
+    write_json(folder / "version.json", {**describe_environment(), "code_sha256": code_sha256(code)})
+    replace_file(folder / "job.sbatch", script.encode())
+
+
+def code_sha256(folder: Path) -> str:
+    """Of every file's path and content."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        digest.update(f"{path.relative_to(folder)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _load(path: Path, overrides: Sequence[str], job: str) -> Config:
+    needed = job != "prepare"
+    config = load_config(path, overrides, needs_lm=needed, needs_retriever=needed)
+    check_paths(config)
+    return config
+
+
+def _require_room(wanted: Sequence[resources.Need], options: Mapping[str, str]) -> None:
+    """What the queue would be waited for in vain."""
+    cpus, gpus = int(options["cpus-per-task"]), int(options.get("gpus-per-node", "0"))
+    nodes = [resources.Node(f"node {number}", cpus, gpus) for number in range(_least_nodes(options))]
+    if problem := resources.shortage(nodes, wanted):
+        raise UserError(f"--nodes, --cpus-per-task, --gpus-per-node: {problem}; ask for more, or for fewer actors")
+
+
+def _actors(config: Config, job: str, options: Mapping[str, str]) -> list[resources.Need]:
+    """The actors of a job on the GPUs that it asks for. Preparing has tasks only, which take what room there is."""
+    num_gpus = _least_nodes(options) * int(options.get("gpus-per-node", "0"))
+    laid_out = resources.lay_out(config, num_gpus)
+    return resources.needs(
+        laid_out, ROLES[job], "train" in ROLES[job] and resources.trains_on_gpu(config, num_gpus > 0)
+    )
+
+
+def _least_nodes(options: Mapping[str, str]) -> int:
+    """A number of nodes may be a range, such as 2-4."""
+    return int(options["nodes"].partition("-")[0])
+
+
+def _require_unfinished(config: Config, run: RunDirectory, job: str) -> None:
+    """A finished run is not trained again, and an unfinished one goes on with the configuration it was begun with."""
+    if job != "train":
+        return
+    if run.is_finished:
+        raise UserError(f"run_dir: {run.path} holds a finished run; give another run_dir to train again")
+    begun = run.path / "config.yaml"
+    if begun.is_file():
+        require_same(load_config(begun), config, run.path)
+
+
+def _summary(path: Path, job: str, options: Mapping[str, str], actors: Sequence[resources.Need], folder: Path) -> str:
+    known = ("nodes", "cpus-per-task", "gpus-per-node", "time", "partition", "account")
+    own = ("job-name", "ntasks-per-node", "requeue", "open-mode", "output", "signal")
+    others = [f"--{name}={value}" for name, value in options.items() if name not in known + own]
+    version = describe_environment()
+    commit = version["git_commit"] or "no git checkout"
+    rows = {
+        "job": f"replug {job} {path}",
+        "of SLURM": "  ".join([*(f"{name} {options[name]}" for name in known if name in options), *others]),
+        "actors": resources.describe(actors) or "none",
+        "run directory": f"{folder.parent.parent} (all nodes must see it)",
+        "Python": f"{sys.executable} (all nodes must see it)",
+        "code": f"{commit}{' with changes' if version['git_dirty'] else ''}, a copy in {folder / 'code'}",
+        "configuration": f"resolved, a copy in {folder / 'config.yaml'}",
+    }
+    return "\n".join(f"{name:<16} {value}" for name, value in rows.items())
+
+
+def _require_sbatch() -> None:
+    if shutil.which("sbatch") is None:
+        raise UserError("sbatch is not on PATH; expected the login node of a SLURM cluster")
+
+
+def _require_idle(run: RunDirectory, request: SlurmRequest) -> None:
+    """No two jobs write one run directory at once. One of another kind may be waited for in the queue."""
+    for job in JOBS:
+        record = run.path / "submitted" / job / "job.json"
+        number = json.loads(record.read_text())["job_id"] if record.is_file() else None
+        state = job_state(number, record.with_name("job.sbatch")) if number else None
+        if state is None or (job != request.job and "dependency" in request.options()):
+            continue
+        also = f", or begin after it with --sbatch=--dependency=afterok:{number}" if job != request.job else ""
+        raise UserError(
+            f"run_dir: {job} job {number} of {run.path} is {state}; wait for its end, or `scancel {number}`{also}"
+        )
+
+
+def job_state(number: str, script: Path) -> str | None:
+    """PENDING, RUNNING and the like; None when it has ended, or SLURM has forgotten it and given its number away."""
+    command = ["squeue", "--noheader", f"--jobs={number}", "--format=%T %o"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if done.returncode != 0 and "Invalid job id" not in done.stderr:
+        raise RunError(f"squeue cannot say what became of job {number}: {done.stderr.strip()}")
+    state, _, of = done.stdout.strip().partition(" ")
+    return state if of == str(script) and state not in ENDED else None
+
+
+def _sbatch(folder: Path) -> str:
+    """The job's number, which is also recorded."""
+    done = subprocess.run(["sbatch", "--parsable", str(folder / "job.sbatch")], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RunError(f"sbatch refused {folder / 'job.sbatch'}: {done.stderr.strip()}")
+    number = done.stdout.strip().partition(";")[0]
+    write_json(folder / "job.json", {"job_id": number, "submitted_at": datetime.now(UTC).isoformat(timespec="seconds")})
+    return number
