@@ -112,6 +112,11 @@ class ActorPool:
         return sum(replica.is_up for replica in list(self._replicas.values()))
 
     @property
+    def num_waiting(self) -> int:
+        """Calls that no replica has been given yet."""
+        return len(self._waiting)
+
+    @property
     def quarantined(self) -> dict[int, str]:
         """Replicas that are used no more, and why."""
         return dict(self._quarantined)

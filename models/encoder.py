@@ -92,7 +92,7 @@ class Encoder(nn.Module):
         """How steps with gradient are computed: the encoder's own dropout, less memory for more time, torch.compile."""
         if gradient_checkpointing:
             # transformers checkpoints in training mode only, which must not bring the dropout with it.
-            self.backbone.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            self.backbone.activation_checkpointing_enable({"use_reentrant": False})
             if not dropout:
                 _remove_dropout(self.backbone)
         if compiled:

@@ -161,6 +161,7 @@ class ScorerPool:
             "replicas": float(num_up),
             "respawns": float(counts.respawns),
             "retries": float(counts.retries),
+            "queue_length": float(self.pool.num_waiting),
             "queue_wait_seconds": counts.waited_seconds / max(1, counts.calls),
         }
 

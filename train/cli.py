@@ -253,6 +253,16 @@ def doctor(
 
 
 @app.command()
+def dashboard(
+    project: Annotated[str, typer.Argument(help="Whose runs it shows.", metavar="ENTITY/PROJECT")],
+) -> None:
+    """Save a view of a W&B project's runs, in sections: learning, temperatures, index, time, throughput."""
+    from train.wandb_dashboard import run_dashboard
+
+    run_dashboard(project)
+
+
+@app.command()
 def keys(section: Annotated[str, typer.Argument(help="Only keys that begin so, such as refresh.")] = "") -> None:
     """List every key of a configuration with its default and what it means."""
     from configs.describe import key_descriptions

@@ -33,14 +33,15 @@ class StepClock:
         self.read()
 
     def read(self) -> dict[str, float]:
-        """`time/CAUSE_seconds` of the step that ends now, its whole length, and the share spent waiting."""
+        """`time/CAUSE_seconds` of the step that ends now, its whole length, and shares spent waiting and at work."""
         now = time.monotonic()
         with self._lock:
             seconds, self._seconds = self._seconds, {}
             whole, self._began = now - self._began, now
         causes = {cause: seconds.get(cause, 0.0) for cause in CAUSES}
-        waited = causes["wait_scores"] + causes["wait_index"]
+        waited, retrieved = causes["wait_scores"] + causes["wait_index"], causes["retrieve"]
         causes |= {"train": max(0.0, whole - sum(causes.values())), "search": seconds.get("search", 0.0), "step": whole}
+        shares = {"waiting_share": waited / whole, "busy_share": (causes["train"] + retrieved) / whole}
         return {f"time/{cause}_seconds": value for cause, value in causes.items()} | {
-            "time/waiting_share": waited / whole if whole else 0.0
+            f"time/{name}": value for name, value in shares.items()
         }

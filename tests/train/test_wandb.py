@@ -1,37 +1,83 @@
-"""An offline W&B run is read back from what was written: no account, no network."""
+"""W&B offline and TensorBoard, read back from what was written: no account, no network."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from command_line import finish, start
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_loop import metrics, wait_for_step
 
-from configs.load import load_config
-from train.run_dir import RunDirectory
-from train.wandb_logger import wandb_logger
+from configs.errors import UserError
+from train.wandb_dashboard import SECTIONS, dashboard, run_dashboard
 
-ROOT = Path(__file__).parent.parent.parent
+WANDB = str(Path(sys.executable).parent / "wandb")
 
 
-@pytest.mark.timeout(120)
-def test_an_offline_run_holds_what_was_logged_under_one_id(tmp_path, monkeypatch):
-    import wandb
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on two ranks, interrupted and resumed, with every logger there is."""
+    run = tmp_path_factory.mktemp("wandb") / "run"
+    overrides = ("wandb.mode=offline", "train.tensorboard=true", "resources.train=2", "lm.path=stand_in:0.05")
+    process = start(run, *overrides)
+    wait_for_step(run, 6, process)
+    os.kill(process.pid, signal.SIGUSR1)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 75, output
+    finish(run, *overrides)
+    return run
 
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    config = load_config(ROOT / "configs/debug.yaml", [f"run_dir={tmp_path}", "wandb.mode=offline"])
-    run = RunDirectory(tmp_path)
-    logger = wandb_logger(config, run)
-    logger.log_metrics({"train/loss": 0.25}, step=3)
-    logger.finalize("success")
-    wandb.finish()
-    assert wandb_logger(config, run).version == logger.version, "a resumed run keeps its id"
 
-    command = [str(Path(sys.executable).parent / "wandb"), "leet", "inspect", "--summary", "--json"]
-    log = next(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
-    summary = subprocess.run([*command, str(log)], capture_output=True, text=True, check=True, timeout=60).stdout
-    assert find(json.loads(summary), "train/loss") == 0.25
-    assert find(json.loads(summary), "loss.beta") is not None
+def logs(run: Path) -> list[Path]:
+    return sorted(run.glob("wandb/offline-run-*/run-*.wandb"))
+
+
+def summary(log: Path) -> dict:
+    command = [WANDB, "leet", "inspect", "--summary", "--json", str(log)]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+
+
+@pytest.mark.timeout(300)
+def test_a_resumed_run_of_two_ranks_is_one_run_with_every_metric_that_the_dashboard_shows(run):
+    assert len(logs(run)) == 2, "one file for each time that the command was run, by rank 0 alone"
+    assert {log.stem.removeprefix("run-") for log in logs(run)} == {json.loads((run / "wandb.json").read_text())["id"]}
+    last = summary(logs(run)[-1])
+    shown = [name for plots in SECTIONS.values() for names in plots.values() for name in names]
+    assert [name for name in shown if find(last, name) is None] == []
+    assert find(last, "train/loss") == pytest.approx(metrics(run)[-1]["train/loss"])
+    assert find(last, "loss.beta") is not None
+
+
+@pytest.mark.timeout(300)
+def test_the_table_and_the_tuned_retriever_go_there_too(run):
+    last, results = summary(logs(run)[-1]), json.loads((run / "results.json").read_text())
+    assert find(last, "results/bpb/all/lsr") == pytest.approx(results["bpb"]["all"]["lsr"])
+    low, high = results["intervals"]["lsr_minus_replug"]
+    assert find(last, "results/lsr_minus_replug/low") == pytest.approx(low)
+    assert find(last, "results/lsr_minus_replug/high") == pytest.approx(high)
+    assert b"model.safetensors" in logs(run)[-1].read_bytes(), "the artifact names the file"
+
+
+@pytest.mark.timeout(300)
+def test_tensorboard_has_what_metrics_jsonl_has(run):
+    events = EventAccumulator(str(run / "tensorboard")).Reload()
+    losses = {event.step: event.value for event in events.Scalars("train/loss")}
+    assert losses == pytest.approx({row["step"]: row["train/loss"] for row in metrics(run)})
+
+
+def test_the_dashboard_has_a_section_for_every_group_of_metrics():
+    workspace = dashboard("somebody", "replug")
+    assert [section.name for section in workspace.sections] == list(SECTIONS)
+    assert all(len(section.panels) == len(SECTIONS[section.name]) for section in workspace.sections)
+
+
+def test_a_project_without_its_entity_is_refused():
+    with pytest.raises(UserError, match="expected ENTITY/PROJECT"):
+        run_dashboard("replug")
 
 
 def find(tree: object, key: str) -> object:

@@ -1,0 +1,84 @@
+"""What a step takes beside the LM: at depth 0 the sum of all parts, at depth 2 no more than the LM alone.
+
+    python -m benchmarks.overlap                # a stand-in LM that sleeps 50 ms a batch in a process of its own
+    python -m benchmarks.overlap --lm smollm2   # SmolLM2 on both cores, real text, 20 documents for each text
+
+MiniLM, the real index and real texts. The LM's time alone is that of the run at depth 0, where nothing else goes on
+while a step waits for its scores: the same pairs, the same pool. A run of another depth retrieves with older weights,
+so its documents differ a little.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.machine import describe_machine
+
+COMMON = {
+    "evaluate.max_windows": 1,
+    "evaluate.refresh_windows": 0,
+    "evaluate.num_resamples": 10,
+    "checkpoint.every_steps": 1000,
+    "loss.beta": 0.5,
+}
+SETTINGS = {
+    # Units of one pair: each sleeps 50 ms. The trainer has one core, builder and searcher the other.
+    "stand_in": {
+        "lm.path": "stand_in:0.05",
+        "lm.tokens_per_batch": 4,
+        "data.num_documents": 600,
+        "train.batch_size": 4,
+        "retrieve.k": 16,
+        "train.threads": 1,
+        "index.threads_per_worker": 1,
+    },
+    "smollm2": {"data.num_documents": 600, "train.batch_size": 2, "retrieve.k": 20},
+}
+STEPS = {"stand_in": 12, "smollm2": 8}
+WARM_UP = 3
+
+
+def run(folder: Path, lm: str, depth: int, steps: int) -> list[dict]:
+    """The metrics of a run without refreshes, the first steps left out."""
+    settings = {**COMMON, **SETTINGS[lm], "train.max_steps": steps, "train.pipeline_depth": depth}
+    settings |= {"refresh.every_steps": 10 * steps, "data.out": folder / "data", "run_dir": folder / f"depth-{depth}"}
+    command = [sys.executable, "-m", "train.cli", "train", "configs/quickstart.yaml"]
+    subprocess.run([*command, *(f"{key}={value}" for key, value in settings.items())], check=True)
+    lines = (folder / f"depth-{depth}" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines][WARM_UP:]
+
+
+def mean(rows: list[dict], *causes: str) -> float:
+    """Seconds a step that went into these causes."""
+    return statistics.mean(sum(row[f"time/{cause}_seconds"] for cause in causes) for row in rows)
+
+
+def steady(rows: list[dict], depth: int) -> list[dict]:
+    """Without the last steps: their scores were there already, since nothing is retrieved ahead any more."""
+    return rows[: len(rows) - depth] if depth else rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lm", choices=sorted(SETTINGS), default="stand_in")
+    parser.add_argument("--depths", type=int, nargs="+", default=[0, 1, 2])
+    arguments = parser.parse_args()
+    machine = describe_machine(1 if arguments.lm == "stand_in" else 2)
+    with tempfile.TemporaryDirectory() as folder:
+        steps = STEPS[arguments.lm] + WARM_UP + max(arguments.depths)
+        rows = {depth: steady(run(Path(folder), arguments.lm, depth, steps), depth) for depth in arguments.depths}
+    print(machine)
+    alone, rest = mean(rows[0], "wait_scores"), mean(rows[0], "train", "retrieve")
+    print(f"the LM alone {alone:.3f} s a step; training and encoding {rest:.3f} s; their sum {alone + rest:.3f} s")
+    for depth, measured in rows.items():
+        step = mean(measured, "step")
+        of_sum = step / (alone + rest)
+        print(f"depth {depth}: {step:.3f} s a step, {step / alone:.3f} of the LM alone, {of_sum:.3f} of the sum")
+
+
+if __name__ == "__main__":
+    main()
