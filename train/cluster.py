@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import grpc
 import ray
 import torch
 from ray.exceptions import AuthenticationError
@@ -20,6 +21,7 @@ from train import resources
 from train.interruption import Interruption
 
 CODE = Path(__file__).parent.parent  # the folder that holds the rooms
+ANSWER_SECONDS = 10.0
 AnyConfig = TypeVar("AnyConfig", Config, ScoreConfig)
 
 
@@ -60,20 +62,30 @@ def _start(config: AnyConfig, roles: Collection[str]) -> AnyConfig:
 
 
 def _join(config: AnyConfig, roles: Collection[str]) -> AnyConfig:
+    address = str(config.ray.address)
     try:
-        _require_answer(str(config.ray.address))
+        _require_answer(address)
         with contextlib.chdir(CODE):  # Ray puts the driver's folder first where its workers import from
-            ray.init(address=config.ray.address, log_to_driver=False, logging_level=logging.ERROR)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, AuthenticationError) as error:
-        raise UserError(
-            f"ray.address: cannot join a cluster at {config.ray.address}: {str(error).splitlines()[0]}; start one with "
-            "`ray start --head`, or leave ray.address out"
-        ) from error
+        raise UserError(_why_not(address, error)) from error
     nodes = list(resources.nodes_of(ray.nodes()))
     laid_out = _lay_out(config, int(sum(node.gpus for node in nodes)))
     on_gpu = resources.trains_on_gpu(config, torch.cuda.device_count() > 0)
     _require_room("ray.address", nodes, resources.needs(laid_out, roles, on_gpu))
     return laid_out
+
+
+def _why_not(address: str, error: Exception) -> str:
+    """One line: Ray says the same of a wrong token as of a cluster that is gone."""
+    start = f"ray.address: cannot join a cluster at {address}: {str(error).splitlines()[0]}"
+    if isinstance(error, AuthenticationError) or "Failed to connect" in str(error):
+        mode, path = os.environ.get("RAY_AUTH_MODE"), os.environ.get("RAY_AUTH_TOKEN_PATH")
+        return (
+            f"{start}; something answers there, so the token may be another or have expired: expected that cluster's "
+            f"own (RAY_AUTH_MODE is {mode}, RAY_AUTH_TOKEN_PATH {path or 'not set'})"
+        )
+    return f"{start}; start one with `ray start --head`, or leave ray.address out"
 
 
 def _lay_out(config: AnyConfig, num_gpus: int) -> AnyConfig:
@@ -90,7 +102,13 @@ def _require_room(key: str, nodes: list[resources.Node], wanted: list[resources.
 
 
 def _require_answer(address: str) -> None:
-    """Raise OSError where nothing listens: Ray itself goes on trying for minutes."""
+    """Raise OSError where nothing listens, or nothing that speaks as Ray does: Ray itself goes on trying for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=10).close()
+    if not (host and port.isdigit()):
+        return  # auto, which Ray looks up on this machine
+    socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
+    with grpc.insecure_channel(f"{host}:{port}") as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=ANSWER_SECONDS)
+        except grpc.FutureTimeoutError as error:
+            raise OSError(f"what listens there is no Ray ({ANSWER_SECONDS:g} s without an answer)") from error

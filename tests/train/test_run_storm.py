@@ -1,0 +1,127 @@
+"""Every kind of process of a run killed, again and again, with kill -9: the losses are the quiet run's.
+
+A run of two trainer ranks on a cluster of nodes, with refreshes. Who dies is drawn: rank 0 (the command itself), the other
+rank, a scorer, an embedder, a searcher, or a whole node with all that is on it. Where the run ended, the same command goes on.
+With an LM on a server it is the server that dies, and comes back. REPLUG_STORM=full: 20 kills of each kind, half an hour.
+"""
+
+import contextlib
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+from command_line import finish, start
+from index_cluster import RayCluster
+from test_loop import what_must_be_equal
+
+sys.path.append(str(Path(__file__).parents[1] / "models"))
+from fault_server import FaultServer
+
+FULL = os.environ.get("REPLUG_STORM") == "full"
+KINDS = ["rank 0", "TrainerRank", "Scorer", "Builder", "Searcher", "node"]
+KILLS_OF_EACH = 20 if FULL else 1
+STEPS = 160 if FULL else 24
+OVERRIDES = [
+    "resources.train=2",
+    f"train.max_steps={STEPS}",
+    "lm.max_attempts=100",
+    "index.max_attempts=100",
+    "refresh.every_steps=6",
+    "refresh.lag_steps=3",
+    "checkpoint.every_steps=2",
+]
+SLOW = "lm.path=stand_in:0.5"  # sleeps so long in each call: steps that last, at no cost
+
+
+def same_data(quiet: Path) -> list[str]:
+    return ["data.source=null", f"data.prepared={quiet / 'data'}"]
+
+
+class Storm:
+    """One run that is killed until each kind has had its share, then left to end."""
+
+    def __init__(self, cluster: RayCluster, run: Path, overrides: list[str], seed: int) -> None:
+        self._cluster, self._run, self._overrides = cluster, run, overrides
+        self._random, self.killed, self.starts = random.Random(seed), Counter[str](), 0
+        self._left = [kind for kind in KINDS for _ in range(KILLS_OF_EACH)]
+        self._random.shuffle(self._left)
+
+    def rage(self) -> None:
+        process = self._start()
+        while self._left:
+            if process.poll() is not None:
+                assert process.returncode != 0, f"the run ended before the storm did: {self._left}"
+                process = self._start()
+            time.sleep(self._random.uniform(0.5, 4.0))
+            self._kill(self._left[-1], process)
+        while process.wait(600) != 0:
+            assert self.starts < 3 * len(KINDS) * KILLS_OF_EACH, "the run does not end any more"
+            process = self._start()
+
+    def _start(self) -> subprocess.Popen:
+        self.starts += 1
+        joined = (f"ray.address={self._cluster.address}", "ray.auth=disabled")
+        process = start(self._run, *self._overrides, *joined)
+        # What it prints is of no use here, and a pipe that nobody reads would stop it.
+        assert process.stdout is not None
+        process.stdout.close()
+        return process
+
+    def _kill(self, kind: str, process: subprocess.Popen) -> None:
+        if kind == "node":
+            self._cluster.kill_node(self._random.randrange(2))
+            self._cluster.add_node()
+        elif kind == "rank 0":
+            process.kill()
+            process.wait(30)
+        else:
+            found = self._cluster.actors(kind)
+            if not found:
+                return  # not there yet: another moment
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._random.choice(found).kill()
+        self.killed[kind] += 1
+        self._left.pop()
+
+
+@pytest.mark.skipif(not FULL, reason="minutes of whole runs: make storm")
+@pytest.mark.timeout(5400)
+def test_whoever_is_killed_the_losses_are_the_quiet_runs(tmp_path):
+    quiet, run = tmp_path / "quiet", tmp_path / "run"
+    finish(quiet, *OVERRIDES)
+    with RayCluster() as cluster:
+        storm = Storm(cluster, run, [*OVERRIDES, SLOW, *same_data(quiet)], seed=3)
+        storm.rage()
+        left = cluster.close()
+    print(f"\n{storm.killed.total()} kills {dict(storm.killed)}; the command was started {storm.starts} times")
+    assert storm.killed == Counter(dict.fromkeys(KINDS, KILLS_OF_EACH))
+    assert what_must_be_equal(run) == what_must_be_equal(quiet)
+    assert (run / "results.json").read_text() == (quiet / "results.json").read_text()
+    assert left == []
+
+
+@pytest.mark.skipif(not FULL, reason="minutes of whole runs: make storm")
+@pytest.mark.timeout(1800)
+def test_a_server_that_dies_twenty_times_changes_no_loss(tmp_path):
+    quiet, run, chance = tmp_path / "quiet", tmp_path / "run", random.Random(5)
+    finish(quiet, *OVERRIDES)
+    served = [*OVERRIDES, *same_data(quiet), "lm.path=null", "lm.model=words", "lm.timeout_seconds=60"]
+    server, kills = FaultServer(seconds=0.05), 0
+    port = server.port
+    process = start(run, *served, f"lm.url={server.url}")
+    while process.poll() is None:
+        time.sleep(chance.uniform(0.5, 3.0))
+        if kills < KILLS_OF_EACH:
+            server.close()
+            time.sleep(chance.uniform(0.1, 1.0))
+            server, kills = FaultServer(seconds=0.05, port=port), kills + 1
+    server.close()
+    assert process.returncode == 0, process.stdout.read() if process.stdout else ""
+    assert kills == KILLS_OF_EACH
+    assert what_must_be_equal(run) == what_must_be_equal(quiet)
