@@ -102,7 +102,7 @@ def _require_room(key: str, nodes: list[resources.Node], wanted: list[resources.
 
 
 def _require_answer(address: str) -> None:
-    """Raise OSError where nothing listens, or nothing that speaks as Ray does: Ray itself goes on trying for minutes."""
+    """Raise OSError where nothing listens, or nothing that speaks as Ray does: Ray itself tries for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdigit()):
         return  # auto, which Ray looks up on this machine

@@ -63,7 +63,7 @@ def dashboard(entity: str, project: str) -> Any:
     sections = [
         workspaces.Section(
             name=name,
-            panels=[panels.LinePlot(title=title, x="Step", y=metrics) for title, metrics in plots.items()],
+            panels=[panels.LinePlot(title=title, x="Step", y=list[Any](metrics)) for title, metrics in plots.items()],
             is_open=True,
         )
         for name, plots in SECTIONS.items()

@@ -68,9 +68,8 @@ def guarded_cluster(token: str) -> Iterator[dict[str, str]]:
     environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}
     options = [f"--port={PORT}", "--num-cpus=4", "--include-dashboard=false", f"--temp-dir={folder}/ray"]
     command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", *options]
-    process = subprocess.Popen(
-        [*command], env={**clean, **environment}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, env={**clean, **environment}, **quiet)
     try:
         wait_for_port(PORT)
         yield environment
