@@ -1,6 +1,6 @@
 """What a step takes beside the LM: at depth 0 the sum of all parts, at depth 2 no more than the LM alone.
 
-    python -m benchmarks.overlap                # a stand-in LM that sleeps 50 ms a batch in a process of its own
+    python -m benchmarks.overlap                # a stand-in LM that sleeps 100 ms a batch in a process of its own
     python -m benchmarks.overlap --lm smollm2   # SmolLM2 on both cores, real text, 20 documents for each text
 
 MiniLM, the real index and real texts. The LM's time alone is that of the run at depth 0, where nothing else goes on
@@ -26,9 +26,9 @@ COMMON = {
     "loss.beta": 0.5,
 }
 SETTINGS = {
-    # Units of one pair: each sleeps 50 ms. Texts are short, so that a pair takes the trainer less than the LM.
+    # Units of one pair, 100 ms each. Texts are short, so that a pair takes the trainer less than the LM.
     "stand_in": {
-        "lm.path": "stand_in:0.05",
+        "lm.path": "stand_in:0.1",
         "lm.tokens_per_batch": 4,
         "data.num_documents": 600,
         "data.document_tokens": 12,
@@ -38,7 +38,7 @@ SETTINGS = {
     },
     "smollm2": {"data.num_documents": 600, "train.batch_size": 2, "retrieve.k": 20},
 }
-STEPS = {"stand_in": 12, "smollm2": 8}
+STEPS = {"stand_in": 8, "smollm2": 6}
 WARM_UP = 3
 
 
@@ -65,7 +65,7 @@ def steady(rows: list[dict], depth: int) -> list[dict]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lm", choices=sorted(SETTINGS), default="stand_in")
-    parser.add_argument("--depths", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--depths", type=int, nargs="+", default=[0, 2])
     arguments = parser.parse_args()
     machine = describe_machine(2)
     with tempfile.TemporaryDirectory() as folder:

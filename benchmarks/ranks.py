@@ -17,7 +17,7 @@ SETTINGS = {
     "lm.path": "stand_in",
     "data.num_documents": 600,
     "train.batch_size": 8,
-    "retrieve.k": 8,
+    "retrieve.k": 4,
     "train.threads": 1,
     "train.precision": "float32",
     "index.threads_per_worker": 1,
@@ -39,7 +39,7 @@ def run(folder: Path, ranks: int, steps: int) -> list[dict]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=16)
     arguments = parser.parse_args()
     machine = describe_machine(1)
     with tempfile.TemporaryDirectory() as folder:

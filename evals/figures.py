@@ -116,14 +116,28 @@ def draw_index_age(axes: Axes, metrics: Sequence[dict]) -> None:
     _mark_swaps(axes, metrics)
 
 
-def draw_times(axes: Axes, metrics: Sequence[dict]) -> None:
-    """Seconds for a step, and what of it was waiting for LM scores."""
-    axes.plot(*_series(metrics, "time/step_seconds"), color=COLOURS["none"], label="whole step")
-    axes.plot(*_series(metrics, "time/wait_scores_seconds"), color=COLOURS["random"], label="waiting for the LM")
-    axes.set_ylim(bottom=0)
-    axes.set_title("seconds for a step", fontsize=10)
+def draw_heldout(axes: Axes, metrics: Sequence[dict]) -> None:
+    """Bits per byte of held-out texts with the documents of the version that serves; a value for each refresh."""
+    if any("heldout/bpb" in row for row in metrics):
+        axes.step(*_series(metrics, "heldout/bpb"), where="post", color=COLOURS["lsr"])
+    axes.set_title("bits per byte of held-out text, measured at each refresh", fontsize=10)
     axes.set_xlabel("step")
-    axes.legend(fontsize=8, frameon=False)
+
+
+def draw_times(axes: Axes, metrics: Sequence[dict]) -> None:
+    """Seconds of a step, by what they went into."""
+    causes = {
+        "training": ("time/train_seconds", "lsr"),
+        "encoding queries": ("time/retrieve_seconds", "replug"),
+        "waiting for the LM": ("time/wait_scores_seconds", "random"),
+        "waiting for the index": ("time/wait_index_seconds", "none"),
+    }
+    seconds = [[row.get(key, 0.0) for row in metrics] for key, _ in causes.values()]
+    colours = [COLOURS[name] for _, name in causes.values()]
+    axes.stackplot([row["step"] for row in metrics], *seconds, labels=list(causes), colors=colours, alpha=0.8)
+    axes.set_title("seconds of a step", fontsize=10)
+    axes.set_xlabel("step")
+    axes.legend(fontsize=8, frameon=False, loc="upper left")
 
 
 def draw_throughput(axes: Axes, metrics: Sequence[dict]) -> None:

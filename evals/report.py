@@ -122,6 +122,7 @@ def _curves_section(metrics: Sequence[dict]) -> str:
         figures.draw_loss,
         figures.draw_entropies,
         figures.draw_rank_correlation,
+        figures.draw_heldout,
         figures.draw_index_age,
         figures.draw_refreshes,
         figures.draw_times,

@@ -150,6 +150,10 @@ class RunDirectory:
         marks = []
         for path in sorted(self.checkpoints.glob("step-*.json")):
             content = json.loads(path.read_text())
+            if "sha256" not in content:
+                raise UserError(
+                    f"{path} is of an earlier version of replug; end that run with it, or give another run_dir"
+                )
             versions = tuple(content["versions"])
             marks.append(CheckpointMark(path.with_suffix(".ckpt"), content["step"], versions, content["sha256"]))
         return marks

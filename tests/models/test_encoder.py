@@ -1,6 +1,7 @@
 """The retriever against mean pooling written out, one text at a time, on a random BERT and on MiniLM."""
 
 import importlib.metadata
+import shutil
 import threading
 from pathlib import Path
 
@@ -235,3 +236,19 @@ def test_batches_cover_every_row_once_within_the_budget_longest_first() -> None:
             assert len(batch) == 1 or len(batch) * max(lengths[row] for row in batch) <= budget
     assert list(token_budget_batches([2, 5, 2, 5], 10)) == [[1, 3], [0, 2]]  # equals in the order given
     assert list(token_budget_batches([], 10)) == []
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+@pytest.mark.timeout(240)
+def test_a_compiled_encoder_trains_as_the_plain_one_does():
+    """Vectors, gradients, and the names that a checkpoint has."""
+    plain, compiled = (Encoder(resolve_encoder_path("stand_in")) for _ in range(2))
+    compiled.prepare_training(dropout=False, gradient_checkpointing=False, compiled=True)
+    texts = ["one two three", "four five six seven", "eight"]
+    for encoder in (plain, compiled):
+        encoder.train_mode()
+        encoder.encode_with_gradient(encoder.token_ids(texts)).square().sum(0)[:5].sum().backward()
+    assert list(compiled.state_dict()) == list(plain.state_dict())
+    for (name, one), (_, other) in zip(plain.named_parameters(), compiled.named_parameters(), strict=True):
+        if one.grad is not None:
+            torch.testing.assert_close(other.grad, one.grad, rtol=1e-3, atol=1e-6, msg=name)
