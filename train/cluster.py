@@ -12,6 +12,7 @@ from typing import TypeVar
 import grpc
 import ray
 import torch
+from ray._private.services import find_gcs_addresses  # what ray.init itself looks for `auto` by
 from ray.exceptions import AuthenticationError
 
 from configs.errors import UserError
@@ -105,10 +106,17 @@ def _require_answer(address: str) -> None:
     """Raise OSError where nothing listens, or nothing that speaks as Ray does: Ray itself tries for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdigit()):
-        return  # auto, which Ray looks up on this machine
+        return _require_one_cluster()
     socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
     with grpc.insecure_channel(f"{host}:{port}") as channel:
         try:
-            grpc.channel_ready_future(channel).result(timeout=ANSWER_SECONDS)
+            return grpc.channel_ready_future(channel).result(timeout=ANSWER_SECONDS)
         except grpc.FutureTimeoutError as error:
             raise OSError(f"what listens there is no Ray ({ANSWER_SECONDS:g} s without an answer)") from error
+
+
+def _require_one_cluster() -> None:
+    """Raise OSError where `auto` would have to guess."""
+    found = sorted(find_gcs_addresses())
+    if len(found) > 1:
+        raise OSError(f"{len(found)} clusters run on this machine; expected the address of one: {', '.join(found)}")

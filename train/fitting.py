@@ -96,6 +96,7 @@ def fit(
                 ckpt_path=newest.path if newest else None,
                 weights_only=True,
             )
+            interruption.check()  # a signal that came during the last step; its checkpoint is there
         return parts.refresh.next_version()
 
 

@@ -151,7 +151,14 @@ def _numbers(config: Config, num_gpus: int) -> dict[str, float | int | None]:
     automatic = dict(zip(asked, _automatic(num_gpus), strict=True))
     if config.lm.url:
         automatic["score"] = None
+    automatic["train"] = _dividing(config, automatic["train"])
     return {role: automatic[role] if value == "auto" else value for role, value in asked.items()}
+
+
+def _dividing(config: Config, ranks: float | int | None) -> float | int | None:
+    """So many ranks, or fewer, that all have parts of one size."""
+    parts = config.train.batch_size // config.train.micro_batches
+    return next((n for n in range(int(ranks or 0), 1, -1) if parts % n == 0), min(ranks or 1, 1))
 
 
 def _automatic(num_gpus: int) -> tuple[float | int | None, ...]:

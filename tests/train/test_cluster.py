@@ -83,6 +83,13 @@ def test_auto_fits_whatever_there_is(gpus):
     assert sum(need.count * need.gpus for need in wanted) == gpus
 
 
+def test_auto_takes_as_many_ranks_as_divide_the_batch():
+    config = configured("resources.train=auto", "train.batch_size=12")
+    assert num_ranks(lay_out(config, 64)) == 6
+    assert num_ranks(lay_out(configured("resources.train=auto", "train.batch_size=7"), 16)) == 1
+    assert lay_out(config, 1).resources.train == 0.25
+
+
 def test_a_large_lm_takes_several_gpus_for_each_replica():
     config = lay_out(configured("resources.score=6", "lm.gpus_per_replica=2"), 8)
     assert (config.lm.num_replicas, config.lm.gpus_per_replica) == (3, 2)
