@@ -85,8 +85,8 @@ class TrainerRank:
 class GPUHolder:
     """Holds the place of rank 0 among the GPUs that Ray hands out."""
 
-    def gpu(self) -> int:
-        return int(ray.get_runtime_context().get_accelerator_ids()["GPU"][0])
+    def gpu(self) -> str:
+        return ray.get_runtime_context().get_accelerator_ids()["GPU"][0]
 
 
 class OtherRanks:
@@ -95,7 +95,7 @@ class OtherRanks:
     def __init__(self, fit: Callable[[RankEnvironment], None], ranks: int, gpus: float, threads: int) -> None:
         address, port = ray.util.get_node_ip_address(), _free_port()
         self._holder = _hold_gpu(gpus) if gpus else None
-        device = ray.get(self._holder.gpu.remote(), timeout=FINISH_SECONDS) if self._holder else 0
+        device = _place(ray.get(self._holder.gpu.remote(), timeout=FINISH_SECONDS)) if self._holder else 0
         self.environment = RankEnvironment(0, ranks, address, port, device)
         self.num_others = ranks - 1
         actor = ray.remote(TrainerRank).options(num_cpus=1, num_gpus=gpus, runtime_env=thread_env(threads))
@@ -173,6 +173,12 @@ def _hold_gpu(gpus: float) -> Any:
     """An actor that holds rank 0's share of a GPU on this machine for as long as it is referred to."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     return ray.remote(GPUHolder).options(num_cpus=1, num_gpus=gpus, scheduling_strategy=here).remote()
+
+
+def _place(gpu: str) -> int:
+    """torch's number of a GPU among those that this process sees."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",").index(gpu) if visible else int(gpu)
 
 
 def _free_port() -> int:
