@@ -27,7 +27,7 @@ from fault_server import FaultServer
 FULL = os.environ.get("REPLUG_STORM") == "full"
 KINDS = ["rank 0", "TrainerRank", "Scorer", "Builder", "Searcher", "node"]
 KILLS_OF_EACH = 20 if FULL else 1
-STEPS = 160 if FULL else 24
+STEPS = 400 if FULL else 24
 OVERRIDES = [
     "resources.train=2",
     f"train.max_steps={STEPS}",
@@ -59,7 +59,7 @@ class Storm:
             if process.poll() is not None:
                 assert process.returncode != 0, f"the run ended before the storm did: {self._left}"
                 process = self._start()
-            time.sleep(self._random.uniform(0.5, 4.0))
+            time.sleep(self._random.uniform(0.3, 2.5))
             self._kill(self._left[-1], process)
         while process.wait(600) != 0:
             assert self.starts < 3 * len(KINDS) * KILLS_OF_EACH, "the run does not end any more"
