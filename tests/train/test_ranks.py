@@ -87,8 +87,8 @@ def test_a_killed_rank_ends_the_run_with_its_number_and_the_same_command_goes_on
 def test_two_ranks_that_are_interrupted_save_their_step_and_one_rank_goes_on(two_ranks, tmp_path, by):
     """The LM is slow, so that the signal comes while all wait for it; the step is none that a checkpoint was due at."""
     run = tmp_path / "run"
-    prepared = ("data.source=null", f"data.prepared={two_ranks / 'data'}", "checkpoint.every_steps=100")
-    process = start(run, TWO, "lm.path=stand_in:0.3", *prepared)
+    slow = ("lm.path=stand_in:0.3", "data.source=null", f"data.prepared={two_ranks / 'data'}")
+    process = start(run, TWO, "checkpoint.every_steps=100", *slow)
     wait_for_step(run, 6, process)
     others = [child for child in descendants(process.pid) if "TrainerRank" in name_of(child)]
     began = time.monotonic()
@@ -103,7 +103,7 @@ def test_two_ranks_that_are_interrupted_save_their_step_and_one_rank_goes_on(two
     assert f"saved step {saved}: the same command goes on from there" in output
     assert seconds < 20
     assert not any(psutil.pid_exists(other.pid) for other in others)
-    assert f"resuming at step {saved}" in finish(run, ONE_IN_TWO_PARTS, *prepared)
+    assert f"resuming at step {saved}" in finish(run, ONE_IN_TWO_PARTS, *slow)
     assert what_must_be_equal(run) == what_must_be_equal(two_ranks)
 
 
