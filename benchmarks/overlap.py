@@ -1,4 +1,4 @@
-"""What a step takes beside the LM: at depth 0 the sum of all parts, at depth 2 no more than the LM alone.
+"""What a step takes beside the LM: at depth 0 the sum of all parts, at depth 2 what does not hide behind the LM.
 
     python -m benchmarks.overlap                # a stand-in LM that sleeps 100 ms a batch in a process of its own
     python -m benchmarks.overlap --lm smollm2   # SmolLM2 on both cores, real text, 20 documents for each text

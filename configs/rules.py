@@ -245,6 +245,11 @@ def refresh_lag(config: Config) -> int:
     return max(1, config.refresh.every_steps // 2) if lag is None else lag
 
 
+def refresh_starts(step: int, every_steps: int, lag_steps: int | None, max_steps: int) -> bool:
+    """At every multiple of `every_steps`, unless training ends before the new index would be adopted."""
+    return step > 0 and step % every_steps == 0 and step + (lag_steps or 0) < max_steps
+
+
 def max_index_age(config: Config) -> int:
     """Steps after which an index that was not refreshed stops the training."""
     return config.refresh.max_age_steps or 3 * config.refresh.every_steps

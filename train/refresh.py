@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from configs.errors import RunError
+from configs.rules import refresh_starts
 from data.progress import say
 from index_workers.service import IndexService, Refreshed
 from index_workers.version_store import BuildPlan
@@ -37,7 +38,7 @@ class RefreshPolicy:
 
     def starts_at(self, step: int) -> bool:
         """At every multiple of `every_steps`, unless training ends before the new index would be adopted."""
-        return step > 0 and step % self.every_steps == 0 and step + (self.lag_steps or 0) < self.max_steps
+        return refresh_starts(step, self.every_steps, self.lag_steps, self.max_steps)
 
 
 @dataclass(frozen=True, slots=True)

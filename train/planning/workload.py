@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.errors import UserError
-from configs.rules import max_index_age, refresh_lag
+from configs.rules import max_index_age, refresh_lag, refresh_starts
 from configs.schema import Adopt, Config, Rerank
 from index_workers.kinds import num_lists, resolve_kind
 from train.planning.model_sizes import ModelSize
@@ -67,8 +67,8 @@ class Shape:
 
 
 def starts_refresh(shape: Shape, step: int) -> bool:
-    """As `train.refresh.RefreshPolicy.starts_at`, which lives beside Ray; a test compares them."""
-    return step > 0 and step % shape.every_steps == 0 and step + (shape.lag_steps or 0) < shape.steps
+    """By the rule of the training itself."""
+    return refresh_starts(step, shape.every_steps, shape.lag_steps, shape.steps)
 
 
 def shape_of(config: Config, num_documents: int | None = None) -> Shape:
