@@ -16,7 +16,7 @@ from configs.errors import RunError, UserError
 from data.datamodule import Position
 from data.files import file_sha256, persist, writing
 from data.progress import Progress, say
-from data.records import RetrievedBatch
+from data.records import RetrievedBatch, ScoredBatch
 from train.loss import lm_scores
 from train.module import LossSettings
 from train.pipeline import BatchPipeline, IndexState
@@ -145,7 +145,7 @@ class OwnSettings(pl.Callback):
 
 
 class TemperatureCheck(pl.Callback):
-    """Before the first step: do gamma and beta suit the scores of the batches already in flight?"""
+    """Before the first step: do gamma and beta suit its scores? Those in flight behind it go on meanwhile."""
 
     def __init__(self, pipeline: BatchPipeline, loss: LossSettings) -> None:
         self._pipeline, self._loss = pipeline, loss
@@ -155,14 +155,12 @@ class TemperatureCheck(pl.Callback):
     ) -> None:
         if batch.step > 0 or not batch.is_first:
             return
-        for warning in self._warnings():
+        for warning in self._warnings(self._pipeline.peek(batch.step)):
             say(f"warning: {warning}")
 
-    def _warnings(self) -> list[str]:
-        scored = self._pipeline.peek()
-        sums = torch.from_numpy(np.concatenate([batch.sum_logprobs for batch in scored]))
-        counts = torch.from_numpy(np.concatenate([batch.num_tokens for batch in scored]))
-        similarities = np.concatenate([batch.retrieved.similarities for batch in scored])
+    def _warnings(self, scored: ScoredBatch) -> list[str]:
+        sums, counts = torch.from_numpy(scored.sum_logprobs), torch.from_numpy(scored.num_tokens)
+        similarities = scored.retrieved.similarities
         z = lm_scores(sums, counts, self._loss.lm_score).numpy()
         found = [
             temperature_warning("Q, the LM's likelihood of the documents,", "loss.beta", z, self._loss.beta),

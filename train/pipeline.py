@@ -87,9 +87,9 @@ class BatchPipeline:
         del self._in_flight[step]
         return scored
 
-    def peek(self) -> list[ScoredBatch]:
-        """Every batch in flight, waited for and left in place."""
-        return [self._result(step) for step in sorted(self._in_flight)]
+    def peek(self, step: int) -> ScoredBatch:
+        """As `take`, but the batch stays in flight."""
+        return self._result(step)
 
     def settle(self) -> None:
         """Wait for the searches under way; the index may free their version after."""

@@ -111,7 +111,7 @@ def test_similarities_equal_one_by_one_encoding(module, data):
 def test_the_loss_is_that_of_the_formula(module, data):
     pipeline = pipeline_for(module, data, InlineLM())
     pipeline.advance(0, IndexState(0, 0))
-    scored = pipeline.peek()[0]
+    scored = pipeline.peek(0)
     log_q = log_likelihood(torch.tensor(scored.sum_logprobs / scored.num_tokens[:, None]).float(), 0.5)
     log_p = log_likelihood(module.similarities(scored.retrieved).detach(), 0.02)
     expected = lsr_loss(log_q, log_p, "kl_lm_retriever")
@@ -133,11 +133,11 @@ def test_depth_changes_only_which_weights_encoded_the_query(module, data):
 def test_restored_batches_are_scored_as_before(module, data):
     pipeline = pipeline_for(module, data, InlineLM(), depth=1)
     pipeline.advance(0, IndexState(0, 0))
-    state, expected = pipeline.state(), [batch.sum_logprobs for batch in pipeline.peek()]
+    state, expected = pipeline.state(), [pipeline.peek(step).sum_logprobs for step in (0, 1)]
     other = pipeline_for(module, data, InlineLM(), depth=1)
     other.restore(state)
-    for batch, sums in zip(other.peek(), expected, strict=True):
-        np.testing.assert_array_equal(batch.sum_logprobs, sums)
+    for step, sums in enumerate(expected):
+        np.testing.assert_array_equal(other.peek(step).sum_logprobs, sums)
 
 
 def test_a_score_that_is_no_number_is_refused_with_the_ids(module, data):
