@@ -11,21 +11,22 @@ from configs import schema
 FIELD = re.compile(r"^    (?P<name>\w+): [^#\n]*(?:#\s*(?P<comment>.*))?$", re.MULTILINE)
 
 
-def key_descriptions() -> Iterator[tuple[str, str, str]]:
-    """Full path, default and description of every key, in the schema's order."""
-    for field in dataclasses.fields(schema.Config):
+def key_descriptions(of: Any = schema.Config) -> Iterator[tuple[str, str, str]]:
+    """Full path, default and description of every key of a schema, in its order."""
+    for field in dataclasses.fields(of):
         if dataclasses.is_dataclass(field.type):
             for name, default, comment in _fields(field.type):
                 yield f"{field.name}.{name}", default, comment
-    for name, default, comment in _fields(schema.Config):
+    for name, default, comment in _fields(of):
         yield name, default, comment
 
 
 def _fields(section: Any) -> Iterator[tuple[str, str, str]]:
     comments = {found["name"]: found["comment"] or "" for found in FIELD.finditer(inspect.getsource(section))}
     for field in dataclasses.fields(section):
-        if field.default is not dataclasses.MISSING:
-            yield field.name, _shown(field.default), comments[field.name]
+        if not dataclasses.is_dataclass(field.type):
+            made = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+            yield field.name, _shown(made), comments[field.name]
 
 
 def _shown(value: Any) -> str:

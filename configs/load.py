@@ -16,11 +16,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from configs.errors import UserError
 from configs.rules import check_rules
-from configs.schema import Config, ScoreConfig
+from configs.schema import Config, EvaluationConfig, ScoreConfig
 
-AnyConfig = TypeVar("AnyConfig", Config, ScoreConfig)
-Schema = type[Config] | type[ScoreConfig]
-EXAMPLES: dict[Schema, str] = {Config: "train.max_steps=10", ScoreConfig: "lm.path=DIR"}
+AnyConfig = TypeVar("AnyConfig", Config, ScoreConfig, EvaluationConfig)
+Schema = type[Config] | type[ScoreConfig] | type[EvaluationConfig]
+EXAMPLES: dict[Schema, str] = {Config: "train.max_steps=10", ScoreConfig: "lm.path=DIR", EvaluationConfig: "k=10"}
 
 
 def load_config(
@@ -38,12 +38,28 @@ def load_score_config(overrides: Sequence[str]) -> ScoreConfig:
     return _merge(ScoreConfig, None, overrides)
 
 
-def config_to_yaml(config: Config) -> str:
+def load_evaluation_config(path: str | Path, overrides: Sequence[str] = ()) -> EvaluationConfig:
+    """As `load_config`, for the evaluations."""
+    return _merge(EvaluationConfig, Path(path), overrides)
+
+
+def names_evaluation(path: str | Path) -> bool:
+    """Whether a configuration is one of an evaluation; a file that cannot be read is none."""
+    if not Path(path).is_file():
+        return False
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        return False
+    return isinstance(content, dict) and "evaluation" in content
+
+
+def config_to_yaml(config: Config | EvaluationConfig) -> str:
     """The resolved configuration as YAML."""
     return OmegaConf.to_yaml(OmegaConf.structured(config))
 
 
-def flatten(config: Config) -> dict[str, Any]:
+def flatten(config: Config | EvaluationConfig) -> dict[str, Any]:
     """Every key's full path and value; enums as their names."""
     tree = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
     return dict(_leaves(tree, ""))
@@ -135,7 +151,11 @@ def _suggestion(key: str, schema: Schema) -> str:
     elsewhere = {field.name for field in dataclasses.fields(Config)} - {f.name for f in dataclasses.fields(schema)}
     if key.partition(".")[0] not in elsewhere and (close := difflib.get_close_matches(key, names + sections, n=1)):
         return f"; did you mean {close[0]}?"
-    return "; `replug keys` lists them all" if schema is Config else f"; expected keys of {' and '.join(sections)}"
+    return (
+        "; `replug keys` lists them all"
+        if schema is not ScoreConfig
+        else f"; expected keys of {' and '.join(sections)}"
+    )
 
 
 def _sections(schema: Schema) -> Iterator[tuple[str, Any]]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from configs.errors import UserError
-from configs.schema import Config
+from configs.schema import Config, DataConfig, EvaluationConfig
 
 
 def check_paths(config: Config, corpus_only: bool = False) -> None:
@@ -18,6 +18,25 @@ def check_paths(config: Config, corpus_only: bool = False) -> None:
             )
         if value is not None and not Path(value).expanduser().is_file():
             raise UserError(f"data.{name}: {value} does not exist; expected a file of JSON Lines")
+    _check_source(data)
+
+
+def check_evaluation_paths(config: EvaluationConfig) -> None:
+    """Raise UserError for the first path of an evaluation that is missing."""
+    given = {
+        "texts.path": config.texts.path,
+        "questions.path": config.questions.path,
+        "questions.demonstrations": config.questions.demonstrations,
+        "data.corpus": config.data.corpus,
+    }
+    for key, value in given.items():
+        is_local = key != "texts.path" or str(value).startswith((".", "/", "~"))
+        if value is not None and is_local and not Path(value).expanduser().exists():
+            raise UserError(f"{key}: {value} does not exist; expected a file or folder of your own")
+    _check_source(config.data)
+
+
+def _check_source(data: DataConfig) -> None:
     source = data.source or ""
     if source.startswith((".", "/", "~")) and not Path(source).expanduser().exists():
         raise UserError(f"data.source: {source} does not exist; expected a JSONL file or a folder")

@@ -6,7 +6,19 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from configs.errors import UserError
-from configs.schema import Adopt, Config, LMConfig, RefreshMode, ScoreConfig, ServerAPI, TooLong
+from configs.methods import REPLUG, WITHOUT_RETRIEVER, Method, parse_methods
+from configs.schema import (
+    Adopt,
+    Config,
+    DataConfig,
+    Evaluation,
+    EvaluationConfig,
+    LMConfig,
+    RefreshMode,
+    ScoreConfig,
+    ServerAPI,
+    TooLong,
+)
 
 POSITIVE = [
     "data.window",
@@ -55,6 +67,12 @@ POSITIVE = [
     "evaluate.num_resamples",
     "ray.num_cpus",
     "ray.object_store_mb",
+    "texts.window",
+    "texts.max_windows",
+    "questions.max_questions",
+    "questions.max_new_tokens",
+    "k",
+    "num_resamples",
 ]
 NOT_NEGATIVE = [
     "lm.gpus_per_replica",
@@ -65,6 +83,7 @@ NOT_NEGATIVE = [
     "train.pipeline_depth",
     "evaluate.num_examples",
     "evaluate.refresh_windows",
+    "questions.shots",
     "seed",
 ]
 SHARES = [
@@ -76,10 +95,15 @@ SHARES = [
 ]
 
 
-def check_rules(config: Config | ScoreConfig, needs_lm: bool = True, needs_retriever: bool = True) -> None:
+AnyConfig = Config | ScoreConfig | EvaluationConfig
+
+
+def check_rules(config: AnyConfig, needs_lm: bool = True, needs_retriever: bool = True) -> None:
     """Raise UserError for the first rule that does not hold."""
     if isinstance(config, ScoreConfig):
         problems = _score_problems(config)
+    elif isinstance(config, EvaluationConfig):
+        problems = _evaluation_problems(config)
     else:
         problems = _problems(config, needs_lm, needs_retriever)
     for problem in problems:
@@ -100,27 +124,63 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
         yield from _lm_problems(config.lm)
     if config.retrieve.k < 2:
         yield f"retrieve.k is {config.retrieve.k}; expected at least 2: one document alone gives no gradient"
-    yield from _data_problems(config)
+    yield from _data_problems(config.data)
     yield from _index_problems(config)
     yield from _refresh_problems(config)
     yield from _resource_problems(config)
 
 
-def _value(config: Config | ScoreConfig, key: str) -> float | None:
+def evaluation_methods(config: EvaluationConfig) -> list[Method]:
+    """What is compared, in order. Raises UserError for what is not a method."""
+    named = {REPLUG: config.retriever.path} if config.retriever.path else {}
+    for name in config.retrievers:
+        if name in (REPLUG, *WITHOUT_RETRIEVER):
+            raise UserError(f"retrievers.{name} is taken; expected another name (`replug` is retriever.path)")
+    return parse_methods(config.methods, config.k, {**named, **config.retrievers})
+
+
+def _evaluation_problems(config: EvaluationConfig) -> Iterator[str]:
+    if not config.out.strip():
+        yield "out is empty; expected a folder for the results"
+    yield from _out_of_range(config)
+    methods, kind = evaluation_methods(config), config.evaluation
+    if kind is not Evaluation.retrieval:
+        yield from _lm_problems(config.lm)
+    elif wrong := [method.name for method in methods if method.k == 0 or method.is_concatenated]:
+        yield f"methods: {wrong[0]} ranks no documents; evaluation=retrieval expects retrievers"
+    if kind is Evaluation.tokens and len(methods) != 2:
+        yield f"methods has {len(methods)} entries; evaluation=tokens compares two, such as [none, replug]"
+    if kind in (Evaluation.mmlu, Evaluation.open_qa, Evaluation.retrieval) and not config.questions.path:
+        yield f"questions.path is missing; evaluation={kind.value} expects the questions"
+    yield from _evaluation_data_problems(config, any(method.k for method in methods))
+    yield from _index_problems(config)
+
+
+def _evaluation_data_problems(config: EvaluationConfig, retrieves: bool) -> Iterator[str]:
+    data = config.data
+    made = data.source or data.prepared or (data.queries and data.heldout)
+    if retrieves and not (made or data.corpus):
+        yield "data.corpus is missing; expected documents to retrieve: data.corpus, data.prepared or data.source"
+    if config.evaluation in (Evaluation.lm, Evaluation.tokens) and not (made or config.texts.path):
+        yield "texts.path is missing; expected texts to measure, or held-out ones: data.prepared or data.source"
+    yield from _data_problems(data)
+
+
+def _value(config: AnyConfig, key: str) -> float | None:
     value: object = config
     for part in key.split("."):
         value = getattr(value, part)
     return value  # type: ignore[return-value]
 
 
-def _values(config: Config | ScoreConfig, keys: list[str]) -> Iterator[tuple[str, float]]:
+def _values(config: AnyConfig, keys: list[str]) -> Iterator[tuple[str, float]]:
     """Those of the keys whose section this configuration has, where they are set."""
     for key in keys:
         if hasattr(config, key.partition(".")[0]) and (value := _value(config, key)) is not None:
             yield key, value
 
 
-def _out_of_range(config: Config | ScoreConfig) -> Iterator[str]:
+def _out_of_range(config: AnyConfig) -> Iterator[str]:
     for key, value in _values(config, POSITIVE):
         if not 0 < value < math.inf:
             yield f"{key} is {value}; expected a number above 0"
@@ -165,8 +225,7 @@ def _server_problems(lm: LMConfig) -> Iterator[str]:
         yield "lm.tokenizer is missing; expected the server's tokenizer, since lm.too_long=truncate counts its tokens"
 
 
-def _data_problems(config: Config) -> Iterator[str]:
-    data = config.data
+def _data_problems(data: DataConfig) -> Iterator[str]:
     rows = {"data.corpus": data.corpus, "data.queries": data.queries, "data.heldout": data.heldout}
     given = [key for key, value in rows.items() if value]
     ways = [name for name, used in (("data.source", data.source), ("data.prepared", data.prepared)) if used]
@@ -193,7 +252,7 @@ def _pattern_problem(pattern: str) -> str | None:
     return None
 
 
-def _index_problems(config: Config) -> Iterator[str]:
+def _index_problems(config: Config | EvaluationConfig) -> Iterator[str]:
     index = config.index
     if not index.kind.strip():
         yield "index.kind is empty; expected flat_fp16, sq8, pq, ivf_sq8, ivf_pq, or a FAISS factory string"

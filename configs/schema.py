@@ -280,6 +280,65 @@ class Config:
     seed: int = 0  # order of texts, sampling, random documents, bootstrap
 
 
+class Evaluation(Enum):
+    lm = "lm"
+    mmlu = "mmlu"
+    open_qa = "open_qa"
+    retrieval = "retrieval"
+    tokens = "tokens"
+
+
+@dataclass
+class TextsConfig:
+    path: str | None = None  # raw texts, measured whole (default: the held-out texts of the prepared set)
+    window: int = 128  # length of a context, and of a continuation, in the LM's tokens (paper: 128)
+    max_windows: int | None = 200  # windows or held-out texts that are measured, the first ones; null for all
+
+
+@dataclass
+class QuestionsConfig:
+    path: str | None = None  # mmlu: a folder with dev/ and test/; else JSONL: question, answers, gold
+    demonstrations: str | None = None  # JSONL of answered questions (default: those of path that are not measured)
+    shots: int | None = None  # answered questions before each question (default: mmlu 5, open_qa 16, as the paper)
+    documents_in_shots: bool = (
+        True  # each answered question with the first document found for it, where documents are used
+    )
+    max_questions: int | None = None  # mmlu: of each subject, the first ones; open_qa, retrieval: drawn by the seed
+    max_new_tokens: int = 16  # of an answer
+
+
+@dataclass
+class PaperConfig:
+    table: str | None = None  # where the paper has these figures
+    values: dict[str, float] = field(default_factory=dict)  # the paper's figure by method, shown beside ours
+
+
+@dataclass
+class EvaluationConfig:
+    """What `replug evaluate` measures, with which methods."""
+
+    evaluation: Evaluation = MISSING  # lm, mmlu, open_qa, retrieval or tokens
+    out: str = MISSING  # everything an evaluation writes
+    methods: list[str] = field(default_factory=lambda: ["none", "replug"])  # as evals/methods.py reads them
+    retrievers: dict[str, str] = field(default_factory=dict)  # name: path, beside retriever.path, which is `replug`
+    k: int = 10  # documents of a method that names no number (paper: 10)
+    num_resamples: int = 10000  # of the paired bootstrap
+    seed: int = 0  # random documents, demonstrations, bootstrap
+    texts: TextsConfig = field(default_factory=TextsConfig)
+    questions: QuestionsConfig = field(default_factory=QuestionsConfig)
+    paper: PaperConfig = field(default_factory=PaperConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    retriever: RetrieverConfig = field(default_factory=lambda: RetrieverConfig(path=""))
+    lm: LMConfig = field(default_factory=LMConfig)
+    index: IndexConfig = field(default_factory=IndexConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
+
+    def run_config(self) -> Config:
+        """The parts that a training run has too, for what makes them."""
+        parts = {name: getattr(self, name) for name in ("data", "retriever", "lm", "index", "ray", "seed")}
+        return Config(**parts, run_dir=self.out)
+
+
 @dataclass
 class ScoreConfig:
     """What `replug score` needs to know; it has no file, only overrides."""

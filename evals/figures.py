@@ -174,3 +174,33 @@ def draw_refreshes(axes: Axes, metrics: Sequence[dict]) -> None:
     drift.grid(False)
     axes.set_title("what each refresh of the index changed", fontsize=10)
     axes.legend(handles=[*axes.lines, *drift.lines], fontsize=8, frameon=False)
+
+
+def draw_methods(axes: Axes, results: dict, metric: str) -> None:
+    """One bar for each method with its interval; a metric by number of documents is `draw_sweep`'s."""
+    methods = list(results)
+    values = [results[method][metric]["value"] for method in methods]
+    intervals = [results[method][metric]["interval"] for method in methods]
+    errors = [[v - low for v, (low, _) in zip(values, intervals, strict=True)]]
+    errors.append([high - v for v, (_, high) in zip(values, intervals, strict=True)])
+    axes.barh(methods, values, xerr=errors, color=[COLOURS.get(method, "#7a9e7e") for method in methods], height=0.6)
+    axes.invert_yaxis()
+    axes.set_xlabel(metric)
+    low, high = min(low for low, _ in intervals), max(high for _, high in intervals)
+    margin = 0.25 * (high - low) or 0.1
+    axes.set_xlim(max(0.0, low - margin), high + margin)
+
+
+def draw_sweep(axes: Axes, results: dict, metric: str, sweeps: dict[str, dict[int, str]]) -> None:
+    """The metric over the number of documents, a line for each source; `sweeps` maps source -> number -> method."""
+    for source, methods in sweeps.items():
+        counts = sorted(methods)
+        entries = [results[methods[count]][metric] for count in counts]
+        line = axes.plot(counts, [entry["value"] for entry in entries], marker="o", label=source)
+        low, high = ([entry["interval"][side] for entry in entries] for side in (0, 1))
+        axes.fill_between(counts, low, high, alpha=0.12, color=line[0].get_color())
+    if "none" in results:
+        axes.axhline(results["none"][metric]["value"], color=COLOURS["none"], linestyle="--", label="none")
+    axes.set_xlabel("documents")
+    axes.set_ylabel(metric)
+    axes.legend(frameon=False)

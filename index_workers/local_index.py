@@ -1,5 +1,6 @@
-"""The newest published version of an index, searched in this process: what `replug search` does."""
+"""The newest published version of an index, searched in this process: what `replug search` and `generate` do."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ from index_workers.faiss_index import set_search_threads
 from index_workers.merge import merge_top_k
 from index_workers.searcher import open_shard
 from index_workers.version_store import VersionStore
+from models.encoder import Encoder
+from models.replug_lm import Retrieved
 
 
 class LocalIndex:
@@ -40,3 +43,24 @@ def _open_corpus(path: Path, num_documents: int) -> CorpusStore:
     if len(corpus) != num_documents:
         raise UserError(f"{path} holds {len(corpus)} documents, the index {num_documents}; build the index again")
     return corpus
+
+
+class IndexRetriever:
+    """A `models.replug_lm.Retriever` over such an index, with the encoder that it was made by."""
+
+    def __init__(self, index: LocalIndex) -> None:
+        self._index = index
+        self._encoder = Encoder(str(index.encoder_folder), index.plan.similarity, index.plan.max_tokens)
+
+    def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
+        """Up to `k` documents for each query, the most similar first."""
+        rows, similarities = self._index.search(
+            self._encoder.encode(list(queries)).numpy(), min(k, self._index.plan.num_documents)
+        )
+        return [
+            [
+                Retrieved(document.text, float(similarity), document.id)
+                for document, similarity in zip(self._index.corpus.documents(found), of, strict=True)
+            ]
+            for found, of in zip(rows, similarities, strict=True)
+        ]

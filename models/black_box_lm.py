@@ -12,6 +12,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from configs.errors import RunError
+from models.generation import Generated, GenerationOptions
+
+WEIGHTS_TOLERANCE = 1e-5  # by which float32 weights of a few dozen prompts may miss 1
 
 
 class UnscorableText(ValueError, RunError):
@@ -79,6 +82,12 @@ class BlackBoxLM(Protocol):
         """Continue each prompt greedily; the answer ends before `stop`."""
         ...
 
+    def generate_ensemble(
+        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
+    ) -> Generated:
+        """One answer from prompts that differ by their document, weighted by `weights`, which sum to 1."""
+        ...
+
 
 @runtime_checkable
 class LocalLM(BlackBoxLM, Protocol):
@@ -103,6 +112,12 @@ class AsyncLM(BlackBoxLM, Protocol):
         """As `score`, later. What is given in one call is scored together: the unit of determinism."""
         ...
 
+    def submit_ensemble(
+        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
+    ) -> "Future[Generated]":
+        """As `generate_ensemble`, later."""
+        ...
+
 
 def check_pairs(prefixes: Sequence[str], continuations: Sequence[str]) -> None:
     """Reject a call that no model could answer."""
@@ -111,3 +126,11 @@ def check_pairs(prefixes: Sequence[str], continuations: Sequence[str]) -> None:
     for row, continuation in enumerate(continuations):
         if not continuation:
             raise UnscorableText(f"continuation {row} is empty: there is nothing to score")
+
+
+def check_ensemble(prompts: Sequence[str], weights: Sequence[float]) -> None:
+    """Reject weights that are not one for each prompt, or no distribution, with a ValueError."""
+    if len(prompts) != len(weights) or not prompts:
+        raise ValueError(f"{len(prompts)} prompts but {len(weights)} weights; expected as many, and one at least")
+    if not all(weight >= 0 for weight in weights) or abs(sum(weights) - 1) > WEIGHTS_TOLERANCE:
+        raise ValueError(f"the weights of {len(prompts)} prompts sum to {sum(weights):g}; expected 0 or more, sum 1")

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from configs.errors import RunError
 from data.progress import say
 from models.black_box_lm import AsyncLM, ContinuationScore, ScoreSum
+from models.generation import Generated, GenerationOptions
 from models.score_cache import Key, NewScore, ScoreCache, pair_key
 
 Answer = TypeVar("Answer", ContinuationScore, ScoreSum)
@@ -58,6 +59,17 @@ class CachingLM:
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
         return self._lm.generate(prompts, max_new_tokens, stop)
+
+    def submit_ensemble(
+        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
+    ) -> "Future[Generated]":
+        """Not cached."""
+        return self._lm.submit_ensemble(prompts, weights, options)
+
+    def generate_ensemble(
+        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
+    ) -> Generated:
+        return self._lm.generate_ensemble(prompts, weights, options)
 
     @property
     def hit_share(self) -> float:

@@ -1,13 +1,15 @@
 """The local language model: any Hugging Face causal LM, scored in right-padded batches of similar length.
 
 With a causal model and right padding no mask is needed, and left padding without position ids is
-silently wrong for some models, so padding is always on the right. Only the positions that predict
+silently wrong for some models, so what is scored is padded on the right. Only the positions that predict
 the continuation reach the output layer, and log-softmax runs in float32 over chunks of them.
 Prefix and continuation are tokenized apart: the continuation has the same tokens after every document.
+How prompts are continued is told in `models.decoding`.
 """
 
 import hashlib
 from collections.abc import Sequence
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +20,22 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from configs.errors import RunError, UserError
 from data.progress import say
 from models.batching import token_budget_batches
-from models.black_box_lm import ContinuationScore, PassCounts, check_pairs
+from models.black_box_lm import ContinuationScore, PassCounts, check_ensemble, check_pairs
 from models.cpu_attention import use_cpu_attention
+from models.decoding import (
+    CachedPrompts,
+    CacheUse,
+    GrowingPrompts,
+    RecomputedPrompts,
+    continue_answer,
+    find_cache_use,
+)
+from models.generation import Generated, GenerationOptions
 from models.hardware import TOKENS_PER_PASS, TOKENS_PER_PASS_GPU
 from models.logprobs import continuation_positions, target_logprobs
-from models.pair_tokens import PairIds, check_lengths, pair_token_ids
-from models.shared_prefix import SharedPrefix, drop_shared, reuses_prefixes, shared_tokens
+from models.pair_tokens import check_lengths, pair_token_ids
+from models.readings import Reading, readings_of
+from models.shared_prefix import SharedPrefix, reuses_prefixes, shared_tokens
 
 
 class HuggingFaceLM:
@@ -64,53 +76,105 @@ class HuggingFaceLM:
         check_pairs(prefixes, continuations)
         pairs = [pair_token_ids(self.tokenizer, p, c) for p, c in zip(prefixes, continuations, strict=True)]
         check_lengths(pairs, self.max_tokens)
-        shared = self._share(pairs)
+        readings = readings_of(pairs)
+        shared = self._share([reading.prefix for reading in readings]) if self._shares else None
         if shared is not None:
-            pairs = drop_shared(pairs, shared.num_tokens)
+            readings = [reading.without(shared.num_tokens) for reading in readings]
         scores: list[ContinuationScore | None] = [None] * len(pairs)
-        for rows in token_budget_batches([len(p) + len(c) for p, c in pairs], self.tokens_per_batch):
-            for row, logprobs in zip(rows, self._score_rows([pairs[row] for row in rows], shared), strict=True):
+        for batch in token_budget_batches([reading.num_tokens for reading in readings], self.tokens_per_batch):
+            some = [readings[i] for i in batch]
+            rows = [row for reading in some for row in reading.rows]
+            for row, logprobs in zip(rows, self._score_readings(some, shared), strict=True):
                 scores[row] = ContinuationScore(logprobs)
         return [score for score in scores if score is not None]
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
         """Greedy continuations, one prompt at a time. Raises UnscorableText beyond `max_tokens`."""
-        return [self._generate_one(prompt, max_new_tokens, stop) for prompt in prompts]
+        options = GenerationOptions(max_new_tokens, stop or None)
+        return [self.generate_ensemble([prompt], [1.0], options).text for prompt in prompts]
 
-    def _share(self, pairs: list[PairIds]) -> SharedPrefix | None:
-        num_tokens = shared_tokens(pairs) if self._shares else 0
+    def generate_ensemble(
+        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
+    ) -> Generated:
+        """All prompts in one pass for each token. Raises UnscorableText beyond `max_tokens`, ValueError for weights."""
+        check_ensemble(prompts, weights)
+        rows = [pair_token_ids(self.tokenizer, prompt, " ")[0] for prompt in prompts]
+        check_lengths([(row, [0] * options.max_new_tokens) for row in rows], self.max_tokens)
+        log_weights = torch.tensor(weights, dtype=torch.float64).log()
+        decode = partial(self.tokenizer.decode, skip_special_tokens=True)
+        with torch.inference_mode():
+            return continue_answer(self._grow(rows), log_weights, self._ends, decode, options)
+
+    @cached_property
+    def _cache_use(self) -> CacheUse:
+        return find_cache_use(self.model)
+
+    @cached_property
+    def _ends(self) -> frozenset[int]:
+        """Tokens that end an answer: the tokenizer's, and those of the model's generation configuration."""
+        named = getattr(self.model.generation_config, "eos_token_id", None)
+        others = named if isinstance(named, list) else [named]
+        return frozenset(token for token in [self.tokenizer.eos_token_id, *others] if token is not None)
+
+    def _grow(self, rows: list[list[int]]) -> GrowingPrompts:
+        """The prompts by the cheapest way that is right for this model."""
+        is_even, use = len({len(row) for row in rows}) == 1, self._cache_use
+        if not (use.unpadded if is_even else use.padded):
+            return RecomputedPrompts(rows, self._last_logits)
+        shared = self._share(rows) if is_even or use.padded_after_prefix else None
+        if shared is not None:
+            rows = [row[shared.num_tokens :] for row in rows]
+        return CachedPrompts(self.model, rows, self.tokens_per_batch, self.counts, shared)
+
+    def _share(self, prefixes: list[list[int]]) -> SharedPrefix | None:
+        num_tokens = shared_tokens(prefixes)
         if not num_tokens:
             return None
         self.counts.add(num_tokens, num_tokens)
-        return SharedPrefix(self.model, pairs[0][0][:num_tokens])
+        return SharedPrefix(self.model, prefixes[0][:num_tokens])
 
-    def _score_rows(self, pairs: list[PairIds], shared: SharedPrefix | None) -> list[np.ndarray]:
-        """Score in one pass, or in halves where memory does not hold it.
+    def _score_readings(self, readings: list[Reading], shared: SharedPrefix | None) -> list[np.ndarray]:
+        """Score in one pass, or in halves where memory does not hold it: log-probs of each row of each reading.
 
         A size that was too large once is not tried again, so the halves follow from the texts and the
         machine's memory, never from what came before.
         """
-        longest = max(len(p) + len(c) for p, c in pairs)
-        size = len(pairs) * (longest + (shared.num_tokens if shared else 0))
-        if len(pairs) == 1 or size < self._too_large:
+        longest = max(reading.num_tokens for reading in readings)
+        size = len(readings) * (longest + (shared.num_tokens if shared else 0))
+        if len(readings) == 1 or size < self._too_large:
             try:
-                return self._one_pass(pairs, longest, shared)
+                return self._one_pass(readings, longest, shared)
             except RuntimeError as error:
-                _require_out_of_memory(error, len(pairs), size)
+                _require_out_of_memory(error, len(readings), size)
             self._too_large = size
             say(f"the LM ran out of memory at {size} tokens in one pass; halving (lm.tokens_per_batch sets the size)")
             torch.cuda.empty_cache()
-        half = len(pairs) // 2
-        return self._score_rows(pairs[:half], shared) + self._score_rows(pairs[half:], shared)
+        half = len(readings) // 2
+        return self._score_readings(readings[:half], shared) + self._score_readings(readings[half:], shared)
 
-    def _one_pass(self, pairs: list[PairIds], longest: int, shared: SharedPrefix | None) -> list[np.ndarray]:
-        inputs = nn.utils.rnn.pad_sequence([torch.tensor(p + c) for p, c in pairs], batch_first=True)
-        row, position, target = continuation_positions(pairs)
+    def _one_pass(self, readings: list[Reading], longest: int, shared: SharedPrefix | None) -> list[np.ndarray]:
+        inputs = nn.utils.rnn.pad_sequence([torch.tensor(reading.ids) for reading in readings], batch_first=True)
+        pairs = [pair for reading in readings for pair in reading.pairs]
+        pair, position, target = continuation_positions(pairs)
+        owner = torch.tensor([number for number, reading in enumerate(readings) for _ in reading.rows])
         with torch.inference_mode():
-            rows = self._predicting_rows(inputs.to(self.model.device), row, position, shared)
+            rows = self._predicting_rows(inputs.to(self.model.device), owner[pair], position, shared)
             logprobs = target_logprobs(rows, target.to(rows.device), self._head).cpu()
-        self.counts.add(sum(len(p) + len(c) for p, c in pairs), len(pairs) * longest)
+        self.counts.add(sum(reading.num_tokens for reading in readings), len(readings) * longest)
         return [part.numpy() for part in logprobs.split([len(c) for _, c in pairs])]
+
+    def _last_logits(self, rows: list[list[int]]) -> Tensor:
+        """Logits [K, V] of the token after each row, as many rows in a pass as `tokens_per_batch` allows."""
+        longest = max(len(row) for row in rows)
+        size = max(1, self.tokens_per_batch // longest)
+        self.counts.add(sum(len(row) for row in rows), len(rows) * longest)
+        return torch.cat([self._pass_of_last(rows[start : start + size]) for start in range(0, len(rows), size)])
+
+    def _pass_of_last(self, rows: list[list[int]]) -> Tensor:
+        inputs = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+        last = torch.tensor([len(row) - 1 for row in rows])
+        found = self._predicting_rows(inputs.to(self.model.device), torch.arange(len(rows)), last, None)
+        return self._head(found) if self._head is not None else found
 
     def _predicting_rows(self, inputs: Tensor, row: Tensor, position: Tensor, shared: SharedPrefix | None) -> Tensor:
         """Hidden states [N, D] at the positions that predict, or logits [N, V] where the head is not separable."""
@@ -128,20 +192,6 @@ class HuggingFaceLM:
         keep = position.unique()
         logits = self.model(input_ids=inputs, use_cache=False, logits_to_keep=keep.to(inputs.device)).logits
         return logits[row.to(logits.device), torch.searchsorted(keep, position).to(logits.device)]
-
-    def _generate_one(self, prompt: str, max_new_tokens: int, stop: str | None) -> str:
-        ids, _ = pair_token_ids(self.tokenizer, prompt, " ")
-        check_lengths([(ids, [0] * max_new_tokens)], self.max_tokens)
-        with torch.inference_mode():
-            output = self.model.generate(  # type: ignore[operator]
-                torch.tensor([ids], device=self.model.device),
-                max_new_tokens=max_new_tokens,
-                do_sample=False,
-                pad_token_id=self.tokenizer.eos_token_id,
-                **({"stop_strings": [stop], "tokenizer": self.tokenizer} if stop else {}),
-            )
-        text = str(self.tokenizer.decode(output[0, len(ids) :], skip_special_tokens=True))
-        return text.split(stop)[0] if stop else text
 
 
 def _require_out_of_memory(error: RuntimeError, num_rows: int, size: int) -> None:

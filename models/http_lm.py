@@ -20,8 +20,10 @@ import numpy as np
 
 from configs.errors import RunError, UserError
 from models import completions_api as api
-from models.black_box_lm import ContinuationScore, UnscorableText, check_pairs
+from models.black_box_lm import ContinuationScore, UnscorableText, check_ensemble, check_pairs
 from models.completions_api import Pair, ServerFault, TokenScores
+from models.ensemble import ensemble_answers
+from models.generation import Generated, GenerationOptions, before_stop
 from models.pair_tokens import check_lengths, pair_token_ids
 from models.request_meter import RequestMeter
 from models.server_connection import ServerConnection, ServerError, ServerSpec
@@ -78,15 +80,35 @@ class HttpLM:
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
         """Greedy continuations. Raises as `submit` does."""
         texts = [text for text, _ in self.generate_scored(prompts, max_new_tokens, stop)]
-        return [text.split(stop)[0] for text in texts] if stop else texts
+        return [before_stop(text, stop) for text in texts]
 
     def generate_scored(
         self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None
     ) -> list[tuple[str, np.ndarray]]:
         """Greedy continuations, each with the log-probs (nats) of its tokens, float32 [T]."""
-        pairs = [self._pair(row, prompt, " ") for row, prompt in enumerate(prompts)]
-        check_lengths([(pair.ids[0], [0] * max_new_tokens) for pair in pairs if pair.ids], self.max_tokens)
-        return self._run(self._generate(pairs, max_new_tokens, stop)).result()
+        return self._run(self._generate(self._prompts(prompts, max_new_tokens), max_new_tokens, stop)).result()
+
+    def submit_ensemble(
+        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
+    ) -> "Future[Generated]":
+        """The black-box setting: each prompt's greedy answer, weighed by the prompt's weight and its own likelihood.
+
+        Equal answers are summed and the heaviest is the answer; its one log-prob (nats) is that of the whole answer.
+        Raises as `submit` does, UserError for a temperature above 0, and ValueError for weights.
+        """
+        check_ensemble(prompts, weights)
+        if options.temperature:
+            raise UserError(
+                f"temperature is {options.temperature:g}; a server's answers can be weighed at temperature 0 only, "
+                "since the mixture is not seen: set temperature to 0, or take local weights"
+            )
+        pairs = self._prompts(prompts, options.max_new_tokens)
+        return self._run(self._generate_ensemble(pairs, list(weights), options))
+
+    def generate_ensemble(
+        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
+    ) -> Generated:
+        return self.submit_ensemble(prompts, weights, options).result()
 
     def metrics(self) -> dict[str, float]:
         """Requests and tokens in the ledger, retries of this process, and rates since the last call."""
@@ -108,6 +130,11 @@ class HttpLM:
     def _pair(self, row: int, prefix: str, continuation: str) -> Pair:
         ids = pair_token_ids(self._tokenizer, prefix, continuation) if self._tokenizer else None
         return Pair(row, prefix, continuation, ids)
+
+    def _prompts(self, prompts: Sequence[str], max_new_tokens: int) -> list[Pair]:
+        pairs = [self._pair(row, prompt, " ") for row, prompt in enumerate(prompts)]
+        check_lengths([(pair.ids[0], [0] * max_new_tokens) for pair in pairs if pair.ids], self.max_tokens)
+        return pairs
 
     def _run(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
         with self._lock:
@@ -155,6 +182,18 @@ class HttpLM:
             self._ask(chunk, payload, partial(api.read_generated, chunk))
             for chunk, payload in zip(chunks, payloads, strict=True)
         )
+
+    async def _generate_ensemble(
+        self, pairs: list[Pair], weights: list[float], options: GenerationOptions
+    ) -> Generated:
+        found = await self._generate(pairs, options.max_new_tokens, options.stop)
+        answers = [before_stop(text, options.stop) for text, _ in found]
+        if any(answer and not len(logprobs) for answer, (_, logprobs) in zip(answers, found, strict=True)):
+            raise RunError(f"{self.spec.url} gives no log-probs of what it generates: its answers cannot be weighed")
+        best = ensemble_answers(answers, [float(logprobs.sum()) for _, logprobs in found], weights)
+        if best is None:  # nothing was generated after any prompt
+            return Generated("", np.empty(0, dtype=np.float32))
+        return Generated(answers[best.prompt], np.array([best.logprob], dtype=np.float32))
 
     async def _ask(self, pairs: list[Pair], payload: dict[str, Any], read: Callable[[Any], T]) -> T:
         """One request, tried until `read` accepts its answer."""

@@ -18,6 +18,7 @@ import torch
 from models.actor_pool import ActorPool
 from models.batching import token_budget_batches
 from models.black_box_lm import ContinuationScore, LocalLM
+from models.generation import Generated, GenerationOptions
 from models.hardware import DTYPES, TOKENS_PER_PASS, TOKENS_PER_PASS_GPU, available_cores, default_device
 from models.stand_in_lm import StandInLM
 
@@ -107,6 +108,11 @@ class Scorer:
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None) -> list[str]:
         return self._lm.generate(prompts, max_new_tokens, stop)
 
+    def generate_ensemble(
+        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
+    ) -> Generated:
+        return self._lm.generate_ensemble(prompts, weights, options)
+
 
 class ScorerPool:
     """An `AsyncLM` over up to `num_replicas` actors."""
@@ -152,6 +158,17 @@ class ScorerPool:
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
         return self.pool.submit("generate", list(prompts), max_new_tokens, stop).result()
+
+    def submit_ensemble(
+        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
+    ) -> "Future[Generated]":
+        """One answer is one replica's work, so it does not depend on load."""
+        return self.pool.submit("generate_ensemble", list(prompts), list(weights), options)
+
+    def generate_ensemble(
+        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
+    ) -> Generated:
+        return self.submit_ensemble(prompts, weights, options).result()
 
     def metrics(self) -> dict[str, float]:
         """Rates and shares since the last call, and counts since the start."""

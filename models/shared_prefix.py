@@ -11,25 +11,18 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from models.pair_tokens import PairIds
-
 # Shorter ones cost more in copied keys and values than they save (benchmarks/shared_prefix.py).
 MIN_SHARED_TOKENS = 64
 
 
-def shared_tokens(pairs: list[PairIds]) -> int:
+def shared_tokens(prefixes: list[list[int]]) -> int:
     """Leading tokens common to all prefixes, less one that each keeps to predict from; 0 where too few to matter."""
-    if len(pairs) < 2:
+    if len(prefixes) < 2:
         return 0
-    first, last = min(p for p, _ in pairs), max(p for p, _ in pairs)  # these two differ the earliest
-    most = min(min(len(p) for p, _ in pairs) - 1, len(first))
+    first, last = min(prefixes), max(prefixes)  # these two differ the earliest
+    most = min(len(prefix) for prefix in prefixes) - 1
     length = next((i for i in range(most) if first[i] != last[i]), most)
     return length if length >= MIN_SHARED_TOKENS else 0
-
-
-def drop_shared(pairs: list[PairIds], num_tokens: int) -> list[PairIds]:
-    """The pairs without their first `num_tokens` tokens."""
-    return [(p[num_tokens:], c) for p, c in pairs]
 
 
 class SharedPrefix:
@@ -41,6 +34,11 @@ class SharedPrefix:
         with torch.inference_mode():
             self._cache: Any = model.base_model(input_ids=inputs, use_cache=True).past_key_values
 
+    @property
+    def has_window(self) -> bool:
+        """Whether some layer keeps its latest keys and values only."""
+        return any(getattr(self._cache, "is_sliding", []))
+
     def for_rows(self, num_rows: int) -> Any:
         """A cache of its own for a pass over `num_rows` rows, which the pass will lengthen."""
         cache = copy.deepcopy(self._cache)
@@ -48,10 +46,15 @@ class SharedPrefix:
         return cache
 
 
+def probe_ids(model: PreTrainedModel) -> list[int]:
+    """Sixteen tokens from all over the vocabulary, whose beginning is often special."""
+    size = model.config.get_text_config().vocab_size
+    return [size * (i + 1) // 17 for i in range(16)]
+
+
 def reuses_prefixes(model: PreTrainedModel) -> bool:
     """Whether a prefix's keys and values give what the whole input gives. Tried, since architectures differ."""
-    size = model.config.get_text_config().vocab_size
-    ids = [size * (i + 1) // 17 for i in range(16)]  # from all over the vocabulary, whose beginning is often special
+    ids = probe_ids(model)
     with torch.inference_mode():
         whole = model.base_model(input_ids=torch.tensor([ids], device=model.device), use_cache=True)
         if not hasattr(getattr(whole, "past_key_values", None), "batch_repeat_interleave"):

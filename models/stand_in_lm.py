@@ -11,8 +11,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
-from models.black_box_lm import ContinuationScore, PassCounts, check_pairs
+from models.black_box_lm import ContinuationScore, PassCounts, check_ensemble, check_pairs
+from models.ensemble import mix_token_logprobs
+from models.generation import Generated, GenerationOptions, before_stop
+from models.next_token import TokenChooser
 
 WORD = re.compile(r"\s*\S+|\s+")
 CACHE_SHARE = 0.5
@@ -37,13 +41,37 @@ class StandInLM:
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
         """Repeats the prompt's most frequent word."""
-        answers = []
-        for prompt in prompts:
-            words = Counter(word.strip() for word in WORD.findall(prompt))
-            best = min(words, key=lambda word: (-words[word], word)) if words else ""
-            text = " ".join([best] * max_new_tokens)
-            answers.append(text.split(stop)[0] if stop else text)
-        return answers
+        options = GenerationOptions(max_new_tokens, stop or None)
+        return [self.generate_ensemble([prompt], [1.0], options).text for prompt in prompts]
+
+    def generate_ensemble(
+        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
+    ) -> Generated:
+        """The words of all prompts are the choice, as likely as the mixture of what `score` says after each prompt.
+
+        Words are joined by spaces. Prompts without a word have an empty answer.
+        """
+        check_ensemble(prompts, weights)
+        time.sleep(self.delay_seconds)
+        counts = [Counter(word.strip() for word in WORD.findall(prompt)) for prompt in prompts]
+        words = sorted({word for known in counts for word in known if word})
+        chooser, answer, logprobs = TokenChooser(options), "", []
+        while words and len(logprobs) < options.max_new_tokens and answer == before_stop(answer, options.stop):
+            mixed = _mixed_logprobs(counts, words, weights)
+            chosen = chooser.choose(torch.from_numpy(mixed))
+            logprobs.append(mixed[chosen])
+            answer = f"{answer} {words[chosen]}" if answer else words[chosen]
+            for known in counts:
+                known[words[chosen]] += 1
+        self.counts.add(len(logprobs), len(logprobs))
+        return Generated(before_stop(answer, options.stop), np.array(logprobs, dtype=np.float32))
+
+
+def _mixed_logprobs(counts: list[Counter[str]], words: list[str], weights: Sequence[float]) -> np.ndarray:
+    """Log-probs (nats) [V] of words after a space, mixed over prompts [K] whose words were counted."""
+    given = [[_word_logprob(f" {word}", known, max(1, known.total())) for word in words] for known in counts]
+    with np.errstate(divide="ignore"):
+        return mix_token_logprobs(np.array(given), np.log(np.asarray(weights, dtype=np.float64)))
 
 
 def _score_one(prefix: str, continuation: str) -> ContinuationScore:
@@ -51,10 +79,14 @@ def _score_one(prefix: str, continuation: str) -> ContinuationScore:
     total = max(1, sum(counts.values()))
     logprobs = []
     for word in WORD.findall(continuation):
-        # Added as logarithms: the power of a long word, such as a URL, is 0 as a float.
-        by_bytes = math.log(1 - CACHE_SHARE) - len(word.encode()) * math.log(256)
-        by_cache = math.log(CACHE_SHARE * counts[word.strip()] / total) if counts[word.strip()] else -math.inf
-        logprobs.append(np.logaddexp(by_cache, by_bytes))
+        logprobs.append(_word_logprob(word, counts, total))
         counts[word.strip()] += 1
         total += 1
     return ContinuationScore(np.array(logprobs, dtype=np.float32))
+
+
+def _word_logprob(word: str, counts: Counter[str], total: int) -> float:
+    # Added as logarithms: the power of a long word, such as a URL, is 0 as a float.
+    by_bytes = math.log(1 - CACHE_SHARE) - len(word.encode()) * math.log(256)
+    by_cache = math.log(CACHE_SHARE * counts[word.strip()] / total) if counts[word.strip()] else -math.inf
+    return float(np.logaddexp(by_cache, by_bytes))

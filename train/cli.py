@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from configs.errors import Interrupted, RunError, UserError
-from configs.load import load_config, load_score_config
-from configs.paths import check_paths
+from configs.load import load_config, load_evaluation_config, load_score_config, names_evaluation
+from configs.paths import check_evaluation_paths, check_paths
 from configs.schema import Config
 from train.interruption import EXIT_STATUS
 from train.ray_environment import configure_ray_environment
@@ -95,7 +95,20 @@ def verify(directory: Annotated[Path, typer.Argument(help="An index, a prepared 
 
 @app.command()
 def evaluate(config: ConfigFile, overrides: Overrides = None) -> None:
-    """Measure the retriever of the configuration, and the tuned one of RUN_DIR where there is one."""
+    """Run an evaluation (configs/eval_*.yaml, configs/paper_tables/*.yaml); goes on where it was interrupted.
+
+    With a training configuration: the table of `replug train`, for its retriever and the tuned one of RUN_DIR.
+
+    replug evaluate configs/eval_lm.yaml retriever.path=DIR lm.path=DIR out=DIR
+    """
+    if names_evaluation(config):
+        evaluation = load_evaluation_config(config, overrides or [])
+        check_evaluation_paths(evaluation)
+        configure_ray_environment(evaluation)
+        from train.evaluation import evaluate as run_evaluation
+
+        run_evaluation(evaluation)
+        return
     loaded = load_for_run(config, overrides)
     from train.commands import run_evaluate
 
@@ -114,6 +127,34 @@ def search(
     from train.commands import run_search
 
     run_search([directory] + ([against] if against else []), text, k, as_json)
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What is to be continued.")],
+    overrides: Overrides = None,
+    index: Annotated[Path, typer.Option(help="A run directory or an index directory.")] = Path("runs/quickstart"),
+    k: Annotated[int, typer.Option(help="Documents in the ensemble; 0 asks the LM alone.", min=0)] = 10,
+    max_new_tokens: Annotated[int, typer.Option(help="Length of the answer in tokens.", min=1)] = 64,
+    stop: Annotated[str | None, typer.Option(help="The answer ends before this text; \\n is a newline.")] = None,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token at each step.", min=0)] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens with this mass.", min=0, max=1)] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of sampling.", min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Continue a prompt with the LM and what the retriever finds for it: one token is chosen for all documents.
+
+    The LM is that of the run, or lm.path=DIR. A server's answers, one from each document, are weighed as wholes.
+
+    replug generate "The Python keyword yield" --k 10 --index runs/quickstart
+    """
+    from models.generation import GenerationOptions
+
+    from train.generate_command import run_generate
+
+    end = None if stop is None else stop.replace("\\n", "\n")
+    options = GenerationOptions(max_new_tokens, end, temperature, top_p, seed)
+    run_generate(prompt, index, k, options, overrides or [], as_json)
 
 
 @app.command()
@@ -264,10 +305,13 @@ def dashboard(
 
 @app.command()
 def keys(section: Annotated[str, typer.Argument(help="Only keys that begin so, such as refresh.")] = "") -> None:
-    """List every key of a configuration with its default and what it means."""
+    """List every key of a configuration with its default and what it means; those of evaluations at the end."""
     from configs.describe import key_descriptions
+    from configs.schema import EvaluationConfig
 
-    for key, default, description in key_descriptions():
+    of_runs = list(key_descriptions())
+    of_evaluations = [row for row in key_descriptions(EvaluationConfig) if row not in of_runs]
+    for key, default, description in of_runs + of_evaluations:
         if key.startswith(section):
             print(f"{key}={default}".ljust(44), description)
 

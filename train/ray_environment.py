@@ -12,13 +12,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from configs.schema import Config, ScoreConfig
+from configs.schema import Config, EvaluationConfig, ScoreConfig
 
 # Ray's own name for "keep to 127.0.0.1"; asking for that address in ray.init does not: it is replaced.
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
-def configure_ray_environment(config: Config | ScoreConfig) -> None:
+def configure_ray_environment(config: Config | EvaluationConfig | ScoreConfig) -> None:
     """Set authentication and, for a cluster that is yet to be started, loopback. What the user has set stays."""
     if "RAY_AUTH_MODE" in os.environ:
         return

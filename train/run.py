@@ -4,7 +4,6 @@ Every stage leaves its result in the run directory and is passed over when it is
 command goes on where an interrupted one stopped.
 """
 
-import io
 import json
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import torch
 from pytorch_lightning.loggers.logger import Logger
 
 from configs.schema import Config
-from data.files import replace_file, write_json
+from data.files import write_json
 from data.progress import say
 from data.records import Window
 from data.store import PreparedSet
@@ -29,6 +28,7 @@ from train.fitting import fit, loggers_of, lsr_module, publish, quieten_lightnin
 from train.interruption import Interruption
 from train.module import LSRModule
 from train.pipeline import IndexState
+from train.retrieval import read_choice, write_choice
 from train.run_dir import RunDirectory, StageTimes
 from train.wiring import Workers
 
@@ -90,11 +90,11 @@ def _before(config: Config, run: RunDirectory, data: PreparedSet, workers: Worke
     """What the retriever finds for the held-out texts as it was: index version 0."""
     saved = run.path / "heldout_before.npz"
     if saved.exists():
-        return _read_choice(saved)
+        return read_choice(saved)
     encoder = wiring.load_encoder(config)
     wiring.build_version(config, encoder, data, workers.index, IndexState(0, 0))
     choice = search_windows(config, data, workers.index, encoder, version=0)
-    _write_choice(saved, choice)
+    write_choice(saved, choice)
     return choice
 
 
@@ -111,14 +111,14 @@ def _after(
     """Train, export, embed the corpus once more, and search the held-out texts again."""
     saved = run.path / "heldout_after.npz"
     if saved.exists():
-        return _read_choice(saved)
+        return read_choice(saved)
     version = fit(config, run, data, workers, module, loggers, interruption)
     times.next("last_index")
     module.encoder.cpu().eval()
     wiring.build_version(config, module.encoder, data, workers.index, IndexState(version, config.train.max_steps))
     choice = search_windows(config, data, workers.index, module.encoder, version)
     module.encoder.save(run.retriever)
-    _write_choice(saved, choice)
+    write_choice(saved, choice)
     # Only now: a checkpoint may need other versions until then.
     workers.index.store.remove_all_but({version - 1, version})
     return choice
@@ -160,17 +160,6 @@ def random_documents(config: Config, data: PreparedSet, windows: list[Window]) -
     """Random documents, weighted evenly: they were not chosen by any similarity."""
     rows = random_choice(len(data.corpus), len(windows), config.evaluate.k, config.seed)
     return Choice(rows, np.zeros(rows.shape))
-
-
-def _write_choice(path: Path, choice: Choice) -> None:
-    content = io.BytesIO()
-    np.savez(content, doc_rows=choice.doc_rows, similarities=choice.similarities)
-    replace_file(path, content.getvalue())
-
-
-def _read_choice(path: Path) -> Choice:
-    with np.load(path, allow_pickle=False) as arrays:
-        return Choice(arrays["doc_rows"], arrays["similarities"])
 
 
 def _write_examples(config: Config, run: RunDirectory, data: PreparedSet, before: Choice, after: Choice) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from configs.errors import RunError, UserError
 from configs.load import config_to_yaml, flatten, load_config
-from configs.schema import Config
+from configs.schema import Config, EvaluationConfig
 from data.files import file_sha256, replace_file, write_json, writing
 from data.progress import say
 from train.environment import describe_environment
@@ -69,6 +69,7 @@ MAY_CHANGE = [
     "evaluate.num_resamples",
     "evaluate.num_examples",
     "refresh.max_age_steps",
+    "out",
 ]
 
 
@@ -236,12 +237,12 @@ def _logged_step(line: str, torn: int) -> int:
         return torn
 
 
-def require_same(stored: Config, asked: Config, path: Path) -> None:
+def require_same(stored: Config | EvaluationConfig, asked: Config | EvaluationConfig, path: Path) -> None:
     before, after = flatten(stored), flatten(asked)
-    changed = [key for key in before if key not in MAY_CHANGE and before[key] != after[key]]
+    changed = [key for key in before if key not in MAY_CHANGE and before[key] != after.get(key)]
     if changed:
         key = changed[0]
         raise UserError(
-            f"{key} is {after[key]}, but the unfinished run in {path} was begun with {before[key]}: "
-            "resume with the same value, or give another run_dir"
+            f"{key} is {after.get(key)}, but what is in {path} was begun with {before[key]}: "
+            f"resume with the same value, or give another {'run_dir' if isinstance(asked, Config) else 'out'}"
         )

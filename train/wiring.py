@@ -324,16 +324,20 @@ def _dtype_name(name: str) -> str:
     return str(resolve_dtype(name)).removeprefix("torch.")
 
 
+def lm_tokenizer_json(lm: LMConfig) -> str:
+    """The LM's own tokenizer as JSON; the stand-in's tokens are words."""
+    if lm.path and LMSpec(lm.path).is_stand_in:
+        return word_tokenizer(WORD.pattern)
+    return str(load_tokenizer(lm_tokenizer_path(lm)).backend_tokenizer.to_str())
+
+
 def _tokenizers(config: Config) -> Tokenizers:
-    """What cuts the texts, as `data.tokenizer` names it (words where the LM is the stand-in), and the retriever's."""
+    """What cuts the texts, as `data.tokenizer` names it, and the retriever's."""
     name, ids = config.data.tokenizer, _token_ids(config)
-    if name == "lm" and config.lm.path and LMSpec(config.lm.path).is_stand_in:
-        return Tokenizers(word_tokenizer(WORD.pattern), ids)
-    if name == "retriever":
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(resolve_encoder_path(config.retriever.path))
-    else:
-        tokenizer = load_tokenizer(lm_tokenizer_path(config.lm) if name == "lm" else resolve_lm_path(name))
-    return Tokenizers(tokenizer.backend_tokenizer.to_str(), ids)
+    if name == "lm":
+        return Tokenizers(lm_tokenizer_json(config.lm), ids)
+    path = resolve_encoder_path(config.retriever.path) if name == "retriever" else resolve_lm_path(name)
+    return Tokenizers(str(AutoTokenizer.from_pretrained(path).backend_tokenizer.to_str()), ids)
 
 
 def _token_ids(config: Config) -> TokenIds | None:

@@ -13,6 +13,7 @@ import pytest
 from configs.errors import RunError
 from models.black_box_lm import AsyncLM, ContinuationScore, ScoreSum
 from models.caching_lm import CachingLM
+from models.generation import Generated, GenerationOptions
 from models.score_cache import ScoreCache, pair_key
 
 Pair = tuple[str, str]
@@ -50,6 +51,18 @@ class CountingLM:
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
         return [prompt + "!" for prompt in prompts]
+
+    def submit_ensemble(
+        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
+    ) -> "Future[Generated]":
+        answer: Future[Generated] = Future()
+        answer.set_result(self.generate_ensemble(prompts, weights, options))
+        return answer
+
+    def generate_ensemble(
+        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
+    ) -> Generated:
+        return Generated(f"{list(prompts)} {list(weights)} {options.max_new_tokens}", np.empty(0, np.float32))
 
     def _draw(self, continuation: str) -> ContinuationScore:
         return ContinuationScore(-self._rng.random(len(continuation), dtype=np.float32))
@@ -89,6 +102,8 @@ def test_it_is_the_language_model_that_it_wraps(path: Path) -> None:
     assert isinstance(cached, AsyncLM)
     assert (cached.identity, cached.max_tokens) == ("fake", None)
     assert cached.generate(["a"], 1) == ["a!"]
+    assert cached.generate_ensemble(["a"], [1.0], GenerationOptions(7)).text == "['a'] [1.0] 7"
+    assert cached.submit_ensemble(["a"], [1.0], GenerationOptions(7)).result().text == "['a'] [1.0] 7"
     assert cached.score([], []) == []
     assert cached.submit_sums([], []).result() == []
     assert cached.units(["a", "b"], ["y", "y"]) == [[0, 1]]

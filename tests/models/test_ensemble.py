@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from models.ensemble import log_softmax, mix_token_logprobs
+from models.ensemble import document_weights, ensemble_answers, log_softmax, mix_token_logprobs
 
 LOG_3 = math.log(3)
 
@@ -51,3 +51,48 @@ def test_equal_documents_equal_a_single_one() -> None:
 def test_tiny_probabilities_do_not_underflow() -> None:
     mixed = mix_token_logprobs(np.array([[-2000.0, -5.0], [-2001.0, -2000.0]]), np.zeros(2))
     np.testing.assert_allclose(mixed, [-2000 + math.log((1 + math.exp(-1)) / 2), -5 - math.log(2)], rtol=0, atol=1e-9)
+
+
+# Weights, and answers of which nothing is seen but themselves -----------------------------------------------------
+
+
+def test_document_weights_are_the_softmax_of_the_similarities() -> None:
+    np.testing.assert_allclose(document_weights([LOG_3, 0.0]), [0.75, 0.25])
+    weights = document_weights(np.array([900.0, -900.0, 899.0], dtype=np.float32))
+    assert weights.sum() == 1
+    assert document_weights([0.3]).tolist() == [1.0]
+    assert document_weights([]).tolist() == []
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_similarities_that_are_not_finite_are_value_errors(wrong: float) -> None:
+    with pytest.raises(ValueError, match="expected finite numbers"):
+        document_weights([0.1, wrong])
+
+
+def test_equal_answers_weigh_their_sum() -> None:
+    # Oslo weighs 0.3 * 0.5 + 0.3 * 0.4 = 0.27, Rome 0.4 * 0.6 = 0.24.
+    best = ensemble_answers([" Oslo", " Rome", "Oslo\n"], np.log([0.5, 0.6, 0.4]), [0.3, 0.4, 0.3])
+    assert best is not None
+    assert (best.prompt, math.exp(best.logprob)) == (0, pytest.approx(0.27))
+    assert best.share == pytest.approx(0.27 / 0.51)
+
+
+def test_of_answers_that_weigh_the_same_the_one_of_the_first_prompt_is_taken() -> None:
+    best = ensemble_answers(["b", "a"], [-1.0, -1.0], [0.5, 0.5])
+    assert best is not None
+    assert (best.prompt, best.share) == (0, pytest.approx(0.5))
+
+
+def test_unlikely_answers_do_not_underflow_and_weights_of_zero_weigh_nothing() -> None:
+    best = ensemble_answers(["a", "b", "c"], [-2000.0, -2001.0, -1.0], [0.5, 0.5, 0.0])
+    assert best is not None
+    assert (best.prompt, best.logprob) == (0, pytest.approx(-2000 + math.log(0.5)))
+    assert best.share == pytest.approx(1 / (1 + math.exp(-1)))
+
+
+def test_an_empty_answer_is_never_taken_for_a_certain_one() -> None:
+    best = ensemble_answers(["", "a"], [0.0, -30.0], [0.9, 0.1])
+    assert best is not None
+    assert (best.prompt, best.share) == (1, pytest.approx(1))
+    assert ensemble_answers([" ", ""], [0.0, 0.0], [0.5, 0.5]) is None

@@ -26,6 +26,7 @@ from configs.errors import RunError
 from models.hf_lm import HuggingFaceLM, lm_identity
 from models.packaged import resolve_lm_path
 from models.pair_tokens import pair_token_ids
+from models.readings import Reading, readings_of
 from models.shared_prefix import shared_tokens
 
 VOCABULARY, MAX_TOKENS = 320, 128
@@ -310,11 +311,11 @@ def test_a_shared_prefix_leaves_each_input_a_token_to_predict_from(lm: HuggingFa
 
 def test_shared_tokens_are_those_before_the_first_difference() -> None:
     long = list(range(100))
-    assert shared_tokens([([*long, 1, 2], [5]), ([*long, 1, 3], [5]), ([*long, 1], [5])]) == 100
-    assert shared_tokens([(long, [1]), (long, [2])]) == 99
-    assert shared_tokens([(long, [1])]) == 0
-    assert shared_tokens([([7, *long], [1]), ([8, *long], [1])]) == 0
-    assert shared_tokens([(long[:20], [1]), (long[:20], [2])]) == 0  # too few to be worth a pass
+    assert shared_tokens([[*long, 1, 2], [*long, 1, 3], [*long, 1]]) == 100
+    assert shared_tokens([long, long]) == 99
+    assert shared_tokens([long]) == 0
+    assert shared_tokens([[7, *long], [8, *long]]) == 0
+    assert shared_tokens([long[:20], long[:20]]) == 0  # too few to be worth a pass
 
 
 def test_passes_that_memory_does_not_hold_are_halved_and_their_size_is_remembered(
@@ -333,11 +334,11 @@ def limit_memory(lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch, most_rows: 
     """A pass of more rows than `most_rows` runs out of memory; returns a list of (rows, fits) that fills."""
     passes, one_pass = [], lm._one_pass
 
-    def limited(pairs, longest, shared):
-        passes.append((len(pairs), len(pairs) <= most_rows))
-        if len(pairs) > most_rows:
+    def limited(readings, longest, shared):
+        passes.append((len(readings), len(readings) <= most_rows))
+        if len(readings) > most_rows:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return one_pass(pairs, longest, shared)
+        return one_pass(readings, longest, shared)
 
     monkeypatch.setattr(lm, "_one_pass", limited)
     return passes
@@ -413,3 +414,66 @@ def test_a_real_lm_in_bfloat16_shares_its_prefixes(smollm2: HuggingFaceLM) -> No
     expected = smollm2.score(prefixes, continuations)
     for score, other in zip(scores, expected, strict=True):
         np.testing.assert_allclose(score.token_logprobs, other.token_logprobs, atol=0.4)
+
+
+# Choices: continuations of one token after the same prefix -------------------------------------------------------
+
+LETTERS = ["x", "z", "q", "j"]  # each one token
+
+
+def choices(prefixes: list[str]) -> tuple[list[str], list[str]]:
+    """Every letter after every prefix, a letter at a time, with longer continuations among them."""
+    rows = [(prefix, letter) for letter in LETTERS for prefix in prefixes] + [(prefixes[0], " the cat sat")]
+    return [prefix for prefix, _ in rows], [continuation for _, continuation in rows]
+
+
+def test_choices_are_read_from_one_pass_over_their_prefix(lm: HuggingFaceLM) -> None:
+    prefixes = ["the cat sat on the mat", "x", "日本語の文書"]
+    before, before_padded = lm.counts.tokens, lm.counts.padded_tokens
+    scores = lm.score(*choices(prefixes))
+    lengths = [num_tokens(lm, prefix) for prefix in prefixes]
+    longest = lengths[0] + num_tokens(lm, " the cat sat")
+    assert lm.counts.tokens - before == sum(lengths) + longest
+    assert lm.counts.padded_tokens - before_padded == 4 * longest
+    for score, prefix, continuation in zip(scores, *choices(prefixes), strict=True):
+        np.testing.assert_allclose(score.token_logprobs, naive_logprobs(lm, prefix, continuation), atol=1e-4)
+
+
+@pytest.mark.parametrize("tokens_per_batch", [1, 30])
+def test_choices_equal_separate_scoring(folder: Path, lm: HuggingFaceLM, tokens_per_batch: int) -> None:
+    small = HuggingFaceLM(str(folder), tokens_per_batch=tokens_per_batch)
+    texts = choices(["the cat sat on the mat", "", "日本語の文書"])
+    for score, prefix, continuation in zip(small.score(*texts), *texts, strict=True):
+        (alone,) = lm.score([prefix], [continuation])
+        np.testing.assert_allclose(score.token_logprobs, alone.token_logprobs, atol=2e-5)
+
+
+def test_choices_after_shared_demonstrations_equal_a_naive_loop(lm: HuggingFaceLM) -> None:
+    prefixes = [f"{DEMONSTRATIONS}{text}" for text in ("a mat", "x", "the cat slept, and")]
+    before = lm.counts.tokens
+    scores = lm.score(*choices(prefixes))
+    assert lm.counts.tokens - before < 2 * num_tokens(lm, DEMONSTRATIONS)
+    for score, prefix, continuation in zip(scores, *choices(prefixes), strict=True):
+        np.testing.assert_allclose(score.token_logprobs, naive_logprobs(lm, prefix, continuation), atol=1e-4)
+
+
+def test_choices_of_a_model_without_a_head_of_its_own(folder: Path, lm: HuggingFaceLM) -> None:
+    whole = HuggingFaceLM(str(folder))
+    whole._head, whole._shares = None, False
+    texts = choices(["the cat sat on the mat", "x"])
+    for a, b in zip(lm.score(*texts), whole.score(*texts), strict=True):
+        np.testing.assert_allclose(a.token_logprobs, b.token_logprobs, atol=2e-5)
+
+
+def test_rows_are_grouped_by_equal_prefix_and_single_tokens_only() -> None:
+    pairs = [([1, 2], [7]), ([1, 2], [8, 9]), ([1], [7]), ([1, 2], [7]), ([1, 2], [8, 9]), ([1, 2], [5])]
+    assert readings_of(pairs) == [
+        Reading([1, 2], [[7], [7], [5]], [0, 3, 5]),
+        Reading([1, 2], [[8, 9]], [1]),
+        Reading([1], [[7]], [2]),
+        Reading([1, 2], [[8, 9]], [4]),
+    ]
+    together, apart, alone, _ = readings_of(pairs)
+    assert [reading.ids for reading in (together, apart, alone)] == [[1, 2], [1, 2, 8, 9], [1, 7]]
+    assert [reading.num_tokens for reading in (together, apart, alone)] == [2, 4, 2]
+    assert together.without(1) == Reading([2], [[7], [7], [5]], [0, 3, 5])

@@ -18,15 +18,24 @@ import httpx
 import numpy as np
 import psutil
 import pytest
-from fault_server import MODEL, THROTTLED, TRANSIENT, FaultServer, write_word_tokenizer
+from fault_server import (
+    MODEL,
+    THROTTLED,
+    TRANSIENT,
+    FaultServer,
+    continue_words,
+    word_logprobs,
+    write_word_tokenizer,
+)
 
 from configs.errors import RunError, UserError
 from models import server_connection
 from models.black_box_lm import AsyncLM, ContinuationScore
 from models.completions_api import IllFormed, NoPromptLogprobs, Pair, TokenScores, read_generated, read_scores
+from models.generation import GenerationOptions
 from models.http_lm import HttpLM, ServerError, ServerSpec, _check_same_tokens
 from models.spending import BudgetSpent, Spending
-from models.stand_in_lm import StandInLM
+from models.stand_in_lm import WORD, StandInLM
 
 WORDS = ["red", "blue", "green", "the", "boat", "of", "日本語", "🙂", "was", "new"]
 WAYS = [("echo", False), ("echo", True), ("prompt_logprobs", True)]
@@ -317,6 +326,56 @@ def test_generation_is_whole_in_order_and_ends_before_the_stop(opened: Opened, t
             assert lm.generate(prompts, 3) == wanted
             assert lm.generate(prompts[:1], 3, stop=" fin") == [" blue blue"]
             assert server.payloads[-1]["stop"] == [" fin"]
+
+
+def answers_of(prompts: list[str], number: int) -> list[tuple[str, float]]:
+    """What the server says after each prompt, and its log-prob (nats) there."""
+    said = [continue_words(WORD.findall(prompt), number) for prompt in prompts]
+    logprobs = [
+        sum(word_logprobs([*WORD.findall(prompt), *words])[-number:])
+        for prompt, words in zip(prompts, said, strict=True)
+    ]
+    return list(zip(("".join(words) for words in said), logprobs, strict=True))
+
+
+@pytest.mark.parametrize("with_ids", [False, True])
+def test_the_heaviest_answer_of_several_prompts_is_the_answer(opened: Opened, tokenizer: str, with_ids: bool) -> None:
+    prompts = ["red red blue", "boat boat the", "red red new", "red red of"]
+    weights = [0.1, 0.4, 0.1, 0.4]
+    red, boat, *_ = given = answers_of(prompts, 2)
+    assert [text for text, _ in given] == [" red fin", " boat fin", " red fin", " red fin"]
+    mass = sum(w * np.exp(logprob) for w, (text, logprob) in zip(weights, given, strict=True) if text == red[0])
+    assert mass > 0.4 * np.exp(boat[1])
+    with FaultServer(tokenizer=tokenizer if with_ids else None, first_faults=1) as server:
+        lm = opened(server, tokenizer=tokenizer if with_ids else None, prompts_per_request=3, timeout_seconds=0.5)
+        futures = [lm.submit_ensemble(prompts, weights, GenerationOptions(2)) for _ in range(2)]
+        for future in futures:
+            assert future.result(30).text == " red fin"
+            np.testing.assert_allclose(future.result().token_logprobs, [np.log(mass)], rtol=1e-5)
+        assert lm.generate_ensemble(prompts, [0, 1, 0, 0], GenerationOptions(2)).text == " boat fin"
+        assert lm.generate_ensemble(prompts, weights, GenerationOptions(2, stop=" fin")).text == " red"
+
+
+def test_one_prompt_of_a_server_equals_plain_generation(opened: Opened) -> None:
+    with FaultServer() as server:
+        lm = opened(server)
+        found = lm.generate_ensemble(["red red blue"], [1.0], GenerationOptions(3))
+        assert found.text == lm.generate(["red red blue"], 3)[0]
+        assert found.sum_logprob == pytest.approx(answers_of(["red red blue"], 3)[0][1], rel=1e-5)
+        empty = lm.generate_ensemble(["red red blue"], [1.0], GenerationOptions(3, stop=" "))
+        assert (empty.text, len(empty.token_logprobs)) == ("", 0)
+
+
+def test_a_server_cannot_sample_and_must_say_how_likely_its_answers_are(opened: Opened) -> None:
+    with FaultServer(mode="no_logprobs") as server:
+        lm = opened(server)
+        with pytest.raises(UserError, match=r"temperature is 0.7; .* set temperature to 0, or take local weights"):
+            lm.submit_ensemble(["red"], [1.0], GenerationOptions(2, temperature=0.7))
+        with pytest.raises(ValueError, match=r"sum to 0\.5"):
+            lm.submit_ensemble(["red"], [0.5], GenerationOptions(2))
+        assert server.requests == 0
+        with pytest.raises(RunError, match="gives no log-probs of what it generates"):
+            lm.generate_ensemble(["red"], [1.0], GenerationOptions(2))
 
 
 def test_metrics_say_what_was_sent_and_how_busy_the_server_was(opened: Opened) -> None:

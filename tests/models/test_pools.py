@@ -10,7 +10,8 @@ import pytest
 import ray
 
 from models.actor_pool import ActorPool, ActorPoolError
-from models.black_box_lm import UnscorableText
+from models.black_box_lm import AsyncLM, UnscorableText
+from models.generation import GenerationOptions
 from models.scorer_pool import LMSpec, ScorerPool
 from models.stand_in_lm import StandInLM
 
@@ -99,7 +100,22 @@ def test_the_scorer_pool_answers_as_the_lm_itself():
     scores = pool.score(prefixes, continuations)
     assert [s.token_logprobs.tolist() for s in scores] == [s.token_logprobs.tolist() for s in expected]
     assert pool.generate(["a b b"], 2) == ["b b"]
+    assert isinstance(pool, AsyncLM)
     assert pool.identity == StandInLM.identity
+    pool.close()
+
+
+def test_the_scorer_pool_answers_from_several_prompts_as_the_lm_itself():
+    pool = ScorerPool(LMSpec("stand_in"), num_replicas=2, threads=1)
+    prompts, weights = ["a b c", "c d"], [0.3, 0.7]
+    asked = [GenerationOptions(4, temperature=1.0, seed=seed) for seed in range(6)]
+    expected = [StandInLM().generate_ensemble(prompts, weights, options) for options in asked]
+    found = [future.result(30) for future in [pool.submit_ensemble(prompts, weights, options) for options in asked]]
+    assert [answer.text for answer in found] == [answer.text for answer in expected]
+    assert [a.token_logprobs.tolist() for a in found] == [a.token_logprobs.tolist() for a in expected]
+    assert pool.generate_ensemble(prompts, weights, asked[0]).text == expected[0].text
+    with pytest.raises(ValueError, match=r"weights of 2 prompts sum to 0\.5"):
+        pool.generate_ensemble(prompts, [0.5, 0.0], asked[0])
     pool.close()
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from models.black_box_lm import BlackBoxLM
+from models.generation import GenerationOptions
 from models.stand_in_lm import StandInLM
 
 LM = StandInLM()
@@ -67,5 +68,42 @@ def test_calls_that_cannot_be_answered_are_value_errors() -> None:
 
 
 def test_generation_repeats_the_most_frequent_word_until_the_stop() -> None:
-    assert LM.generate(["b a b", ""], 3) == ["b b b", "  "]
+    assert LM.generate(["b a b", ""], 3) == ["b b b", ""]
     assert LM.generate(["b a b"], 3, stop=" ") == ["b"]
+    assert LM.generate(["b a b"], 3, stop="b b") == [""]
+
+
+def test_an_answer_has_the_log_probs_that_scoring_gives_it() -> None:
+    prompt = "red blue red  green\n"
+    found = LM.generate_ensemble([prompt], [1.0], GenerationOptions(4, temperature=1.0, seed=5))
+    np.testing.assert_allclose(found.token_logprobs, LM.score([prompt], [f" {found.text}"])[0].token_logprobs)
+    assert found.token_logprobs.dtype == np.float32
+
+
+def test_the_answer_of_several_prompts_is_the_mixtures() -> None:
+    # A word of three bytes with its space: 0.5 * its share + 0.5 / 256**3.
+    prompts = ["aa aa bb", "bb bb bb"]
+    tiny = 0.5 / 256**3
+    heavy = LM.generate_ensemble(prompts, [0.9, 0.1], GenerationOptions(1))
+    assert heavy.text == "aa"
+    assert heavy.sum_logprob == pytest.approx(math.log(0.9 * (0.5 * 2 / 3 + tiny) + 0.1 * tiny))
+    light = LM.generate_ensemble(prompts, [0.5, 0.5], GenerationOptions(2))
+    assert light.text == "bb bb"
+    first = 0.5 * (0.5 / 3 + tiny) + 0.5 * (0.5 + tiny)
+    second = 0.5 * (0.5 * 2 / 4 + tiny) + 0.5 * (0.5 + tiny)  # both prompts have been given the first word
+    np.testing.assert_allclose(light.token_logprobs, np.log([first, second]), rtol=1e-6)
+
+
+def test_samples_of_an_answer_are_the_same_for_the_same_seed() -> None:
+    prompts, weights = ["a b c d", "e f g h"], [0.5, 0.5]
+    texts = [
+        LM.generate_ensemble(prompts, weights, GenerationOptions(8, temperature=1.0, seed=seed)).text
+        for seed in (1, 1, 2)
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_weights_of_an_answer_must_sum_to_one() -> None:
+    assert LM.generate_ensemble(["a", "b"], [0.0, 1.0], GenerationOptions(1)).text == "b"
+    with pytest.raises(ValueError, match=r"sum to 0\.9"):
+        LM.generate_ensemble(["a", "b"], [0.5, 0.4], GenerationOptions(1))

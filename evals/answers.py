@@ -1,0 +1,52 @@
+"""Whether an answer is right: exact match and token F1 (SQuAD 1.1), and whether a document holds it (DPR). Pure."""
+
+import re
+import string
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+
+import regex
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+# DPR's SimpleTokenizer: runs of letters, digits and marks, and any other visible character by itself.
+_WORDS = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
+
+
+def normalize_answer(text: str) -> str:
+    """Lower case, without ASCII punctuation, without English articles, words with one space between (SQuAD)."""
+    words = re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_PUNCTUATION))
+    return " ".join(words.split())
+
+
+def exact_match(prediction: str, answers: Sequence[str]) -> float:
+    """1 where the normalised prediction is one of the normalised answers, else 0.
+
+    As in SQuAD and DPR, an answer of articles alone, such as "A", normalises to nothing, as an empty prediction does.
+    """
+    return float(normalize_answer(prediction) in {normalize_answer(answer) for answer in answers})
+
+
+def token_f1(prediction: str, answers: Sequence[str]) -> float:
+    """F1 of the normalised words, the best over the answers; 1 for an exact match."""
+    return max(_f1(normalize_answer(prediction).split(), normalize_answer(answer).split()) for answer in answers)
+
+
+def _f1(predicted: list[str], expected: list[str]) -> float:
+    if predicted == expected:  # both may be empty
+        return 1.0
+    common = (Counter(predicted) & Counter(expected)).total()
+    return 2 * common / (len(predicted) + len(expected))
+
+
+def has_answer(document: str, answers: Sequence[str]) -> bool:
+    """Whether the document's tokens hold those of an answer one after another; DPR's `has_answer`, by strings.
+
+    Both are put into Unicode's NFD, cut into tokens and lowered. An answer without a token is held by no document.
+    """
+    text = f" {' '.join(_tokens(document))} "
+    return any(words and f" {' '.join(words)} " in text for words in map(_tokens, answers))
+
+
+def _tokens(text: str) -> list[str]:
+    return [token.lower() for token in _WORDS.findall(unicodedata.normalize("NFD", text))]

@@ -1,0 +1,126 @@
+"""From the outcomes of an evaluation to `results.json`, a table and a figure.
+
+`results.json` maps method -> metric -> {"value", "n", "interval"}, with `paper`, the paper's figure, where it is known.
+A metric by group is `metric/group`; `metric - OTHER` is the difference from another method on the same examples.
+Intervals are 95% of a bootstrap over examples.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from configs.schema import PaperConfig
+from evals.examples import Example
+from evals.intervals import Interval, Ratio, difference_interval, interval_of
+from evals.loop import Metric, Task
+
+Results = dict[str, dict[str, dict[str, Any]]]
+Numbers = dict[str, np.ndarray]  # by name, of one method, [N]
+MIN_GROUPS = 2  # of one group alone, the figures of the group are those of all
+
+
+def compare(
+    task: Task, rows: Sequence[Mapping[str, Any]], paper: PaperConfig, num_resamples: int, seed: int
+) -> Results:
+    """Every metric of every method, by group too, and how each method differs from those before it."""
+    numbers = {method: _numbers(rows, method) for method in rows[0]["methods"]}
+    members = _members(task, task.examples)
+
+    def ratio(method: str, metric: Metric, among: np.ndarray) -> Ratio:
+        of = numbers[method]
+        denominators = np.ones(len(rows)) if metric.denominator is None else of[metric.denominator]
+        return Ratio(of[metric.numerator][among], denominators[among], metric.transform)
+
+    results: Results = {method: {} for method in numbers}
+    everything = np.arange(len(rows))
+    for method, (name, metric) in itertools.product(numbers, task.metrics.items()):
+        for label, among in {name: everything, **{f"{name}/{group}": m for group, m in members.items()}}.items():
+            of = ratio(method, metric, among)
+            results[method][label] = _entry(interval_of(of, num_resamples, seed), len(among))
+    main, metric = next(iter(task.metrics.items()))
+    for other, method in itertools.combinations(numbers, 2):
+        difference = difference_interval(
+            ratio(method, metric, everything), ratio(other, metric, everything), num_resamples, seed
+        )
+        results[method][f"{main} - {other}"] = _entry(difference, len(rows))
+    for method, value in paper.values.items():
+        if method in results:
+            results[method][main]["paper"] = value
+    return results
+
+
+def _entry(interval: Interval, n: int) -> dict[str, Any]:
+    return {"value": interval.value, "n": n, "interval": [interval.low, interval.high]}
+
+
+def _numbers(rows: Sequence[Mapping[str, Any]], method: str) -> Numbers:
+    outcomes = [row["methods"][method]["numbers"] for row in rows]
+    return {name: np.array([outcome[name] for outcome in outcomes], dtype=np.float64) for name in outcomes[0]}
+
+
+def _members(task: Task, examples: Sequence[Example]) -> dict[str, np.ndarray]:
+    """Rows of each group, none where there is only one."""
+    members: dict[str, list[int]] = {}
+    for row, example in enumerate(examples):
+        for group in task.groups(example):
+            members.setdefault(group, []).append(row)
+    if len(members) < MIN_GROUPS:
+        return {}
+    return {group: np.array(rows) for group, rows in sorted(members.items())}
+
+
+def main_metric(results: Results) -> str:
+    """The metric that methods are compared by."""
+    return next(iter(next(iter(results.values()))))
+
+
+def markdown_table(results: Results, title: str, paper_table: str | None = None) -> str:
+    """Methods down, metrics over all examples across, with intervals of the first metric, and the differences below.
+
+    Where the paper's figures are known they stand in the last column.
+    """
+    metrics = [name for name in next(iter(results.values())) if "/" not in name and " - " not in name]
+    main = metrics[0]
+    has_paper = any("paper" in of[main] for of in results.values())
+    n = next(iter(results.values()))[main]["n"]
+    head = ["method", main, "95% interval", *metrics[1:], *([f"paper, {paper_table}"] if has_paper else [])]
+    lines = [f"{title}, n = {n}", "", _line(head), _line(["---"] * len(head))]
+    for method, of in results.items():
+        low, high = of[main]["interval"]
+        paper = [f"{of[main]['paper']:g}" if "paper" in of[main] else ""] if has_paper else []
+        others = [f"{of[name]['value']:.4g}" for name in metrics[1:]]
+        lines.append(_line([method, f"{of[main]['value']:.4f}", f"{low:.4f} to {high:.4f}", *others, *paper]))
+    return "\n".join([*lines, "", *_difference_lines(results), *_group_lines(results, main)]) + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _difference_lines(results: Results) -> list[str]:
+    lines = []
+    for method, of in results.items():
+        for name, entry in of.items():
+            metric, separator, other = name.partition(" - ")
+            if separator:
+                low, high = entry["interval"]
+                verdict = "lower" if high < 0 else "higher" if low > 0 else "no difference shown"
+                lines.append(
+                    f"- {metric} of {method} − {other}: {entry['value']:+.4f} ({low:+.4f} to {high:+.4f}: {verdict})"
+                )
+    return lines
+
+
+def _group_lines(results: Results, main: str) -> list[str]:
+    groups = [name for name in next(iter(results.values())) if name.startswith(f"{main}/")]
+    if not groups:
+        return []
+    head = [main, "n", *results]
+    rows = [
+        [name.removeprefix(f"{main}/"), str(next(iter(results.values()))[name]["n"])]
+        + [f"{of[name]['value']:.4f}" for of in results.values()]
+        for name in groups
+    ]
+    return ["", _line(head), _line(["---"] * len(head)), *(_line(row) for row in rows)]

@@ -1,0 +1,83 @@
+"""What each method gives the LM to read for one example."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from configs.methods import NONE, Method
+from data.store import CorpusStore
+from evals.language_modelling import Choice
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Texts [K] that are put before the prompt one at a time, and the similarities [K] that weigh them.
+
+    A single text None is the LM without documents. `doc_rows` are all documents used: more than texts where they
+    are concatenated into one.
+    """
+
+    texts: tuple[str | None, ...]
+    similarities: np.ndarray
+    doc_rows: tuple[int, ...] = ()
+
+
+NOTHING = Evidence((None,), np.zeros(1))
+
+
+class EvidenceBook:
+    """The evidence of every method for every example. `found` maps a source to rows and similarities of all examples.
+
+    `retrieves[row]` is False for an example that nothing can be retrieved for.
+    """
+
+    def __init__(
+        self,
+        methods: Sequence[Method],
+        corpus: CorpusStore | None,
+        found: Mapping[str, Choice],
+        retrieves: Sequence[bool],
+    ) -> None:
+        self.methods = methods
+        self._store, self._found, self._retrieves = corpus, found, retrieves
+
+    def of(self, row: int) -> dict[str, Evidence]:
+        """By method name, in the methods' order."""
+        return {method.name: self._evidence(method, row) for method in self.methods}
+
+    def nearest(self, method: Method, row: int) -> str | None:
+        """The text of the first document alone."""
+        if method.source == NONE:
+            return None
+        [text] = self._corpus.texts(self._found[method.source].doc_rows[row, :1])
+        return text
+
+    def ids(self, doc_rows: Sequence[int]) -> list[str]:
+        """Of documents by their rows."""
+        return [document.id for document in self._corpus.documents(list(doc_rows))] if doc_rows else []
+
+    def all_texts(self) -> Iterator[str]:
+        """Of every document there is."""
+        return (document.text for document in self._store.iterate()) if self._store else iter(())
+
+    @property
+    def _corpus(self) -> CorpusStore:
+        assert self._store is not None, "no method retrieves, so there are no documents"
+        return self._store
+
+    def _evidence(self, method: Method, row: int) -> Evidence:
+        if method.source == NONE or not self._retrieves[row]:
+            return NOTHING
+        found = self._found[method.source]
+        rows = found.doc_rows[row, : method.k]
+        texts, doc_rows = self._corpus.texts(rows), tuple(int(doc) for doc in rows)
+        if method.is_concatenated:
+            return Evidence(("\n".join(reversed(texts)),), np.zeros(1), doc_rows)
+        similarities = found.similarities[row, : method.k] if method.is_weighted else np.zeros(len(texts))
+        return Evidence(tuple(texts), similarities, doc_rows)
+
+
+def texts_of(evidence: Mapping[str, Evidence]) -> list[str | None]:
+    """Every text of all methods once, in order of appearance."""
+    return list(dict.fromkeys(text for one in evidence.values() for text in one.texts))

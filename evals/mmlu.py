@@ -1,0 +1,175 @@
+"""MMLU (Hendrycks et al. 2021) as REPLUG asks it: five demonstrations, a retrieved document, the letter's probability.
+
+The questions are files `dev/<subject>_dev.csv` and `test/<subject>_test.csv` of question, four choices and answer: the
+official ones without a header and with letters, or with a header row and the answer as a letter or as 0 to 3.
+Given K documents, the LM's probability of each letter is mixed over them (`models.ensemble`); the largest answers.
+"""
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from configs.errors import RunError, UserError
+from evals.examples import Example
+from evals.mmlu_subjects import CATEGORY_OF
+from evals.prompts import BETWEEN_BLOCKS, documents_or_none, knowledge_line
+from models.ensemble import log_softmax, mix_token_logprobs
+
+LETTERS = ("A", "B", "C", "D")
+CONTINUATIONS = tuple(f" {letter}" for letter in LETTERS)
+NUM_DEMONSTRATIONS = 5
+FIELDS = "question, A, B, C, D, answer"
+
+
+@dataclass(frozen=True, slots=True)
+class MmluQuestion:
+    """A question, `example.query`, of the subject `example.group`; `answer` is the right choice's place, 0 to 3."""
+
+    example: Example
+    choices: tuple[str, str, str, str]
+    answer: int
+
+
+@dataclass(frozen=True, slots=True)
+class MmluSet:
+    """The questions that are asked, in the order of subjects and files, and each subject's demonstrations."""
+
+    questions: tuple[MmluQuestion, ...]
+    demonstrations: dict[str, tuple[MmluQuestion, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class MmluOutcome:
+    """The LM's choice, 0 to 3, and how probable it held the right one among the four letters."""
+
+    id: str
+    subject: str
+    prediction: int
+    is_correct: bool
+    right_probability: float
+
+
+def read_mmlu(folder: Path, num_demonstrations: int = NUM_DEMONSTRATIONS) -> MmluSet:
+    """Every subject that `test/` holds, with the first questions of its `dev/` file as demonstrations.
+
+    Raises UserError with file and line where a file is missing, has another form, or holds too few demonstrations.
+    """
+    questions: list[MmluQuestion] = []
+    demonstrations = {}
+    for path in _test_files(folder):
+        subject = _subject(path)
+        questions += _read_file(path, subject, "test")
+        demonstrations[subject] = _read_demonstrations(folder, subject, num_demonstrations)
+    return MmluSet(tuple(questions), demonstrations)
+
+
+def mmlu_prompt(
+    question: MmluQuestion,
+    demonstrations: Sequence[MmluQuestion],
+    document: str | None = None,
+    demonstration_documents: Sequence[str | None] | None = None,
+) -> str:
+    """What the LM reads before one of CONTINUATIONS: header, demonstrations, document, question.
+
+    Raises ValueError where there are documents for the demonstrations, but not one for each.
+    """
+    subject = question.example.group.replace("_", " ")
+    header = f"The following are multiple choice questions (with answers) about {subject}."
+    documents = documents_or_none(demonstration_documents, len(demonstrations))
+    shots = [
+        f"{_block(shot, given)} {LETTERS[shot.answer]}" for shot, given in zip(demonstrations, documents, strict=True)
+    ]
+    return BETWEEN_BLOCKS.join([header, *shots, _block(question, document)])
+
+
+def mmlu_outcome(question: MmluQuestion, letter_logprobs: np.ndarray, similarities: np.ndarray) -> MmluOutcome:
+    """The answer of the mixture over K documents, from log-probs [K, 4] of CONTINUATIONS (nats) and similarities [K].
+
+    The letters' raw probabilities are mixed, and normalised only after; of equal ones the first letter is taken.
+    Without documents K is 1. Raises ValueError for other shapes, RunError for log-probs that are not finite.
+    """
+    if letter_logprobs.shape != (len(similarities), len(LETTERS)):
+        raise ValueError(f"{letter_logprobs.shape} log-probs of four letters for {len(similarities)} documents")
+    if not np.isfinite(letter_logprobs).all():
+        raise RunError(f"{question.example.id}: the LM gave a letter a log-probability that is not finite")
+    mixed = mix_token_logprobs(letter_logprobs, similarities)  # [4]
+    prediction = int(np.argmax(mixed))
+    right = float(np.exp(log_softmax(mixed)[question.answer]))
+    return MmluOutcome(question.example.id, question.example.group, prediction, prediction == question.answer, right)
+
+
+def _block(question: MmluQuestion, document: str | None) -> str:
+    choices = "".join(f"{letter}. {choice}\n" for letter, choice in zip(LETTERS, question.choices, strict=True))
+    return f"{knowledge_line(document)}Question: {question.example.query}\n{choices}Answer:"
+
+
+def _test_files(folder: Path) -> list[Path]:
+    paths = sorted((folder / "test").glob("*_test.csv"))
+    if not paths:
+        raise UserError(f"{folder} holds no MMLU: expected files test/<subject>_test.csv and dev/<subject>_dev.csv")
+    return paths
+
+
+def _subject(path: Path) -> str:
+    subject = path.name.removesuffix("_test.csv")
+    if subject not in CATEGORY_OF:
+        raise UserError(f"{path}: {subject!r} is none of MMLU's 57 subjects; rename the file or take it away")
+    return subject
+
+
+def _read_demonstrations(folder: Path, subject: str, num: int) -> tuple[MmluQuestion, ...]:
+    if num == 0:
+        return ()
+    path = folder / "dev" / f"{subject}_dev.csv"
+    questions = _read_file(path, subject, "dev")
+    if len(questions) < num:
+        raise UserError(f"{path} holds {len(questions)} questions, {num} demonstrations are asked for; ask for fewer")
+    return tuple(questions[:num])
+
+
+def _read_file(path: Path, subject: str, split: str) -> list[MmluQuestion]:
+    rows = list(_rows(path))
+    has_header = bool(rows) and rows[0][1][0].lower() == "question" and rows[0][1][-1].lower() == "answer"
+    answers = {letter: place for place, letter in enumerate(LETTERS)}
+    if has_header:
+        answers |= {str(place): place for place in range(len(LETTERS))}
+    questions = [
+        _question(where, row, answers, subject, f"{subject}/{split}/{number}")
+        for number, (where, row) in enumerate(rows[has_header:])
+    ]
+    if not questions:
+        raise UserError(f"{path} holds no questions; expected rows of {FIELDS}")
+    return questions
+
+
+def _question(where: str, row: list[str], answers: dict[str, int], subject: str, identifier: str) -> MmluQuestion:
+    """Spaces and newlines at the ends of fields go: a line of the prompt would begin or end with them."""
+    if len(row) != 6:
+        raise UserError(f"{where}: expected 6 fields ({FIELDS}), found {len(row)}")
+    question, a, b, c, d, answer = (field.strip() for field in row)
+    if not question:
+        raise UserError(f"{where}: the question is empty")
+    if answer not in answers:
+        raise UserError(f"{where}: expected as answer one of {', '.join(answers)}, found {answer!r}")
+    return MmluQuestion(Example(identifier, question, subject), (a, b, c, d), answers[answer])
+
+
+def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Each row with where it begins (`file:line`); rows without a field are passed over."""
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; expected rows of {FIELDS}")
+    line = 1
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, strict=True)
+            for row in reader:
+                if row:
+                    yield f"{path}:{line}", row
+                line = reader.line_num + 1
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 ({error.reason}) at or after line {line}; convert the file") from error
+    except csv.Error as error:
+        raise UserError(f"{path}:{line}: not valid CSV ({error}); expected {FIELDS}") from error

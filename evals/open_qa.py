@@ -1,0 +1,183 @@
+"""Open-domain question answering as REPLUG asks it: demonstrations with a document each, then document and question.
+
+A set is a file of JSON Lines with `question` and `answers`, and optional `id`, `domain` and `gold` (ids of documents).
+The LM's answer ends at the first newline and is compared with every accepted answer (`evals.answers`).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs.errors import UserError
+from data.rows import read_json_lines, require_new
+from evals.answers import exact_match, normalize_answer, token_f1
+from evals.examples import Example
+from evals.prompts import BETWEEN_BLOCKS, documents_or_none, knowledge_line, one_line
+
+NUM_DEMONSTRATIONS = 16
+STOP = "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenQuestion:
+    """A question, `example.query`, and every answer that is accepted; the first one is shown in demonstrations."""
+
+    example: Example
+    answers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenQaOutcome:
+    """What the LM answered, and how right it is: exact match 0 or 1, token F1 from 0 to 1."""
+
+    id: str
+    group: str
+    prediction: str
+    exact_match: float
+    f1: float
+
+
+def read_questions(path: Path) -> list[OpenQuestion]:
+    """Every question of a JSON Lines file, plain or gzip; one without `id` is named by the file and its line.
+
+    Raises UserError with file and line for a field that is missing or of another form.
+    """
+    questions: list[OpenQuestion] = []
+    seen: set[str] = set()
+    for where, row in read_json_lines(path):
+        questions.append(_question(row, where))
+        require_new(questions[-1].example.id, seen, where)
+    if not questions:
+        raise UserError(f"{path} holds no questions")
+    return questions
+
+
+def draw_demonstrations(
+    pool: Sequence[OpenQuestion], evaluated: Sequence[OpenQuestion], num: int, seed: int
+) -> list[OpenQuestion]:
+    """Questions of the pool that are not evaluated, drawn evenly, the same for the same seed.
+
+    A question is evaluated where its id or its normalised text is. No two have the same text. Raises UserError where
+    the pool has too few.
+    """
+    candidates = _of_different_text(_not_among(pool, evaluated))
+    if len(candidates) < num:
+        raise UserError(
+            f"{num} demonstrations are asked for, but {len(candidates)} of {len(pool)} questions are not evaluated: "
+            "give a separate file of demonstrations, or evaluate fewer questions"
+        )
+    order = np.random.default_rng([seed, 2]).permutation(len(candidates))[:num]
+    chosen = [candidates[place] for place in order]
+    require_not_evaluated(chosen, evaluated)
+    return chosen
+
+
+def hold_out_demonstrations(
+    questions: Sequence[OpenQuestion], num: int, seed: int
+) -> tuple[list[OpenQuestion], list[OpenQuestion]]:
+    """Demonstrations drawn from the evaluated file itself, and the questions that are left to evaluate, in order.
+
+    Raises UserError where nothing would be left.
+    """
+    demonstrations = draw_demonstrations(questions, (), num, seed)
+    evaluated = _not_among(questions, demonstrations)
+    if not evaluated:
+        raise UserError(f"{num} demonstrations leave none of {len(questions)} questions to evaluate; ask for fewer")
+    require_not_evaluated(demonstrations, evaluated)
+    return demonstrations, evaluated
+
+
+def require_not_evaluated(demonstrations: Sequence[OpenQuestion], evaluated: Sequence[OpenQuestion]) -> None:
+    """Raise ValueError where a demonstration is evaluated, by its id or by its normalised text."""
+    free = _not_among(demonstrations, evaluated)
+    if len(free) < len(demonstrations):
+        names = {question.example.id for question in demonstrations} - {question.example.id for question in free}
+        raise ValueError(f"demonstrations are evaluated too: {', '.join(sorted(names))}")
+
+
+def open_qa_prompt(
+    question: OpenQuestion,
+    demonstrations: Sequence[OpenQuestion],
+    document: str | None = None,
+    demonstration_documents: Sequence[str | None] | None = None,
+) -> str:
+    """What the LM continues until STOP: demonstrations with their first answer, document, question.
+
+    Raises ValueError where there are documents for the demonstrations, but not one for each.
+    """
+    documents = documents_or_none(demonstration_documents, len(demonstrations))
+    shots = [
+        f"{_block(shot, given)} {one_line(shot.answers[0])}"
+        for shot, given in zip(demonstrations, documents, strict=True)
+    ]
+    return BETWEEN_BLOCKS.join([*shots, _block(question, document)])
+
+
+def open_qa_outcome(question: OpenQuestion, generated: str) -> OpenQaOutcome:
+    """How right the first line of what the LM wrote is."""
+    prediction = generated.partition(STOP)[0].strip()
+    return OpenQaOutcome(
+        question.example.id,
+        question.example.group,
+        prediction,
+        exact_match(prediction, question.answers),
+        token_f1(prediction, question.answers),
+    )
+
+
+def _block(question: OpenQuestion, document: str | None) -> str:
+    return f"{knowledge_line(document)}Question: {one_line(question.example.query)}\nAnswer:"
+
+
+def _not_among(questions: Sequence[OpenQuestion], others: Iterable[OpenQuestion]) -> list[OpenQuestion]:
+    names = [(other.example.id, normalize_answer(other.example.query)) for other in others]
+    ids, texts = {identifier for identifier, _ in names}, {text for _, text in names}
+    return [
+        question
+        for question in questions
+        if question.example.id not in ids and normalize_answer(question.example.query) not in texts
+    ]
+
+
+def _of_different_text(questions: Sequence[OpenQuestion]) -> list[OpenQuestion]:
+    first: dict[str, OpenQuestion] = {}
+    for question in questions:
+        first.setdefault(normalize_answer(question.example.query), question)
+    return list(first.values())
+
+
+def _question(row: dict[str, Any], where: str) -> OpenQuestion:
+    gold = row.get("gold") or []
+    if not isinstance(gold, list) or not all(isinstance(item, str | int) for item in gold):
+        raise UserError(f"{where}: field 'gold' must be a list of document ids")
+    example = Example(
+        id=_name(row, "id", where) or Path(where).name,
+        query=_query(row, where),
+        group=_name(row, "domain", where) or "all",
+        gold=tuple(str(item) for item in gold),
+    )
+    return OpenQuestion(example, _answers(row, where))
+
+
+def _query(row: dict[str, Any], where: str) -> str:
+    value = row.get("question")
+    if not isinstance(value, str) or not value.strip():
+        raise UserError(f"{where}: field 'question' must be a text, found {value!r}")
+    return value
+
+
+def _answers(row: dict[str, Any], where: str) -> tuple[str, ...]:
+    value = row.get("answers")
+    if not isinstance(value, list) or not value or not all(isinstance(item, str) and item.strip() for item in value):
+        raise UserError(f"{where}: field 'answers' must be a list of texts, at least one, found {value!r}")
+    return tuple(value)
+
+
+def _name(row: dict[str, Any], field: str, where: str) -> str | None:
+    value = row.get(field)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, str | int) or value == ""):
+        raise UserError(f"{where}: field {field!r} must be a string or an integer, found {value!r}")
+    return None if value is None else str(value)

@@ -1,0 +1,66 @@
+"""Language modelling: how well texts are predicted, in bits per byte and perplexity (REPLUG, sections 5.1 and 6.1)."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from data.records import Window
+from evals.evidence import Evidence, texts_of
+from evals.examples import Example
+from evals.loop import Metric, Outcome, Outcomes
+from evals.metrics import bits_of
+from models.black_box_lm import AsyncLM, ContinuationScore
+from models.ensemble import mix_token_logprobs
+from models.prompt import PromptTemplate
+
+
+class LanguageModelling:
+    """A `Task`: continuations of windows, after their contexts. A document that several methods use is scored once."""
+
+    metrics: Mapping[str, Metric] = {
+        "bpb": Metric("bits", "bytes"),
+        "token_perplexity": Metric("bits", "tokens", np.exp2),  # tokens of the LM
+        "word_perplexity": Metric("bits", "words", np.exp2),  # words between white space
+    }
+
+    def __init__(
+        self,
+        lm: AsyncLM,
+        template: PromptTemplate,
+        windows: Sequence[Window],
+        tokens_of: Callable[[str], list[str]] | None = None,
+    ) -> None:
+        """With `tokens_of`, which cuts a text into the LM's tokens, outcomes hold their texts."""
+        self._lm, self._template, self._windows, self._tokens_of = lm, template, windows, tokens_of
+        self.examples = [Example(w.id, w.context, w.domain, w.gold, w.source) for w in windows]
+
+    def groups(self, example: Example) -> tuple[str, ...]:
+        return (example.group,)
+
+    def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
+        window, texts = self._windows[row], texts_of(evidence)
+        prefixes = [self._template.prefix(text, window.context, window.continuation) for text in texts]
+        future = self._lm.submit(prefixes, [window.continuation] * len(prefixes))
+
+        def finish() -> Outcomes:
+            scores = dict(zip(texts, future.result(), strict=True))
+            tokens = {"tokens": self._tokens_of(window.continuation)} if self._tokens_of else {}
+            return {
+                name: _outcome(window, one, [scores[text] for text in one.texts], tokens)
+                for name, one in evidence.items()
+            }
+
+        return finish
+
+
+def _outcome(
+    window: Window, evidence: Evidence, scores: Sequence[ContinuationScore], detail: dict[str, list[str]]
+) -> Outcome:
+    mixed = mix_token_logprobs(np.stack([score.token_logprobs for score in scores]), evidence.similarities)
+    numbers = {
+        "bits": bits_of(mixed),
+        "bytes": float(len(window.continuation.encode())),
+        "tokens": float(len(mixed)),
+        "words": float(len(window.continuation.split())),
+    }
+    return Outcome(numbers, {**detail, "token_logprobs": [round(float(value), 6) for value in mixed]})

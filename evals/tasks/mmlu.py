@@ -1,0 +1,60 @@
+"""MMLU: the letter that the LM finds likeliest after the question, mixed over documents (REPLUG, section 5.2)."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from evals.evidence import Evidence, texts_of
+from evals.examples import Example
+from evals.loop import Metric, Outcome, Outcomes
+from evals.mmlu import CONTINUATIONS, LETTERS, MmluQuestion, MmluSet, mmlu_outcome, mmlu_prompt
+from evals.mmlu_subjects import CATEGORY_OF
+from models.black_box_lm import AsyncLM
+
+
+class Mmlu:
+    """A `Task`. The letters of one prompt are asked together, so that a local LM reads the prompt once."""
+
+    # Micro: the mean over questions, as the official evaluation has it; macro: over subjects.
+    metrics: Mapping[str, Metric] = {
+        "accuracy": Metric("correct"),
+        "accuracy_macro": Metric("correct_share", "share"),
+        "right_probability": Metric("right_probability"),
+    }
+
+    def __init__(self, lm: AsyncLM, questions: Sequence[MmluQuestion], mmlu: MmluSet) -> None:
+        self._lm, self._questions, self._demonstrations = lm, questions, mmlu.demonstrations
+        self._sizes = Counter(question.example.group for question in questions)
+        self.examples = [question.example for question in questions]
+
+    def groups(self, example: Example) -> tuple[str, ...]:
+        return (CATEGORY_OF[example.group], example.group)
+
+    def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
+        question, texts = self._questions[row], texts_of(evidence)
+        shots = self._demonstrations[question.example.group]
+        prompts = [mmlu_prompt(question, shots, text) for text in texts for _ in LETTERS]
+        future = self._lm.submit(prompts, list(CONTINUATIONS) * len(texts))
+
+        def finish() -> Outcomes:
+            letters = np.array([score.sum_logprob for score in future.result()]).reshape(len(texts), len(LETTERS))
+            by_text = dict(zip(texts, letters, strict=True))
+            return {
+                name: self._outcome(question, np.stack([by_text[text] for text in one.texts]), one.similarities)
+                for name, one in evidence.items()
+            }
+
+        return finish
+
+    def _outcome(self, question: MmluQuestion, letters: np.ndarray, similarities: np.ndarray) -> Outcome:
+        """From log-probs [K, 4] and similarities [K]."""
+        found = mmlu_outcome(question, letters, similarities)
+        share = 1.0 / self._sizes[question.example.group]
+        numbers = {
+            "correct": float(found.is_correct),
+            "correct_share": share * found.is_correct,
+            "share": share,
+            "right_probability": found.right_probability,
+        }
+        return Outcome(numbers, {"answer": LETTERS[found.prediction], "right": LETTERS[question.answer]})

@@ -1,0 +1,62 @@
+"""Open-domain question answering: exact match of a greedy short answer after demonstrations (REPLUG, section 5.3)."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from evals.answers import has_answer
+from evals.evidence import Evidence
+from evals.examples import Example
+from evals.loop import Metric, Outcome, Outcomes
+from evals.open_qa import STOP, OpenQuestion, open_qa_outcome, open_qa_prompt
+from models.black_box_lm import AsyncLM
+from models.ensemble import document_weights
+from models.generation import GenerationOptions
+
+# By method, the documents that its demonstrations have; None for demonstrations without.
+DemonstrationDocuments = Mapping[str, Sequence[str | None] | None]
+
+
+class OpenQa:
+    """A `Task`: one answer from all documents of a method, chosen token by token (a server's by whole answers)."""
+
+    metrics: Mapping[str, Metric] = {
+        "exact_match": Metric("exact_match"),
+        "f1": Metric("f1"),
+        "answer_recall": Metric("answer_recall"),  # some document holds an accepted answer
+    }
+
+    def __init__(
+        self,
+        lm: AsyncLM,
+        questions: Sequence[OpenQuestion],
+        demonstrations: Sequence[OpenQuestion],
+        documents: DemonstrationDocuments,
+        max_new_tokens: int,
+    ) -> None:
+        self._lm, self._questions = lm, questions
+        self._demonstrations, self._documents = demonstrations, documents
+        self._options = GenerationOptions(max_new_tokens, STOP)
+        self.examples = [question.example for question in questions]
+
+    def groups(self, example: Example) -> tuple[str, ...]:
+        return (example.group,)
+
+    def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
+        question = self._questions[row]
+        futures = {
+            name: self._lm.submit_ensemble(
+                self._prompts(name, question, one), document_weights(one.similarities).tolist(), self._options
+            )
+            for name, one in evidence.items()
+        }
+        return lambda: {name: _outcome(question, evidence[name], f.result().text) for name, f in futures.items()}
+
+    def _prompts(self, method: str, question: OpenQuestion, evidence: Evidence) -> list[str]:
+        shots = self._documents[method]
+        return [open_qa_prompt(question, self._demonstrations, text, shots) for text in evidence.texts]
+
+
+def _outcome(question: OpenQuestion, evidence: Evidence, text: str) -> Outcome:
+    found = open_qa_outcome(question, text)
+    recall = any(has_answer(document, question.answers) for document in evidence.texts if document is not None)
+    numbers = {"exact_match": found.exact_match, "f1": found.f1, "answer_recall": float(recall)}
+    return Outcome(numbers, {"answer": found.prediction})

@@ -1,0 +1,168 @@
+"""Where documents help: each token's change of probability, by token, by its word's rarity, and as a coloured text.
+
+A token's gain is log2 p with documents minus log2 p without, in bits: above 0 the documents helped. Pure.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+
+from evals.report import CSS
+
+HELPED, HURT = "46,125,50", "198,40,40"  # green and red
+FULL_COLOUR_BITS = 4.0
+NO_WORD = "no word"
+_WORD = re.compile(r"\w+")
+
+TOKEN_CSS = """
+.text { white-space: pre-wrap; background: #fff; border: 1px solid #ddd; padding: .6rem .8rem; border-radius: 6px; }
+td.token { font-family: monospace; text-align: left; white-space: pre; }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredText:
+    """A text in the LM's T tokens, which join to the text, and their log-probs [T] in nats: alone, with documents."""
+
+    id: str
+    tokens: tuple[str, ...]
+    without: np.ndarray
+    with_documents: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class TokenGain:
+    """One token: its word (None for punctuation and space), how often the corpus has that, and both probabilities."""
+
+    text_id: str
+    position: int
+    token: str
+    word: str | None
+    count: int | None
+    probability_without: float
+    probability_with: float
+    gain_bits: float
+
+
+@dataclass(frozen=True, slots=True)
+class RarityBin:
+    """Tokens whose words the corpus has about as often, and their mean gain."""
+
+    count_range: str
+    num_tokens: int
+    mean_gain_bits: float
+
+
+def count_words(texts: Iterable[str]) -> Counter[str]:
+    """How often texts hold each word, as `token_gains` cuts words: runs of word characters in lower case."""
+    return Counter(word.lower() for text in texts for word in _WORD.findall(text))
+
+
+def token_gains(text: ScoredText, counts: Mapping[str, int]) -> list[TokenGain]:
+    """Every token of a text in order; a word that `counts` does not hold occurs 0 times.
+
+    Raises ValueError where tokens and log-probs are not as many.
+    """
+    if not len(text.tokens) == len(text.without) == len(text.with_documents):
+        raise ValueError(f"{text.id}: {len(text.tokens)} tokens, but another number of log-probs")
+    gains = (np.asarray(text.with_documents, np.float64) - np.asarray(text.without, np.float64)) / math.log(2)
+    return [
+        TokenGain(
+            text_id=text.id,
+            position=position,
+            token=token,
+            word=word,
+            count=None if word is None else counts.get(word, 0),
+            probability_without=math.exp(text.without[position]),
+            probability_with=math.exp(text.with_documents[position]),
+            gain_bits=float(gains[position]),
+        )
+        for position, (token, word) in enumerate(zip(text.tokens, words_of_tokens(text.tokens), strict=True))
+    ]
+
+
+def words_of_tokens(tokens: Sequence[str]) -> list[str | None]:
+    """For each token the first word, in lower case, that it is a part of; None where it holds no word character."""
+    words = list(_WORD.finditer("".join(tokens)))
+    found: list[str | None] = []
+    start = at = 0
+    for token in tokens:
+        while at < len(words) and words[at].end() <= start:
+            at += 1
+        begins = at < len(words) and words[at].start() < start + len(token)
+        found.append(words[at].group().lower() if begins else None)
+        start += len(token)
+    return found
+
+
+def most_changed(gains: Iterable[TokenGain], num: int) -> tuple[list[TokenGain], list[TokenGain]]:
+    """The tokens that gained most, and those that lost most; equal ones in the order given."""
+    ordered = sorted(gains, key=lambda gain: gain.gain_bits)
+    helped = [gain for gain in sorted(ordered, key=lambda gain: -gain.gain_bits) if gain.gain_bits > 0]
+    return helped[:num], [gain for gain in ordered if gain.gain_bits < 0][:num]
+
+
+def rarity_bins(gains: Iterable[TokenGain]) -> list[RarityBin]:
+    """Mean gain by how often the corpus has the word: 0, 1-9, 10-99, ..., and tokens without a word last."""
+    members: dict[float, list[float]] = {}
+    for gain in gains:
+        digits = math.inf if gain.count is None else len(str(gain.count)) if gain.count else 0
+        members.setdefault(digits, []).append(gain.gain_bits)
+    return [RarityBin(_count_range(digits), len(m), math.fsum(m) / len(m)) for digits, m in sorted(members.items())]
+
+
+def token_gain_page(texts: Sequence[ScoredText], counts: Mapping[str, int], num_rows: int = 20) -> str:
+    """One self-contained page: gain by rarity, the tokens that changed most, and every text with coloured tokens."""
+    by_text = [token_gains(text, counts) for text in texts]
+    everything = [gain for gains in by_text for gain in gains]
+    helped, hurt = most_changed(everything, num_rows)
+    title = "What documents do for each token"
+    sections = [
+        f"<h2>By rarity of the word</h2>{_rarity_table(rarity_bins(everything))}",
+        f"<h2>Helped most</h2>{_token_table(helped)}<h2>Hurt most</h2>{_token_table(hurt)}",
+        "<h2>Texts</h2><p class=muted>Green: more probable with documents; red: less. Full colour at "
+        f"{FULL_COLOUR_BITS:.0f} bits. Point at a token for its probabilities.</p>",
+        *(_coloured_text(text.id, gains) for text, gains in zip(texts, by_text, strict=True)),
+    ]
+    head = f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{CSS}{TOKEN_CSS}</style>"
+    return f"{head}<h1>{title}</h1>{''.join(sections)}</html>\n"
+
+
+def _count_range(digits: float) -> str:
+    if math.isinf(digits):
+        return NO_WORD
+    return f"{10 ** (int(digits) - 1)}-{10 ** int(digits) - 1}" if digits else "0"
+
+
+def _rarity_table(bins: Sequence[RarityBin]) -> str:
+    rows = "".join(
+        f"<tr><td>{b.count_range}</td><td>{b.num_tokens:,}</td><td>{b.mean_gain_bits:+.3f}</td></tr>" for b in bins
+    )
+    return f"<table><tr><th>times in the corpus</th><th>tokens</th><th>mean gain, bits</th></tr>{rows}</table>"
+
+
+def _token_table(gains: Sequence[TokenGain]) -> str:
+    rows = "".join(
+        f"<tr><td class=token>{escape(repr(gain.token))}</td><td>{escape(gain.word or '')}</td>"
+        f"<td>{'' if gain.count is None else format(gain.count, ',')}</td><td>{gain.probability_without:.4g}</td>"
+        f"<td>{gain.probability_with:.4g}</td><td>{gain.gain_bits:+.2f}</td><td>{escape(gain.text_id)}</td></tr>"
+        for gain in gains
+    )
+    titles = ("token", "word", "times in the corpus", "p without", "p with", "gain, bits", "text")
+    return f"<table><tr>{''.join(f'<th>{title}</th>' for title in titles)}</tr>{rows}</table>"
+
+
+def _coloured_text(identifier: str, gains: Sequence[TokenGain]) -> str:
+    return f"<h3>{escape(identifier)}</h3><div class=text>{''.join(map(_span, gains))}</div>"
+
+
+def _span(gain: TokenGain) -> str:
+    colour = HELPED if gain.gain_bits > 0 else HURT
+    opacity = min(1.0, abs(gain.gain_bits) / FULL_COLOUR_BITS)
+    title = f"p {gain.probability_without:.4g} → {gain.probability_with:.4g}, {gain.gain_bits:+.2f} bits"
+    return f'<span title="{title}" style="background:rgba({colour},{opacity:.2f})">{escape(gain.token)}</span>'

@@ -1,0 +1,174 @@
+"""Prompts that grow by the same tokens: K documents, one answer.
+
+Prompts are padded on the left, so that the last position of all is the last column, and distances between tokens are
+those between columns. A mask hides the padding, and positions are counted by the mask. Some architectures count
+otherwise, so all of this is tried on the model itself before it is relied on; where it fails, whole inputs are read
+again for every token, which is slow and right for every causal model.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from models.black_box_lm import PassCounts
+from models.generation import Generated, GenerationOptions, before_stop
+from models.next_token import TokenChooser, mix_next_token
+from models.shared_prefix import SharedPrefix, probe_ids, reuses_prefixes
+
+# Nats by which log-probs may differ with and without padding, on average by the tokens' probabilities.
+TOLERANCE_NATS, TOLERANCE_NATS_HALF_PRECISION = 0.01, 0.15
+
+
+class GrowingPrompts(Protocol):
+    """K prompts; `logits` [K, V] are those of the token after each."""
+
+    logits: Tensor
+
+    def append(self, token: int) -> None:
+        """Make all prompts longer by a token."""
+        ...
+
+
+class CachedPrompts:
+    """Prompts whose keys and values are kept; each token costs one pass over K positions.
+
+    They are read a slice of columns at a time, of at most `tokens_per_pass` tokens, into one cache: the pass of a slice
+    and that of a new token are the same. `shared` holds the tokens before `rows` that all prompts begin with.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        rows: list[list[int]],
+        tokens_per_pass: int,
+        counts: PassCounts,
+        shared: SharedPrefix | None = None,
+    ) -> None:
+        self._model, self._counts = model, counts
+        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self._cache: Any = shared.for_rows(len(rows)) if shared else None
+        ids = _left_padded([torch.tensor(row) for row in rows]).to(model.device)
+        own = _left_padded([torch.ones(len(row), dtype=torch.long) for row in rows])
+        before = torch.ones(len(rows), shared.num_tokens if shared else 0, dtype=torch.long)
+        self._is_padded = not bool(own.all())
+        self._seen = before.to(model.device)  # [K, T so far]: 1 where a token stands, 0 where padding does
+        self._read(ids, own.to(model.device), max(1, tokens_per_pass // len(rows)))
+        counts.add(sum(len(row) for row in rows), ids.numel())
+
+    def append(self, token: int) -> None:
+        column = torch.full((len(self.logits), 1), token, device=self._model.device)
+        self.logits = self._pass(column, torch.ones_like(column))
+        self._counts.add(len(column), len(column))
+
+    def _read(self, ids: Tensor, mask: Tensor, width: int) -> None:
+        for columns, shown in zip(ids.split(width, 1), mask.split(width, 1), strict=True):
+            self.logits = self._pass(columns, shown)
+
+    def _pass(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Read ids [K, N], of which `mask` shows those that are no padding. Logits [K, V] after the last column."""
+        self._seen = torch.cat([self._seen, mask], 1)
+        output = self._model(
+            input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1, **self._padding(ids.shape[1])
+        )
+        self._cache = output.past_key_values
+        return output.logits[:, -1]
+
+    def _padding(self, width: int) -> dict[str, Tensor]:
+        """What hides the padding; nothing where there is none, since attention without a mask is faster."""
+        if not self._is_padded:
+            return {}
+        hidden = {"attention_mask": self._seen}
+        if self._takes_positions:
+            hidden["position_ids"] = (self._seen.cumsum(1) - 1).clamp(min=0)[:, -width:]
+        return hidden
+
+
+class RecomputedPrompts:
+    """Prompts that `read` reads anew for every token: ids of K prompts in, logits [K, V] out."""
+
+    def __init__(self, rows: list[list[int]], read: Callable[[list[list[int]]], Tensor]) -> None:
+        self._rows, self._read = rows, read
+        self.logits = read(rows)
+
+    def append(self, token: int) -> None:
+        self._rows = [[*row, token] for row in self._rows]
+        self.logits = self._read(self._rows)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """What a model's keys and values can be kept for: unpadded prompts, padding on the left, padding after a prefix."""
+
+    unpadded: bool = False
+    padded: bool = False
+    padded_after_prefix: bool = False
+
+
+def find_cache_use(model: PreTrainedModel) -> CacheUse:
+    """What the model does right, tried on sixteen tokens: in floating point and not to the last bit."""
+    if model.base_model is model or not reuses_prefixes(model):
+        return CacheUse()
+    ids, tolerance = probe_ids(model), TOLERANCE_NATS
+    if model.dtype != torch.float32:
+        tolerance = TOLERANCE_NATS_HALF_PRECISION
+    with torch.inference_mode():
+        prefix = SharedPrefix(model, ids[:8])
+        alone, padded = _probe(model, [ids]), _probe(model, [ids, ids + ids[:5]])
+        after_prefix = _probe(model, [ids[8:], ids[8:] + ids[:5]], prefix)
+    is_same = [_difference(alone, other) < tolerance for other in (padded, after_prefix)]
+    return CacheUse(True, is_same[0], is_same[1] and not _has_window(model, prefix))
+
+
+def continue_answer(
+    prompts: GrowingPrompts,
+    log_weights: Tensor,
+    ends: frozenset[int],
+    decode: Callable[[list[int]], str],
+    options: GenerationOptions,
+) -> Generated:
+    """The answer of the mixture, token by token, each given to all prompts."""
+    chooser = TokenChooser(options)
+    ids: list[int] = []
+    logprobs: list[float] = []
+    while True:
+        mixed = mix_next_token(prompts.logits, log_weights.to(prompts.logits.device))
+        ids.append(chooser.choose(mixed))
+        logprobs.append(float(mixed[ids[-1]]))
+        is_end = ids[-1] in ends
+        text = decode(ids[:-1] if is_end else ids)  # all of it, since a token may hold a part of a character
+        answer = before_stop(text, options.stop)
+        if is_end or answer != text or len(ids) == options.max_new_tokens:
+            return Generated(answer, np.array(logprobs, dtype=np.float32))
+        prompts.append(ids[-1])
+
+
+def _left_padded(rows: list[Tensor]) -> Tensor:
+    """[K, T], with zeros on the left."""
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side="left")
+
+
+def _probe(model: PreTrainedModel, rows: list[list[int]], shared: SharedPrefix | None = None) -> Tensor:
+    """Log-probs [V] after the first row, read in slices and with one more token than was given."""
+    prompts = CachedPrompts(model, rows, 6 * len(rows), PassCounts(), shared)
+    prompts.append(probe_ids(model)[3])
+    return prompts.logits[0].float().log_softmax(-1)
+
+
+def _difference(expected: Tensor, found: Tensor) -> float:
+    """Nats by which log-probs [V] differ, on average by the expected probabilities; what has none does not count."""
+    likely = expected.exp() > 0
+    return float((expected.exp() * (expected - found).abs())[likely].sum())
+
+
+def _has_window(model: PreTrainedModel, prefix: SharedPrefix) -> bool:
+    """Whether some layer looks back a number of columns, among which padding after the prefix would count.
+
+    Not seen by trying, since windows are longer than the probe. GPT-Neo has one without telling its cache.
+    """
+    return prefix.has_window or getattr(model.config, "window_size", None) is not None

@@ -1,0 +1,56 @@
+"""What is asked of a generation, and what comes back. Records and rules of text; no model, no torch.
+
+The log-probs are those of the mixture of all prompts (REPLUG, section 3.2), before any temperature.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOptions:
+    """How an answer is continued: greedily at temperature 0, else sampled, the same for the same seed.
+
+    The answer ends before `stop`. `top_p` keeps the likeliest tokens that hold this share of the probability.
+    Raises ValueError for what cannot be meant.
+    """
+
+    max_new_tokens: int
+    stop: str | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "1 or more")
+        _require(self.stop != "", "stop", repr(self.stop), "a text, or None to stop nowhere")
+        _require(0 <= self.temperature < math.inf, "temperature", self.temperature, "0 (greedy) or more")
+        _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
+        _require(0 <= self.seed < 2**63, "seed", self.seed, "0 or more, and below 2**63")
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """An answer, and the log-probs (nats, float32 [T]) of all tokens chosen for it under the mixture.
+
+    The tokens that ended the answer are among them: the end token, or those that hold the stop.
+    """
+
+    text: str
+    token_logprobs: np.ndarray
+
+    @property
+    def sum_logprob(self) -> float:
+        return float(self.token_logprobs.sum(dtype=np.float64))
+
+
+def before_stop(text: str, stop: str | None) -> str:
+    """The text up to the first `stop`."""
+    return text.split(stop, 1)[0] if stop else text
+
+
+def _require(holds: bool, name: str, value: object, expected: str) -> None:
+    if not holds:
+        raise ValueError(f"{name} is {value}; expected {expected}")

@@ -1,0 +1,201 @@
+"""A language model with a retriever plugged in front of it: REPLUG at inference, as a library (section 3.2).
+
+    lm = ReplugLM(HuggingFaceLM("gpt2"), EncoderRetriever(Encoder("facebook/contriever"), texts), k=10)
+    answer = lm.answer(["Question: who wrote Faust?\\nAnswer:"], GenerationOptions(16, stop="\\n"))[0]
+
+The documents of a text are retrieved by the text itself and stand before it, one to a prompt. The LM's predictions are
+mixed by the softmax of the similarities. It is a `BlackBoxLM` as the one that it wraps is, which may be local weights,
+a pool or a server. Whoever wants to show the sources retrieves first and hands in what was found.
+"""
+
+import math
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Protocol
+
+import numpy as np
+
+from models.black_box_lm import AsyncLM, BlackBoxLM, ContinuationScore, check_ensemble, check_pairs
+from models.encoder import Encoder
+from models.ensemble import document_weights, mix_token_logprobs
+from models.generation import Generated, GenerationOptions
+from models.prompt import PromptTemplate
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieved:
+    """A document that was found. Its weight is the softmax of `similarity` among those found with it."""
+
+    text: str
+    similarity: float
+    id: str
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.similarity):
+            raise ValueError(f"document {self.id} has the similarity {self.similarity}; expected a finite number")
+
+
+class Retriever(Protocol):
+    """Finds documents; the same query always finds the same."""
+
+    def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
+        """Up to `k` documents for each query, the most similar first."""
+        ...
+
+
+Documents = Sequence[Sequence[Retrieved]]
+
+
+class ReplugLM:
+    """`lm` with up to `k` documents before every text; with k=0, or where nothing is found, `lm` alone.
+
+    `template` joins them, and cuts what is too long where it was given the LM's tokenizer. For generation, give it the
+    LM's `max_tokens` less those that will be generated.
+    """
+
+    def __init__(
+        self, lm: BlackBoxLM, retriever: Retriever, k: int = 10, template: PromptTemplate | None = None
+    ) -> None:
+        if k < 0:
+            raise ValueError(f"k is {k}; expected 0 (no documents) or more")
+        self._lm, self._retriever, self._k = lm, retriever, k
+        self._template = template or PromptTemplate("\n")
+        self.max_tokens = lm.max_tokens
+        # Each object's own, since nothing tells that two retrievers find the same.
+        self.identity = f"replug:{lm.identity}:{uuid.uuid4().hex}"
+
+    def retrieve(self, queries: Sequence[str]) -> list[list[Retrieved]]:
+        """The documents of each query, found once for queries that are equal."""
+        if not self._k:
+            return [[] for _ in queries]
+        once = list(dict.fromkeys(queries))
+        found = dict(zip(once, self._retriever.retrieve(once, self._k), strict=True)) if once else {}
+        return [found[query] for query in queries]
+
+    def score(
+        self, contexts: Sequence[str], continuations: Sequence[str], documents: Documents | None = None
+    ) -> list[ContinuationScore]:
+        """Log-probs (nats) of each continuation's tokens under the mixture. `documents`: those of each context."""
+        check_pairs(contexts, continuations)
+        documents = self._documents(contexts, documents)
+        prompts = [
+            self._prompts(context, continuation, found)
+            for context, continuation, found in zip(contexts, continuations, documents, strict=True)
+        ]
+        scores = self._score(contexts, prompts, continuations)
+        return [_mixed(given, found) for given, found in zip(scores, documents, strict=True)]
+
+    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
+        """Greedy answers, each from its own documents."""
+        return [answer.text for answer in self.answer(prompts, GenerationOptions(max_new_tokens, stop or None))]
+
+    def answer(
+        self, prompts: Sequence[str], options: GenerationOptions, documents: Documents | None = None
+    ) -> list[Generated]:
+        """As `generate`, with all options and log-probs. `documents`: those of each prompt, if they are known."""
+        asked = [
+            (self._prompts(prompt, "", found), _weights(found))
+            for prompt, found in zip(prompts, self._documents(prompts, documents), strict=True)
+        ]
+        if isinstance(self._lm, AsyncLM):
+            return [future.result() for future in [self._lm.submit_ensemble(some, by, options) for some, by in asked]]
+        return [self._lm.generate_ensemble(some, by, options) for some, by in asked]
+
+    def generate_ensemble(
+        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
+    ) -> Generated:
+        """One answer from several prompts, each with its own documents: a mixture of mixtures."""
+        check_ensemble(prompts, weights)
+        whole: list[str] = []
+        shares: list[float] = []
+        for prompt, weight, found in zip(prompts, weights, self.retrieve(prompts), strict=True):
+            whole += self._prompts(prompt, "", found)
+            shares += [weight * share for share in _weights(found)]
+        return self._lm.generate_ensemble(whole, shares, options)
+
+    def _documents(self, texts: Sequence[str], documents: Documents | None) -> Documents:
+        if documents is None:
+            return self.retrieve(texts)
+        if len(documents) != len(texts):
+            raise ValueError(f"documents of {len(documents)} texts, but {len(texts)} texts")
+        return documents
+
+    def _prompts(self, text: str, continuation: str, documents: Sequence[Retrieved]) -> list[str]:
+        """One for each document, or the text alone."""
+        return [
+            self._template.prefix(document, text, continuation)
+            for document in [found.text for found in documents] or [None]
+        ]
+
+    def _score(
+        self, contexts: Sequence[str], prompts: list[list[str]], continuations: Sequence[str]
+    ) -> list[list[ContinuationScore]]:
+        """Scores of each continuation after each of its prompts.
+
+        Local weights get all in one call. Who works for several callers at once gets a call for each context: enough
+        to fill a replica, and never so divided that the scores of one mixture come from two calls.
+        """
+        rows = [list(range(len(contexts)))]
+        if isinstance(self._lm, AsyncLM):
+            rows = [
+                [row for row, other in enumerate(contexts) if other == context] for context in dict.fromkeys(contexts)
+            ]
+        answers = self._ask([_flat(some, prompts, continuations) for some in rows])
+        scores: list[list[ContinuationScore]] = [[] for _ in contexts]
+        for some, answer in zip(rows, answers, strict=True):
+            given = iter(answer)
+            for row in some:
+                scores[row] = [next(given) for _ in prompts[row]]
+        return scores
+
+    def _ask(self, calls: list[tuple[list[str], list[str]]]) -> list[list[ContinuationScore]]:
+        if isinstance(self._lm, AsyncLM):
+            futures = [self._lm.submit(*call) for call in calls]
+            return [future.result() for future in futures]
+        return [self._lm.score(*call) for call in calls]
+
+
+class EncoderRetriever:
+    """Exact search over a few texts in memory: their vectors are made once, a query's when it comes.
+
+    Documents of equal similarity are found in the order in which they were given. `ids` default to the texts' numbers.
+    """
+
+    def __init__(self, encoder: Encoder, texts: Sequence[str], ids: Sequence[str] | None = None) -> None:
+        if ids is not None and len(ids) != len(texts):
+            raise ValueError(f"{len(texts)} texts but {len(ids)} ids")
+        if not texts:
+            raise ValueError("there are no texts to search")
+        self._encoder, self._texts = encoder, list(texts)
+        self._ids = list(ids) if ids is not None else [str(row) for row in range(len(texts))]
+        self._vectors = encoder.encode(self._texts).numpy()  # [N, D]
+
+    def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
+        vectors = self._encoder.encode(queries).numpy() if queries else np.empty((0, self._encoder.dim), np.float32)
+        return [self._nearest(vector, k) for vector in vectors]
+
+    def _nearest(self, query: np.ndarray, k: int) -> list[Retrieved]:
+        similarities = self._vectors @ query
+        rows = np.argsort(-similarities, kind="stable")[:k]
+        return [Retrieved(self._texts[row], float(similarities[row]), self._ids[row]) for row in rows]
+
+
+def _weights(documents: Sequence[Retrieved]) -> list[float]:
+    """Of each prompt; of the text alone, 1."""
+    return document_weights([found.similarity for found in documents]).tolist() if documents else [1.0]
+
+
+def _flat(rows: Sequence[int], prompts: list[list[str]], continuations: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Prefixes and continuations of one call."""
+    prefixes = [prompt for row in rows for prompt in prompts[row]]
+    return prefixes, [text for row in rows for text in repeat(continuations[row], len(prompts[row]))]
+
+
+def _mixed(scores: list[ContinuationScore], documents: Sequence[Retrieved]) -> ContinuationScore:
+    if not documents:
+        return scores[0]
+    given = np.stack([score.token_logprobs for score in scores])
+    mixed = mix_token_logprobs(given, np.array([found.similarity for found in documents]))
+    return ContinuationScore(mixed.astype(np.float32))

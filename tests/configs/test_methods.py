@@ -1,0 +1,78 @@
+"""How methods are written."""
+
+import pytest
+
+from configs.errors import UserError
+from configs.load import load_evaluation_config
+from configs.methods import Method, parse_methods
+
+RETRIEVERS = {"replug": "a", "lsr": "b"}
+
+
+def test_every_form_is_read():
+    names = ["none", "random@3", "bm25", "replug", "lsr@1", "replug@5/concat"]
+    assert parse_methods(names, 10, RETRIEVERS) == [
+        Method("none", "none", 0, False),
+        Method("random@3", "random", 3, False),
+        Method("bm25", "bm25", 10, False),
+        Method("replug", "replug", 10, False),
+        Method("lsr@1", "lsr", 1, False),
+        Method("replug@5/concat", "replug", 5, True),
+    ]
+
+
+def test_only_an_ensemble_of_a_retrievers_documents_is_weighted():
+    methods = parse_methods(["none", "random", "bm25", "replug", "replug/concat"], 10, RETRIEVERS)
+    assert [method.name for method in methods if method.is_weighted] == ["replug"]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([], "methods is empty"),
+        (["replug@"], "not of the form"),
+        (["replug@0"], "at least one document"),
+        (["none@3"], "has no documents"),
+        (["none/concat"], "has no documents"),
+        (["contriever"], "contriever is unknown; expected one of none, random, bm25, replug, lsr"),
+        (["none", "replug", "none"], "names none twice"),
+    ],
+)
+def test_what_is_no_method_is_refused(names, message):
+    with pytest.raises(UserError, match=message):
+        parse_methods(names, 10, RETRIEVERS)
+
+
+def written(tmp_path, text):
+    path = tmp_path / "evaluation.yaml"
+    path.write_text(text)
+    return path
+
+
+GOOD = "evaluation: lm\nout: x\nmethods: [none]\nlm: {path: stand_in}\ntexts: {path: stand_in}\n"
+
+
+def test_an_evaluation_needs_no_retriever_where_no_method_has_one(tmp_path):
+    assert load_evaluation_config(written(tmp_path, GOOD)).methods == ["none"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["methods=[none,replug]"], "replug is unknown.*retriever.path is `replug`"),
+        (["methods=[none,random]"], "data.corpus is missing"),
+        (["evaluation=mmlu"], "questions.path is missing"),
+        (["evaluation=tokens"], "compares two"),
+        (["evaluation=retrieval", "questions.path=x"], "none ranks no documents"),
+        (["texts.path=null"], "texts.path is missing"),
+        (["lm.path=null"], "lm.path is missing"),
+        (["retrievers.none=x"], "retrievers.none is taken"),
+        (["k=0"], "k is 0; expected a number above 0"),
+        (["train.max_steps=3"], "train.*unknown key"),
+        (["evaluation=perplexity"], "evaluation: .*expected one of lm, mmlu, open_qa, retrieval, tokens"),
+        (["out="], "out"),
+    ],
+)
+def test_mistakes_name_their_key(tmp_path, overrides, message):
+    with pytest.raises(UserError, match=message):
+        load_evaluation_config(written(tmp_path, GOOD), overrides)

@@ -1,0 +1,64 @@
+"""Exact match, F1 and `has_answer`, against cases known from SQuAD and DPR."""
+
+import pytest
+
+from evals.answers import (
+    exact_match,
+    has_answer,
+    normalize_answer,
+    token_f1,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The Eiffel  Tower!", "eiffel tower"),
+        ("an  apple a day", "apple day"),
+        ("U.S.A.", "usa"),
+        ("theatre", "theatre"),
+        ("10,000\n", "10000"),
+        ("A", ""),
+        ("Düsseldorf", "düsseldorf"),
+        ("don't", "dont"),
+    ],
+)
+def test_answers_are_normalised_as_in_squad(text: str, expected: str) -> None:
+    assert normalize_answer(text) == expected
+
+
+def test_exact_match_takes_any_of_the_answers() -> None:
+    assert exact_match("the Beatles.", ["Rolling Stones", "Beatles"]) == 1
+    assert exact_match("Beatles band", ["Rolling Stones", "Beatles"]) == 0
+    assert exact_match("", ["Beatles"]) == 0
+
+
+def test_f1_is_over_words_and_the_best_of_the_answers() -> None:
+    assert token_f1("New York City", ["New York"]) == pytest.approx(2 * (2 / 3) * 1 / (2 / 3 + 1))
+    assert token_f1("New York City", ["Boston", "New York", "the New York City"]) == 1
+    assert token_f1("York", ["Boston"]) == 0
+    assert token_f1("", ["Boston"]) == 0
+    assert token_f1("red red blue", ["red blue blue"]) == pytest.approx(2 / 3)  # words count as often as they occur
+    assert token_f1("the", ["a"]) == exact_match("the", ["a"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("document", "answers", "expected"),
+    [
+        ("He was born in Tappahannock, Virginia.", ["tappahannock, virginia"], True),
+        ("He was born in Tappahannock Virginia.", ["Tappahannock, Virginia"], False),  # the comma is a token
+        ("the category theory", ["cat"], False),  # whole tokens
+        ("a Cat.", ["dog", "cat"], True),
+        ("the cafe\u0301 opened", ["caf\u00e9"], True),  # one character, or two
+        ("the cafe opened", ["caf\u00e9"], False),
+        ("New York City", ["York New"], False),
+        ("in 1756 he", ["1756"], True),
+        ("state-of-the-art", ["of the"], False),
+        ("anything", ["", "\u200b"], False),
+        ("", ["word"], False),
+        ("", ["", " "], False),
+        ("\u6771\u4eac \u30bf\u30ef\u30fc", ["\u6771\u4eac"], True),
+    ],
+)
+def test_a_document_holds_an_answer_as_dpr_has_it(document: str, answers: list[str], expected: bool) -> None:
+    assert has_answer(document, answers) is expected

@@ -1,0 +1,130 @@
+"""Ratios of sums against known distributions, and the bootstrap against a naive one."""
+
+import numpy as np
+import pytest
+
+from evals import intervals
+from evals.intervals import Interval, Ratio, difference_interval, interval_of, mean_of, value_of
+from evals.metrics import bits_of, bits_per_byte
+
+
+def test_perplexity_of_a_uniform_distribution_is_its_size() -> None:
+    lengths = np.array([3, 50, 7])
+    bits = np.array([bits_of(np.log(np.full(length, 1 / 8))) for length in lengths])
+    assert value_of(Ratio(bits, lengths, np.exp2)) == pytest.approx(8, abs=1e-12)
+
+
+def test_perplexity_and_bits_per_byte_of_a_known_distribution_are_exact() -> None:
+    # Probabilities 1/2, 1/4 and 1/8 over "日本" and "é": 6 bits in 3 tokens and 8 bytes; then 2 bits, 1 token, 1 byte.
+    bits = np.array([bits_of(np.log([0.5, 0.25, 0.125])), bits_of(np.log([0.25]))])
+    num_bytes = np.array([len("日本é".encode()), len(b"a")])
+    assert value_of(Ratio(bits, num_bytes)) == pytest.approx(8 / 9, abs=1e-12)
+    assert value_of(Ratio(bits, num_bytes)) == bits_per_byte(bits, num_bytes)
+    assert value_of(Ratio(bits, np.array([3, 1]), np.exp2)) == pytest.approx(4, abs=1e-12)
+
+
+def test_perplexity_is_of_all_tokens_and_no_mean_of_perplexities() -> None:
+    ratio = Ratio(np.array([30.0, 0.0]), np.array([10, 30]), np.exp2)
+    assert value_of(ratio) == pytest.approx(2 ** (30 / 40))
+    assert value_of(ratio) != pytest.approx((2**3 + 1) / 2)
+
+
+def naive_values(ratios: list[Ratio], num_resamples: int, seed: int) -> np.ndarray:
+    rng, num = np.random.default_rng(seed), len(ratios[0].numerators)
+    rows = [rng.integers(num, size=num) for _ in range(num_resamples)]
+    return np.array(
+        [[r.transform(r.numerators[some].sum() / r.denominators[some].sum()) for r in ratios] for some in rows]
+    )
+
+
+@pytest.fixture
+def two_methods() -> tuple[Ratio, Ratio]:
+    rng = np.random.default_rng(1)
+    tokens = rng.integers(5, 100, size=30)
+    base = tokens * rng.uniform(2, 6, size=30)
+    return Ratio(base - rng.random(30) * tokens, tokens, np.exp2), Ratio(base, tokens, np.exp2)
+
+
+def test_intervals_equal_those_of_a_naive_paired_bootstrap(two_methods: tuple[Ratio, Ratio]) -> None:
+    naive = naive_values(list(two_methods), 400, seed=7)
+    for place, ratio in enumerate(two_methods):
+        found = interval_of(ratio, 400, seed=7)
+        assert (found.low, found.high) == pytest.approx(tuple(np.percentile(naive[:, place], [2.5, 97.5])))
+        assert found.value == value_of(ratio)
+    found = difference_interval(*two_methods, 400, seed=7)
+    assert (found.low, found.high) == pytest.approx(tuple(np.percentile(naive[:, 0] - naive[:, 1], [2.5, 97.5])))
+    assert found.value == pytest.approx(value_of(two_methods[0]) - value_of(two_methods[1]))
+
+
+def test_the_size_of_a_chunk_does_not_change_the_interval(
+    two_methods: tuple[Ratio, Ratio], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = difference_interval(*two_methods, 300, seed=3)
+    monkeypatch.setattr(intervals, "CHUNK_COUNTS", 7 * 30)  # 42 chunks of 7 and one of 6
+    chunked = difference_interval(*two_methods, 300, seed=3)
+    assert (chunked.low, chunked.high) == pytest.approx((whole.low, whole.high))
+
+
+def test_a_perplexity_has_the_interval_of_its_bits_per_token_transformed(two_methods: tuple[Ratio, Ratio]) -> None:
+    perplexity = interval_of(two_methods[0], 2001)
+    bits = interval_of(Ratio(two_methods[0].numerators, two_methods[0].denominators), 2001)
+    assert (perplexity.value, perplexity.low, perplexity.high) == pytest.approx(
+        tuple(np.exp2([bits.value, bits.low, bits.high]))
+    )
+
+
+def test_a_constant_difference_has_an_interval_of_no_width() -> None:
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(1, 500, size=50)
+    bits = 2.0 * sizes * rng.random(50)
+    found = difference_interval(Ratio(bits - 0.25 * sizes, sizes), Ratio(bits, sizes), 500)
+    assert (found.value, found.low, found.high) == pytest.approx((-0.25, -0.25, -0.25), abs=1e-12)
+    same = difference_interval(Ratio(bits, sizes), Ratio(bits, sizes), 500)
+    assert same == Interval(0, 0, 0)
+
+
+def test_pairing_is_what_makes_the_difference_narrow(two_methods: tuple[Ratio, Ratio]) -> None:
+    a, b = (interval_of(ratio) for ratio in two_methods)
+    difference = difference_interval(*two_methods)
+    assert difference.high - difference.low < 0.5 * ((a.high - a.low) + (b.high - b.low))
+
+
+def test_the_interval_of_a_mean_is_near_the_normal_one_and_covers_it() -> None:
+    values = np.random.default_rng(0).random(2000) < 0.3
+    found = interval_of(mean_of(values))
+    half = 1.96 * np.sqrt(values.mean() * (1 - values.mean()) / 2000)
+    assert found.value == pytest.approx(values.mean())
+    assert (found.low, found.high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.002)
+
+
+def test_the_same_seed_gives_the_same_interval_and_another_seed_another(two_methods: tuple[Ratio, Ratio]) -> None:
+    first = difference_interval(*two_methods, 200, seed=3)
+    assert difference_interval(*two_methods, 200, seed=3) == first
+    assert difference_interval(*two_methods, 200, seed=4) != first
+
+
+@pytest.mark.timeout(60)
+def test_ten_thousand_resamples_of_ten_thousand_examples_take_seconds() -> None:
+    rng = np.random.default_rng(0)
+    found = interval_of(mean_of(rng.random(10_000)))
+    assert found.low < found.value < found.high
+
+
+@pytest.mark.parametrize(
+    ("numerators", "denominators", "message"),
+    [
+        ([1.0], [0.0], "above 0"),
+        ([1.0], [-1.0], "above 0"),
+        ([np.nan], [1.0], "finite"),
+        ([1.0, 2.0], [1.0], "for each example"),
+        ([], [], "for each example"),
+    ],
+)
+def test_ratios_without_a_meaning_are_refused(numerators: list, denominators: list, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Ratio(np.array(numerators), np.array(denominators))
+
+
+def test_methods_measured_on_other_numbers_of_examples_are_not_compared() -> None:
+    with pytest.raises(ValueError, match="3 examples against 2"):
+        difference_interval(mean_of(np.ones(3)), mean_of(np.ones(2)))

@@ -1,0 +1,122 @@
+"""The loop of all evaluations, and what it makes of interruptions."""
+
+import json
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from evals.examples import Example
+
+from configs.methods import parse_methods
+from configs.schema import PaperConfig
+from data.records import Document
+from evals.comparison import compare, markdown_table
+from evals.evidence import EvidenceBook, texts_of
+from evals.language_modelling import Choice
+from evals.loop import Metric, Outcome, OutcomeFile, run_task
+
+TEXTS = ["zero", "one", "two", "three"]
+
+
+class Corpus:
+    """What a book asks of a corpus store."""
+
+    def texts(self, rows):
+        return [TEXTS[row] for row in rows]
+
+    def documents(self, rows):
+        return [Document(f"d{row}", TEXTS[row], "all", "s") for row in rows]
+
+    def iterate(self):
+        return iter(self.documents(range(len(TEXTS))))
+
+
+def book(names, retrieves=(True, True), retrievers=("replug",)):
+    found = {name: Choice(np.array([[3, 1, 2], [0, 2, 1]]), np.array([[3.0, 2, 1], [6, 5, 4]])) for name in
+             ("replug", "random", "bm25")}  # fmt: skip
+    methods = parse_methods(list(names), 2, dict.fromkeys(retrievers, "path"))
+    return EvidenceBook(methods, Corpus(), found, list(retrieves))
+
+
+def test_each_method_gets_its_documents():
+    of = book(["none", "random", "replug", "replug@3", "replug@3/concat"]).of(0)
+    assert of["none"].texts == (None,)
+    assert of["replug"].texts == ("three", "one") and list(of["replug"].similarities) == [3.0, 2.0]
+    assert list(of["random"].similarities) == [0.0, 0.0], "evenly weighted"
+    assert of["replug@3/concat"].texts == ("two\none\nthree",), "the nearest last"
+    assert of["replug@3/concat"].doc_rows == (3, 1, 2)
+    assert texts_of(of) == [None, "three", "one", "two", "two\none\nthree"], "every text once"
+
+
+def test_what_nothing_is_retrieved_for_is_measured_without_documents():
+    of = book(["none", "replug"], retrieves=(False, True)).of(0)
+    assert of["replug"] == of["none"]
+
+
+class Lengths:
+    """A task whose outcome is the number of characters of a method's texts; `fails_at` breaks off."""
+
+    metrics: Mapping[str, Metric] = {
+        "length": Metric("characters"),
+        "share": Metric("characters", "two", np.exp2),
+    }
+
+    def __init__(self, fails_at=None):
+        self.fails_at, self.asked = fails_at, []
+        self.examples = [Example("a", "x", "left"), Example("b", "y", "right")]
+
+    def groups(self, example):
+        return (example.group,)
+
+    def submit(self, row, evidence):
+        self.asked.append(row)
+
+        def finish():
+            if row == self.fails_at:
+                raise RuntimeError("killed")
+            return {
+                name: Outcome({"characters": float(sum(len(t or "") for t in one.texts)), "two": 2.0})
+                for name, one in evidence.items()
+            }
+
+        return finish
+
+
+def test_an_interrupted_evaluation_goes_on_where_it_was(tmp_path):
+    path, methods = tmp_path / "outcomes.jsonl", book(["none", "replug"])
+    with pytest.raises(RuntimeError, match="killed"):
+        run_task(Lengths(fails_at=1), methods, OutcomeFile(path), "lengths")
+    with path.open("a") as file:
+        file.write('{"id": "b", "torn')
+    again, file = Lengths(), OutcomeFile(path)
+    run_task(again, methods, file, "lengths")
+    assert again.asked == [1], "the first example is not measured again"
+    assert [row["id"] for row in file.rows] == ["a", "b"]
+    assert [json.loads(line)["id"] for line in path.read_text().splitlines()] == ["a", "b"]
+    run_task(Lengths(fails_at=0), methods, OutcomeFile(path), "lengths")  # nothing is left to do
+
+
+def results_of(tmp_path, paper=None):
+    methods, task, file = book(["none", "replug"]), Lengths(), OutcomeFile(tmp_path / "o.jsonl")
+    run_task(task, methods, file, "lengths")
+    return compare(task, file.rows, paper or PaperConfig(), 200, 0)
+
+
+def test_results_hold_value_number_and_interval_by_method_and_metric(tmp_path):
+    results = results_of(tmp_path)
+    assert list(results) == ["none", "replug"]
+    assert results["replug"]["length"]["value"] == 7.5  # three+one, zero+two
+    assert results["replug"]["length"]["n"] == 2
+    low, high = results["replug"]["length"]["interval"]
+    assert (low, high) == (7.0, 8.0)
+    assert results["replug"]["share"]["value"] == 2 ** (15 / 4)
+    assert results["replug"]["length/left"] == {"value": 8.0, "n": 1, "interval": [8.0, 8.0]}
+    assert results["replug"]["length - none"]["value"] == 7.5
+    assert "length - replug" not in results["none"], "each pair once"
+
+
+def test_the_table_shows_the_papers_figure_beside_ours(tmp_path):
+    table = markdown_table(results_of(tmp_path, PaperConfig("table 9", {"replug": 1.5})), "lengths", "table 9")
+    assert "paper, table 9" in table and "| 1.5 |" in table
+    assert "length of replug − none: +7.5000 (+7.0000 to +8.0000: higher)" in table
+    assert "| left | 1 | 0.0000 | 8.0000 |" in table

@@ -1,0 +1,162 @@
+"""Open-domain questions: reading, demonstrations that are never evaluated, the prompt against golden files."""
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+import pytest
+from shared_data import shared
+
+from configs.errors import UserError
+from evals.examples import Example
+from evals.open_qa import (
+    OpenQuestion,
+    draw_demonstrations,
+    hold_out_demonstrations,
+    open_qa_outcome,
+    open_qa_prompt,
+    read_questions,
+    require_not_evaluated,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def make_question(query: str, *answers: str, identifier: str | None = None, group: str = "all") -> OpenQuestion:
+    return OpenQuestion(Example(identifier or query, query, group), answers or ("x",))
+
+
+FRANCE = make_question("what is the capital of france", "Paris", "City of Paris")
+MOZART = make_question("when was mozart\nborn", "27 January\n1756")
+CAIRO = make_question("which river flows through cairo", "Nile")
+MANY = [make_question(f"question {i}", identifier=str(i)) for i in range(40)]
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def golden(name: str) -> str:
+    return (GOLDEN / f"{name}.txt").read_text().removesuffix("\n")
+
+
+def test_fields_that_are_not_there_have_their_defaults(tmp_path: Path) -> None:
+    rows = [
+        {"question": "who?", "answers": ["me", "I"]},
+        {"id": 7, "question": "why?", "answers": ["so"], "gold": ["p1", 2], "domain": "reasons"},
+    ]
+    first, second = read_questions(write(tmp_path / "questions.jsonl", rows))
+    assert first == OpenQuestion(Example("questions.jsonl:1", "who?", "all"), ("me", "I"))
+    assert second == OpenQuestion(Example("7", "why?", "reasons", ("p1", "2")), ("so",))
+
+
+def test_gzip_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "questions.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"question": "who?", "answers": ["me"]}\n'))
+    assert [question.answers for question in read_questions(path)] == [("me",)]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"answers": ["a"]}, "questions.jsonl:2: field 'question' must be a text, found None"),
+        ({"question": " ", "answers": ["a"]}, ":2: field 'question' must be a text, found ' '"),
+        ({"question": "q", "answers": "a"}, ":2: field 'answers' must be a list of texts, at least one, found 'a'"),
+        ({"question": "q", "answer": True}, ":2: field 'answers' must be a list of texts"),
+        ({"question": "q", "answers": []}, ":2: field 'answers' must be a list of texts"),
+        ({"question": "q", "answers": ["a", ""]}, ":2: field 'answers' must be a list of texts"),
+        ({"question": "q", "answers": ["a"], "gold": "p1"}, ":2: field 'gold' must be a list of document ids"),
+        ({"question": "q", "answers": ["a"], "id": True}, ":2: field 'id' must be a string or an integer, found True"),
+        ({"question": "q", "answers": ["a"], "id": "same"}, ":2: id 'same' occurs twice"),
+    ],
+)
+def test_a_wrong_row_is_named_with_its_line_and_what_was_expected(tmp_path: Path, row: dict, message: str) -> None:
+    path = write(tmp_path / "questions.jsonl", [{"id": "same", "question": "q", "answers": ["a"]}, row])
+    with pytest.raises(UserError, match=re.escape(message)):
+        read_questions(path)
+
+
+def test_a_file_without_questions_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no questions"):
+        read_questions(write(tmp_path / "questions.jsonl", []))
+
+
+def test_the_prompt_with_documents_is_the_golden_one() -> None:
+    documents = ["Paris\nParis is the capital of France.", "Mozart was born in  Salzburg in 1756."]
+    prompt = open_qa_prompt(CAIRO, [FRANCE, MOZART], "The Nile\nflows through Egypt.\n", documents)
+    assert prompt == golden("open_qa_with_documents")
+
+
+def test_the_prompt_without_documents_is_the_golden_one() -> None:
+    assert open_qa_prompt(CAIRO, [FRANCE, MOZART]) == golden("open_qa_without_documents")
+
+
+def test_every_demonstration_needs_its_document_where_there_are_any() -> None:
+    with pytest.raises(ValueError, match="2 demonstrations but 3 documents"):
+        open_qa_prompt(CAIRO, [FRANCE, MOZART], None, ["a", "b", "c"])
+
+
+def test_a_question_that_is_evaluated_is_no_demonstration_by_its_id_or_its_text() -> None:
+    same_id = make_question("a question in other words", identifier="0")
+    same_text = make_question("The Question, 1!", identifier="other")  # that of MANY[1], written otherwise
+    evaluated = [same_id, same_text]
+    for seed in range(20):
+        drawn = draw_demonstrations(MANY, evaluated, 16, seed)
+        assert len({shot.example.id for shot in drawn}) == 16
+        assert not {"0", "1"} & {shot.example.id for shot in drawn}
+    assert len(draw_demonstrations(MANY, evaluated, 38, 0)) == 38
+    with pytest.raises(UserError, match="39 demonstrations are asked for, but 38 of 40 questions are not evaluated"):
+        draw_demonstrations(MANY, evaluated, 39, 0)
+
+
+def test_demonstrations_are_the_same_for_the_same_seed_and_have_different_texts() -> None:
+    pool = [*MANY, make_question("Question 3?", identifier="again")]
+    assert draw_demonstrations(pool, (), 16, 1) == draw_demonstrations(pool, (), 16, 1)
+    assert draw_demonstrations(pool, (), 16, 1) != draw_demonstrations(pool, (), 16, 2)
+    assert len(draw_demonstrations(pool, (), 40, 1)) == 40
+    with pytest.raises(UserError, match="41 demonstrations"):
+        draw_demonstrations(pool, (), 41, 1)
+
+
+def test_questions_of_the_same_file_are_demonstrations_or_evaluated_and_never_both() -> None:
+    pool = [*MANY, make_question("Question 3?", identifier="again")]
+    for seed in range(20):
+        drawn, rest = hold_out_demonstrations(pool, 16, seed)
+        texts = {shot.example.query for shot in drawn}
+        assert not texts & {question.example.query for question in rest}
+        assert ("again" in {q.example.id for q in rest}) == ("question 3" not in texts)
+        assert rest == [question for question in pool if question in rest]
+    with pytest.raises(UserError, match="leave none of 40 questions"):
+        hold_out_demonstrations(MANY, 40, 0)
+
+
+def test_a_demonstration_that_is_evaluated_is_an_error_that_names_it() -> None:
+    same_text = make_question("What is the capital of France?", "Lyon", identifier="elsewhere")
+    with pytest.raises(ValueError, match="evaluated too: elsewhere"):
+        require_not_evaluated([same_text, MOZART], [FRANCE])
+    require_not_evaluated([MOZART], [FRANCE])
+
+
+def test_only_the_first_line_of_what_the_lm_wrote_is_its_answer() -> None:
+    assert open_qa_outcome(FRANCE, " the city of Paris.\nQuestion: who").prediction == "the city of Paris."
+    outcome = open_qa_outcome(FRANCE, " Paris, France")
+    assert (outcome.exact_match, outcome.f1) == (0, pytest.approx(2 / 3))
+    assert open_qa_outcome(FRANCE, " PARIS").exact_match == 1
+    assert open_qa_outcome(FRANCE, "\nParis").exact_match == 0
+
+
+@pytest.mark.parametrize(("name", "count"), [("nq_open_gold.jsonl.gz", 1700), ("popqa.jsonl.gz", 600)])
+def test_the_real_files_are_read(name: str, count: int) -> None:
+    questions = read_questions(shared(name))
+    assert len(questions) == count
+    assert all(question.example.gold for question in questions)
+    demonstrations, evaluated = hold_out_demonstrations(questions, 16, 0)
+    assert len(demonstrations) == 16 and count - 40 < len(evaluated) <= count - 16
+    assert open_qa_prompt(evaluated[0], demonstrations).count("\nAnswer: ") == 16
+
+
+def test_a_set_of_yes_and_no_is_refused_by_its_field() -> None:
+    with pytest.raises(UserError, match=r"strategyqa\.jsonl\.gz:1: field 'answers' must be a list of texts"):
+        read_questions(shared("strategyqa.jsonl.gz"))

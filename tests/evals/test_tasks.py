@@ -1,0 +1,140 @@
+"""The tasks against an LM whose every answer is known."""
+
+import math
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+
+from configs.schema import PaperConfig
+from data.records import Window
+from evals.comparison import compare
+from evals.evidence import NOTHING, Evidence
+from evals.examples import Example
+from evals.loop import OutcomeFile
+from evals.mmlu import MmluQuestion, MmluSet
+from evals.open_qa import OpenQuestion
+from evals.tasks.lm import LanguageModelling
+from evals.tasks.mmlu import Mmlu
+from evals.tasks.open_qa import OpenQa
+from evals.tasks.retrieval import Retrieval
+from models.black_box_lm import ContinuationScore
+from models.generation import Generated
+from models.prompt import PromptTemplate
+
+
+class KnownLM:
+    """Log-probs by a rule of prefix and continuation; keeps what it was asked."""
+
+    identity, max_tokens = "known", None
+
+    def __init__(self, rule):
+        self.rule, self.prompts = rule, []
+
+    def submit(self, prefixes, continuations):
+        self.prompts.append(list(prefixes))
+        done = Future()
+        done.set_result(
+            [
+                ContinuationScore(np.array(self.rule(p, c), dtype=np.float32))
+                for p, c in zip(prefixes, continuations, strict=True)
+            ]
+        )
+        return done
+
+    def submit_ensemble(self, prompts, weights, options):
+        self.prompts.append(list(prompts))
+        assert math.isclose(sum(weights), 1)
+        done = Future()
+        done.set_result(Generated(self.rule(prompts[int(np.argmax(weights))], ""), np.zeros(1)))
+        return done
+
+
+def outcome_rows(task, evidence):
+    """As the loop's file holds them."""
+    rows = []
+    for row in range(len(task.examples)):
+        outcomes = task.submit(row, evidence)()
+        rows.append({"methods": {name: {"numbers": o.numbers, "detail": o.detail} for name, o in outcomes.items()}})
+    return rows
+
+
+def test_bits_per_byte_and_perplexity_of_a_known_distribution_are_exact():
+    lm = KnownLM(lambda prefix, continuation: [math.log(1 / 8)] * 4)
+    windows = [Window("a", "x", "ab cd ef", "d"), Window("b", "x", "äö gh", "d")]
+    task = LanguageModelling(lm, PromptTemplate("\n"), windows)
+    results = compare(task, outcome_rows(task, {"none": NOTHING}), PaperConfig(), 100, 0)["none"]
+    assert results["bpb"]["value"] == pytest.approx(24 / (8 + 7), rel=1e-6)  # 2 texts x 4 tokens x 3 bits
+    assert results["token_perplexity"]["value"] == pytest.approx(8, rel=1e-6)
+    assert results["word_perplexity"]["value"] == pytest.approx(2 ** (24 / 5), rel=1e-6)
+
+
+def test_documents_are_mixed_as_probabilities_and_each_is_scored_once():
+    lm = KnownLM(lambda prefix, continuation: [math.log({"good": 0.5, "bad": 0.1}[prefix.split("\n")[0]])])
+    task = LanguageModelling(lm, PromptTemplate("\n"), [Window("a", "x", "y", "d")])
+    evidence = {
+        "even": Evidence(("good", "bad"), np.zeros(2)),
+        "weighted": Evidence(("good", "bad"), np.array([math.log(3), 0.0])),
+        "first": Evidence(("good",), np.zeros(1)),
+    }
+    outcomes = task.submit(0, evidence)()
+    probability = {name: 2 ** -outcome.numbers["bits"] for name, outcome in outcomes.items()}
+    assert probability == {"even": pytest.approx(0.3), "weighted": pytest.approx(0.4), "first": pytest.approx(0.5)}
+    assert lm.prompts == [["good\nx", "bad\nx"]]
+
+
+def question(subject, number, answer):
+    return MmluQuestion(Example(f"{subject}{number}", f"question {number}", subject), ("p", "q", "r", "s"), answer)
+
+
+def test_averages_over_questions_and_over_subjects_have_their_own_names():
+    rights = {"anatomy": [1, 1, 1, 0], "virology": [0], "sociology": [1, 0], "astronomy": [1]}
+    questions = [question(s, i, 0 if right else 1) for s, of in rights.items() for i, right in enumerate(of)]
+    lm = KnownLM(lambda prefix, letter: [math.log(0.7 if letter == " A" else 0.1)])
+    task = Mmlu(lm, questions, MmluSet(tuple(questions), dict.fromkeys(rights, ())))
+    of = compare(task, outcome_rows(task, {"none": NOTHING}), PaperConfig(), 100, 0)["none"]
+    values = {name: entry["value"] for name, entry in of.items()}
+    assert values["accuracy"] == pytest.approx(5 / 8)
+    assert values["accuracy_macro"] == pytest.approx((0.75 + 1 + 0.5 + 0) / 4)
+    assert [values[f"accuracy/{s}"] for s in ("anatomy", "astronomy", "sociology", "virology")] == [0.75, 1, 0.5, 0]
+    assert values["accuracy/STEM"] == 1 and values["accuracy/other"] == pytest.approx(3 / 5)
+    assert values["right_probability"] == pytest.approx((5 * 0.7 + 3 * 0.1) / 8)
+
+
+def test_letters_are_asked_in_the_order_of_documents():
+    lm = KnownLM(lambda prefix, letter: [math.log(0.9 if ("blue" in prefix) == (letter == " C") else 0.01)])
+    task = Mmlu(lm, [question("anatomy", 0, 2)], MmluSet((), {"anatomy": ()}))
+    outcomes = task.submit(0, {"none": NOTHING, "replug": Evidence(("it is blue",), np.zeros(1))})()
+    assert outcomes["replug"].numbers["correct"] == 1 and outcomes["replug"].detail == {"answer": "C", "right": "C"}
+    assert outcomes["none"].numbers["correct"] == 0
+
+
+def test_an_open_question_is_asked_with_its_methods_documents_and_demonstrations():
+    shots = [OpenQuestion(Example("s", "who?", "all"), ("me",))]
+    asked = OpenQuestion(Example("q", "what colour?", "all"), ("Blue",))
+    lm = KnownLM(lambda prompt, _: " blue." if "blue" in prompt else " no idea")
+    task = OpenQa(lm, [asked], shots, {"none": None, "replug": ["of me"]}, 8)
+    evidence = {"none": NOTHING, "replug": Evidence(("red", "it is blue"), np.array([0.0, 1.0]))}
+    outcomes = task.submit(0, evidence)()
+    assert lm.prompts == [
+        ["Question: who?\nAnswer: me\n\nQuestion: what colour?\nAnswer:"],
+        [
+            f"Knowledge: of me\nQuestion: who?\nAnswer: me\n\nKnowledge: {text}\nQuestion: what colour?\nAnswer:"
+            for text in ("red", "it is blue")
+        ],
+    ]
+    assert outcomes["none"].numbers == {"exact_match": 0.0, "f1": 0.0, "answer_recall": 0.0}
+    assert outcomes["replug"].numbers == {"exact_match": 1.0, "f1": 1.0, "answer_recall": 1.0}
+
+
+def test_retrieval_finds_gold_rows_and_calls_the_mean_reciprocal_rank_so():
+    examples = [Example("a", "x", "all", ("d7",)), Example("b", "y", "all", ("d2",))]
+    task = Retrieval(examples, [{7}, {2}])
+    evidence = {"replug": Evidence(("",) * 20, np.zeros(20), tuple(range(20)))}
+    of = compare(task, outcome_rows(task, evidence), PaperConfig(), 100, 0)["replug"]
+    assert of["Success@1"]["value"] == 0 and of["Success@5"]["value"] == 0.5 and of["Success@20"]["value"] == 1
+    assert of["MRR@10"]["value"] == pytest.approx((1 / 8 + 1 / 3) / 2)
+
+
+def test_an_outcome_file_that_is_not_there_holds_nothing(tmp_path):
+    assert OutcomeFile(tmp_path / "none.jsonl").rows == []

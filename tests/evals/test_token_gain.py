@@ -1,0 +1,136 @@
+"""Gains of tokens by hand, words and rarity, and a page that trusts no text."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+
+from evals.token_gain import (
+    RarityBin,
+    ScoredText,
+    TokenGain,
+    count_words,
+    most_changed,
+    rarity_bins,
+    token_gain_page,
+    token_gains,
+    words_of_tokens,
+)
+
+TEXT = ScoredText(
+    "t1",
+    (" The", " Tap", "pah", "annock", ",", " river"),
+    np.log([0.5, 0.01, 0.5, 0.5, 0.25, 0.4]),
+    np.log([0.5, 0.16, 0.5, 1.0, 0.125, 0.1]),
+)
+COUNTS = {"the": 1200, "river": 37, "tappahannock": 3}
+
+
+def gain(bits: float, count: int | None = 1, position: int = 0) -> TokenGain:
+    return TokenGain("t", position, "x", None if count is None else "x", count, 0.5, 0.5, bits)
+
+
+def test_a_gain_is_the_change_in_bits() -> None:
+    gains = token_gains(TEXT, COUNTS)
+    assert [found.gain_bits for found in gains] == pytest.approx([0, 4, 0, 1, -1, -2])
+    assert gains[1].probability_without == pytest.approx(0.01)
+    assert gains[1].probability_with == pytest.approx(0.16)
+    assert [found.position for found in gains] == list(range(6))
+
+
+def test_a_tokens_rarity_is_that_of_the_word_it_is_a_part_of() -> None:
+    gains = token_gains(TEXT, COUNTS)
+    name = "tappahannock"
+    assert [found.word for found in gains] == ["the", name, name, name, None, "river"]
+    assert [found.count for found in gains] == [1200, 3, 3, 3, None, 37]
+    assert token_gains(TEXT, {})[0].count == 0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        (["a", "b", " c"], ["ab", "ab", "c"]),
+        (["\n\n", "- ", "x"], [None, None, "x"]),
+        (["one two", "three"], ["one", "twothree"]),
+        (["日本", " の", "🙂"], ["日本", "の", None]),
+        (["İ", "x y"], ["i̇x", "i̇x"]),
+        (["", "a", "", "b"], [None, "ab", "ab", "ab"]),
+        ([], []),
+    ],
+)
+def test_words_are_found_over_the_borders_of_tokens(tokens: list[str], words: list[str | None]) -> None:
+    assert words_of_tokens(tokens) == words
+
+
+def test_words_of_texts_are_counted_as_tokens_are_cut() -> None:
+    counts = count_words(["The river, the İx!", "River_2"])
+    assert counts == {"the": 2, "river": 1, "i̇x": 1, "river_2": 1}
+
+
+def test_another_number_of_scores_than_tokens_is_refused() -> None:
+    with pytest.raises(ValueError, match="t1: 6 tokens"):
+        token_gains(ScoredText("t1", TEXT.tokens, TEXT.without, TEXT.with_documents[:-1]), COUNTS)
+
+
+def test_the_tokens_that_changed_most_are_in_order_and_none_that_did_not() -> None:
+    gains = [gain(1, position=0), gain(3), gain(-2), gain(0), gain(1, position=1), gain(-5)]
+    helped, hurt = most_changed(gains, 3)
+    assert [found.gain_bits for found in helped] == [3, 1, 1]
+    assert [found.position for found in helped[1:]] == [0, 1]
+    assert [found.gain_bits for found in hurt] == [-5, -2]
+
+
+def test_bins_go_by_powers_of_ten_and_the_mean_is_of_their_tokens() -> None:
+    counts = [0, 1, 9, 10, 99, 100, 12_345, None, 0]
+    bins = rarity_bins(gain(float(i), count) for i, count in enumerate(counts))
+    assert bins == [
+        RarityBin("0", 2, 4.0),
+        RarityBin("1-9", 2, 1.5),
+        RarityBin("10-99", 2, 3.5),
+        RarityBin("100-999", 1, 5.0),
+        RarityBin("10000-99999", 1, 6.0),
+        RarityBin("no word", 1, 7.0),
+    ]
+
+
+def test_the_mean_over_all_bins_is_the_difference_in_bits_of_the_text() -> None:
+    bins = rarity_bins(token_gains(TEXT, COUNTS))
+    total = sum(found.num_tokens * found.mean_gain_bits for found in bins)
+    assert total == pytest.approx((TEXT.with_documents - TEXT.without).sum() / math.log(2))
+
+
+ATTACK = "<script>alert('x')</script>"
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    hostile = ScoredText(
+        f'"{ATTACK}', (ATTACK, ' " onmouseover="x', "\n日本"), np.log([0.5] * 3), np.log([0.9, 0.1, 0.5])
+    )
+    return token_gain_page([TEXT, hostile], COUNTS)
+
+
+def test_the_page_colours_what_helped_green_and_what_hurt_red(page: str) -> None:
+    colours = {token: colour for colour, token in re.findall(r'background:rgba\(([^)]+)\)">([^<]*)</span>', page)}
+    assert colours[" Tap"] == "46,125,50,1.00"  # four bits
+    assert colours["annock"] == "46,125,50,0.25"
+    assert colours[" river"] == "198,40,40,0.50"
+    assert colours[" The"].endswith(",0.00")
+    assert 'title="p 0.01 → 0.16, +4.00 bits"' in page
+    assert 'title="p 0.4 → 0.1, -2.00 bits"' in page
+
+
+def test_the_page_holds_both_tables(page: str) -> None:
+    assert "<tr><td>1-9</td><td>3</td><td>+1.667</td></tr>" in page
+    helped, hurt = page.split("<h2>Helped most</h2>")[1].split("<h2>Hurt most</h2>")
+    assert helped.index("&#x27; Tap&#x27;") < helped.index("&#x27;annock&#x27;")
+    assert "&#x27; river&#x27;" in hurt.split("<h2>Texts</h2>")[0]
+
+
+def test_texts_are_escaped_and_nothing_is_loaded(page: str) -> None:
+    assert "<script" not in page and "&lt;script&gt;" in page
+    assert 'onmouseover="x' not in page
+    assert not re.findall(r"""(?:src|href)\s*=\s*["']?\s*(?:https?:)?//""", page)
+    assert "<link" not in page and "@import" not in page
+    assert "\n日本" in page and "charset=utf-8" in page

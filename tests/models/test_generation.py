@@ -1,0 +1,493 @@
+"""One answer from several prompts, against each prompt alone without cache or padding, on tiny random models."""
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_hf_lm import (
+    DEMONSTRATIONS,
+    MAX_TOKENS,
+    VOCABULARY,
+    num_tokens,
+    smollm2,  # noqa: F401 - a fixture
+    write_gpt2,
+    write_llama,
+    write_tokenizer,
+)
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    CohereConfig,
+    CohereForCausalLM,
+    GPT2LMHeadModel,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+)
+
+from models import decoding, shared_prefix
+from models.black_box_lm import UnscorableText
+from models.decoding import CacheUse, find_cache_use
+from models.generation import Generated, GenerationOptions, before_stop
+from models.hf_lm import HuggingFaceLM
+from models.next_token import TokenChooser, mix_next_token, nucleus
+
+SPECIAL = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4} | SPECIAL
+PROMPTS = [
+    "the mat\nthe cat sat",
+    "on\nthe cat sat",
+    "a much longer prefix, a much longer one\nthe cat sat",
+    "日本\nthe cat sat",
+]
+WEIGHTS = [0.4, 0.1, 0.3, 0.2]
+FEW_SHOT = [DEMONSTRATIONS + prompt for prompt in ("x\nthe", "a mat and a cat\nthe", "日本語\nthe")]
+
+
+def write_opt(folder: Path) -> None:
+    sizes = {"ffn_dim": 64, "word_embed_proj_dim": 32, "max_position_embeddings": MAX_TOKENS, "init_std": 0.3}
+    OPTForCausalLM(OPTConfig(**SMALL, **sizes)).save_pretrained(folder)
+
+
+def write_bloom(folder: Path) -> None:
+    BloomForCausalLM(BloomConfig(**SMALL, initializer_range=0.3)).save_pretrained(folder)
+
+
+def write_cohere(folder: Path) -> None:
+    config = CohereConfig(**SMALL, intermediate_size=64, logit_scale=0.25, initializer_range=0.3)
+    CohereForCausalLM(config).save_pretrained(folder)
+
+
+def write_mistral(folder: Path) -> None:
+    config = MistralConfig(
+        **SMALL, intermediate_size=64, num_key_value_heads=2, sliding_window=20, initializer_range=0.3
+    )
+    MistralForCausalLM(config).save_pretrained(folder)
+
+
+def write_gpt_neo(folder: Path) -> None:
+    sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY, "window_size": 20}
+    types = [[["global", "local"], 1]]
+    config = GPTNeoConfig(
+        **sizes, **SPECIAL, attention_types=types, max_position_embeddings=MAX_TOKENS, initializer_range=0.3
+    )
+    GPTNeoForCausalLM(config).save_pretrained(folder)
+
+
+def write_mamba(folder: Path) -> None:
+    config = MambaConfig(
+        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, state_size=8, initializer_range=0.3, **SPECIAL
+    )
+    MambaForCausalLM(config).save_pretrained(folder)
+
+
+def load(write: Callable[[Path], None], folder: Path, **options: int) -> HuggingFaceLM:
+    if not (folder / "config.json").exists():
+        torch.manual_seed(0)
+        write(folder)
+        write_tokenizer(folder)
+    return HuggingFaceLM(str(folder), **options)
+
+
+PADDED = [write_gpt2, write_llama, write_opt, write_bloom, write_cohere]
+OTHERS = [write_mistral, write_gpt_neo, write_mamba]
+
+
+@pytest.fixture(scope="module", params=[*PADDED, *OTHERS], ids=lambda write: write.__name__.removeprefix("write_"))
+def lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceLM:
+    return load(request.param, tmp_path_factory.mktemp("lm"))
+
+
+@pytest.fixture(scope="module")
+def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    load(write_llama, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llama(llama_folder: Path) -> HuggingFaceLM:
+    return HuggingFaceLM(str(llama_folder))
+
+
+def reference(
+    lm: HuggingFaceLM, prompts: Sequence[str], weights: Sequence[float], count: int
+) -> tuple[list[int], list[float]]:
+    """Tokens and log-probs of the greedy answer: every prompt alone, read anew for every token, in float64."""
+    rows = [lm.tokenizer(prompt)["input_ids"] for prompt in prompts]
+    new, logprobs = [], []
+    while len(new) < count and (not new or new[-1] != lm.tokenizer.eos_token_id):
+        with torch.no_grad():
+            given = [lm.model(torch.tensor([row + new]), use_cache=False).logits[0, -1] for row in rows]
+        mixed = sum(weight * row.double().softmax(-1) for weight, row in zip(weights, given, strict=True))
+        new.append(int(mixed.argmax()))
+        logprobs.append(math.log(mixed[new[-1]]))
+    return new, logprobs
+
+
+def assert_equals_reference(
+    lm: HuggingFaceLM, found: Generated, prompts: Sequence[str], weights: Sequence[float], count: int = 12
+) -> None:
+    ids, logprobs = reference(lm, prompts, weights, count)
+    assert found.text == lm.tokenizer.decode(ids, skip_special_tokens=True)
+    np.testing.assert_allclose(found.token_logprobs, logprobs, atol=1e-4)
+    assert found.token_logprobs.dtype == np.float32
+
+
+def assert_same(one: Generated, other: Generated) -> None:
+    assert one.text == other.text
+    np.testing.assert_allclose(one.token_logprobs, other.token_logprobs, atol=1e-4)
+
+
+GREEDY = GenerationOptions(12)
+
+
+# The next token of a mixture -------------------------------------------------------------------------------------
+
+
+def test_the_mixture_is_the_weighted_mean_of_the_probabilities() -> None:
+    given = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]])
+    mixed = mix_next_token(given.log() + 7.0, torch.tensor([0.75, 0.25]).log())  # logits: log-probs and any constant
+    torch.testing.assert_close(mixed.exp(), torch.tensor([0.4, 0.25, 0.35]))
+
+
+def test_probabilities_are_mixed_and_not_logits() -> None:
+    logits = torch.tensor([[math.log(99), 0.0], [0.0, 0.0]])
+    mixed = mix_next_token(logits, torch.tensor([0.5, 0.5]).log())
+    assert float(mixed[0].exp()) == pytest.approx((0.99 + 0.5) / 2)
+
+
+def test_a_prompt_of_no_weight_counts_for_nothing_and_half_precision_is_mixed_in_float32() -> None:
+    logits = torch.tensor([[1.0, 2.0, -1.0], [50.0, -50.0, float("-inf")]], dtype=torch.bfloat16)
+    mixed = mix_next_token(logits, torch.tensor([1.0, 0.0], dtype=torch.float64).log())
+    assert mixed.dtype == torch.float32
+    torch.testing.assert_close(mixed, logits[0].float().log_softmax(-1))
+
+
+def test_greedy_takes_the_likeliest_token_and_the_first_of_equals() -> None:
+    assert TokenChooser(GREEDY).choose(torch.tensor([-3.0, -1.0, -1.0])) == 1
+
+
+def test_samples_have_the_frequencies_of_the_tempered_mixture() -> None:
+    logprobs = torch.tensor([0.6, 0.3, 0.1]).log()
+    chooser = TokenChooser(GenerationOptions(1, temperature=0.5, seed=3))
+    counts = np.bincount([chooser.choose(logprobs) for _ in range(4000)], minlength=3) / 4000
+    np.testing.assert_allclose(counts, np.array([0.36, 0.09, 0.01]) / 0.46, atol=0.02)
+
+
+def test_the_nucleus_holds_the_fewest_tokens_with_enough_probability() -> None:
+    probabilities = torch.tensor([0.125, 0.5, 0.25, 0.125])
+    assert nucleus(probabilities, 0.5).tolist() == [0, 0.5, 0, 0]
+    assert nucleus(probabilities, 0.51).tolist() == [0, 0.5, 0.25, 0]
+    assert nucleus(probabilities, 1e-9).tolist() == [0, 0.5, 0, 0]
+    assert nucleus(probabilities, 0.8).tolist() == [0.125, 0.5, 0.25, 0]  # of equals, the first
+    assert nucleus(probabilities, 1.0).tolist() == probabilities.tolist()
+    chooser = TokenChooser(GenerationOptions(1, temperature=1.0, top_p=0.7))
+    assert {chooser.choose(probabilities.log()) for _ in range(100)} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens is 0; expected 1 or more"),
+        ({"stop": ""}, "stop is ''; expected a text"),
+        ({"temperature": -1.0}, r"temperature is -1.0; expected 0 \(greedy\) or more"),
+        ({"temperature": math.nan}, "temperature is nan"),
+        ({"top_p": 0.0}, "top_p is 0.0; expected above 0 and at most 1"),
+        ({"top_p": 1.1}, "top_p is 1.1"),
+        ({"seed": -1}, "seed is -1"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_value_errors(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GenerationOptions(**{"max_new_tokens": 5} | options)
+
+
+def test_text_is_cut_before_the_first_stop() -> None:
+    assert before_stop("a\nb\nc", "\n") == "a"
+    assert before_stop("abc", None) == before_stop("abc", "x") == "abc"
+    assert before_stop("\nabc", "\n") == ""
+
+
+# One answer from several prompts ---------------------------------------------------------------------------------
+
+
+def test_answers_equal_the_reference_for_prompts_of_unequal_length(lm: HuggingFaceLM) -> None:
+    assert len({num_tokens(lm, prompt) for prompt in PROMPTS}) > 2
+    assert_equals_reference(lm, lm.generate_ensemble(PROMPTS, WEIGHTS, GREEDY), PROMPTS, WEIGHTS)
+    assert_equals_reference(lm, lm.generate_ensemble(PROMPTS[::-1], WEIGHTS, GREEDY), PROMPTS[::-1], WEIGHTS)
+
+
+def test_answers_after_shared_demonstrations_equal_the_reference(lm: HuggingFaceLM) -> None:
+    weights = [0.5, 0.2, 0.3]
+    assert_equals_reference(lm, lm.generate_ensemble(FEW_SHOT, weights, GREEDY), FEW_SHOT, weights)
+
+
+def test_answers_of_equally_long_prompts_equal_the_reference(lm: HuggingFaceLM) -> None:
+    prompts = ["qzj\nthe cat", "jxv\nthe cat"]
+    assert len({num_tokens(lm, prompt) for prompt in prompts}) == 1
+    assert_equals_reference(lm, lm.generate_ensemble(prompts, [0.7, 0.3], GREEDY), prompts, [0.7, 0.3])
+
+
+@pytest.mark.parametrize("prompt", [PROMPTS[2], FEW_SHOT[0]])
+def test_one_prompt_equals_plain_generation_and_transformers_own(lm: HuggingFaceLM, prompt: str) -> None:
+    found = lm.generate_ensemble([prompt], [1.0], GREEDY)
+    ids = torch.tensor([lm.tokenizer(prompt)["input_ids"]])
+    theirs = lm.model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=1)[0, ids.shape[1] :]
+    assert found.text == lm.generate([prompt], 12)[0] == lm.tokenizer.decode(theirs, skip_special_tokens=True)
+    assert_equals_reference(lm, found, [prompt], [1.0])
+
+
+def test_equal_prompts_equal_a_single_one(lm: HuggingFaceLM) -> None:
+    alone = lm.generate_ensemble(PROMPTS[:1], [1.0], GREEDY)
+    assert_same(lm.generate_ensemble(PROMPTS[:1] * 5, [0.5, 0.1, 0.1, 0.1, 0.2], GREEDY), alone)
+
+
+def test_a_prompt_of_all_the_weight_equals_that_prompt_alone(lm: HuggingFaceLM) -> None:
+    alone = lm.generate_ensemble(PROMPTS[2:3], [1.0], GREEDY)
+    assert_same(lm.generate_ensemble(PROMPTS, [0.0, 0.0, 1.0, 0.0], GREEDY), alone)
+
+
+def test_the_log_probs_are_those_that_scoring_gives(llama: HuggingFaceLM) -> None:
+    found = llama.generate_ensemble(PROMPTS[:1], [1.0], GenerationOptions(6))
+    again = llama.score(PROMPTS[:1], [found.text])[0].token_logprobs
+    if len(again) == len(found.token_logprobs):  # the text may be cut into other tokens when it comes back
+        np.testing.assert_allclose(found.token_logprobs, again, atol=1e-4)
+    assert found.sum_logprob == pytest.approx(float(found.token_logprobs.sum()), abs=1e-5)
+
+
+# Slices, shared prefixes and models that cannot be padded --------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens_per_batch", [1, 20, 64])
+@pytest.mark.parametrize("prompts", [PROMPTS[:3], FEW_SHOT])
+def test_passes_of_any_size_give_the_same_answer(
+    llama_folder: Path, llama: HuggingFaceLM, tokens_per_batch: int, prompts: list[str]
+) -> None:
+    small = HuggingFaceLM(str(llama_folder), tokens_per_batch=tokens_per_batch)
+    weights = [0.5, 0.2, 0.3]
+    assert_same(small.generate_ensemble(prompts, weights, GREEDY), llama.generate_ensemble(prompts, weights, GREEDY))
+
+
+def test_no_pass_holds_more_tokens_than_it_may(llama_folder: Path) -> None:
+    lm = HuggingFaceLM(str(llama_folder), tokens_per_batch=40)
+    assert lm._cache_use == CacheUse(True, True, True)
+    sizes = []
+    lm.model.register_forward_pre_hook(
+        lambda _, __, inputs: sizes.append(inputs["input_ids"].numel()), with_kwargs=True
+    )
+    lm.generate_ensemble(PROMPTS, WEIGHTS, GenerationOptions(3))
+    assert max(sizes) == 40
+    assert sizes[-2:] == [4, 4]  # the later tokens: one for each prompt
+
+
+def test_a_shared_prefix_is_computed_once_and_changes_nothing(
+    llama: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = [0.5, 0.2, 0.3]
+    before = llama.counts.tokens
+    shared = llama.generate_ensemble(FEW_SHOT, weights, GREEDY)
+    spent = llama.counts.tokens - before
+    monkeypatch.setattr(shared_prefix, "MIN_SHARED_TOKENS", 10**6)
+    before = llama.counts.tokens
+    apart = llama.generate_ensemble(FEW_SHOT, weights, GREEDY)
+    assert llama.counts.tokens - before - spent >= 2 * 64
+    assert_same(shared, apart)
+
+
+def test_the_counts_are_those_of_the_passes(llama: HuggingFaceLM) -> None:
+    lengths = [num_tokens(llama, prompt) for prompt in PROMPTS]
+    tokens, padded = llama.counts.tokens, llama.counts.padded_tokens
+    steps = len(llama.generate_ensemble(PROMPTS, WEIGHTS, GenerationOptions(5)).token_logprobs)
+    assert llama.counts.tokens - tokens == sum(lengths) + 4 * (steps - 1)
+    assert llama.counts.padded_tokens - padded == 4 * max(lengths) + 4 * (steps - 1)
+
+
+@pytest.mark.parametrize("write", PADDED)
+def test_these_models_are_padded_and_cached(write: Callable[[Path], None], tmp_path: Path) -> None:
+    assert load(write, tmp_path)._cache_use == CacheUse(True, True, True)
+
+
+@pytest.mark.parametrize("write", [write_mistral, write_gpt_neo])
+def test_models_with_windows_are_not_padded_in_the_middle(write: Callable[[Path], None], tmp_path: Path) -> None:
+    assert load(write, tmp_path)._cache_use == CacheUse(True, True, False)
+
+
+def test_a_model_without_keys_and_values_is_read_anew(tmp_path: Path) -> None:
+    assert load(write_mamba, tmp_path)._cache_use == CacheUse(False, False, False)
+
+
+class WithoutPositions(GPT2LMHeadModel):
+    """As some architectures: positions are columns, whatever the mask says."""
+
+    def forward(self, input_ids, attention_mask=None, past_key_values=None, use_cache=None, logits_to_keep=0):
+        return super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            logits_to_keep=logits_to_keep,
+        )
+
+
+def test_a_model_that_counts_padding_as_positions_is_found_out_and_read_anew(tmp_path: Path) -> None:
+    lm = load(write_gpt2, tmp_path)
+    lm.model.__class__ = WithoutPositions
+    assert find_cache_use(lm.model) == CacheUse(True, False, False)
+    assert_equals_reference(lm, lm.generate_ensemble(PROMPTS, WEIGHTS, GREEDY), PROMPTS, WEIGHTS)
+    assert_equals_reference(lm, lm.generate_ensemble(PROMPTS[:1], [1.0], GREEDY), PROMPTS[:1], [1.0])
+
+
+def test_reading_anew_gives_the_same_answers_in_passes_of_any_size(
+    llama_folder: Path, llama: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for tokens_per_batch in (1, 30, 1000):
+        lm = HuggingFaceLM(str(llama_folder), tokens_per_batch=tokens_per_batch)
+        lm.__dict__["_cache_use"] = CacheUse()
+        assert_same(lm.generate_ensemble(PROMPTS, WEIGHTS, GREEDY), llama.generate_ensemble(PROMPTS, WEIGHTS, GREEDY))
+
+
+# Where answers end -----------------------------------------------------------------------------------------------
+
+
+def texts_by_length(lm: HuggingFaceLM, count: int) -> list[str]:
+    """The answer's text after each of its tokens."""
+    ids, _ = reference(lm, PROMPTS, WEIGHTS, count)
+    return [lm.tokenizer.decode(ids[: number + 1], skip_special_tokens=True) for number in range(len(ids))]
+
+
+def test_an_answer_ends_before_the_stop_wherever_it_lies(llama: HuggingFaceLM) -> None:
+    texts = texts_by_length(llama, 12)
+    whole = texts[-1]
+    for start in range(len(whole) - 1):
+        for length in (1, 2, 5):
+            stop = whole[start : start + length]
+            if "\ufffd" in whole[: start + length + 1]:
+                continue
+            found = llama.generate_ensemble(PROMPTS, WEIGHTS, GenerationOptions(12, stop))
+            assert found.text == whole.split(stop)[0]
+            steps = next(number + 1 for number, text in enumerate(texts) if stop in text)
+            assert len(found.token_logprobs) == steps  # not one token more than shows the stop
+
+
+def test_a_stop_that_never_comes_changes_nothing(llama: HuggingFaceLM) -> None:
+    assert_same(
+        llama.generate_ensemble(PROMPTS, WEIGHTS, GenerationOptions(12, "no such text")),
+        llama.generate_ensemble(PROMPTS, WEIGHTS, GREEDY),
+    )
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_an_answer_ends_at_every_end_token_of_the_models_configuration(
+    llama_folder: Path, llama: HuggingFaceLM, tmp_path: Path, as_list: bool
+) -> None:
+    ids, logprobs = reference(llama, PROMPTS, WEIGHTS, 12)
+    number = next(n for n, token in enumerate(ids) if n >= 2 and token not in ids[:n] and token != 1)
+    shutil.copytree(llama_folder, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "generation_config.json"
+    named = json.loads(path.read_text()) | {"eos_token_id": [VOCABULARY - 1, ids[number]] if as_list else ids[number]}
+    path.write_text(json.dumps(named))
+    found = HuggingFaceLM(str(tmp_path)).generate_ensemble(PROMPTS, WEIGHTS, GREEDY)
+    assert found.text == llama.tokenizer.decode(ids[:number], skip_special_tokens=True)
+    np.testing.assert_allclose(found.token_logprobs, logprobs[: number + 1], atol=1e-4)  # the end token is among them
+
+
+def test_the_tokenizers_end_token_ends_an_answer(llama: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, _ = reference(llama, PROMPTS, WEIGHTS, 12)
+    number = next(n for n, token in enumerate(ids) if n >= 2 and token not in ids[:n])
+    monkeypatch.setitem(llama.__dict__, "_ends", frozenset([ids[number]]))
+    assert len(llama.generate_ensemble(PROMPTS, WEIGHTS, GREEDY).token_logprobs) == number + 1
+
+
+def test_characters_of_several_tokens_are_whole(llama: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is made to say a text whose characters are cut into bytes, and stop in the midst of it."""
+    said = "続きは🙂で。終"
+    ids = llama.tokenizer(said, add_special_tokens=False)["input_ids"]
+    assert len(ids) > len(said)
+    script = iter([*ids, 1])
+    monkeypatch.setattr(decoding.TokenChooser, "choose", lambda *_: next(script))
+    assert llama.generate_ensemble(["x"], [1.0], GenerationOptions(100)).text == said
+    script = iter([*ids, 1])
+    assert llama.generate_ensemble(["x"], [1.0], GenerationOptions(100, stop="。")).text == "続きは🙂で"
+
+
+def test_prompts_that_do_not_fit_with_the_new_tokens_are_unscorable(llama: HuggingFaceLM) -> None:
+    prompt = ("qzjxvk" * 30)[: MAX_TOKENS - 12]  # no merges: one token a letter
+    assert num_tokens(llama, prompt) == MAX_TOKENS - 12
+    assert_equals_reference(llama, llama.generate_ensemble([prompt], [1.0], GREEDY), [prompt], [1.0])
+    with pytest.raises(UnscorableText, match=rf"input 1 has {MAX_TOKENS - 12} \+ 13 tokens .* holds {MAX_TOKENS}"):
+        llama.generate_ensemble(["x", prompt], [0.5, 0.5], GenerationOptions(13))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "weights", "message"),
+    [
+        (["a"], [0.5], "sum to 0.5; expected 0 or more, sum 1"),
+        (["a", "b"], [1.5, -0.5], "expected 0 or more"),
+        (["a", "b"], [math.nan, 1.0], "sum to nan"),
+        (["a", "b"], [1.0], "2 prompts but 1 weights"),
+        ([], [], "0 prompts but 0 weights; expected as many, and one at least"),
+    ],
+)
+def test_weights_that_are_no_distribution_are_value_errors(
+    llama: HuggingFaceLM, prompts: list[str], weights: list[float], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        llama.generate_ensemble(prompts, weights, GREEDY)
+
+
+# Sampling --------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_text_and_others_give_others(llama: HuggingFaceLM) -> None:
+    answers = [
+        llama.generate_ensemble(PROMPTS, WEIGHTS, GenerationOptions(12, temperature=1.0, seed=seed)).text
+        for seed in (1, 1, 2, 3, 4)
+    ]
+    assert answers[0] == answers[1]
+    assert len(set(answers)) >= 4
+
+
+def test_a_temperature_near_0_and_a_tiny_nucleus_are_greedy(llama: HuggingFaceLM) -> None:
+    greedy = llama.generate_ensemble(PROMPTS, WEIGHTS, GREEDY)
+    for options in (GenerationOptions(12, temperature=1e-4), GenerationOptions(12, temperature=1.0, top_p=1e-6)):
+        assert_same(llama.generate_ensemble(PROMPTS, WEIGHTS, options), greedy)
+
+
+def test_sampled_first_tokens_have_the_mixtures_frequencies(llama: HuggingFaceLM) -> None:
+    with torch.no_grad():
+        given = [
+            llama.model(torch.tensor([llama.tokenizer(prompt)["input_ids"]])).logits[0, -1].softmax(-1)
+            for prompt in PROMPTS[:2]
+        ]
+    expected = 0.5 * given[0] + 0.5 * given[1]
+    best, draws = int(expected.argmax()), 400
+    answers = [
+        llama.generate_ensemble(PROMPTS[:2], [0.5, 0.5], GenerationOptions(1, temperature=1.0, seed=seed))
+        for seed in range(draws)
+    ]
+    share = np.mean([answer.sum_logprob == pytest.approx(math.log(expected[best]), abs=1e-4) for answer in answers])
+    assert share == pytest.approx(float(expected[best]), abs=4 * math.sqrt(0.25 / draws))
+
+
+# A real LM -------------------------------------------------------------------------------------------------------
+
+
+def test_a_real_lm_answers_from_the_document_that_weighs_most(smollm2: HuggingFaceLM) -> None:  # noqa: F811
+    question = "Question: what is the capital of Norway?\nAnswer: The capital of Norway is"
+    documents = ["Oslo is the capital of Norway.", "Bread is made of flour, water and salt.", "Rome is old."]
+    prompts = [f"{document}\n{question}" for document in documents]
+    found = smollm2.generate_ensemble(prompts, [0.6, 0.2, 0.2], GenerationOptions(6))
+    assert "Oslo" in found.text
+    assert_equals_reference(smollm2, found, prompts, [0.6, 0.2, 0.2], 6)
+    assert smollm2._cache_use == CacheUse(True, True, True)

@@ -1,0 +1,261 @@
+"""REPLUG as a library, against mixtures computed by hand from the wrapped LM's own scores."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fault_server import MODEL, FaultServer
+from test_generation import load, reference
+from test_hf_lm import naive_logprobs, write_gpt2, write_llama
+
+from models.black_box_lm import BlackBoxLM, ContinuationScore, UnscorableText
+from models.encoder import Encoder
+from models.ensemble import document_weights
+from models.generation import GenerationOptions
+from models.hf_lm import HuggingFaceLM
+from models.http_lm import HttpLM, ServerSpec
+from models.prompt import PromptTemplate
+from models.replug_lm import EncoderRetriever, ReplugLM, Retrieved
+from models.scorer_pool import LMSpec, ScorerPool
+from models.spending import Spending
+from models.stand_in_encoder import write_stand_in_encoder
+from models.stand_in_lm import StandInLM
+
+TEXTS = ["red sky over the sea", "the mat of the cat", "blue", "日本 の 海"]
+SIMILARITIES = [0.9, 0.2, -0.4, 0.6]
+CONTEXTS = ["the cat sat", "red sky", "the cat sat"]
+CONTINUATIONS = [" on the mat", " blue", " on"]
+GREEDY = GenerationOptions(8)
+
+
+class Shelf:
+    """Finds the same documents for every query, and counts the queries."""
+
+    def __init__(self, documents: Sequence[Retrieved]) -> None:
+        self.documents = list(documents)
+        self.queries: list[str] = []
+
+    def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
+        self.queries += queries
+        return [self.documents[:k] for _ in queries]
+
+
+def found(number: int = len(TEXTS)) -> list[Retrieved]:
+    return [
+        Retrieved(text, similarity, f"d{row}")
+        for row, (text, similarity) in enumerate(list(zip(TEXTS, SIMILARITIES, strict=True))[:number])
+    ]
+
+
+def mixed_by_hand(given: Sequence[np.ndarray], similarities: Sequence[float]) -> np.ndarray:
+    """Logs of the sums over documents of weight times probability."""
+    weights = [math.exp(similarity) for similarity in similarities]
+    return np.log(sum(w * np.exp(row.astype(np.float64)) for w, row in zip(weights, given, strict=True)) / sum(weights))
+
+
+def assert_same_scores(ours: list[ContinuationScore], theirs: list[ContinuationScore], atol: float = 2e-5) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a.token_logprobs, b.token_logprobs, atol=atol)
+
+
+@pytest.fixture(scope="module", params=[write_llama, write_gpt2], ids=["llama", "gpt2"])
+def lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceLM:
+    return load(request.param, tmp_path_factory.mktemp("lm"))
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
+    folder = tmp_path_factory.mktemp("encoder")
+    write_stand_in_encoder(folder)
+    return Encoder(str(folder))
+
+
+def test_it_is_a_language_model_as_the_one_it_wraps(lm: HuggingFaceLM) -> None:
+    replug = ReplugLM(lm, Shelf(found()))
+    assert isinstance(replug, BlackBoxLM)
+    assert replug.max_tokens == lm.max_tokens
+    assert replug.identity != ReplugLM(lm, Shelf(found())).identity  # nothing tells that they find the same
+    assert replug.score([], []) == replug.answer([], GREEDY) == []
+
+
+# Scores ----------------------------------------------------------------------------------------------------------
+
+
+def test_scores_are_the_mixture_computed_by_hand(lm: HuggingFaceLM) -> None:
+    scores = ReplugLM(lm, Shelf(found())).score(CONTEXTS, CONTINUATIONS)
+    for score, context, continuation in zip(scores, CONTEXTS, CONTINUATIONS, strict=True):
+        given = [naive_logprobs(lm, f"{text}\n{context}", continuation) for text in TEXTS]
+        np.testing.assert_allclose(score.token_logprobs, mixed_by_hand(given, SIMILARITIES), atol=1e-4)
+        assert score.token_logprobs.dtype == np.float32
+
+
+@pytest.mark.parametrize("shelf", [Shelf([]), Shelf(found())])
+def test_without_documents_it_is_the_plain_lm(lm: HuggingFaceLM, shelf: Shelf) -> None:
+    replug = ReplugLM(lm, shelf, k=0 if shelf.documents else 10)
+    assert_same_scores(replug.score(CONTEXTS, CONTINUATIONS), lm.score(CONTEXTS, CONTINUATIONS))
+    assert replug.generate(CONTEXTS, 8) == lm.generate(CONTEXTS, 8)
+    assert replug.generate_ensemble(CONTEXTS[:2], [0.5, 0.5], GREEDY).text == (
+        lm.generate_ensemble(CONTEXTS[:2], [0.5, 0.5], GREEDY).text
+    )
+
+
+def test_one_document_equals_plain_prompting_with_it(lm: HuggingFaceLM) -> None:
+    replug = ReplugLM(lm, Shelf(found()), k=1, template=PromptTemplate(" -- "))
+    prefixes = [f"{TEXTS[0]} -- {context}" for context in CONTEXTS]
+    assert_same_scores(replug.score(CONTEXTS, CONTINUATIONS), lm.score(prefixes, CONTINUATIONS))
+    assert replug.generate(CONTEXTS, 8) == lm.generate(prefixes, 8)
+
+
+def test_equal_documents_equal_a_single_one(lm: HuggingFaceLM) -> None:
+    same = [Retrieved(TEXTS[0], similarity, str(similarity)) for similarity in SIMILARITIES]
+    many, one = ReplugLM(lm, Shelf(same)), ReplugLM(lm, Shelf(same[:1]))
+    assert_same_scores(many.score(CONTEXTS, CONTINUATIONS), one.score(CONTEXTS, CONTINUATIONS))
+    assert many.generate(CONTEXTS, 8) == one.generate(CONTEXTS, 8)
+
+
+def test_texts_that_do_not_fit_are_cut_by_the_template(lm: HuggingFaceLM) -> None:
+    long = [Retrieved("the mat " * 200, 0.5, "long"), *found(1)]
+    with pytest.raises(UnscorableText, match="but the LM holds"):
+        ReplugLM(lm, Shelf(long)).score(CONTEXTS, CONTINUATIONS)
+    template = PromptTemplate("\n", lm.tokenizer, lm.max_tokens)
+    assert len(ReplugLM(lm, Shelf(long), template=template).score(CONTEXTS, CONTINUATIONS)) == 3
+    assert template.num_truncated == 3
+    room = PromptTemplate("\n", lm.tokenizer, lm.max_tokens - 8)
+    assert len(ReplugLM(lm, Shelf(long), template=room).answer(CONTEXTS, GREEDY)) == 3
+
+
+def test_all_pairs_of_a_call_are_one_call_of_local_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm, calls = StandInLM(), []
+    monkeypatch.setattr(lm, "score", lambda *texts: calls.append(texts) or StandInLM().score(*texts))
+    ReplugLM(lm, Shelf(found())).score(CONTEXTS, CONTINUATIONS)
+    assert [(len(prefixes), len(continuations)) for prefixes, continuations in calls] == [(12, 12)]
+
+
+# Answers ---------------------------------------------------------------------------------------------------------
+
+
+def test_answers_are_the_mixtures(lm: HuggingFaceLM) -> None:
+    answers = ReplugLM(lm, Shelf(found())).answer(CONTEXTS[:2], GREEDY)
+    weights = [math.exp(s) / sum(map(math.exp, SIMILARITIES)) for s in SIMILARITIES]
+    for answer, context in zip(answers, CONTEXTS[:2], strict=True):
+        ids, logprobs = reference(lm, [f"{text}\n{context}" for text in TEXTS], weights, 8)
+        assert answer.text == lm.tokenizer.decode(ids, skip_special_tokens=True)
+        np.testing.assert_allclose(answer.token_logprobs, logprobs, atol=1e-4)
+
+
+def test_samples_and_stops_are_those_of_the_options(lm: HuggingFaceLM) -> None:
+    replug = ReplugLM(lm, Shelf(found()))
+    one, again, other = (
+        replug.answer(["the cat"], GenerationOptions(12, temperature=1.0, seed=seed))[0].text for seed in (1, 1, 2)
+    )
+    assert one == again != other
+    assert "the" not in replug.generate(["the cat"], 12, stop="the")[0]
+
+
+def test_a_mixture_of_prompts_is_a_mixture_over_all_their_documents() -> None:
+    lm, contexts = StandInLM(), ["a b", "c d"]
+    answer = ReplugLM(lm, Shelf(found(2))).generate_ensemble(contexts, [0.3, 0.7], GREEDY)
+    first, second = document_weights(SIMILARITIES[:2])
+    prompts = [f"{text}\n{context}" for context in contexts for text in TEXTS[:2]]
+    flat = lm.generate_ensemble(prompts, [0.3 * first, 0.3 * second, 0.7 * first, 0.7 * second], GREEDY)
+    assert answer.text == flat.text
+    np.testing.assert_allclose(answer.token_logprobs, flat.token_logprobs)
+
+
+# What was found --------------------------------------------------------------------------------------------------
+
+
+def test_equal_queries_are_retrieved_once_and_sources_can_be_shown() -> None:
+    shelf = Shelf(found())
+    replug = ReplugLM(StandInLM(), shelf, k=2)
+    documents = replug.retrieve(CONTEXTS)
+    assert documents == [found(2)] * 3
+    assert shelf.queries == ["the cat sat", "red sky"]
+    expected = replug.score(CONTEXTS, CONTINUATIONS)
+    shelf.queries.clear()
+    assert_same_scores(replug.score(CONTEXTS, CONTINUATIONS, documents), expected, atol=0)
+    assert replug.answer(CONTEXTS, GREEDY, documents)[0].text == replug.answer(CONTEXTS, GREEDY)[0].text
+    assert shelf.queries == ["the cat sat", "red sky"]  # of the last call alone
+    with pytest.raises(ValueError, match="documents of 1 texts, but 3 texts"):
+        replug.score(CONTEXTS, CONTINUATIONS, documents[:1])
+
+
+def test_a_similarity_that_is_not_finite_is_an_error_with_the_documents_id() -> None:
+    with pytest.raises(ValueError, match="document d7 has the similarity nan"):
+        Retrieved("text", math.nan, "d7")
+    with pytest.raises(ValueError, match="k is -1"):
+        ReplugLM(StandInLM(), Shelf([]), k=-1)
+
+
+def test_the_encoder_finds_the_most_similar_texts(encoder: Encoder) -> None:
+    words = [word for word in encoder.tokenizer.get_vocab() if word.isalpha()][:30]
+    texts = [" ".join(words[i : i + 5]) for i in range(0, 30, 2)]
+    vectors = torch.nn.functional.normalize(encoder.encode(texts), dim=-1).numpy()
+    for query, documents in zip(texts, EncoderRetriever(encoder, texts).retrieve(texts, 4), strict=True):
+        cosines = vectors @ vectors[texts.index(query)]
+        assert [document.text for document in documents] == [texts[row] for row in np.argsort(-cosines)[:4]]
+        np.testing.assert_allclose([document.similarity for document in documents], -np.sort(-cosines)[:4], atol=1e-5)
+        assert (documents[0].text, documents[0].id) == (query, str(texts.index(query)))
+
+
+def test_equal_texts_come_in_their_order_and_no_more_than_there_are(encoder: Encoder) -> None:
+    retriever = EncoderRetriever(encoder, ["sea", "sky", "sea"], ["first", "other", "second"])
+    (documents,) = retriever.retrieve(["sea"], 10)
+    assert [document.id for document in documents if document.text == "sea"] == ["first", "second"]
+    assert len(documents) == 3
+    assert retriever.retrieve([], 2) == []
+
+
+def test_a_retriever_without_texts_or_with_other_ids_is_an_error(encoder: Encoder) -> None:
+    with pytest.raises(ValueError, match="no texts to search"):
+        EncoderRetriever(encoder, [])
+    with pytest.raises(ValueError, match="2 texts but 1 ids"):
+        EncoderRetriever(encoder, ["a", "b"], ["1"])
+
+
+def test_the_library_from_texts_to_an_answer(lm: HuggingFaceLM, encoder: Encoder) -> None:
+    replug = ReplugLM(lm, EncoderRetriever(encoder, TEXTS), k=3)
+    (documents,) = replug.retrieve(["the cat sat"])
+    weights = document_weights([document.similarity for document in documents])
+    (answer,) = replug.answer(["the cat sat"], GREEDY, [documents])
+    ids, _ = reference(lm, [f"{document.text}\nthe cat sat" for document in documents], weights.tolist(), 8)
+    assert answer.text == lm.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+# Round a pool and a server ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.timeout(120)
+def test_round_a_pool_it_gives_what_it_gives_round_the_lm_itself() -> None:
+    pool = ScorerPool(LMSpec("stand_in"), num_replicas=2, threads=1)
+    pooled, local = ReplugLM(pool, Shelf(found())), ReplugLM(StandInLM(), Shelf(found()))
+    assert_same_scores(pooled.score(CONTEXTS, CONTINUATIONS), local.score(CONTEXTS, CONTINUATIONS), atol=0)
+    ours, theirs = pooled.answer(CONTEXTS, GREEDY), local.answer(CONTEXTS, GREEDY)
+    assert [answer.text for answer in ours] == [answer.text for answer in theirs]
+    assert pooled.generate(CONTEXTS, 3) == local.generate(CONTEXTS, 3)
+    assert pool.pool.counts.calls == 2 + 3 + 3  # a call for each context, and for each answer
+    pool.close()
+
+
+@pytest.mark.timeout(60)
+def test_round_a_server_scores_are_mixed_and_answers_are_weighed() -> None:
+    with FaultServer() as server:
+        lm = HttpLM(ServerSpec(server.url, MODEL, timeout_seconds=10), Spending(None))
+        replug = ReplugLM(lm, Shelf([Retrieved("boat boat", 0.0, "a"), *found(2)]), template=PromptTemplate(" "))
+        expected = ReplugLM(StandInLM(), replug._retriever, template=PromptTemplate(" "))
+        assert_same_scores(replug.score(CONTEXTS, CONTINUATIONS), expected.score(CONTEXTS, CONTINUATIONS), atol=0)
+        prompts = [f"{text} {CONTEXTS[0]}" for text in ("boat boat", *TEXTS[:2])]
+        weights = document_weights([0.0, *SIMILARITIES[:2]]).tolist()
+        assert replug.generate(CONTEXTS[:1], 3) == [lm.generate_ensemble(prompts, weights, GenerationOptions(3)).text]
+        lm.close()
+
+
+def test_a_file_of_texts_is_all_that_a_user_needs(tmp_path: Path) -> None:
+    """The example of the module's docstring, with stand-ins."""
+    write_stand_in_encoder(tmp_path)
+    lm = ReplugLM(StandInLM(), EncoderRetriever(Encoder(str(tmp_path)), TEXTS), k=2)
+    assert lm.answer(["Question: who wrote Faust?\nAnswer:"], GenerationOptions(16, stop="\n"))[0].text

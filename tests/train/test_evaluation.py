@@ -1,0 +1,232 @@
+"""`replug evaluate` and `replug generate` as a user types them, on stand-ins and on a run that nothing disturbed."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from command_line import ROOT
+
+from models.score_cache import ScoreCache
+
+pytestmark = pytest.mark.timeout(200)
+
+
+def start(name: str, *overrides: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "train.cli", "evaluate", str(ROOT / f"configs/eval_{name}.yaml"), *overrides],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={key: value for key, value in os.environ.items() if not key.startswith("RAY_")},
+    )
+
+
+def evaluate(name: str, out: Path, *overrides: str) -> tuple[dict, str]:
+    process = start(name, f"out={out}", "num_resamples=200", *overrides)
+    output, _ = process.communicate(timeout=150)
+    assert process.returncode == 0, output
+    return json.loads((out / "results.json").read_text()), output
+
+
+def on_run(run: Path) -> list[str]:
+    """The texts and documents of a run, its retriever before and after, stand-ins for the rest."""
+    return [
+        *(f"data.{key}={value}" for key, value in {"source": "null", "prepared": run / "data"}.items()),
+        "retriever.path=stand_in",
+        f"retrievers.lsr={run / 'retriever'}",
+        "lm.path=stand_in",
+        "index.threads_per_worker=1",
+        "index.dtype=float32",
+    ]
+
+
+@pytest.fixture(scope="module")
+def measured(quiet_run, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("evaluation") / "lm"
+    evaluate("lm", out, *on_run(quiet_run), "methods=[none,bm25,replug,lsr,lsr@1,lsr/concat]", "k=5")
+    return out
+
+
+def test_bits_per_byte_are_those_that_training_ended_with(quiet_run, measured):
+    results = json.loads((measured / "results.json").read_text())
+    of_run = json.loads((quiet_run / "results.json").read_text())["bpb"]["all"]
+    for method in ("none", "replug", "lsr"):
+        assert results[method]["bpb"]["value"] == pytest.approx(of_run[method], abs=1e-6)
+        assert results[method]["bpb"]["n"] == 40
+
+
+def test_every_example_is_in_the_parquet_file_with_its_documents_and_weights(measured):
+    rows = pq.read_table(measured / "examples.parquet").to_pylist()
+    assert len(rows) == 40 * 6
+    for row in rows:
+        wanted = {"none": 0, "lsr@1": 1}.get(row["method"], 5)
+        assert len(row["documents"]) == wanted
+        assert sum(row["weights"]) == pytest.approx(1)
+        assert len(row["token_logprobs"]) == row["tokens"]
+    assert {len(row["weights"]) for row in rows if row["method"] == "lsr/concat"} == {1}
+    assert (measured / "figure.svg").read_text().startswith("<svg")
+    assert "bpb of lsr − none" in (measured / "table.md").read_text()
+
+
+def test_a_finished_evaluation_is_shown_again_and_another_is_refused(quiet_run, measured):
+    before = (measured / "results.json").stat().st_mtime_ns
+    same = [*on_run(quiet_run), "methods=[none,bm25,replug,lsr,lsr@1,lsr/concat]", "k=5"]
+    _, output = evaluate("lm", measured, *same)
+    assert "holds a finished evaluation" in output
+    assert (measured / "results.json").stat().st_mtime_ns == before
+    with pytest.raises(AssertionError, match=r"k is 4, but what is in .* was begun with 5"):
+        evaluate("lm", measured, *same, "k=4")
+
+
+def test_a_killed_evaluation_gives_the_same_results_and_scores_nothing_twice(quiet_run, tmp_path):
+    settings = [*on_run(quiet_run), "methods=[none,replug,lsr]", "k=5", "lm.tokens_per_batch=16"]
+    whole, _ = evaluate("lm", tmp_path / "whole", *settings)
+    out = tmp_path / "killed"
+    slow = [*settings, "lm.path=stand_in:0.02"]
+    process = start("lm", f"out={out}", "num_resamples=200", *slow)
+    wait_for_lines(process, out / "outcomes.jsonl", 10)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    done = len((out / "outcomes.jsonl").read_bytes().splitlines())
+    assert 10 <= done < 40, "it was not killed in the middle"
+    rows, computed = cache_counts(out)
+    again, _ = evaluate("lm", out, *slow)
+    assert again == whole
+    rows_after, computed_after = cache_counts(out)
+    assert rows_after == cache_counts(tmp_path / "whole")[0]
+    assert computed_after - computed == rows_after - rows, "what was scored before was scored again"
+
+
+def cache_counts(out: Path) -> tuple[int, int]:
+    """Pairs that the file holds, and pairs that an LM was asked for."""
+    with closing(ScoreCache(out / "scores.sqlite")) as cache:
+        return cache.num_rows(), sum(use.misses for use in cache.models())
+
+
+def wait_for_lines(process: subprocess.Popen, path: Path, count: int) -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists() or len(path.read_bytes().splitlines()) < count:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def write_jsonl(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+COLOURS = ["red", "green", "blue", "grey", "white", "black", "brown", "pink"]
+
+
+@pytest.fixture
+def corpus(tmp_path) -> Path:
+    """One document for each of thirty things, which says its colour three times."""
+    rows = [
+        {"id": f"d{i}", "text": f"thing{i} is {COLOURS[i % 8]} {COLOURS[i % 8]} {COLOURS[i % 8]}"} for i in range(30)
+    ]
+    return write_jsonl(tmp_path / "corpus.jsonl", rows)
+
+
+@pytest.fixture
+def questions(tmp_path) -> Path:
+    rows = [{"id": f"q{i}", "question": f"thing{i}", "answers": [COLOURS[i % 8]], "gold": [f"d{i}"]} for i in range(30)]
+    return write_jsonl(tmp_path / "questions.jsonl", rows)
+
+
+def common(corpus: Path) -> list[str]:
+    return [f"data.corpus={corpus}", "retriever.path=stand_in", "index.threads_per_worker=1", "index.dtype=float32"]
+
+
+def test_retrieval_needs_no_lm(tmp_path, corpus, questions):
+    results, _ = evaluate("retrieval", tmp_path / "out", *common(corpus), f"questions.path={questions}", "k=20")
+    assert list(results) == ["random", "bm25", "replug"]
+    assert results["bm25"]["Success@1"]["value"] == 1.0, "a question's own word is in one document only"
+    assert results["random"]["Success@1"]["value"] < 0.5
+    assert {"Success@20", "R@5", "MRR@10", "nDCG@10"} <= results["replug"].keys()
+    assert results["replug"]["Success@1"]["n"] == 30
+
+
+def test_open_questions_are_answered_from_documents(tmp_path, corpus, questions):
+    settings = [f"questions.path={questions}", "questions.shots=2", "questions.max_questions=8", "k=2"]
+    methods = "methods=[none,bm25@1,replug,replug/concat]"
+    results, _ = evaluate(
+        "open_qa",
+        tmp_path / "out",
+        *common(corpus),
+        *settings,
+        methods,
+        "lm.path=stand_in",
+        "questions.max_new_tokens=1",
+    )
+    assert results["bm25@1"]["answer_recall"]["value"] == 1.0
+    assert results["none"]["answer_recall"]["value"] == 0.0
+    rows = pq.read_table(tmp_path / "out/examples.parquet").to_pylist()
+    assert len(rows) == 8 * 4 and all("answer" in row for row in rows)
+
+
+def test_mmlu_by_subject_and_category(tmp_path, corpus):
+    for split, count in (("dev", 2), ("test", 6)):
+        folder = tmp_path / "mmlu" / split
+        folder.mkdir(parents=True)
+        for subject in ("anatomy", "philosophy"):
+            with (folder / f"{subject}_{split}.csv").open("w", newline="") as file:
+                writer = csv.writer(file)
+                writer.writerows(
+                    [f"{split} thing{i}", "red", "green", "blue", "grey", "ABCD"[i % 4]] for i in range(count)
+                )
+    settings = [f"questions.path={tmp_path / 'mmlu'}", "questions.shots=2", "questions.max_questions=5", "k=2"]
+    results, _ = evaluate("mmlu", tmp_path / "out", *common(corpus), *settings, "lm.path=stand_in",
+                               "methods=[none,replug]")  # fmt: skip
+    assert results["none"]["accuracy"]["n"] == 10
+    assert {"accuracy/anatomy", "accuracy/philosophy", "accuracy/humanities", "accuracy_macro"} <= results[
+        "none"
+    ].keys()
+    assert results["none"]["accuracy_macro"]["value"] == pytest.approx(results["none"]["accuracy"]["value"])
+
+
+def test_tokens_are_coloured(tmp_path, quiet_run):
+    evaluate("tokens", tmp_path / "out", *on_run(quiet_run), "texts.max_windows=5", "k=5")
+    page = (tmp_path / "out/tokens.html").read_text()
+    assert "By rarity of the word" in page and "rgba(" in page
+
+
+def test_whole_texts_are_scored_with_every_token_once(tmp_path, corpus):
+    text = " ".join(f"word{i}" for i in range(50))
+    (tmp_path / "text.txt").write_text(text)
+    settings = [f"texts.path={tmp_path / 'text.txt'}", "texts.window=16", "data.source=null", "lm.path=stand_in", "k=2"]
+    _, output = evaluate("lm", tmp_path / "out", *common(corpus), *settings, "methods=[none,replug]")
+    assert "1 of 4 windows begin a text: nothing is retrieved for them" in output
+    rows = [row for row in pq.read_table(tmp_path / "out/examples.parquet").to_pylist() if row["method"] == "replug"]
+    assert sum(row["words"] for row in rows) == 50
+    assert sum(row["bytes"] for row in rows) == len(text.encode())
+    assert [len(row["documents"]) for row in rows] == [0, 2, 2, 2]
+
+
+def generate(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "train.cli", "generate", *arguments], capture_output=True, text=True, timeout=120
+    )
+
+
+def test_generate_answers_and_shows_its_sources(quiet_run):
+    done = generate("some words", "--index", str(quiet_run), "--k", "3", "--max-new-tokens", "4", "--json")
+    assert done.returncode == 0, done.stderr
+    row = json.loads(done.stdout.splitlines()[-1])
+    assert len(row["documents"]) == 3 and row["answer"]
+    assert sum(document["weight"] for document in row["documents"]) == pytest.approx(1)
+
+
+def test_generate_says_what_is_missing(tmp_path):
+    done = generate("some words", "--index", str(tmp_path))
+    assert done.returncode == 2
+    assert "lm.path is missing" in done.stderr

@@ -1,0 +1,97 @@
+"""`replug evaluate` for evaluations: from a configuration to results, a table and a figure, each stage a call.
+
+Stages leave what they found under `out` and are passed over when it is there, so the same command goes on where an
+interrupted one stopped. Beside results.json lie
+
+config.yaml, lm.json   what is measured, and with which LM; another configuration is refused
+found/                 what every source of documents finds for every example, and the indexes of the retrievers
+scores.sqlite          what the LM said (`lm.cache` names another, which several evaluations may share)
+outcomes.jsonl         every example under every method as it came; at the end examples.parquet
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from configs.methods import Method
+from configs.rules import evaluation_methods
+from configs.schema import Config, Evaluation, EvaluationConfig
+from data.progress import say
+from data.store import Corpus
+from evals.evidence import EvidenceBook
+from evals.loop import OutcomeFile, run_task
+from models.caching_lm import CachingLM
+from models.http_lm import HttpLM
+from models.scorer_pool import LMSpec
+from train import wiring
+from train.cluster import ray_cluster
+from train.environment import check_faiss
+from train.evaluation_folder import EvaluationFolder
+from train.evaluation_report import show_results, write_results
+from train.retrieval import find_all
+from train.subjects import SUBJECTS, Asked
+
+RECALL_DEPTH = 20  # documents found for each example at least: recall is measured so deep
+
+
+def evaluate(config: EvaluationConfig) -> dict:
+    """Run or resume an evaluation; returns what `results.json` holds."""
+    folder = EvaluationFolder(Path(config.out).expanduser())
+    source = lm_source(config, folder)
+    folder.claim(config, source.identity if source else None)
+    if folder.results.is_file():
+        say(f"{folder.path} holds a finished evaluation; give another out to measure again")
+        return show_results(folder)
+    run_config, methods = config.run_config(), evaluation_methods(config)
+    corpus = corpus_of(run_config, folder, methods)
+    subject = SUBJECTS[config.evaluation](config, corpus)
+    check_faiss()
+    with evaluation_cluster(run_config, methods, source) as run_config:
+        found = find_all(config, corpus, subject.queries, methods, folder.found, RECALL_DEPTH) if corpus else {}
+        book = EvidenceBook(
+            methods, corpus.corpus if corpus else None, found, [bool(query.strip()) for query in subject.queries]
+        )
+        with opened_lm(run_config, source, folder) as asked:
+            task = subject.make_task(asked, book)
+            outcomes = OutcomeFile(folder.outcomes)
+            run_task(task, book, outcomes, config.evaluation.value)
+    write_results(config, folder, task, book, outcomes)
+    return show_results(folder)
+
+
+def lm_source(config: EvaluationConfig, folder: EvaluationFolder) -> LMSpec | HttpLM | None:
+    """The LM, None where none takes part."""
+    if config.evaluation is Evaluation.retrieval:
+        return None
+    folder.path.mkdir(parents=True, exist_ok=True)
+    return wiring.lm_source(config.lm, folder.ledger, folder.scores)
+
+
+def corpus_of(config: Config, folder: EvaluationFolder, methods: Sequence[Method]) -> Corpus | None:
+    """The documents that methods retrieve; None where no method does and texts or questions come without."""
+    if config.data.corpus or any(method.k for method in methods):
+        return wiring.corpus_to_index(config, folder.data, folder.data)
+    return None
+
+
+@contextmanager
+def evaluation_cluster(config: Config, methods: Sequence[Method], source: LMSpec | HttpLM | None) -> Iterator[Config]:
+    """Ray, where an index is to be built or the LM's weights are local."""
+    roles = [role for role, used in (("score", source is not None), ("index", any(m.k for m in methods))) if used]
+    with ray_cluster(config, roles=roles) as laid_out:
+        yield laid_out
+
+
+@contextmanager
+def opened_lm(config: Config, source: LMSpec | HttpLM | None, folder: EvaluationFolder) -> Iterator[Asked | None]:
+    """The LM at work behind its cache, and how texts are put to it; None where none takes part."""
+    if source is None:
+        yield None
+        return
+    pool = wiring.open_lm(config.lm, source)
+    lm = CachingLM(pool, wiring.cache_path(config.lm, folder.scores))
+    try:
+        yield Asked(lm, wiring.prompt_template(config.lm, source))
+    finally:
+        pool.close()
+        lm.close()

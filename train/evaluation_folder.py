@@ -1,0 +1,46 @@
+"""What lies where in an evaluation's folder."""
+
+import json
+from pathlib import Path
+
+from configs.errors import UserError
+from configs.load import config_to_yaml, load_evaluation_config
+from configs.schema import EvaluationConfig
+from data.files import replace_file, write_json
+from train.run_dir import require_same
+
+
+class EvaluationFolder:
+    """Paths under `out`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.lm = path / "lm.json"
+        self.data = path / "data"
+        self.found = path / "found"
+        self.scores = path / "scores.sqlite"
+        self.ledger = path / "lm_spent.json"
+        self.outcomes = path / "outcomes.jsonl"
+        self.examples = path / "examples.parquet"
+        self.results = path / "results.json"
+        self.table = path / "table.md"
+        self.figure = path / "figure.svg"
+        self.tokens = path / "tokens.html"
+
+    def claim(self, config: EvaluationConfig, lm_identity: str | None) -> None:
+        """Begin, or check that what is there is of the same configuration and the same LM."""
+        if self.config.is_file():
+            require_same(load_evaluation_config(self.config), config, self.path)
+            self._require_same_lm(lm_identity)
+        self.path.mkdir(parents=True, exist_ok=True)
+        replace_file(self.config, config_to_yaml(config).encode())
+        write_json(self.lm, {"identity": lm_identity})
+
+    def _require_same_lm(self, identity: str | None) -> None:
+        begun = json.loads(self.lm.read_text())["identity"] if self.lm.is_file() else identity
+        if begun != identity:
+            raise UserError(
+                f"lm: the evaluation in {self.path} was begun with another LM ({begun} then, {identity} now): bring "
+                "the first one back, or give another out"
+            )

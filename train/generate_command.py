@@ -1,0 +1,82 @@
+"""`replug generate`: an answer from the documents of a run's or an index's retriever, in this process, without Ray."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from models.generation import Generated, GenerationOptions
+from models.replug_lm import ReplugLM, Retrieved
+from rich.console import Console
+from rich.markup import escape
+
+from configs.errors import UserError
+from configs.load import load_config, load_score_config
+from configs.schema import LMConfig
+from index_workers.local_index import IndexRetriever, LocalIndex
+from models.black_box_lm import BlackBoxLM
+from models.ensemble import document_weights
+from models.hardware import available_cores
+from models.hf_lm import load_tokenizer
+from models.http_lm import HttpLM
+from models.prompt import PromptTemplate
+from models.scorer_pool import LMSpec
+from train import wiring
+from train.commands import index_folder
+from train.run_dir import RunDirectory
+
+SHOWN_CHARACTERS = 120
+
+
+def run_generate(
+    prompt: str, directory: Path, k: int, options: GenerationOptions, overrides: list[str], as_json: bool
+) -> None:
+    """Print the answer, then the documents that it is from, with their weights."""
+    lm_config = lm_of(directory, overrides)
+    retriever = IndexRetriever(LocalIndex(index_folder(directory), available_cores()))
+    run = RunDirectory(directory)
+    source = wiring.lm_source(lm_config, run.ledger, run.scores)
+    lm: BlackBoxLM = source if isinstance(source, HttpLM) else source.load()
+    try:
+        replug = ReplugLM(lm, retriever, k, _template(lm_config, source, options.max_new_tokens))
+        [documents] = replug.retrieve([prompt])
+        [answer] = replug.answer([prompt], options, [documents])
+    finally:
+        if isinstance(source, HttpLM):
+            source.close()
+    weights = document_weights([found.similarity for found in documents]).tolist() if documents else []
+    (_print_json if as_json else _print)(prompt, answer, documents, weights)
+
+
+def lm_of(directory: Path, overrides: list[str]) -> LMConfig:
+    """The LM of the overrides, else of the run that the directory is of."""
+    if any(override.startswith(("lm.path=", "lm.url=")) for override in overrides):
+        return load_score_config(overrides).lm
+    if not (directory / "config.yaml").is_file():
+        raise UserError(f"lm.path is missing, and {directory} is no run directory that names one; give lm.path=DIR")
+    return load_config(directory / "config.yaml", overrides).lm
+
+
+def _template(lm: LMConfig, source: LMSpec | HttpLM, max_new_tokens: int) -> PromptTemplate:
+    """Cuts documents so that the answer finds room, where the LM's limit and its tokenizer are known."""
+    if source.max_tokens is None or not (lm.path or lm.tokenizer):
+        return PromptTemplate(lm.separator)
+    if source.max_tokens <= max_new_tokens:
+        raise UserError(f"--max-new-tokens is {max_new_tokens}; the LM holds {source.max_tokens} tokens in all")
+    tokenizer = load_tokenizer(wiring.lm_tokenizer_path(lm))
+    return PromptTemplate(lm.separator, tokenizer, source.max_tokens - max_new_tokens)
+
+
+def _print(prompt: str, answer: Generated, documents: Sequence[Retrieved], weights: Sequence[float]) -> None:
+    console = Console()
+    console.print(f"[dim]{escape(prompt)}[/dim]{escape(answer.text)}", highlight=False)
+    for found, weight in zip(documents, weights, strict=True):
+        text = " ".join(found.text.split())
+        shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
+        console.print(f"{weight:6.1%}  {escape(found.id)}  [dim]{escape(shown)}[/dim]", highlight=False, soft_wrap=True)
+
+
+def _print_json(prompt: str, answer: Generated, documents: Sequence[Retrieved], weights: Sequence[float]) -> None:
+    found = [{**asdict(document), "weight": weight} for document, weight in zip(documents, weights, strict=True)]
+    row = {"prompt": prompt, "answer": answer.text, "sum_logprob": answer.sum_logprob, "documents": found}
+    print(json.dumps(row, ensure_ascii=False))

@@ -1,0 +1,166 @@
+"""What each evaluation measures: its texts or questions, read and drawn, and the task that is made of them."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from configs.errors import UserError
+from configs.schema import Evaluation, EvaluationConfig
+from data.progress import say
+from data.records import Window
+from data.rejected import Rejected
+from data.sources import FieldMap, SourceText, read_unit
+from data.store import Corpus, PreparedSet
+from data.tokenizing import load_plain, token_offsets
+from data.units import plan_units
+from evals.evidence import EvidenceBook
+from evals.loop import Task
+from evals.mmlu import NUM_DEMONSTRATIONS as NUM_MMLU_SHOTS
+from evals.mmlu import read_mmlu
+from evals.open_qa import NUM_DEMONSTRATIONS as NUM_QA_SHOTS
+from evals.open_qa import OpenQuestion, draw_demonstrations, hold_out_demonstrations, read_questions
+from evals.retrieval import gold_rows
+from evals.tasks.lm import LanguageModelling
+from evals.tasks.mmlu import Mmlu
+from evals.tasks.open_qa import OpenQa
+from evals.tasks.retrieval import Retrieval
+from evals.windows import windows_of
+from models.caching_lm import CachingLM
+from models.prompt import PromptTemplate
+from train import wiring
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The LM that is asked, and how texts are put to it."""
+
+    lm: CachingLM
+    template: PromptTemplate
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured: a text to retrieve for by example (empty where nothing can be retrieved), and then the task."""
+
+    queries: Sequence[str]
+    make_task: Callable[[Asked | None, EvidenceBook], Task]
+
+
+def text_subject(config: EvaluationConfig, corpus: Corpus | None) -> Subject:
+    """Windows of whole texts, or the held-out texts of the prepared set."""
+    windows = list(_windows(config, corpus))[: config.texts.max_windows]
+    if alone := sum(not window.context.strip() for window in windows):
+        say(f"{alone} of {len(windows)} windows begin a text: nothing is retrieved for them")
+    tokens_of = token_texts(config) if config.evaluation is Evaluation.tokens else None
+
+    def make_task(asked: Asked | None, book: EvidenceBook) -> LanguageModelling:
+        assert asked is not None
+        return LanguageModelling(asked.lm, asked.template, windows, tokens_of)
+
+    return Subject([window.context for window in windows], make_task)
+
+
+def token_texts(config: EvaluationConfig) -> Callable[[str], list[str]]:
+    """Cuts a text into the texts of the LM's tokens, which join to it."""
+    tokenizer = load_plain(wiring.lm_tokenizer_json(config.lm))
+
+    def cut(text: str) -> list[str]:
+        [offsets] = token_offsets(tokenizer, [text])
+        borders = [0, *(offsets[token][1] for token in range(len(offsets)))]
+        return [text[start:end] for start, end in itertools.pairwise(borders)]
+
+    return cut
+
+
+def _windows(config: EvaluationConfig, corpus: Corpus | None) -> Iterable[Window]:
+    if config.texts.path:
+        tokenizer = load_plain(wiring.lm_tokenizer_json(config.lm))
+        return windows_of(_texts(config), tokenizer, config.texts.window)
+    data = (
+        corpus
+        if isinstance(corpus, PreparedSet)
+        else wiring.prepared_set(config.run_config(), Path(config.out).expanduser() / "data")
+    )
+    return data.heldout.windows()
+
+
+def _texts(config: EvaluationConfig) -> Iterator[SourceText]:
+    data = config.data
+    fields = FieldMap(data.text_field, data.id_field, data.domain_field, data.new_text_at, data.max_text_characters)
+    for unit in plan_units(str(config.texts.path), in_one_piece=data.new_text_at is not None):
+        for _, item in read_unit(unit, fields):
+            if isinstance(item, Rejected):
+                raise UserError(f"texts.path: {item}; every text must be readable to be measured whole")
+            yield item
+
+
+def mmlu_subject(config: EvaluationConfig, corpus: Corpus | None) -> Subject:
+    """The first questions of every subject."""
+    shots = NUM_MMLU_SHOTS if config.questions.shots is None else config.questions.shots
+    mmlu = read_mmlu(Path(str(config.questions.path)).expanduser(), shots)
+    by_subject = {name: [q for q in mmlu.questions if q.example.group == name] for name in mmlu.demonstrations}
+    questions = [question for some in by_subject.values() for question in some[: config.questions.max_questions]]
+
+    def make_task(asked: Asked | None, book: EvidenceBook) -> Mmlu:
+        assert asked is not None
+        return Mmlu(asked.lm, questions, mmlu)
+
+    return Subject([question.example.query for question in questions], make_task)
+
+
+def open_qa_subject(config: EvaluationConfig, corpus: Corpus | None) -> Subject:
+    """Drawn questions; those that demonstrations are made of are searched for behind them."""
+    keys = config.questions
+    shots = NUM_QA_SHOTS if keys.shots is None else keys.shots
+    pool = read_questions(Path(str(keys.path)).expanduser())
+    if keys.demonstrations:
+        questions = _draw(pool, keys.max_questions, config.seed)
+        demonstrations = draw_demonstrations(
+            read_questions(Path(keys.demonstrations).expanduser()), questions, shots, config.seed
+        )
+    else:
+        demonstrations, rest = hold_out_demonstrations(pool, shots, config.seed)
+        questions = _draw(rest, keys.max_questions, config.seed)
+
+    def make_task(asked: Asked | None, book: EvidenceBook) -> OpenQa:
+        assert asked is not None
+        places = range(len(questions), len(questions) + len(demonstrations))
+        documents = {
+            method.name: [book.nearest(method, place) for place in places] if keys.documents_in_shots else None
+            for method in book.methods
+        }
+        return OpenQa(asked.lm, questions, demonstrations, documents, keys.max_new_tokens)
+
+    return Subject([question.example.query for question in [*questions, *demonstrations]], make_task)
+
+
+def retrieval_subject(config: EvaluationConfig, corpus: Corpus | None) -> Subject:
+    """Drawn questions among those that name gold documents."""
+    assert corpus is not None
+    pool = [q for q in read_questions(Path(str(config.questions.path)).expanduser()) if q.example.gold]
+    if not pool:
+        raise UserError(f"questions.path: no question of {config.questions.path} names gold documents")
+    examples = [question.example for question in _draw(pool, config.questions.max_questions, config.seed)]
+    rows_of = corpus.corpus.rows_of(doc for example in examples for doc in example.gold)
+    gold = gold_rows([example.gold for example in examples], rows_of)
+    return Subject([example.query for example in examples], lambda asked, book: Retrieval(examples, gold))
+
+
+def _draw(questions: list[OpenQuestion], num: int | None, seed: int) -> list[OpenQuestion]:
+    """So many questions, drawn by the seed, in the file's order; all where there are no more."""
+    if num is None or num >= len(questions):
+        return questions
+    rows = np.random.default_rng([seed, 3]).choice(len(questions), size=num, replace=False)
+    return [questions[row] for row in sorted(rows)]
+
+
+SUBJECTS: dict[Evaluation, Callable[[EvaluationConfig, Corpus | None], Subject]] = {
+    Evaluation.lm: text_subject,
+    Evaluation.tokens: text_subject,
+    Evaluation.mmlu: mmlu_subject,
+    Evaluation.open_qa: open_qa_subject,
+    Evaluation.retrieval: retrieval_subject,
+}
