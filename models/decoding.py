@@ -42,6 +42,8 @@ class CachedPrompts:
     and that of a new token are the same. `shared` holds the tokens before `rows` that all prompts begin with.
     """
 
+    logits: Tensor
+
     def __init__(
         self,
         model: PreTrainedModel,

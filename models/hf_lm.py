@@ -9,7 +9,7 @@ How prompts are continued is told in `models.decoding`.
 
 import hashlib
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -101,9 +101,8 @@ class HuggingFaceLM:
         rows = [pair_token_ids(self.tokenizer, prompt, " ")[0] for prompt in prompts]
         check_lengths([(row, [0] * options.max_new_tokens) for row in rows], self.max_tokens)
         log_weights = torch.tensor(weights, dtype=torch.float64).log()
-        decode = partial(self.tokenizer.decode, skip_special_tokens=True)
         with torch.inference_mode():
-            return continue_answer(self._grow(rows), log_weights, self._ends, decode, options)
+            return continue_answer(self._grow(rows), log_weights, self._ends, self._decode, options)
 
     @cached_property
     def _cache_use(self) -> CacheUse:
@@ -115,6 +114,9 @@ class HuggingFaceLM:
         named = getattr(self.model.generation_config, "eos_token_id", None)
         others = named if isinstance(named, list) else [named]
         return frozenset(token for token in [self.tokenizer.eos_token_id, *others] if token is not None)
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def _grow(self, rows: list[list[int]]) -> GrowingPrompts:
         """The prompts by the cheapest way that is right for this model."""

@@ -124,10 +124,9 @@ class ReplugLM:
 
     def _prompts(self, text: str, continuation: str, documents: Sequence[Retrieved]) -> list[str]:
         """One for each document, or the text alone."""
-        return [
-            self._template.prefix(document, text, continuation)
-            for document in [found.text for found in documents] or [None]
-        ]
+        if not documents:
+            return [self._template.prefix(None, text, continuation)]
+        return [self._template.prefix(found.text, text, continuation) for found in documents]
 
     def _score(
         self, contexts: Sequence[str], prompts: list[list[str]], continuations: Sequence[str]

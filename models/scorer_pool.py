@@ -25,6 +25,7 @@ from models.stand_in_lm import StandInLM
 # What a unit holds: enough passes for a replica to sort by length what bytes only guess, and to be worth a call.
 PASSES_PER_UNIT, PASSES_PER_UNIT_GPU = 8, 1
 BYTES_PER_TOKEN = 4  # of English and code; a guess, which costs padding where it is wrong and nothing else
+CHOICE_CHARACTERS = 8  # a continuation so short is most likely one token, as the letters of a question are
 PROBE = (["The capital of France is", "one two three four five"], [" Paris, and that of Italy is Rome.", " six seven"])
 # Nats by which replicas on different hardware may differ on the probe's tokens, at most and on average.
 PROBE_TOLERANCE = (0.5, 0.1)
@@ -143,9 +144,22 @@ class ScorerPool:
         )
 
     def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
-        """Rows of similar length, by bytes: no tokenizer is needed here, and a replica sorts its unit by tokens."""
-        lengths = [len(p.encode()) + len(c.encode()) for p, c in zip(prefixes, continuations, strict=True)]
-        return list(token_budget_batches(lengths, self.unit_bytes))
+        """Rows of similar length, by bytes: no tokenizer is needed here, and a replica sorts its unit by tokens.
+
+        Choices after one prefix stay together: the replica reads their prefix once.
+        """
+        together: dict[tuple, list[int]] = {}
+        for row, (prefix, continuation) in enumerate(zip(prefixes, continuations, strict=True)):
+            is_choice = len(continuation) <= CHOICE_CHARACTERS
+            together.setdefault((prefix,) if is_choice else (prefix, row), []).append(row)
+        groups = list(together.values())
+        lengths = [
+            len(prefixes[rows[0]].encode()) + sum(len(continuations[row].encode()) for row in rows) for rows in groups
+        ]
+        return [
+            [row for group in batch for row in groups[group]]
+            for batch in token_budget_batches(lengths, self.unit_bytes)
+        ]
 
     def submit(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[list[ContinuationScore]]":
         scores: Future[list[ContinuationScore]] = Future()

@@ -55,7 +55,8 @@ class StandInLM:
         time.sleep(self.delay_seconds)
         counts = [Counter(word.strip() for word in WORD.findall(prompt)) for prompt in prompts]
         words = sorted({word for known in counts for word in known if word})
-        chooser, answer, logprobs = TokenChooser(options), "", []
+        chooser, answer = TokenChooser(options), ""
+        logprobs: list[float] = []
         while words and len(logprobs) < options.max_new_tokens and answer == before_stop(answer, options.stop):
             mixed = _mixed_logprobs(counts, words, weights)
             chosen = chooser.choose(torch.from_numpy(mixed))

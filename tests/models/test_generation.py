@@ -70,13 +70,13 @@ def write_cohere(folder: Path) -> None:
 
 def write_mistral(folder: Path) -> None:
     config = MistralConfig(
-        **SMALL, intermediate_size=64, num_key_value_heads=2, sliding_window=20, initializer_range=0.3
+        **SMALL, intermediate_size=64, num_key_value_heads=2, sliding_window=40, initializer_range=0.3
     )
     MistralForCausalLM(config).save_pretrained(folder)
 
 
 def write_gpt_neo(folder: Path) -> None:
-    sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY, "window_size": 20}
+    sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY, "window_size": 40}
     types = [[["global", "local"], 1]]
     config = GPTNeoConfig(
         **sizes, **SPECIAL, attention_types=types, max_position_embeddings=MAX_TOKENS, initializer_range=0.3

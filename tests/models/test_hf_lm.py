@@ -432,9 +432,9 @@ def test_choices_are_read_from_one_pass_over_their_prefix(lm: HuggingFaceLM) -> 
     before, before_padded = lm.counts.tokens, lm.counts.padded_tokens
     scores = lm.score(*choices(prefixes))
     lengths = [num_tokens(lm, prefix) for prefix in prefixes]
-    longest = lengths[0] + num_tokens(lm, " the cat sat")
-    assert lm.counts.tokens - before == sum(lengths) + longest
-    assert lm.counts.padded_tokens - before_padded == 4 * longest
+    longer = lengths[0] + num_tokens(lm, " the cat sat")
+    assert lm.counts.tokens - before == sum(lengths) + longer
+    assert lm.counts.padded_tokens - before_padded == 4 * max(*lengths, longer)
     for score, prefix, continuation in zip(scores, *choices(prefixes), strict=True):
         np.testing.assert_allclose(score.token_logprobs, naive_logprobs(lm, prefix, continuation), atol=1e-4)
 
