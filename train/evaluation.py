@@ -10,10 +10,10 @@ outcomes.jsonl         every example under every method as it came; at the end e
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from configs.methods import Method
+from configs.methods import WITHOUT_RETRIEVER, Method
 from configs.rules import evaluation_methods
 from configs.schema import Config, Evaluation, EvaluationConfig
 from data.progress import say
@@ -77,8 +77,9 @@ def corpus_of(config: Config, folder: EvaluationFolder, methods: Sequence[Method
 @contextmanager
 def evaluation_cluster(config: Config, methods: Sequence[Method], source: LMSpec | HttpLM | None) -> Iterator[Config]:
     """Ray, where an index is to be built or the LM's weights are local."""
-    roles = [role for role, used in (("score", source is not None), ("index", any(m.k for m in methods))) if used]
-    with ray_cluster(config, roles=roles) as laid_out:
+    has_encoder = any(method.source not in WITHOUT_RETRIEVER for method in methods)
+    roles = [role for role, used in (("score", isinstance(source, LMSpec)), ("index", has_encoder)) if used]
+    with ray_cluster(config, roles=roles) if roles else nullcontext(config) as laid_out:
         yield laid_out
 
 
