@@ -49,21 +49,30 @@ class Storm:
 
     def __init__(self, cluster: RayCluster, run: Path, overrides: list[str], seed: int) -> None:
         self._cluster, self._run, self._overrides = cluster, run, overrides
-        self._random, self.killed, self.starts = random.Random(seed), Counter[str](), 0
+        self._random, self.killed, self.starts, self._hit_at = random.Random(seed), Counter[str](), 0, 0
         self._left = [kind for kind in KINDS for _ in range(KILLS_OF_EACH)]
         self._random.shuffle(self._left)
 
     def rage(self) -> None:
+        """Three kills of four wait until the run is further than where it was hit last; the fourth may hit a start."""
         process = self._start()
         while self._left:
             if process.poll() is not None:
                 assert process.returncode != 0, f"the run ended before the storm did: {self._left}"
                 process = self._start()
-            time.sleep(self._random.uniform(0.3, 2.5))
-            self._kill(self._left[-1], process)
+            if len(self._left) % 4 == 0 or self._num_logged() > self._hit_at:
+                time.sleep(self._random.uniform(0.1, 2.0))
+                self._kill(self._left[-1], process)
+            else:
+                time.sleep(0.2)
         while process.wait(600) != 0:
             assert self.starts < 3 * len(KINDS) * KILLS_OF_EACH, "the run does not end any more"
             process = self._start()
+
+    def _num_logged(self) -> int:
+        """Steps that the run has logged; fewer again after it was resumed."""
+        metrics = self._run / "metrics.jsonl"
+        return len(metrics.read_bytes().splitlines()) if metrics.exists() else 0
 
     def _start(self) -> subprocess.Popen:
         self.starts += 1
@@ -86,8 +95,11 @@ class Storm:
                 return  # not there yet: another moment
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._random.choice(found).kill()
+        self._hit_at = self._num_logged()
         self.killed[kind] += 1
         self._left.pop()
+        if len(self._left) % 12 == 0:
+            print(f"{self.killed.total()} kills; the run is at step {self._hit_at}", flush=True)
 
 
 @pytest.mark.skipif(not FULL, reason="minutes of whole runs: make storm")
