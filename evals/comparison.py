@@ -16,7 +16,8 @@ from evals.examples import Example
 from evals.intervals import Interval, Ratio, difference_interval, interval_of
 from evals.loop import Metric, Task
 
-Results = dict[str, dict[str, dict[str, Any]]]
+Entry = dict[str, Any]
+Results = dict[str, dict[str, Entry]]
 Numbers = dict[str, np.ndarray]  # by name, of one method, [N]
 MIN_GROUPS = 2  # of one group alone, the figures of the group are those of all
 
@@ -25,33 +26,47 @@ def compare(
     task: Task, rows: Sequence[Mapping[str, Any]], paper: PaperConfig, num_resamples: int, seed: int
 ) -> Results:
     """Every metric of every method, by group too, and how each method differs from those before it."""
-    numbers = {method: _numbers(rows, method) for method in rows[0]["methods"]}
-    members = _members(task, task.examples)
-
-    def ratio(method: str, metric: Metric, among: np.ndarray) -> Ratio:
-        of = numbers[method]
-        denominators = np.ones(len(rows)) if metric.denominator is None else of[metric.denominator]
-        return Ratio(of[metric.numerator][among], denominators[among], metric.transform)
-
-    results: Results = {method: {} for method in numbers}
-    everything = np.arange(len(rows))
-    for method, (name, metric) in itertools.product(numbers, task.metrics.items()):
-        for label, among in {name: everything, **{f"{name}/{group}": m for group, m in members.items()}}.items():
-            of = ratio(method, metric, among)
-            results[method][label] = _entry(interval_of(of, num_resamples, seed), len(among))
+    measured = _Measured(rows, num_resamples, seed)
+    among = {"": np.arange(len(rows)), **_members(task, task.examples)}
+    results: Results = {
+        method: {
+            f"{name}/{group}" if group else name: measured.metric(method, metric, some)
+            for name, metric in task.metrics.items()
+            for group, some in among.items()
+        }
+        for method in measured.numbers
+    }
     main, metric = next(iter(task.metrics.items()))
-    for other, method in itertools.combinations(numbers, 2):
-        difference = difference_interval(
-            ratio(method, metric, everything), ratio(other, metric, everything), num_resamples, seed
-        )
-        results[method][f"{main} - {other}"] = _entry(difference, len(rows))
-    for method, value in paper.values.items():
-        if method in results:
-            results[method][main]["paper"] = value
+    for other, method in itertools.combinations(results, 2):
+        results[method][f"{main} - {other}"] = measured.difference(method, other, metric)
+    for method in results.keys() & paper.values.keys():
+        results[method][main]["paper"] = paper.values[method]
     return results
 
 
-def _entry(interval: Interval, n: int) -> dict[str, Any]:
+class _Measured:
+    """The outcomes' numbers by method, and what a metric makes of them."""
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]], num_resamples: int, seed: int) -> None:
+        self.numbers = {method: _numbers(rows, method) for method in rows[0]["methods"]}
+        self._all, self._num_resamples, self._seed = np.arange(len(rows)), num_resamples, seed
+
+    def metric(self, method: str, metric: Metric, among: np.ndarray) -> Entry:
+        """Over the examples of these rows."""
+        return _entry(interval_of(self._ratio(method, metric, among), self._num_resamples, self._seed), len(among))
+
+    def difference(self, method: str, other: str, metric: Metric) -> Entry:
+        """Over all examples."""
+        a, b = (self._ratio(name, metric, self._all) for name in (method, other))
+        return _entry(difference_interval(a, b, self._num_resamples, self._seed), len(self._all))
+
+    def _ratio(self, method: str, metric: Metric, among: np.ndarray) -> Ratio:
+        of = self.numbers[method]
+        denominators = np.ones(len(self._all)) if metric.denominator is None else of[metric.denominator]
+        return Ratio(of[metric.numerator][among], denominators[among], metric.transform)
+
+
+def _entry(interval: Interval, n: int) -> Entry:
     return {"value": interval.value, "n": n, "interval": [interval.low, interval.high]}
 
 

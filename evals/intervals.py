@@ -24,7 +24,7 @@ def identity(values: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Numerators [N] and denominators [N], all above 0, of N examples; ValueError for other arrays."""
+    """Numerators [N] and denominators [N], 0 or more and not all 0, of N examples; ValueError for other arrays."""
 
     numerators: np.ndarray
     denominators: np.ndarray
@@ -36,8 +36,8 @@ class Ratio:
             raise ValueError(f"expected a numerator and a denominator for each example, found shapes {shapes}")
         if not (np.isfinite(self.numerators).all() and np.isfinite(self.denominators).all()):
             raise ValueError("numerators and denominators must be finite")
-        if np.min(self.denominators) <= 0:
-            raise ValueError("every denominator must be above 0")
+        if np.min(self.denominators) < 0 or not np.any(self.denominators):
+            raise ValueError("denominators must be 0 or more, and some above 0")
 
 
 @dataclass(frozen=True, slots=True)
