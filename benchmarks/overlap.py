@@ -26,8 +26,8 @@ COMMON = {
     "loss.beta": 0.5,
 }
 SETTINGS = {
-    # Units of one pair, 100 ms each. Texts are short, so that a pair takes the trainer less than the LM. The trainer has
-    # one of two cores: with both it gets into the way of the LM's process (1.055 of the LM alone instead).
+    # Units of one pair, 100 ms each. Texts are short, so that a pair takes the trainer less than the LM.
+    # The trainer has one of two cores: with both it gets into the way of the LM's process (1.055 of the LM alone).
     "stand_in": {
         "lm.path": "stand_in:0.1",
         "lm.tokens_per_batch": 4,

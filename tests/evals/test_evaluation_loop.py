@@ -5,13 +5,13 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from evals.examples import Example
 
 from configs.methods import parse_methods
 from configs.schema import PaperConfig
 from data.records import Document
 from evals.comparison import compare, markdown_table
 from evals.evidence import EvidenceBook, texts_of
+from evals.examples import Example
 from evals.language_modelling import Choice
 from evals.loop import Metric, Outcome, OutcomeFile, run_task
 
