@@ -149,7 +149,6 @@ def generate(
     replug generate "The Python keyword yield" --k 10 --index runs/quickstart
     """
     from models.generation import GenerationOptions
-
     from train.generate_command import run_generate
 
     end = None if stop is None else stop.replace("\\n", "\n")

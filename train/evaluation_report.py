@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from evals.token_gain import ScoredText, count_words, token_gain_page
 from rich.console import Console
 from rich.markdown import Markdown
 
@@ -19,6 +18,7 @@ from evals.comparison import compare, main_metric, markdown_table
 from evals.evidence import EvidenceBook
 from evals.figures import draw_methods, draw_sweep, to_svg
 from evals.loop import OutcomeFile, Task
+from evals.token_gain import ScoredText, count_words, token_gain_page
 from models.ensemble import document_weights
 from train.evaluation_folder import EvaluationFolder
 

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from models.generation import Generated, GenerationOptions
-from models.replug_lm import ReplugLM, Retrieved
 from rich.console import Console
 from rich.markup import escape
 
@@ -16,10 +14,12 @@ from configs.schema import LMConfig
 from index_workers.local_index import IndexRetriever, LocalIndex
 from models.black_box_lm import BlackBoxLM
 from models.ensemble import document_weights
+from models.generation import Generated, GenerationOptions
 from models.hardware import available_cores
 from models.hf_lm import load_tokenizer
 from models.http_lm import HttpLM
 from models.prompt import PromptTemplate
+from models.replug_lm import ReplugLM, Retrieved
 from models.scorer_pool import LMSpec
 from train import wiring
 from train.commands import index_folder

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from index_workers.bm25 import Bm25Index
 
 from configs.methods import BM25, NONE, RANDOM, REPLUG, Method
 from configs.schema import Config, EvaluationConfig
@@ -13,6 +12,7 @@ from data.files import replace_file
 from data.progress import say
 from data.store import Corpus
 from evals.language_modelling import Choice, random_choice
+from index_workers.bm25 import Bm25Index
 from index_workers.service import IndexService
 from train import wiring
 from train.pipeline import IndexState
