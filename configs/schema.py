@@ -300,9 +300,7 @@ class QuestionsConfig:
     path: str | None = None  # mmlu: a folder with dev/ and test/; else JSONL: question, answers, gold
     demonstrations: str | None = None  # JSONL of answered questions (default: those of path that are not measured)
     shots: int | None = None  # answered questions before each question (default: mmlu 5, open_qa 16, as the paper)
-    documents_in_shots: bool = (
-        True  # each answered question with the first document found for it, where documents are used
-    )
+    documents_in_shots: bool = True  # each with the first document found for it, where a method has documents
     max_questions: int | None = None  # mmlu: of each subject, the first ones; open_qa, retrieval: drawn by the seed
     max_new_tokens: int = 16  # of an answer
 

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from configs.load import config_to_yaml, flatten, load_config
+from configs.load import config_to_yaml, flatten, load_config, load_evaluation_config, names_evaluation
 from configs.rules import max_index_age, refresh_lag
-from configs.schema import Adopt, Config, LMConfig, LMScore, RefreshMode, RetrieverConfig, Similarity
+from configs.schema import Adopt, Config, Evaluation, LMConfig, LMScore, RefreshMode, RetrieverConfig, Similarity
 
-SHIPPED = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+FOLDER = Path(__file__).parents[2] / "configs"
+EVALUATIONS = [*sorted(FOLDER.glob("eval_*.yaml")), *sorted(FOLDER.glob("paper_tables/*.yaml"))]
+SHIPPED = sorted(set(FOLDER.glob("*.yaml")) - set(EVALUATIONS))
 REQUIRED = ["run_dir=runs/a", "retriever.path=stand_in", "lm.path=stand_in"]
 
 
@@ -34,6 +36,26 @@ def test_every_shipped_configuration_loads(path):
 
 def test_there_are_shipped_configurations():
     assert {"debug", "quickstart"} <= {path.stem for path in SHIPPED}
+
+
+@pytest.mark.parametrize("path", EVALUATIONS, ids=lambda path: path.stem)
+def test_every_shipped_evaluation_needs_a_retriever_and_an_lm_only(path):
+    assert names_evaluation(path)
+    config = load_evaluation_config(path, ["retriever.path=given", "lm.path=given", "out=given"])
+    assert config.run_config().run_dir == "given"
+    assert set(config.paper.values) <= set(config.methods)
+
+
+def test_there_is_a_configuration_for_each_evaluation_under_its_name():
+    configs = {path.stem: load_evaluation_config(path, [*REQUIRED[1:], "out=x"]) for path in EVALUATIONS}
+    assert {stem for stem in configs if stem.startswith("eval_")} == {f"eval_{kind.value}" for kind in Evaluation}
+    assert all(configs[f"eval_{kind.value}"].evaluation is kind for kind in Evaluation)
+
+
+def test_a_training_configuration_is_none_of_an_evaluation(tmp_path):
+    assert not any(names_evaluation(path) for path in SHIPPED)
+    (tmp_path / "broken.yaml").write_text("a: [")
+    assert not names_evaluation(tmp_path / "broken.yaml") and not names_evaluation(tmp_path / "missing.yaml")
 
 
 def test_debug_and_quickstart_need_no_override():
