@@ -9,15 +9,12 @@ Words are runs of two or more letters, digits or underscores, in lower case, wit
 not stemmed. A word that a query repeats counts each time.
 """
 
-import shutil
-from collections.abc import Collection, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 
 import bm25s
 import numpy as np
 
 from configs.errors import UserError
-from data.files import persist, writing
 
 STOP_WORDS = "english"
 
@@ -39,57 +36,23 @@ class Bm25Index:
     def __len__(self) -> int:
         return int(self._index.scores["num_docs"])
 
-    def search(
-        self, queries: Sequence[str], k: int, exclude: Sequence[Collection[int]] | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def search(self, queries: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows and scores [B, k], best first, for B queries; documents of equal score in the order of their rows.
 
         A score is 0 where query and document share no word, and above 0 where they do: a query without a word of
-        the corpus gets the rows from 0 on, all with score 0. `exclude` are rows that are not to be found, for each
-        query. Where the corpus has fewer than k others for one of the queries, there are fewer columns for all.
+        the corpus gets the rows from 0 on, all with score 0. Where the corpus has fewer than k, so many columns.
         """
-        excluded = [()] * len(queries) if exclude is None else exclude
-        found = min([k, *(len(self) - len(rows) for rows in map(set, excluded))])
+        found = min(k, len(self))
         doc_rows = np.empty((len(queries), found), dtype=np.int64)
         scores = np.empty((len(queries), found), dtype=np.float32)
-        for place, (query, without) in enumerate(zip(queries, excluded, strict=True)):
-            doc_rows[place], scores[place] = _top_k(self._scores(query, without), found)
+        for place, query in enumerate(queries):
+            doc_rows[place], scores[place] = _top_k(self._scores(query), found)
         return doc_rows, scores
 
-    def save(self, folder: Path) -> None:
-        """Write arrays and JSON, no pickle; the folder appears when it is whole.
-
-        Raises UserError where the folder is there already, RunError where the disk does not take it.
-        """
-        if folder.exists():
-            raise UserError(f"{folder} exists already; remove it, or save the BM25 index elsewhere")
-        partial = folder.with_name(folder.name + ".partial")
-        with writing(partial):
-            if partial.exists():  # of a run that was interrupted
-                shutil.rmtree(partial)
-            self._index.save(partial, show_progress=False, allow_pickle=False)
-            for path in partial.iterdir():
-                persist(path)
-            partial.rename(folder)
-
-    @classmethod
-    def load(cls, folder: Path) -> "Bm25Index":
-        """An index that `save` wrote, its arrays mapped rather than read; UserError where it is not whole."""
-        try:
-            index = bm25s.BM25.load(folder, mmap=True, allow_pickle=False)
-        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{folder} holds no whole BM25 index ({error}); build and save it again") from error
-        _require_whole(folder, index)
-        loaded = cls.__new__(cls)
-        loaded._index = index
-        return loaded
-
-    def _scores(self, query: str, without: Collection[int]) -> np.ndarray:
-        """Scores [documents] of one query; -inf for those it is not to find."""
+    def _scores(self, query: str) -> np.ndarray:
+        """Scores [documents] of one query."""
         tokens = bm25s.tokenize(query, stopwords=STOP_WORDS, return_ids=False, show_progress=False)[0]
-        scores = self._index.get_scores_from_ids(self._index.get_tokens_ids(tokens))
-        scores[list(without)] = -np.inf
-        return scores
+        return self._index.get_scores_from_ids(self._index.get_tokens_ids(tokens))
 
 
 def _top_k(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -101,10 +64,3 @@ def _top_k(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     rows = np.concatenate([above, np.flatnonzero(scores == least)[: k - len(above)]])
     rows = rows[np.argsort(-scores[rows], kind="stable")]
     return rows, scores[rows]
-
-
-def _require_whole(folder: Path, index: bm25s.BM25) -> None:
-    ends, words = index.scores["indptr"], index.vocab_dict
-    sizes = {len(index.scores["data"]), len(index.scores["indices"]), int(ends[-1])}
-    if len(ends) != len(words) + 1 or len(sizes) > 1 or not isinstance(index.scores["num_docs"], int):
-        raise UserError(f"{folder}: the files of the BM25 index are not of one index; build and save it again")

@@ -1,19 +1,15 @@
-"""BM25 against the formula worked out word by word, its order, its files."""
+"""BM25 against the formula worked out word by word, its order."""
 
-import errno
 import gzip
 import json
 import math
-import time
 from pathlib import Path
 
-import bm25s
 import numpy as np
 import pytest
 
-from configs.errors import RunError, UserError
+from configs.errors import UserError
 from index_workers.bm25 import Bm25Index
-from index_workers.exclusion import search_excluding
 
 TEXTS = [
     "red sky over the sea",
@@ -105,106 +101,22 @@ def test_where_there_are_fewer_documents_there_are_fewer_columns(index: Bm25Inde
     assert index.search(["red"], 100)[0].shape == (1, len(TEXTS))
 
 
-def test_excluded_rows_are_not_found(index: Bm25Index) -> None:
-    rows, scores = index.search(["over red", "over red"], 2, exclude=[{0}, []])
-    assert rows.tolist() == [[6, 1], [0, 6]]
-    assert np.isfinite(scores).all()
-    rows, scores = index.search(["over red", "tree"], 7, exclude=[{0, 6}, {2}])
-    assert rows.shape == (2, 5) and np.isfinite(scores).all()
-    assert not {0, 6} & set(rows[0].tolist()) and 2 not in rows[1]
-    assert index.search(["red"], 3, exclude=[range(7)])[0].shape == (1, 0)
-    with pytest.raises(ValueError, match="zip"):
-        index.search(["red", "tree"], 2, exclude=[{0}])
-
-
-def test_it_is_a_search_that_leaves_out_sources(index: Bm25Index) -> None:
-    sources = np.array(["x", "y", "x", "y", "z", "z", "x"])
-    queries = np.array(["over red"], dtype=object)
-    rows, _ = search_excluding(index.search, lambda rows: sources[rows].tolist(), queries, 2, ["x"], at_least=1)
-    assert rows.tolist() == [[1, 3]]
-
-
 def test_a_corpus_without_words_is_refused() -> None:
     for texts in ([], ["", "the", "a ?"]):
         with pytest.raises(UserError, match="no word that BM25 could search by"):
             Bm25Index(texts)
 
 
-def test_a_saved_index_answers_the_same_and_holds_no_pickle(index: Bm25Index, tmp_path: Path) -> None:
-    index.save(tmp_path / "bm25")
-    loaded = Bm25Index.load(tmp_path / "bm25")
-    queries = ["red sky", "evening tree", "unheardof"]
-    for found, expected in zip(loaded.search(queries, 5), index.search(queries, 5), strict=True):
-        np.testing.assert_array_equal(found, expected)
-    assert len(loaded) == len(index)
-    assert not (tmp_path / "bm25.partial").exists()
-    for path in (tmp_path / "bm25").iterdir():
-        content = path.read_bytes()
-        if path.suffix == ".npy":
-            np.load(path, allow_pickle=False)
-        else:
-            assert path.suffix == ".json" and json.loads(content)
-
-
-def test_what_an_interrupted_save_left_is_replaced_and_a_whole_index_is_not(index: Bm25Index, tmp_path: Path) -> None:
-    (tmp_path / "bm25.partial").mkdir()
-    (tmp_path / "bm25.partial" / "rubbish").write_text("x")
-    index.save(tmp_path / "bm25")
-    assert not (tmp_path / "bm25" / "rubbish").exists()
-    with pytest.raises(UserError, match="exists already; remove it"):
-        index.save(tmp_path / "bm25")
-
-
-def test_a_disk_that_is_full_is_named_and_nothing_is_left(
-    index: Bm25Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def save(self: bm25s.BM25, folder: Path, **_: object) -> None:
-        folder.mkdir()
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(bm25s.BM25, "save", save)
-    with pytest.raises(RunError, match=r"bm25\.partial cannot be written: No space left on device"):
-        index.save(tmp_path / "bm25")
-    assert not list(tmp_path.iterdir())
-
-
-def test_damaged_files_are_named(index: Bm25Index, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no whole BM25 index"):
-        Bm25Index.load(tmp_path / "nothing")
-    index.save(tmp_path / "bm25")
-    for path in sorted((tmp_path / "bm25").iterdir()):
-        content = path.read_bytes()
-        for damaged in (content[: len(content) // 2], b"", None):
-            path.write_bytes(damaged) if damaged is not None else path.unlink()
-            with pytest.raises(UserError, match="bm25"):
-                Bm25Index.load(tmp_path / "bm25")
-        path.write_bytes(content)
-    assert len(Bm25Index.load(tmp_path / "bm25")) == len(index)
-
-
-def test_files_of_two_indexes_are_not_one(index: Bm25Index, tmp_path: Path) -> None:
-    index.save(tmp_path / "bm25")
-    Bm25Index(["another corpus", "of fewer words"]).save(tmp_path / "other")
-    for name in ("vocab.index.json", "indptr.csc.index.npy"):
-        content = (tmp_path / "bm25" / name).read_bytes()
-        (tmp_path / "bm25" / name).write_bytes((tmp_path / "other" / name).read_bytes())
-        with pytest.raises(UserError, match="not of one index"):
-            Bm25Index.load(tmp_path / "bm25")
-        (tmp_path / "bm25" / name).write_bytes(content)
-
-
 @pytest.mark.timeout(120)
 @pytest.mark.skipif(not WIKIPEDIA.exists(), reason=f"{WIKIPEDIA} is not here; it is no part of the repository")
-def test_ten_thousand_passages_are_searched_in_milliseconds_and_gold_is_found() -> None:
+def test_gold_is_found_among_ten_thousand_passages() -> None:
     with gzip.open(WIKIPEDIA, "rt", encoding="utf-8") as file:
         passages = [json.loads(line) for line in file]
     rows_of = {passage["id"]: row for row, passage in enumerate(passages)}
     with gzip.open(WIKIPEDIA.with_name("nq_open_gold.jsonl.gz"), "rt", encoding="utf-8") as file:
         questions = [json.loads(line) for line in file][:300]
     index = Bm25Index(f"{passage['title']}\n{passage['text']}" for passage in passages)
-    start = time.perf_counter()
     rows, _ = index.search([question["question"] for question in questions], 20)
-    assert (time.perf_counter() - start) / len(questions) < 0.05  # rank-bm25 takes seconds
     gold = [{rows_of[doc] for doc in question["gold"]} for question in questions]
     hits = [bool(wanted & set(found)) for wanted, found in zip(gold, rows.tolist(), strict=True)]
     assert np.mean(hits) > 0.8
