@@ -28,6 +28,8 @@ from data.files import file_sha256, replace_file, write_json, writing
 from data.progress import say
 from train.environment import describe_environment
 
+AnyConfig = Config | EvaluationConfig
+
 # Keys that change neither what is computed nor in which order; a resumed run may set them anew.
 MAY_CHANGE = [
     "run_dir",
@@ -237,12 +239,14 @@ def _logged_step(line: str, torn: int) -> int:
         return torn
 
 
-def require_same(stored: Config | EvaluationConfig, asked: Config | EvaluationConfig, path: Path) -> None:
+def require_same(stored: AnyConfig, asked: AnyConfig, path: Path) -> None:
+    """Raise UserError for the first key by which a run or an evaluation would go on as another one."""
     before, after = flatten(stored), flatten(asked)
     changed = [key for key in before if key not in MAY_CHANGE and before[key] != after.get(key)]
     if changed:
         key = changed[0]
+        what, other = ("unfinished run", "run_dir") if isinstance(asked, Config) else ("evaluation", "out")
         raise UserError(
-            f"{key} is {after.get(key)}, but what is in {path} was begun with {before[key]}: "
-            f"resume with the same value, or give another {'run_dir' if isinstance(asked, Config) else 'out'}"
+            f"{key} is {after.get(key)}, but the {what} in {path} was begun with {before[key]}: "
+            f"resume with the same value, or give another {other}"
         )
