@@ -95,6 +95,8 @@ SHARES = [
 ]
 
 
+RECALL_DEPTH = 20  # documents that recall is measured by
+
 AnyConfig = Config | ScoreConfig | EvaluationConfig
 
 
@@ -148,6 +150,8 @@ def _evaluation_problems(config: EvaluationConfig) -> Iterator[str]:
         yield from _lm_problems(config.lm)
     elif wrong := [method.name for method in methods if method.k == 0 or method.is_concatenated]:
         yield f"methods: {wrong[0]} ranks no documents; evaluation=retrieval expects retrievers"
+    elif shallow := [method.name for method in methods if method.k < RECALL_DEPTH]:
+        yield f"k: {shallow[0]} ranks too few documents; evaluation=retrieval expects k={RECALL_DEPTH} or more"
     if kind is Evaluation.tokens and len(methods) != 2:
         yield f"methods has {len(methods)} entries; evaluation=tokens compares two, such as [none, replug]"
     if kind in (Evaluation.mmlu, Evaluation.open_qa, Evaluation.retrieval) and not config.questions.path:

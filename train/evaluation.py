@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from configs.methods import WITHOUT_RETRIEVER, Method
-from configs.rules import evaluation_methods
+from configs.rules import RECALL_DEPTH, evaluation_methods
 from configs.schema import Config, Evaluation, EvaluationConfig
 from data.progress import say
 from data.store import Corpus
@@ -30,8 +30,6 @@ from train.evaluation_folder import EvaluationFolder
 from train.evaluation_report import show_results, write_results
 from train.retrieval import find_all
 from train.subjects import SUBJECTS, Asked
-
-RECALL_DEPTH = 20  # documents found for each example at least: recall is measured so deep
 
 
 def evaluate(config: EvaluationConfig) -> dict:

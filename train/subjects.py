@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from configs.errors import UserError
+from configs.rules import RECALL_DEPTH
 from configs.schema import Evaluation, EvaluationConfig
 from data.progress import say
 from data.records import Window
@@ -140,6 +141,8 @@ def open_qa_subject(config: EvaluationConfig, corpus: Corpus | None) -> Subject:
 def retrieval_subject(config: EvaluationConfig, corpus: Corpus | None) -> Subject:
     """Drawn questions among those that name gold documents."""
     assert corpus is not None
+    if len(corpus.corpus) < RECALL_DEPTH:
+        raise UserError(f"data: {len(corpus.corpus)} documents; evaluation=retrieval expects {RECALL_DEPTH} or more")
     pool = [q for q in read_questions(Path(str(config.questions.path)).expanduser()) if q.example.gold]
     if not pool:
         raise UserError(f"questions.path: no question of {config.questions.path} names gold documents")

@@ -64,6 +64,7 @@ def test_an_evaluation_needs_no_retriever_where_no_method_has_one(tmp_path):
         (["evaluation=mmlu"], "questions.path is missing"),
         (["evaluation=tokens"], "compares two"),
         (["evaluation=retrieval", "questions.path=x"], "none ranks no documents"),
+        (["evaluation=retrieval", "questions.path=x", "methods=[random]"], "random ranks too few documents"),
         (["texts.path=null"], "texts.path is missing"),
         (["lm.path=null"], "lm.path is missing"),
         (["retrievers.none=x"], "retrievers.none is taken"),

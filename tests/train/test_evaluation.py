@@ -148,7 +148,7 @@ def common(corpus: Path) -> list[str]:
 
 
 def test_retrieval_needs_no_lm(tmp_path, corpus, questions):
-    results, _ = evaluate("retrieval", tmp_path / "out", *common(corpus), f"questions.path={questions}", "k=20")
+    results, _ = evaluate("retrieval", tmp_path / "out", *common(corpus), f"questions.path={questions}")
     assert list(results) == ["random", "bm25", "replug"]
     assert results["bm25"]["Success@1"]["value"] == 1.0, "a question's own word is in one document only"
     assert results["random"]["Success@1"]["value"] < 0.5
