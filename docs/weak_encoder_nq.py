@@ -3,8 +3,9 @@
     python docs/weak_encoder_nq.py SHARED_DATA OUT
 
 SHARED_DATA holds mini_wikipedia.jsonl.gz and nq_open_gold.jsonl.gz. OUT gets corpus.jsonl (2,600 passages, all the gold
-ones among them), queries.jsonl, heldout.jsonl (400 questions, none of them trained on) and weak/ (MiniLM's
-first 3 layers). Gold passages are written down for measuring; training never reads them.
+ones among them), queries.jsonl, heldout.jsonl (400 questions, none of them trained on), unseen.jsonl (the same 400 as
+`replug evaluate` reads questions) and weak/ (MiniLM's first 3 layers). Gold passages are written down for measuring;
+training never reads them.
 """
 
 import gzip
@@ -27,6 +28,7 @@ def main(shared: Path, out: Path) -> None:
     rng.shuffle(questions)
     rows = list({row["context"].lower(): row for row in map(question_row, range(len(questions)), questions)}.values())
     write(out / "heldout.jsonl", rows[:NUM_HELDOUT])
+    write(out / "unseen.jsonl", [questions[int(row["id"][1:])] for row in rows[:NUM_HELDOUT]])
     write(out / "queries.jsonl", rows[NUM_HELDOUT:])
     gold = {doc for row in rows for doc in row["gold"]}
     others = [passage for passage in passages if passage["id"] not in gold]

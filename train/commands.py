@@ -29,7 +29,7 @@ from train import wiring
 from train.cluster import ray_cluster
 from train.environment import check_faiss
 from train.pipeline import IndexState
-from train.run_dir import RunDirectory
+from train.run_dir import RunDirectory, index_folder
 
 
 def run_prepare(config: Config) -> None:
@@ -75,11 +75,6 @@ def _verify(directory: Path) -> tuple[list[str], list[str]]:
         of_set = verify_prepared(directory / "data")
         found, problems = found + of_set[0], problems + of_set[1]
     return found, problems
-
-
-def index_folder(directory: Path) -> Path:
-    """The index of a run directory, or the directory itself."""
-    return directory / "index" if (directory / "index").is_dir() else directory
 
 
 def run_evaluate(config: Config) -> None:

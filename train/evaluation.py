@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from configs.methods import WITHOUT_RETRIEVER, Method
+from configs.methods import Method
 from configs.rules import RECALL_DEPTH, evaluation_methods
 from configs.schema import Config, Evaluation, EvaluationConfig
 from data.progress import say
@@ -28,7 +28,7 @@ from train.cluster import ray_cluster
 from train.environment import check_faiss
 from train.evaluation_folder import EvaluationFolder
 from train.evaluation_report import show_results, write_results
-from train.retrieval import find_all
+from train.retrieval import find_all, needs_building
 from train.subjects import SUBJECTS, Asked
 
 
@@ -44,7 +44,7 @@ def evaluate(config: EvaluationConfig) -> dict:
     corpus = corpus_of(run_config, folder, methods)
     subject = SUBJECTS[config.evaluation](config, corpus)
     check_faiss()
-    with evaluation_cluster(run_config, methods, source) as run_config:
+    with evaluation_cluster(config, methods, source) as run_config:
         found = find_all(config, corpus, subject.queries, methods, folder.found, RECALL_DEPTH) if corpus else {}
         book = EvidenceBook(
             methods, corpus.corpus if corpus else None, found, [bool(query.strip()) for query in subject.queries]
@@ -73,11 +73,14 @@ def corpus_of(config: Config, folder: EvaluationFolder, methods: Sequence[Method
 
 
 @contextmanager
-def evaluation_cluster(config: Config, methods: Sequence[Method], source: LMSpec | HttpLM | None) -> Iterator[Config]:
+def evaluation_cluster(
+    config: EvaluationConfig, methods: Sequence[Method], source: LMSpec | HttpLM | None
+) -> Iterator[Config]:
     """Ray, where an index is to be built or the LM's weights are local."""
-    has_encoder = any(method.source not in WITHOUT_RETRIEVER for method in methods)
-    roles = [role for role, used in (("score", isinstance(source, LMSpec)), ("index", has_encoder)) if used]
-    with ray_cluster(config, roles=roles) if roles else nullcontext(config) as laid_out:
+    builds = any(needs_building(config, method.source) for method in methods)
+    roles = [role for role, used in (("score", isinstance(source, LMSpec)), ("index", builds)) if used]
+    run_config = config.run_config()
+    with ray_cluster(run_config, roles=roles) if roles else nullcontext(run_config) as laid_out:
         yield laid_out
 
 

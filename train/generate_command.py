@@ -22,8 +22,7 @@ from models.prompt import PromptTemplate
 from models.replug_lm import ReplugLM, Retrieved
 from models.scorer_pool import LMSpec
 from train import wiring
-from train.commands import index_folder
-from train.run_dir import RunDirectory
+from train.run_dir import RunDirectory, index_folder
 
 SHOWN_CHARACTERS = 120
 

@@ -6,16 +6,22 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.methods import BM25, NONE, RANDOM, REPLUG, Method
+from configs.errors import UserError
+from configs.methods import BM25, NONE, RANDOM, REPLUG, WITHOUT_RETRIEVER, Method
 from configs.schema import Config, EvaluationConfig
 from data.files import replace_file
 from data.progress import say
 from data.store import Corpus
 from evals.language_modelling import Choice, random_choice
 from index_workers.bm25 import Bm25Index
+from index_workers.local_index import LocalIndex
 from index_workers.service import IndexService
+from index_workers.version_store import VersionStore
+from models.encoder import Encoder
+from models.hardware import available_cores
 from train import wiring
 from train.pipeline import IndexState
+from train.run_dir import index_folder
 
 
 def find_all(
@@ -41,9 +47,33 @@ def _find(config: EvaluationConfig, corpus: Corpus, queries: Sequence[str], sour
     if source == BM25:
         texts = [document.text for document in corpus.corpus.iterate()]
         return Choice(*Bm25Index(texts).search(queries, k))
-    return _find_dense(
-        config.run_config(), corpus, queries, k, _encoder_path(config, source), _root(config, source, out)
-    )
+    path = _retriever_path(config, source)
+    if _is_indexed(path):
+        return _find_in_index(corpus, queries, k, Path(path).expanduser())
+    return _find_dense(config.run_config(), corpus, queries, k, path, _root(config, source, out))
+
+
+def needs_building(config: EvaluationConfig, source: str) -> bool:
+    """Whether a source is a retriever that does not come with an index of its own."""
+    return source not in WITHOUT_RETRIEVER and not _is_indexed(_retriever_path(config, source))
+
+
+def _is_indexed(path: str) -> bool:
+    """Whether a retriever's path is a run directory or an index's folder, which hold its vectors as well."""
+    return bool(VersionStore(index_folder(Path(path).expanduser())).published())
+
+
+def _find_in_index(corpus: Corpus, queries: Sequence[str], k: int, directory: Path) -> Choice:
+    """By the newest version, with the encoder that made it: nothing is embedded but the queries."""
+    index = LocalIndex(index_folder(directory), available_cores())
+    if index.plan.corpus_sha256 != corpus.corpus_sha256:
+        raise UserError(
+            f"the index in {directory} holds {index.plan.num_documents} documents that are not the evaluation's "
+            f"{len(corpus.corpus)}; name the retriever's own folder instead (RUN_DIR/retriever, of a training run)"
+        )
+    say(f"{directory}: index version {index.plan.version}, by the weights of step {index.plan.step}")
+    encoder = Encoder(str(index.encoder_folder), index.plan.similarity, index.plan.max_tokens)
+    return Choice(*index.search(encoder.encode(list(queries)).numpy(), k))
 
 
 def _find_dense(
@@ -60,7 +90,7 @@ def _find_dense(
     return Choice(result.doc_rows, result.similarities)
 
 
-def _encoder_path(config: EvaluationConfig, source: str) -> str:
+def _retriever_path(config: EvaluationConfig, source: str) -> str:
     return config.retriever.path if source == REPLUG else config.retrievers[source]
 
 

@@ -232,6 +232,11 @@ class StageTimes:
         self._stage, self._began = stage, now
 
 
+def index_folder(directory: Path) -> Path:
+    """The index of a run directory, or the directory itself."""
+    return directory / "index" if (directory / "index").is_dir() else directory
+
+
 def _logged_step(line: str, torn: int) -> int:
     try:
         return json.loads(line)["step"]

@@ -77,6 +77,27 @@ def test_every_example_is_in_the_parquet_file_with_its_documents_and_weights(mea
     assert "bpb of lsr − none" in (measured / "table.md").read_text()
 
 
+def test_a_run_directory_as_a_retriever_brings_its_index(quiet_run, measured, tmp_path):
+    results, output = evaluate(
+        "lm", tmp_path / "out", *on_run(quiet_run), f"retrievers.lsr={quiet_run}", "methods=[lsr]", "k=5"
+    )
+    assert f"{quiet_run}: index version" in output and "embedding" not in output
+    built = json.loads((measured / "results.json").read_text())["lsr"]["bpb"]["value"]
+    assert results["lsr"]["bpb"]["value"] == pytest.approx(built, abs=1e-3)  # the run's vectors may be in bfloat16
+
+
+def test_an_index_of_other_documents_is_refused(quiet_run, tmp_path, corpus, questions):
+    with pytest.raises(AssertionError, match=r"documents that are not the evaluation's 30; name the retriever's own"):
+        evaluate(
+            "retrieval",
+            tmp_path / "out",
+            *common(corpus),
+            f"retrievers.lsr={quiet_run}",
+            "methods=[lsr]",
+            f"questions.path={questions}",
+        )
+
+
 def test_a_finished_evaluation_is_shown_again_and_another_is_refused(quiet_run, measured):
     before = (measured / "results.json").stat().st_mtime_ns
     same = [*on_run(quiet_run), "methods=[none,bm25,replug,lsr,lsr@1,lsr/concat]", "k=5"]
