@@ -3,7 +3,7 @@
     python -m benchmarks.shared_prefix
 
 Prompts of 16 demonstrations (2,000 tokens), a document of 100 tokens and a question, scored with the shared
-prefix and without, and one prompt alone. Then where sharing begins to pay, and whether documents that recur under many
+prefix and without, with the prefix kept from a call before, and one prompt alone. Then where sharing begins to pay, and whether documents that recur under many
 queries should be shared too. Equal log-probs are checked.
 """
 
@@ -40,11 +40,19 @@ def seconds(score: Callable[[], list[ContinuationScore]], rounds: int) -> tuple[
     return statistics.median(times), scores
 
 
+def score_first(lm: HuggingFaceLM, texts: Texts) -> list[ContinuationScore]:
+    """As the first call with these demonstrations is scored."""
+    lm._kept.clear()
+    return lm.score(*texts)
+
+
 def compare(lm: HuggingFaceLM, name: str, texts: Texts, rounds: int) -> tuple[float, float]:
     """Seconds without and with sharing."""
-    least, shared_prefix.MIN_SHARED_TOKENS = shared_prefix.MIN_SHARED_TOKENS, 1
-    shared, scores = seconds(lambda: lm.score(*texts), rounds)
-    shared_prefix.MIN_SHARED_TOKENS = least
+    limits = shared_prefix.MIN_SHARED_TOKENS, shared_prefix.SHARED_STEP
+    shared_prefix.MIN_SHARED_TOKENS, shared_prefix.SHARED_STEP = 1, 1
+    shared, scores = seconds(lambda: score_first(lm, texts), rounds)
+    kept, _ = seconds(lambda: lm.score(*texts), rounds)
+    shared_prefix.MIN_SHARED_TOKENS, shared_prefix.SHARED_STEP = limits
     lm._shares = False
     apart, expected = seconds(lambda: lm.score(*texts), rounds)
     lm._shares = True
@@ -52,7 +60,10 @@ def compare(lm: HuggingFaceLM, name: str, texts: Texts, rounds: int) -> tuple[fl
         [np.abs(a.token_logprobs - b.token_logprobs).mean() for a, b in zip(scores, expected, strict=True)]
     )
     assert difference < 0.1, f"log-probs differ by {difference:.3f} nats on average"
-    print(f"{name}: {apart:.2f} s apart, {shared:.2f} s shared, {apart / shared:.2f}x", flush=True)
+    print(
+        f"{name}: {apart:.2f} s apart, {shared:.2f} s shared, {apart / shared:.2f}x; {kept:.2f} s kept, {apart / kept:.2f}x",
+        flush=True,
+    )
     return apart, shared
 
 

@@ -104,16 +104,21 @@ def open_qa_prompt(
     document: str | None = None,
     demonstration_documents: Sequence[str | None] | None = None,
 ) -> str:
-    """What the LM continues until STOP: demonstrations with their first answer, document, question.
+    """What the LM continues until STOP: demonstrations, document, question. Raises what `open_qa_opening` does."""
+    return open_qa_opening(demonstrations, demonstration_documents) + _block(question, document)
+
+
+def open_qa_opening(demonstrations: Sequence[OpenQuestion], documents: Sequence[str | None] | None = None) -> str:
+    """What the prompts of all questions begin with: demonstrations with their first answer.
 
     Raises ValueError where there are documents for the demonstrations, but not one for each.
     """
-    documents = documents_or_none(demonstration_documents, len(demonstrations))
-    shots = [
-        f"{_block(shot, given)} {one_line(shot.answers[0])}"
+    documents = documents_or_none(documents, len(demonstrations))
+    shots = (
+        f"{_block(shot, given)} {one_line(shot.answers[0])}{BETWEEN_BLOCKS}"
         for shot, given in zip(demonstrations, documents, strict=True)
-    ]
-    return BETWEEN_BLOCKS.join([*shots, _block(question, document)])
+    )
+    return "".join(shots)
 
 
 def open_qa_outcome(question: OpenQuestion, generated: str) -> OpenQaOutcome:

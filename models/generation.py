@@ -14,7 +14,8 @@ class GenerationOptions:
     """How an answer is continued: greedily at temperature 0, else sampled, the same for the same seed.
 
     The answer ends before `stop`. `top_p` keeps the likeliest tokens that hold this share of the probability.
-    Raises ValueError for what cannot be meant.
+    `opening` changes no answer: it is what the prompts of many calls begin with, such as demonstrations, so that local
+    weights read it once for all of them. Raises ValueError for what cannot be meant.
     """
 
     max_new_tokens: int
@@ -22,6 +23,7 @@ class GenerationOptions:
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
+    opening: str = ""
 
     def __post_init__(self) -> None:
         _require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "1 or more")

@@ -35,7 +35,7 @@ from models.hardware import TOKENS_PER_PASS, TOKENS_PER_PASS_GPU
 from models.logprobs import continuation_positions, target_logprobs
 from models.pair_tokens import check_lengths, pair_token_ids
 from models.readings import Reading, readings_of
-from models.shared_prefix import SharedPrefix, reuses_prefixes, shared_tokens
+from models.shared_prefix import KeptPrefixes, SharedPrefix, reuses_prefixes, shared_tokens
 
 
 class HuggingFaceLM:
@@ -69,6 +69,7 @@ class HuggingFaceLM:
         self._head = _separable_head(self.model)
         self._body = torch.compile(self.model.base_model, dynamic=True) if compile else self.model.base_model
         self._shares = self._head is not None and reuses_prefixes(self.model)
+        self._kept = KeptPrefixes(self.model)
         self._too_large: float = float("inf")  # padded tokens of the smallest pass that memory did not hold
 
     def score(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[ContinuationScore]:
@@ -102,7 +103,8 @@ class HuggingFaceLM:
         check_lengths([(row, [0] * options.max_new_tokens) for row in rows], self.max_tokens)
         log_weights = torch.tensor(weights, dtype=torch.float64).log()
         with torch.inference_mode():
-            return continue_answer(self._grow(rows), log_weights, self._ends, self._decode, options)
+            growing = self._grow(rows, options.opening)
+            return continue_answer(growing, log_weights, self._ends, self._decode, options)
 
     @cached_property
     def _cache_use(self) -> CacheUse:
@@ -118,12 +120,13 @@ class HuggingFaceLM:
     def _decode(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
-    def _grow(self, rows: list[list[int]]) -> GrowingPrompts:
+    def _grow(self, rows: list[list[int]], opening: str) -> GrowingPrompts:
         """The prompts by the cheapest way that is right for this model."""
         is_even, use = len({len(row) for row in rows}) == 1, self._cache_use
         if not (use.unpadded if is_even else use.padded):
             return RecomputedPrompts(rows, self._last_logits)
-        shared = self._share(rows) if is_even or use.padded_after_prefix else None
+        begin = [pair_token_ids(self.tokenizer, opening, " ")[0]] if opening else []
+        shared = self._share([*rows, *begin]) if is_even or use.padded_after_prefix else None
         if shared is not None:
             rows = [row[shared.num_tokens :] for row in rows]
         return CachedPrompts(self.model, rows, self.tokens_per_batch, self.counts, shared)
@@ -132,8 +135,10 @@ class HuggingFaceLM:
         num_tokens = shared_tokens(prefixes)
         if not num_tokens:
             return None
-        self.counts.add(num_tokens, num_tokens)
-        return SharedPrefix(self.model, prefixes[0][:num_tokens])
+        ids = prefixes[0][:num_tokens]
+        if ids not in self._kept:
+            self.counts.add(num_tokens, num_tokens)
+        return self._kept[ids]
 
     def _score_readings(self, readings: list[Reading], shared: SharedPrefix | None) -> list[np.ndarray]:
         """Score in one pass, or in halves where memory does not hold it: log-probs of each row of each reading.
@@ -147,6 +152,8 @@ class HuggingFaceLM:
             try:
                 return self._one_pass(readings, longest, shared)
             except RuntimeError as error:
+                if _is_out_of_memory(error) and self._kept.clear():
+                    return self._score_readings(readings, shared)
                 _require_out_of_memory(error, len(readings), size)
             self._too_large = size
             say(f"the LM ran out of memory at {size} tokens in one pass; halving (lm.tokens_per_batch sets the size)")
@@ -197,14 +204,19 @@ class HuggingFaceLM:
 
 
 def _require_out_of_memory(error: RuntimeError, num_rows: int, size: int) -> None:
-    """Raise all but what fewer rows in a pass would mend. A CPU's allocator has no error class of its own."""
-    if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+    """Raise all but what fewer rows in a pass would mend."""
+    if not _is_out_of_memory(error):
         raise error
     if num_rows == 1:
         raise RunError(
             f"the LM ran out of memory on a single input of {size} tokens: take shorter texts, a smaller LM or dtype, "
             "or more memory"
         ) from error
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """A CPU's allocator has no error class of its own."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _separable_head(model: PreTrainedModel) -> nn.Module | None:

@@ -6,7 +6,7 @@ from evals.answers import has_answer
 from evals.evidence import Evidence
 from evals.examples import Example
 from evals.loop import Metric, Outcome, Outcomes
-from evals.open_qa import STOP, OpenQuestion, open_qa_outcome, open_qa_prompt
+from evals.open_qa import STOP, OpenQuestion, open_qa_opening, open_qa_outcome, open_qa_prompt
 from models.black_box_lm import AsyncLM
 from models.ensemble import document_weights
 from models.generation import GenerationOptions
@@ -34,7 +34,10 @@ class OpenQa:
     ) -> None:
         self._lm, self._questions = lm, questions
         self._demonstrations, self._documents = demonstrations, documents
-        self._options = GenerationOptions(max_new_tokens, STOP)
+        self._options = {
+            method: GenerationOptions(max_new_tokens, STOP, opening=open_qa_opening(demonstrations, given))
+            for method, given in documents.items()
+        }
         self.examples = [question.example for question in questions]
 
     def groups(self, example: Example) -> tuple[str, ...]:
@@ -44,7 +47,7 @@ class OpenQa:
         question = self._questions[row]
         futures = {
             name: self._lm.submit_ensemble(
-                self._prompts(name, question, one), document_weights(one.similarities).tolist(), self._options
+                self._prompts(name, question, one), document_weights(one.similarities).tolist(), self._options[name]
             )
             for name, one in evidence.items()
         }

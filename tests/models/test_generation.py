@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -303,6 +304,18 @@ def test_a_shared_prefix_is_computed_once_and_changes_nothing(
     apart = llama.generate_ensemble(FEW_SHOT, weights, GREEDY)
     assert llama.counts.tokens - before - spent >= 2 * 64
     assert_same(shared, apart)
+
+
+def test_an_opening_is_read_once_for_all_calls_and_changes_no_answer(llama: HuggingFaceLM) -> None:
+    options = replace(GREEDY, opening=DEMONSTRATIONS)
+    llama._kept.clear()
+    for prompt in FEW_SHOT[:2]:  # a prompt alone shares nothing with others of its call
+        before = llama.counts.tokens
+        alone = llama.generate_ensemble([prompt], [1.0], GREEDY)
+        plain = llama.counts.tokens - before
+        opened = llama.generate_ensemble([prompt], [1.0], options)
+        assert_same(alone, opened)
+    assert llama.counts.tokens - before - plain <= plain - 64
 
 
 def test_the_counts_are_those_of_the_passes(llama: HuggingFaceLM) -> None:

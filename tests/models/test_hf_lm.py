@@ -23,11 +23,12 @@ from transformers import (
 )
 
 from configs.errors import RunError
+from models import shared_prefix
 from models.hf_lm import HuggingFaceLM, lm_identity
 from models.packaged import resolve_lm_path
 from models.pair_tokens import pair_token_ids
 from models.readings import Reading, readings_of
-from models.shared_prefix import shared_tokens
+from models.shared_prefix import KeptPrefixes, shared_tokens
 
 VOCABULARY, MAX_TOKENS = 320, 128
 SEPARATOR = "\n\n"
@@ -295,6 +296,7 @@ def few_shot_pairs(lm: HuggingFaceLM) -> tuple[list[str], list[str]]:
 
 def test_a_prefix_that_all_share_is_computed_once_and_changes_no_score(lm: HuggingFaceLM) -> None:
     prefixes, continuations = few_shot_pairs(lm)
+    lm._kept.clear()
     before = lm.counts.tokens
     scores = lm.score(prefixes, continuations)
     spent = lm.counts.tokens - before
@@ -311,11 +313,53 @@ def test_a_shared_prefix_leaves_each_input_a_token_to_predict_from(lm: HuggingFa
 
 def test_shared_tokens_are_those_before_the_first_difference() -> None:
     long = list(range(100))
-    assert shared_tokens([[*long, 1, 2], [*long, 1, 3], [*long, 1]]) == 100
-    assert shared_tokens([long, long]) == 99
+    assert shared_tokens([[*long, 1, 2], [*long, 1, 3], [*long, 1]]) == 96  # the last multiple of 32
+    assert shared_tokens([long[:97], long[:97]]) == 96
+    assert shared_tokens([long[:96], long[:96]]) == 64  # each keeps a token to predict from
     assert shared_tokens([long]) == 0
     assert shared_tokens([[7, *long], [8, *long]]) == 0
     assert shared_tokens([long[:20], long[:20]]) == 0  # too few to be worth a pass
+
+
+def test_a_prefix_that_calls_share_is_computed_once_and_gives_the_same_bits(lm: HuggingFaceLM) -> None:
+    prefixes, continuations = few_shot_pairs(lm)
+    lm._kept.clear()
+    first = lm.score(prefixes, continuations)
+    before = lm.counts.tokens
+    again = lm.score(prefixes, continuations)
+    assert lm.counts.tokens - before < num_tokens(lm, DEMONSTRATIONS)
+    for one, other in zip(first, again, strict=True):
+        np.testing.assert_array_equal(one.token_logprobs, other.token_logprobs)
+
+
+def test_the_prefixes_used_last_are_kept(lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_prefix, "KEPT_TOKENS", 20)
+    kept = KeptPrefixes(lm.model)
+    a, b, c = ([number] * 8 for number in (1, 2, 3))
+    first = kept[a]
+    kept[b]
+    assert kept[a] is first
+    kept[c]
+    assert a in kept and c in kept and b not in kept
+    kept[[4] * 30]
+    assert [4] * 30 in kept and a not in kept
+    assert kept.clear() and not kept.clear()
+
+
+def test_kept_prefixes_give_way_before_a_pass_is_halved(lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefixes, continuations = few_shot_pairs(lm)
+    lm.score(prefixes, continuations)
+    tried, one_pass = [], lm._one_pass
+
+    def fits_without_kept(readings, longest, shared):
+        tried.append(len(readings))
+        if lm._kept._kept:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return one_pass(readings, longest, shared)
+
+    monkeypatch.setattr(lm, "_one_pass", fits_without_kept)
+    lm.score(prefixes, continuations)
+    assert tried == [len(prefixes)] * 2
 
 
 def test_passes_that_memory_does_not_hold_are_halved_and_their_size_is_remembered(
