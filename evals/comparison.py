@@ -13,7 +13,7 @@ import numpy as np
 
 from configs.schema import PaperConfig
 from evals.examples import Example
-from evals.intervals import Interval, Ratio, difference_interval, interval_of
+from evals.intervals import Interval, Ratio, difference_interval, interval_of, verdict
 from evals.loop import Metric, Task
 
 Entry = dict[str, Any]
@@ -121,10 +121,8 @@ def _difference_lines(results: Results) -> list[str]:
             metric, separator, other = name.partition(" - ")
             if separator:
                 low, high = entry["interval"]
-                verdict = "lower" if high < 0 else "higher" if low > 0 else "no difference shown"
-                lines.append(
-                    f"- {metric} of {method} − {other}: {entry['value']:+.4f} ({low:+.4f} to {high:+.4f}: {verdict})"
-                )
+                interval = f"{low:+.4f} to {high:+.4f}: {verdict(low, high)}"
+                lines.append(f"- {metric} of {method} − {other}: {entry['value']:+.4f} ({interval})")
     return lines
 
 

@@ -4,7 +4,7 @@ value = transform(sum of numerators / sum of denominators), so that long texts w
 
     bits per byte     Ratio(bits, num_bytes)
     perplexity        Ratio(bits, num_tokens, np.exp2)
-    accuracy, F1      mean_of(values)
+    accuracy, F1      Ratio(values, np.ones(N))
 
 An interval of a difference draws the same examples for both methods, which must have been measured on the same ones.
 """
@@ -49,9 +49,9 @@ class Interval:
     high: float
 
 
-def mean_of(values: np.ndarray) -> Ratio:
-    """The plain mean of values [N]."""
-    return Ratio(np.asarray(values, dtype=np.float64), np.ones(len(values)))
+def verdict(low: float, high: float) -> str:
+    """What the interval of a difference allows one to say."""
+    return "lower" if high < 0 else "higher" if low > 0 else "no difference shown"
 
 
 def value_of(ratio: Ratio) -> float:

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from data.records import Window
 from data.store import CorpusStore
+from evals.intervals import verdict
 from evals.language_modelling import Choice, num_bytes
 from evals.metrics import bits_per_byte, paired_bootstrap_interval, recall_at_k
 
@@ -77,10 +78,8 @@ def interval_lines(results: dict) -> list[str]:
     for name, (low, high) in results["intervals"].items():
         a, b = DIFFERENCES[name]
         difference = results["bpb"]["all"][a] - results["bpb"]["all"][b]
-        verdict = "lower" if high < 0 else "higher" if low > 0 else "no difference shown"
-        lines.append(
-            f"{METHODS[a]} − {METHODS[b]}: {difference:+.4f} (95% interval {low:+.4f} to {high:+.4f}: {verdict})"
-        )
+        interval = f"95% interval {low:+.4f} to {high:+.4f}: {verdict(low, high)}"
+        lines.append(f"{METHODS[a]} − {METHODS[b]}: {difference:+.4f} ({interval})")
     return lines
 
 

@@ -4,8 +4,12 @@ import numpy as np
 import pytest
 
 from evals import intervals
-from evals.intervals import Interval, Ratio, difference_interval, interval_of, mean_of, value_of
+from evals.intervals import Interval, Ratio, difference_interval, interval_of, value_of
 from evals.metrics import bits_of, bits_per_byte
+
+
+def mean_of(values: np.ndarray) -> Ratio:
+    return Ratio(values, np.ones(len(values)))
 
 
 def test_perplexity_of_a_uniform_distribution_is_its_size() -> None:
