@@ -15,12 +15,13 @@ class Evidence:
     """Texts [K] that are put before the prompt one at a time, and the similarities [K] that weigh them.
 
     A single text None is the LM without documents. `doc_rows` are all documents used: more than texts where they
-    are concatenated into one.
+    are concatenated into one, the nearest last, so that too long a text is to be cut at its beginning.
     """
 
     texts: tuple[str | None, ...]
     similarities: np.ndarray
     doc_rows: tuple[int, ...] = ()
+    is_concatenated: bool = False
 
 
 NOTHING = Evidence((None,), np.zeros(1))
@@ -73,11 +74,11 @@ class EvidenceBook:
         rows = found.doc_rows[row, : method.k]
         texts, doc_rows = self._corpus.texts(rows), tuple(int(doc) for doc in rows)
         if method.is_concatenated:
-            return Evidence(("\n".join(reversed(texts)),), np.zeros(1), doc_rows)
+            return Evidence(("\n".join(reversed(texts)),), np.zeros(1), doc_rows, is_concatenated=True)
         similarities = found.similarities[row, : method.k] if method.is_weighted else np.zeros(len(texts))
         return Evidence(tuple(texts), similarities, doc_rows)
 
 
-def texts_of(evidence: Mapping[str, Evidence]) -> list[str | None]:
-    """Every text of all methods once, in order of appearance."""
-    return list(dict.fromkeys(text for one in evidence.values() for text in one.texts))
+def texts_of(evidence: Mapping[str, Evidence]) -> dict[str | None, bool]:
+    """Every text of all methods once, in order of appearance, and whether it is concatenated."""
+    return {text: one.is_concatenated for one in evidence.values() for text in one.texts}

@@ -1,10 +1,12 @@
 """How a document and a text are joined for the LM, and what is cut where they are too long together.
 
 The document comes first (REPLUG, section 3.2). What does not fit is cut from the document's end, then from the
-context's beginning, and never from the continuation: cut continuations would not be comparable.
+context's beginning, and never from the continuation: cut continuations would not be comparable. Documents that were
+concatenated with the nearest last are cut from their beginning.
 """
 
 import threading
+from collections.abc import Callable
 
 from transformers import PreTrainedTokenizerBase
 
@@ -27,10 +29,10 @@ class PromptTemplate:
         self._lock = threading.Lock()  # a tokenizer refuses to be used by two threads at once
         self.num_truncated = 0
 
-    def prefix(self, document: str | None, context: str, continuation: str) -> str:
+    def prefix(self, document: str | None, context: str, continuation: str, keep_end: bool = False) -> str:
         """The document, the separator and the context; the context alone where there is no document.
 
-        Raises UnscorableText where the continuation alone fills the LM.
+        `keep_end` cuts the document's beginning first. Raises UnscorableText where the continuation alone fills the LM.
         """
         whole = self._join(document, context)
         # A token is at least one byte, so most inputs need not be tokenized to see that they fit.
@@ -41,7 +43,32 @@ class PromptTemplate:
             if excess <= 0:
                 return whole
             self.num_truncated += 1
-            return self._truncate(document, context, continuation, excess)
+            return self._truncate(document, context, continuation, excess, keep_end)
+
+    def fit(
+        self, document: str | None, build: Callable[[str | None], str], num_after: int, keep_end: bool = False
+    ) -> str:
+        """What `build` makes of the document, which is cut where the prompt and `num_after` tokens would not fit.
+
+        Raises UnscorableText where they do not fit without a document either.
+        """
+        whole = build(document)
+        if self._max_tokens is None or len(whole.encode()) + 2 + num_after <= self._max_tokens:
+            return whole
+        with self._lock:
+            excess = self._excess_of(whole, num_after)
+            self.num_truncated += excess > 0
+            while excess > 0 and document:
+                document = self._cut(document, excess, keep_end) or None
+                whole = build(document)
+                excess = self._excess_of(whole, num_after)
+        if excess > 0:
+            raise UnscorableText(
+                f"a prompt is {excess} tokens too long without any document: the LM holds {self._max_tokens}, "
+                f"{num_after} of them for the answer; expected fewer demonstrations (questions.shots), or "
+                "demonstrations without documents (questions.documents_in_shots=false)"
+            )
+        return whole
 
     def _join(self, document: str | None, context: str) -> str:
         return context if document is None else join_document(document, self._separator, context)
@@ -57,16 +84,23 @@ class PromptTemplate:
             )
         return len(before) + len(after) - self._max_tokens
 
-    def _truncate(self, document: str | None, context: str, continuation: str, excess: int) -> str:
+    def _excess_of(self, prompt: str, num_after: int) -> int:
+        assert self._tokenizer is not None and self._max_tokens is not None
+        return len(pair_token_ids(self._tokenizer, prompt, " ")[0]) + num_after - self._max_tokens
+
+    def _truncate(self, document: str | None, context: str, continuation: str, excess: int, keep_end: bool) -> str:
         """Cut until it fits: what is cut may be joined by other tokens than before."""
         while excess > 0:
             if document:
-                document = self._cut_end(document, excess) or None  # the separator goes with its last token
+                document = self._cut(document, excess, keep_end) or None  # the separator goes with its last token
             else:
                 document = None
                 context = self._cut_beginning(context, excess)
             excess = self._excess(self._join(document, context), continuation)
         return self._join(document, context)
+
+    def _cut(self, document: str, num_tokens: int, keep_end: bool) -> str:
+        return self._cut_beginning(document, num_tokens) if keep_end else self._cut_end(document, num_tokens)
 
     def _cut_end(self, text: str, num_tokens: int) -> str:
         spans = self._spans(text)

@@ -107,7 +107,7 @@ def mmlu_subject(config: EvaluationConfig, corpus: Corpus | None) -> Subject:
 
     def make_task(asked: Asked | None, book: EvidenceBook) -> Mmlu:
         assert asked is not None
-        return Mmlu(asked.lm, questions, mmlu)
+        return Mmlu(asked.lm, asked.template, questions, mmlu)
 
     return Subject([question.example.query for question in questions], make_task)
 
@@ -133,7 +133,7 @@ def open_qa_subject(config: EvaluationConfig, corpus: Corpus | None) -> Subject:
             method.name: [book.nearest(method, place) for place in places] if keys.documents_in_shots else None
             for method in book.methods
         }
-        return OpenQa(asked.lm, questions, demonstrations, documents, keys.max_new_tokens)
+        return OpenQa(asked.lm, asked.template, questions, demonstrations, documents, keys.max_new_tokens)
 
     return Subject([question.example.query for question in [*questions, *demonstrations]], make_task)
 

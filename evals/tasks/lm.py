@@ -39,7 +39,10 @@ class LanguageModelling:
 
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
         window, texts = self._windows[row], texts_of(evidence)
-        prefixes = [self._template.prefix(text, window.context, window.continuation) for text in texts]
+        prefixes = [
+            self._template.prefix(text, window.context, window.continuation, keep_end)
+            for text, keep_end in texts.items()
+        ]
         future = self._lm.submit(prefixes, [window.continuation] * len(prefixes))
 
         def finish() -> Outcomes:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from evals.loop import Metric, Outcome, Outcomes
 from evals.mmlu import CONTINUATIONS, LETTERS, MmluQuestion, MmluSet, mmlu_outcome, mmlu_prompt
 from evals.mmlu_subjects import CATEGORY_OF
 from models.black_box_lm import AsyncLM
+from models.prompt import PromptTemplate
+
+ROOM = 4  # tokens kept free for a letter: one in all vocabularies known to us
 
 
 class Mmlu:
@@ -23,8 +27,9 @@ class Mmlu:
         "right_probability": Metric("right_probability"),
     }
 
-    def __init__(self, lm: AsyncLM, questions: Sequence[MmluQuestion], mmlu: MmluSet) -> None:
-        self._lm, self._questions, self._demonstrations = lm, questions, mmlu.demonstrations
+    def __init__(self, lm: AsyncLM, template: PromptTemplate, questions: Sequence[MmluQuestion], mmlu: MmluSet) -> None:
+        self._lm, self._template, self._questions = lm, template, questions
+        self._demonstrations = mmlu.demonstrations
         self._sizes = Counter(question.example.group for question in questions)
         self.examples = [question.example for question in questions]
 
@@ -33,8 +38,9 @@ class Mmlu:
 
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
         question, texts = self._questions[row], texts_of(evidence)
-        shots = self._demonstrations[question.example.group]
-        prompts = [mmlu_prompt(question, shots, text) for text in texts for _ in LETTERS]
+        build = partial(mmlu_prompt, question, self._demonstrations[question.example.group])
+        fitted = [self._template.fit(text, build, ROOM, keep_end) for text, keep_end in texts.items()]
+        prompts = [prompt for prompt in fitted for _ in LETTERS]
         future = self._lm.submit(prompts, list(CONTINUATIONS) * len(texts))
 
         def finish() -> Outcomes:

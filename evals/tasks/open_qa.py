@@ -10,6 +10,7 @@ from evals.open_qa import STOP, OpenQuestion, open_qa_opening, open_qa_outcome, 
 from models.black_box_lm import AsyncLM
 from models.ensemble import document_weights
 from models.generation import GenerationOptions
+from models.prompt import PromptTemplate
 
 # By method, the documents that its demonstrations have; None for demonstrations without.
 DemonstrationDocuments = Mapping[str, Sequence[str | None] | None]
@@ -27,13 +28,15 @@ class OpenQa:
     def __init__(
         self,
         lm: AsyncLM,
+        template: PromptTemplate,
         questions: Sequence[OpenQuestion],
         demonstrations: Sequence[OpenQuestion],
         documents: DemonstrationDocuments,
         max_new_tokens: int,
     ) -> None:
-        self._lm, self._questions = lm, questions
+        self._lm, self._template, self._questions = lm, template, questions
         self._demonstrations, self._documents = demonstrations, documents
+        self._max_new_tokens = max_new_tokens
         self._options = {
             method: GenerationOptions(max_new_tokens, STOP, opening=open_qa_opening(demonstrations, given))
             for method, given in documents.items()
@@ -54,8 +57,12 @@ class OpenQa:
         return lambda: {name: _outcome(question, evidence[name], f.result().text) for name, f in futures.items()}
 
     def _prompts(self, method: str, question: OpenQuestion, evidence: Evidence) -> list[str]:
-        shots = self._documents[method]
-        return [open_qa_prompt(question, self._demonstrations, text, shots) for text in evidence.texts]
+        def build(document: str | None) -> str:
+            return open_qa_prompt(question, self._demonstrations, document, self._documents[method])
+
+        return [
+            self._template.fit(text, build, self._max_new_tokens, evidence.is_concatenated) for text in evidence.texts
+        ]
 
 
 def _outcome(question: OpenQuestion, evidence: Evidence, text: str) -> Outcome:

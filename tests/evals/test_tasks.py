@@ -91,7 +91,7 @@ def test_averages_over_questions_and_over_subjects_have_their_own_names():
     rights = {"anatomy": [1, 1, 1, 0], "virology": [0], "sociology": [1, 0], "astronomy": [1]}
     questions = [question(s, i, 0 if right else 1) for s, of in rights.items() for i, right in enumerate(of)]
     lm = KnownLM(lambda prefix, letter: [math.log(0.7 if letter == " A" else 0.1)])
-    task = Mmlu(lm, questions, MmluSet(tuple(questions), dict.fromkeys(rights, ())))
+    task = Mmlu(lm, PromptTemplate("\n"), questions, MmluSet(tuple(questions), dict.fromkeys(rights, ())))
     of = compare(task, outcome_rows(task, {"none": NOTHING}), PaperConfig(), 100, 0)["none"]
     values = {name: entry["value"] for name, entry in of.items()}
     assert values["accuracy"] == pytest.approx(5 / 8)
@@ -103,7 +103,7 @@ def test_averages_over_questions_and_over_subjects_have_their_own_names():
 
 def test_letters_are_asked_in_the_order_of_documents():
     lm = KnownLM(lambda prefix, letter: [math.log(0.9 if ("blue" in prefix) == (letter == " C") else 0.01)])
-    task = Mmlu(lm, [question("anatomy", 0, 2)], MmluSet((), {"anatomy": ()}))
+    task = Mmlu(lm, PromptTemplate("\n"), [question("anatomy", 0, 2)], MmluSet((), {"anatomy": ()}))
     outcomes = task.submit(0, {"none": NOTHING, "replug": Evidence(("it is blue",), np.zeros(1))})()
     assert outcomes["replug"].numbers["correct"] == 1 and outcomes["replug"].detail == {"answer": "C", "right": "C"}
     assert outcomes["none"].numbers["correct"] == 0
@@ -113,7 +113,7 @@ def test_an_open_question_is_asked_with_its_methods_documents_and_demonstrations
     shots = [OpenQuestion(Example("s", "who?", "all"), ("me",))]
     asked = OpenQuestion(Example("q", "what colour?", "all"), ("Blue",))
     lm = KnownLM(lambda prompt, _: " blue." if "blue" in prompt else " no idea")
-    task = OpenQa(lm, [asked], shots, {"none": None, "replug": ["of me"]}, 8)
+    task = OpenQa(lm, PromptTemplate("\n"), [asked], shots, {"none": None, "replug": ["of me"]}, 8)
     evidence = {"none": NOTHING, "replug": Evidence(("red", "it is blue"), np.array([0.0, 1.0]))}
     outcomes = task.submit(0, evidence)()
     assert lm.prompts == [

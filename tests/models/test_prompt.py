@@ -63,3 +63,30 @@ def test_the_continuation_is_never_cut(tokenizer):
     with pytest.raises(ValueError, match="a continuation has 5 tokens, but the LM holds 5 with at least one before it"):
         template.prefix(words("d", 10), words("c", 5), " " + words("y", 5))
     assert template.prefix(words("d", 10), words("c", 5), " " + words("y", 4)) == " c4"
+
+
+def test_concatenated_documents_lose_their_beginning_which_is_farthest(tokenizer):
+    template = PromptTemplate("\n", tokenizer, max_tokens=15)
+    prefix = template.prefix(words("d", 10), words("c", 5), " " + words("y", 5), keep_end=True)
+    assert prefix.split("\n")[0].split() == words("d", 10).split()[5:]
+
+
+def ask(document: str | None) -> str:
+    return f"shots shots\n{document}\nquestion ?" if document else "shots shots\nquestion ?"
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "keep_end", "left"), [(16, False, "d0 d1 d2"), (16, True, "d2 d3 d4"), (20, False, "d0 d1 d2 d3 d4")]
+)
+def test_a_prompt_of_any_form_is_cut_in_its_document(tokenizer, max_tokens, keep_end, left):
+    template = PromptTemplate("\n", tokenizer, max_tokens)
+    assert template.fit(words("d", 5), ask, 9, keep_end).split() == ask(left).split()
+    assert template.num_truncated == (max_tokens == 16)
+
+
+def test_a_prompt_goes_without_its_document_and_no_further(tokenizer):
+    assert PromptTemplate("\n", tokenizer, max_tokens=13).fit(words("d", 5), ask, 9) == ask(None)
+    for document in (words("d", 5), None):
+        with pytest.raises(ValueError, match=r"1 tokens too long without any document: the LM holds 12, 9 of them for"):
+            PromptTemplate("\n", tokenizer, max_tokens=12).fit(document, ask, 9)
+    assert PromptTemplate("\n").fit(words("d", 5), ask, 9) == ask(words("d", 5))
