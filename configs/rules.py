@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from configs.errors import UserError
@@ -95,6 +96,7 @@ SHARES = [
 ]
 
 
+LM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 RECALL_DEPTH = 20  # documents that recall is measured by
 
 AnyConfig = Config | ScoreConfig | EvaluationConfig
@@ -147,17 +149,28 @@ def _evaluation_problems(config: EvaluationConfig) -> Iterator[str]:
     yield from _out_of_range(config)
     methods, kind = evaluation_methods(config), config.evaluation
     if kind is not Evaluation.retrieval:
-        yield from _lm_problems(config.lm)
+        yield from _lms_problems(config) if config.lms else _lm_problems(config.lm)
     elif wrong := [method.name for method in methods if method.k == 0 or method.is_concatenated]:
         yield f"methods: {wrong[0]} ranks no documents; evaluation=retrieval expects retrievers"
     elif shallow := [method.name for method in methods if method.k < RECALL_DEPTH]:
         yield f"k: {shallow[0]} ranks too few documents; evaluation=retrieval expects k={RECALL_DEPTH} or more"
+    if kind is Evaluation.retrieval and config.lms:
+        yield "lms is set, but evaluation=retrieval asks no LM; expected none"
     if kind is Evaluation.tokens and len(methods) != 2:
         yield f"methods has {len(methods)} entries; evaluation=tokens compares two, such as [none, replug]"
     if kind in (Evaluation.mmlu, Evaluation.open_qa, Evaluation.retrieval) and not config.questions.path:
         yield f"questions.path is missing; evaluation={kind.value} expects the questions"
     yield from _evaluation_data_problems(config, any(method.k for method in methods))
     yield from _index_problems(config)
+
+
+def _lms_problems(config: EvaluationConfig) -> Iterator[str]:
+    if config.lm.path or config.lm.url:
+        yield "lm.path or lm.url and lms are set; expected lm for one LM, or lms for several"
+    for name, path in config.lms.items():
+        if not LM_NAME.fullmatch(name):
+            yield f"lms: {name!r} cannot name a folder; expected letters, digits, dots, dashes and underscores"
+        yield from _lm_problems(replace(config.lm, path=path))
 
 
 def _evaluation_data_problems(config: EvaluationConfig, retrieves: bool) -> Iterator[str]:

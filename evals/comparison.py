@@ -101,16 +101,17 @@ def markdown_table(results: Results, title: str, paper_table: str | None = None)
     has_paper = any("paper" in of[main] for of in results.values())
     n = next(iter(results.values()))[main]["n"]
     head = ["method", main, "95% interval", *metrics[1:], *([f"paper, {paper_table}"] if has_paper else [])]
-    lines = [f"{title}, n = {n}", "", _line(head), _line(["---"] * len(head))]
+    lines = [f"{title}, n = {n}", "", markdown_line(head), markdown_line(["---"] * len(head))]
     for method, of in results.items():
         low, high = of[main]["interval"]
         paper = [f"{of[main]['paper']:g}" if "paper" in of[main] else ""] if has_paper else []
         others = [f"{of[name]['value']:.4g}" for name in metrics[1:]]
-        lines.append(_line([method, f"{of[main]['value']:.4f}", f"{low:.4f} to {high:.4f}", *others, *paper]))
+        lines.append(markdown_line([method, f"{of[main]['value']:.4f}", f"{low:.4f} to {high:.4f}", *others, *paper]))
     return "\n".join([*lines, "", *_difference_lines(results), *_group_lines(results, main)]) + "\n"
 
 
-def _line(cells: Sequence[str]) -> str:
+def markdown_line(cells: Sequence[str]) -> str:
+    """A row of a table."""
     return f"| {' | '.join(cells)} |"
 
 
@@ -136,4 +137,4 @@ def _group_lines(results: Results, main: str) -> list[str]:
         + [f"{of[name]['value']:.4f}" for of in results.values()]
         for name in groups
     ]
-    return ["", _line(head), _line(["---"] * len(head)), *(_line(row) for row in rows)]
+    return ["", markdown_line(head), markdown_line(["---"] * len(head)), *map(markdown_line, rows)]

@@ -106,8 +106,9 @@ def evaluate(config: ConfigFile, overrides: Overrides = None) -> None:
         check_evaluation_paths(evaluation)
         configure_ray_environment(evaluation)
         from train.evaluation import evaluate as run_evaluation
+        from train.lm_sweep import evaluate_lms
 
-        run_evaluation(evaluation)
+        (evaluate_lms if evaluation.lms else run_evaluation)(evaluation)
         return
     loaded = load_for_run(config, overrides)
     from train.commands import run_evaluate

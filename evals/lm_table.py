@@ -1,0 +1,26 @@
+"""Several LMs' results of one evaluation as a table: LMs down, methods across, and what each method changes."""
+
+from collections.abc import Iterator, Mapping
+
+from evals.comparison import Results, markdown_line
+from evals.intervals import verdict
+
+
+def lm_table(results: Mapping[str, Results], title: str, metric: str) -> str:
+    """The metric over all examples, and each method's difference from the first one with its interval."""
+    methods = list(next(iter(results.values())))
+    n = next(iter(results.values()))[methods[0]][metric]["n"]
+    rows = [[lm, *(f"{of[method][metric]['value']:.4f}" for method in methods)] for lm, of in results.items()]
+    head = ["LM", *methods]
+    lines = [f"{title}: {metric}, n = {n}", "", *map(markdown_line, (head, ["---"] * len(head), *rows)), ""]
+    return "\n".join([*lines, *_differences(results, metric)]) + "\n"
+
+
+def _differences(results: Mapping[str, Results], metric: str) -> Iterator[str]:
+    for lm, of in results.items():
+        first, *others = of
+        for method in others:
+            entry = of[method][f"{metric} - {first}"]
+            low, high = entry["interval"]
+            interval = f"{low:+.4f} to {high:+.4f}: {verdict(low, high)}"
+            yield f"- {lm}: {metric} of {method} − {first}: {entry['value']:+.4f} ({interval})"

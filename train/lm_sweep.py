@@ -1,0 +1,71 @@
+"""`replug evaluate` over several LMs (`lms`): each in a folder of its own, and a table and a figure of all.
+
+All are asked the same texts with the same documents: those after the first take its prepared set and its indexes. Only
+`texts.path` is cut by each LM's own tokens.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from configs.methods import REPLUG
+from configs.schema import EvaluationConfig
+from data.files import replace_file, write_json
+from data.progress import say
+from evals.comparison import main_metric
+from evals.figures import draw_lms, to_svg
+from evals.lm_table import lm_table
+from models.packaged import resolve_lm_path
+from models.scorer_pool import LMSpec
+from train.evaluation import evaluate
+from train.evaluation_folder import EvaluationFolder
+
+
+def evaluate_lms(config: EvaluationConfig) -> dict:
+    """Run or resume an evaluation for every LM; returns LM -> what its `results.json` holds."""
+    for path in config.lms.values():  # the last one's is not to be found missing after hours
+        if not LMSpec(path).is_stand_in:
+            resolve_lm_path(path)
+    folder = EvaluationFolder(Path(config.out).expanduser())
+    folder.claim(config, None)
+    results = {}
+    for name, one in configs_by_lm(config):
+        say(f"LM {name}: {one.lm.path}")
+        results[name] = evaluate(one)
+    _write(folder, config, results)
+    return results
+
+
+def configs_by_lm(config: EvaluationConfig) -> Iterator[tuple[str, EvaluationConfig]]:
+    """The evaluation of each LM by name, each to be run before the next is asked for: it takes what the first made."""
+    out = Path(config.out).expanduser()
+    first = EvaluationFolder(out / next(iter(config.lms)))
+    for name, path in config.lms.items():
+        one = replace(config, lms={}, lm=replace(config.lm, path=path), out=str(out / name))
+        yield name, one if Path(one.out) == first.path else _with_parts_of(first, one)
+
+
+def _with_parts_of(first: EvaluationFolder, one: EvaluationConfig) -> EvaluationConfig:
+    indexes = first.found / "index"
+    used = {method.partition("@")[0].partition("/")[0] for method in one.methods}
+    if one.data.source:
+        one = replace(one, data=replace(one.data, source=None, prepared=str(first.data)))
+    if REPLUG in used and not one.index.out:
+        one = replace(one, index=replace(one.index, out=str(indexes / REPLUG)))
+    built = {name: str(indexes / name) for name in one.retrievers if (indexes / name).is_dir()}
+    return replace(one, retrievers={**one.retrievers, **built})
+
+
+def _write(folder: EvaluationFolder, config: EvaluationConfig, results: dict) -> None:
+    """results.json last: it says that all are finished."""
+    metric = main_metric(next(iter(results.values())))
+    replace_file(folder.table, lm_table(results, config.evaluation.value, metric).encode())
+    replace_file(folder.figure, to_svg(partial(draw_lms, results=results, metric=metric), width=8, height=4).encode())
+    write_json(folder.results, results)
+    Console(width=120).print(Markdown(folder.table.read_text()))
+    for path in (folder.results, folder.figure):
+        print(f"{path.stem}: {path}")
