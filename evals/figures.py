@@ -118,8 +118,7 @@ def draw_index_age(axes: Axes, metrics: Sequence[dict]) -> None:
 
 def draw_heldout(axes: Axes, metrics: Sequence[dict]) -> None:
     """Bits per byte of held-out texts with the documents of the version that serves; a value for each refresh."""
-    if any("heldout/bpb" in row for row in metrics):
-        axes.step(*_series(metrics, "heldout/bpb"), where="post", color=COLOURS["lsr"])
+    axes.step(*_series(metrics, "heldout/bpb"), where="post", color=COLOURS["lsr"])
     axes.set_title("bits per byte of held-out text, measured at each refresh", fontsize=10)
     axes.set_xlabel("step")
 

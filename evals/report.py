@@ -118,11 +118,12 @@ def _recall_row(name: str, values: dict[str, float]) -> str:
 def _curves_section(metrics: Sequence[dict]) -> str:
     if not metrics:
         return ""
+    measures_heldout = any("heldout/bpb" in row for row in metrics)  # not with evaluate.refresh_windows=0
     draws = (
         figures.draw_loss,
         figures.draw_entropies,
         figures.draw_rank_correlation,
-        figures.draw_heldout,
+        *([figures.draw_heldout] if measures_heldout else []),
         figures.draw_index_age,
         figures.draw_refreshes,
         figures.draw_times,

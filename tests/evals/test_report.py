@@ -33,6 +33,7 @@ METRICS = [
         "time/step_seconds": 2.0,
         "time/wait_scores_seconds": 0.5,
         "index/swapped": float(step % 4 == 0),
+        **({"heldout/bpb": 1.0} if step % 4 == 0 else {}),
         "index/swap_ms": 3.0 if step % 4 == 0 else 0.0,
     }
     for step in range(1, 10)
@@ -67,6 +68,12 @@ def test_the_page_loads_nothing_from_elsewhere(page: str) -> None:
 
 def test_the_pictures_are_in_the_page(page: str) -> None:
     assert page.count("<svg") == page.count("</svg>") == 10
+
+
+def test_what_was_not_measured_is_not_drawn(tmp_path: Path) -> None:
+    without = [{key: value for key, value in row.items() if key != "heldout/bpb"} for row in METRICS]
+    page = write(tmp_path, RESULTS, without, EXAMPLES)
+    assert page.count("<svg") == 9 and "measured at each refresh" not in page
 
 
 def test_texts_are_escaped_and_not_run(page: str) -> None:
