@@ -3,6 +3,7 @@
 A token's gain is log2 p with documents minus log2 p without, in bits: above 0 the documents helped. Pure.
 """
 
+import itertools
 import math
 import re
 from collections import Counter
@@ -12,11 +13,14 @@ from html import escape
 
 import numpy as np
 
+from evals.comparison import markdown_line
+from evals.intervals import Interval, Ratio, interval_of
 from evals.report import CSS
 
 HELPED, HURT = "46,125,50", "198,40,40"  # green and red
 FULL_COLOUR_BITS = 4.0
 NO_WORD = "no word"
+RARITY_TITLES = ("times in the corpus", "tokens", "mean gain, bits", "95% interval")
 _WORD = re.compile(r"\w+")
 
 TOKEN_CSS = """
@@ -51,11 +55,11 @@ class TokenGain:
 
 @dataclass(frozen=True, slots=True)
 class RarityBin:
-    """Tokens whose words the corpus has about as often, and their mean gain."""
+    """Tokens whose words the corpus has about as often, and their mean gain in bits with its interval."""
 
     count_range: str
     num_tokens: int
-    mean_gain_bits: float
+    gain: Interval
 
 
 def count_words(texts: Iterable[str]) -> Counter[str]:
@@ -107,30 +111,60 @@ def most_changed(gains: Iterable[TokenGain], num: int) -> tuple[list[TokenGain],
     return helped[:num], [gain for gain in ordered if gain.gain_bits < 0][:num]
 
 
-def rarity_bins(gains: Iterable[TokenGain]) -> list[RarityBin]:
-    """Mean gain by how often the corpus has the word: 0, 1-9, 10-99, ..., and tokens without a word last."""
-    members: dict[float, list[float]] = {}
-    for gain in gains:
-        digits = math.inf if gain.count is None else len(str(gain.count)) if gain.count else 0
-        members.setdefault(digits, []).append(gain.gain_bits)
-    return [RarityBin(_count_range(digits), len(m), math.fsum(m) / len(m)) for digits, m in sorted(members.items())]
+def rarity_bins(by_text: Iterable[Sequence[TokenGain]], num_resamples: int = 10_000, seed: int = 0) -> list[RarityBin]:
+    """Mean gain by how often the corpus has the word: 0, 1-9, 10-99, ..., and tokens without a word last.
+
+    Intervals are of a bootstrap over the texts that hold such tokens: the tokens of a text are not independent.
+    """
+    members: dict[float, list[list[float]]] = {}
+    for gains in by_text:
+        for digits, some in itertools.groupby(sorted(gains, key=_digits), key=_digits):
+            members.setdefault(digits, []).append([gain.gain_bits for gain in some])
+    return [
+        RarityBin(_count_range(digits), sum(map(len, texts)), interval_of(_mean_of(texts), num_resamples, seed))
+        for digits, texts in sorted(members.items())
+    ]
 
 
-def token_gain_page(texts: Sequence[ScoredText], counts: Mapping[str, int], num_rows: int = 20) -> str:
+def gains_by_rarity(bins: Iterable[RarityBin]) -> dict[str, dict]:
+    """As entries of `results.json`: `gain_bits/1-9` -> value, n (tokens), interval."""
+    return {
+        f"gain_bits/{b.count_range}": {"value": b.gain.value, "n": b.num_tokens, "interval": [b.gain.low, b.gain.high]}
+        for b in bins
+    }
+
+
+def rarity_lines(bins: Iterable[RarityBin]) -> str:
+    """As a table in Markdown."""
+    rows = [
+        [b.count_range, f"{b.num_tokens:,}", f"{b.gain.value:+.3f}", f"{b.gain.low:+.3f} to {b.gain.high:+.3f}"]
+        for b in bins
+    ]
+    return "\n" + "".join(f"{markdown_line(cells)}\n" for cells in (RARITY_TITLES, ["---"] * 4, *rows))
+
+
+def token_gain_page(by_text: Sequence[Sequence[TokenGain]], bins: Sequence[RarityBin], num_rows: int = 20) -> str:
     """One self-contained page: gain by rarity, the tokens that changed most, and every text with coloured tokens."""
-    by_text = [token_gains(text, counts) for text in texts]
-    everything = [gain for gains in by_text for gain in gains]
-    helped, hurt = most_changed(everything, num_rows)
+    helped, hurt = most_changed((gain for gains in by_text for gain in gains), num_rows)
     title = "What documents do for each token"
     sections = [
-        f"<h2>By rarity of the word</h2>{_rarity_table(rarity_bins(everything))}",
+        f"<h2>By rarity of the word</h2>{_rarity_table(bins)}",
         f"<h2>Helped most</h2>{_token_table(helped)}<h2>Hurt most</h2>{_token_table(hurt)}",
         "<h2>Texts</h2><p class=muted>Green: more probable with documents; red: less. Full colour at "
         f"{FULL_COLOUR_BITS:.0f} bits. Point at a token for its probabilities.</p>",
-        *(_coloured_text(text.id, gains) for text, gains in zip(texts, by_text, strict=True)),
+        *(_coloured_text(gains) for gains in by_text if gains),
     ]
     head = f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{CSS}{TOKEN_CSS}</style>"
     return f"{head}<h1>{title}</h1>{''.join(sections)}</html>\n"
+
+
+def _digits(gain: TokenGain) -> float:
+    """Of the number of times that the corpus has the word; 0 for none, infinity where there is no word."""
+    return math.inf if gain.count is None else len(str(gain.count)) if gain.count else 0
+
+
+def _mean_of(texts: Sequence[Sequence[float]]) -> Ratio:
+    return Ratio(np.array([math.fsum(gains) for gains in texts]), np.array([len(gains) for gains in texts]))
 
 
 def _count_range(digits: float) -> str:
@@ -141,9 +175,11 @@ def _count_range(digits: float) -> str:
 
 def _rarity_table(bins: Sequence[RarityBin]) -> str:
     rows = "".join(
-        f"<tr><td>{b.count_range}</td><td>{b.num_tokens:,}</td><td>{b.mean_gain_bits:+.3f}</td></tr>" for b in bins
+        f"<tr><td>{b.count_range}</td><td>{b.num_tokens:,}</td><td>{b.gain.value:+.3f}</td>"
+        f"<td>{b.gain.low:+.3f} to {b.gain.high:+.3f}</td></tr>"
+        for b in bins
     )
-    return f"<table><tr><th>times in the corpus</th><th>tokens</th><th>mean gain, bits</th></tr>{rows}</table>"
+    return f"<table><tr>{''.join(f'<th>{title}</th>' for title in RARITY_TITLES)}</tr>{rows}</table>"
 
 
 def _token_table(gains: Sequence[TokenGain]) -> str:
@@ -157,8 +193,8 @@ def _token_table(gains: Sequence[TokenGain]) -> str:
     return f"<table><tr>{''.join(f'<th>{title}</th>' for title in titles)}</tr>{rows}</table>"
 
 
-def _coloured_text(identifier: str, gains: Sequence[TokenGain]) -> str:
-    return f"<h3>{escape(identifier)}</h3><div class=text>{''.join(map(_span, gains))}</div>"
+def _coloured_text(gains: Sequence[TokenGain]) -> str:
+    return f"<h3>{escape(gains[0].text_id)}</h3><div class=text>{''.join(map(_span, gains))}</div>"
 
 
 def _span(gain: TokenGain) -> str:

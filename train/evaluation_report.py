@@ -18,7 +18,16 @@ from evals.comparison import compare, main_metric, markdown_table
 from evals.evidence import EvidenceBook
 from evals.figures import draw_methods, draw_sweep, to_svg
 from evals.loop import OutcomeFile, Task
-from evals.token_gain import ScoredText, count_words, token_gain_page
+from evals.token_gain import (
+    ScoredText,
+    TokenGain,
+    count_words,
+    gains_by_rarity,
+    rarity_bins,
+    rarity_lines,
+    token_gain_page,
+    token_gains,
+)
 from models.ensemble import document_weights
 from train.evaluation_folder import EvaluationFolder
 
@@ -35,10 +44,15 @@ def write_results(
     with writing(partial_file):
         pq.write_table(pa.Table.from_pylist(list(example_rows(rows, book))), partial_file)
         partial_file.replace(folder.examples)
-    replace_file(folder.table, markdown_table(results, config.evaluation.value, config.paper.table).encode())
-    replace_file(folder.figure, _figure(results, book.methods).encode())
+    table = markdown_table(results, config.evaluation.value, config.paper.table)
     if config.evaluation is Evaluation.tokens:
-        replace_file(folder.tokens, _token_page(rows, book).encode())
+        by_text = _gains_by_text(rows, book)
+        bins = rarity_bins(by_text, config.num_resamples, config.seed)
+        results[book.methods[1].name] |= gains_by_rarity(bins)
+        table += rarity_lines(bins)
+        replace_file(folder.tokens, token_gain_page(by_text, bins).encode())
+    replace_file(folder.table, table.encode())
+    replace_file(folder.figure, _figure(results, book.methods).encode())
     write_json(folder.results, results)
 
 
@@ -84,16 +98,17 @@ def sweeps_of(methods: Sequence[Method]) -> dict[str, dict[int, str]]:
     return {source: of for source, of in sweeps.items() if len(of) >= 3}
 
 
-def _token_page(rows: Sequence[Row], book: EvidenceBook) -> str:
+def _gains_by_text(rows: Sequence[Row], book: EvidenceBook) -> list[list[TokenGain]]:
     """The first method's probabilities against the second's."""
     before, after = (method.name for method in book.methods)
-    texts = [
+    counts = count_words(book.all_texts())
+    texts = (
         ScoredText(
             row["id"],
-            tuple(row["methods"][before]["detail"]["tokens"]),
+            tuple(row["methods"][before]["detail"]["token_texts"]),
             np.array(row["methods"][before]["detail"]["token_logprobs"]),
             np.array(row["methods"][after]["detail"]["token_logprobs"]),
         )
         for row in rows
-    ]
-    return token_gain_page(texts, count_words(book.all_texts()))
+    )
+    return [token_gains(text, counts) for text in texts]

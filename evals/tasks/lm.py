@@ -47,7 +47,7 @@ class LanguageModelling:
 
         def finish() -> Outcomes:
             scores = dict(zip(texts, future.result(), strict=True))
-            tokens = {"tokens": self._tokens_of(window.continuation)} if self._tokens_of else {}
+            tokens = {"token_texts": self._tokens_of(window.continuation)} if self._tokens_of else {}
             return {
                 name: _outcome(window, one, [scores[text] for text in one.texts], tokens)
                 for name, one in evidence.items()

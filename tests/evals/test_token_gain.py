@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+from evals.intervals import Interval
 from evals.token_gain import (
     RarityBin,
     ScoredText,
@@ -83,20 +84,28 @@ def test_the_tokens_that_changed_most_are_in_order_and_none_that_did_not() -> No
 
 def test_bins_go_by_powers_of_ten_and_the_mean_is_of_their_tokens() -> None:
     counts = [0, 1, 9, 10, 99, 100, 12_345, None, 0]
-    bins = rarity_bins(gain(float(i), count) for i, count in enumerate(counts))
-    assert bins == [
-        RarityBin("0", 2, 4.0),
-        RarityBin("1-9", 2, 1.5),
-        RarityBin("10-99", 2, 3.5),
-        RarityBin("100-999", 1, 5.0),
-        RarityBin("10000-99999", 1, 6.0),
-        RarityBin("no word", 1, 7.0),
+    bins = rarity_bins([[gain(float(i), count) for i, count in enumerate(counts)]])
+    assert [(found.count_range, found.num_tokens, found.gain.value) for found in bins] == [
+        ("0", 2, 4.0),
+        ("1-9", 2, 1.5),
+        ("10-99", 2, 3.5),
+        ("100-999", 1, 5.0),
+        ("10000-99999", 1, 6.0),
+        ("no word", 1, 7.0),
     ]
+    assert all(found.gain.low == found.gain.value == found.gain.high for found in bins), "there is one text"
+
+
+def test_intervals_are_over_texts_that_have_such_tokens() -> None:
+    texts = [[gain(1.0, 5), gain(1.0, 5), gain(2.0, 0)], [gain(4.0, 5)], [gain(7.0, None)]]
+    [none, few, no_word] = rarity_bins(texts, num_resamples=500)
+    assert few == RarityBin("1-9", 3, Interval(2.0, 1.0, 4.0))
+    assert none.gain == Interval(2.0, 2.0, 2.0) and no_word.gain == Interval(7.0, 7.0, 7.0)
 
 
 def test_the_mean_over_all_bins_is_the_difference_in_bits_of_the_text() -> None:
-    bins = rarity_bins(token_gains(TEXT, COUNTS))
-    total = sum(found.num_tokens * found.mean_gain_bits for found in bins)
+    bins = rarity_bins([token_gains(TEXT, COUNTS)])
+    total = sum(found.num_tokens * found.gain.value for found in bins)
     assert total == pytest.approx((TEXT.with_documents - TEXT.without).sum() / math.log(2))
 
 
@@ -108,7 +117,8 @@ def page() -> str:
     hostile = ScoredText(
         f'"{ATTACK}', (ATTACK, ' " onmouseover="x', "\n日本"), np.log([0.5] * 3), np.log([0.9, 0.1, 0.5])
     )
-    return token_gain_page([TEXT, hostile], COUNTS)
+    by_text = [token_gains(text, COUNTS) for text in (TEXT, hostile)]
+    return token_gain_page(by_text, rarity_bins(by_text))
 
 
 def test_the_page_colours_what_helped_green_and_what_hurt_red(page: str) -> None:
@@ -122,7 +132,7 @@ def test_the_page_colours_what_helped_green_and_what_hurt_red(page: str) -> None
 
 
 def test_the_page_holds_both_tables(page: str) -> None:
-    assert "<tr><td>1-9</td><td>3</td><td>+1.667</td></tr>" in page
+    assert "<tr><td>1-9</td><td>3</td><td>+1.667</td><td>+1.667 to +1.667</td></tr>" in page
     helped, hurt = page.split("<h2>Helped most</h2>")[1].split("<h2>Hurt most</h2>")
     assert helped.index("&#x27; Tap&#x27;") < helped.index("&#x27;annock&#x27;")
     assert "&#x27; river&#x27;" in hurt.split("<h2>Texts</h2>")[0]

@@ -231,7 +231,12 @@ def test_mmlu_by_subject_and_category(tmp_path, corpus):
 
 
 def test_tokens_are_coloured(tmp_path, quiet_run):
-    evaluate("tokens", tmp_path / "out", *on_run(quiet_run), "texts.max_windows=5", "k=5")
+    results, output = evaluate("tokens", tmp_path / "out", *on_run(quiet_run), "texts.max_windows=5", "k=5")
+    by_rarity = {name: entry for name, entry in results["replug"].items() if name.startswith("gain_bits/")}
+    rows = [row for row in pq.read_table(tmp_path / "out/examples.parquet").to_pylist() if row["method"] == "replug"]
+    assert all(len(row["token_texts"]) == row["tokens"] for row in rows)
+    assert sum(entry["n"] for entry in by_rarity.values()) == sum(row["tokens"] for row in rows)
+    assert "mean gain, bits" in output
     page = (tmp_path / "out/tokens.html").read_text()
     assert "By rarity of the word" in page and "rgba(" in page
 
