@@ -14,6 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 from command_line import ROOT
 
+sys.path.append(str(ROOT / "tests/models"))
+from fault_server import FaultServer
+
 from models.score_cache import ScoreCache
 
 pytestmark = pytest.mark.timeout(200)
@@ -96,6 +99,29 @@ def test_an_index_of_other_documents_is_refused(quiet_run, tmp_path, corpus, que
             "methods=[lsr]",
             f"questions.path={questions}",
         )
+
+
+def test_a_server_that_fails_now_and_then_gives_the_same_bits_and_answers_from_whole_answers(
+    quiet_run, measured, tmp_path, corpus, questions
+):
+    alone = json.loads((measured / "results.json").read_text())
+    with FaultServer(fault_share=0.2) as server:
+        served = [
+            "lm.path=null",
+            "lm.model=words",
+            f"lm.url={server.url}",
+            "lm.timeout_seconds=2",
+            "lm.max_attempts=10",
+        ]
+        settings = [*on_run(quiet_run), *served, "methods=[none,bm25]", "k=5"]
+        results, _ = evaluate("lm", tmp_path / "lm", *settings)
+        asked = ["questions.shots=2", "questions.max_questions=4", "questions.max_new_tokens=1", "k=2"]
+        settings = [*common(corpus), *served, f"questions.path={questions}", *asked, "methods=[none,bm25]"]
+        answers, _ = evaluate("open_qa", tmp_path / "open_qa", *settings)
+        assert sum(server.faults.values()) > 5
+    for method in ("none", "bm25"):
+        assert results[method]["bpb"]["value"] == pytest.approx(alone[method]["bpb"]["value"], abs=1e-6)
+    assert answers["bm25"]["exact_match"]["n"] == 4
 
 
 def test_several_lms_are_asked_the_same_and_shown_together(quiet_run, measured, tmp_path):
