@@ -19,6 +19,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.workloads import Cutter
 from models import shared_prefix
 from models.black_box_lm import ContinuationScore
+from models.hardware import resolve_dtype
 from models.hf_lm import HuggingFaceLM
 from models.packaged import resolve_lm_path
 
@@ -72,7 +73,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     print(describe_machine(arguments.threads))
-    lm = HuggingFaceLM(resolve_lm_path("package:smollm2"), torch.bfloat16)
+    lm = HuggingFaceLM(resolve_lm_path("package:smollm2"), resolve_dtype("auto"))
     cut = Cutter(lm.tokenizer, 40_000, seed=0)
     few_shot = prompts(cut, 2000, 130, 10)
     one, _ = seconds(lambda: lm.score(few_shot[0][:1], few_shot[1][:1]), arguments.rounds)
