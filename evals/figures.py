@@ -175,16 +175,42 @@ def draw_refreshes(axes: Axes, metrics: Sequence[dict]) -> None:
     axes.legend(handles=[*axes.lines, *drift.lines], fontsize=8, frameon=False)
 
 
+def _spread(results: dict, method: str, metric: str) -> tuple[float, float]:
+    """Low and high of the paired difference from `none`, added to the value of `none`; without it the own interval.
+
+    Texts differ far more than methods do on the same texts, so each method's own interval would hide what is certain.
+    """
+    if "none" not in results:
+        low, high = results[method][metric]["interval"]
+        return low, high
+    base = results["none"][metric]["value"]
+    if method == "none":
+        return base, base
+    if entry := results[method].get(f"{metric} - none"):
+        low, high = entry["interval"]
+        return base + low, base + high
+    low, high = results["none"][f"{metric} - {method}"]["interval"]  # where `none` was named behind it
+    return base - high, base - low
+
+
+def _spread_name(results: dict) -> str:
+    return "95% interval of the difference from none" if "none" in results else "95% interval"
+
+
+def _legend_above(axes: Axes) -> None:
+    axes.legend(frameon=False, ncols=6, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+
+
 def draw_methods(axes: Axes, results: dict, metric: str) -> None:
     """One bar for each method with its interval; a metric by number of documents is `draw_sweep`'s."""
     methods = list(results)
     values = [results[method][metric]["value"] for method in methods]
-    intervals = [results[method][metric]["interval"] for method in methods]
+    intervals = [_spread(results, method, metric) for method in methods]
     errors = [[v - low for v, (low, _) in zip(values, intervals, strict=True)]]
     errors.append([high - v for v, (_, high) in zip(values, intervals, strict=True)])
     axes.barh(methods, values, xerr=errors, color=[COLOURS.get(method, "#7a9e7e") for method in methods], height=0.6)
     axes.invert_yaxis()
-    axes.set_xlabel(metric)
+    axes.set_xlabel(f"{metric}; {_spread_name(results)}")
     low, high = min(low for low, _ in intervals), max(high for _, high in intervals)
     margin = 0.25 * (high - low) or 0.1
     axes.set_xlim(max(0.0, low - margin), high + margin)
@@ -195,14 +221,15 @@ def draw_lms(axes: Axes, results: dict, metric: str) -> None:
     methods = list(next(iter(results.values())))
     width = 0.8 / len(methods)
     for i, method in enumerate(methods):
-        entries = [of[method][metric] for of in results.values()]
-        values = [entry["value"] for entry in entries]
-        errors = [[abs(entry["interval"][side] - entry["value"]) for entry in entries] for side in (0, 1)]
+        values = [of[method][metric]["value"] for of in results.values()]
+        spreads = [_spread(of, method, metric) for of in results.values()]
+        errors = [[abs(spread[side] - v) for v, spread in zip(values, spreads, strict=True)] for side in (0, 1)]
         places = [group + (i - (len(methods) - 1) / 2) * width for group in range(len(values))]
         axes.bar(places, values, width * 0.92, yerr=errors, color=COLOURS.get(method), label=method)
     axes.set_xticks(range(len(results)), list(results))
     axes.set_ylabel(metric)
-    axes.legend(frameon=False, ncols=len(methods), loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    axes.set_xlabel(_spread_name(next(iter(results.values()))))
+    _legend_above(axes)
 
 
 def draw_sweep(axes: Axes, results: dict, metric: str, sweeps: dict[str, dict[int, str]]) -> None:
@@ -210,11 +237,12 @@ def draw_sweep(axes: Axes, results: dict, metric: str, sweeps: dict[str, dict[in
     for source, methods in sweeps.items():
         counts = sorted(methods)
         entries = [results[methods[count]][metric] for count in counts]
-        line = axes.plot(counts, [entry["value"] for entry in entries], marker="o", label=source)
-        low, high = ([entry["interval"][side] for entry in entries] for side in (0, 1))
-        axes.fill_between(counts, low, high, alpha=0.12, color=line[0].get_color())
+        colour = COLOURS.get(source)
+        line = axes.plot(counts, [entry["value"] for entry in entries], marker="o", label=source, color=colour)
+        low, high = zip(*(_spread(results, methods[count], metric) for count in counts), strict=True)
+        axes.fill_between(counts, low, high, alpha=0.15, color=line[0].get_color())
     if "none" in results:
         axes.axhline(results["none"][metric]["value"], color=COLOURS["none"], linestyle="--", label="none")
-    axes.set_xlabel("documents")
+    axes.set_xlabel(f"documents; {_spread_name(results)}")
     axes.set_ylabel(metric)
-    axes.legend(frameon=False)
+    _legend_above(axes)
