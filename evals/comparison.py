@@ -1,8 +1,8 @@
 """From the outcomes of an evaluation to `results.json`, a table and a figure.
 
 `results.json` maps method -> metric -> {"value", "n", "interval"}, with `paper`, the paper's figure, where it is known.
-A metric by group is `metric/group`; `metric - OTHER` is the difference from another method on the same examples.
-Intervals are 95% of a bootstrap over examples.
+A metric by group is `metric/group`; `metric - OTHER` is the difference from another method on the same examples, and
+`metric/group - OTHER` on those of a group. Intervals are 95% of a bootstrap over examples.
 """
 
 import itertools
@@ -37,8 +37,9 @@ def compare(
         for method in measured.numbers
     }
     main, metric = next(iter(task.metrics.items()))
-    for other, method in itertools.combinations(results, 2):
-        results[method][f"{main} - {other}"] = measured.difference(method, other, metric)
+    for (other, method), (group, some) in itertools.product(itertools.combinations(results, 2), among.items()):
+        name = f"{main}/{group}" if group else main
+        results[method][f"{name} - {other}"] = measured.difference(method, other, metric, some)
     for method in results.keys() & paper.values.keys():
         results[method][main]["paper"] = paper.values[method]
     return results
@@ -55,10 +56,10 @@ class _Measured:
         """Over the examples of these rows."""
         return _entry(interval_of(self._ratio(method, metric, among), self._num_resamples, self._seed), len(among))
 
-    def difference(self, method: str, other: str, metric: Metric) -> Entry:
-        """Over all examples."""
-        a, b = (self._ratio(name, metric, self._all) for name in (method, other))
-        return _entry(difference_interval(a, b, self._num_resamples, self._seed), len(self._all))
+    def difference(self, method: str, other: str, metric: Metric, among: np.ndarray) -> Entry:
+        """Over the examples of these rows."""
+        a, b = (self._ratio(name, metric, among) for name in (method, other))
+        return _entry(difference_interval(a, b, self._num_resamples, self._seed), len(among))
 
     def _ratio(self, method: str, metric: Metric, among: np.ndarray) -> Ratio:
         of = self.numbers[method]
@@ -120,7 +121,7 @@ def _difference_lines(results: Results) -> list[str]:
     for method, of in results.items():
         for name, entry in of.items():
             metric, separator, other = name.partition(" - ")
-            if separator:
+            if separator and "/" not in metric:
                 low, high = entry["interval"]
                 interval = f"{low:+.4f} to {high:+.4f}: {verdict(low, high)}"
                 lines.append(f"- {metric} of {method} − {other}: {entry['value']:+.4f} ({interval})")
@@ -128,7 +129,7 @@ def _difference_lines(results: Results) -> list[str]:
 
 
 def _group_lines(results: Results, main: str) -> list[str]:
-    groups = [name for name in next(iter(results.values())) if name.startswith(f"{main}/")]
+    groups = [name for name in next(iter(results.values())) if name.startswith(f"{main}/") and " - " not in name]
     if not groups:
         return []
     head = [main, "n", *results]

@@ -114,6 +114,7 @@ def test_results_hold_value_number_and_interval_by_method_and_metric(tmp_path):
     assert results["replug"]["length/left"] == {"value": 8.0, "n": 1, "interval": [8.0, 8.0]}
     assert results["replug"]["length - none"]["value"] == 7.5
     assert "length - replug" not in results["none"], "each pair once"
+    assert results["replug"]["length/left - none"] == {"value": 8.0, "n": 1, "interval": [8.0, 8.0]}
 
 
 def test_the_table_shows_the_papers_figure_beside_ours(tmp_path):
@@ -121,3 +122,4 @@ def test_the_table_shows_the_papers_figure_beside_ours(tmp_path):
     assert "paper, table 9" in table and "| 1.5 |" in table
     assert "length of replug − none: +7.5000 (+7.0000 to +8.0000: higher)" in table
     assert "| left | 1 | 0.0000 | 8.0000 |" in table
+    assert "left − " not in table, "differences of groups are in results.json alone"
