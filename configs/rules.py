@@ -97,6 +97,7 @@ SHARES = [
 
 
 LM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+QUESTION = "{question}"  # where a question stands in questions.query
 RECALL_DEPTH = 20  # documents that recall is measured by
 
 AnyConfig = Config | ScoreConfig | EvaluationConfig
@@ -160,6 +161,8 @@ def _evaluation_problems(config: EvaluationConfig) -> Iterator[str]:
         yield f"methods has {len(methods)} entries; evaluation=tokens compares two, such as [none, replug]"
     if kind in (Evaluation.mmlu, Evaluation.open_qa, Evaluation.retrieval) and not config.questions.path:
         yield f"questions.path is missing; evaluation={kind.value} expects the questions"
+    if QUESTION not in config.questions.query:
+        yield f"questions.query is {config.questions.query!r}; expected a text with {QUESTION} in it"
     yield from _evaluation_data_problems(config, any(method.k for method in methods))
     yield from _index_problems(config)
 

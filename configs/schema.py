@@ -299,6 +299,7 @@ class TextsConfig:
 class QuestionsConfig:
     path: str | None = None  # mmlu: a folder with dev/ and test/; else JSONL: question, answers, gold
     demonstrations: str | None = None  # JSONL of answered questions (default: those of path that are not measured)
+    query: str = "{question}"  # what is searched for; a tuned retriever wants the form of its training texts
     shots: int | None = None  # answered questions before each question (default: mmlu 5, open_qa 16, as the paper)
     documents_in_shots: bool = True  # each with the first document found for it, where a method has documents
     max_questions: int | None = None  # mmlu: of each subject, the first ones; open_qa, retrieval: drawn by the seed

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from configs.errors import UserError
-from configs.rules import RECALL_DEPTH
+from configs.rules import QUESTION, RECALL_DEPTH
 from configs.schema import Evaluation, EvaluationConfig
 from data.progress import say
 from data.records import Window
@@ -18,6 +18,7 @@ from data.store import Corpus, PreparedSet
 from data.tokenizing import load_plain, token_offsets
 from data.units import plan_units
 from evals.evidence import EvidenceBook
+from evals.examples import Example
 from evals.loop import Task
 from evals.mmlu import NUM_DEMONSTRATIONS as NUM_MMLU_SHOTS
 from evals.mmlu import read_mmlu
@@ -109,7 +110,7 @@ def mmlu_subject(config: EvaluationConfig, corpus: Corpus | None) -> Subject:
         assert asked is not None
         return Mmlu(asked.lm, asked.template, questions, mmlu)
 
-    return Subject([question.example.query for question in questions], make_task)
+    return Subject(_queries(config, [question.example for question in questions]), make_task)
 
 
 def open_qa_subject(config: EvaluationConfig, corpus: Corpus | None) -> Subject:
@@ -135,7 +136,8 @@ def open_qa_subject(config: EvaluationConfig, corpus: Corpus | None) -> Subject:
         }
         return OpenQa(asked.lm, asked.template, questions, demonstrations, documents, keys.max_new_tokens)
 
-    return Subject([question.example.query for question in [*questions, *demonstrations]], make_task)
+    asked_for = [question.example for question in [*questions, *demonstrations]]
+    return Subject(_queries(config, asked_for), make_task)
 
 
 def retrieval_subject(config: EvaluationConfig, corpus: Corpus | None) -> Subject:
@@ -149,7 +151,12 @@ def retrieval_subject(config: EvaluationConfig, corpus: Corpus | None) -> Subjec
     examples = [question.example for question in _draw(pool, config.questions.max_questions, config.seed)]
     rows_of = corpus.corpus.rows_of(doc for example in examples for doc in example.gold)
     gold = gold_rows([example.gold for example in examples], rows_of)
-    return Subject([example.query for example in examples], lambda asked, book: Retrieval(examples, gold))
+    return Subject(_queries(config, examples), lambda asked, book: Retrieval(examples, gold))
+
+
+def _queries(config: EvaluationConfig, examples: Iterable[Example]) -> list[str]:
+    """What is searched for: the questions in the form of `questions.query`."""
+    return [config.questions.query.replace(QUESTION, example.query) for example in examples]
 
 
 def _draw(questions: list[OpenQuestion], num: int | None, seed: int) -> list[OpenQuestion]:

@@ -72,6 +72,7 @@ def test_an_evaluation_needs_no_retriever_where_no_method_has_one(tmp_path):
         (["lms={a/b: x}", "lm.path=null"], "'a/b' cannot name a folder"),
         (["lms={a: 'stand_in:x'}", "lm.path=null"], "expected stand_in, or stand_in:SECONDS"),
         (["lms={a: x}", "evaluation=retrieval", "questions.path=x", "methods=[random]", "k=20"], "lms is set, but"),
+        (["questions.query=x"], r"questions.query is 'x'; expected a text with \{question\} in it"),
         (["k=0"], "k is 0; expected a number above 0"),
         (["train.max_steps=3"], "train.*unknown key"),
         (["evaluation=perplexity"], "evaluation: .*expected one of lm, mmlu, open_qa, retrieval, tokens"),

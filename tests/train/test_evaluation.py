@@ -218,6 +218,13 @@ def test_retrieval_needs_no_lm(tmp_path, corpus, questions):
     assert results["replug"]["Success@1"]["n"] == 30
 
 
+def test_questions_are_searched_for_in_the_form_that_is_asked_for(tmp_path, corpus, questions):
+    form = 'questions.query="thing3 thing3 thing3 {question}"'
+    evaluate("retrieval", tmp_path / "out", *common(corpus), f"questions.path={questions}", form, "methods=[bm25]")
+    rows = pq.read_table(tmp_path / "out/examples.parquet").to_pylist()
+    assert all(row["documents"][0] == "d3" for row in rows), "the word that is in every query weighs most"
+
+
 def test_open_questions_are_answered_from_documents(tmp_path, corpus, questions):
     settings = [f"questions.path={questions}", "questions.shots=2", "questions.max_questions=8", "k=2"]
     methods = "methods=[none,bm25@1,replug,replug/concat]"
