@@ -116,15 +116,19 @@ def markdown_line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def difference_text(entry: Entry) -> str:
+    """A difference with its interval, and what that allows one to say."""
+    low, high = entry["interval"]
+    return f"{entry['value']:+.4f} ({low:+.4f} to {high:+.4f}: {verdict(low, high)})"
+
+
 def _difference_lines(results: Results) -> list[str]:
     lines = []
     for method, of in results.items():
         for name, entry in of.items():
             metric, separator, other = name.partition(" - ")
             if separator and "/" not in metric:
-                low, high = entry["interval"]
-                interval = f"{low:+.4f} to {high:+.4f}: {verdict(low, high)}"
-                lines.append(f"- {metric} of {method} − {other}: {entry['value']:+.4f} ({interval})")
+                lines.append(f"- {metric} of {method} − {other}: {difference_text(entry)}")
     return lines
 
 

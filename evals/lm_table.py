@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from evals.comparison import Results, markdown_line
-from evals.intervals import verdict
+from evals.comparison import Results, difference_text, markdown_line
 
 
 def lm_table(results: Mapping[str, Results], title: str, metric: str) -> str:
@@ -20,7 +19,5 @@ def _differences(results: Mapping[str, Results], metric: str) -> Iterator[str]:
     for lm, of in results.items():
         first, *others = of
         for method in others:
-            entry = of[method][f"{metric} - {first}"]
-            low, high = entry["interval"]
-            interval = f"{low:+.4f} to {high:+.4f}: {verdict(low, high)}"
-            yield f"- {lm}: {metric} of {method} − {first}: {entry['value']:+.4f} ({interval})"
+            difference = difference_text(of[method][f"{metric} - {first}"])
+            yield f"- {lm}: {metric} of {method} − {first}: {difference}"

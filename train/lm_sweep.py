@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from configs.methods import REPLUG
+from configs.rules import evaluation_methods
 from configs.schema import EvaluationConfig
 from data.files import replace_file, write_json
 from data.progress import say
@@ -51,7 +52,7 @@ def configs_by_lm(config: EvaluationConfig) -> Iterator[tuple[str, EvaluationCon
 
 def _with_parts_of(first: EvaluationFolder, one: EvaluationConfig) -> EvaluationConfig:
     indexes = first.found / "index"
-    used = {method.partition("@")[0].partition("/")[0] for method in one.methods}
+    used = {method.source for method in evaluation_methods(one)}
     if one.data.source:
         one = replace(one, data=replace(one.data, source=None, prepared=str(first.data)))
     if REPLUG in used and not one.index.out:
