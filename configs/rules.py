@@ -155,6 +155,8 @@ def _evaluation_problems(config: EvaluationConfig) -> Iterator[str]:
         yield f"methods: {wrong[0]} ranks no documents; evaluation=retrieval expects retrievers"
     elif shallow := [method.name for method in methods if method.k < RECALL_DEPTH]:
         yield f"k: {shallow[0]} ranks too few documents; evaluation=retrieval expects k={RECALL_DEPTH} or more"
+    for name in config.query_encoders.keys() - (config.retrievers.keys() | {REPLUG}):
+        yield f"query_encoders.{name} belongs to no retriever; expected a name under retrievers, or replug"
     if kind is Evaluation.retrieval and config.lms:
         yield "lms is set, but evaluation=retrieval asks no LM; expected none"
     if kind is Evaluation.tokens and len(methods) != 2:

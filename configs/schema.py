@@ -320,6 +320,7 @@ class EvaluationConfig:
     out: str = MISSING  # everything an evaluation writes
     methods: list[str] = field(default_factory=lambda: ["none", "replug"])  # as evals/methods.py reads them
     retrievers: dict[str, str] = field(default_factory=dict)  # name: path as retriever.path, a run or an index's folder
+    query_encoders: dict[str, str] = field(default_factory=dict)  # name: path, where queries have their own (DPR)
     lms: dict[str, str] = field(default_factory=dict)  # name: path; several, each in OUT/NAME, instead of lm.path
     k: int = 10  # documents of a method that names no number (paper: 10)
     num_resamples: int = 10000  # of the paired bootstrap

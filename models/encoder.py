@@ -1,11 +1,10 @@
-"""The trainable retriever: a BERT-like encoder with mean pooling (Contriever's form).
+"""The trainable retriever: a BERT-like encoder with mean pooling (Contriever's form), or that of the first token.
 
-E(t) is the mean of the last hidden states over the tokens of t (REPLUG, section 3.1); with cosine
-similarity the vector is normalized, so that an inner product is the cosine everywhere after.
+E(t) is the mean of the last hidden states over the tokens of t (REPLUG, section 3.1), or the first one where the folder
+says so; with cosine similarity the vector is normalized, so that an inner product is the cosine everywhere after.
 Truncation follows the encoder's own token limit and never the size of a batch.
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, cached_property
@@ -15,12 +14,13 @@ from threading import Barrier
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from configs.errors import UserError
 from data.store import CorpusStore
 from data.tokenizing import TokenIds
 from models.batching import token_budget_batches
+from models.encoder_files import MEAN, load_encoder_files, save_encoder_files
 
 # Padded tokens in one forward pass: what stays in the cache of a core, and what a step with gradient was measured with.
 TOKENS_PER_BATCH, TOKENS_PER_BATCH_WITH_GRADIENT = 2048, 8192
@@ -33,7 +33,7 @@ class Encoder(nn.Module):
     def __init__(self, path: str, similarity: str = "cosine", max_tokens: int | None = None) -> None:
         super().__init__()
         self.backbone: PreTrainedModel
-        self.backbone, self.tokenizer = _load(path)
+        self.backbone, self.tokenizer, self.pooling = load_encoder_files(path)
         self.similarity = similarity
         limit = _token_limit(self.backbone, self.tokenizer)
         if max_tokens is not None and max_tokens > limit:
@@ -63,7 +63,7 @@ class Encoder(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Vectors [B, D] in float32 for ids and mask [B, T]."""
         hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        pooled = mean_pool(hidden.float(), attention_mask)
+        pooled = mean_pool(hidden.float(), attention_mask) if self.pooling == MEAN else hidden[:, 0].float()
         return nn.functional.normalize(pooled, dim=-1) if self.similarity == "cosine" else pooled
 
     def encode(self, texts: Sequence[str], tokens_per_batch: int = TOKENS_PER_BATCH) -> Tensor:
@@ -137,13 +137,8 @@ class Encoder(nn.Module):
         return torch.from_numpy(inputs).to(device), torch.from_numpy(mask.astype(np.int64)).to(device)
 
     def save(self, folder: Path) -> None:
-        """Write a folder that `AutoModel` and `SentenceTransformer` load, to the same vectors."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self.backbone.save_pretrained(folder, safe_serialization=True)
-        self.tokenizer.save_pretrained(folder)
-        for name, content in _sentence_transformers_files(self.dim, self.max_tokens, self.similarity).items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_text(json.dumps(content, indent=2))
+        """Write a folder that `AutoModel` and `SentenceTransformer` load; the latter to the same vectors."""
+        save_encoder_files(folder, self.backbone, self.tokenizer, self.pooling, self.max_tokens, self.similarity)
 
 
 def _one_per_thread(run: Callable[[list[int]], None], batches: list[list[int]]) -> None:
@@ -190,48 +185,8 @@ def mean_pool(hidden: Tensor, attention_mask: Tensor) -> Tensor:
     return (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
 
 
-def _load(path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # weights that the folder lacks (a pooler, which is not used) are the same everywhere
-            model = AutoModel.from_pretrained(
-                path, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
-            )
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except OSError as error:
-        raise UserError(
-            f"retriever.path: cannot load {path}, neither a folder nor found on the hub: {_first_line(error)}"
-        ) from error
-    if getattr(model, "pooler", None) is not None:
-        model.pooler.requires_grad_(False)  # mean pooling does without it
-    if not tokenizer.is_fast:
-        raise UserError(f"retriever.path: {path} has no fast tokenizer (tokenizer.json)")
-    return model, tokenizer
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
-
-
 def _token_limit(backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     """The smaller of what the tokenizer declares and what the position table holds."""
     declared = int(getattr(tokenizer, "model_max_length", 512))
     positions = int(getattr(backbone.config, "max_position_embeddings", 512))
     return min(declared, positions)
-
-
-def _sentence_transformers_files(dim: int, max_tokens: int, similarity: str) -> dict[str, object]:
-    kinds = ["Transformer", "Pooling"] + (["Normalize"] if similarity == "cosine" else [])
-    folders = ["", "1_Pooling", "2_Normalize"]
-    modules = [
-        {"idx": i, "name": str(i), "path": folders[i], "type": f"sentence_transformers.models.{kind}"}
-        for i, kind in enumerate(kinds)
-    ]
-    pooling = {"word_embedding_dimension": dim, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
-    return {
-        "modules.json": modules,
-        "sentence_bert_config.json": {"max_seq_length": max_tokens, "do_lower_case": False},
-        "1_Pooling/config.json": pooling,
-        "config_sentence_transformers.json": {"similarity_fn_name": similarity},
-    }

@@ -160,20 +160,28 @@ class EncoderRetriever:
     """Exact search over a few texts in memory: their vectors are made once, a query's when it comes.
 
     Documents of equal similarity are found in the order in which they were given. `ids` default to the texts' numbers.
+    `query_encoder` is for retrievers that have one for documents and another for queries, as DPR does.
     """
 
-    def __init__(self, encoder: Encoder, texts: Sequence[str], ids: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        encoder: Encoder,
+        texts: Sequence[str],
+        ids: Sequence[str] | None = None,
+        query_encoder: Encoder | None = None,
+    ) -> None:
         if ids is not None and len(ids) != len(texts):
             raise ValueError(f"{len(texts)} texts but {len(ids)} ids")
         if not texts:
             raise ValueError("there are no texts to search")
-        self._encoder, self._texts = encoder, list(texts)
+        self._query_encoder, self._texts = query_encoder or encoder, list(texts)
+        if self._query_encoder.dim != encoder.dim:
+            raise ValueError(f"queries have {self._query_encoder.dim} numbers, documents {encoder.dim}")
         self._ids = list(ids) if ids is not None else [str(row) for row in range(len(texts))]
         self._vectors = encoder.encode(self._texts).numpy()  # [N, D]
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
-        vectors = self._encoder.encode(queries).numpy() if queries else np.empty((0, self._encoder.dim), np.float32)
-        return [self._nearest(vector, k) for vector in vectors]
+        return [self._nearest(vector, k) for vector in self._query_encoder.encode(queries).numpy()]
 
     def _nearest(self, query: np.ndarray, k: int) -> list[Retrieved]:
         similarities = self._vectors @ query

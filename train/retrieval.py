@@ -1,7 +1,8 @@
 """What every source of documents finds for the examples of an evaluation, each found once and kept in a file."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -48,9 +49,21 @@ def _find(config: EvaluationConfig, corpus: Corpus, queries: Sequence[str], sour
         texts = [document.text for document in corpus.corpus.iterate()]
         return Choice(*Bm25Index(texts).search(queries, k))
     path = _retriever_path(config, source)
+    embed = partial(_query_vectors, queries, config.query_encoders.get(source))
     if _is_indexed(path):
-        return _find_in_index(corpus, queries, k, Path(path).expanduser())
-    return _find_dense(config.run_config(), corpus, queries, k, path, _root(config, source, out))
+        return _find_in_index(corpus, embed, k, Path(path).expanduser())
+    return _find_dense(config.run_config(), corpus, embed, k, path, _root(config, source, out))
+
+
+def _query_vectors(queries: Sequence[str], path: str | None, encoder: Encoder) -> np.ndarray:
+    """Vectors [B, D] by the encoder of the documents, or by the one in `path`, which only queries have."""
+    own = Encoder(wiring.resolve_encoder_path(path), encoder.similarity) if path else encoder
+    if own.dim != encoder.dim:
+        raise UserError(
+            f"query_encoders: vectors of {path} have {own.dim} numbers, those of the documents {encoder.dim}; "
+            "expected the two encoders of one retriever"
+        )
+    return own.encode(queries).numpy()
 
 
 def needs_building(config: EvaluationConfig, source: str) -> bool:
@@ -63,7 +76,10 @@ def _is_indexed(path: str) -> bool:
     return bool(VersionStore(index_folder(Path(path).expanduser())).published())
 
 
-def _find_in_index(corpus: Corpus, queries: Sequence[str], k: int, directory: Path) -> Choice:
+Embed = Callable[[Encoder], np.ndarray]  # vectors [B, D] of the queries, given the encoder of the documents
+
+
+def _find_in_index(corpus: Corpus, embed: Embed, k: int, directory: Path) -> Choice:
     """By the newest version, with the encoder that made it: nothing is embedded but the queries."""
     index = LocalIndex(index_folder(directory), available_cores())
     if index.plan.corpus_sha256 != corpus.corpus_sha256:
@@ -73,18 +89,16 @@ def _find_in_index(corpus: Corpus, queries: Sequence[str], k: int, directory: Pa
         )
     say(f"{directory}: index version {index.plan.version}, by the weights of step {index.plan.step}")
     encoder = Encoder(str(index.encoder_folder), index.plan.similarity, index.plan.max_tokens)
-    return Choice(*index.search(encoder.encode(list(queries)).numpy(), k))
+    return Choice(*index.search(embed(encoder), k))
 
 
-def _find_dense(
-    config: Config, corpus: Corpus, queries: Sequence[str], k: int, encoder_path: str, root: Path
-) -> Choice:
+def _find_dense(config: Config, corpus: Corpus, embed: Embed, k: int, encoder_path: str, root: Path) -> Choice:
     encoder = wiring.load_encoder(config, wiring.resolve_encoder_path(encoder_path))
     index = IndexService(root, wiring.index_settings(config))
     try:
         wiring.require_same_index(config, encoder, corpus, index.store)
         wiring.build_version(config, encoder, corpus, index, IndexState(0, 0))
-        result = index.search(0, encoder.encode(list(queries)).numpy(), k)
+        result = index.search(0, embed(encoder), k)
     finally:
         index.close()
     return Choice(result.doc_rows, result.similarities)

@@ -247,11 +247,11 @@ def _logged_step(line: str, torn: int) -> int:
 def require_same(stored: AnyConfig, asked: AnyConfig, path: Path) -> None:
     """Raise UserError for the first key by which a run or an evaluation would go on as another one."""
     before, after = flatten(stored), flatten(asked)
-    changed = [key for key in before if key not in MAY_CHANGE and before[key] != after.get(key)]
+    changed = [key for key in before | after if key not in MAY_CHANGE and before.get(key) != after.get(key)]
     if changed:
         key = changed[0]
         what, other = ("unfinished run", "run_dir") if isinstance(asked, Config) else ("evaluation", "out")
         raise UserError(
-            f"{key} is {after.get(key)}, but the {what} in {path} was begun with {before[key]}: "
+            f"{key} is {after.get(key)}, but the {what} in {path} was begun with {before.get(key)}: "
             f"resume with the same value, or give another {other}"
         )

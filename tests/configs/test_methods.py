@@ -68,6 +68,7 @@ def test_an_evaluation_needs_no_retriever_where_no_method_has_one(tmp_path):
         (["texts.path=null"], "texts.path is missing"),
         (["lm.path=null"], "lm.path is missing"),
         (["retrievers.none=x"], "retrievers.none is taken"),
+        (["query_encoders.dpr=x"], "query_encoders.dpr belongs to no retriever"),
         (["lms={a: x}"], "lm.path or lm.url and lms are set"),
         (["lms={a/b: x}", "lm.path=null"], "'a/b' cannot name a folder"),
         (["lms={a: 'stand_in:x'}", "lm.path=null"], "expected stand_in, or stand_in:SECONDS"),

@@ -216,6 +216,18 @@ def test_a_retriever_without_texts_or_with_other_ids_is_an_error(encoder: Encode
         EncoderRetriever(encoder, ["a", "b"], ["1"])
 
 
+def test_queries_may_have_an_encoder_of_their_own(encoder: Encoder, tmp_path: Path) -> None:
+    for name, hidden_size in (("same", 32), ("wider", 64)):
+        write_stand_in_encoder(tmp_path / name, hidden_size, seed=7)
+    own = Encoder(str(tmp_path / "same"))
+    similarities = (own.encode(["sea"]) @ encoder.encode(["sky", "sea"]).T).numpy()[0]
+    (documents,) = EncoderRetriever(encoder, ["sky", "sea"], query_encoder=own).retrieve(["sea"], 2)
+    found = {document.text: document.similarity for document in documents}
+    assert [found["sky"], found["sea"]] == pytest.approx(similarities.tolist(), abs=1e-5)
+    with pytest.raises(ValueError, match="queries have 64 numbers, documents 32"):
+        EncoderRetriever(encoder, ["sky"], query_encoder=Encoder(str(tmp_path / "wider")))
+
+
 def test_the_library_from_texts_to_an_answer(lm: HuggingFaceLM, encoder: Encoder) -> None:
     replug = ReplugLM(lm, EncoderRetriever(encoder, TEXTS), k=3)
     (documents,) = replug.retrieve(["the cat sat"])

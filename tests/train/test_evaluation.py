@@ -8,16 +8,24 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 from command_line import ROOT
+from transformers import AutoTokenizer, DPRContextEncoder, DPRQuestionEncoder
 
 sys.path.append(str(ROOT / "tests/models"))
+from dpr_folders import write_dpr_pair
 from fault_server import FaultServer
 
+from configs.errors import UserError
+from configs.schema import Evaluation, EvaluationConfig
 from models.score_cache import ScoreCache
+from models.stand_in_encoder import write_stand_in_encoder
+from train.evaluation_folder import EvaluationFolder
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -149,6 +157,14 @@ def test_a_finished_evaluation_is_shown_again_and_another_is_refused(quiet_run, 
         evaluate("lm", measured, *same, "k=4")
 
 
+def test_a_key_that_was_not_there_before_is_refused(tmp_path):
+    config = EvaluationConfig(Evaluation.retrieval, str(tmp_path))
+    EvaluationFolder(tmp_path).claim(config, None)
+    EvaluationFolder(tmp_path).claim(config, None)
+    with pytest.raises(UserError, match=r"query_encoders\.replug is x, but the evaluation in .* begun with None"):
+        EvaluationFolder(tmp_path).claim(replace(config, query_encoders={"replug": "x"}), None)
+
+
 def test_a_killed_evaluation_gives_the_same_results_and_scores_nothing_twice(quiet_run, tmp_path):
     settings = [*on_run(quiet_run), "methods=[none,replug,lsr]", "k=5", "lm.tokens_per_batch=16"]
     whole, _ = evaluate("lm", tmp_path / "whole", *settings)
@@ -216,6 +232,29 @@ def test_retrieval_needs_no_lm(tmp_path, corpus, questions):
     assert results["random"]["Success@1"]["value"] < 0.5
     assert {"Success@20", "R@5", "MRR@10", "nDCG@10"} <= results["replug"].keys()
     assert results["replug"]["Success@1"]["n"] == 30
+
+
+def test_queries_of_dpr_have_their_own_encoder(tmp_path, corpus, questions):
+    documents, queries = write_dpr_pair(tmp_path / "dpr")
+    settings = [f"retrievers.dpr={documents}", f"query_encoders.dpr={queries}", "retriever.similarity=dot"]
+    evaluate("retrieval", tmp_path / "out", *common(corpus), f"questions.path={questions}", *settings, "methods=[dpr]")
+    texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
+    ids, tokenizer = [f"d{i}" for i in range(len(texts))], AutoTokenizer.from_pretrained(queries)
+    of_queries, of_documents = DPRQuestionEncoder.from_pretrained(queries), DPRContextEncoder.from_pretrained(documents)
+    with torch.no_grad():
+        keys = torch.cat([of_documents(**tokenizer(text, return_tensors="pt")).pooler_output for text in texts])
+        for row in pq.read_table(tmp_path / "out/examples.parquet").to_pylist():
+            query = of_queries(**tokenizer(f"thing{row['id'][1:]}", return_tensors="pt")).pooler_output[0]
+            similarities = dict(zip(ids, (keys @ query).tolist(), strict=True))
+            found = [similarities[document] for document in row["documents"]]
+            assert found == pytest.approx(sorted(similarities.values(), reverse=True)[: len(found)], abs=1e-4)
+
+
+def test_two_encoders_of_different_width_are_refused(tmp_path, corpus, questions):
+    write_stand_in_encoder(tmp_path / "wide", hidden_size=64)
+    settings = [f"query_encoders.replug={tmp_path / 'wide'}", "methods=[replug]"]
+    with pytest.raises(AssertionError, match=r"wide have 64 numbers, those of the documents 32; expected the two"):
+        evaluate("retrieval", tmp_path / "out", *common(corpus), f"questions.path={questions}", *settings)
 
 
 def test_questions_are_searched_for_in_the_form_that_is_asked_for(tmp_path, corpus, questions):

@@ -1,0 +1,144 @@
+"""What lies in an encoder's folder: weights, tokenizer, and how hidden states become a vector.
+
+Read from a folder or from the hub, written for `transformers` and `sentence-transformers`.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    DPRContextEncoder,
+    DPRQuestionEncoder,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from configs.errors import UserError
+
+MEAN, CLS = "mean", "cls"  # over all tokens (Contriever), or of the first alone (DPR, BGE)
+POOLING_FLAGS = {"pooling_mode_mean_tokens": MEAN, "pooling_mode_cls_token": CLS}
+DPR_ENCODERS = {"DPRContextEncoder": DPRContextEncoder, "DPRQuestionEncoder": DPRQuestionEncoder}
+POOLING_FILE = "1_Pooling/config.json"  # where sentence-transformers keeps it
+LOADING: dict[str, Any] = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
+
+
+def load_encoder_files(path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
+    """Model, fast tokenizer and pooling. Raises UserError for what is not there, or is no encoder of one vector."""
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        pooling = _pooling(path, config)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # weights that the folder lacks (a pooler, which is not used) are the same everywhere
+            model = _load_model(path, config)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except OSError as error:
+        raise UserError(
+            f"retriever.path: cannot load {path}, neither a folder nor found on the hub: {_first_line(error)}"
+        ) from error
+    if getattr(model, "pooler", None) is not None:
+        model.pooler.requires_grad_(False)  # neither pooling uses it
+    if not tokenizer.is_fast:
+        raise UserError(f"retriever.path: {path} has no fast tokenizer (tokenizer.json)")
+    return model, tokenizer, pooling
+
+
+def save_encoder_files(
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    pooling: str,
+    max_tokens: int,
+    similarity: str,
+) -> None:
+    """Everything that `load_encoder_files` reads, and what sentence-transformers reads besides."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder, safe_serialization=True)
+    tokenizer.save_pretrained(folder)
+    files = _sentence_transformers_files(model.config.hidden_size, pooling, max_tokens, similarity)
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(content, indent=2))
+
+
+def _load_model(path: str, config: PreTrainedConfig) -> PreTrainedModel:
+    return _load_dpr(path, config) if _is_dpr(config) else AutoModel.from_pretrained(path, config=config, **LOADING)
+
+
+def _is_dpr(config: PreTrainedConfig) -> bool:
+    return config.model_type == "dpr"
+
+
+def _load_dpr(path: str, config: PreTrainedConfig) -> PreTrainedModel:
+    """The BERT inside one of DPR's two encoders (Karpukhin et al. 2020): the one that the folder holds.
+
+    `AutoModel` takes every one of them for an encoder of questions, and would draw the weights of the other at random.
+    """
+    name = (config.architectures or ["nameless part"])[0]
+    if name not in DPR_ENCODERS or config.projection_dim:
+        raise UserError(
+            f"retriever.path: {path} holds a {name} of DPR, projection_dim {config.projection_dim}; "
+            f"expected {' or '.join(DPR_ENCODERS)} without a projection"
+        )
+    whole = DPR_ENCODERS[name].from_pretrained(path, config=config, **LOADING)
+    fields = config.to_dict() | {"model_type": "bert", "architectures": ["BertModel"]}
+    bert = BertModel(BertConfig.from_dict(fields), add_pooling_layer=False)
+    bert.load_state_dict(whole.get_submodule(f"{whole.base_model_prefix}.bert_model").state_dict())
+    return bert
+
+
+def _pooling(path: str, config: PreTrainedConfig) -> str:
+    """As sentence-transformers wrote it down; else that of DPR for DPR, and Contriever's for all others."""
+    file = _optional_file(path, POOLING_FILE)
+    if file is None:
+        return CLS if _is_dpr(config) else MEAN
+    modes = _pooling_modes(json.loads(file.read_text()))
+    if modes not in ([MEAN], [CLS]):
+        raise UserError(f"retriever.path: {path} pools by {' and '.join(modes)} ({POOLING_FILE}); expected mean or cls")
+    return modes[0]
+
+
+def _optional_file(path: str, name: str) -> Path | None:
+    """A file of a folder, or of the hub; without a network, of what was fetched from there before."""
+    if Path(path).is_dir():
+        return Path(path) / name if (Path(path) / name).is_file() else None
+    try:
+        return Path(hf_hub_download(path, name))
+    except EntryNotFoundError:
+        return None
+
+
+def _pooling_modes(content: dict[str, Any]) -> list[str]:
+    """One key in newer files, a flag for each mode in older ones."""
+    if given := content.get("pooling_mode"):
+        return [given] if isinstance(given, str) else list(given)
+    flags = [name for name, is_on in content.items() if name.startswith("pooling_mode_") and is_on]
+    return [POOLING_FLAGS.get(flag, flag) for flag in flags] or [MEAN]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
+
+
+def _sentence_transformers_files(dim: int, pooling: str, max_tokens: int, similarity: str) -> dict[str, object]:
+    kinds = ["Transformer", "Pooling"] + (["Normalize"] if similarity == "cosine" else [])
+    folders = ["", "1_Pooling", "2_Normalize"]
+    modules = [
+        {"idx": i, "name": str(i), "path": folders[i], "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(kinds)
+    ]
+    return {
+        "modules.json": modules,
+        "sentence_bert_config.json": {"max_seq_length": max_tokens, "do_lower_case": False},
+        POOLING_FILE: {"word_embedding_dimension": dim} | {flag: pooling == of for flag, of in POOLING_FLAGS.items()},
+        "config_sentence_transformers.json": {"similarity_fn_name": similarity},
+    }
