@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -22,7 +22,7 @@ from dpr_folders import write_dpr_pair
 from fault_server import FaultServer
 
 from configs.errors import UserError
-from configs.schema import Evaluation, EvaluationConfig
+from configs.load import load_evaluation_config
 from models.score_cache import ScoreCache
 from models.stand_in_encoder import write_stand_in_encoder
 from train.evaluation_folder import EvaluationFolder
@@ -157,12 +157,14 @@ def test_a_finished_evaluation_is_shown_again_and_another_is_refused(quiet_run, 
         evaluate("lm", measured, *same, "k=4")
 
 
-def test_a_key_that_was_not_there_before_is_refused(tmp_path):
-    config = EvaluationConfig(Evaluation.retrieval, str(tmp_path))
-    EvaluationFolder(tmp_path).claim(config, None)
-    EvaluationFolder(tmp_path).claim(config, None)
-    with pytest.raises(UserError, match=r"query_encoders\.replug is x, but the evaluation in .* begun with None"):
-        EvaluationFolder(tmp_path).claim(replace(config, query_encoders={"replug": "x"}), None)
+def test_a_key_that_was_not_there_before_is_refused(tmp_path, corpus, questions):
+    keys = [f"out={tmp_path / 'out'}", f"questions.path={questions}", f"data.corpus={corpus}", "retriever.path=x"]
+    load = partial(load_evaluation_config, ROOT / "configs/eval_retrieval.yaml")
+    folder = EvaluationFolder(tmp_path / "out")
+    folder.claim(load(keys), None)
+    folder.claim(load(keys), None)
+    with pytest.raises(UserError, match=r"query_encoders\.replug is y, but the evaluation in .* begun with None"):
+        folder.claim(load([*keys, "query_encoders.replug=y"]), None)
 
 
 def test_a_killed_evaluation_gives_the_same_results_and_scores_nothing_twice(quiet_run, tmp_path):
