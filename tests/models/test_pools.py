@@ -227,7 +227,7 @@ def test_choices_after_one_prefix_are_one_units_and_cost_its_bytes_once():
 
 def test_the_pool_reports_rates_shares_and_padding():
     pool = ScorerPool(LMSpec("stand_in:0.05"), num_replicas=2, threads=1)
-    pool.score(["warm up"], [" now"])
+    wait_until(lambda: pool.pool.num_up == 2)  # else the first does it all while the other starts
     pool.metrics()
     futures = [pool.submit(["a b c"] * 4, [" d e"] * 4) for _ in range(10)]
     [future.result(30) for future in futures]
