@@ -3,6 +3,8 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 FAISS ?= cpu
+# Processes of the tests, each with a Ray of its own; files stay whole, since their tests share runs that were made once.
+TEST_PROCESSES ?= 2
 BIN := .venv/bin
 PIP := $(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt
 
@@ -28,7 +30,7 @@ quickstart: .venv/.installed
 	@$(BIN)/replug train configs/quickstart.yaml
 
 test: .venv/.installed-dev
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
 
 # Real servers for the tests of the HTTP backend, each in an environment of its own: neither fits beside our transformers.
 .venv-vllm/.installed:

@@ -39,3 +39,11 @@ def ray_session() -> Iterator[None]:
 def debug_config(tmp_path: Path) -> Config:
     """configs/debug.yaml, writing under the test's own folder."""
     return load_config(ROOT / "configs/debug.yaml", [f"run_dir={tmp_path / 'run'}"])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Said here, where the reports of all test processes come together."""
+    reasons = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]
+    if missing := [reason for reason in reasons if "NO SLURM HERE" in reason]:
+        terminalreporter.write_sep("!", "SLURM JOBS WERE NOT TESTED", red=True, bold=True)
+        terminalreporter.write_line(missing[0])
