@@ -318,7 +318,7 @@ class EvaluationConfig:
 
     evaluation: Evaluation = MISSING  # lm, mmlu, open_qa, retrieval or tokens
     out: str = MISSING  # everything an evaluation writes
-    methods: list[str] = field(default_factory=lambda: ["none", "replug"])  # as evals/methods.py reads them
+    methods: list[str] = field(default_factory=lambda: ["none", "replug"])  # as configs/methods.py reads them
     retrievers: dict[str, str] = field(default_factory=dict)  # name: path as retriever.path, a run or an index's folder
     query_encoders: dict[str, str] = field(default_factory=dict)  # name: path, where queries have their own (DPR)
     lms: dict[str, str] = field(default_factory=dict)  # name: path; several, each in OUT/NAME, instead of lm.path
