@@ -1,6 +1,9 @@
 """How an encoder's folder says that its vectors are made: DPR's two halves, and what sentence-transformers writes."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -107,3 +110,22 @@ def test_a_file_that_says_nothing_of_pooling_means_the_mean(tmp_path: Path) -> N
     expected = Encoder(str(tmp_path)).encode(TEXTS)
     write_pooling(tmp_path, {"word_embedding_dimension": 32, "include_prompt": True})
     assert torch.equal(Encoder(str(tmp_path)).encode(TEXTS), expected)
+
+
+@pytest.mark.parametrize(("content", "pooling"), [(None, "mean"), ({"pooling_mode": "cls"}, "cls")])
+def test_a_name_on_the_hub_without_a_network_is_what_was_fetched_before(
+    tmp_path: Path, content: dict | None, pooling: str
+) -> None:
+    """As on a cluster's compute nodes. In a process of its own, since the hub's settings are read at the import."""
+    repository = tmp_path / "models--some--encoder"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text(snapshot.name)
+    write_stand_in_encoder(snapshot)
+    if content:
+        write_pooling(snapshot, content)
+    script = "from models.encoder import Encoder; print(Encoder('some/encoder').pooling)"
+    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split()[-1:] == [pooling], done.stderr
