@@ -11,19 +11,19 @@ import time
 from pathlib import Path
 
 from benchmarks.machine import describe_machine
-from configs.schema import Config
-from models.hf_lm import load_tokenizer
-from models.packaged import resolve_lm_path
-from train.ray_environment import configure_ray_environment
+from replug.cluster.environment import configure_ray_environment
+from replug.configs.schema import Config
+from replug.models.local.hf_lm import load_tokenizer
+from replug.models.packaged import resolve_lm_path
 
 configure_ray_environment(Config())  # before Ray is imported, which reads it once
 
 import ray  # noqa: E402
 
 from benchmarks.workloads import Pairs, mixed_pairs  # noqa: E402
-from models.black_box_lm import ScoreSum  # noqa: E402
-from models.caching_lm import CachingLM  # noqa: E402
-from models.scorer_pool import LMSpec, ScorerPool  # noqa: E402
+from replug.models.black_box_lm import ScoreSum  # noqa: E402
+from replug.models.caching_lm import CachingLM  # noqa: E402
+from replug.models.scorer_pool import LMSpec, ScorerPool  # noqa: E402
 
 
 def epoch(lm: CachingLM, texts: Pairs, queries_per_step: int = 4) -> tuple[float, list[ScoreSum]]:

@@ -28,13 +28,13 @@ from sentence_transformers import SentenceTransformer
 
 from benchmarks.machine import describe_machine
 from benchmarks.workloads import Cutter
-from data.records import Document
-from data.shards import corpus_sha256, write_documents
-from index_workers.builder import Builder
-from index_workers.version_store import BuildPlan, VersionStore
-from models.encoder import TOKENS_PER_BATCH, Encoder, mean_pool
-from models.hardware import resolve_dtype
-from models.packaged import resolve_encoder_path
+from replug.data.records import Document
+from replug.data.shards import corpus_sha256, write_documents
+from replug.index_workers.builder import Builder
+from replug.index_workers.version_store import BuildPlan, VersionStore
+from replug.models.encoder import TOKENS_PER_BATCH, Encoder, mean_pool
+from replug.models.hardware import resolve_dtype
+from replug.models.packaged import resolve_encoder_path
 
 MAX_TOKENS = 128
 LOOP_BATCH = 64

@@ -25,8 +25,8 @@ import numpy as np
 import torch
 
 from benchmarks.machine import describe_machine
-from configs.schema import Config
-from train.ray_environment import configure_ray_environment
+from replug.cluster.environment import configure_ray_environment
+from replug.configs.schema import Config
 
 configure_ray_environment(Config())  # before Ray is imported, which reads it once
 
@@ -44,11 +44,11 @@ from benchmarks.vector_index import (  # noqa: E402
     timed,
     write_version,
 )
-from index_workers.kinds import IndexKind, resolve_kind  # noqa: E402
-from index_workers.searcher import Shard, open_shard  # noqa: E402
-from index_workers.service import IndexService  # noqa: E402
-from index_workers.version_store import VersionStore  # noqa: E402
-from index_workers.watch import top_k_overlap  # noqa: E402
+from replug.index_workers.kinds import IndexKind, resolve_kind  # noqa: E402
+from replug.index_workers.searcher import Shard, open_shard  # noqa: E402
+from replug.index_workers.service import IndexService  # noqa: E402
+from replug.index_workers.version_store import VersionStore  # noqa: E402
+from replug.index_workers.watch import top_k_overlap  # noqa: E402
 
 K, BATCH = 20, 64
 RAW_CHUNK_ROWS = (16_384, 65_536, 262_144)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from models.hardware import available_cores, multiplies_bfloat16
+from replug.models.hardware import available_cores, multiplies_bfloat16
 
 
 def describe_machine(threads: int) -> str:

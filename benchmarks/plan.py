@@ -18,11 +18,11 @@ from itertools import accumulate
 from pathlib import Path
 
 from benchmarks.machine import describe_machine
-from configs.load import load_config
-from train.plan_command import run_plan
-from train.planning.estimate import dominating, elapsed_hours
-from train.planning.measured import MeasuredRun, job_of_run, observe, read_run
-from train.planning.plans import Plan, make_plan
+from replug.commands.plan import run_plan
+from replug.configs.load import load_config
+from replug.planning.estimate import dominating, elapsed_hours
+from replug.planning.measured import MeasuredRun, job_of_run, observe, read_run
+from replug.planning.plans import Plan, make_plan
 
 ROOT = Path(__file__).parent.parent
 CONFIG = ROOT / "configs/debug.yaml"
@@ -146,7 +146,7 @@ def run_one(folder: Path, name: str, regime: Regime, own: Settings) -> list[str]
     overrides = [f"{key}={value}" for key, value in settings.items()]
     commands = (["prepare"], ["train"]) if not (folder / "data" / "manifest.json").is_file() else (["train"],)
     for command in commands:
-        whole = [sys.executable, "-m", "train.cli", *command, str(CONFIG), *overrides]
+        whole = [sys.executable, "-m", "replug.commands.cli", *command, str(CONFIG), *overrides]
         subprocess.run(whole, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, timeout=1200)
     return overrides
 

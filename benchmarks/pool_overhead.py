@@ -11,14 +11,14 @@ import itertools
 import time
 
 from benchmarks.machine import describe_machine
-from configs.schema import Config
-from train.ray_environment import configure_ray_environment
+from replug.cluster.environment import configure_ray_environment
+from replug.configs.schema import Config
 
 configure_ray_environment(Config())  # before Ray is imported, which reads it once
 
 import ray  # noqa: E402
 
-from models.scorer_pool import Answer, LMSpec, ScorerPool  # noqa: E402
+from replug.models.scorer_pool import Answer, LMSpec, ScorerPool  # noqa: E402
 
 
 def calls_per_second_alone(latency: float, calls: int) -> float:

@@ -28,9 +28,9 @@ import numpy as np
 import psutil
 
 from benchmarks.machine import describe_machine
-from data.sampling import Shares, normalise, side_of
-from data.shards import read_documents_of, shard_paths, write_documents, write_token_ids, write_token_rules
-from data.store import CorpusStore, PreparedSet
+from replug.data.sampling import Shares, normalise, side_of
+from replug.data.shards import read_documents_of, shard_paths, write_documents, write_token_ids, write_token_rules
+from replug.data.store import CorpusStore, PreparedSet
 
 SIZES = (50, 200, 1000)  # MB
 TOKENS = 128
@@ -86,7 +86,7 @@ class PeakMemory:
 
 def prepare(texts: Path, out: Path, *options: str) -> tuple[float, int]:
     """Seconds and peak bytes of `replug prepare`, start and imports included."""
-    command = [sys.executable, "-m", "train.cli", "prepare", "configs/own_data.yaml", f"data.source={texts}"]
+    command = [sys.executable, "-m", "replug.commands.cli", "prepare", "configs/own_data.yaml", f"data.source={texts}"]
     start = time.perf_counter()
     process = subprocess.Popen([*command, f"data.out={out}", *OPTIONS, *options], stdout=subprocess.DEVNULL)
     with PeakMemory(process.pid) as memory:
@@ -120,7 +120,7 @@ def by_datasets(texts: Path, folder: Path) -> tuple[float, float, int, Path]:
     from datasets import load_dataset
     from transformers import AutoTokenizer
 
-    from models.packaged import resolve_encoder_path
+    from replug.models.packaged import resolve_encoder_path
 
     tokenizer = AutoTokenizer.from_pretrained(resolve_encoder_path("package:minilm"))
     start = time.perf_counter()
@@ -223,7 +223,7 @@ def store(texts: Path, folder: Path) -> None:
 
 
 def _documents(texts: Path, number: int) -> Iterator:
-    from data.records import Document
+    from replug.data.records import Document
 
     made = 0
     with texts.open("rb") as lines:

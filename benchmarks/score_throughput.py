@@ -25,11 +25,11 @@ from transformers import PreTrainedModel
 from benchmarks.machine import describe_machine
 from benchmarks.vllm_server import rates_of_vllm
 from benchmarks.workloads import Pairs, mixed_pairs
-from models.batching import token_budget_batches
-from models.cpu_attention import use_cpu_attention
-from models.hf_lm import HuggingFaceLM
-from models.packaged import resolve_lm_path
-from models.pair_tokens import PairIds, pair_token_ids
+from replug.models.batching import token_budget_batches
+from replug.models.local.cpu_attention import use_cpu_attention
+from replug.models.local.hf_lm import HuggingFaceLM
+from replug.models.packaged import resolve_lm_path
+from replug.models.pair_tokens import PairIds, pair_token_ids
 
 TOLERANCE = 0.05  # nats, on average over all tokens: bf16 in other batches
 

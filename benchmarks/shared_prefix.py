@@ -17,11 +17,11 @@ import torch
 
 from benchmarks.machine import describe_machine
 from benchmarks.workloads import Cutter
-from models import shared_prefix
-from models.black_box_lm import ContinuationScore
-from models.hardware import resolve_dtype
-from models.hf_lm import HuggingFaceLM
-from models.packaged import resolve_lm_path
+from replug.models.black_box_lm import ContinuationScore
+from replug.models.hardware import resolve_dtype
+from replug.models.local import shared_prefix
+from replug.models.local.hf_lm import HuggingFaceLM
+from replug.models.packaged import resolve_lm_path
 
 Texts = tuple[list[str], list[str]]
 

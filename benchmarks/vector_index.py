@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import ray
 
-from index_workers import build_steps
-from index_workers.kinds import IndexKind
-from index_workers.service import IndexService, IndexSettings
-from index_workers.version_store import BuildPlan, VersionStore
+from replug.index_workers import build_steps
+from replug.index_workers.kinds import IndexKind
+from replug.index_workers.service import IndexService, IndexSettings
+from replug.index_workers.version_store import BuildPlan, VersionStore
 
 BLOCK_DOCUMENTS = 65_536
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.workloads import Pairs
-from models.http_lm import HttpLM, ServerSpec
-from models.spending import Spending
+from replug.models.http.http_lm import HttpLM, ServerSpec
+from replug.models.http.request_budget import Spending
 
 START_SECONDS = 300
 

@@ -22,8 +22,8 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
-from configs.errors import RunError, UserError
-from data.progress import say
+from replug.configs.errors import RunError, UserError
+from replug.data.progress import say
 
 # Times in a row that a replica may fail in its constructor: a GPU's memory may still be held by the one before it.
 MAX_FAILED_STARTS = 3
@@ -274,3 +274,8 @@ class ActorPool:
 def _last_line(error: BaseException) -> str:
     """What a user can act on: Ray puts the remote traceback before it."""
     return str(error).strip().splitlines()[-1].strip()
+
+
+def thread_env(threads: int) -> dict:
+    """Ray sets OMP_NUM_THREADS from num_cpus, which is a share and not a number of threads."""
+    return {"env_vars": {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}}

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from configs.schema import Config, EvaluationConfig, ScoreConfig
+from replug.configs.schema import Config, EvaluationConfig, ScoreConfig
 
 # Ray's own name for "keep to 127.0.0.1"; asking for that address in ray.init does not: it is replaced.
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TypeVar
 
-from configs.errors import Interrupted
+from replug.configs.errors import Interrupted
 
 Result = TypeVar("Result")
 

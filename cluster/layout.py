@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from configs.errors import UserError
-from configs.schema import Accelerator, Config, ScoreConfig, Swap
+from replug.configs.errors import UserError
+from replug.configs.schema import Accelerator, Config, ScoreConfig, Swap
 
 ROLES = ("train", "score", "index")
 EXACT_KINDS = ("flat_fp16",)  # whose vectors any number of searchers may share

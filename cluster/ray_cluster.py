@@ -15,11 +15,11 @@ import torch
 from ray._private.services import find_gcs_addresses  # what ray.init itself looks for `auto` by
 from ray.exceptions import AuthenticationError
 
-from configs.errors import UserError
-from configs.schema import Config, ScoreConfig
-from data.progress import say
-from train import resources
-from train.interruption import Interruption
+from replug.cluster import layout as resources
+from replug.cluster.interruption import Interruption
+from replug.configs.errors import UserError
+from replug.configs.schema import Config, ScoreConfig
+from replug.data.progress import say
 
 CODE = Path(__file__).parent.parent  # the folder that holds the rooms
 ANSWER_SECONDS = 10.0

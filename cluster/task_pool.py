@@ -1,13 +1,16 @@
-"""Preparing over a Ray cluster: the same work as `data.local_pool` does, on any node that sees the same files."""
+"""Preparing over a Ray cluster: the same work as `data.prepare.local_pool` does.
+
+Any node that sees the same files takes part.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import ray
 
-from configs.schema import Config
-from data.local_pool import Job
-from train.cluster import ray_cluster
+from replug.cluster.ray_cluster import ray_cluster
+from replug.configs.schema import Config
+from replug.data.prepare.local_pool import Job
 
 
 class RayPool:

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from configs.errors import RunError, UserError
-from data.progress import Progress, say
-from models.score_cache import Key, ModelUse, ScoreCache
+from replug.configs.errors import RunError, UserError
+from replug.data.progress import Progress, say
+from replug.models.score_cache import Key, ModelUse, ScoreCache
 
 SECONDS_PER_DAY = 86_400
 ROWS_BETWEEN_REPORTS = 10_000

@@ -10,12 +10,12 @@ from typing import Annotated
 
 import typer
 
-from configs.errors import Interrupted, RunError, UserError
-from configs.load import load_config, load_evaluation_config, load_score_config, names_evaluation
-from configs.paths import check_evaluation_paths, check_paths
-from configs.schema import Config
-from train.interruption import EXIT_STATUS
-from train.ray_environment import configure_ray_environment
+from replug.cluster.environment import configure_ray_environment
+from replug.cluster.interruption import EXIT_STATUS
+from replug.configs.errors import Interrupted, RunError, UserError
+from replug.configs.load import load_config, load_evaluation_config, load_score_config, names_evaluation
+from replug.configs.paths import check_evaluation_paths, check_paths
+from replug.configs.schema import Config
 
 app = typer.Typer(
     help="Tune a dense retriever to a frozen language model (REPLUG LSR).",
@@ -53,7 +53,7 @@ def train(config: ConfigFile, overrides: Overrides = None) -> None:
     Ends with bits per byte on held-out text, in RUN_DIR/results.json and RUN_DIR/report.html.
     """
     loaded = load_for_run(config, overrides)
-    from train.run import train as run_train
+    from replug.train.run import train as run_train
 
     run_train(loaded)
 
@@ -68,7 +68,7 @@ def prepare(config: ConfigFile, overrides: Overrides = None) -> None:
     """
     loaded = load_config(config, overrides or [], needs_lm=False, needs_retriever=False)
     check_paths(loaded)
-    from train.commands import run_prepare
+    from replug.commands.commands import run_prepare
 
     run_prepare(loaded)
 
@@ -80,7 +80,7 @@ def index(config: ConfigFile, overrides: Overrides = None) -> None:
     replug index configs/own_data.yaml retriever.path=DIR data.corpus=docs.jsonl index.kind=ivf_sq8 index.out=DIR
     """
     loaded = load_for_run(config, overrides, corpus_only=True)
-    from train.commands import run_index
+    from replug.commands.commands import run_index
 
     run_index(loaded)
 
@@ -88,7 +88,7 @@ def index(config: ConfigFile, overrides: Overrides = None) -> None:
 @app.command()
 def verify(directory: Annotated[Path, typer.Argument(help="An index, a prepared set, or a run directory.")]) -> None:
     """Check every checksum, count and dimension of an index or a prepared set; exits with 0, or names what is wrong."""
-    from train.commands import run_verify
+    from replug.commands.commands import run_verify
 
     run_verify(directory)
 
@@ -105,13 +105,13 @@ def evaluate(config: ConfigFile, overrides: Overrides = None) -> None:
         evaluation = load_evaluation_config(config, overrides or [])
         check_evaluation_paths(evaluation)
         configure_ray_environment(evaluation)
-        from train.evaluation import evaluate as run_evaluation
-        from train.lm_sweep import evaluate_lms
+        from replug.evals.lm_sweep import evaluate_lms
+        from replug.evals.run import evaluate as run_evaluation
 
         (evaluate_lms if evaluation.lms else run_evaluation)(evaluation)
         return
     loaded = load_for_run(config, overrides)
-    from train.commands import run_evaluate
+    from replug.commands.commands import run_evaluate
 
     run_evaluate(loaded)
 
@@ -125,7 +125,7 @@ def search(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each directory.")] = False,
 ) -> None:
     """Show what a retriever finds for a text; two retrievers side by side with --against."""
-    from train.commands import run_search
+    from replug.commands.commands import run_search
 
     run_search([directory] + ([against] if against else []), text, k, as_json)
 
@@ -149,8 +149,8 @@ def generate(
 
     replug generate "The Python keyword yield" --k 10 --index runs/quickstart
     """
-    from models.generation import GenerationOptions
-    from train.generate_command import run_generate
+    from replug.commands.generate import run_generate
+    from replug.models.generation import GenerationOptions
 
     end = None if stop is None else stop.replace("\\n", "\n")
     options = GenerationOptions(max_new_tokens, end, temperature, top_p, seed)
@@ -172,7 +172,7 @@ def score(
     """
     config = load_score_config(overrides or [])
     configure_ray_environment(config)
-    from train.score_command import run_score
+    from replug.commands.score import run_score
 
     run_score(config, source, out)
 
@@ -192,7 +192,7 @@ def cache(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Show what a cache of LM scores holds, by LM; check it; delete from it."""
-    from train.cache_command import Prune, run_cache
+    from replug.commands.cache import Prune, run_cache
 
     run_cache(file, Prune(prune_lm, older_than), verify, prune_bad, as_json)
 
@@ -203,7 +203,7 @@ def export(
     out: Annotated[Path, typer.Argument(help="The folder to write.")],
 ) -> None:
     """Write the tuned retriever as a folder for transformers and sentence-transformers."""
-    from train.commands import run_export
+    from replug.commands.commands import run_export
 
     run_export(run_dir, out)
 
@@ -214,7 +214,7 @@ def report(
     figure: Annotated[Path | None, typer.Option(help="Also write the overview as a PNG.")] = None,
 ) -> None:
     """Write RUN_DIR/report.html again and print the table."""
-    from train.commands import run_report
+    from replug.commands.commands import run_report
 
     run_report(run_dir, figure)
 
@@ -248,8 +248,8 @@ def plan(
 
     replug plan configs/paper.yaml --gpus 8xA100 --what-if lm.path=gpt2
     """
-    from train.plan_command import run_plan
-    from train.planning.plans import Assumptions
+    from replug.commands.plan import run_plan
+    from replug.planning.plans import Assumptions
 
     given = Assumptions(lm_parameters, retriever_parameters, documents, efficiency, split)
     run_plan(config, gpus or (), nodes, measured, as_json, chart, overrides or (), what_if or (), as_markdown, given)
@@ -275,7 +275,7 @@ def slurm(
 
     replug slurm configs/paper.yaml --nodes 2 --gpus-per-node 4 --partition gpu --submit
     """
-    from train.slurm_command import SlurmRequest, run_slurm
+    from replug.commands.slurm import SlurmRequest, run_slurm
 
     request = SlurmRequest(job, nodes, gpus_per_node, cpus_per_task, time, partition, account, tuple(sbatch or ()))
     run_slurm(config, overrides or [], request, submit)
@@ -288,7 +288,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON list.")] = False,
 ) -> None:
     """Look at this machine, and at what a configuration needs of it; exits with 1 where something is wrong."""
-    from train.doctor_command import run_doctor
+    from replug.commands.doctor import run_doctor
 
     raise typer.Exit(run_doctor(config, overrides or [], as_json))
 
@@ -298,7 +298,7 @@ def dashboard(
     project: Annotated[str, typer.Argument(help="Whose runs it shows.", metavar="ENTITY/PROJECT")],
 ) -> None:
     """Save a view of a W&B project's runs, in sections: learning, temperatures, index, time, throughput."""
-    from train.wandb_dashboard import run_dashboard
+    from replug.train.wandb_dashboard import run_dashboard
 
     run_dashboard(project)
 
@@ -306,8 +306,8 @@ def dashboard(
 @app.command()
 def keys(section: Annotated[str, typer.Argument(help="Only keys that begin so, such as refresh.")] = "") -> None:
     """List every key of a configuration with its default and what it means; those of evaluations at the end."""
-    from configs.describe import key_descriptions
-    from configs.schema import EvaluationConfig
+    from replug.configs.describe import key_descriptions
+    from replug.configs.schema import EvaluationConfig
 
     of_runs = list(key_descriptions())
     of_evaluations = [row for row in key_descriptions(EvaluationConfig) if row not in of_runs]

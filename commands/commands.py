@@ -8,35 +8,38 @@ from rich.columns import Columns
 from rich.console import Console
 from rich.panel import Panel
 
-from configs.errors import RunError, UserError
-from configs.load import load_config
-from configs.schema import Config
-from data.files import write_json
-from data.progress import say
-from data.store import PreparedSet
-from data.verify import is_prepared_set, verify_prepared
-from evals.figures import overview_png
-from evals.language_modelling import Choice
-from evals.results import print_results
-from index_workers.local_index import LocalIndex
-from index_workers.service import IndexService
-from index_workers.verify import verify_index
-from index_workers.version_store import VersionStore
-from models.encoder import Encoder
-from models.hardware import available_cores
-from train import run as training
-from train import wiring
-from train.cluster import ray_cluster
-from train.environment import check_faiss
-from train.pipeline import IndexState
-from train.run_dir import RunDirectory, index_folder
+from replug.cluster.ray_cluster import ray_cluster
+from replug.configs.errors import RunError, UserError
+from replug.configs.load import load_config
+from replug.configs.schema import Config
+from replug.data.files import write_json
+from replug.data.progress import say
+from replug.data.store import PreparedSet
+from replug.data.verify import is_prepared_set, verify_prepared
+from replug.evals.figures import overview_png
+from replug.evals.language_modelling import Choice
+from replug.evals.results import print_results
+from replug.index_workers.build import build_version, index_settings, require_same_index
+from replug.index_workers.installation import check_faiss
+from replug.index_workers.local_index import LocalIndex
+from replug.index_workers.service import IndexService
+from replug.index_workers.verify import verify_index
+from replug.index_workers.version_store import IndexState, VersionStore, index_folder
+from replug.models.build import lm_source, load_encoder
+from replug.models.encoder import Encoder
+from replug.models.hardware import available_cores
+from replug.models.preparing import corpus_to_index, prepared_set, repair_prepared
+from replug.train import run as training
+from replug.train.data_checks import check_data
+from replug.train.run_dir import RunDirectory
+from replug.train.workers import start_workers
 
 
 def run_prepare(config: Config) -> None:
     """Prepare, or go on with it; a finished set is checked, and what is damaged there made again."""
     out = RunDirectory(Path(config.run_dir).expanduser()).data
-    wiring.repair_prepared(config, out)
-    prepared = wiring.prepared_set(config, out)
+    repair_prepared(config, out)
+    prepared = prepared_set(config, out)
     print(json.dumps({"prepared": str(prepared.folder), **prepared.manifest["counts"]}))
 
 
@@ -45,12 +48,12 @@ def run_index(config: Config) -> None:
     check_faiss()
     run = RunDirectory(Path(config.run_dir).expanduser())
     root = Path(config.index.out).expanduser() if config.index.out else run.index
-    data = wiring.corpus_to_index(config, run.data, root)
-    encoder = wiring.load_encoder(config)
-    wiring.require_same_index(config, encoder, data, VersionStore(root.absolute()))
+    data = corpus_to_index(config, run.data, root)
+    encoder = load_encoder(config.retriever)
+    require_same_index(config, encoder, data, VersionStore(root.absolute()))
     with ray_cluster(config, roles=["index"]) as config:
-        service = IndexService(root, wiring.index_settings(config))
-        wiring.build_version(config, encoder, data, service, IndexState(0, 0))
+        service = IndexService(root, index_settings(config))
+        build_version(config, encoder, data, service, IndexState(0, 0))
         service.close()
     print(json.dumps({"index": str(root), "documents": len(data.corpus), "kind": config.index.kind}))
 
@@ -81,14 +84,14 @@ def run_evaluate(config: Config) -> None:
     """The table of `replug train`, for the retriever as it is configured and the run's tuned one, if any."""
     check_faiss()
     run = RunDirectory(Path(config.run_dir).expanduser())
-    lm = wiring.lm_source(config.lm, run.ledger, run.scores)
-    data = wiring.prepared_set(config, run.data)
-    wiring.check_data(config, data, lm)
+    lm = lm_source(config.lm, run.ledger, run.scores)
+    data = prepared_set(config, run.data)
+    check_data(config, data, lm)
     paths = {"replug": None, **({"lsr": run.retriever} if run.retriever.is_dir() else {})}
     root = run.path / "evaluation"
     with (
         ray_cluster(config, roles=["score", "index"]) as config,
-        wiring.start_workers(config, lm, data, root, run.scores) as workers,
+        start_workers(config, lm, data, root, run.scores) as workers,
     ):
         found = {name: _find(config, data, workers.index, path, i) for i, (name, path) in enumerate(paths.items())}
         results = training.measure(config, data, workers, found)
@@ -98,8 +101,8 @@ def run_evaluate(config: Config) -> None:
 
 
 def _find(config: Config, data: PreparedSet, index: IndexService, path: Path | None, version: int) -> Choice:
-    encoder = wiring.load_encoder(config, path)
-    wiring.build_version(config, encoder, data, index, IndexState(version, 0))
+    encoder = load_encoder(config.retriever, path)
+    build_version(config, encoder, data, index, IndexState(version, 0))
     return training.search_windows(config, data, index, encoder, version)
 
 
@@ -142,7 +145,7 @@ def run_export(run_dir: Path, out: Path) -> None:
         raise UserError(f"{run_dir} is no run directory (config.yaml is missing)")
     config = load_config(run.path / "config.yaml")
     if run.retriever.is_dir():
-        wiring.load_encoder(config, run.retriever).save(out)
+        load_encoder(config.retriever, run.retriever).save(out)
     else:
         _load_checkpoint(config, run).save(out)
     print(f"retriever: {out}")
@@ -154,7 +157,7 @@ def _load_checkpoint(config: Config, run: RunDirectory) -> Encoder:
         raise UserError(f"{run.path} has neither a tuned retriever nor a checkpoint yet")
     say(f"the run is unfinished; exporting the checkpoint of step {newest.step}")
     state = torch.load(newest.path, map_location="cpu", weights_only=True)["state_dict"]
-    encoder = wiring.load_encoder(config)
+    encoder = load_encoder(config.retriever)
     encoder.load_state_dict({name.removeprefix("encoder."): value for name, value in state.items()})
     return encoder
 

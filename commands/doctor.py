@@ -1,4 +1,4 @@
-"""`replug doctor [CONFIG]`: the checks of `train.doctor` and `train.doctor_config`, printed."""
+"""`replug doctor [CONFIG]`: the checks of `commands.checks.machine` and `commands.checks.configuration`, printed."""
 
 import dataclasses
 import json
@@ -8,10 +8,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from configs.errors import UserError
-from configs.load import load_config
-from train.doctor import Check, Checks, State, machine_checks, run_checks
-from train.doctor_config import config_checks
+from replug.commands.checks.configuration import config_checks
+from replug.commands.checks.machine import Check, Checks, State, machine_checks, run_checks
+from replug.configs.errors import UserError
+from replug.configs.load import load_config
 
 MARKS = {State.ok: ("✓", "green"), State.warning: ("!", "yellow"), State.wrong: ("✗", "red")}
 

@@ -8,21 +8,22 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from configs.errors import UserError
-from configs.load import load_config, load_score_config
-from configs.schema import LMConfig
-from index_workers.local_index import IndexRetriever, LocalIndex
-from models.black_box_lm import BlackBoxLM
-from models.ensemble import document_weights
-from models.generation import Generated, GenerationOptions
-from models.hardware import available_cores
-from models.hf_lm import load_tokenizer
-from models.http_lm import HttpLM
-from models.prompt import PromptTemplate
-from models.replug_lm import ReplugLM, Retrieved
-from models.scorer_pool import LMSpec
-from train import wiring
-from train.run_dir import RunDirectory, index_folder
+from replug.configs.errors import UserError
+from replug.configs.load import load_config, load_score_config
+from replug.configs.schema import LMConfig
+from replug.index_workers.local_index import IndexRetriever, LocalIndex
+from replug.index_workers.version_store import index_folder
+from replug.models.black_box_lm import BlackBoxLM
+from replug.models.build import lm_source, lm_tokenizer_path
+from replug.models.ensemble import document_weights
+from replug.models.generation import Generated, GenerationOptions
+from replug.models.hardware import available_cores
+from replug.models.http.http_lm import HttpLM
+from replug.models.local.hf_lm import load_tokenizer
+from replug.models.prompt import PromptTemplate
+from replug.models.replug_lm import ReplugLM, Retrieved
+from replug.models.scorer_pool import LMSpec
+from replug.train.run_dir import RunDirectory
 
 SHOWN_CHARACTERS = 120
 
@@ -34,7 +35,7 @@ def run_generate(
     lm_config = lm_of(directory, overrides)
     retriever = IndexRetriever(LocalIndex(index_folder(directory), available_cores()))
     run = RunDirectory(directory)
-    source = wiring.lm_source(lm_config, run.ledger, run.scores)
+    source = lm_source(lm_config, run.ledger, run.scores)
     lm: BlackBoxLM = source if isinstance(source, HttpLM) else source.load()
     try:
         replug = ReplugLM(lm, retriever, k, _template(lm_config, source, options.max_new_tokens))
@@ -62,7 +63,7 @@ def _template(lm: LMConfig, source: LMSpec | HttpLM, max_new_tokens: int) -> Pro
         return PromptTemplate(lm.separator)
     if source.max_tokens <= max_new_tokens:
         raise UserError(f"--max-new-tokens is {max_new_tokens}; the LM holds {source.max_tokens} tokens in all")
-    tokenizer = load_tokenizer(wiring.lm_tokenizer_path(lm))
+    tokenizer = load_tokenizer(lm_tokenizer_path(lm))
     return PromptTemplate(lm.separator, tokenizer, source.max_tokens - max_new_tokens)
 
 

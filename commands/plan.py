@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.errors import UserError
-from configs.load import load_config
-from train.planning.plans import Assumptions, Plan, make_plan, plan_json
-from train.planning.tables import markdown, print_comparison, print_plan
+from replug.configs.errors import UserError
+from replug.configs.load import load_config
+from replug.planning.plans import Assumptions, Plan, make_plan, plan_json
+from replug.planning.tables import markdown, print_comparison, print_plan
 
 SAME = "as given"
 
@@ -83,7 +83,7 @@ def _print(config: Path, named: Sequence[tuple[str, dict[str, Any]]]) -> None:
 def _write_chart(chart: Path, config: Path, plan: Plan) -> None:
     if not chart.parent.is_dir():
         raise UserError(f"--chart: the folder {chart.parent} does not exist; expected a file in a folder that does")
-    from train.planning.chart import plan_png  # matplotlib takes a second
+    from replug.planning.chart import plan_png  # matplotlib takes a second
 
     hours = plan.estimate.outcome.wall / 3600
     length = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"

@@ -25,21 +25,21 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from configs.errors import RunError, UserError
-from configs.schema import LMConfig, ScoreConfig, TooLong
-from data.files import write_json
-from data.progress import Progress, format_duration, say
-from data.rows import read_json_lines
-from models.black_box_lm import AsyncLM, ContinuationScore
-from models.caching_lm import CachingLM
-from models.pair_tokens import pair_token_ids
+from replug.configs.errors import RunError, UserError
+from replug.configs.schema import LMConfig, ScoreConfig, TooLong
+from replug.data.files import write_json
+from replug.data.progress import Progress, format_duration, say
+from replug.data.rows import read_json_lines
+from replug.models.black_box_lm import AsyncLM, ContinuationScore
+from replug.models.caching_lm import CachingLM
+from replug.models.pair_tokens import pair_token_ids
 
 if TYPE_CHECKING:  # seconds to import, and mistakes in the rows are to be told at once
     from transformers import PreTrainedTokenizerBase
 
-    from models.http_lm import HttpLM
-    from models.prompt import PromptTemplate
-    from models.scorer_pool import LMSpec
+    from replug.models.http.http_lm import HttpLM
+    from replug.models.prompt import PromptTemplate
+    from replug.models.scorer_pool import LMSpec
 
 ROWS_PER_CALL = 256
 CALLS_IN_FLIGHT = 8
@@ -163,17 +163,17 @@ def run_score(config: ScoreConfig, source: Path, out: Path) -> None:
 
 
 def _score_rest(config: ScoreConfig, source: Path, output: Output, survey: Survey, file: BinaryIO) -> None:
-    from models.hf_lm import load_tokenizer  # seconds to import, and the rows are checked by now
-    from train import wiring
+    from replug.models.build import lm_source, lm_tokenizer_path, prompt_template
+    from replug.models.local.hf_lm import load_tokenizer  # seconds to import, and the rows are checked by now
 
-    lm_source = wiring.lm_source(config.lm, output.ledger, output.cache)
-    if config.lm.too_long is TooLong.error and lm_source.max_tokens and (config.lm.path or config.lm.tokenizer):
-        tokenizer = load_tokenizer(wiring.lm_tokenizer_path(config.lm))
-        check_lengths(source, tokenizer, lm_source.max_tokens)
-    with _open(config, lm_source, output.cache) as lm:
+    source_of_lm = lm_source(config.lm, output.ledger, output.cache)
+    if config.lm.too_long is TooLong.error and source_of_lm.max_tokens and (config.lm.path or config.lm.tokenizer):
+        tokenizer = load_tokenizer(lm_tokenizer_path(config.lm))
+        check_lengths(source, tokenizer, source_of_lm.max_tokens)
+    with _open(config, source_of_lm, output.cache) as lm:
         output.require_lm(lm.identity)
         output.write_mark(lm.identity)
-        writer, template = RowWriter(file, survey, lm), wiring.prompt_template(config.lm, lm_source)
+        writer, template = RowWriter(file, survey, lm), prompt_template(config.lm, source_of_lm)
         score_calls(lm, read_calls(source, survey.num_written), template, writer)
     if template.num_truncated:
         say(f"{template.num_truncated} prefixes were cut at their beginning to fit (lm.too_long=truncate)")
@@ -181,14 +181,14 @@ def _score_rest(config: ScoreConfig, source: Path, output: Output, survey: Surve
 
 
 @contextmanager
-def _open(config: ScoreConfig, lm_source: "LMSpec | HttpLM", cache: Path) -> Iterator[CachingLM]:
+def _open(config: ScoreConfig, source_of_lm: "LMSpec | HttpLM", cache: Path) -> Iterator[CachingLM]:
     """The LM behind its cache; Ray runs where the weights are local."""
-    from train import wiring
-    from train.cluster import ray_cluster
+    from replug.cluster.ray_cluster import ray_cluster
+    from replug.models.build import cache_path, open_lm
 
     with nullcontext() if config.lm.url else ray_cluster(config):
-        lm = wiring.open_lm(config.lm, lm_source)
-        cached = CachingLM(lm, wiring.cache_path(config.lm, cache))
+        lm = open_lm(config.lm, source_of_lm)
+        cached = CachingLM(lm, cache_path(config.lm, cache))
         try:
             yield cached
         finally:

@@ -22,14 +22,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from configs.errors import RunError, UserError
-from configs.load import config_to_yaml, load_config
-from configs.paths import check_paths
-from configs.schema import Config
-from data.files import replace_file, write_json, writing
-from train import resources
-from train.environment import describe_environment
-from train.run_dir import RunDirectory, require_same
+from replug.cluster import layout as resources
+from replug.configs.errors import RunError, UserError
+from replug.configs.load import config_to_yaml, load_config
+from replug.configs.paths import check_paths
+from replug.configs.resume import require_same
+from replug.configs.schema import Config
+from replug.data.files import replace_file, write_json, writing
+from replug.train.environment import describe_environment
+from replug.train.run_dir import RunDirectory
 
 CODE = Path(__file__).parent.parent
 ROOMS = ("configs", "data", "models", "index_workers", "evals", "train", "slurm")

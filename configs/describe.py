@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from configs import schema
+from replug.configs import schema
 
 FIELD = re.compile(r"^    (?P<name>\w+): [^#\n]*(?:#\s*(?P<comment>.*))?$", re.MULTILINE)
 

@@ -14,9 +14,9 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from configs.errors import UserError
-from configs.rules import check_rules
-from configs.schema import Config, EvaluationConfig, ScoreConfig
+from replug.configs.errors import UserError
+from replug.configs.rules import check_rules
+from replug.configs.schema import Config, EvaluationConfig, ScoreConfig
 
 AnyConfig = TypeVar("AnyConfig", Config, ScoreConfig, EvaluationConfig)
 Schema = type[Config] | type[ScoreConfig] | type[EvaluationConfig]

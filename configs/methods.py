@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from configs.errors import UserError
+from replug.configs.errors import UserError
 
 NONE, RANDOM, BM25, REPLUG = "none", "random", "bm25", "replug"
 WITHOUT_RETRIEVER = (NONE, RANDOM, BM25)

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from configs.errors import UserError
-from configs.schema import Config, DataConfig, EvaluationConfig
+from replug.configs.errors import UserError
+from replug.configs.schema import Config, DataConfig, EvaluationConfig
 
 
 def check_paths(config: Config, corpus_only: bool = False) -> None:

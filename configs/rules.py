@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from urllib.parse import urlsplit
 
-from configs.errors import UserError
-from configs.methods import REPLUG, WITHOUT_RETRIEVER, Method, parse_methods
-from configs.schema import (
+from replug.configs.errors import UserError
+from replug.configs.methods import REPLUG, WITHOUT_RETRIEVER, Method, parse_methods
+from replug.configs.schema import (
     Adopt,
     Config,
     DataConfig,

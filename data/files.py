@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from configs.errors import RunError
+from replug.configs.errors import RunError
 
 
 def file_sha256(path: Path) -> str:

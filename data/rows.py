@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from configs.errors import UserError
-from data.records import Document, Window
+from replug.configs.errors import UserError
+from replug.data.records import Document, Window
 
 
 def read_documents(path: Path) -> Iterator[Document]:

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from data.files import file_sha256, replace_file, write_json, writing
-from data.records import Document, Window
+from replug.data.files import file_sha256, replace_file, write_json, writing
+from replug.data.records import Document, Window
 
 ROWS_PER_BATCH = 1000
 ROWS_PER_SHARD = 1 << 16

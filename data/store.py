@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset, concatenate_datasets
 
-from configs.errors import UserError
-from data.records import Document, Window
-from data.shards import (
+from replug.configs.errors import UserError
+from replug.data.records import Document, Window
+from replug.data.shards import (
     DOCUMENT_SCHEMA,
     ROWS_PER_BATCH,
     WINDOW_SCHEMA,

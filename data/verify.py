@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from configs.errors import UserError
-from data.files import wrong_files
-from data.progress import Progress
-from data.store import PreparedSet, read_manifest
+from replug.configs.errors import UserError
+from replug.data.files import wrong_files
+from replug.data.progress import Progress
+from replug.data.store import PreparedSet, read_manifest
 
 
 def is_prepared_set(folder: Path) -> bool:

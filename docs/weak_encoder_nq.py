@@ -16,7 +16,7 @@ from pathlib import Path
 
 from transformers import AutoModel, AutoTokenizer
 
-from models.packaged import resolve_encoder_path
+from replug.models.packaged import resolve_encoder_path
 
 NUM_PASSAGES, NUM_HELDOUT, NUM_LAYERS = 2600, 400, 3
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from configs.schema import PaperConfig
-from evals.examples import Example
-from evals.intervals import Interval, Ratio, difference_interval, interval_of, verdict
-from evals.loop import Metric, Task
+from replug.configs.schema import PaperConfig
+from replug.evals.examples import Example
+from replug.evals.intervals import Interval, Ratio, difference_interval, interval_of, verdict
+from replug.evals.loop import Metric, Task
 
 Entry = dict[str, Any]
 Results = dict[str, dict[str, Entry]]

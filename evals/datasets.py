@@ -7,32 +7,33 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.errors import UserError
-from configs.rules import QUESTION, RECALL_DEPTH
-from configs.schema import Evaluation, EvaluationConfig
-from data.progress import say
-from data.records import Window
-from data.rejected import Rejected
-from data.sources import FieldMap, SourceText, read_unit
-from data.store import Corpus, PreparedSet
-from data.tokenizing import load_plain, token_offsets
-from data.units import plan_units
-from evals.evidence import EvidenceBook
-from evals.examples import Example
-from evals.loop import Task
-from evals.mmlu import NUM_DEMONSTRATIONS as NUM_MMLU_SHOTS
-from evals.mmlu import read_mmlu
-from evals.open_qa import NUM_DEMONSTRATIONS as NUM_QA_SHOTS
-from evals.open_qa import OpenQuestion, draw_demonstrations, hold_out_demonstrations, read_questions
-from evals.retrieval import gold_rows
-from evals.tasks.lm import LanguageModelling
-from evals.tasks.mmlu import Mmlu
-from evals.tasks.open_qa import OpenQa
-from evals.tasks.retrieval import Retrieval
-from evals.windows import windows_of
-from models.caching_lm import CachingLM
-from models.prompt import PromptTemplate
-from train import wiring
+from replug.configs.errors import UserError
+from replug.configs.rules import QUESTION, RECALL_DEPTH
+from replug.configs.schema import Evaluation, EvaluationConfig
+from replug.data.progress import say
+from replug.data.records import Window
+from replug.data.sources.rejected import Rejected
+from replug.data.sources.shards import plan_units
+from replug.data.sources.texts import FieldMap, SourceText, read_unit
+from replug.data.store import Corpus, PreparedSet
+from replug.data.tokenizing import load_plain, token_offsets
+from replug.evals.evidence import EvidenceBook
+from replug.evals.examples import Example
+from replug.evals.loop import Task
+from replug.evals.mmlu import NUM_DEMONSTRATIONS as NUM_MMLU_SHOTS
+from replug.evals.mmlu import read_mmlu
+from replug.evals.open_qa import NUM_DEMONSTRATIONS as NUM_QA_SHOTS
+from replug.evals.open_qa import OpenQuestion, draw_demonstrations, hold_out_demonstrations, read_questions
+from replug.evals.retrieval import gold_rows
+from replug.evals.tasks.lm import LanguageModelling
+from replug.evals.tasks.mmlu import Mmlu
+from replug.evals.tasks.open_qa import OpenQa
+from replug.evals.tasks.retrieval import Retrieval
+from replug.evals.windows import windows_of
+from replug.models.build import lm_tokenizer_json
+from replug.models.caching_lm import CachingLM
+from replug.models.preparing import prepared_set
+from replug.models.prompt import PromptTemplate
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def text_subject(config: EvaluationConfig, corpus: Corpus | None) -> Subject:
 
 def token_texts(config: EvaluationConfig) -> Callable[[str], list[str]]:
     """Cuts a text into the texts of the LM's tokens, which join to it."""
-    tokenizer = load_plain(wiring.lm_tokenizer_json(config.lm))
+    tokenizer = load_plain(lm_tokenizer_json(config.lm))
 
     def cut(text: str) -> list[str]:
         [offsets] = token_offsets(tokenizer, [text])
@@ -79,12 +80,12 @@ def token_texts(config: EvaluationConfig) -> Callable[[str], list[str]]:
 
 def _windows(config: EvaluationConfig, corpus: Corpus | None) -> Iterable[Window]:
     if config.texts.path:
-        tokenizer = load_plain(wiring.lm_tokenizer_json(config.lm))
+        tokenizer = load_plain(lm_tokenizer_json(config.lm))
         return windows_of(_texts(config), tokenizer, config.texts.window)
     data = (
         corpus
         if isinstance(corpus, PreparedSet)
-        else wiring.prepared_set(config.run_config(), Path(config.out).expanduser() / "data")
+        else prepared_set(config.run_config(), Path(config.out).expanduser() / "data")
     )
     return data.heldout.windows()
 

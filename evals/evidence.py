@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from configs.methods import NONE, Method
-from data.store import CorpusStore
-from evals.language_modelling import Choice
+from replug.configs.methods import NONE, Method
+from replug.data.store import CorpusStore
+from replug.evals.language_modelling import Choice
 
 
 @dataclass(frozen=True, slots=True)

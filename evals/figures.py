@@ -12,7 +12,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from evals.results import DIFFERENCES, METHODS
+from replug.evals.results import DIFFERENCES, METHODS
 
 COLOURS = {"none": "#9aa0a6", "random": "#c9b458", "replug": "#5b8db8", "lsr": "#c2572b"}
 STYLE: Any = {

@@ -3,11 +3,11 @@
 import json
 from pathlib import Path
 
-from configs.errors import UserError
-from configs.load import config_to_yaml, load_evaluation_config
-from configs.schema import EvaluationConfig
-from data.files import replace_file, write_json
-from train.run_dir import require_same
+from replug.configs.errors import UserError
+from replug.configs.load import config_to_yaml, load_evaluation_config
+from replug.configs.resume import require_same
+from replug.configs.schema import EvaluationConfig
+from replug.data.files import replace_file, write_json
 
 
 class EvaluationFolder:

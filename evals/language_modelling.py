@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data.progress import Progress
-from data.records import Window
-from data.store import CorpusStore
-from evals.metrics import bits_of
-from models.black_box_lm import AsyncLM, ContinuationScore
-from models.ensemble import mix_token_logprobs
-from models.prompt import PromptTemplate
+from replug.data.progress import Progress
+from replug.data.records import Window
+from replug.data.store import CorpusStore
+from replug.evals.metrics import bits_of
+from replug.models.black_box_lm import AsyncLM, ContinuationScore
+from replug.models.ensemble import mix_token_logprobs
+from replug.models.prompt import PromptTemplate
 
 WINDOWS_IN_FLIGHT = 8
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 
-from models.black_box_lm import BlackBoxLM
+from replug.models.black_box_lm import BlackBoxLM
 
 MAX_NEW_TOKENS = 256  # where a task does not say
 

@@ -12,18 +12,18 @@ from pathlib import Path
 from rich.console import Console
 from rich.markdown import Markdown
 
-from configs.methods import REPLUG
-from configs.rules import evaluation_methods
-from configs.schema import EvaluationConfig
-from data.files import replace_file, write_json
-from data.progress import say
-from evals.comparison import main_metric
-from evals.figures import draw_lms, to_svg
-from evals.lm_table import lm_table
-from models.packaged import resolve_lm_path
-from models.scorer_pool import LMSpec
-from train.evaluation import evaluate
-from train.evaluation_folder import EvaluationFolder
+from replug.configs.methods import REPLUG
+from replug.configs.rules import evaluation_methods
+from replug.configs.schema import EvaluationConfig
+from replug.data.files import replace_file, write_json
+from replug.data.progress import say
+from replug.evals.comparison import main_metric
+from replug.evals.figures import draw_lms, to_svg
+from replug.evals.folder import EvaluationFolder
+from replug.evals.lm_table import lm_table
+from replug.evals.run import evaluate
+from replug.models.packaged import resolve_lm_path
+from replug.models.scorer_pool import LMSpec
 
 
 def evaluate_lms(config: EvaluationConfig) -> dict:

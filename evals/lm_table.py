@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from evals.comparison import Results, difference_text, markdown_line
+from replug.evals.comparison import Results, difference_text, markdown_line
 
 
 def lm_table(results: Mapping[str, Results], title: str, metric: str) -> str:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from data.progress import Progress
-from evals.evidence import Evidence, EvidenceBook
-from evals.examples import Example
-from evals.intervals import Transform, identity
+from replug.data.progress import Progress
+from replug.evals.evidence import Evidence, EvidenceBook
+from replug.evals.examples import Example
+from replug.evals.intervals import Transform, identity
 
 EXAMPLES_IN_FLIGHT = 8
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.errors import RunError, UserError
-from evals.examples import Example
-from evals.mmlu_subjects import CATEGORY_OF
-from evals.prompts import BETWEEN_BLOCKS, documents_or_none, knowledge_line
-from models.ensemble import log_softmax, mix_token_logprobs
+from replug.configs.errors import RunError, UserError
+from replug.evals.examples import Example
+from replug.evals.mmlu_subjects import CATEGORY_OF
+from replug.evals.prompts import BETWEEN_BLOCKS, documents_or_none, knowledge_line
+from replug.models.ensemble import log_softmax, mix_token_logprobs
 
 LETTERS = ("A", "B", "C", "D")
 CONTINUATIONS = tuple(f" {letter}" for letter in LETTERS)

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from configs.errors import UserError
-from data.rows import read_json_lines, require_new
-from evals.answers import exact_match, normalize_answer, token_f1
-from evals.examples import Example
-from evals.prompts import BETWEEN_BLOCKS, documents_or_none, knowledge_line, one_line
+from replug.configs.errors import UserError
+from replug.data.rows import read_json_lines, require_new
+from replug.evals.answers import exact_match, normalize_answer, token_f1
+from replug.evals.examples import Example
+from replug.evals.prompts import BETWEEN_BLOCKS, documents_or_none, knowledge_line, one_line
 
 NUM_DEMONSTRATIONS = 16
 STOP = "\n"

@@ -6,9 +6,9 @@ from functools import partial
 from html import escape
 from pathlib import Path
 
-from data.files import replace_file
-from evals import figures
-from evals.results import METHODS, RECALL_AT, interval_lines
+from replug.data.files import replace_file
+from replug.evals import figures
+from replug.evals.results import METHODS, RECALL_AT, interval_lines
 
 CSS = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; color: #222; }

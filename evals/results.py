@@ -6,11 +6,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from data.records import Window
-from data.store import CorpusStore
-from evals.intervals import verdict
-from evals.language_modelling import Choice, num_bytes
-from evals.metrics import bits_per_byte, paired_bootstrap_interval, recall_at_k
+from replug.data.records import Window
+from replug.data.store import CorpusStore
+from replug.evals.intervals import verdict
+from replug.evals.language_modelling import Choice, num_bytes
+from replug.evals.metrics import bits_per_byte, paired_bootstrap_interval, recall_at_k
 
 METHODS = {
     "none": "no retrieval",

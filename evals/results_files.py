@@ -11,14 +11,15 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.markdown import Markdown
 
-from configs.methods import Method
-from configs.schema import Evaluation, EvaluationConfig
-from data.files import replace_file, write_json, writing
-from evals.comparison import compare, main_metric, markdown_table
-from evals.evidence import EvidenceBook
-from evals.figures import draw_methods, draw_sweep, to_svg
-from evals.loop import OutcomeFile, Task
-from evals.token_gain import (
+from replug.configs.methods import Method
+from replug.configs.schema import Evaluation, EvaluationConfig
+from replug.data.files import replace_file, write_json, writing
+from replug.evals.comparison import compare, main_metric, markdown_table
+from replug.evals.evidence import EvidenceBook
+from replug.evals.figures import draw_methods, draw_sweep, to_svg
+from replug.evals.folder import EvaluationFolder
+from replug.evals.loop import OutcomeFile, Task
+from replug.evals.token_gain import (
     ScoredText,
     TokenGain,
     count_words,
@@ -28,8 +29,7 @@ from evals.token_gain import (
     token_gain_page,
     token_gains,
 )
-from models.ensemble import document_weights
-from train.evaluation_folder import EvaluationFolder
+from replug.models.ensemble import document_weights
 
 Row = Mapping[str, Any]
 

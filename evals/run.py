@@ -13,23 +13,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from configs.methods import Method
-from configs.rules import RECALL_DEPTH, evaluation_methods
-from configs.schema import Config, Evaluation, EvaluationConfig
-from data.progress import say
-from data.store import Corpus
-from evals.evidence import EvidenceBook
-from evals.loop import OutcomeFile, run_task
-from models.caching_lm import CachingLM
-from models.http_lm import HttpLM
-from models.scorer_pool import LMSpec
-from train import wiring
-from train.cluster import ray_cluster
-from train.environment import check_faiss
-from train.evaluation_folder import EvaluationFolder
-from train.evaluation_report import show_results, write_results
-from train.retrieval import find_all, needs_building
-from train.subjects import SUBJECTS, Asked
+from replug.cluster.ray_cluster import ray_cluster
+from replug.configs.methods import Method
+from replug.configs.rules import RECALL_DEPTH, evaluation_methods
+from replug.configs.schema import Config, Evaluation, EvaluationConfig
+from replug.data.progress import say
+from replug.data.store import Corpus
+from replug.evals.datasets import SUBJECTS, Asked
+from replug.evals.evidence import EvidenceBook
+from replug.evals.folder import EvaluationFolder
+from replug.evals.loop import OutcomeFile, run_task
+from replug.evals.results_files import show_results, write_results
+from replug.evals.search import find_all, needs_building
+from replug.index_workers.installation import check_faiss
+from replug.models import build as models_build
+from replug.models.build import cache_path, open_lm, prompt_template
+from replug.models.caching_lm import CachingLM
+from replug.models.http.http_lm import HttpLM
+from replug.models.preparing import corpus_to_index
+from replug.models.scorer_pool import LMSpec
 
 
 def evaluate(config: EvaluationConfig) -> dict:
@@ -62,13 +64,13 @@ def lm_source(config: EvaluationConfig, folder: EvaluationFolder) -> LMSpec | Ht
     if config.evaluation is Evaluation.retrieval:
         return None
     folder.path.mkdir(parents=True, exist_ok=True)
-    return wiring.lm_source(config.lm, folder.ledger, folder.scores)
+    return models_build.lm_source(config.lm, folder.ledger, folder.scores)
 
 
 def corpus_of(config: Config, folder: EvaluationFolder, methods: Sequence[Method]) -> Corpus | None:
     """The documents that methods retrieve; None where no method does and texts or questions come without."""
     if config.data.corpus or any(method.k for method in methods):
-        return wiring.corpus_to_index(config, folder.data, folder.data)
+        return corpus_to_index(config, folder.data, folder.data)
     return None
 
 
@@ -90,10 +92,10 @@ def opened_lm(config: Config, source: LMSpec | HttpLM | None, folder: Evaluation
     if source is None:
         yield None
         return
-    pool = wiring.open_lm(config.lm, source)
-    lm = CachingLM(pool, wiring.cache_path(config.lm, folder.scores))
+    pool = open_lm(config.lm, source)
+    lm = CachingLM(pool, cache_path(config.lm, folder.scores))
     try:
-        yield Asked(lm, wiring.prompt_template(config.lm, source))
+        yield Asked(lm, prompt_template(config.lm, source))
     finally:
         pool.close()
         lm.close()

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.errors import UserError
-from configs.methods import BM25, NONE, RANDOM, REPLUG, WITHOUT_RETRIEVER, Method
-from configs.schema import Config, EvaluationConfig
-from data.files import replace_file
-from data.progress import say
-from data.store import Corpus
-from evals.language_modelling import Choice, random_choice
-from index_workers.bm25 import Bm25Index
-from index_workers.local_index import LocalIndex
-from index_workers.service import IndexService
-from index_workers.version_store import VersionStore
-from models.encoder import Encoder
-from models.hardware import available_cores
-from train import wiring
-from train.pipeline import IndexState
-from train.run_dir import index_folder
+from replug.configs.errors import UserError
+from replug.configs.methods import BM25, NONE, RANDOM, REPLUG, WITHOUT_RETRIEVER, Method
+from replug.configs.schema import Config, EvaluationConfig
+from replug.data.files import replace_file
+from replug.data.progress import say
+from replug.data.store import Corpus
+from replug.evals.language_modelling import Choice, random_choice
+from replug.index_workers.bm25 import Bm25Index
+from replug.index_workers.build import build_version, index_settings, require_same_index
+from replug.index_workers.local_index import LocalIndex
+from replug.index_workers.service import IndexService
+from replug.index_workers.version_store import IndexState, VersionStore, index_folder
+from replug.models.build import load_encoder
+from replug.models.encoder import Encoder
+from replug.models.hardware import available_cores
+from replug.models.packaged import resolve_encoder_path
 
 
 def find_all(
@@ -57,7 +57,7 @@ def _find(config: EvaluationConfig, corpus: Corpus, queries: Sequence[str], sour
 
 def _query_vectors(queries: Sequence[str], path: str | None, encoder: Encoder) -> np.ndarray:
     """Vectors [B, D] by the encoder of the documents, or by the one in `path`, which only queries have."""
-    own = Encoder(wiring.resolve_encoder_path(path), encoder.similarity) if path else encoder
+    own = Encoder(resolve_encoder_path(path), encoder.similarity) if path else encoder
     if own.dim != encoder.dim:
         raise UserError(
             f"query_encoders: vectors of {path} have {own.dim} numbers, those of the documents {encoder.dim}; "
@@ -93,11 +93,11 @@ def _find_in_index(corpus: Corpus, embed: Embed, k: int, directory: Path) -> Cho
 
 
 def _find_dense(config: Config, corpus: Corpus, embed: Embed, k: int, encoder_path: str, root: Path) -> Choice:
-    encoder = wiring.load_encoder(config, wiring.resolve_encoder_path(encoder_path))
-    index = IndexService(root, wiring.index_settings(config))
+    encoder = load_encoder(config.retriever, resolve_encoder_path(encoder_path))
+    index = IndexService(root, index_settings(config))
     try:
-        wiring.require_same_index(config, encoder, corpus, index.store)
-        wiring.build_version(config, encoder, corpus, index, IndexState(0, 0))
+        require_same_index(config, encoder, corpus, index.store)
+        build_version(config, encoder, corpus, index, IndexState(0, 0))
         result = index.search(0, embed(encoder), k)
     finally:
         index.close()

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 
 from tokenizers import Tokenizer
 
-from data.chunks import split_text
-from data.records import Window
-from data.sources import SourceText
-from data.tokenizing import token_offsets
+from replug.data.chunks import split_text
+from replug.data.records import Window
+from replug.data.sources.texts import SourceText
+from replug.data.tokenizing import token_offsets
 
 
 def windows_of(texts: Iterable[SourceText], tokenizer: Tokenizer, window: int) -> Iterator[Window]:

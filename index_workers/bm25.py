@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import bm25s
 import numpy as np
 
-from configs.errors import UserError
+from replug.configs.errors import UserError
 
 STOP_WORDS = "english"
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from index_workers import faiss_index
-from index_workers.exact_search import ExactShard
-from index_workers.kinds import training_rows
-from index_workers.vectors import BlockVectors
-from index_workers.version_store import BuildPlan, VersionStore
-from index_workers.watch import mean_drift, sample_rows
+from replug.index_workers import faiss_index
+from replug.index_workers.exact_search import ExactShard
+from replug.index_workers.kinds import training_rows
+from replug.index_workers.vectors import BlockVectors
+from replug.index_workers.version_store import BuildPlan, VersionStore
+from replug.index_workers.watch import mean_drift, sample_rows
 
 
 def make_quantizer(store: VersionStore, plan: BuildPlan) -> None:

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from configs.errors import UserError
-from data.store import CorpusStore
-from index_workers import build_steps
-from index_workers.token_blocks import TokenBlocks, token_fingerprint
-from index_workers.version_store import BuildPlan, VersionStore, weights_sha256
-from models.encoder import Encoder
-from models.hardware import DTYPES, default_device
+from replug.configs.errors import UserError
+from replug.data.store import CorpusStore
+from replug.index_workers import build_steps
+from replug.index_workers.token_blocks import TokenBlocks, token_fingerprint
+from replug.index_workers.version_store import BuildPlan, VersionStore, weights_sha256
+from replug.models.encoder import Encoder
+from replug.models.hardware import DTYPES, default_device
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from index_workers.vectors import BlockVectors, order_exactly, scan_exactly
+from replug.index_workers.vectors import BlockVectors, order_exactly, scan_exactly
 
 # Rows of a chunk: on a CPU its float32 vectors stay in the processor's cache, nearly; a GPU wants few launches.
 CHUNK_ROWS, CHUNK_ROWS_GPU = 4_096, 262_144

@@ -11,10 +11,10 @@ import faiss
 import numpy as np
 import torch
 
-from configs.errors import RunError, UserError
-from index_workers.exact_search import MARGIN, ExactShard
-from index_workers.kinds import IndexKind, num_centroids, num_lists
-from index_workers.vectors import BlockVectors, most_similar, order_exactly
+from replug.configs.errors import RunError, UserError
+from replug.index_workers.exact_search import MARGIN, ExactShard
+from replug.index_workers.kinds import IndexKind, num_centroids, num_lists
+from replug.index_workers.vectors import BlockVectors, most_similar, order_exactly
 
 QUERIES = 64  # searched at once; the vectors of their candidates are held in memory
 

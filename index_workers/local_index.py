@@ -5,15 +5,15 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.errors import UserError
-from data.shards import shard_paths
-from data.store import CorpusStore
-from index_workers.faiss_index import set_search_threads
-from index_workers.merge import merge_top_k
-from index_workers.searcher import open_shard
-from index_workers.version_store import VersionStore
-from models.encoder import Encoder
-from models.replug_lm import Retrieved
+from replug.configs.errors import UserError
+from replug.data.shards import shard_paths
+from replug.data.store import CorpusStore
+from replug.index_workers.faiss_index import set_search_threads
+from replug.index_workers.merge import merge_top_k
+from replug.index_workers.searcher import open_shard
+from replug.index_workers.version_store import VersionStore
+from replug.models.encoder import Encoder
+from replug.models.replug_lm import Retrieved
 
 
 class LocalIndex:

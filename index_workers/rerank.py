@@ -9,9 +9,9 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from data.records import SearchResult
-from data.store import CorpusStore
-from index_workers.vectors import order_exactly
+from replug.data.records import SearchResult
+from replug.data.store import CorpusStore
+from replug.index_workers.vectors import order_exactly
 
 LIVE_OVERRETRIEVE = 4  # candidates that are embedded for each document asked for, where nobody says otherwise
 

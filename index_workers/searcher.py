@@ -14,11 +14,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from configs.errors import UserError
-from index_workers.exact_search import ExactShard
-from index_workers.faiss_index import FaissShard, set_search_threads
-from index_workers.vectors import BlockVectors
-from index_workers.version_store import BuildPlan, VersionStore
+from replug.configs.errors import UserError
+from replug.index_workers.exact_search import ExactShard
+from replug.index_workers.faiss_index import FaissShard, set_search_threads
+from replug.index_workers.vectors import BlockVectors
+from replug.index_workers.version_store import BuildPlan, VersionStore
 
 Found = tuple[np.ndarray, np.ndarray]  # rows of the corpus and inner products [B, <= k], best first
 

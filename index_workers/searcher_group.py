@@ -9,8 +9,8 @@ import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from configs.errors import RunError, UserError
-from index_workers.merge import merge_top_k
+from replug.configs.errors import RunError, UserError
+from replug.index_workers.merge import merge_top_k
 
 # A searcher that was killed is restarted and loads its shard again before it answers.
 TIMEOUT_SECONDS = 600.0

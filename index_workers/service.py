@@ -19,20 +19,19 @@ from typing import Any, TypeVar
 import numpy as np
 import ray
 
-from configs.errors import UserError
-from data.progress import Progress, say
-from data.records import SearchResult
-from data.store import CorpusStore
-from index_workers.builder import Builder
-from index_workers.exclusion import search_excluding
-from index_workers.merge import merge_top_k
-from index_workers.searcher import Searcher
-from index_workers.searcher_group import SearcherGroup
-from index_workers.version_store import BuildPlan, Missing, VersionStore
-from index_workers.watch import Measures, top_k_overlap
-from models.actor_pool import ActorPool
-from models.hardware import available_cores
-from models.scorer_pool import thread_env
+from replug.cluster.actor_pool import ActorPool, thread_env
+from replug.configs.errors import UserError
+from replug.data.progress import Progress, say
+from replug.data.records import SearchResult
+from replug.data.store import CorpusStore
+from replug.index_workers.builder import Builder
+from replug.index_workers.exclusion import search_excluding
+from replug.index_workers.merge import merge_top_k
+from replug.index_workers.searcher import Searcher
+from replug.index_workers.searcher_group import SearcherGroup
+from replug.index_workers.version_store import BuildPlan, Missing, VersionStore
+from replug.index_workers.watch import Measures, top_k_overlap
+from replug.models.hardware import available_cores
 
 Result = TypeVar("Result")
 

@@ -17,9 +17,9 @@ from uuid import uuid4
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from data.progress import say
-from data.tokenizing import plain_rules
-from index_workers.version_store import BuildPlan
+from replug.data.progress import say
+from replug.data.tokenizing import plain_rules
+from replug.index_workers.version_store import BuildPlan
 
 CHECKSUM_BYTES = 32  # of sha256
 

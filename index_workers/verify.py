@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.errors import UserError
-from data.files import file_sha256
-from data.progress import Progress
-from data.shards import corpus_sha256, shard_paths
-from data.store import CorpusStore
-from index_workers.faiss_index import count_vectors
-from index_workers.version_store import BuildPlan, VersionStore, require_intact
+from replug.configs.errors import UserError
+from replug.data.files import file_sha256
+from replug.data.progress import Progress
+from replug.data.shards import corpus_sha256, shard_paths
+from replug.data.store import CorpusStore
+from replug.index_workers.faiss_index import count_vectors
+from replug.index_workers.version_store import BuildPlan, VersionStore, require_intact
 
 
 def verify_index(root: Path) -> tuple[list[str], list[str]]:

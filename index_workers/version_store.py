@@ -25,14 +25,22 @@ from uuid import uuid4
 
 import numpy as np
 
-from configs.errors import RunError, UserError
-from data.files import file_sha256, write_json, writing
-from data.shards import shard_paths
-from index_workers.kinds import IndexKind
+from replug.configs.errors import RunError, UserError
+from replug.data.files import file_sha256, write_json, writing
+from replug.data.shards import shard_paths
+from replug.index_workers.kinds import IndexKind
 
 FORMAT = 3
 WEIGHTS = "model.safetensors"
 MEND = "remove it and run the command that built the index: only what is missing is made"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexState:
+    """The index at a step boundary: its version and the step whose weights embedded it."""
+
+    version: int
+    step: int
 
 
 @dataclass(frozen=True)
@@ -375,3 +383,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _json_sha256(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def index_folder(directory: Path) -> Path:
+    """The index of a run directory, or the directory itself."""
+    return directory / "index" if (directory / "index").is_dir() else directory

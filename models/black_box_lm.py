@@ -11,8 +11,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from configs.errors import RunError
-from models.generation import Generated, GenerationOptions
+from replug.configs.errors import RunError
+from replug.models.generation import Generated, GenerationOptions
 
 WEIGHTS_TOLERANCE = 1e-5  # by which float32 weights of a few dozen prompts may miss 1
 

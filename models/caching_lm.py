@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from configs.errors import RunError
-from data.progress import say
-from models.black_box_lm import AsyncLM, ContinuationScore, ScoreSum
-from models.generation import Generated, GenerationOptions
-from models.score_cache import Key, NewScore, ScoreCache, pair_key
+from replug.configs.errors import RunError
+from replug.data.progress import say
+from replug.models.black_box_lm import AsyncLM, ContinuationScore, ScoreSum
+from replug.models.generation import Generated, GenerationOptions
+from replug.models.score_cache import Key, NewScore, ScoreCache, pair_key
 
 Answer = TypeVar("Answer", ContinuationScore, ScoreSum)
 

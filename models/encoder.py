@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from configs.errors import UserError
-from data.store import CorpusStore
-from data.tokenizing import TokenIds
-from models.batching import token_budget_batches
-from models.encoder_files import MEAN, load_encoder_files, save_encoder_files
+from replug.configs.errors import UserError
+from replug.data.store import CorpusStore
+from replug.data.tokenizing import TokenIds
+from replug.models.batching import token_budget_batches
+from replug.models.encoder_files import MEAN, load_encoder_files, save_encoder_files
 
 # Padded tokens in one forward pass: what stays in the cache of a core, and what a step with gradient was measured with.
 TOKENS_PER_BATCH, TOKENS_PER_BATCH_WITH_GRADIENT = 2048, 8192

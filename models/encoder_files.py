@@ -23,7 +23,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from configs.errors import UserError
+from replug.configs.errors import UserError
 
 MEAN, CLS = "mean", "cls"  # over all tokens (Contriever), or of the first alone (DPR, BGE)
 POOLING_FLAGS = {"pooling_mode_mean_tokens": MEAN, "pooling_mode_cls_token": CLS}

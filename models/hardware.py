@@ -26,6 +26,11 @@ def resolve_dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
+def dtype_name(name: str) -> str:
+    """As `resolve_dtype`, by name: float32, bfloat16 or float16."""
+    return str(resolve_dtype(name)).removeprefix("torch.")
+
+
 def available_cores() -> int:
     """Cores this process may use, which in a container or a SLURM step is fewer than the machine has."""
     return len(os.sched_getaffinity(0))

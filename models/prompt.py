@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from transformers import PreTrainedTokenizerBase
 
-from models.black_box_lm import UnscorableText
-from models.pair_tokens import pair_token_ids
+from replug.models.black_box_lm import UnscorableText
+from replug.models.pair_tokens import pair_token_ids
 
 
 def join_document(document: str, separator: str, context: str) -> str:

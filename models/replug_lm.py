@@ -17,11 +17,11 @@ from typing import Protocol
 
 import numpy as np
 
-from models.black_box_lm import AsyncLM, BlackBoxLM, ContinuationScore, check_ensemble, check_pairs
-from models.encoder import Encoder
-from models.ensemble import document_weights, mix_token_logprobs
-from models.generation import Generated, GenerationOptions
-from models.prompt import PromptTemplate
+from replug.models.black_box_lm import AsyncLM, BlackBoxLM, ContinuationScore, check_ensemble, check_pairs
+from replug.models.encoder import Encoder
+from replug.models.ensemble import document_weights, mix_token_logprobs
+from replug.models.generation import Generated, GenerationOptions
+from replug.models.prompt import PromptTemplate
 
 
 @dataclass(frozen=True, slots=True)

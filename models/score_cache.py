@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.errors import RunError, UserError
-from models.black_box_lm import ContinuationScore, ScoreSum
+from replug.configs.errors import RunError, UserError
+from replug.models.black_box_lm import ContinuationScore, ScoreSum
 
 Key = bytes
 

@@ -15,12 +15,12 @@ import numpy as np
 import ray
 import torch
 
-from models.actor_pool import ActorPool
-from models.batching import token_budget_batches
-from models.black_box_lm import ContinuationScore, LocalLM
-from models.generation import Generated, GenerationOptions
-from models.hardware import DTYPES, TOKENS_PER_PASS, TOKENS_PER_PASS_GPU, available_cores, default_device
-from models.stand_in_lm import StandInLM
+from replug.cluster.actor_pool import ActorPool, thread_env
+from replug.models.batching import token_budget_batches
+from replug.models.black_box_lm import ContinuationScore, LocalLM
+from replug.models.generation import Generated, GenerationOptions
+from replug.models.hardware import DTYPES, TOKENS_PER_PASS, TOKENS_PER_PASS_GPU, available_cores, default_device
+from replug.models.local.stand_in_lm import StandInLM
 
 # What a unit holds: enough passes for a replica to sort by length what bytes only guess, and to be worth a call.
 PASSES_PER_UNIT, PASSES_PER_UNIT_GPU = 8, 1
@@ -50,7 +50,7 @@ class LMSpec:
     def load(self, device: torch.device | str | None = None, spread: bool = False) -> LocalLM:
         if self.is_stand_in:
             return StandInLM(float(self.path.partition(":")[2] or 0))
-        from models.hf_lm import HuggingFaceLM  # seconds to import, which the stand-in can do without
+        from replug.models.local.hf_lm import HuggingFaceLM  # seconds to import, which the stand-in can do without
 
         return HuggingFaceLM(
             self.path, DTYPES[self.dtype], device or default_device(), self.tokens_per_batch, self.compile, spread
@@ -61,7 +61,7 @@ class LMSpec:
         """As the loaded LM's, without loading it."""
         if self.is_stand_in:
             return StandInLM.identity
-        from models.hf_lm import lm_identity
+        from replug.models.local.hf_lm import lm_identity
 
         return lm_identity(self.path, DTYPES[self.dtype])
 
@@ -259,8 +259,3 @@ def _rate(answers: Sequence[Answer]) -> float:
 def _unit_bytes(spec: LMSpec, gpus: float) -> int:
     passes, default = (PASSES_PER_UNIT_GPU, TOKENS_PER_PASS_GPU) if gpus else (PASSES_PER_UNIT, TOKENS_PER_PASS)
     return BYTES_PER_TOKEN * passes * (spec.tokens_per_batch or default)
-
-
-def thread_env(threads: int) -> dict:
-    """Ray sets OMP_NUM_THREADS from num_cpus, which is a share and not a number of threads."""
-    return {"env_vars": {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}}

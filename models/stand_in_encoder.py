@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from data.stand_in_texts import stand_in_vocabulary
+from replug.data.sources.stand_in_texts import stand_in_vocabulary
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 VERSION = 1

@@ -8,7 +8,7 @@ import difflib
 import re
 from dataclasses import dataclass
 
-from configs.errors import UserError
+from replug.configs.errors import UserError
 
 GPUS_PER_NODE = 8
 

@@ -11,8 +11,8 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from train.planning.plans import Plan, idle_shares
-from train.planning.simulate import Outcome, Span
+from replug.planning.plans import Plan, idle_shares
+from replug.planning.simulate import Outcome, Span
 
 BINS = 400
 MOST_LABELLED = 12  # refreshes; more would overlap

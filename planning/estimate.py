@@ -5,12 +5,12 @@ Rates come from an accelerator's peak and the efficiency assumed, or from a run 
 
 from dataclasses import dataclass, field
 
-from configs.schema import Config, Swap
-from train.planning import memory
-from train.planning.accelerators import Accelerator, Devices
-from train.planning.model_sizes import ModelSize, encoder_size, lm_size
-from train.planning.simulate import ROLES, Crew, Durations, Outcome, Place, simulate
-from train.planning.workload import IndexSize, Shape, Work, index_size, shape_of, work_of
+from replug.configs.schema import Config, Swap
+from replug.planning import memory
+from replug.planning.accelerators import Accelerator, Devices
+from replug.planning.model_sizes import ModelSize, encoder_size, lm_size
+from replug.planning.simulate import ROLES, Crew, Durations, Outcome, Place, simulate
+from replug.planning.workload import IndexSize, Shape, Work, index_size, shape_of, work_of
 
 # Where searches run when the vectors do not fit the index GPUs: one node's processors and memory, 64 cores.
 HOST_FLOP, HOST_BANDWIDTH = 2e12, 1e11

@@ -11,11 +11,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from configs.errors import UserError
-from configs.load import load_config
-from configs.schema import Config
-from train.planning.accelerators import Accelerator, Devices
-from train.planning.estimate import (
+from replug.cluster.layout import lay_out
+from replug.configs.errors import UserError
+from replug.configs.load import load_config
+from replug.configs.schema import Config
+from replug.planning.accelerators import Accelerator, Devices
+from replug.planning.estimate import (
     Job,
     Rates,
     Split,
@@ -25,9 +26,8 @@ from train.planning.estimate import (
     scores_on_gpu,
     scoring_seconds,
 )
-from train.planning.processors import configured_crew, configured_split
-from train.planning.simulate import Durations, Outcome, simulate
-from train.resources import lay_out
+from replug.planning.processors import configured_crew, configured_split
+from replug.planning.simulate import Durations, Outcome, simulate
 
 MEASURED = "measured"
 ROUNDS = 6  # of correction; the third changes nothing visible

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.errors import UserError
+from replug.configs.errors import UserError
 
 # What a model that is known by its parameter count alone is taken for: hidden size by layers, and the vocabulary.
 ENCODER_ASPECT, ENCODER_VOCABULARY = 64, 30_522  # as BERT-base

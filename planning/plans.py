@@ -5,11 +5,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.errors import UserError
-from configs.schema import Config
-from train.planning import measured
-from train.planning.accelerators import Devices, parse_devices
-from train.planning.estimate import (
+from replug.cluster.layout import lay_out
+from replug.configs.errors import UserError
+from replug.configs.schema import Config
+from replug.planning import measured
+from replug.planning.accelerators import Devices, parse_devices
+from replug.planning.estimate import (
     Estimate,
     Job,
     dominating,
@@ -19,11 +20,10 @@ from train.planning.estimate import (
     memory_of,
     rates_of,
 )
-from train.planning.processors import configured_crew, configured_split, of_actors, threads_by_role
-from train.planning.simulate import ROLES
-from train.planning.split import best_split, estimate_split, given_split
-from train.planning.workload import disk_gb, network_gb, total_flop, total_tokens
-from train.resources import lay_out
+from replug.planning.processors import configured_crew, configured_split, of_actors, threads_by_role
+from replug.planning.simulate import ROLES
+from replug.planning.split import best_split, estimate_split, given_split
+from replug.planning.workload import disk_gb, network_gb, total_flop, total_tokens
 
 RESOURCES = {"train": "train", "score": "score", "index": "embed"}  # keys of `resources`, and whose they are
 

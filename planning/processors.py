@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from configs.schema import Config
-from train.planning.estimate import Job, Rates, Split
-from train.planning.simulate import Crew, Place
-from train.resources import num_ranks
+from replug.cluster.layout import num_ranks
+from replug.configs.schema import Config
+from replug.planning.estimate import Job, Rates, Split
+from replug.planning.simulate import Crew, Place
 
 
 def configured_split(config: Config) -> Split:

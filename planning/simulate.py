@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import simpy
 
-from train.planning.sharing import Processor
-from train.planning.workload import Shape, starts_refresh
+from replug.planning.sharing import Processor
+from replug.planning.workload import Shape, starts_refresh
 
 ROLES = ("score", "embed", "train", "search")
 WINDOWS_IN_FLIGHT = 8  # evals/language_modelling.py

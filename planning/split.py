@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from configs.errors import UserError
-from train.planning import memory
-from train.planning.accelerators import Devices
-from train.planning.estimate import (
+from replug.configs.errors import UserError
+from replug.planning import memory
+from replug.planning.accelerators import Devices
+from replug.planning.estimate import (
     Durations,
     Estimate,
     Job,

@@ -1,9 +1,9 @@
-"""Bytes that a run writes and holds: index versions, checkpoints, corpus, trainer. Pure. Actors: `train.resources`.
+"""Bytes that a run writes and holds: index versions, checkpoints, corpus, trainer. Pure. Actors: `cluster.layout`.
 
 Estimates err on the large side where a number is not known before the work is done, and say so.
 """
 
-from index_workers.kinds import IndexKind
+from replug.index_workers.kinds import IndexKind
 
 FLOAT32, FLOAT16 = 4, 2
 ADAM_STATES = 2  # first and second moment, as large as the weights

@@ -9,11 +9,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.errors import UserError
-from configs.rules import max_index_age, refresh_lag, refresh_starts
-from configs.schema import Adopt, Config, Rerank
-from index_workers.kinds import num_lists, resolve_kind
-from train.planning.model_sizes import ModelSize
+from replug.configs.errors import UserError
+from replug.configs.rules import max_index_age, refresh_lag, refresh_starts
+from replug.configs.schema import Adopt, Config, Rerank
+from replug.index_workers.kinds import num_lists, resolve_kind
+from replug.planning.model_sizes import ModelSize
 
 BYTES_PER_TOKEN_OF_TEXT = 4  # of English
 BYTES_PER_SCORE = 100  # a row of the cache of scores with its key and SQLite's own

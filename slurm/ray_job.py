@@ -1,6 +1,6 @@
 """One job: Ray over the nodes that SLURM gave, one `replug` command on it, and back into the queue when interrupted.
 
-    python -m slurm.ray_job train CONFIG [KEY=VALUE ...]        what the job scripts beside this file run
+    python -m replug.slurm.ray_job train CONFIG [KEY=VALUE ...]        what the job scripts beside this file run
 
 It runs on the allocation's first node. Ray of each node is one step (`slurm.ray_node`), `replug` is another, on the
 first node: so `scancel --signal=USR1 JOB`, which reaches steps only, reaches `replug`, and what SLURM sends to the
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from slurm.ray_node import write_token
+from replug.slurm.ray_node import write_token
 
 INTERRUPTED = 75  # replug's exit status: it saved its step, and the same command goes on
 JOIN_SECONDS = 120
@@ -125,7 +125,7 @@ def run(allocation: Allocation, folder: Path, nodes: list[Node], asked: Asked) -
     if not wait_for_nodes(nodes, address, environment, asked):
         return INTERRUPTED  # before `replug` had begun
     say(f"Ray runs at {address} with {len(nodes)} nodes of {allocation.cpus_per_node} CPUs")
-    command = allocation.step(allocation.nodes[0], "-m", "train.cli", *sys.argv[1:], f"ray.address={address}")
+    command = allocation.step(allocation.nodes[0], "-m", "replug.commands.cli", *sys.argv[1:], f"ray.address={address}")
     return run_replug(command, nodes, environment, asked)
 
 
@@ -165,7 +165,7 @@ def start_node(
 ) -> Node:
     """Ray's step on one node. A session of its own keeps signals to the whole job from srun, which would abort."""
     head = ["--head"] if name == allocation.nodes[0] else []
-    command = allocation.step(name, "-m", "slurm.ray_node", str(folder), address, *head)
+    command = allocation.step(name, "-m", "replug.slurm.ray_node", str(folder), address, *head)
     log = folder / f"{name}.log"
     with log.open("w") as output_file:
         step = subprocess.Popen(
@@ -186,7 +186,7 @@ def start_node(
 
 def wait_for_nodes(nodes: list[Node], address: str, environment: dict[str, str], asked: Asked) -> bool:
     """Whether all have joined; not so where the job was asked to stop. Raises JobError for a node that cannot."""
-    command = [sys.executable, "-m", "slurm.wait_for_nodes", address, str(len(nodes))]
+    command = [sys.executable, "-m", "replug.slurm.wait_for_nodes", address, str(len(nodes))]
     end = time.monotonic() + JOIN_SECONDS
     probe = subprocess.Popen(command, env=environment, start_new_session=True)
     try:

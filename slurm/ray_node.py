@@ -1,6 +1,6 @@
 """Ray on one node of a job: what each step but `replug`'s own runs.
 
-    python -m slurm.ray_node FOLDER HOST:PORT [--head]        the token, one line, on standard input
+    python -m replug.slurm.ray_node FOLDER HOST:PORT [--head]        the token, one line, on standard input
 
 Ray ends when standard input does, which `slurm.ray_job` holds open, and by no other signal than SIGKILL: pre-emption
 sends SIGTERM, and `scancel --signal` any signal, to every process of every step at once, while `replug` still needs its

@@ -1,6 +1,6 @@
 """Wait until so many nodes have joined the Ray cluster at HOST:PORT.
 
-    python -m slurm.wait_for_nodes HOST:PORT NODES
+    python -m replug.slurm.wait_for_nodes HOST:PORT NODES
 
 Ray itself goes on trying for minutes where nothing listens yet, so the port is asked first. `slurm.ray_job` sets the
 limit.

@@ -11,8 +11,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 
-from configs.load import load_config
-from configs.schema import Config
+from replug.configs.load import load_config
+from replug.configs.schema import Config
 
 ROOT = Path(__file__).parent.parent
 

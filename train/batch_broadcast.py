@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from configs.errors import Interrupted
-from data.records import ScoredBatch
-from train.pipeline import BatchPipeline
+from replug.configs.errors import Interrupted
+from replug.data.records import ScoredBatch
+from replug.train.pipeline import BatchPipeline
 
 # Other ranks wait for whatever rank 0 waits for, which has time limits of its own (an LM's answer, a refresh). A rank
 # that died is noticed by its connection, at once.

@@ -12,18 +12,19 @@ import torch
 from pytorch_lightning.loggers.logger import Logger, rank_zero_experiment
 from pytorch_lightning.utilities import rank_zero_only
 
-from configs.errors import RunError, UserError
-from data.datamodule import Position
-from data.files import file_sha256, persist, writing
-from data.progress import Progress, say
-from data.records import RetrievedBatch, ScoredBatch
-from train.loss import lm_scores
-from train.module import LossSettings
-from train.pipeline import BatchPipeline, IndexState
-from train.refresh import RefreshController
-from train.run_dir import CheckpointMark, RunDirectory
-from train.step_clock import StepClock
-from train.temperature import temperature_warning
+from replug.configs.errors import RunError, UserError
+from replug.data.datamodule import Position
+from replug.data.files import file_sha256, persist, writing
+from replug.data.progress import Progress, say
+from replug.data.records import RetrievedBatch, ScoredBatch
+from replug.index_workers.version_store import IndexState
+from replug.train.loss import lm_scores
+from replug.train.module import LossSettings
+from replug.train.pipeline import BatchPipeline
+from replug.train.refresh import RefreshController
+from replug.train.run_dir import CheckpointMark, RunDirectory
+from replug.train.step_clock import StepClock
+from replug.train.temperature import temperature_warning
 
 
 class StepBoundary(pl.Callback):

@@ -7,8 +7,6 @@ import platform
 import subprocess
 from pathlib import Path
 
-from configs.errors import UserError
-
 PACKAGES = [
     "torch",
     "pytorch-lightning",
@@ -41,14 +39,6 @@ def describe_environment() -> dict[str, object]:
         "cores": len(os.sched_getaffinity(0)),
         **{key: at_submission[key] for key in ("git_commit", "git_dirty", "code_sha256") if key in at_submission},
     }
-
-
-def check_faiss() -> None:
-    """Exactly one of faiss-cpu and faiss-gpu must be there: both write the same files."""
-    found = [name for name in ("faiss-cpu", "faiss-gpu") if _version(name)]
-    if len(found) != 1:
-        what = "both faiss-cpu and faiss-gpu are" if found else "neither faiss-cpu nor faiss-gpu is"
-        raise UserError(f"{what} installed; expected one: pip uninstall -y faiss-cpu faiss-gpu; pip install faiss-cpu")
 
 
 def _version(name: str) -> str | None:

@@ -20,20 +20,25 @@ from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.plugins.environments import LightningEnvironment
 from pytorch_lightning.strategies import DDPStrategy
 
-from configs.errors import Interrupted
-from configs.rules import max_index_age, refresh_lag
-from configs.schema import Adopt, Config, LMScore, Rerank
-from data.datamodule import StepDataModule
-from data.progress import say
-from data.sampler import QuerySampler
-from data.store import PreparedSet
-from evals.language_modelling import Choice, ensemble_bits, num_bytes
-from evals.metrics import bits_per_byte
-from index_workers.service import Refreshed
-from models.encoder import Encoder
-from models.hardware import available_cores, multiplies_bfloat16
-from train import wiring
-from train.callbacks import (
+from replug.cluster.futures import InlineExecutor, in_background
+from replug.cluster.interruption import Interruption, ignore_signals
+from replug.cluster.layout import num_ranks, trains_on_gpu
+from replug.configs.errors import Interrupted
+from replug.configs.rules import max_index_age, refresh_lag
+from replug.configs.schema import Adopt, Config, LMScore, Rerank
+from replug.data.datamodule import StepDataModule
+from replug.data.progress import say
+from replug.data.sampler import QuerySampler
+from replug.data.store import PreparedSet
+from replug.evals.language_modelling import Choice, ensemble_bits, num_bytes
+from replug.evals.metrics import bits_per_byte
+from replug.index_workers.build import document_search, publish_snapshot
+from replug.index_workers.service import Refreshed
+from replug.models.build import encoder_location, load_encoder
+from replug.models.encoder import Encoder
+from replug.models.hardware import available_cores, multiplies_bfloat16
+from replug.train.batch_broadcast import PATIENCE, ReceivingFeed, SendingFeed
+from replug.train.callbacks import (
     BestRetriever,
     Checkpointer,
     JsonLinesLogger,
@@ -43,17 +48,13 @@ from train.callbacks import (
     StepProgress,
     TemperatureCheck,
 )
-from train.feed import PATIENCE, ReceivingFeed, SendingFeed
-from train.futures import InlineExecutor, in_background
-from train.interruption import Interruption, ignore_signals
-from train.module import LossSettings, LSRModule, OptimizerSettings
-from train.pipeline import BatchPipeline
-from train.ranks import OtherRanks, RankEnvironment, other_ranks
-from train.refresh import RefreshController, RefreshPolicy
-from train.resources import num_ranks, trains_on_gpu
-from train.run_dir import CheckpointMark, RunDirectory
-from train.step_clock import StepClock
-from train.wiring import Workers
+from replug.train.module import LossSettings, LSRModule, OptimizerSettings
+from replug.train.pipeline import BatchPipeline
+from replug.train.ranks import OtherRanks, RankEnvironment, other_ranks
+from replug.train.refresh import RefreshController, RefreshPolicy
+from replug.train.run_dir import CheckpointMark, RunDirectory
+from replug.train.step_clock import StepClock
+from replug.train.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ def fit_as_other_rank(job: RankJob, environment: RankEnvironment) -> None:
     quieten_lightning()
     torch.set_num_threads(_threads(job.config))
     data, run = PreparedSet(job.prepared), RunDirectory(job.run)
-    module = lsr_module(job.config, wiring.load_encoder(job.config, job.encoder), data)
+    module = lsr_module(job.config, load_encoder(job.config.retriever, job.encoder), data)
     module.attach(ReceivingFeed())
     checkpointer = Checkpointer(run, job.config.checkpoint.every_steps, StepClock(), publish=None)
     trainer = _trainer(
@@ -215,7 +216,7 @@ def batch_pipeline(
         queries=data.queries,
         corpus=data.corpus,
         encode=module.encode_queries,
-        search=wiring.document_search(config, module.encoder, data, workers.index),
+        search=document_search(config, module.encoder, data, workers.index),
         score=workers.lm.submit_sums,
         template=workers.template,
         k=config.retrieve.k,
@@ -239,7 +240,7 @@ def refresh_controller(
 ) -> RefreshController:
     lag = None if config.refresh.adopt is Adopt.when_ready else refresh_lag(config)
     policy = RefreshPolicy(config.refresh.every_steps, lag, max_index_age(config), config.train.max_steps)
-    publish = partial(wiring.publish_snapshot, config, module.encoder, data, workers.index.store)
+    publish = partial(publish_snapshot, config, module.encoder, data, workers.index.store)
     measure = partial(measure_heldout, config, data, workers)
     return RefreshController(workers.index, policy, publish, measure, clock, settle, check)
 
@@ -263,10 +264,10 @@ def measure_heldout(
 def heldout_bpb(config: Config, data: PreparedSet, workers: Workers, version: int, count: int) -> float:
     """Bits per byte of the last `count` held-out texts, given the documents that a version and its weights find."""
     windows = data.heldout.windows(range(len(data.heldout) - count, len(data.heldout)))
-    encoder = wiring.load_encoder(config, workers.index.store.encoder_folder(version))
+    encoder = load_encoder(config.retriever, workers.index.store.encoder_folder(version))
     vectors = encoder.encode([window.context for window in windows]).numpy()
     exclude = [window.source for window in windows] if config.retrieve.exclude_own_source else None
-    search = wiring.document_search(config, encoder, data, workers.index)
+    search = document_search(config, encoder, data, workers.index)
     found = search(version, vectors, config.evaluate.k, exclude)
     choice = Choice(found.doc_rows, found.similarities)
     bits = ensemble_bits(workers.lm, data.corpus, windows, choice, workers.template)
@@ -323,7 +324,7 @@ def _rank_job(config: Config, run: RunDirectory, data: PreparedSet, newest: Chec
         config,
         run.path.absolute(),
         data.folder.absolute(),
-        wiring.encoder_location(config),
+        encoder_location(config.retriever),
         newest.path.absolute() if newest else None,
     )
 
@@ -339,7 +340,7 @@ def loggers_of(config: Config, run: RunDirectory) -> list[Logger]:
     if config.train.tensorboard:
         loggers.append(TensorBoardLogger(run.path, name="", version="tensorboard"))
     if config.wandb.mode.value != "off":
-        from train.wandb_logger import wandb_logger
+        from replug.train.wandb_logger import wandb_logger
 
         loggers.append(wandb_logger(config, run))
     return loggers
@@ -348,6 +349,6 @@ def loggers_of(config: Config, run: RunDirectory) -> list[Logger]:
 def publish(config: Config, loggers: list[Logger], run: RunDirectory, results: dict) -> None:
     """The table and the tuned retriever, where others than this machine look."""
     if config.wandb.mode.value != "off":
-        from train.wandb_logger import publish_results
+        from replug.train.wandb_logger import publish_results
 
         publish_results(loggers, run, results)

@@ -14,12 +14,12 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from data.datamodule import Position
-from data.records import RetrievedBatch, ScoredBatch
-from data.store import CorpusStore, WindowStore
-from models.encoder import Encoder
-from train.feed import Feed, Share
-from train.loss import entropy, kl_lm_retriever, lm_scores, log_likelihood, lsr_loss
+from replug.data.datamodule import Position
+from replug.data.records import RetrievedBatch, ScoredBatch
+from replug.data.store import CorpusStore, WindowStore
+from replug.models.encoder import Encoder
+from replug.train.batch_broadcast import Feed, Share
+from replug.train.loss import entropy, kl_lm_retriever, lm_scores, log_likelihood, lsr_loss
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,27 +11,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from configs.errors import RunError
-from data.records import RetrievedBatch, ScoredBatch
-from data.sampler import QuerySampler
-from data.store import CorpusStore, WindowStore
-from models.black_box_lm import ScoreSum
-from models.prompt import PromptTemplate
-from train.interruption import wait_for
-from train.rerank import Search
-from train.step_clock import StepClock
+from replug.cluster.interruption import wait_for
+from replug.configs.errors import RunError
+from replug.data.records import RetrievedBatch, ScoredBatch
+from replug.data.sampler import QuerySampler
+from replug.data.store import CorpusStore, WindowStore
+from replug.index_workers.rerank import Search
+from replug.index_workers.version_store import IndexState
+from replug.models.black_box_lm import ScoreSum
+from replug.models.prompt import PromptTemplate
+from replug.train.step_clock import StepClock
 
 
 class ScoreError(RunError):
     """The LM's answer cannot be trained on; the message names the text and the document."""
-
-
-@dataclass(frozen=True, slots=True)
-class IndexState:
-    """The index at a step boundary: its version and the step whose weights embedded it."""
-
-    version: int
-    step: int
 
 
 @dataclass(frozen=True, slots=True)

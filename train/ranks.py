@@ -19,9 +19,9 @@ from pytorch_lightning.plugins.environments import ClusterEnvironment
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from configs.errors import RunError
-from data.progress import say
-from models.scorer_pool import thread_env
+from replug.cluster.actor_pool import thread_env
+from replug.configs.errors import RunError
+from replug.data.progress import say
 
 LOOK_SECONDS = 1.0
 NOTICE_SECONDS = 60.0  # for rank 0 to notice by its connection that another died; a GPU's may not tell

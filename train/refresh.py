@@ -12,15 +12,14 @@ from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from configs.errors import RunError
-from configs.rules import refresh_starts
-from data.progress import say
-from index_workers.service import IndexService, Refreshed
-from index_workers.version_store import BuildPlan
-from index_workers.watch import Measures
-from train.interruption import LOOK_SECONDS, wait_for
-from train.pipeline import IndexState
-from train.step_clock import StepClock
+from replug.cluster.interruption import LOOK_SECONDS, wait_for
+from replug.configs.errors import RunError
+from replug.configs.rules import refresh_starts
+from replug.data.progress import say
+from replug.index_workers.service import IndexService, Refreshed
+from replug.index_workers.version_store import BuildPlan, IndexState
+from replug.index_workers.watch import Measures
+from replug.train.step_clock import StepClock
 
 
 class StaleIndexError(RunError):

@@ -11,26 +11,29 @@ import numpy as np
 import torch
 from pytorch_lightning.loggers.logger import Logger
 
-from configs.schema import Config
-from data.files import write_json
-from data.progress import say
-from data.records import Window
-from data.store import PreparedSet
-from evals.language_modelling import Choice, measure_bits, random_choice
-from evals.report import write_report
-from evals.results import RECALL_AT, bpb_results, print_results, retrieval_results
-from index_workers.service import IndexService
-from models.encoder import Encoder
-from train import wiring
-from train.cluster import ray_cluster
-from train.environment import check_faiss
-from train.fitting import fit, loggers_of, lsr_module, publish, quieten_lightning
-from train.interruption import Interruption
-from train.module import LSRModule
-from train.pipeline import IndexState
-from train.retrieval import read_choice, write_choice
-from train.run_dir import RunDirectory, StageTimes
-from train.wiring import Workers
+from replug.cluster.interruption import Interruption
+from replug.cluster.ray_cluster import ray_cluster
+from replug.configs.schema import Config
+from replug.data.files import write_json
+from replug.data.progress import say
+from replug.data.records import Window
+from replug.data.store import PreparedSet
+from replug.evals.language_modelling import Choice, measure_bits, random_choice
+from replug.evals.report import write_report
+from replug.evals.results import RECALL_AT, bpb_results, print_results, retrieval_results
+from replug.evals.search import read_choice, write_choice
+from replug.index_workers.build import build_version, document_search, index_kind
+from replug.index_workers.installation import check_faiss
+from replug.index_workers.service import IndexService
+from replug.index_workers.version_store import IndexState
+from replug.models.build import lm_source, load_encoder
+from replug.models.encoder import Encoder
+from replug.models.preparing import prepared_set
+from replug.train.data_checks import check_data
+from replug.train.fitting import fit, loggers_of, lsr_module, publish, quieten_lightning
+from replug.train.module import LSRModule
+from replug.train.run_dir import RunDirectory, StageTimes
+from replug.train.workers import Workers, start_workers
 
 
 def train(config: Config) -> dict:
@@ -48,18 +51,18 @@ def train(config: Config) -> dict:
 
 def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dict:
     times = StageTimes(run)
-    lm = wiring.lm_source(config.lm, run.ledger, run.scores)
-    module_encoder = wiring.load_encoder(config)
-    data = wiring.prepared_set(config, run.data)
-    wiring.check_data(config, data, lm)
-    wiring.index_kind(config, module_encoder.dim, len(data.corpus))
+    lm = lm_source(config.lm, run.ledger, run.scores)
+    module_encoder = load_encoder(config.retriever)
+    data = prepared_set(config, run.data)
+    check_data(config, data, lm)
+    index_kind(config, module_encoder.dim, len(data.corpus))
     run.claim(config, lm.identity)  # only now: a mistake mended above must not be a changed key of an unfinished run
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
     loggers = loggers_of(config, run)
     with (
         ray_cluster(config, interruption=interruption) as laid_out,
-        wiring.start_workers(laid_out, lm, data, run.index, run.scores) as workers,
+        start_workers(laid_out, lm, data, run.index, run.scores) as workers,
     ):
         times.next("first_index")
         before = _before(laid_out, run, data, workers)
@@ -91,8 +94,8 @@ def _before(config: Config, run: RunDirectory, data: PreparedSet, workers: Worke
     saved = run.path / "heldout_before.npz"
     if saved.exists():
         return read_choice(saved)
-    encoder = wiring.load_encoder(config)
-    wiring.build_version(config, encoder, data, workers.index, IndexState(0, 0))
+    encoder = load_encoder(config.retriever)
+    build_version(config, encoder, data, workers.index, IndexState(0, 0))
     choice = search_windows(config, data, workers.index, encoder, version=0)
     write_choice(saved, choice)
     return choice
@@ -115,7 +118,7 @@ def _after(
     version = fit(config, run, data, workers, module, loggers, interruption)
     times.next("last_index")
     module.encoder.cpu().eval()
-    wiring.build_version(config, module.encoder, data, workers.index, IndexState(version, config.train.max_steps))
+    build_version(config, module.encoder, data, workers.index, IndexState(version, config.train.max_steps))
     choice = search_windows(config, data, workers.index, module.encoder, version)
     module.encoder.save(run.retriever)
     write_choice(saved, choice)
@@ -130,7 +133,7 @@ def search_windows(config: Config, data: PreparedSet, index: IndexService, encod
     windows = data.heldout.windows()
     vectors = encoder.encode([window.context for window in windows]).numpy()
     exclude = [window.source for window in windows] if config.retrieve.exclude_own_source else None
-    found = wiring.document_search(config, encoder, data, index)(version, vectors, k, exclude)
+    found = document_search(config, encoder, data, index)(version, vectors, k, exclude)
     return Choice(found.doc_rows, found.similarities)
 
 

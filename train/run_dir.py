@@ -21,58 +21,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.errors import RunError, UserError
-from configs.load import config_to_yaml, flatten, load_config
-from configs.schema import Config, EvaluationConfig
-from data.files import file_sha256, replace_file, write_json, writing
-from data.progress import say
-from train.environment import describe_environment
-
-AnyConfig = Config | EvaluationConfig
-
-# Keys that change neither what is computed nor in which order; a resumed run may set them anew.
-MAY_CHANGE = [
-    "run_dir",
-    "lm.num_replicas",
-    "lm.threads_per_replica",
-    "lm.gpus_per_replica",
-    "lm.timeout_seconds",
-    "lm.max_attempts",
-    "lm.url",
-    "lm.api_key_env",
-    "lm.max_concurrency",
-    "lm.max_requests",
-    "lm.max_tokens_sent",
-    "index.num_builders",
-    "index.threads_per_worker",
-    "index.gpus_per_builder",
-    "index.gpus_per_searcher",
-    "index.swap",
-    "index.timeout_seconds",
-    "index.max_attempts",
-    "resources.train",
-    "resources.score",
-    "resources.index",
-    "train.micro_batches",
-    "train.threads",
-    "train.compile",
-    "train.tensorboard",
-    "checkpoint.every_steps",
-    "checkpoint.keep_last",
-    "train.log_every_steps",
-    "wandb.mode",
-    "wandb.project",
-    "wandb.entity",
-    "wandb.name",
-    "ray.address",
-    "ray.num_cpus",
-    "ray.auth",
-    "ray.object_store_mb",
-    "evaluate.num_resamples",
-    "evaluate.num_examples",
-    "refresh.max_age_steps",
-    "out",
-]
+from replug.configs.errors import RunError, UserError
+from replug.configs.load import config_to_yaml, load_config
+from replug.configs.resume import require_same
+from replug.configs.schema import Config
+from replug.data.files import file_sha256, replace_file, write_json, writing
+from replug.data.progress import say
+from replug.train.environment import describe_environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,26 +187,8 @@ class StageTimes:
         self._stage, self._began = stage, now
 
 
-def index_folder(directory: Path) -> Path:
-    """The index of a run directory, or the directory itself."""
-    return directory / "index" if (directory / "index").is_dir() else directory
-
-
 def _logged_step(line: str, torn: int) -> int:
     try:
         return json.loads(line)["step"]
     except json.JSONDecodeError:  # kill -9 in the middle of a write
         return torn
-
-
-def require_same(stored: AnyConfig, asked: AnyConfig, path: Path) -> None:
-    """Raise UserError for the first key by which a run or an evaluation would go on as another one."""
-    before, after = flatten(stored), flatten(asked)
-    changed = [key for key in before | after if key not in MAY_CHANGE and before.get(key) != after.get(key)]
-    if changed:
-        key = changed[0]
-        what, other = ("unfinished run", "run_dir") if isinstance(asked, Config) else ("evaluation", "out")
-        raise UserError(
-            f"{key} is {after.get(key)}, but the {what} in {path} was begun with {before.get(key)}: "
-            f"resume with the same value, or give another {other}"
-        )

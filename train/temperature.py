@@ -6,7 +6,7 @@ either way the retriever learns nothing of the rest. Half the maximal entropy is
 
 import numpy as np
 
-from models.ensemble import log_softmax
+from replug.models.ensemble import log_softmax
 
 NEARLY_UNIFORM, NEARLY_ONE_HOT = 0.995, 0.05
 

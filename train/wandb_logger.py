@@ -11,10 +11,10 @@ import wandb
 from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.loggers.logger import Logger
 
-from configs.load import flatten
-from configs.schema import Config
-from data.files import write_json
-from train.run_dir import RunDirectory
+from replug.configs.load import flatten
+from replug.configs.schema import Config
+from replug.data.files import write_json
+from replug.train.run_dir import RunDirectory
 
 
 def wandb_logger(config: Config, run: RunDirectory) -> WandbLogger:

@@ -13,15 +13,16 @@ from urllib.parse import urlsplit
 
 from huggingface_hub import try_to_load_from_cache
 
-from configs.errors import UserError
-from configs.paths import check_paths
-from configs.schema import Config
-from index_workers.kinds import IndexKind, resolve_kind
-from models.hardware import available_cores
-from models.packaged import MINILM, SMOLLM2, SMOLLM2_FILE, packaged_file
-from train import needs, resources
-from train.doctor import GIB, Check, Checks, State, can_connect, ray_token, shared_memory, wandb
-from train.run_dir import RunDirectory
+from replug.cluster import layout as resources
+from replug.commands.checks.machine import GIB, Check, Checks, State, can_connect, ray_token, shared_memory, wandb
+from replug.configs.errors import UserError
+from replug.configs.paths import check_paths
+from replug.configs.schema import Config
+from replug.index_workers.kinds import IndexKind, resolve_kind
+from replug.models.hardware import available_cores
+from replug.models.packaged import MINILM, SMOLLM2, SMOLLM2_FILE, packaged_file
+from replug.planning import storage as needs
+from replug.train.run_dir import RunDirectory
 
 SHARED = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "weka", "panfs", "orangefs", "afs", "cifs", "9p")
 STAND_IN_DIM, PAPER_DIM = 64, 768

@@ -2,7 +2,7 @@
 
 A check is a function that returns a frozen `Check`, or None where there is nothing to say. None starts Ray, loads a
 model or downloads anything, and none may take longer than `LIMIT_SECONDS`: an unreachable file system is found, not
-waited for. The checks of a configuration are in `train.doctor_config`.
+waited for. The checks of a configuration are in `commands.checks.configuration`.
 """
 
 import importlib.metadata
@@ -21,7 +21,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from configs.schema import RayAuth, RayConfig, WandbConfig, WandbMode
+from replug.configs.schema import RayAuth, RayConfig, WandbConfig, WandbMode
 
 LIMIT_SECONDS = 15.0
 LIBRARIES = ("torch", "pytorch-lightning", "transformers", "ray")

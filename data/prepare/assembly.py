@@ -15,14 +15,14 @@ import numpy as np
 import pyarrow as pa
 from tokenizers import Tokenizer
 
-from data.cutting import KINDS
-from data.files import file_sha256, write_json
-from data.guard import Guard
-from data.records import Document, Window
-from data.sampling import hash64
-from data.shards import DOCUMENT_SCHEMA, read_documents_of, token_paths, write_rows, write_token_ids
-from data.spill import iterate, read_range
-from data.tokenizing import TokenIds, ids_of_texts, load_plain
+from replug.data.files import file_sha256, write_json
+from replug.data.prepare.cutting import KINDS
+from replug.data.prepare.overlap_filter import Guard
+from replug.data.prepare.sorted_runs import iterate, read_range
+from replug.data.records import Document, Window
+from replug.data.sampling import hash64
+from replug.data.shards import DOCUMENT_SCHEMA, read_documents_of, token_paths, write_rows, write_token_ids
+from replug.data.tokenizing import TokenIds, ids_of_texts, load_plain
 
 ROWS_AT_A_TIME = 1000
 

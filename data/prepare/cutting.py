@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from data.chunks import split_text
-from data.duplicates import write_registry
-from data.files import file_sha256, write_json
-from data.rejected import EXAMPLES, Reason, Rejected
-from data.sampling import SIDES, Shares, buckets, content_hash, hash64, piece_key, side_of
-from data.sources import FieldMap, Passed, SourceText, read_lines
-from data.spill import DocumentPiece, Piece, WindowPiece, write_run
-from data.tokenizing import TokenOffsets, load_plain, token_offsets
-from data.units import Unit
+from replug.data.chunks import split_text
+from replug.data.files import file_sha256, write_json
+from replug.data.prepare.duplicates import write_registry
+from replug.data.prepare.sorted_runs import DocumentPiece, Piece, WindowPiece, write_run
+from replug.data.sampling import SIDES, Shares, buckets, content_hash, hash64, piece_key, side_of
+from replug.data.sources.rejected import EXAMPLES, Reason, Rejected
+from replug.data.sources.shards import Unit
+from replug.data.sources.texts import FieldMap, Passed, SourceText, read_lines
+from replug.data.tokenizing import TokenOffsets, load_plain, token_offsets
 
 CHARACTERS_AT_A_TIME = 1 << 19  # texts that are tokenized together
 RUN_CHARACTERS = 6 << 20  # of pieces in memory: a worker never holds more, however much a unit gives

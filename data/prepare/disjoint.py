@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from configs.errors import UserError
-from data.guard import Guard, window_keys
-from data.records import Document, Window
-from data.sampling import content_hash, piece_key
-from data.shards import read_documents_of
+from replug.configs.errors import UserError
+from replug.data.prepare.overlap_filter import Guard, window_keys
+from replug.data.records import Document, Window
+from replug.data.sampling import content_hash, piece_key
+from replug.data.shards import read_documents_of
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data.files import writing
-from data.rejected import EXAMPLES, Reason, Rejected
+from replug.data.files import writing
+from replug.data.sources.rejected import EXAMPLES, Reason, Rejected
 
 REGISTRY = np.dtype([("id", np.uint64), ("version", np.uint64), ("line", np.int64), ("named", np.bool_)])
 KEPT = np.dtype([("id", np.uint64), ("version", np.uint64)])

@@ -1,4 +1,4 @@
-"""Work on several processes of this machine; on a cluster Ray takes its place (`train/ray_pool.py`)."""
+"""Work on several processes of this machine; on a cluster Ray takes its place (`cluster/task_pool.py`)."""
 
 import os
 import threading
@@ -9,7 +9,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import Any, Protocol
 
-from configs.errors import RunError
+from replug.configs.errors import RunError
 
 Job = tuple[Any, ...]
 

@@ -5,14 +5,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from data.cutting import UnitReport, cut_unit
-from data.duplicates import find_duplicates, rejected_duplicates
-from data.local_pool import Pool
-from data.progress import format_duration, say
-from data.rejected import ENOUGH_ROWS, Rejected, require_few_rejected, too_many, write_rejected
-from data.sampling import SIDES, KeyCounts
-from data.units import Unit
-from data.work import Work
+from replug.data.prepare.cutting import UnitReport, cut_unit
+from replug.data.prepare.duplicates import find_duplicates, rejected_duplicates
+from replug.data.prepare.local_pool import Pool
+from replug.data.prepare.work import Work
+from replug.data.progress import format_duration, say
+from replug.data.sampling import SIDES, KeyCounts
+from replug.data.sources.rejected import ENOUGH_ROWS, Rejected, require_few_rejected, too_many, write_rejected
+from replug.data.sources.shards import Unit
 
 
 @dataclass(frozen=True, slots=True)

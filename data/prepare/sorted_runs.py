@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from data.files import writing
+from replug.data.files import writing
 
 RUNS_AT_A_TIME = 64
 

@@ -5,17 +5,17 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from data.assembly import AssemblyRules, ShardReport, choose_windows, load_rules, write_shard
-from data.disjoint import prove_windows
-from data.files import file_sha256, write_json
-from data.guard import Guard, write_guard
-from data.local_pool import Pool
-from data.progress import Progress
-from data.reading import Asked, Cut
-from data.sampling import key_ranges
-from data.shards import read_windows_of, write_token_rules, write_windows
-from data.tokenizing import TokenIds
-from data.work import Work
+from replug.data.files import file_sha256, write_json
+from replug.data.prepare.assembly import AssemblyRules, ShardReport, choose_windows, load_rules, write_shard
+from replug.data.prepare.disjoint import prove_windows
+from replug.data.prepare.local_pool import Pool
+from replug.data.prepare.overlap_filter import Guard, write_guard
+from replug.data.prepare.reading import Asked, Cut
+from replug.data.prepare.work import Work
+from replug.data.progress import Progress
+from replug.data.sampling import key_ranges
+from replug.data.shards import read_windows_of, write_token_rules, write_windows
+from replug.data.tokenizing import TokenIds
 
 PIECES_PER_SHARD = 1 << 14
 

@@ -15,11 +15,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from configs.errors import UserError
-from data.assembly import ShardReport
-from data.cutting import UnitReport
-from data.files import write_json, wrong_files
-from data.progress import say
+from replug.configs.errors import UserError
+from replug.data.files import write_json, wrong_files
+from replug.data.prepare.assembly import ShardReport
+from replug.data.prepare.cutting import UnitReport
+from replug.data.progress import say
 
 MARGIN, WIDER = 2, 4  # pieces kept for one asked for, at first; and by how much more where that was not enough
 OURS = re.compile(  # what may be removed where a set is begun anew

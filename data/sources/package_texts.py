@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from html import unescape
 from pathlib import Path
 
-from configs.errors import UserError
-from data.sources import SourceText
+from replug.configs.errors import UserError
+from replug.data.sources.texts import SourceText
 
 GENSIM = "gensim==4.4.0"
 WIKIPEDIA_FILE = "gensim/test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"

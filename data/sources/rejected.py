@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from configs.errors import UserError
-from data.files import replace_file
+from replug.configs.errors import UserError
+from replug.data.files import replace_file
 
 EXAMPLES = 100  # listed for each reason
 ENOUGH_ROWS = 10_000  # after so many rows the share is judged while the source is still being read

@@ -21,7 +21,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from configs.errors import UserError
+from replug.configs.errors import UserError
 
 UNIT_BYTES = 16 << 20
 ROW_KINDS = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".tsv": "tsv", ".parquet": "parquet"}

@@ -18,10 +18,10 @@ import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from configs.errors import RunError
-from data.rejected import Reason, Rejected
-from data.sampling import content_hash
-from data.units import Unit, file_kind, open_hub
+from replug.configs.errors import RunError
+from replug.data.sampling import content_hash
+from replug.data.sources.rejected import Reason, Rejected
+from replug.data.sources.shards import Unit, file_kind, open_hub
 
 MAX_LINE_BYTES = 64 << 20
 ROWS_AT_A_TIME = 256
@@ -85,10 +85,10 @@ def read_lines(unit: Unit, fields: FieldMap) -> Iterator[tuple[int, Item | Passe
 
 def _built_in(source: str) -> Iterator[SourceText]:
     if source == "stand_in":
-        from data.stand_in_texts import stand_in_texts
+        from replug.data.sources.stand_in_texts import stand_in_texts
 
         return stand_in_texts()
-    from data.package_texts import read_package_texts
+    from replug.data.sources.package_texts import read_package_texts
 
     return read_package_texts(source.removeprefix("package:"))
 

@@ -4,14 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from data.records import Window
-from evals.evidence import Evidence, texts_of
-from evals.examples import Example
-from evals.loop import Metric, Outcome, Outcomes
-from evals.metrics import bits_of
-from models.black_box_lm import AsyncLM, ContinuationScore
-from models.ensemble import mix_token_logprobs
-from models.prompt import PromptTemplate
+from replug.data.records import Window
+from replug.evals.evidence import Evidence, texts_of
+from replug.evals.examples import Example
+from replug.evals.loop import Metric, Outcome, Outcomes
+from replug.evals.metrics import bits_of
+from replug.models.black_box_lm import AsyncLM, ContinuationScore
+from replug.models.ensemble import mix_token_logprobs
+from replug.models.prompt import PromptTemplate
 
 
 class LanguageModelling:

@@ -6,13 +6,13 @@ from functools import partial
 
 import numpy as np
 
-from evals.evidence import Evidence, texts_of
-from evals.examples import Example
-from evals.loop import Metric, Outcome, Outcomes
-from evals.mmlu import CONTINUATIONS, LETTERS, MmluQuestion, MmluSet, mmlu_outcome, mmlu_prompt
-from evals.mmlu_subjects import CATEGORY_OF
-from models.black_box_lm import AsyncLM
-from models.prompt import PromptTemplate
+from replug.evals.evidence import Evidence, texts_of
+from replug.evals.examples import Example
+from replug.evals.loop import Metric, Outcome, Outcomes
+from replug.evals.mmlu import CONTINUATIONS, LETTERS, MmluQuestion, MmluSet, mmlu_outcome, mmlu_prompt
+from replug.evals.mmlu_subjects import CATEGORY_OF
+from replug.models.black_box_lm import AsyncLM
+from replug.models.prompt import PromptTemplate
 
 ROOM = 4  # tokens kept free for a letter: one in all vocabularies known to us
 

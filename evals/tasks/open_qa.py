@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from evals.answers import has_answer
-from evals.evidence import Evidence
-from evals.examples import Example
-from evals.loop import Metric, Outcome, Outcomes
-from evals.open_qa import STOP, OpenQuestion, open_qa_opening, open_qa_outcome, open_qa_prompt
-from models.black_box_lm import AsyncLM
-from models.ensemble import document_weights
-from models.generation import GenerationOptions
-from models.prompt import PromptTemplate
+from replug.evals.answers import has_answer
+from replug.evals.evidence import Evidence
+from replug.evals.examples import Example
+from replug.evals.loop import Metric, Outcome, Outcomes
+from replug.evals.open_qa import STOP, OpenQuestion, open_qa_opening, open_qa_outcome, open_qa_prompt
+from replug.models.black_box_lm import AsyncLM
+from replug.models.ensemble import document_weights
+from replug.models.generation import GenerationOptions
+from replug.models.prompt import PromptTemplate
 
 # By method, the documents that its demonstrations have; None for demonstrations without.
 DemonstrationDocuments = Mapping[str, Sequence[str | None] | None]

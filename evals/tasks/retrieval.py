@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from evals.evidence import Evidence
-from evals.examples import Example
-from evals.loop import Metric, Outcome, Outcomes
-from evals.retrieval import RANKED_AT, RECALL_AT, retrieval_metrics
+from replug.evals.evidence import Evidence
+from replug.evals.examples import Example
+from replug.evals.loop import Metric, Outcome, Outcomes
+from replug.evals.retrieval import RANKED_AT, RECALL_AT, retrieval_metrics
 
 _NAMES = [
     *(f"Success@{k}" for k in RECALL_AT),

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from configs.errors import UserError
-from models.black_box_lm import UnscorableText
-from models.pair_tokens import PairIds
+from replug.configs.errors import UserError
+from replug.models.black_box_lm import UnscorableText
+from replug.models.pair_tokens import PairIds
 
 USE_IDS = "set lm.tokenizer=DIR, the folder of the server's tokenizer, and token ids are sent instead of text"
 BROKEN = "\ufffd"  # how a part of a character is shown

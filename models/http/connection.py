@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import httpx
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from configs.errors import RunError, UserError
-from models.completions_api import IllFormed, ServerFault
+from replug.configs.errors import RunError, UserError
+from replug.models.http.completions_api import IllFormed, ServerFault
 
 T = TypeVar("T")
 

@@ -18,16 +18,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from configs.errors import RunError, UserError
-from models import completions_api as api
-from models.black_box_lm import ContinuationScore, UnscorableText, check_ensemble, check_pairs
-from models.completions_api import Pair, ServerFault, TokenScores
-from models.ensemble import ensemble_answers
-from models.generation import Generated, GenerationOptions, before_stop
-from models.pair_tokens import check_lengths, pair_token_ids
-from models.request_meter import RequestMeter
-from models.server_connection import ServerConnection, ServerError, ServerSpec
-from models.spending import Spending
+from replug.configs.errors import RunError, UserError
+from replug.models.black_box_lm import ContinuationScore, UnscorableText, check_ensemble, check_pairs
+from replug.models.ensemble import ensemble_answers
+from replug.models.generation import Generated, GenerationOptions, before_stop
+from replug.models.http import completions_api as api
+from replug.models.http.completions_api import Pair, ServerFault, TokenScores
+from replug.models.http.connection import ServerConnection, ServerError, ServerSpec
+from replug.models.http.request_budget import Spending
+from replug.models.http.request_meter import RequestMeter
+from replug.models.pair_tokens import check_lengths, pair_token_ids
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class HttpLM:
 
     `max_tokens` leaves room for the one token that every request must generate, and is None where the server
     does not say. `identity` is the model's name until a probe has given a `fingerprint`
-    (`models.server_probe.connect`). `spending` is this LM's alone.
+    (`models.http.probe.connect`). `spending` is this LM's alone.
     """
 
     def __init__(self, spec: ServerSpec, spending: Spending) -> None:
@@ -254,7 +254,7 @@ def _check_same_tokens(pairs: list[Pair], scores: list[TokenScores]) -> None:
 
 
 def _load_tokenizer(path: str) -> Any:
-    from models.hf_lm import load_tokenizer  # seconds to import, which text alone can do without
+    from replug.models.local.hf_lm import load_tokenizer  # seconds to import, which text alone can do without
 
     tokenizer = load_tokenizer(path, "lm.tokenizer")
     if tokenizer.eos_token_id is None and tokenizer.bos_token_id is None:

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from configs.errors import RunError, UserError
-from models.completions_api import NoPromptLogprobs
-from models.http_lm import HttpLM
-from models.server_connection import ServerError, ServerSpec
-from models.spending import Spending
+from replug.configs.errors import RunError, UserError
+from replug.models.http.completions_api import NoPromptLogprobs
+from replug.models.http.connection import ServerError, ServerSpec
+from replug.models.http.http_lm import HttpLM
+from replug.models.http.request_budget import Spending
 
 # Bfloat16 logits between 16 and 32 lie 0.125 apart, so single tokens of an honest server move by that and more when
 # other texts stand beside them; their mean over a text moves little. A wrong position costs nats.

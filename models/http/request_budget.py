@@ -10,7 +10,7 @@ import os
 import threading
 from pathlib import Path
 
-from configs.errors import RunError, UserError
+from replug.configs.errors import RunError, UserError
 
 WIDTH = 63  # of the line, without its end: two keys and two numbers of up to 15 digits
 HOW_TO_GO_ON = "raise it and run the same command again; what was done so far is kept"

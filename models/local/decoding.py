@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from models.black_box_lm import PassCounts
-from models.generation import Generated, GenerationOptions, before_stop
-from models.next_token import TokenChooser, mix_next_token
-from models.shared_prefix import SharedPrefix, probe_ids, reuses_prefixes
+from replug.models.black_box_lm import PassCounts
+from replug.models.generation import Generated, GenerationOptions, before_stop
+from replug.models.local.next_token import TokenChooser, mix_next_token
+from replug.models.local.shared_prefix import SharedPrefix, probe_ids, reuses_prefixes
 
 # Nats by which log-probs may differ with and without padding, on average by the tokens' probabilities.
 TOLERANCE_NATS, TOLERANCE_NATS_HALF_PRECISION = 0.01, 0.15

@@ -4,7 +4,7 @@ With a causal model and right padding no mask is needed, and left padding withou
 silently wrong for some models, so what is scored is padded on the right. Only the positions that predict
 the continuation reach the output layer, and log-softmax runs in float32 over chunks of them.
 Prefix and continuation are tokenized apart: the continuation has the same tokens after every document.
-How prompts are continued is told in `models.decoding`.
+How prompts are continued is told in `models.local.decoding`.
 """
 
 import hashlib
@@ -17,12 +17,14 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from configs.errors import RunError, UserError
-from data.progress import say
-from models.batching import token_budget_batches
-from models.black_box_lm import ContinuationScore, PassCounts, check_ensemble, check_pairs
-from models.cpu_attention import use_cpu_attention
-from models.decoding import (
+from replug.configs.errors import RunError, UserError
+from replug.data.progress import say
+from replug.models.batching import token_budget_batches
+from replug.models.black_box_lm import ContinuationScore, PassCounts, check_ensemble, check_pairs
+from replug.models.generation import Generated, GenerationOptions
+from replug.models.hardware import TOKENS_PER_PASS, TOKENS_PER_PASS_GPU
+from replug.models.local.cpu_attention import use_cpu_attention
+from replug.models.local.decoding import (
     CachedPrompts,
     CacheUse,
     GrowingPrompts,
@@ -30,12 +32,10 @@ from models.decoding import (
     continue_answer,
     find_cache_use,
 )
-from models.generation import Generated, GenerationOptions
-from models.hardware import TOKENS_PER_PASS, TOKENS_PER_PASS_GPU
-from models.logprobs import continuation_positions, target_logprobs
-from models.pair_tokens import check_lengths, pair_token_ids
-from models.readings import Reading, readings_of
-from models.shared_prefix import KeptPrefixes, SharedPrefix, reuses_prefixes, shared_tokens
+from replug.models.local.logprobs import continuation_positions, target_logprobs
+from replug.models.local.prefix_groups import Reading, readings_of
+from replug.models.local.shared_prefix import KeptPrefixes, SharedPrefix, reuses_prefixes, shared_tokens
+from replug.models.pair_tokens import check_lengths, pair_token_ids
 
 
 class HuggingFaceLM:

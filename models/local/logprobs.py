@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from models.pair_tokens import PairIds
+from replug.models.pair_tokens import PairIds
 
 # Positions given to the output layer at once: enough for an efficient matrix product, little memory.
 POSITIONS_PER_PRODUCT = 256

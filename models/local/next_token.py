@@ -7,7 +7,7 @@ since a mixture of tempered distributions would be another model.
 import torch
 from torch import Tensor
 
-from models.generation import GenerationOptions
+from replug.models.generation import GenerationOptions
 
 
 def mix_next_token(logits: Tensor, log_weights: Tensor) -> Tensor:

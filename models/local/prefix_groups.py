@@ -7,7 +7,7 @@ of a multiple-choice question. Their prefix is read once. What is read together 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from models.pair_tokens import PairIds
+from replug.models.pair_tokens import PairIds
 
 
 @dataclass(frozen=True, slots=True)

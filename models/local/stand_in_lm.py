@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from models.black_box_lm import ContinuationScore, PassCounts, check_ensemble, check_pairs
-from models.ensemble import mix_token_logprobs
-from models.generation import Generated, GenerationOptions, before_stop
-from models.next_token import TokenChooser
+from replug.models.black_box_lm import ContinuationScore, PassCounts, check_ensemble, check_pairs
+from replug.models.ensemble import mix_token_logprobs
+from replug.models.generation import Generated, GenerationOptions, before_stop
+from replug.models.local.next_token import TokenChooser
 
 WORD = re.compile(r"\s*\S+|\s+")
 CACHE_SHARE = 0.5

@@ -17,7 +17,7 @@ SCRIPT = """
 import time
 import ray
 from ray.cluster_utils import Cluster
-from models.scorer_pool import LMSpec, ScorerPool
+from replug.models.scorer_pool import LMSpec, ScorerPool
 
 def until(holds):
     end = time.monotonic() + 60

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command_line import ROOT
-from index_cluster import RayCluster
+
+from tests.support.command_line import ROOT
+from tests.support.ray_nodes import RayCluster
 
 SECONDS = 30
 PORT = 27_811
@@ -25,7 +26,7 @@ PORT = 27_811
 def refused(run: Path, *overrides: str, environment: dict[str, str] | None = None) -> str:
     """The one line that `replug train` ends with."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    command = [sys.executable, "-m", "train.cli", "train", str(ROOT / "configs/debug.yaml"), f"run_dir={run}"]
+    command = [sys.executable, "-m", "replug.commands.cli", "train", str(ROOT / "configs/debug.yaml"), f"run_dir={run}"]
     began = time.monotonic()
     done = subprocess.run(
         [*command, *overrides], env={**clean, **(environment or {})}, capture_output=True, text=True, timeout=100

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from tests.train.index_cluster import RayCluster
 
 FILES = 24
@@ -26,7 +25,7 @@ def write_source(folder: Path) -> Path:
 
 
 def begin(source: Path, out: Path, *options: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "train.cli", "prepare", "configs/own_data.yaml", f"data.source={source}"]
+    command = [sys.executable, "-m", "replug.commands.cli", "prepare", "configs/own_data.yaml", f"data.source={source}"]
     options = ("retriever.path=stand_in", "data.tokenizer=retriever", f"data.out={out}", "data.window=16", *options)
     return subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from configs.errors import UserError
-from configs.load import load_config
-from configs.schema import Config, ScoreConfig, Swap
-from train.cluster import _require_room
-from train.resources import ROLES, Need, Node, lay_out, needs, num_ranks, shortage, trains_on_gpu
+from replug.cluster.layout import ROLES, Need, Node, lay_out, needs, num_ranks, shortage, trains_on_gpu
+from replug.cluster.ray_cluster import _require_room
+from replug.configs.errors import UserError
+from replug.configs.load import load_config
+from replug.configs.schema import Config, ScoreConfig, Swap
 
 NEEDS = [Need("index.num_shards", 1), Need("index.num_builders", 2), Need("lm.num_replicas", 4, at_least=1)]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from configs.errors import RunError, UserError
-from models.black_box_lm import ContinuationScore
-from models.score_cache import NewScore, ScoreCache
-from train.cache_command import Prune, run_cache
+from replug.commands.cache import Prune, run_cache
+from replug.configs.errors import RunError, UserError
+from replug.models.black_box_lm import ContinuationScore
+from replug.models.score_cache import NewScore, ScoreCache
 
 ROOT = Path(__file__).parents[2]
 DAY = 86_400
@@ -197,7 +197,7 @@ def test_an_unknown_lm_is_named_with_the_known_ones(path: Path, capsys: pytest.C
 
 def replug_cache(*arguments: object) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "train.cli", "cache", *map(str, arguments)],
+        [sys.executable, "-m", "replug.commands.cli", "cache", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=60,

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import finish
 
-from configs.errors import UserError
-from index_workers.version_store import VersionStore
-from models.encoder import Encoder
-from train.commands import run_export, run_report, run_search
+from replug.commands.commands import run_export, run_report, run_search
+from replug.configs.errors import UserError
+from replug.index_workers.version_store import VersionStore
+from replug.models.encoder import Encoder
+from tests.support.command_line import finish
 
 pytestmark = pytest.mark.timeout(200)
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from configs.load import load_config
-from configs.schema import RayConfig, WandbConfig, WandbMode
-from train import doctor, doctor_config
-from train.doctor import Check, State, run_checks
-from train.doctor_command import run_doctor
+from replug.commands.checks import configuration as doctor_config
+from replug.commands.checks import machine as doctor
+from replug.commands.checks.machine import Check, State, run_checks
+from replug.commands.doctor import run_doctor
+from replug.configs.load import load_config
+from replug.configs.schema import RayConfig, WandbConfig, WandbMode
 
 ROOT = Path(__file__).parent.parent.parent
 DEBUG = ROOT / "configs/debug.yaml"
@@ -64,7 +65,7 @@ def test_lines_read_without_colour(capsys):
 
 @pytest.mark.timeout(60)
 def test_the_command_starts_no_ray_and_is_quick():
-    code = "from train.doctor_command import run_doctor; import sys; run_doctor(None, [], True); import ray; " + (
+    code = "from replug.commands.doctor import run_doctor; import sys; run_doctor(None, [], True); import ray; " + (
         "sys.exit(3 if ray.is_initialized() else 0)"
     )
     begun = time.monotonic()

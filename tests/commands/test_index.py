@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import finish
 
-from data.stand_in_texts import stand_in_texts
-from index_workers.version_store import MEND, VersionStore
-from models.encoder import Encoder
-from models.stand_in_encoder import write_stand_in_encoder
-from train.cli import main
+from replug.commands.cli import main
+from replug.data.sources.stand_in_texts import stand_in_texts
+from replug.index_workers.version_store import MEND, VersionStore
+from replug.models.encoder import Encoder
+from replug.models.stand_in_encoder import write_stand_in_encoder
+from tests.support.command_line import finish
 
 CONFIG = Path(__file__).parents[2] / "configs/own_data.yaml"
 TEXTS = [text.text for text, _ in zip(stand_in_texts(), range(90), strict=False)]

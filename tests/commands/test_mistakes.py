@@ -13,20 +13,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from configs.errors import UserError
-from configs.load import load_config
-from configs.paths import check_paths
-from configs.schema import DataConfig
-from data.local_pool import LocalPool
-from data.package_texts import PACKAGE_TEXTS
-from data.prepare import Tokenizers, prepare_raw, prepare_rows
-from data.rows import read_documents, read_windows
-from data.store import PreparedSet
-from data.tokenizing import word_tokenizer
-from models.packaged import packaged_file, resolve_encoder_path, resolve_lm_path
-from train.cluster import ray_cluster
-from train.run import train
-from train.wiring import check_data, prepared_set
+from replug.cluster.ray_cluster import ray_cluster
+from replug.configs.errors import UserError
+from replug.configs.load import load_config
+from replug.configs.paths import check_paths
+from replug.configs.schema import DataConfig
+from replug.data.prepare.local_pool import LocalPool
+from replug.data.prepare.sets import Tokenizers, prepare_raw, prepare_rows
+from replug.data.rows import read_documents, read_windows
+from replug.data.sources.package_texts import PACKAGE_TEXTS
+from replug.data.store import PreparedSet
+from replug.data.tokenizing import word_tokenizer
+from replug.models.packaged import packaged_file, resolve_encoder_path, resolve_lm_path
+from replug.models.preparing import prepared_set
+from replug.train.data_checks import check_data
+from replug.train.run import train
 
 ROOT = Path(__file__).parents[2]
 REPLUG = Path(sys.executable).parent / "replug"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import UserError
-from train.plan_command import run_plan
-from train.planning.plans import Assumptions
+from replug.commands.plan import run_plan
+from replug.configs.errors import UserError
+from replug.planning.plans import Assumptions
 
 ROOT = Path(__file__).parents[2]
 PAPER = ROOT / "configs/paper.yaml"
@@ -123,7 +123,7 @@ def test_an_unknown_lm_is_planned_by_its_parameters(capsys: pytest.CaptureFixtur
 @pytest.mark.timeout(120)
 def test_the_papers_run_is_planned_without_torch_ray_or_faiss() -> None:
     code = (
-        "import sys; from pathlib import Path; from train.plan_command import run_plan; "
+        "import sys; from pathlib import Path; from replug.commands.plan import run_plan; "
         f"run_plan(Path({str(PAPER)!r}), ['8xA100'], as_json=True, overrides={SMALL!r}); "
         "found = {'torch', 'ray', 'faiss', 'transformers', 'matplotlib'} & set(sys.modules); assert not found, found"
     )

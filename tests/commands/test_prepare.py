@@ -8,16 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_disk import small_disk
 
-import data.sides
-import data.units
-from configs.errors import RunError, UserError
-from configs.schema import DataConfig
-from data.local_pool import LocalPool
-from data.prepare import Tokenizers, prepare_raw
-from data.tokenizing import word_tokenizer
-from train.cli import app
+import replug.data.prepare.splits
+import replug.data.sources.shards
+from replug.commands.cli import app
+from replug.configs.errors import RunError, UserError
+from replug.configs.schema import DataConfig
+from replug.data.prepare.local_pool import LocalPool
+from replug.data.prepare.sets import Tokenizers, prepare_raw
+from replug.data.tokenizing import word_tokenizer
+from tests.support.small_disk import small_disk
 
 pytestmark = pytest.mark.timeout(240)
 ROOT = Path(__file__).parent.parent.parent
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent.parent
 def replug(command: str, *arguments: object, status: int = 0) -> str:
     """The real command line; returns all that it printed."""
     done = subprocess.run(
-        [sys.executable, "-m", "train.cli", command, *map(str, arguments)],
+        [sys.executable, "-m", "replug.commands.cli", command, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -154,8 +154,8 @@ def prepare(out: Path, source: Path) -> None:
 
 
 def test_a_full_disk_is_named_with_the_file_and_the_rerun_ends_with_the_same_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr(data.units, "UNIT_BYTES", 30_000)
-    monkeypatch.setattr(data.sides, "PIECES_PER_SHARD", 500)
+    monkeypatch.setattr(replug.data.sources.shards, "UNIT_BYTES", 30_000)
+    monkeypatch.setattr(replug.data.prepare.splits, "PIECES_PER_SHARD", 500)
     source = write_source(tmp_path / "raw.jsonl", 300)
     prepare(tmp_path / "quiet", source)
     expected = contents(tmp_path / "quiet")

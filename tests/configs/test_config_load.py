@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from configs.load import config_to_yaml, flatten, load_config, load_evaluation_config, names_evaluation
-from configs.rules import max_index_age, refresh_lag
-from configs.schema import Adopt, Config, Evaluation, LMConfig, LMScore, RefreshMode, RetrieverConfig, Similarity
+from replug.configs.load import config_to_yaml, flatten, load_config, load_evaluation_config, names_evaluation
+from replug.configs.rules import max_index_age, refresh_lag
+from replug.configs.schema import Adopt, Config, Evaluation, LMConfig, LMScore, RefreshMode, RetrieverConfig, Similarity
 
 FOLDER = Path(__file__).parents[2] / "configs"
 EVALUATIONS = [*sorted(FOLDER.glob("eval_*.yaml")), *sorted(FOLDER.glob("paper_tables/*.yaml"))]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from configs.errors import UserError
-from configs.load import load_evaluation_config
-from configs.methods import Method, parse_methods
+from replug.configs.errors import UserError
+from replug.configs.load import load_evaluation_config
+from replug.configs.methods import Method, parse_methods
 
 RETRIEVERS = {"replug": "a", "lsr": "b"}
 

@@ -6,14 +6,14 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from configs.errors import UserError
-from configs.schema import Config, TooLong
-from data.files import write_json
-from data.records import Document, Window
-from data.shards import write_documents, write_windows
-from data.store import PreparedSet
-from models.scorer_pool import LMSpec
-from train.wiring import check_data
+from replug.configs.errors import UserError
+from replug.configs.schema import Config, TooLong
+from replug.data.files import write_json
+from replug.data.records import Document, Window
+from replug.data.shards import write_documents, write_windows
+from replug.data.store import PreparedSet
+from replug.models.scorer_pool import LMSpec
+from replug.train.data_checks import check_data
 
 
 class Spec(LMSpec):

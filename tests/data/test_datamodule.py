@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from data.datamodule import Position, Positions, StepDataModule
+from replug.data.datamodule import Position, Positions, StepDataModule
 
 
 def test_steps_begin_where_the_run_goes_on_and_count_the_whole_run():

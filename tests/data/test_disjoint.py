@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import UserError
-from data.disjoint import prove_disjoint, prove_shard, prove_windows, require_disjoint
-from data.guard import write_guard
-from data.records import Document, Window
-from data.sampling import content_hash
-from data.shards import write_documents
+from replug.configs.errors import UserError
+from replug.data.prepare.disjoint import prove_disjoint, prove_shard, prove_windows, require_disjoint
+from replug.data.prepare.overlap_filter import write_guard
+from replug.data.records import Document, Window
+from replug.data.sampling import content_hash
+from replug.data.shards import write_documents
 
 DOCUMENTS = [Document("d1", "the first document", "all", "s1"), Document("d2", "the second document", "all", "s2")]
 QUERIES = [Window("q1", "one two", " three four", "all", "s3"), Window("q2", "five six", " seven eight", "all", "s4")]

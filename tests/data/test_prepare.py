@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-import data.prepare
-from configs.errors import UserError
-from configs.schema import DataConfig
-from data.files import file_sha256, write_json
-from data.local_pool import LocalPool
-from data.prepare import Tokenizers, prepare_raw, prepare_rows
-from data.sampling import Shares, side_of
-from data.shards import corpus_sha256
-from data.stand_in_texts import stand_in_texts
-from data.store import PreparedSet
-from data.tokenizing import word_tokenizer
-from data.work import require_same
+import replug.data.prepare.sets
+from replug.configs.errors import UserError
+from replug.configs.schema import DataConfig
+from replug.data.files import file_sha256, write_json
+from replug.data.prepare.local_pool import LocalPool
+from replug.data.prepare.sets import Tokenizers, prepare_raw, prepare_rows
+from replug.data.prepare.work import require_same
+from replug.data.sampling import Shares, side_of
+from replug.data.shards import corpus_sha256
+from replug.data.sources.stand_in_texts import stand_in_texts
+from replug.data.store import PreparedSet
+from replug.data.tokenizing import word_tokenizer
 
 FILES = ("documents/00000.arrow", "queries.arrow", "heldout.arrow")
 SHARES = Shares(0.2, 0.1, None)  # the schema's
@@ -212,7 +212,7 @@ def killed_at_the_manifest(path: Path, content: object) -> None:
 
 def test_the_manifest_is_written_last(tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(data.prepare, "write_json", killed_at_the_manifest)
+        patch.setattr(replug.data.prepare.sets, "write_json", killed_at_the_manifest)
         prepare(tmp_path / "a")
     there = [path for path in (tmp_path / "a").iterdir() if path.name not in ("manifest.json.partial", "work")]
     assert sorted(path.name for path in there) == ["documents", "heldout.arrow", "queries.arrow"]

@@ -16,17 +16,17 @@ import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from preparing import contents, ids_on, prepare, prepare_apart, rows_of, texts_of, write_jsonl
 
-import data.cutting
-import data.prepare
-import data.reading
-import data.sides
-import data.units
-from configs.errors import RunError, UserError
-from data.local_pool import LocalPool
-from data.sampling import SIDES, KeyCounts, Shares, bucket_end, buckets, content_hash, key_ranges, side_of
-from data.work import MARGIN, Work
+import replug.data.prepare.cutting
+import replug.data.prepare.reading
+import replug.data.prepare.sets
+import replug.data.prepare.splits
+import replug.data.sources.shards
+from replug.configs.errors import RunError, UserError
+from replug.data.prepare.local_pool import LocalPool
+from replug.data.prepare.work import MARGIN, Work
+from replug.data.sampling import SIDES, KeyCounts, Shares, bucket_end, buckets, content_hash, key_ranges, side_of
+from tests.support.preparing import contents, ids_on, prepare, prepare_apart, rows_of, texts_of, write_jsonl
 
 ROWS = rows_of(160)
 FULL = os.environ.get("REPLUG_STORM") == "full"
@@ -42,9 +42,9 @@ def four() -> Iterator[LocalPool]:
 @pytest.fixture
 def small(monkeypatch) -> None:
     """Many units, runs and shards."""
-    monkeypatch.setattr(data.units, "UNIT_BYTES", 6000)
-    monkeypatch.setattr(data.sides, "PIECES_PER_SHARD", 300)
-    monkeypatch.setattr(data.cutting, "RUN_CHARACTERS", 4000)
+    monkeypatch.setattr(replug.data.sources.shards, "UNIT_BYTES", 6000)
+    monkeypatch.setattr(replug.data.prepare.splits, "PIECES_PER_SHARD", 300)
+    monkeypatch.setattr(replug.data.prepare.cutting, "RUN_CHARACTERS", 4000)
 
 
 def dealt(folder: Path, rows: list[dict], seed: int) -> Path:
@@ -83,13 +83,13 @@ def test_one_worker_and_four_give_the_same_bytes(keys, four, small, tmp_path):
     ("rows", "keys"), [*((REPEATED, keys) for keys in KEYS), (UNNAMED, "all"), (UNNAMED, "n-grams")]
 )
 def test_shuffled_rows_in_other_files_and_units_give_the_same_bytes(rows, keys, four, tmp_path, monkeypatch):
-    monkeypatch.setattr(data.sides, "PIECES_PER_SHARD", 300)
+    monkeypatch.setattr(replug.data.prepare.splits, "PIECES_PER_SHARD", 300)
     share = {"max_rejected_share": 1.0}
     whole = prepare(tmp_path / "whole", write_jsonl(tmp_path / "raw.jsonl", rows), **share, **KEYS[keys])
     expected = contents(whole.folder)
     expected.pop("rejected.jsonl", None)  # it names the files
     for seed, pool, unit_bytes in ((1, None, 1 << 20), (2, None, 3000), (3, four, 9000)):
-        monkeypatch.setattr(data.units, "UNIT_BYTES", unit_bytes)
+        monkeypatch.setattr(replug.data.sources.shards, "UNIT_BYTES", unit_bytes)
         other = prepare(
             tmp_path / f"set{seed}", dealt(tmp_path / f"raw{seed}", rows, seed), pool, **share, **KEYS[keys]
         )
@@ -127,7 +127,7 @@ def test_of_texts_with_one_id_the_same_is_kept_whatever_the_order(seed, tmp_path
 def test_the_number_of_shards_follows_the_pieces_and_the_set_is_the_same_rows(tmp_path, monkeypatch):
     source = write_jsonl(tmp_path / "raw.jsonl", ROWS)
     whole = prepare(tmp_path / "whole", source)
-    monkeypatch.setattr(data.sides, "PIECES_PER_SHARD", 100)
+    monkeypatch.setattr(replug.data.prepare.splits, "PIECES_PER_SHARD", 100)
     parts = prepare(tmp_path / "parts", source)
     assert len(list(parts.corpus_path.glob("*.arrow"))) > 9 > len(list(whole.corpus_path.glob("*.arrow"))) == 1
     assert texts_of(parts) == texts_of(whole)
@@ -237,7 +237,7 @@ def prepare_again(out: Path, source: Path, keys: dict) -> Path:
 def test_a_killed_worker_is_one_clear_line_and_the_rerun_goes_on(small, tmp_path, monkeypatch):
     source = write_jsonl(tmp_path / "raw.jsonl", REPEATED)
     expected = contents(prepare(tmp_path / "quiet", source, max_rejected_share=1.0).folder)
-    finished = data.reading.CutProgress.advance
+    finished = replug.data.prepare.reading.CutProgress.advance
     count = []
 
     def kill_one(progress: object, report: object, before: bool = False) -> None:
@@ -248,7 +248,7 @@ def test_a_killed_worker_is_one_clear_line_and_the_rerun_goes_on(small, tmp_path
             workers[-1].kill()
 
     with monkeypatch.context() as patch:
-        patch.setattr(data.reading.CutProgress, "advance", kill_one)
+        patch.setattr(replug.data.prepare.reading.CutProgress, "advance", kill_one)
         with LocalPool(2) as pool, pytest.raises(RunError, match=r"a process of data\.num_workers was killed"):
             prepare(tmp_path / "set", source, pool, max_rejected_share=1.0)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("set/work/units/*/report.json")}
@@ -261,13 +261,15 @@ def test_finished_units_and_shards_are_not_made_again(small, tmp_path, monkeypat
     source = write_jsonl(tmp_path / "raw.jsonl", ROWS)
     quiet = contents(prepare(tmp_path / "quiet", source).folder)
     with monkeypatch.context() as patch:
-        patch.setattr(data.prepare, "_prove", interrupt)
+        patch.setattr(replug.data.prepare.sets, "_prove", interrupt)
         with pytest.raises(KeyboardInterrupt):
             prepare(tmp_path / "set", source)
     patterns = ("work/units/*/*", "documents/*.arrow", "documents/*.npy")
     paths = [path for pattern in patterns for path in (tmp_path / "set").glob(pattern)]
     before = {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in paths}
-    monkeypatch.setattr(data.prepare, "reject_duplicates", checked(before, data.prepare.reject_duplicates))
+    monkeypatch.setattr(
+        replug.data.prepare.sets, "reject_duplicates", checked(before, replug.data.prepare.sets.reject_duplicates)
+    )
     assert contents(prepare(tmp_path / "set", source).folder) == quiet
     after = {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in before if path.exists()}
     assert len(after) >= 5 and all(before[path] == now for path, now in after.items())
@@ -293,7 +295,7 @@ def test_what_of_an_unfinished_run_is_missing_or_damaged_is_made_again(what, sma
     quiet = contents(prepare(tmp_path / "quiet", source).folder)
     for damage in ("missing", "flipped", "cut"):
         with monkeypatch.context() as patch:
-            patch.setattr(data.prepare, "reject_duplicates", interrupt)
+            patch.setattr(replug.data.prepare.sets, "reject_duplicates", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 prepare(tmp_path / damage, source)
         path = tmp_path / damage / "work" / what
@@ -312,7 +314,7 @@ def test_a_shard_that_an_interrupted_run_wrote_but_did_not_mark_is_no_part_of_th
     keys = {"num_documents": 300}
     quiet = contents(prepare(tmp_path / "quiet", source, **keys).folder)
     with monkeypatch.context() as patch:
-        patch.setattr(data.prepare, "reject_duplicates", interrupt)
+        patch.setattr(replug.data.prepare.sets, "reject_duplicates", interrupt)
         with pytest.raises(KeyboardInterrupt):
             prepare(tmp_path / "set", source, **keys)
     first = tmp_path / "quiet/documents/00000.arrow"
@@ -481,7 +483,7 @@ def test_in_whatever_order_units_arrive_the_bytes_are_the_same(tmp_path_factory,
         """Cuts units in another order, each with the limits of some units before."""
 
         def run(self, function, jobs):  # type: ignore[no-untyped-def]
-            if function is not data.reading.cut_unit:
+            if function is not replug.data.prepare.reading.cut_unit:
                 yield from (function(*job) for job in jobs)
                 return
             waiting, ranks = [], list(order)
@@ -496,7 +498,7 @@ def test_in_whatever_order_units_arrive_the_bytes_are_the_same(tmp_path_factory,
     source = write_jsonl(folder / "raw.jsonl", ROWS[:150])
     keys = {"num_documents": asked, "num_queries": 5, "num_heldout": 2}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data.units, "UNIT_BYTES", 6000)
+        patch.setattr(replug.data.sources.shards, "UNIT_BYTES", 6000)
         plain, other = prepare(folder / "a", source, **keys), prepare(folder / "b", source, Shuffled(), **keys)
     assert contents(other.folder) == contents(plain.folder)
     assert len(plain.corpus) == asked
@@ -524,7 +526,7 @@ def test_two_processes_do_not_prepare_in_one_folder(tmp_path):
 
 def test_a_set_of_another_seed_is_refused_and_the_key_named(small, tmp_path, monkeypatch):
     source = write_jsonl(tmp_path / "raw.jsonl", ROWS)
-    monkeypatch.setattr(data.prepare, "reject_duplicates", interrupt)
+    monkeypatch.setattr(replug.data.prepare.sets, "reject_duplicates", interrupt)
     with pytest.raises(KeyboardInterrupt):
         prepare(tmp_path / "set", source)
     with pytest.raises(UserError, match="was prepared with seed=0, now it is 1"):

@@ -2,8 +2,8 @@
 
 import pytest
 
-import data.progress
-from data.progress import Progress, format_duration, say
+import replug.data.progress
+from replug.data.progress import Progress, format_duration, say
 
 
 class Clock:
@@ -18,7 +18,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(data.progress.time, "monotonic", clock)
+    monkeypatch.setattr(replug.data.progress.time, "monotonic", clock)
     return clock
 
 

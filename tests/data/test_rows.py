@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from data.records import Document, Window
-from data.rows import read_documents, read_json_lines, read_windows
+from replug.data.records import Document, Window
+from replug.data.rows import read_documents, read_json_lines, read_windows
 
 
 def write(path: Path, *rows: dict) -> Path:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from data.sampler import QuerySampler
+from replug.data.sampler import QuerySampler
 
 
 def drawn(num_queries: int, batch_size: int, seed: int, steps: int) -> list[int]:

@@ -5,18 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from preparing import contents, prepare, rows_of, write_jsonl
 
-import data.sides
-from configs.errors import UserError
-from data.files import file_sha256
-from data.prepare import repair
-from data.records import Document
-from data.shards import combined_sha256, corpus_sha256, read_documents_of, shard_paths, write_documents
-from data.store import CorpusStore, PreparedSet
-from data.verify import verify_prepared
-from models.encoder import Encoder
-from models.packaged import resolve_encoder_path
+import replug.data.prepare.splits
+from replug.configs.errors import UserError
+from replug.data.files import file_sha256
+from replug.data.prepare.sets import repair
+from replug.data.records import Document
+from replug.data.shards import combined_sha256, corpus_sha256, read_documents_of, shard_paths, write_documents
+from replug.data.store import CorpusStore, PreparedSet
+from replug.data.verify import verify_prepared
+from replug.models.encoder import Encoder
+from replug.models.packaged import resolve_encoder_path
+from tests.support.preparing import contents, prepare, rows_of, write_jsonl
 
 ODD = ["[SEP] a [MASK] b", "é e\u0301 中文 🙂", "\u200d\ufeff x", "UPPER lower", "bada gafu \x01 kelo"]
 
@@ -35,7 +35,7 @@ def rows() -> list[dict]:
 @pytest.fixture
 def made(encoder, rows, tmp_path, monkeypatch) -> PreparedSet:
     """Several shards with token ids."""
-    monkeypatch.setattr(data.sides, "PIECES_PER_SHARD", 80)
+    monkeypatch.setattr(replug.data.prepare.splits, "PIECES_PER_SHARD", 80)
     return prepare(tmp_path / "set", write_jsonl(tmp_path / "raw.jsonl", rows), token_ids=encoder.token_rule)
 
 

@@ -15,18 +15,18 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from preparing import WORDS, contents, prepare, rows_of, texts_of, write_jsonl
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-import data.cutting
-import data.sources
-import data.tokenizing
-import data.units
-from configs.errors import UserError
-from data.chunks import split_text
-from data.sources import FieldMap, SourceText, read_unit
-from data.tokenizing import load_plain, token_offsets
-from data.units import plan_units
+import replug.data.prepare.cutting
+import replug.data.sources.shards
+import replug.data.sources.texts
+import replug.data.tokenizing
+from replug.configs.errors import UserError
+from replug.data.chunks import split_text
+from replug.data.sources.shards import plan_units
+from replug.data.sources.texts import FieldMap, SourceText, read_unit
+from replug.data.tokenizing import load_plain, token_offsets
+from tests.support.preparing import WORDS, contents, prepare, rows_of, texts_of, write_jsonl
 
 ROWS = rows_of(150)
 
@@ -99,7 +99,7 @@ def write_form(folder: Path, files: dict[str, bytes]) -> Path:
 @pytest.mark.parametrize("unit_bytes", [90, 777, 1 << 20])
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_gives_the_same_texts_in_units_of_any_size(form, unit_bytes, tmp_path, monkeypatch):
-    monkeypatch.setattr(data.units, "UNIT_BYTES", unit_bytes)
+    monkeypatch.setattr(replug.data.sources.shards, "UNIT_BYTES", unit_bytes)
     found = read(write_form(tmp_path / "raw", FORMS[form]))
     assert len(found) == len(ROWS) and set(found) == EXPECTED
 
@@ -107,7 +107,7 @@ def test_every_form_gives_the_same_texts_in_units_of_any_size(form, unit_bytes, 
 @pytest.mark.parametrize("form", ["gzip", "Parquet of many row groups", "tsv", "all kinds"])
 def test_every_form_gives_the_same_set_byte_for_byte(form, tmp_path, monkeypatch):
     plain = prepare(tmp_path / "plain", write_jsonl(tmp_path / "raw.jsonl", ROWS))
-    monkeypatch.setattr(data.units, "UNIT_BYTES", 1000)
+    monkeypatch.setattr(replug.data.sources.shards, "UNIT_BYTES", 1000)
     other = prepare(tmp_path / "other", write_form(tmp_path / "raw", FORMS[form]))
     assert contents(other.folder) == contents(plain.folder)
 
@@ -135,7 +135,7 @@ def test_a_tree_of_texts_gives_the_same_in_units_of_any_size(tmp_path, monkeypat
     assert {(t.id, t.text, t.domain) for t in whole} == {
         (name, text.decode(), name.split("/")[0]) for name, text in files.items()
     }
-    monkeypatch.setattr(data.units, "UNIT_BYTES", 3000)
+    monkeypatch.setattr(replug.data.sources.shards, "UNIT_BYTES", 3000)
     assert len(plan_units(str(tmp_path / "raw"))) > 5
     assert read(tmp_path / "raw") == whole
 
@@ -156,7 +156,7 @@ def test_a_unit_that_begins_right_at_a_line_takes_it_once(end, tmp_path, monkeyp
     lines = [json.dumps({"id": str(i), "text": "x" * (i % 5 + 1)}) for i in range(40)]
     (tmp_path / "a.jsonl").write_bytes(end.join(lines).encode())
     for size in range(1, 120):
-        monkeypatch.setattr(data.units, "UNIT_BYTES", size)
+        monkeypatch.setattr(replug.data.sources.shards, "UNIT_BYTES", size)
         assert [text.id for text in read(tmp_path / "a.jsonl")] == [str(i) for i in range(40)]
 
 
@@ -167,8 +167,10 @@ def test_a_unit_that_begins_right_at_a_line_takes_it_once(end, tmp_path, monkeyp
 def hub(tmp_path, monkeypatch) -> Path:
     """A local folder that is taken for the dataset `corpus` of the hub."""
     monkeypatch.chdir(tmp_path)
-    real = data.units._files
-    monkeypatch.setattr(data.units, "_files", lambda source: None if source == "corpus" else real(source))
+    real = replug.data.sources.shards._files
+    monkeypatch.setattr(
+        replug.data.sources.shards, "_files", lambda source: None if source == "corpus" else real(source)
+    )
     return tmp_path / "corpus"
 
 
@@ -232,7 +234,7 @@ def test_wikitexts_articles_are_whole_in_each_of_its_forms(tmp_path, monkeypatch
         "wiki.jsonl.gz": gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()),
     }
     write_form(tmp_path, forms)
-    monkeypatch.setattr(data.units, "UNIT_BYTES", 500)
+    monkeypatch.setattr(replug.data.sources.shards, "UNIT_BYTES", 500)
     found = {name: read(tmp_path / name, WIKI) for name in forms}
     assert all(texts == found["wiki.train.tokens"] for texts in found.values())
     assert len(found["wiki.jsonl"]) == 30
@@ -270,7 +272,7 @@ def byte_bpe() -> str:
 def minilm() -> str:
     from transformers import AutoTokenizer
 
-    from models.packaged import resolve_encoder_path
+    from replug.models.packaged import resolve_encoder_path
 
     try:
         path = resolve_encoder_path("package:minilm")
@@ -312,11 +314,11 @@ TEXTS = st.one_of(st.text(ANY, max_size=60), st.lists(st.one_of(PIECES, ANY), ma
 @given(text=TEXTS, size=st.integers(1, 9), segment=st.sampled_from([1, 2, 7, 30, 1 << 17]))
 @settings(max_examples=150, deadline=None)
 def test_pieces_of_any_text_join_back_to_it_and_are_cut_at_borders_of_tokens(loaded, name, text, size, segment):
-    before, data.tokenizing.SEGMENT_CHARACTERS = data.tokenizing.SEGMENT_CHARACTERS, segment
+    before, replug.data.tokenizing.SEGMENT_CHARACTERS = replug.data.tokenizing.SEGMENT_CHARACTERS, segment
     try:
         (offsets,) = token_offsets(loaded[name], [text])
     finally:
-        data.tokenizing.SEGMENT_CHARACTERS = before
+        replug.data.tokenizing.SEGMENT_CHARACTERS = before
     pieces = split_text(text, offsets, size)
     assert "".join(pieces) == text and all(pieces)
     ends = {end for _, end in offsets}
@@ -327,11 +329,11 @@ def test_pieces_of_any_text_join_back_to_it_and_are_cut_at_borders_of_tokens(loa
 @given(texts=st.lists(TEXTS, max_size=5), segment=st.sampled_from([1, 3, 1 << 17]))
 @settings(max_examples=60, deadline=None)
 def test_tokens_of_words_and_bytes_decode_to_the_text_whatever_the_segments(loaded, texts, segment):
-    before, data.tokenizing.SEGMENT_CHARACTERS = data.tokenizing.SEGMENT_CHARACTERS, segment
+    before, replug.data.tokenizing.SEGMENT_CHARACTERS = replug.data.tokenizing.SEGMENT_CHARACTERS, segment
     try:
         offsets = token_offsets(loaded["words"], texts)
     finally:
-        data.tokenizing.SEGMENT_CHARACTERS = before
+        replug.data.tokenizing.SEGMENT_CHARACTERS = before
     for text, spans in zip(texts, offsets, strict=True):
         assert "".join(text[start:end] for start, end in spans) == text
         assert loaded["bpe"].decode(loaded["bpe"].encode(text).ids) == text
@@ -346,7 +348,7 @@ UNICODE_ROWS = [
 @pytest.mark.parametrize("name", ["bpe", "words", "minilm"])
 @pytest.mark.parametrize("segment", [50, 1 << 17])
 def test_what_is_prepared_is_the_source_byte_for_byte(name, segment, loaded, tmp_path, monkeypatch):
-    monkeypatch.setattr(data.tokenizing, "SEGMENT_CHARACTERS", segment)
+    monkeypatch.setattr(replug.data.tokenizing, "SEGMENT_CHARACTERS", segment)
     texts = {row["id"]: row["text"] for row in UNICODE_ROWS}
     prepared = prepare(
         tmp_path / "set", write_jsonl(tmp_path / "a.jsonl", UNICODE_ROWS), tokenizer=loaded[name].to_str()
@@ -368,8 +370,8 @@ def test_what_is_prepared_is_the_source_byte_for_byte(name, segment, loaded, tmp
 def test_small_runs_give_the_same_set(tmp_path, monkeypatch):
     source = write_jsonl(tmp_path / "a.jsonl", ROWS)
     whole = prepare(tmp_path / "whole", source)
-    monkeypatch.setattr(data.cutting, "RUN_CHARACTERS", 500)
-    monkeypatch.setattr(data.cutting, "CHARACTERS_AT_A_TIME", 100)
+    monkeypatch.setattr(replug.data.prepare.cutting, "RUN_CHARACTERS", 500)
+    monkeypatch.setattr(replug.data.prepare.cutting, "CHARACTERS_AT_A_TIME", 100)
     parts = prepare(tmp_path / "parts", source)
     assert contents(parts.folder) == contents(whole.folder)
     assert len(texts_of(parts)["documents"]) > 500

@@ -6,11 +6,11 @@ import json
 import datasets
 import pytest
 
-from data.package_texts import MIN_CHARACTERS, PACKAGE_TEXTS
-from data.rejected import Rejected
-from data.sampling import content_hash
-from data.sources import FieldMap, SourceText, read_unit
-from data.units import plan_units
+from replug.data.sampling import content_hash
+from replug.data.sources.package_texts import MIN_CHARACTERS, PACKAGE_TEXTS
+from replug.data.sources.rejected import Rejected
+from replug.data.sources.shards import plan_units
+from replug.data.sources.texts import FieldMap, SourceText, read_unit
 
 PILE = FieldMap("text", "meta.id", "meta.pile_set_name")
 

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from data.files import write_json
-from data.records import Document, Window
-from data.shards import ROWS_PER_BATCH, write_documents, write_windows
-from data.store import CorpusStore, WindowStore
+from replug.data.files import write_json
+from replug.data.records import Document, Window
+from replug.data.shards import ROWS_PER_BATCH, write_documents, write_windows
+from replug.data.store import CorpusStore, WindowStore
 
 DOCUMENTS = [Document(f"d{i}", f"text {i} 🙂", "odd" if i % 2 else "even", f"s{i // 2}") for i in range(5)]
 WINDOWS = [

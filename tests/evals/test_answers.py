@@ -2,7 +2,7 @@
 
 import pytest
 
-from evals.answers import (
+from replug.evals.answers import (
     exact_match,
     has_answer,
     normalize_answer,

@@ -14,25 +14,23 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
-from command_line import ROOT
 from transformers import AutoTokenizer, DPRContextEncoder, DPRQuestionEncoder
 
-sys.path.append(str(ROOT / "tests/models"))
-from dpr_folders import write_dpr_pair
-from fault_server import FaultServer
-
-from configs.errors import UserError
-from configs.load import load_evaluation_config
-from models.score_cache import ScoreCache
-from models.stand_in_encoder import write_stand_in_encoder
-from train.evaluation_folder import EvaluationFolder
+from replug.configs.errors import UserError
+from replug.configs.load import load_evaluation_config
+from replug.evals.folder import EvaluationFolder
+from replug.models.score_cache import ScoreCache
+from replug.models.stand_in_encoder import write_stand_in_encoder
+from tests.support.command_line import ROOT
+from tests.support.dpr_folders import write_dpr_pair
+from tests.support.fault_server import FaultServer
 
 pytestmark = pytest.mark.timeout(200)
 
 
 def start(name: str, *overrides: str) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-m", "train.cli", "evaluate", str(ROOT / f"configs/eval_{name}.yaml"), *overrides],
+        [sys.executable, "-m", "replug.commands.cli", "evaluate", str(ROOT / f"configs/eval_{name}.yaml"), *overrides],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -329,7 +327,10 @@ def test_whole_texts_are_scored_with_every_token_once(tmp_path, corpus):
 
 def generate(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "train.cli", "generate", *arguments], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "replug.commands.cli", "generate", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from configs.methods import parse_methods
-from configs.schema import PaperConfig
-from data.records import Document
-from evals.comparison import compare, markdown_table
-from evals.evidence import EvidenceBook, texts_of
-from evals.examples import Example
-from evals.language_modelling import Choice
-from evals.loop import Metric, Outcome, OutcomeFile, run_task
+from replug.configs.methods import parse_methods
+from replug.configs.schema import PaperConfig
+from replug.data.records import Document
+from replug.evals.comparison import compare, markdown_table
+from replug.evals.evidence import EvidenceBook, texts_of
+from replug.evals.examples import Example
+from replug.evals.language_modelling import Choice
+from replug.evals.loop import Metric, Outcome, OutcomeFile, run_task
 
 TEXTS = ["zero", "one", "two", "three"]
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from evals import intervals
-from evals.intervals import Interval, Ratio, difference_interval, interval_of, value_of
-from evals.metrics import bits_of, bits_per_byte
+from replug.evals import intervals
+from replug.evals.intervals import Interval, Ratio, difference_interval, interval_of, value_of
+from replug.evals.metrics import bits_of, bits_per_byte
 
 
 def mean_of(values: np.ndarray) -> Ratio:

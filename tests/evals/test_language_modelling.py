@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.records import Document, Window
-from data.shards import write_documents
-from data.store import CorpusStore
-from evals.language_modelling import WINDOWS_IN_FLIGHT, Choice, measure_bits, random_choice
-from models.black_box_lm import ContinuationScore
-from models.prompt import PromptTemplate
-from models.stand_in_lm import StandInLM
+from replug.data.records import Document, Window
+from replug.data.shards import write_documents
+from replug.data.store import CorpusStore
+from replug.evals.language_modelling import WINDOWS_IN_FLIGHT, Choice, measure_bits, random_choice
+from replug.models.black_box_lm import ContinuationScore
+from replug.models.local.stand_in_lm import StandInLM
+from replug.models.prompt import PromptTemplate
 
 SEPARATOR = "\n\n"
 DOCUMENTS = ["red sky", "blue sea and red sky", "a green tree", "日本 の 空", "the sea the sea", "red red red"]

@@ -1,8 +1,5 @@
 """lm-evaluation-harness over our LMs; its own Hugging Face model is the reference."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -10,13 +7,11 @@ pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: p
 
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-
-from evals.lm_eval_adapter import HarnessModel
-from models.hf_lm import HuggingFaceLM
-from models.replug_lm import ReplugLM, Retrieved
-
-sys.path.append(str(Path(__file__).parents[1] / "models"))
 from test_hf_lm import write_gpt2, write_tokenizer
+
+from replug.evals.lm_eval_adapter import HarnessModel
+from replug.models.local.hf_lm import HuggingFaceLM
+from replug.models.replug_lm import ReplugLM, Retrieved
 
 PAIRS = [
     ("The capital of France is", " Paris"),

@@ -1,7 +1,7 @@
 """Several LMs' results beside each other."""
 
-from evals.figures import draw_lms, to_svg
-from evals.lm_table import lm_table
+from replug.evals.figures import draw_lms, to_svg
+from replug.evals.lm_table import lm_table
 
 
 def of(none: float, replug: float, low: float, high: float) -> dict:

@@ -3,7 +3,7 @@
 import pytest
 from matplotlib import pyplot as plt
 
-from evals.figures import draw_methods, draw_sweep
+from replug.evals.figures import draw_methods, draw_sweep
 
 NONE = {"bpb": {"value": 1.0, "interval": [0.8, 1.2]}}
 HELPED = {"bpb": {"value": 0.9, "interval": [0.7, 1.1]}, "bpb - none": {"value": -0.1, "interval": [-0.15, -0.05]}}

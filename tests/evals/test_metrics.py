@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from data.records import Window
-from evals.language_modelling import num_bytes
-from evals.metrics import bits_of, bits_per_byte, paired_bootstrap_interval, recall_at_k
+from replug.data.records import Window
+from replug.evals.language_modelling import num_bytes
+from replug.evals.metrics import bits_of, bits_per_byte, paired_bootstrap_interval, recall_at_k
 
 
 def test_bits_of_a_known_distribution_are_exact() -> None:

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shared_data import shared
 
-from configs.errors import RunError, UserError
-from evals.examples import Example
-from evals.mmlu import (
+from replug.configs.errors import RunError, UserError
+from replug.evals.examples import Example
+from replug.evals.mmlu import (
     CONTINUATIONS,
     MmluQuestion,
     mmlu_outcome,
     mmlu_prompt,
     read_mmlu,
 )
-from evals.mmlu_subjects import CATEGORIES, CATEGORY_OF, SUBCATEGORIES
+from replug.evals.mmlu_subjects import CATEGORIES, CATEGORY_OF, SUBCATEGORIES
+from tests.support.shared_data import shared
 
 GOLDEN = Path(__file__).parent / "golden"
 OFFICIAL = 'Which is 1?,1,2,3,4,A\n"Which, of ""these"",\nis 4?",1,2,3,4,D\n'

@@ -6,11 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-from shared_data import shared
 
-from configs.errors import UserError
-from evals.examples import Example
-from evals.open_qa import (
+from replug.configs.errors import UserError
+from replug.evals.examples import Example
+from replug.evals.open_qa import (
     OpenQuestion,
     draw_demonstrations,
     hold_out_demonstrations,
@@ -19,6 +18,7 @@ from evals.open_qa import (
     read_questions,
     require_not_evaluated,
 )
+from tests.support.shared_data import shared
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from evals.figures import overview_png
-from evals.report import write_report
+from replug.evals.figures import overview_png
+from replug.evals.report import write_report
 
 ATTACK = "<script>alert('x')</script>"
 RESULTS = {

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from data.records import Document, Window
-from data.shards import write_documents
-from data.store import CorpusStore
-from evals.language_modelling import Choice
-from evals.results import bpb_results, interval_lines, print_results, retrieval_results
+from replug.data.records import Document, Window
+from replug.data.shards import write_documents
+from replug.data.store import CorpusStore
+from replug.evals.language_modelling import Choice
+from replug.evals.results import bpb_results, interval_lines, print_results, retrieval_results
 
 WINDOWS = [
     Window("a", "", "four", "wiki"),

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from evals.metrics import recall_at_k
-from evals.retrieval import gold_rows, retrieval_metrics
+from replug.evals.metrics import recall_at_k
+from replug.evals.retrieval import gold_rows, retrieval_metrics
 
 FOUND = np.array([np.arange(20) + 100 * query for query in range(5)])  # query q finds 100 q, 100 q + 1, ...
 GOLD = [{0}, {102, 107, 9_999}, {219}, {400}, set()]  # first; third and eighth of three; last; never; none

@@ -6,21 +6,21 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from configs.schema import PaperConfig
-from data.records import Window
-from evals.comparison import compare
-from evals.evidence import NOTHING, Evidence
-from evals.examples import Example
-from evals.loop import OutcomeFile
-from evals.mmlu import MmluQuestion, MmluSet
-from evals.open_qa import OpenQuestion
-from evals.tasks.lm import LanguageModelling
-from evals.tasks.mmlu import Mmlu
-from evals.tasks.open_qa import OpenQa
-from evals.tasks.retrieval import Retrieval
-from models.black_box_lm import ContinuationScore
-from models.generation import Generated
-from models.prompt import PromptTemplate
+from replug.configs.schema import PaperConfig
+from replug.data.records import Window
+from replug.evals.comparison import compare
+from replug.evals.evidence import NOTHING, Evidence
+from replug.evals.examples import Example
+from replug.evals.loop import OutcomeFile
+from replug.evals.mmlu import MmluQuestion, MmluSet
+from replug.evals.open_qa import OpenQuestion
+from replug.evals.tasks.lm import LanguageModelling
+from replug.evals.tasks.mmlu import Mmlu
+from replug.evals.tasks.open_qa import OpenQa
+from replug.evals.tasks.retrieval import Retrieval
+from replug.models.black_box_lm import ContinuationScore
+from replug.models.generation import Generated
+from replug.models.prompt import PromptTemplate
 
 
 class KnownLM:

@@ -6,8 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from evals.intervals import Interval
-from evals.token_gain import (
+from replug.evals.intervals import Interval
+from replug.evals.token_gain import (
     RarityBin,
     ScoredText,
     TokenGain,

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.sources import SourceText
-from data.tokenizing import load_plain, word_tokenizer
-from evals.windows import windows_of
-from models.stand_in_lm import WORD
+from replug.data.sources.texts import SourceText
+from replug.data.tokenizing import load_plain, word_tokenizer
+from replug.evals.windows import windows_of
+from replug.models.local.stand_in_lm import WORD
 
 WORDS = load_plain(word_tokenizer(WORD.pattern))
 

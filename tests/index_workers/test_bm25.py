@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from configs.errors import UserError
-from index_workers.bm25 import Bm25Index
+from replug.configs.errors import UserError
+from replug.index_workers.bm25 import Bm25Index
 
 TEXTS = [
     "red sky over the sea",

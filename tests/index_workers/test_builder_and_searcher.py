@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from configs.errors import UserError
-from data.assembly import write_ids_of_shard
-from data.records import Document
-from data.shards import corpus_sha256, write_documents, write_token_rules
-from data.stand_in_texts import stand_in_texts
-from data.store import CorpusStore
-from data.tokenizing import TokenIds
-from index_workers.builder import Builder
-from index_workers.merge import merge_top_k
-from index_workers.searcher import Searcher
-from index_workers.version_store import BuildPlan, VersionStore
-from models.encoder import Encoder
-from models.stand_in_encoder import write_stand_in_encoder
+from replug.configs.errors import UserError
+from replug.data.prepare.assembly import write_ids_of_shard
+from replug.data.records import Document
+from replug.data.shards import corpus_sha256, write_documents, write_token_rules
+from replug.data.sources.stand_in_texts import stand_in_texts
+from replug.data.store import CorpusStore
+from replug.data.tokenizing import TokenIds
+from replug.index_workers.builder import Builder
+from replug.index_workers.merge import merge_top_k
+from replug.index_workers.searcher import Searcher
+from replug.index_workers.version_store import BuildPlan, VersionStore
+from replug.models.encoder import Encoder
+from replug.models.stand_in_encoder import write_stand_in_encoder
 
 K, NUM_DOCUMENTS, BLOCK_DOCUMENTS = 7, 62, 12  # six blocks, the last of two documents
 TEXTS = [text.text for text, _ in zip(stand_in_texts(), range(NUM_DOCUMENTS), strict=False)]

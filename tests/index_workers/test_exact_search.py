@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from index_workers import exact_search
-from index_workers.exact_search import ExactShard
-from index_workers.merge import merge_top_k
-from index_workers.vectors import BlockVectors, scan_exactly
+from replug.index_workers import exact_search
+from replug.index_workers.exact_search import ExactShard
+from replug.index_workers.merge import merge_top_k
+from replug.index_workers.vectors import BlockVectors, scan_exactly
 
 DIM, BLOCK = 16, 32
 RNG = np.random.default_rng(0)

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from configs.errors import RunError, UserError
-from index_workers.faiss_index import FaissShard, check_kind, fill, set_search_threads, train_quantizer
-from index_workers.kinds import IndexKind, resolve_kind
-from index_workers.vectors import BlockVectors
-from index_workers.version_store import VersionStore
-from models.hardware import available_cores
+from replug.configs.errors import RunError, UserError
+from replug.index_workers.faiss_index import FaissShard, check_kind, fill, set_search_threads, train_quantizer
+from replug.index_workers.kinds import IndexKind, resolve_kind
+from replug.index_workers.vectors import BlockVectors
+from replug.index_workers.version_store import VersionStore
+from replug.models.hardware import available_cores
 
 DIM, ROWS, FIRST_ROW = 16, 600, 1000
 RNG = np.random.default_rng(0)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from index_workers.kinds import (
+from replug.index_workers.kinds import (
     LEAST_CENTROIDS,
     POINTS_PER_LIST,
     IndexKind,

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from test_verify import LOSSY, ROWS, VECTORS, begin, flip, publish, write_corpus
 
-from configs.errors import UserError
-from index_workers.kinds import IndexKind
-from index_workers.local_index import LocalIndex
-from index_workers.version_store import VersionStore
+from replug.configs.errors import UserError
+from replug.index_workers.kinds import IndexKind
+from replug.index_workers.local_index import LocalIndex
+from replug.index_workers.version_store import VersionStore
 
 QUERIES = np.random.default_rng(1).standard_normal((3, VECTORS.shape[1])).astype(np.float32)
 

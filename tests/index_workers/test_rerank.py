@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from data.records import Document, SearchResult
-from data.shards import write_documents
-from data.store import CorpusStore
-from index_workers.exclusion import search_excluding
-from train.rerank import LiveReranker
+from replug.data.records import Document, SearchResult
+from replug.data.shards import write_documents
+from replug.data.store import CorpusStore
+from replug.index_workers.exclusion import search_excluding
+from replug.index_workers.rerank import LiveReranker
 
 DIM, ROWS = 8, 40
 RNG = np.random.default_rng(0)

@@ -14,13 +14,13 @@ import psutil
 import pytest
 from test_version_store import PLAN, save_weights
 
-from configs.errors import UserError
-from index_workers import build_steps
-from index_workers import searcher as searcher_module
-from index_workers.kinds import IndexKind
-from index_workers.merge import merge_top_k
-from index_workers.searcher import Found, Searcher, _Loaded
-from index_workers.version_store import BuildPlan, VersionStore
+from replug.configs.errors import UserError
+from replug.index_workers import build_steps
+from replug.index_workers import searcher as searcher_module
+from replug.index_workers.kinds import IndexKind
+from replug.index_workers.merge import merge_top_k
+from replug.index_workers.searcher import Found, Searcher, _Loaded
+from replug.index_workers.version_store import BuildPlan, VersionStore
 
 DIM, ROWS, BLOCK = 16, 300, 50
 RNG = np.random.default_rng(0)

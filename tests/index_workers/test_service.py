@@ -15,17 +15,18 @@ import pytest
 import ray
 import torch
 
-from configs.errors import UserError
-from configs.load import load_config
-from configs.schema import Config
-from data.store import PreparedSet
-from index_workers.kinds import IndexKind
-from index_workers.service import IndexService, IndexSettings
-from index_workers.version_store import BuildPlan
-from index_workers.watch import Measures
-from models.encoder import Encoder
-from train import wiring
-from train.pipeline import IndexState
+from replug.configs.errors import UserError
+from replug.configs.load import load_config
+from replug.configs.schema import Config
+from replug.data.store import PreparedSet
+from replug.index_workers.build import publish_snapshot
+from replug.index_workers.kinds import IndexKind
+from replug.index_workers.service import IndexService, IndexSettings
+from replug.index_workers.version_store import BuildPlan, IndexState
+from replug.index_workers.watch import Measures
+from replug.models.build import load_encoder
+from replug.models.encoder import Encoder
+from replug.models.preparing import prepared_set
 
 ROOT = Path(__file__).parent.parent.parent
 COARSE = IndexKind("IVF16,SQ8", nprobe=1)
@@ -39,12 +40,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(folder: Path) -> PreparedSet:
-    return wiring.prepared_set(load_config(ROOT / "configs/debug.yaml"), folder / "data")
+    return prepared_set(load_config(ROOT / "configs/debug.yaml"), folder / "data")
 
 
 @pytest.fixture
 def encoder(debug_config: Config) -> Encoder:
-    return wiring.load_encoder(debug_config)
+    return load_encoder(debug_config.retriever)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,7 @@ def publish(
     version: int,
     kind: IndexKind | None = None,
 ) -> BuildPlan:
-    plan = wiring.publish_snapshot(config, encoder, data, service.store, IndexState(version, version * 10))
+    plan = publish_snapshot(config, encoder, data, service.store, IndexState(version, version * 10))
     return plan if kind is None else replace(plan, kind=kind, num_shards=2)
 
 
@@ -295,7 +296,7 @@ def test_an_encoder_that_diverged_fails_the_refresh_and_the_next_one_works(
     service.build(publish(debug_config, encoder, data, service, live)).result(60)
     queries = encoder.encode(["some words"]).numpy()
     before = service.search(live, queries, 5)
-    diverged = wiring.load_encoder(debug_config)
+    diverged = load_encoder(debug_config.retriever)
     with torch.no_grad():
         next(diverged.parameters()).fill_(float("nan"))
     broken = publish(debug_config, diverged, data, service, failing)

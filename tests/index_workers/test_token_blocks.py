@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index_workers.token_blocks import TokenBlocks, token_fingerprint
-from index_workers.version_store import BuildPlan
-from models.encoder import Encoder
-from models.stand_in_encoder import write_stand_in_encoder
+from replug.index_workers.token_blocks import TokenBlocks, token_fingerprint
+from replug.index_workers.version_store import BuildPlan
+from replug.models.encoder import Encoder
+from replug.models.stand_in_encoder import write_stand_in_encoder
 
 PLAN = BuildPlan(
     version=0,

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.records import Document
-from data.shards import corpus_sha256, write_documents
-from index_workers import build_steps
-from index_workers.kinds import IndexKind
-from index_workers.verify import verify_index
-from index_workers.version_store import MEND, BuildPlan, VersionStore, _json_sha256
+from replug.data.records import Document
+from replug.data.shards import corpus_sha256, write_documents
+from replug.index_workers import build_steps
+from replug.index_workers.kinds import IndexKind
+from replug.index_workers.verify import verify_index
+from replug.index_workers.version_store import MEND, BuildPlan, VersionStore, _json_sha256
 
 DIM, ROWS = 4, 10
 VECTORS = np.random.default_rng(0).standard_normal((ROWS, DIM)).astype(np.float32)

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from configs.errors import RunError, UserError
-from index_workers.kinds import IndexKind
-from index_workers.version_store import MEND, BuildPlan, Missing, VersionStore, _json_sha256
+from replug.configs.errors import RunError, UserError
+from replug.index_workers.kinds import IndexKind
+from replug.index_workers.version_store import MEND, BuildPlan, Missing, VersionStore, _json_sha256
 
 PLAN = BuildPlan(
     version=3,

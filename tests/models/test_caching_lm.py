@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from configs.errors import RunError
-from models.black_box_lm import AsyncLM, ContinuationScore, ScoreSum
-from models.caching_lm import CachingLM
-from models.generation import Generated, GenerationOptions
-from models.score_cache import ScoreCache, pair_key
+from replug.configs.errors import RunError
+from replug.models.black_box_lm import AsyncLM, ContinuationScore, ScoreSum
+from replug.models.caching_lm import CachingLM
+from replug.models.generation import Generated, GenerationOptions
+from replug.models.score_cache import ScoreCache, pair_key
 
 Pair = tuple[str, str]
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import GemmaConfig, GemmaForCausalLM, MistralConfig, MistralForCausalLM
 
-from models import cpu_attention
-from models.cpu_attention import NAME, blocked_attention, use_cpu_attention
+from replug.models.local import cpu_attention
+from replug.models.local.cpu_attention import NAME, blocked_attention, use_cpu_attention
 
 
 @pytest.mark.parametrize(("positions", "block_bytes"), [(64, 4 * 2**20), (3, 1), (1, 2000)])

@@ -10,13 +10,13 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from configs.errors import UserError
-from data.stand_in_texts import stand_in_texts, stand_in_vocabulary
-from index_workers.version_store import weights_sha256
-from models.batching import token_budget_batches
-from models.encoder import Encoder, mean_pool
-from models.packaged import resolve_encoder_path
-from models.stand_in_encoder import write_stand_in_encoder
+from replug.configs.errors import UserError
+from replug.data.sources.stand_in_texts import stand_in_texts, stand_in_vocabulary
+from replug.index_workers.version_store import weights_sha256
+from replug.models.batching import token_budget_batches
+from replug.models.encoder import Encoder, mean_pool
+from replug.models.packaged import resolve_encoder_path
+from replug.models.stand_in_encoder import write_stand_in_encoder
 
 WORDS = [word for topic in stand_in_vocabulary() for word in topic]
 LONG_TEXT = next(stand_in_texts()).text  # 160 words, beyond the stand-in's 128 tokens

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dpr_folders import write_dpr
 from transformers import (
     AutoModel,
     AutoTokenizer,
@@ -19,10 +18,11 @@ from transformers import (
     PreTrainedModel,
 )
 
-from configs.errors import UserError
-from data.stand_in_texts import stand_in_vocabulary
-from models.encoder import Encoder
-from models.stand_in_encoder import write_stand_in_encoder
+from replug.configs.errors import UserError
+from replug.data.sources.stand_in_texts import stand_in_vocabulary
+from replug.models.encoder import Encoder
+from replug.models.stand_in_encoder import write_stand_in_encoder
+from tests.support.dpr_folders import write_dpr
 
 WORDS = [word for topic in stand_in_vocabulary() for word in topic]
 TEXTS = [WORDS[0], " ".join(WORDS[3:60]), " ".join(WORDS[60:69]), "x"]
@@ -125,7 +125,7 @@ def test_a_name_on_the_hub_without_a_network_is_what_was_fetched_before(
     write_stand_in_encoder(snapshot)
     if content:
         write_pooling(snapshot, content)
-    script = "from models.encoder import Encoder; print(Encoder('some/encoder').pooling)"
+    script = "from replug.models.encoder import Encoder; print(Encoder('some/encoder').pooling)"
     environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
     assert done.stdout.split()[-1:] == [pooling], done.stderr

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from models.ensemble import document_weights, ensemble_answers, log_softmax, mix_token_logprobs
+from replug.models.ensemble import document_weights, ensemble_answers, log_softmax, mix_token_logprobs
 
 LOG_3 = math.log(3)
 

@@ -36,12 +36,12 @@ from transformers import (
     OPTForCausalLM,
 )
 
-from models import decoding, shared_prefix
-from models.black_box_lm import UnscorableText
-from models.decoding import CacheUse, find_cache_use
-from models.generation import Generated, GenerationOptions, before_stop
-from models.hf_lm import HuggingFaceLM
-from models.next_token import TokenChooser, mix_next_token, nucleus
+from replug.models.black_box_lm import UnscorableText
+from replug.models.generation import Generated, GenerationOptions, before_stop
+from replug.models.local import decoding, shared_prefix
+from replug.models.local.decoding import CacheUse, find_cache_use
+from replug.models.local.hf_lm import HuggingFaceLM
+from replug.models.local.next_token import TokenChooser, mix_next_token, nucleus
 
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4} | SPECIAL

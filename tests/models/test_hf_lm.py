@@ -22,13 +22,13 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from configs.errors import RunError
-from models import shared_prefix
-from models.hf_lm import HuggingFaceLM, lm_identity
-from models.packaged import resolve_lm_path
-from models.pair_tokens import pair_token_ids
-from models.readings import Reading, readings_of
-from models.shared_prefix import KeptPrefixes, shared_tokens
+from replug.configs.errors import RunError
+from replug.models.local import shared_prefix
+from replug.models.local.hf_lm import HuggingFaceLM, lm_identity
+from replug.models.local.prefix_groups import Reading, readings_of
+from replug.models.local.shared_prefix import KeptPrefixes, shared_tokens
+from replug.models.packaged import resolve_lm_path
+from replug.models.pair_tokens import pair_token_ids
 
 VOCABULARY, MAX_TOKENS = 320, 128
 SEPARATOR = "\n\n"
@@ -419,8 +419,8 @@ def test_real_exhaustion_of_memory_is_survived(folder: Path) -> None:
 EXHAUST = """
 import re, resource, sys
 import numpy as np
-from configs.errors import RunError
-from models.hf_lm import HuggingFaceLM
+from replug.configs.errors import RunError
+from replug.models.local.hf_lm import HuggingFaceLM
 
 folder = sys.argv[1]
 rows = 20_000

@@ -18,7 +18,23 @@ import httpx
 import numpy as np
 import psutil
 import pytest
-from fault_server import (
+
+from replug.configs.errors import RunError, UserError
+from replug.models.black_box_lm import AsyncLM, ContinuationScore
+from replug.models.generation import GenerationOptions
+from replug.models.http import connection as server_connection
+from replug.models.http.completions_api import (
+    IllFormed,
+    NoPromptLogprobs,
+    Pair,
+    TokenScores,
+    read_generated,
+    read_scores,
+)
+from replug.models.http.http_lm import HttpLM, ServerError, ServerSpec, _check_same_tokens
+from replug.models.http.request_budget import BudgetSpent, Spending
+from replug.models.local.stand_in_lm import WORD, StandInLM
+from tests.support.fault_server import (
     MODEL,
     THROTTLED,
     TRANSIENT,
@@ -27,15 +43,6 @@ from fault_server import (
     word_logprobs,
     write_word_tokenizer,
 )
-
-from configs.errors import RunError, UserError
-from models import server_connection
-from models.black_box_lm import AsyncLM, ContinuationScore
-from models.completions_api import IllFormed, NoPromptLogprobs, Pair, TokenScores, read_generated, read_scores
-from models.generation import GenerationOptions
-from models.http_lm import HttpLM, ServerError, ServerSpec, _check_same_tokens
-from models.spending import BudgetSpent, Spending
-from models.stand_in_lm import WORD, StandInLM
 
 WORDS = ["red", "blue", "green", "the", "boat", "of", "日本語", "🙂", "was", "new"]
 WAYS = [("echo", False), ("echo", True), ("prompt_logprobs", True)]

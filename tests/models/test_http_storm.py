@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fault_server import MODEL, TRANSIENT, FaultServer
 
-from models import server_connection
-from models.http_lm import HttpLM, ServerSpec
-from models.spending import BudgetSpent, Spending
-from models.stand_in_lm import StandInLM
+from replug.models.http import connection as server_connection
+from replug.models.http.http_lm import HttpLM, ServerSpec
+from replug.models.http.request_budget import BudgetSpent, Spending
+from replug.models.local.stand_in_lm import StandInLM
+from tests.support.fault_server import MODEL, TRANSIENT, FaultServer
 
 NUM_REQUESTS = 10_000 if os.environ.get("REPLUG_STORM") == "full" else 1_000
 PROMPTS_PER_REQUEST = 4

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoModel
 
-from configs.errors import UserError
-from models import packaged
-from models.packaged import resolve_encoder_path, resolve_lm_path
+from replug.configs.errors import UserError
+from replug.models import packaged
+from replug.models.packaged import resolve_encoder_path, resolve_lm_path
 
 
 @pytest.mark.parametrize("resolve", [resolve_encoder_path, resolve_lm_path])

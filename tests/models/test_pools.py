@@ -9,11 +9,11 @@ import psutil
 import pytest
 import ray
 
-from models.actor_pool import ActorPool, ActorPoolError
-from models.black_box_lm import AsyncLM, UnscorableText
-from models.generation import GenerationOptions
-from models.scorer_pool import LMSpec, ScorerPool
-from models.stand_in_lm import StandInLM
+from replug.cluster.actor_pool import ActorPool, ActorPoolError
+from replug.models.black_box_lm import AsyncLM, UnscorableText
+from replug.models.generation import GenerationOptions
+from replug.models.local.stand_in_lm import StandInLM
+from replug.models.scorer_pool import LMSpec, ScorerPool
 
 pytestmark = [pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(120)]
 

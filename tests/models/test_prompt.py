@@ -6,8 +6,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from models.pair_tokens import pair_token_ids
-from models.prompt import PromptTemplate
+from replug.models.pair_tokens import pair_token_ids
+from replug.models.prompt import PromptTemplate
 
 
 @pytest.fixture(scope="module")

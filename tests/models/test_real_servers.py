@@ -23,12 +23,12 @@ import numpy as np
 import pytest
 import torch
 
-from configs.errors import UserError
-from models.hf_lm import HuggingFaceLM
-from models.http_lm import HttpLM, ServerError, ServerSpec
-from models.packaged import SMOLLM2, SMOLLM2_FILE, packaged_file, resolve_lm_path
-from models.server_probe import connect
-from models.spending import Spending
+from replug.configs.errors import UserError
+from replug.models.http.http_lm import HttpLM, ServerError, ServerSpec
+from replug.models.http.probe import connect
+from replug.models.http.request_budget import Spending
+from replug.models.local.hf_lm import HuggingFaceLM
+from replug.models.packaged import SMOLLM2, SMOLLM2_FILE, packaged_file, resolve_lm_path
 
 ROOT = Path(__file__).parent.parent.parent
 KEY = "sk-of-the-test"

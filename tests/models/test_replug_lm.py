@@ -7,22 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fault_server import MODEL, FaultServer
 from test_generation import load, reference
 from test_hf_lm import naive_logprobs, write_gpt2, write_llama
 
-from models.black_box_lm import BlackBoxLM, ContinuationScore, UnscorableText
-from models.encoder import Encoder
-from models.ensemble import document_weights
-from models.generation import GenerationOptions
-from models.hf_lm import HuggingFaceLM
-from models.http_lm import HttpLM, ServerSpec
-from models.prompt import PromptTemplate
-from models.replug_lm import EncoderRetriever, ReplugLM, Retrieved
-from models.scorer_pool import LMSpec, ScorerPool
-from models.spending import Spending
-from models.stand_in_encoder import write_stand_in_encoder
-from models.stand_in_lm import StandInLM
+from replug.models.black_box_lm import BlackBoxLM, ContinuationScore, UnscorableText
+from replug.models.encoder import Encoder
+from replug.models.ensemble import document_weights
+from replug.models.generation import GenerationOptions
+from replug.models.http.http_lm import HttpLM, ServerSpec
+from replug.models.http.request_budget import Spending
+from replug.models.local.hf_lm import HuggingFaceLM
+from replug.models.local.stand_in_lm import StandInLM
+from replug.models.prompt import PromptTemplate
+from replug.models.replug_lm import EncoderRetriever, ReplugLM, Retrieved
+from replug.models.scorer_pool import LMSpec, ScorerPool
+from replug.models.stand_in_encoder import write_stand_in_encoder
+from tests.support.fault_server import MODEL, FaultServer
 
 TEXTS = ["red sky over the sea", "the mat of the cat", "blue", "日本 の 海"]
 SIMILARITIES = [0.9, 0.2, -0.4, 0.6]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import RunError, UserError
-from models.spending import BudgetSpent, Spending
+from replug.configs.errors import RunError, UserError
+from replug.models.http.request_budget import BudgetSpent, Spending
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_threads_together_never_pass_the_limits(path: Path) -> None:
 SPENDER = """
 import sys
 from pathlib import Path
-from models.spending import Spending
+from replug.models.http.request_budget import Spending
 
 spending = Spending(Path(sys.argv[1]))
 while True:

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.errors import RunError, UserError
-from models.black_box_lm import ContinuationScore, ScoreSum
-from models.score_cache import NewScore, ScoreCache, pair_key
+from replug.configs.errors import RunError, UserError
+from replug.models.black_box_lm import ContinuationScore, ScoreSum
+from replug.models.score_cache import NewScore, ScoreCache, pair_key
 
 UNIT = 20
 # Fresh processes, forked from one that has imported what they need and never from this one with its threads.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["models.score_cache"])
+PROCESSES.set_forkserver_preload(["replug.models.score_cache"])
 
 
 def score_of(number: int, num_tokens: int = 5) -> ContinuationScore:

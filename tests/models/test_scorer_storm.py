@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from models.caching_lm import CachingLM
-from models.scorer_pool import LMSpec, ScorerPool
+from replug.models.caching_lm import CachingLM
+from replug.models.scorer_pool import LMSpec, ScorerPool
 
 FULL = os.environ.get("REPLUG_STORM") == "full"
 pytestmark = [pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(1200 if FULL else 200)]
@@ -95,7 +95,7 @@ def test_a_storm_over_stand_ins_changes_no_score(tmp_path):
 
 @pytest.mark.skipif(not FULL, reason="several minutes of a real LM: REPLUG_STORM=full runs it")
 def test_a_storm_over_a_real_lm_changes_no_score(tmp_path):
-    from models.packaged import resolve_lm_path
+    from replug.models.packaged import resolve_lm_path
 
     text = Path(__file__).read_text().split("\n\n")
     calls = [([f"{text[i % len(text)]} {i}\n{part}" for part in text[:8]], [" def test"] * 8) for i in range(200)]

@@ -5,13 +5,14 @@ import threading
 
 import numpy as np
 import pytest
-from fault_server import MODEL, TRANSIENT, FaultServer, write_word_tokenizer
 
-from configs.errors import UserError
-from models import server_connection, server_probe
-from models.server_connection import ServerSpec
-from models.server_probe import connect
-from models.spending import BudgetSpent, Spending
+from replug.configs.errors import UserError
+from replug.models.http import connection as server_connection
+from replug.models.http import probe as server_probe
+from replug.models.http.connection import ServerSpec
+from replug.models.http.probe import connect
+from replug.models.http.request_budget import BudgetSpent, Spending
+from tests.support.fault_server import MODEL, TRANSIENT, FaultServer, write_word_tokenizer
 
 WAYS = [("echo", False), ("echo", True), ("prompt_logprobs", True)]
 

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from models.black_box_lm import BlackBoxLM
-from models.generation import GenerationOptions
-from models.stand_in_lm import StandInLM
+from replug.models.black_box_lm import BlackBoxLM
+from replug.models.generation import GenerationOptions
+from replug.models.local.stand_in_lm import StandInLM
 
 LM = StandInLM()
 

@@ -1,7 +1,7 @@
 import pytest
 
-from configs.errors import UserError
-from train.planning.accelerators import ACCELERATORS, parse_devices
+from replug.configs.errors import UserError
+from replug.planning.accelerators import ACCELERATORS, parse_devices
 
 
 def test_a_count_and_a_type_are_devices_in_any_spelling_of_the_type() -> None:

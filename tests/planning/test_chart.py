@@ -1,7 +1,7 @@
 import pytest
 
-from train.planning.chart import busy_shares
-from train.planning.simulate import Span
+from replug.planning.chart import busy_shares
+from replug.planning.simulate import Span
 
 
 def test_busy_shares_count_the_devices_at_work_in_each_part_of_the_run() -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import UserError
-from configs.load import load_config
-from train.planning.measured import calibrate, devices_of, job_of_run, observe, read_run
-from train.planning.plans import Plan, make_plan, plan_json
+from replug.configs.errors import UserError
+from replug.configs.load import load_config
+from replug.planning.measured import calibrate, devices_of, job_of_run, observe, read_run
+from replug.planning.plans import Plan, make_plan, plan_json
 
 RunDir = Callable[..., Path]
 

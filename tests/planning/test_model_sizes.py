@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import UserError
-from train.planning.model_sizes import encoder_size, lm_size
+from replug.configs.errors import UserError
+from replug.planning.model_sizes import encoder_size, lm_size
 
 PUBLISHED = {  # millions of parameters, as their model cards have them
     "gpt2": 124.4,

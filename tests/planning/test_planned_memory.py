@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from configs.schema import Config
-from train.planning import memory
-from train.planning.accelerators import ACCELERATORS
-from train.planning.estimate import Split, job_of, memory_of
-from train.planning.model_sizes import encoder_size, lm_size
+from replug.configs.schema import Config
+from replug.planning import memory
+from replug.planning.accelerators import ACCELERATORS
+from replug.planning.estimate import Split, job_of, memory_of
+from replug.planning.model_sizes import encoder_size, lm_size
 
 
 def test_gpt2_xl_needs_its_weights_in_bfloat16_and_little_more(paper: Config) -> None:

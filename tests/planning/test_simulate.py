@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import simpy
 
-from train.planning.sharing import Processor
-from train.planning.simulate import Crew, Durations, Outcome, Place, simulate
-from train.planning.workload import Shape
+from replug.planning.sharing import Processor
+from replug.planning.simulate import Crew, Durations, Outcome, Place, simulate
+from replug.planning.workload import Shape
 
 NEVER = 10_000
 SHAPE = Shape(

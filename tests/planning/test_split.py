@@ -1,10 +1,10 @@
 import pytest
 
-from configs.errors import UserError
-from configs.schema import Config
-from train.planning.accelerators import parse_devices
-from train.planning.estimate import job_of
-from train.planning.split import best_split, estimate_split, fitting_splits, given_split
+from replug.configs.errors import UserError
+from replug.configs.schema import Config
+from replug.planning.accelerators import parse_devices
+from replug.planning.estimate import job_of
+from replug.planning.split import best_split, estimate_split, fitting_splits, given_split
 
 
 @pytest.fixture

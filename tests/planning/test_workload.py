@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import UserError
-from configs.load import load_config
-from configs.schema import Config
-from train.planning.accelerators import ACCELERATORS
-from train.planning.estimate import job_of
-from train.planning.model_sizes import encoder_size, lm_size
-from train.planning.workload import (
+from replug.configs.errors import UserError
+from replug.configs.load import load_config
+from replug.configs.schema import Config
+from replug.planning.accelerators import ACCELERATORS
+from replug.planning.estimate import job_of
+from replug.planning.model_sizes import encoder_size, lm_size
+from replug.planning.workload import (
     Shape,
     disk_gb,
     index_size,
@@ -23,7 +23,7 @@ from train.planning.workload import (
     total_tokens,
     work_of,
 )
-from train.refresh import RefreshPolicy
+from replug.train.refresh import RefreshPolicy
 
 
 def hours(flop: float, name: str) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.slurm.local_slurm import LocalSlurm, SlurmMissing
+from tests.support.local_slurm import LocalSlurm, SlurmMissing
 
 
 @pytest.fixture(scope="session")

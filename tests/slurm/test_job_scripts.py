@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import RunError, UserError
-from configs.load import load_config
-from slurm.ray_job import FIRST_PORT, NUM_PORTS, JobError, free_port, job_environment
-from train.slurm_command import SlurmRequest, code_sha256, directives, freeze, job_state, render, run_slurm
+from replug.commands.slurm import SlurmRequest, code_sha256, directives, freeze, job_state, render, run_slurm
+from replug.configs.errors import RunError, UserError
+from replug.configs.load import load_config
+from replug.slurm.ray_job import FIRST_PORT, NUM_PORTS, JobError, free_port, job_environment
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPTS = sorted((ROOT / "slurm").glob("*.sbatch"))
@@ -42,7 +42,7 @@ def test_a_script_is_valid_and_asks_to_be_warned_and_requeued(script):
     assert asked["signal"] == "B:USR1@120"
     assert {"requeue", "nodes", "cpus-per-task", "time"} <= set(asked)
     assert asked["open-mode"] == "append"  # the log of the start before is kept
-    assert f"-m slurm.ray_job {script.stem} " in script.read_text()
+    assert f"-m replug.slurm.ray_job {script.stem} " in script.read_text()
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
@@ -185,7 +185,7 @@ def test_jobs_begin_to_look_for_ports_at_places_of_their_own():
 
 
 def test_a_machine_without_free_ports_is_an_error(monkeypatch):
-    monkeypatch.setattr("slurm.ray_job.is_free", lambda port: False)
+    monkeypatch.setattr("replug.slurm.ray_job.is_free", lambda port: False)
     with pytest.raises(JobError, match="free ports"):
         free_port(17)
 

@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from tests.slurm.jobs import NOT_LISTENING, processes_with, submit, wait_until
+from tests.support.slurm_jobs import NOT_LISTENING, processes_with, submit, wait_until
 
 BROKEN = """
 import os, sys

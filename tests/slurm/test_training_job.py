@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.jobs import Job
-from tests.slurm.local_slurm import LocalSlurm
-from train.slurm_command import ROOMS
+from replug.commands.slurm import ROOMS
+from tests.support.local_slurm import LocalSlurm
+from tests.support.slurm_jobs import Job
 
 ROOT = Path(__file__).parent.parent.parent
 STEPS = 16
@@ -37,7 +37,16 @@ def checkout(tmp_path_factory) -> Path:
 
 def submit(slurm: LocalSlurm, checkout: Path, run: str) -> Job:
     """As a user does it, in the folder of the code; the job is held until it is released."""
-    command = [sys.executable, "-m", "train.cli", "slurm", "mine.yaml", *OPTIONS, f"run_dir={run}", *OVERRIDES]
+    command = [
+        sys.executable,
+        "-m",
+        "replug.commands.cli",
+        "slurm",
+        "mine.yaml",
+        *OPTIONS,
+        f"run_dir={run}",
+        *OVERRIDES,
+    ]
     environment = {**slurm.environment, "PYTHONPATH": str(checkout)}
     done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -48,7 +57,7 @@ def submit(slurm: LocalSlurm, checkout: Path, run: str) -> Job:
 def edit_everything(checkout: Path) -> None:
     """What a user does while the jobs wait: change the configuration, break the code, of driver and actors both."""
     (checkout / "mine.yaml").write_text("run_dir: runs/elsewhere\nno_such_key: 1\n")
-    for module in ("train/run.py", "train/cli.py", "models/stand_in_lm.py", "index_workers/searcher.py"):
+    for module in ("train/run.py", "commands/cli.py", "models/local/stand_in_lm.py", "index_workers/searcher.py"):
         (checkout / module).write_text("raise SystemExit('an edit after the submission was run')\n")
 
 
@@ -73,7 +82,7 @@ def runs(slurm, checkout) -> tuple[Path, Path, Job]:
 @contextmanager
 def quiet_run(job: Job, run: Path) -> Iterator[subprocess.Popen]:
     """`replug train` of what the job froze, on a Ray of its own, begun in a folder without our packages."""
-    command = [sys.executable, "-m", "train.cli", "train", "config.yaml", f"run_dir={run}"]
+    command = [sys.executable, "-m", "replug.commands.cli", "train", "config.yaml", f"run_dir={run}"]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     process = subprocess.Popen(
         command,

@@ -21,7 +21,14 @@ BASE = [
 
 def start(run: Path, *overrides: str, command: str = "train", config: str = "debug") -> subprocess.Popen:
     """The real command line in a session of its own, without what the tests tell Ray."""
-    arguments = [sys.executable, "-m", "train.cli", command, str(ROOT / f"configs/{config}.yaml"), f"run_dir={run}"]
+    arguments = [
+        sys.executable,
+        "-m",
+        "replug.commands.cli",
+        command,
+        str(ROOT / f"configs/{config}.yaml"),
+        f"run_dir={run}",
+    ]
     return subprocess.Popen(
         [*arguments, *(BASE if config == "debug" else ()), *overrides],
         stdout=subprocess.PIPE,

@@ -21,7 +21,7 @@ from aiohttp import web
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from models.stand_in_lm import CACHE_SHARE, WORD
+from replug.models.local.stand_in_lm import CACHE_SHARE, WORD
 
 MODEL = "words"
 START = "<s>"

@@ -6,14 +6,14 @@ import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import data.sides
-import data.units
-from configs.schema import DataConfig
-from data.local_pool import LocalPool, Pool
-from data.prepare import Tokenizers, prepare_raw
-from data.sampling import Shares, side_of
-from data.store import PreparedSet
-from data.tokenizing import TokenIds, word_tokenizer
+import replug.data.prepare.splits
+import replug.data.sources.shards
+from replug.configs.schema import DataConfig
+from replug.data.prepare.local_pool import LocalPool, Pool
+from replug.data.prepare.sets import Tokenizers, prepare_raw
+from replug.data.sampling import Shares, side_of
+from replug.data.store import PreparedSet
+from replug.data.tokenizing import TokenIds, word_tokenizer
 
 WORDS = word_tokenizer(r"\s*\S+|\s+")
 SHARES = Shares(0.2, 0.1, None)  # the schema's
@@ -73,6 +73,6 @@ def texts_of(prepared: PreparedSet) -> dict[str, list[str]]:
 def prepare_apart(out: str, source: str, num_workers: int, sizes: Sequence[int], keys: dict) -> None:
     """In a process and a process group of its own, with small units and shards."""
     os.setpgrp()
-    data.units.UNIT_BYTES, data.sides.PIECES_PER_SHARD = sizes
+    replug.data.sources.shards.UNIT_BYTES, replug.data.prepare.splits.PIECES_PER_SHARD = sizes
     with LocalPool(num_workers) as pool:
         prepare(Path(out), source, pool, **keys)

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm.ray_job import INTERRUPTED
-from tests.slurm.local_slurm import LocalSlurm
-from train.slurm_command import SlurmRequest, render
+from replug.commands.slurm import SlurmRequest, render
+from replug.slurm.ray_job import INTERRUPTED
+from tests.support.local_slurm import LocalSlurm
 
 ROOT = Path(__file__).parent.parent.parent
 WAITING = f"""
@@ -70,7 +70,7 @@ def submit(slurm: LocalSlurm, folder: Path, replug: str = WAITING, on_nodes: str
     shutil.copytree(ROOT / "slurm", code / "slurm")
     (code / "train").mkdir()
     (code / "train/__init__.py").touch()
-    (code / "train/cli.py").write_text(replug)
+    (code / "commands/cli.py").write_text(replug)
     ray_node = code / "slurm/ray_node.py"
     ray_node.write_text(f"{on_nodes}\n{ray_node.read_text()}")
     request = SlurmRequest(nodes=2, cpus_per_task=2)

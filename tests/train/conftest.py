@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from command_line import finish
+
+from tests.support.command_line import finish
 
 
 @pytest.fixture(scope="session")

@@ -18,22 +18,23 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from command_line import STEPS, finish, start
-from small_disk import SmallDisk, small_disk, space_of
 from test_loop import descendants, metrics, name_of, what_must_be_equal
 
-from configs.load import load_config
-from configs.schema import Config
-from data.store import PreparedSet
-from index_workers.local_index import LocalIndex
-from index_workers.service import IndexService, IndexSettings
-from index_workers.version_store import BuildPlan, Missing, VersionStore
-from models.encoder import Encoder
-from train import wiring
-from train.fitting import refresh_controller
-from train.pipeline import IndexState
-from train.refresh import RefreshController, StaleIndexError
-from train.step_clock import StepClock
+from replug.configs.load import load_config
+from replug.configs.schema import Config
+from replug.data.store import PreparedSet
+from replug.index_workers.build import publish_snapshot
+from replug.index_workers.local_index import LocalIndex
+from replug.index_workers.service import IndexService, IndexSettings
+from replug.index_workers.version_store import BuildPlan, IndexState, Missing, VersionStore
+from replug.models.build import load_encoder
+from replug.models.encoder import Encoder
+from replug.models.preparing import prepared_set
+from replug.train.fitting import refresh_controller
+from replug.train.refresh import RefreshController, StaleIndexError
+from replug.train.step_clock import StepClock
+from tests.support.command_line import STEPS, finish, start
+from tests.support.small_disk import SmallDisk, small_disk, space_of
 
 ROOT = Path(__file__).parent.parent.parent
 TEXTS = ["some words of a query", "others that are not the same"]
@@ -49,7 +50,7 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallDisk]:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedSet:
-    return wiring.prepared_set(load_config(ROOT / "configs/debug.yaml"), tmp_path_factory.mktemp("data") / "data")
+    return prepared_set(load_config(ROOT / "configs/debug.yaml"), tmp_path_factory.mktemp("data") / "data")
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +78,8 @@ class Trainer:
 
     def __init__(self, config: Config, data: PreparedSet, service: IndexService, version: int) -> None:
         self.config, self.data, self.service = config, data, service
-        self.encoder = wiring.load_encoder(config)
-        plan = wiring.publish_snapshot(config, self.encoder, data, service.store, IndexState(version, 0))
+        self.encoder = load_encoder(config.retriever)
+        plan = publish_snapshot(config, self.encoder, data, service.store, IndexState(version, 0))
         service.build(plan).result(60)
         service.prepare(version)
         self.control = self.new_control()
@@ -234,7 +235,7 @@ def test_what_is_asked_after_loading_may_fail_and_leaves_nothing_loaded(tmp_path
     def fail(*_: object) -> None:
         raise RuntimeError("no answer")
 
-    monkeypatch.setattr("index_workers.service.Measures", fail)
+    monkeypatch.setattr("replug.index_workers.service.Measures", fail)
     trainer.step_to(10, 13)
     monkeypatch.undo()
     assert trainer.control.num_failed == 1
@@ -298,7 +299,7 @@ def test_a_damaged_snapshot_or_quantizer_is_not_built_upon(tmp_path, data, servi
 def test_a_killed_builders_half_written_file_does_not_stay_in_a_published_version(tmp_path, data, service, versions):
     trainer = trainer_of(tmp_path, data, service, version := next(versions))
     store = service.store
-    plan = wiring.publish_snapshot(trainer.config, trainer.encoder, data, store, IndexState(version + 1, 10))
+    plan = publish_snapshot(trainer.config, trainer.encoder, data, store, IndexState(version + 1, 10))
     building = service.build(plan)
     (store.folder(plan.version) / "block-00000.npy.deadbeef.partial").write_text("half")
     building.result(60)
@@ -310,10 +311,10 @@ import resource, signal, sys
 from pathlib import Path
 import numpy as np
 import torch
-from configs.errors import RunError
-from index_workers.faiss_index import fill, train_quantizer
-from index_workers.kinds import IndexKind
-from index_workers.version_store import VersionStore
+from replug.configs.errors import RunError
+from replug.index_workers.faiss_index import fill, train_quantizer
+from replug.index_workers.kinds import IndexKind
+from replug.index_workers.version_store import VersionStore
 
 store, vectors = VersionStore(Path(sys.argv[1])), np.random.default_rng(0).normal(size=(1000, 33)).astype(np.float16)
 kind = IndexKind("SQ8")

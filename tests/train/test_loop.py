@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command_line import STEPS, finish, start
 
-from train.commands import run_export
+from replug.commands.commands import run_export
+from tests.support.command_line import STEPS, finish, start
 
 
 def descendants(pid: int) -> list[psutil.Process]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from train.loss import entropy, kl_lm_retriever, kl_retriever_lm, lm_scores, log_likelihood, lsr_loss
+from replug.train.loss import entropy, kl_lm_retriever, kl_retriever_lm, lm_scores, log_likelihood, lsr_loss
 
 GAMMA, BETA = 0.5, 0.25
 SIMILARITIES = [[0.9, 0.2, 0.4], [-0.1, 0.3, 0.3]]  # two queries, three documents

@@ -7,21 +7,23 @@ import numpy as np
 import pytest
 import torch
 
-from configs.schema import Config
-from data.datamodule import Position
-from data.records import SearchResult
-from data.sampler import QuerySampler
-from data.store import PreparedSet
-from models.black_box_lm import ContinuationScore
-from models.prompt import PromptTemplate
-from models.stand_in_lm import StandInLM
-from train import wiring
-from train.fitting import lsr_module
-from train.futures import InlineExecutor
-from train.loss import log_likelihood, lsr_loss
-from train.module import LSRModule, OptimizerSettings, learning_rate_factor
-from train.pipeline import BatchPipeline, IndexState, ScoreError
-from train.step_clock import StepClock
+from replug.cluster.futures import InlineExecutor
+from replug.configs.schema import Config
+from replug.data.datamodule import Position
+from replug.data.records import SearchResult
+from replug.data.sampler import QuerySampler
+from replug.data.store import PreparedSet
+from replug.index_workers.version_store import IndexState
+from replug.models.black_box_lm import ContinuationScore
+from replug.models.build import load_encoder
+from replug.models.local.stand_in_lm import StandInLM
+from replug.models.preparing import prepared_set
+from replug.models.prompt import PromptTemplate
+from replug.train.fitting import lsr_module
+from replug.train.loss import log_likelihood, lsr_loss
+from replug.train.module import LSRModule, OptimizerSettings, learning_rate_factor
+from replug.train.pipeline import BatchPipeline, ScoreError
+from replug.train.step_clock import StepClock
 
 
 class InlineLM(StandInLM):
@@ -40,13 +42,13 @@ class NanLM(InlineLM):
 
 @pytest.fixture
 def data(debug_config: Config, tmp_path: Path) -> PreparedSet:
-    return wiring.prepared_set(debug_config, tmp_path / "data")
+    return prepared_set(debug_config, tmp_path / "data")
 
 
 @pytest.fixture
 def module(debug_config: Config, data: PreparedSet) -> LSRModule:
     torch.manual_seed(0)
-    return lsr_module(debug_config, wiring.load_encoder(debug_config), data)
+    return lsr_module(debug_config, load_encoder(debug_config.retriever), data)
 
 
 def pipeline_for(module: LSRModule, data: PreparedSet, lm: InlineLM, depth: int = 0, steps: int = 3) -> BatchPipeline:

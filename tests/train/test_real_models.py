@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-from command_line import finish
 from transformers import AutoModel
 
-from models.packaged import resolve_encoder_path
+from replug.models.packaged import resolve_encoder_path
+from tests.support.command_line import finish
 
 SMALL = [
     "data.num_documents=150",

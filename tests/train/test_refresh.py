@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from configs.errors import RunError
-from index_workers.service import Refreshed
-from index_workers.watch import Measures
-from train.pipeline import IndexState
-from train.refresh import RefreshController, RefreshPolicy, StaleIndexError
-from train.step_clock import StepClock
+from replug.configs.errors import RunError
+from replug.index_workers.service import Refreshed
+from replug.index_workers.version_store import IndexState
+from replug.index_workers.watch import Measures
+from replug.train.refresh import RefreshController, RefreshPolicy, StaleIndexError
+from replug.train.step_clock import StepClock
 
 
 def refreshed(version: int) -> Refreshed:

@@ -9,7 +9,6 @@ import contextlib
 import os
 import random
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -17,12 +16,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command_line import finish, start
-from index_cluster import RayCluster
 from test_loop import what_must_be_equal
 
-sys.path.append(str(Path(__file__).parents[1] / "models"))
-from fault_server import FaultServer
+from tests.support.command_line import finish, start
+from tests.support.fault_server import FaultServer
+from tests.support.ray_nodes import RayCluster
 
 FULL = os.environ.get("REPLUG_STORM") == "full"
 KINDS = ["rank 0", "TrainerRank", "Scorer", "Builder", "Searcher", "node"]

@@ -4,15 +4,13 @@ The server scores as the stand-in does, so a run on the stand-in itself says wha
 """
 
 import json
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from command_line import finish, start
 
-sys.path.append(str(Path(__file__).parents[1] / "models"))
-from fault_server import FaultServer
+from tests.support.command_line import finish, start
+from tests.support.fault_server import FaultServer
 
 pytestmark = pytest.mark.timeout(240)
 SERVER = ["lm.path=null", "lm.model=words", "data.source=null", "lm.prompts_per_request=8", "lm.max_concurrency=8"]

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from train.temperature import entropy_share, temperature_for_entropy_share, temperature_warning
+from replug.train.temperature import entropy_share, temperature_for_entropy_share, temperature_warning
 
 SCORES = np.random.default_rng(0).normal(size=(6, 10))
 

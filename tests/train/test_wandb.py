@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import finish, start
+from replug.train.wandb_dashboard import SECTIONS, dashboard, run_dashboard
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_loop import metrics, wait_for_step
 
-from configs.errors import UserError
-from train.wandb_dashboard import SECTIONS, dashboard, run_dashboard
+from replug.configs.errors import UserError
+from tests.support.command_line import finish, start
 
 WANDB = str(Path(sys.executable).parent / "wandb")
 

@@ -12,20 +12,22 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from configs.errors import UserError
-from configs.schema import DataConfig
-from data.assembly import ShardReport, write_ids_of_shard
-from data.cutting import CutRules
-from data.disjoint import DisjointProof, prove_disjoint, prove_shard, require_disjoint
-from data.files import file_sha256, write_json, wrong_files
-from data.guard import Guard
-from data.local_pool import Pool
-from data.progress import Progress, say
-from data.reading import Asked, Cut, cut_source, reject_duplicates
-from data.records import Document
-from data.rows import read_documents, read_windows
-from data.sampling import SIDES, Shares
-from data.shards import (
+from replug.configs.errors import UserError
+from replug.configs.schema import DataConfig
+from replug.data.files import file_sha256, write_json, wrong_files
+from replug.data.prepare.assembly import ShardReport, write_ids_of_shard
+from replug.data.prepare.cutting import CutRules
+from replug.data.prepare.disjoint import DisjointProof, prove_disjoint, prove_shard, require_disjoint
+from replug.data.prepare.local_pool import Pool
+from replug.data.prepare.overlap_filter import Guard
+from replug.data.prepare.reading import Asked, Cut, cut_source, reject_duplicates
+from replug.data.prepare.splits import Windows, write_assembly_rules, write_queries_and_heldout, write_shards
+from replug.data.prepare.work import MARGIN, Work
+from replug.data.progress import Progress, say
+from replug.data.records import Document
+from replug.data.rows import read_documents, read_windows
+from replug.data.sampling import SIDES, Shares
+from replug.data.shards import (
     corpus_sha256,
     read_documents_of,
     shard_paths,
@@ -34,12 +36,10 @@ from data.shards import (
     write_token_rules,
     write_windows,
 )
-from data.sides import Windows, write_assembly_rules, write_queries_and_heldout, write_shards
-from data.sources import FieldMap
-from data.store import ImportedCorpus, PreparedSet, read_manifest
-from data.tokenizing import TokenIds
-from data.units import plan_units
-from data.work import MARGIN, Work
+from replug.data.sources.shards import plan_units
+from replug.data.sources.texts import FieldMap
+from replug.data.store import ImportedCorpus, PreparedSet, read_manifest
+from replug.data.tokenizing import TokenIds
 
 Origin = dict[str, object]  # the keys, and hashes of files, that a set was made from
 

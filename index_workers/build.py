@@ -1,0 +1,100 @@
+"""From a configuration to an index: what is built of which weights and documents, and how it is searched."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from replug.configs.schema import Config, Rerank, Swap
+from replug.data.store import Corpus, PreparedSet
+from replug.index_workers.faiss_index import check_kind
+from replug.index_workers.kinds import IndexKind, resolve_kind
+from replug.index_workers.rerank import LIVE_OVERRETRIEVE, LiveReranker, Search
+from replug.index_workers.service import IndexService, IndexSettings
+from replug.index_workers.version_store import BuildPlan, IndexState, VersionStore, weights_sha256
+from replug.models.encoder import TOKENS_PER_BATCH, Encoder
+from replug.models.hardware import TOKENS_PER_PASS_GPU, dtype_name
+
+
+def index_settings(config: Config, data: PreparedSet | None = None) -> IndexSettings:
+    """With `data`, its first training texts measure every refresh."""
+    index, count = config.index, config.refresh.watch_queries
+    watched = data.queries.windows(range(min(count, len(data.queries)))) if data else []
+    return IndexSettings(
+        num_shards=index.num_shards,
+        num_builders=index.num_builders,
+        threads=index.threads_per_worker,
+        gpus_per_builder=index.gpus_per_builder,
+        gpus_per_searcher=index.gpus_per_searcher,
+        max_attempts=index.max_attempts,
+        timeout_seconds=index.timeout_seconds,
+        blue_green=index.swap is Swap.blue_green,
+        watch_texts=tuple(window.context for window in watched),
+        watch_k=config.retrieve.k,
+    )
+
+
+def index_kind(config: Config, dim: int, num_documents: int) -> IndexKind:
+    """What is built and how it is searched; raises UserError where FAISS cannot build it of so many vectors."""
+    index = config.index
+    stored = index.rerank is Rerank.stored
+    kind = resolve_kind(index.kind, dim, num_documents, index.nprobe, stored, index.overretrieve)
+    check_kind(kind, dim, num_documents)
+    return kind
+
+
+def publish_snapshot(
+    config: Config, encoder: Encoder, data: Corpus, store: VersionStore, index: IndexState
+) -> BuildPlan:
+    """Write the weights as they are as a version's snapshot, and say what is to be built of them."""
+    return build_plan(config, encoder, data, store, index, store.save_snapshot(index.version, encoder.save))
+
+
+def build_plan(
+    config: Config, encoder: Encoder, data: Corpus, store: VersionStore, index: IndexState, weights_sha256: str
+) -> BuildPlan:
+    kind = index_kind(config, encoder.dim, len(data.corpus))
+    retrain = config.index.retrain_every is not None and index.version % config.index.retrain_every == 0
+    return BuildPlan(
+        version=index.version,
+        step=index.step,
+        weights_sha256=weights_sha256,
+        corpus_path=str(data.corpus_path.absolute()),
+        corpus_relative=os.path.relpath(data.corpus_path.absolute(), store.root.absolute()),
+        corpus_sha256=data.corpus_sha256,
+        num_documents=len(data.corpus),
+        block_documents=config.index.block_documents,
+        similarity=encoder.similarity,
+        max_tokens=encoder.max_tokens,
+        dim=encoder.dim,
+        dtype=dtype_name(config.index.dtype.value),
+        tokens_per_batch=config.index.tokens_per_batch or _tokens_per_pass(config),
+        kind=kind,
+        num_shards=1 if kind.is_exact else config.index.num_shards,  # any number of searchers share exact vectors
+        quantizer_from=None if retrain else store.latest_quantizer(kind.factory, index.version),
+    )
+
+
+def require_same_index(config: Config, encoder: Encoder, data: Corpus, store: VersionStore) -> None:
+    """Raise UserError where version 0 of an index is of another corpus or encoder, before anything is overwritten."""
+    with tempfile.TemporaryDirectory() as folder:
+        encoder.save(Path(folder))
+        digest = weights_sha256(Path(folder))
+    store.require_same_vectors(build_plan(config, encoder, data, store, IndexState(0, 0), digest))
+
+
+def build_version(config: Config, encoder: Encoder, data: Corpus, index: IndexService, at: IndexState) -> None:
+    """Embed, publish and load a version now, or what of it is not there yet."""
+    index.build(publish_snapshot(config, encoder, data, index.store, at)).result()
+    index.prepare(at.version)
+
+
+def document_search(config: Config, encoder: Encoder, data: PreparedSet, index: IndexService) -> Search:
+    """The index's answer, or the live encoder's order of it."""
+    if config.index.rerank is not Rerank.live:
+        return index.search
+    return LiveReranker(index.search, encoder.encode, data.corpus, config.index.overretrieve or LIVE_OVERRETRIEVE)
+
+
+def _tokens_per_pass(config: Config) -> int:
+    """Of the builders; long passes keep a GPU busy, short ones stay in a processor's cache."""
+    return TOKENS_PER_PASS_GPU if config.index.gpus_per_builder else TOKENS_PER_BATCH

@@ -1,0 +1,114 @@
+"""From a configuration to its prepared set, made now where it is not there yet.
+
+It stands in this room because texts are cut by the tokens of the LM or the retriever; the work is `data.prepare`'s.
+"""
+
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from replug.cluster.task_pool import RayPool
+from replug.configs.paths import check_paths
+from replug.configs.schema import Config
+from replug.data.files import file_sha256
+from replug.data.prepare.local_pool import LocalPool
+from replug.data.prepare.sets import Origin, Tokenizers, import_corpus, prepare_raw, prepare_rows, repair
+from replug.data.prepare.work import require_same
+from replug.data.sources.shards import source_fingerprint
+from replug.data.store import Corpus, PreparedSet, read_manifest
+from replug.data.tokenizing import TokenIds
+from replug.models.build import lm_tokenizer_json, load_encoder
+from replug.models.packaged import resolve_encoder_path, resolve_lm_path
+
+ROW_KEYS = ("corpus", "queries", "heldout")
+RAW_KEYS = (
+    *("source", "text_field", "id_field", "domain_field", "tokenizer", "document_tokens", "window"),
+    *("num_documents", "num_queries", "num_heldout", "query_share", "heldout_share", "corpus_share"),
+    *("new_text_at", "max_text_characters", "ngram_overlap"),
+)
+
+
+def prepared_set(config: Config, default_out: Path) -> PreparedSet:
+    """The prepared set that the configuration names, made now, or gone on with, if it is not there yet."""
+    check_paths(config)
+    data = config.data
+    if data.prepared:
+        return PreparedSet(Path(data.prepared).expanduser())
+    out, origin = data_folder(config, default_out), data_origin(config)
+    if (out / "manifest.json").is_file():
+        prepared = PreparedSet(out)
+        require_same(prepared.manifest.get("origin", {}), origin, out)
+        return prepared
+    with preparing_pool(config) as pool:
+        if data.source:
+            return prepare_raw(data, config.seed, _tokenizers(config), out, origin, pool)
+        files = {name: Path(getattr(data, name)).expanduser() for name in ROW_KEYS}
+        return prepare_rows(**files, out=out, origin=origin, pool=pool, token_ids=_token_ids(config))
+
+
+def data_folder(config: Config, default_out: Path) -> Path:
+    """Where the prepared set of the configuration lies, or will."""
+    folder = config.data.prepared or config.data.out
+    return Path(folder).expanduser() if folder else default_out
+
+
+def repair_prepared(config: Config, default_out: Path) -> None:
+    """Make a finished set unfinished where it is damaged, so that `prepared_set` makes the damaged files again."""
+    check_paths(config)
+    out = data_folder(config, default_out)
+    if (out / "manifest.json").is_file() and not config.data.prepared:
+        origin = data_origin(config)
+        require_same(read_manifest(out).get("origin", {}), origin, out)
+        repair(out, origin)
+
+
+def data_origin(config: Config) -> Origin:
+    """What a prepared set follows from: the keys, and hashes of the files."""
+    data = config.data
+    if data.source:
+        origin = {**_data_keys(config, RAW_KEYS), "seed": config.seed, **_tokenizer_key(config)}
+        found = source_fingerprint(data.source)
+        return {**origin, "data.source (files)": found} if found else origin
+    files = {name: Path(getattr(data, name)).expanduser() for name in ROW_KEYS}
+    return {f"data.{name} (sha256)": file_sha256(path) for name, path in files.items()}
+
+
+def preparing_pool(config: Config) -> LocalPool | RayPool:
+    """Processes of this machine, or tasks of the Ray cluster that the configuration names."""
+    if config.ray.address is None:
+        return LocalPool(config.data.num_workers)
+    return RayPool(config, config.data.num_workers)
+
+
+def corpus_to_index(config: Config, default_out: Path, index_root: Path) -> Corpus:
+    """The documents of the prepared set; where nothing but `data.corpus` is given, that file's."""
+    data = config.data
+    if data.corpus and not (data.queries or data.heldout):
+        check_paths(config, corpus_only=True)
+        return import_corpus(Path(data.corpus).expanduser(), index_root / "corpus")
+    return prepared_set(config, default_out)
+
+
+def _tokenizer_key(config: Config) -> dict[str, object]:
+    """Which model's tokens the texts were cut by."""
+    paths = {"lm": config.lm.tokenizer or config.lm.path, "retriever": config.retriever.path}
+    name = config.data.tokenizer
+    return {f"{name}.path": paths[name]} if name in paths else {}
+
+
+def _data_keys(config: Config, names: tuple[str, ...]) -> dict[str, object]:
+    return {f"data.{name}": getattr(config.data, name) for name in names}
+
+
+def _tokenizers(config: Config) -> Tokenizers:
+    """What cuts the texts, as `data.tokenizer` names it, and the retriever's."""
+    name, ids = config.data.tokenizer, _token_ids(config)
+    if name == "lm":
+        return Tokenizers(lm_tokenizer_json(config.lm), ids)
+    path = resolve_encoder_path(config.retriever.path) if name == "retriever" else resolve_lm_path(name)
+    return Tokenizers(str(AutoTokenizer.from_pretrained(path).backend_tokenizer.to_str()), ids)
+
+
+def _token_ids(config: Config) -> TokenIds | None:
+    """How the retriever reads documents; `replug prepare` may not know it yet."""
+    return load_encoder(config.retriever).token_rule if config.retriever.path else None
