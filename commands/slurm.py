@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import replug
 from replug.cluster import layout as resources
 from replug.configs.errors import RunError, UserError
 from replug.configs.load import config_to_yaml, load_config
@@ -32,8 +33,7 @@ from replug.data.files import replace_file, write_json, writing
 from replug.train.environment import describe_environment
 from replug.train.run_dir import RunDirectory
 
-CODE = Path(__file__).parent.parent
-ROOMS = ("configs", "data", "models", "index_workers", "evals", "train", "slurm")
+CODE = Path(replug.__file__).parent
 ROLES = {"train": resources.ROLES, "prepare": (), "evaluate": ("score", "index")}
 JOBS = tuple(ROLES)
 ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
@@ -133,8 +133,8 @@ def freeze(config: Config, folder: Path, script: str) -> None:
     code, partial = folder / "code", folder / "code.partial"
     shutil.rmtree(partial, ignore_errors=True)
     with writing(partial):
-        for room in ROOMS:
-            shutil.copytree(CODE / room, partial / room, ignore=shutil.ignore_patterns("__pycache__", "*.py[co]"))
+        # Links are followed: in a checkout the rooms lie beside the package.
+        shutil.copytree(CODE, partial / CODE.name, ignore=shutil.ignore_patterns("__pycache__", "*.py[co]"))
     if code.exists():
         shutil.rmtree(code)
     partial.rename(code)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from replug.commands.slurm import ROOMS
 from tests.support.local_slurm import LocalSlurm
 from tests.support.slurm_jobs import Job
 
@@ -29,8 +28,7 @@ OVERRIDES = [
 def checkout(tmp_path_factory) -> Path:
     """The code and a configuration of a user's own, whose run directories and stand-in names are relative."""
     folder = tmp_path_factory.mktemp("checkout")
-    for room in ROOMS:
-        shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "replug", folder / "replug", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "configs/debug.yaml", folder / "mine.yaml")
     return folder
 
