@@ -28,7 +28,7 @@ import numpy as np
 import psutil
 
 from benchmarks.machine import describe_machine
-from replug.data.sampling import Shares, normalise, side_of
+from replug.data.sampling import Shares, normalise, split_of
 from replug.data.shards import read_documents_of, shard_paths, write_documents, write_token_ids, write_token_rules
 from replug.data.store import CorpusStore, PreparedSet
 
@@ -150,7 +150,7 @@ def compare(ours: PreparedSet, theirs: Path) -> None:
     expected = {
         normalise(text)
         for text, source in zip(pieces["text"], pieces["source"], strict=True)
-        if text.strip() and side_of(source, 0, shares) == "documents"
+        if text.strip() and split_of(source, 0, shares) == "documents"
     }
     missing, more = len(expected - found), len(found - expected)
     print(f"{len(found)} documents, {len(expected)} by datasets.map; {missing} only there, {more} only here")

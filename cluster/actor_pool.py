@@ -10,6 +10,7 @@ start, or whose probe is not accepted, is quarantined; only when none is left do
 """
 
 import itertools
+import logging
 import queue
 import threading
 import time
@@ -23,7 +24,9 @@ import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from replug.configs.errors import RunError, UserError
-from replug.data.progress import say
+
+log = logging.getLogger(__name__)
+
 
 # Times in a row that a replica may fail in its constructor: a GPU's memory may still be held by the one before it.
 MAX_FAILED_STARTS = 3
@@ -65,7 +68,7 @@ class _Replica:
 class ActorPool:
     """Up to `size` replicas made by `make_actor(number)`; `submit` returns a future at once.
 
-    `judge(number, result)` looks at what a new replica's `probe` method returns and says what is wrong with it.
+    `validate(number, result)` looks at what a new replica's `probe` method returns and says what is wrong with it.
     One dispatcher thread owns all state; completions and new calls reach it through one queue.
     """
 
@@ -78,11 +81,11 @@ class ActorPool:
         max_attempts: int = 3,
         timeout_seconds: float = 600.0,
         start_timeout_seconds: float = 1800.0,
-        judge: Callable[[int, Any], str | None] | None = None,
+        validate: Callable[[int, Any], str | None] | None = None,
     ) -> None:
         self.name = name
         self.counts = PoolCounts()
-        self._make_actor, self._judge = make_actor, judge
+        self._make_actor, self._validate = make_actor, validate
         self._max_in_flight, self._max_attempts = max_in_flight, max_attempts
         self._timeout, self._start_timeout = timeout_seconds, start_timeout_seconds
         self._events: queue.Queue[tuple] = queue.Queue()
@@ -147,7 +150,7 @@ class ActorPool:
         """A new actor under this number; its probe, or just its being there, makes it take calls."""
         handle = self._make_actor(number)
         replica = self._replicas[number] = _Replica(number, handle, failed_starts)
-        probe = handle.__ray_ready__ if self._judge is None else handle.probe
+        probe = handle.__ray_ready__ if self._validate is None else handle.probe
         probe.remote().future().add_done_callback(lambda done: self._events.put(("started", replica, done)))
 
     def _finish_start(self, replica: _Replica, done: Future) -> None:
@@ -156,7 +159,7 @@ class ActorPool:
         error = done.exception()
         if error is not None:
             self._start_again(replica, error)
-        elif self._judge and (problem := self._judge(replica.number, done.result())):
+        elif self._validate and (problem := self._validate(replica.number, done.result())):
             self._quarantine(replica, f"its probe is not accepted: {problem}")
         else:
             replica.is_up, replica.failed_starts, self._last_up = True, 0, time.monotonic()
@@ -173,7 +176,7 @@ class ActorPool:
         self._launch(replica.number, failed_starts)
 
     def _quarantine(self, replica: _Replica, reason: str) -> None:
-        say(f"{self.name} {replica.number} is quarantined: {reason}")
+        log.warning(f"{self.name} {replica.number} is quarantined: {reason}")
         self._quarantined[replica.number] = reason
         del self._replicas[replica.number]
         ray.kill(replica.handle)
@@ -222,7 +225,7 @@ class ActorPool:
 
     def _replace(self, replica: _Replica, error: BaseException) -> None:
         """Start a new actor in a dead one's place and give its calls back to the queue, in order."""
-        say(f"{self.name} {replica.number} died ({type(error).__name__}); starting another")
+        log.warning(f"{self.name} {replica.number} died ({type(error).__name__}); starting another")
         self.counts.respawns += 1
         ray.kill(replica.handle)
         self._last_up = time.monotonic()

@@ -20,7 +20,9 @@ from replug.cluster import layout as resources
 from replug.cluster.interruption import Interruption
 from replug.configs.errors import UserError
 from replug.configs.schema import Config, ScoreConfig
-from replug.data.progress import say
+
+log = logging.getLogger(__name__)
+
 
 CODE = Path(replug.__file__).parents[1]  # the folder that workers import `replug` from
 ANSWER_SECONDS = 10.0
@@ -100,7 +102,7 @@ def _require_room(key: str, nodes: list[resources.Node], wanted: list[resources.
     if problem:
         raise UserError(f"{key}: {problem}; ask for fewer, or add nodes")
     if late := resources.latecomers(nodes, wanted):
-        say(f"the cluster has room for all but {late} scorers, which join later")
+        log.info(f"the cluster has room for all but {late} scorers, which join later")
 
 
 def _require_answer(address: str) -> None:

@@ -5,6 +5,7 @@ are wrong, LMs that are no longer used, rows that are old. Every deletion ends w
 """
 
 import json
+import logging
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,8 +15,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from replug.configs.errors import RunError, UserError
-from replug.data.progress import Progress, say
+from replug.data.progress import Progress
 from replug.models.score_cache import Key, ModelUse, ScoreCache
+
+log = logging.getLogger(__name__)
 
 SECONDS_PER_DAY = 86_400
 ROWS_BETWEEN_REPORTS = 10_000
@@ -67,7 +70,7 @@ def check(cache: ScoreCache, prune_bad: bool) -> int:
             f"`replug cache {cache.path} --prune-bad` deletes them, and they are computed again when they are needed"
         )
     cache.delete_rows(list(wrong))
-    say(f"verified: {total - len(wrong)} of {total} rows are right")
+    log.info(f"verified: {total - len(wrong)} of {total} rows are right")
     return len(wrong)
 
 

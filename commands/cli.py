@@ -12,6 +12,7 @@ import typer
 
 from replug.cluster.environment import configure_ray_environment
 from replug.cluster.interruption import EXIT_STATUS
+from replug.commands.console import log_to_stderr
 from replug.configs.errors import Interrupted, RunError, UserError
 from replug.configs.load import load_config, load_evaluation_config, load_score_config, names_evaluation
 from replug.configs.paths import check_evaluation_paths, check_paths
@@ -33,6 +34,7 @@ Overrides = Annotated[
 
 def main() -> None:
     """Entry point of the `replug` command."""
+    log_to_stderr()
     try:
         app()
     except (UserError, RunError) as error:

@@ -1,6 +1,7 @@
 """The commands beside `train`: prepare, index, evaluate, search, export, report."""
 
 import json
+import logging
 from pathlib import Path
 
 import torch
@@ -13,7 +14,6 @@ from replug.configs.errors import RunError, UserError
 from replug.configs.load import load_config
 from replug.configs.schema import Config
 from replug.data.files import write_json
-from replug.data.progress import say
 from replug.data.store import PreparedSet
 from replug.data.verify import is_prepared_set, verify_prepared
 from replug.evals.figures import overview_png
@@ -33,6 +33,8 @@ from replug.train import run as training
 from replug.train.data_checks import check_data
 from replug.train.run_dir import RunDirectory
 from replug.train.workers import start_workers
+
+log = logging.getLogger(__name__)
 
 
 def run_prepare(config: Config) -> None:
@@ -84,7 +86,7 @@ def run_evaluate(config: Config) -> None:
     """The table of `replug train`, for the retriever as it is configured and the run's tuned one, if any."""
     check_faiss()
     run = RunDirectory(Path(config.run_dir).expanduser())
-    lm = lm_source(config.lm, run.ledger, run.scores)
+    lm = lm_source(config.lm, run.budget_file, run.scores)
     data = prepared_set(config, run.data)
     check_data(config, data, lm)
     paths = {"replug": None, **({"lsr": run.retriever} if run.retriever.is_dir() else {})}
@@ -155,7 +157,7 @@ def _load_checkpoint(config: Config, run: RunDirectory) -> Encoder:
     newest = run.newest_checkpoint()
     if newest is None:
         raise UserError(f"{run.path} has neither a tuned retriever nor a checkpoint yet")
-    say(f"the run is unfinished; exporting the checkpoint of step {newest.step}")
+    log.info(f"the run is unfinished; exporting the checkpoint of step {newest.step}")
     state = torch.load(newest.path, map_location="cpu", weights_only=True)["state_dict"]
     encoder = load_encoder(config.retriever)
     encoder.load_state_dict({name.removeprefix("encoder."): value for name, value in state.items()})

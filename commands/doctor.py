@@ -33,7 +33,7 @@ def _checks(path: Path | None, overrides: Sequence[str]) -> Checks:
     try:
         config = load_config(path, overrides)
     except UserError as error:
-        wrong = Check("configuration", State.wrong, str(error), "mend this first: nothing else of it was looked at")
+        wrong = Check("configuration", State.wrong, str(error), "fix this first: nothing else of it was looked at")
         return [*machine_checks(), ("configuration", lambda: wrong)]
     own = config_checks(config)
     loaded = Check("configuration", State.ok, f"{path}: keys, types and rules are well")
@@ -45,7 +45,7 @@ def _print(found: Sequence[Check]) -> None:
     console = Console(highlight=False)
     for check in found:
         mark, colour = MARKS[check.state]
-        mend = f" → {check.mend}" if check.mend and check.state is not State.ok else ""
-        console.print(Text.assemble((mark, colour), f" {check.name:<16} {check.found}", (mend, colour)), soft_wrap=True)
+        fix = f" → {check.fix}" if check.fix and check.state is not State.ok else ""
+        console.print(Text.assemble((mark, colour), f" {check.name:<16} {check.found}", (fix, colour)), soft_wrap=True)
     counts = {state: sum(check.state is state for check in found) for state in State}
     console.print(f"{counts[State.ok]} well, {counts[State.warning]} to look at, {counts[State.wrong]} wrong")

@@ -35,7 +35,7 @@ def run_generate(
     lm_config = lm_of(directory, overrides)
     retriever = IndexRetriever(LocalIndex(index_folder(directory), available_cores()))
     run = RunDirectory(directory)
-    source = lm_source(lm_config, run.ledger, run.scores)
+    source = lm_source(lm_config, run.budget_file, run.scores)
     lm: BlackBoxLM = source if isinstance(source, HttpLM) else source.load()
     try:
         replug = ReplugLM(lm, retriever, k, _template(lm_config, source, options.max_new_tokens))

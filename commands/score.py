@@ -12,6 +12,7 @@ OUT.spending.json   what a server was sent, against lm.max_requests and lm.max_t
 
 import fcntl
 import json
+import logging
 import os
 import time
 from collections import deque
@@ -28,11 +29,13 @@ import numpy as np
 from replug.configs.errors import RunError, UserError
 from replug.configs.schema import LMConfig, ScoreConfig, TooLong
 from replug.data.files import write_json
-from replug.data.progress import Progress, format_duration, say
+from replug.data.progress import Progress, format_duration
 from replug.data.rows import read_json_lines
 from replug.models.black_box_lm import AsyncLM, ContinuationScore
 from replug.models.caching_lm import CachingLM
 from replug.models.pair_tokens import pair_token_ids
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:  # seconds to import, and mistakes in the rows are to be told at once
     from transformers import PreTrainedTokenizerBase
@@ -85,7 +88,7 @@ class Output:
 
     def __init__(self, path: Path, lm: LMConfig) -> None:
         self.path = path
-        self.mark, self.cache, self.ledger = (
+        self.mark, self.cache, self.budget_file = (
             path.with_name(path.name + suffix) for suffix in (".lm.json", ".cache.sqlite", ".spending.json")
         )
         self._lm = {key: str(getattr(value, "name", value)) for key in LM_KEYS if (value := getattr(lm, key))}
@@ -153,7 +156,7 @@ def run_score(config: ScoreConfig, source: Path, out: Path) -> None:
     output = Output(out, config.lm)
     output.require_lm()
     survey = take_survey(source, output)
-    say(f"{source}: {survey.num_rows} rows, {survey.num_written} of them scored before")
+    log.info(f"{source}: {survey.num_rows} rows, {survey.num_written} of them scored before")
     with output.appending(survey) as file:
         if survey.num_written < survey.num_rows:
             _score_rest(config, source, output, survey, file)
@@ -166,7 +169,7 @@ def _score_rest(config: ScoreConfig, source: Path, output: Output, survey: Surve
     from replug.models.build import lm_source, lm_tokenizer_path, prompt_template
     from replug.models.local.hf_lm import load_tokenizer  # seconds to import, and the rows are checked by now
 
-    source_of_lm = lm_source(config.lm, output.ledger, output.cache)
+    source_of_lm = lm_source(config.lm, output.budget_file, output.cache)
     if config.lm.too_long is TooLong.error and source_of_lm.max_tokens and (config.lm.path or config.lm.tokenizer):
         tokenizer = load_tokenizer(lm_tokenizer_path(config.lm))
         check_lengths(source, tokenizer, source_of_lm.max_tokens)
@@ -176,7 +179,7 @@ def _score_rest(config: ScoreConfig, source: Path, output: Output, survey: Surve
         writer, template = RowWriter(file, survey, lm), prompt_template(config.lm, source_of_lm)
         score_calls(lm, read_calls(source, survey.num_written), template, writer)
     if template.num_truncated:
-        say(f"{template.num_truncated} prefixes were cut at their beginning to fit (lm.too_long=truncate)")
+        log.info(f"{template.num_truncated} prefixes were cut at their beginning to fit (lm.too_long=truncate)")
     print(writer.totals())
 
 

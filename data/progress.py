@@ -1,7 +1,9 @@
 """Progress of long work with the time left, as plain lines that read well in a terminal and in a log."""
 
-import sys
+import logging
 import time
+
+log = logging.getLogger(__name__)
 
 
 def format_duration(seconds: float) -> str:
@@ -9,11 +11,6 @@ def format_duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds + 0.5), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def say(message: str) -> None:
-    """One line to standard error, at once, so that standard output stays free for results."""
-    print(message, file=sys.stderr, flush=True)
 
 
 class Progress:
@@ -30,7 +27,7 @@ class Progress:
         now = time.monotonic()
         if self.done >= self.total or now - self._last >= self._every:
             self._last = now
-            say(self._line(now - self._start, note))
+            log.info(self._line(now - self._start, note))
 
     def _line(self, elapsed: float, note: str) -> str:
         finished = self.done - self._first

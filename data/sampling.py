@@ -1,6 +1,6 @@
 """Who serves what, by keyed hashes: pure, and the same in any order, on any worker, after any restart.
 
-A source text's side follows from its id. A piece's place in its side follows from its own words (`piece_key`): the set
+A source text's split follows from its id. A piece's place in it follows from its own words (`piece_key`): the set
 holds the pieces of smallest keys, in their order, so equal pieces are neighbours and cutting to a number is exact.
 While a corpus far larger than the set is read, `KeyCounts` says which keys can no longer be among the smallest.
 """
@@ -12,22 +12,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SIDES = ("documents", "queries", "heldout")
+SPLITS = ("documents", "queries", "heldout")
 BUCKETS_PER_OCTAVE = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Shares of the source texts that serve each side; what `corpus` leaves serves none."""
+    """Shares of the source texts that serve each split; what `corpus` leaves serves none."""
 
     queries: float
     heldout: float
     corpus: float | None  # None: all the rest
 
 
-def side_of(source_id: str, seed: int, shares: Shares) -> str | None:
+def split_of(source_id: str, seed: int, shares: Shares) -> str | None:
     """`queries`, `heldout`, `documents` or None, by a keyed hash of the source's id."""
-    point = _fraction(source_id, f"side:{seed}")
+    point = _fraction(source_id, f"split:{seed}")
     if point < shares.queries:
         return "queries"
     if point < shares.queries + shares.heldout:
@@ -71,7 +71,7 @@ def bucket_end(bucket: int) -> int:
 
 
 class KeyCounts:
-    """How many pieces of one side have been seen in each bucket of keys."""
+    """How many pieces of one split have been seen in each bucket of keys."""
 
     def __init__(self, asked: int | None, margin: int) -> None:
         """`margin` pieces are kept for one asked for, since repeated and overlapping ones are dropped later."""

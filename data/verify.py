@@ -27,7 +27,7 @@ def verify_prepared(folder: Path) -> tuple[list[str], list[str]]:
     except UserError as error:
         return [], [str(error)]
     counts = manifest["counts"]
-    said = ", ".join(f"{count} {side}" for side, count in counts.items())
+    said = ", ".join(f"{count} {split}" for split, count in counts.items())
     return [f"{folder}: {said}, {'all intact' if not problems else f'wrong in {len(problems)} places'}"], problems
 
 
@@ -42,6 +42,6 @@ def _file_problems(folder: Path, files: dict[str, str]) -> Iterator[str]:
 def _count_problems(prepared: PreparedSet) -> Iterator[str]:
     counts = prepared.manifest["counts"]
     found = {"documents": len(prepared.corpus), "queries": len(prepared.queries), "heldout": len(prepared.heldout)}
-    for side, number in found.items():
-        if number != counts[side]:
-            yield f"{prepared.folder} holds {number} {side}, its manifest says {counts[side]}"
+    for split, number in found.items():
+        if number != counts[split]:
+            yield f"{prepared.folder} holds {number} {split}, its manifest says {counts[split]}"

@@ -1,6 +1,7 @@
 """What each evaluation measures: its texts or questions, read and drawn, and the task that is made of them."""
 
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,10 @@ import numpy as np
 from replug.configs.errors import UserError
 from replug.configs.rules import QUESTION, RECALL_DEPTH
 from replug.configs.schema import Evaluation, EvaluationConfig
-from replug.data.progress import say
 from replug.data.records import Window
 from replug.data.sources.rejected import Rejected
-from replug.data.sources.shards import plan_units
-from replug.data.sources.texts import FieldMap, SourceText, read_unit
+from replug.data.sources.shards import plan_source_shards
+from replug.data.sources.texts import FieldMap, SourceText, read_source_shard
 from replug.data.store import Corpus, PreparedSet
 from replug.data.tokenizing import load_plain, token_offsets
 from replug.evals.evidence import EvidenceBook
@@ -35,9 +35,11 @@ from replug.models.caching_lm import CachingLM
 from replug.models.preparing import prepared_set
 from replug.models.prompt import PromptTemplate
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
-class Asked:
+class PromptedLM:
     """The LM that is asked, and how texts are put to it."""
 
     lm: CachingLM
@@ -45,25 +47,25 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Subject:
+class EvalDataset:
     """What is measured: a text to retrieve for by example (empty where nothing can be retrieved), and then the task."""
 
     queries: Sequence[str]
-    make_task: Callable[[Asked | None, EvidenceBook], Task]
+    make_task: Callable[[PromptedLM | None, EvidenceBook], Task]
 
 
-def text_subject(config: EvaluationConfig, corpus: Corpus | None) -> Subject:
+def text_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
     """Windows of whole texts, or the held-out texts of the prepared set."""
     windows = list(_windows(config, corpus))[: config.texts.max_windows]
     if alone := sum(not window.context.strip() for window in windows):
-        say(f"{alone} of {len(windows)} windows begin a text: nothing is retrieved for them")
+        log.info(f"{alone} of {len(windows)} windows begin a text: nothing is retrieved for them")
     tokens_of = token_texts(config) if config.evaluation is Evaluation.tokens else None
 
-    def make_task(asked: Asked | None, book: EvidenceBook) -> LanguageModelling:
+    def make_task(asked: PromptedLM | None, book: EvidenceBook) -> LanguageModelling:
         assert asked is not None
         return LanguageModelling(asked.lm, asked.template, windows, tokens_of)
 
-    return Subject([window.context for window in windows], make_task)
+    return EvalDataset([window.context for window in windows], make_task)
 
 
 def token_texts(config: EvaluationConfig) -> Callable[[str], list[str]]:
@@ -93,28 +95,28 @@ def _windows(config: EvaluationConfig, corpus: Corpus | None) -> Iterable[Window
 def _texts(config: EvaluationConfig) -> Iterator[SourceText]:
     data = config.data
     fields = FieldMap(data.text_field, data.id_field, data.domain_field, data.new_text_at, data.max_text_characters)
-    for unit in plan_units(str(config.texts.path), in_one_piece=data.new_text_at is not None):
-        for _, item in read_unit(unit, fields):
+    for source_shard in plan_source_shards(str(config.texts.path), in_one_piece=data.new_text_at is not None):
+        for _, item in read_source_shard(source_shard, fields):
             if isinstance(item, Rejected):
                 raise UserError(f"texts.path: {item}; every text must be readable to be measured whole")
             yield item
 
 
-def mmlu_subject(config: EvaluationConfig, corpus: Corpus | None) -> Subject:
-    """The first questions of every subject."""
+def mmlu_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
+    """The first questions of every dataset."""
     shots = NUM_MMLU_SHOTS if config.questions.shots is None else config.questions.shots
     mmlu = read_mmlu(Path(str(config.questions.path)).expanduser(), shots)
     by_subject = {name: [q for q in mmlu.questions if q.example.group == name] for name in mmlu.demonstrations}
     questions = [question for some in by_subject.values() for question in some[: config.questions.max_questions]]
 
-    def make_task(asked: Asked | None, book: EvidenceBook) -> Mmlu:
+    def make_task(asked: PromptedLM | None, book: EvidenceBook) -> Mmlu:
         assert asked is not None
         return Mmlu(asked.lm, asked.template, questions, mmlu)
 
-    return Subject(_queries(config, [question.example for question in questions]), make_task)
+    return EvalDataset(_queries(config, [question.example for question in questions]), make_task)
 
 
-def open_qa_subject(config: EvaluationConfig, corpus: Corpus | None) -> Subject:
+def open_qa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
     """Drawn questions; those that demonstrations are made of are searched for behind them."""
     keys = config.questions
     shots = NUM_QA_SHOTS if keys.shots is None else keys.shots
@@ -128,7 +130,7 @@ def open_qa_subject(config: EvaluationConfig, corpus: Corpus | None) -> Subject:
         demonstrations, rest = hold_out_demonstrations(pool, shots, config.seed)
         questions = _draw(rest, keys.max_questions, config.seed)
 
-    def make_task(asked: Asked | None, book: EvidenceBook) -> OpenQa:
+    def make_task(asked: PromptedLM | None, book: EvidenceBook) -> OpenQa:
         assert asked is not None
         places = range(len(questions), len(questions) + len(demonstrations))
         documents = {
@@ -138,10 +140,10 @@ def open_qa_subject(config: EvaluationConfig, corpus: Corpus | None) -> Subject:
         return OpenQa(asked.lm, asked.template, questions, demonstrations, documents, keys.max_new_tokens)
 
     asked_for = [question.example for question in [*questions, *demonstrations]]
-    return Subject(_queries(config, asked_for), make_task)
+    return EvalDataset(_queries(config, asked_for), make_task)
 
 
-def retrieval_subject(config: EvaluationConfig, corpus: Corpus | None) -> Subject:
+def retrieval_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
     """Drawn questions among those that name gold documents."""
     assert corpus is not None
     if len(corpus.corpus) < RECALL_DEPTH:
@@ -152,7 +154,7 @@ def retrieval_subject(config: EvaluationConfig, corpus: Corpus | None) -> Subjec
     examples = [question.example for question in _draw(pool, config.questions.max_questions, config.seed)]
     rows_of = corpus.corpus.rows_of(doc for example in examples for doc in example.gold)
     gold = gold_rows([example.gold for example in examples], rows_of)
-    return Subject(_queries(config, examples), lambda asked, book: Retrieval(examples, gold))
+    return EvalDataset(_queries(config, examples), lambda asked, book: Retrieval(examples, gold))
 
 
 def _queries(config: EvaluationConfig, examples: Iterable[Example]) -> list[str]:
@@ -168,10 +170,10 @@ def _draw(questions: list[OpenQuestion], num: int | None, seed: int) -> list[Ope
     return [questions[row] for row in sorted(rows)]
 
 
-SUBJECTS: dict[Evaluation, Callable[[EvaluationConfig, Corpus | None], Subject]] = {
-    Evaluation.lm: text_subject,
-    Evaluation.tokens: text_subject,
-    Evaluation.mmlu: mmlu_subject,
-    Evaluation.open_qa: open_qa_subject,
-    Evaluation.retrieval: retrieval_subject,
+DATASETS: dict[Evaluation, Callable[[EvaluationConfig, Corpus | None], EvalDataset]] = {
+    Evaluation.lm: text_dataset,
+    Evaluation.tokens: text_dataset,
+    Evaluation.mmlu: mmlu_dataset,
+    Evaluation.open_qa: open_qa_dataset,
+    Evaluation.retrieval: retrieval_dataset,
 }

@@ -20,7 +20,7 @@ class EvaluationFolder:
         self.data = path / "data"
         self.found = path / "found"
         self.scores = path / "scores.sqlite"
-        self.ledger = path / "lm_spent.json"
+        self.budget_file = path / "lm_spent.json"
         self.outcomes = path / "outcomes.jsonl"
         self.examples = path / "examples.parquet"
         self.results = path / "results.json"

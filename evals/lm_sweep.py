@@ -4,6 +4,7 @@ All are asked the same texts with the same documents: those after the first take
 `texts.path` is cut by each LM's own tokens.
 """
 
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,6 @@ from replug.configs.methods import REPLUG
 from replug.configs.rules import evaluation_methods
 from replug.configs.schema import EvaluationConfig
 from replug.data.files import replace_file, write_json
-from replug.data.progress import say
 from replug.evals.comparison import main_metric
 from replug.evals.figures import draw_lms, to_svg
 from replug.evals.folder import EvaluationFolder
@@ -24,6 +24,8 @@ from replug.evals.lm_table import lm_table
 from replug.evals.run import evaluate
 from replug.models.packaged import resolve_lm_path
 from replug.models.scorer_pool import LMSpec
+
+log = logging.getLogger(__name__)
 
 
 def evaluate_lms(config: EvaluationConfig) -> dict:
@@ -35,7 +37,7 @@ def evaluate_lms(config: EvaluationConfig) -> dict:
     folder.claim(config, None)
     results = {}
     for name, one in configs_by_lm(config):
-        say(f"LM {name}: {one.lm.path}")
+        log.info(f"LM {name}: {one.lm.path}")
         results[name] = evaluate(one)
     _write(folder, config, results)
     return results

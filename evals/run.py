@@ -9,6 +9,7 @@ scores.sqlite          what the LM said (`lm.cache` names another, which several
 outcomes.jsonl         every example under every method as it came; at the end examples.parquet
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -17,9 +18,8 @@ from replug.cluster.ray_cluster import ray_cluster
 from replug.configs.methods import Method
 from replug.configs.rules import RECALL_DEPTH, evaluation_methods
 from replug.configs.schema import Config, Evaluation, EvaluationConfig
-from replug.data.progress import say
 from replug.data.store import Corpus
-from replug.evals.datasets import SUBJECTS, Asked
+from replug.evals.datasets import DATASETS, PromptedLM
 from replug.evals.evidence import EvidenceBook
 from replug.evals.folder import EvaluationFolder
 from replug.evals.loop import OutcomeFile, run_task
@@ -33,6 +33,8 @@ from replug.models.http.http_lm import HttpLM
 from replug.models.preparing import corpus_to_index
 from replug.models.scorer_pool import LMSpec
 
+log = logging.getLogger(__name__)
+
 
 def evaluate(config: EvaluationConfig) -> dict:
     """Run or resume an evaluation; returns what `results.json` holds."""
@@ -40,19 +42,19 @@ def evaluate(config: EvaluationConfig) -> dict:
     source = lm_source(config, folder)
     folder.claim(config, source.identity if source else None)
     if folder.results.is_file():
-        say(f"{folder.path} holds a finished evaluation; give another out to measure again")
+        log.info(f"{folder.path} holds a finished evaluation; give another out to measure again")
         return show_results(folder)
     run_config, methods = config.run_config(), evaluation_methods(config)
     corpus = corpus_of(run_config, folder, methods)
-    subject = SUBJECTS[config.evaluation](config, corpus)
+    dataset = DATASETS[config.evaluation](config, corpus)
     check_faiss()
     with evaluation_cluster(config, methods, source) as run_config:
-        found = find_all(config, corpus, subject.queries, methods, folder.found, RECALL_DEPTH) if corpus else {}
+        found = find_all(config, corpus, dataset.queries, methods, folder.found, RECALL_DEPTH) if corpus else {}
         book = EvidenceBook(
-            methods, corpus.corpus if corpus else None, found, [bool(query.strip()) for query in subject.queries]
+            methods, corpus.corpus if corpus else None, found, [bool(query.strip()) for query in dataset.queries]
         )
         with opened_lm(run_config, source, folder) as asked:
-            task = subject.make_task(asked, book)
+            task = dataset.make_task(asked, book)
             outcomes = OutcomeFile(folder.outcomes)
             run_task(task, book, outcomes, config.evaluation.value)
     write_results(config, folder, task, book, outcomes)
@@ -64,7 +66,7 @@ def lm_source(config: EvaluationConfig, folder: EvaluationFolder) -> LMSpec | Ht
     if config.evaluation is Evaluation.retrieval:
         return None
     folder.path.mkdir(parents=True, exist_ok=True)
-    return models_build.lm_source(config.lm, folder.ledger, folder.scores)
+    return models_build.lm_source(config.lm, folder.budget_file, folder.scores)
 
 
 def corpus_of(config: Config, folder: EvaluationFolder, methods: Sequence[Method]) -> Corpus | None:
@@ -87,7 +89,7 @@ def evaluation_cluster(
 
 
 @contextmanager
-def opened_lm(config: Config, source: LMSpec | HttpLM | None, folder: EvaluationFolder) -> Iterator[Asked | None]:
+def opened_lm(config: Config, source: LMSpec | HttpLM | None, folder: EvaluationFolder) -> Iterator[PromptedLM | None]:
     """The LM at work behind its cache, and how texts are put to it; None where none takes part."""
     if source is None:
         yield None
@@ -95,7 +97,7 @@ def opened_lm(config: Config, source: LMSpec | HttpLM | None, folder: Evaluation
     pool = open_lm(config.lm, source)
     lm = CachingLM(pool, cache_path(config.lm, folder.scores))
     try:
-        yield Asked(lm, prompt_template(config.lm, source))
+        yield PromptedLM(lm, prompt_template(config.lm, source))
     finally:
         pool.close()
         lm.close()

@@ -1,6 +1,7 @@
 """What every source of documents finds for the examples of an evaluation, each found once and kept in a file."""
 
 import io
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,6 @@ from replug.configs.errors import UserError
 from replug.configs.methods import BM25, NONE, RANDOM, REPLUG, WITHOUT_RETRIEVER, Method
 from replug.configs.schema import Config, EvaluationConfig
 from replug.data.files import replace_file
-from replug.data.progress import say
 from replug.data.store import Corpus
 from replug.evals.language_modelling import Choice, random_choice
 from replug.index_workers.bm25 import Bm25Index
@@ -23,6 +23,8 @@ from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.hardware import available_cores
 from replug.models.packaged import resolve_encoder_path
+
+log = logging.getLogger(__name__)
 
 
 def find_all(
@@ -44,7 +46,7 @@ def _find(config: EvaluationConfig, corpus: Corpus, queries: Sequence[str], sour
     if source == RANDOM:
         rows = random_choice(len(corpus.corpus), len(queries), k, config.seed)
         return Choice(rows, np.zeros(rows.shape))
-    say(f"searching for {len(queries)} texts: {source}")
+    log.info(f"searching for {len(queries)} texts: {source}")
     if source == BM25:
         texts = [document.text for document in corpus.corpus.iterate()]
         return Choice(*Bm25Index(texts).search(queries, k))
@@ -87,7 +89,7 @@ def _find_in_index(corpus: Corpus, embed: Embed, k: int, directory: Path) -> Cho
             f"the index in {directory} holds {index.plan.num_documents} documents that are not the evaluation's "
             f"{len(corpus.corpus)}; name the retriever's own folder instead (RUN_DIR/retriever, of a training run)"
         )
-    say(f"{directory}: index version {index.plan.version}, by the weights of step {index.plan.step}")
+    log.info(f"{directory}: index version {index.plan.version}, by the weights of step {index.plan.step}")
     encoder = Encoder(str(index.encoder_folder), index.plan.similarity, index.plan.max_tokens)
     return Choice(*index.search(embed(encoder), k))
 

@@ -6,6 +6,7 @@ names its version and reaches every shard, so an answer never mixes versions and
 there are.
 """
 
+import logging
 import threading
 import time
 from collections import deque
@@ -21,7 +22,7 @@ import ray
 
 from replug.cluster.actor_pool import ActorPool, thread_env
 from replug.configs.errors import UserError
-from replug.data.progress import Progress, say
+from replug.data.progress import Progress
 from replug.data.records import SearchResult
 from replug.data.store import CorpusStore
 from replug.index_workers.builder import Builder
@@ -32,6 +33,8 @@ from replug.index_workers.searcher_group import SearcherGroup
 from replug.index_workers.version_store import BuildPlan, Missing, VersionStore
 from replug.index_workers.watch import Measures, top_k_overlap
 from replug.models.hardware import available_cores
+
+log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -294,7 +297,7 @@ def _in_background(work: Callable[[], Result]) -> "Future[Result]":
         try:
             done.set_result(work())
         except Exception as error:  # noqa: BLE001 - whatever stopped it is the caller's to see, by the future
-            say(f"building the index failed: {error}")
+            log.warning(f"building the index failed: {error}")
             done.set_exception(error)
 
     threading.Thread(target=run, daemon=True, name="index-build").start()

@@ -9,6 +9,7 @@ shares them. It is a cache: what is missing or damaged is made again from the te
 import hashlib
 import io
 import json
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,9 +18,10 @@ from uuid import uuid4
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from replug.data.progress import say
 from replug.data.tokenizing import plain_rules
 from replug.index_workers.version_store import BuildPlan
+
+log = logging.getLogger(__name__)
 
 CHECKSUM_BYTES = 32  # of sha256
 
@@ -38,11 +40,11 @@ class TokenBlocks:
         except FileNotFoundError:
             return None
         except OSError as error:
-            say(f"{path} cannot be read ({error.strerror}); tokenizing these documents again")
+            log.warning(f"{path} cannot be read ({error.strerror}); tokenizing these documents again")
             return None
         body, checksum = content[:-CHECKSUM_BYTES], content[-CHECKSUM_BYTES:]
         if hashlib.sha256(body).digest() != checksum:
-            say(f"{path} is damaged; tokenizing these documents again")
+            log.warning(f"{path} is damaged; tokenizing these documents again")
             return None
         return _unpack(body)
 
@@ -57,7 +59,9 @@ class TokenBlocks:
         except OSError as error:
             with suppress(OSError):
                 partial.unlink()
-            say(f"{self.path(block)} cannot be written ({error.strerror}); the next refresh will tokenize these again")
+            log.warning(
+                f"{self.path(block)} cannot be written ({error.strerror}); the next refresh will tokenize these again"
+            )
 
     def path(self, block: int) -> Path:
         return self.folder / f"block-{block:05d}.npy"

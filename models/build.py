@@ -12,7 +12,7 @@ from replug.models.hardware import dtype_name
 from replug.models.http.connection import ServerSpec
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.probe import connect
-from replug.models.http.request_budget import Spending
+from replug.models.http.request_budget import RequestBudget
 from replug.models.local.hf_lm import load_tokenizer
 from replug.models.local.stand_in_lm import WORD
 from replug.models.packaged import resolve_encoder_path, resolve_lm_path
@@ -21,16 +21,16 @@ from replug.models.score_cache import ScoreCache
 from replug.models.scorer_pool import LMSpec, ScorerPool
 
 
-def lm_source(lm: LMConfig, ledger: Path, cache: Path) -> LMSpec | HttpLM:
+def lm_source(lm: LMConfig, budget_file: Path, cache: Path) -> LMSpec | HttpLM:
     """The LM before anything heavy starts: where local weights are, or the server, which is asked and probed now.
 
-    What a server is sent is booked in `ledger`; `cache` knows it again by its probe.
+    What a server is sent is booked in `budget_file`; `cache` knows it again by its probe.
     """
     if lm.url is None:
         path = str(lm.path)
         resolved = path if LMSpec(path).is_stand_in else resolve_lm_path(path)
         return LMSpec(resolved, dtype_name(lm.dtype.value), lm.tokens_per_batch, lm.compile)
-    server = connect(_server_spec(lm), Spending(ledger, lm.max_requests, lm.max_tokens_sent))
+    server = connect(_server_spec(lm), RequestBudget(budget_file, lm.max_requests, lm.max_tokens_sent))
     with closing(ScoreCache(cache_path(lm, cache))) as scores:
         server.identity = scores.identity_like(str(lm.model), server.fingerprint)
     return server

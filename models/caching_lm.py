@@ -7,6 +7,7 @@ call claimed is awaited and not computed again. What a call has to compute is sp
 and each unit is stored at once, in one transaction: after kill -9 the same units are left to do.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
@@ -15,10 +16,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from replug.configs.errors import RunError
-from replug.data.progress import say
 from replug.models.black_box_lm import AsyncLM, ContinuationScore, ScoreSum
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.score_cache import Key, NewScore, ScoreCache, pair_key
+
+log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer", ContinuationScore, ScoreSum)
 
@@ -85,7 +87,7 @@ class CachingLM:
             try:
                 self._store([])
             except RunError as error:  # counts are not worth a run that is done
-                say(f"warning: hits and misses are not counted: {error}")
+                log.warning(f"hits and misses are not counted: {error}")
             self._cache.close()
 
     def _submit(

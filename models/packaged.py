@@ -1,7 +1,7 @@
 """Model names that a configuration may use beside folders and hub names.
 
 `package:minilm` and `package:smollm2` are real weights that arrive as ordinary Python packages, so the
-quickstart needs no model hub. `*.gguf` files are converted once to safetensors and cached, since reading
+quickstart needs no model hub. `*.gguf` files are converted once to safetensors and cached, since prefix group
 GGUF takes half a minute and Ray actors would do it again at each start.
 """
 

@@ -140,7 +140,7 @@ class ScorerPool:
             "scorer",
             max_attempts=max_attempts,
             timeout_seconds=timeout_seconds,
-            judge=self._judge,
+            validate=self._validate,
         )
 
     def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
@@ -206,7 +206,7 @@ class ScorerPool:
         self._meter.add(done.result())
         return scores.set_result(done.result().scores)
 
-    def _judge(self, number: int, probe: list[np.ndarray]) -> str | None:
+    def _validate(self, number: int, probe: list[np.ndarray]) -> str | None:
         """The first replica that comes up is what the others are compared with."""
         if not all(np.isfinite(logprobs).all() for logprobs in probe):
             return "log-probs that are not finite"
@@ -222,7 +222,7 @@ class ScorerPool:
 
 
 class PoolMeter:
-    """Adds up what replicas report; `read` gives the rates since the last reading."""
+    """Adds up what replicas report; `read` gives the rates since the last prefix group."""
 
     def __init__(self, num_replicas: int) -> None:
         self._num_replicas = num_replicas

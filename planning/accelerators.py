@@ -14,7 +14,7 @@ GPUS_PER_NODE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Accelerator:
+class DeviceModel:
     """Peak FLOP/s by precision (0: not native), memory in GB (0: the host's own, not checked), bytes/s of memory."""
 
     name: str
@@ -41,8 +41,8 @@ class Accelerator:
         return native or self.float32
 
 
-def _tera(name: str, bfloat16: float, float16: float, float32: float, memory_gb: float, gb_s: float) -> Accelerator:
-    return Accelerator(name, bfloat16 * 1e12, float16 * 1e12, float32 * 1e12, memory_gb, gb_s * 1e9)
+def _tera(name: str, bfloat16: float, float16: float, float32: float, memory_gb: float, gb_s: float) -> DeviceModel:
+    return DeviceModel(name, bfloat16 * 1e12, float16 * 1e12, float32 * 1e12, memory_gb, gb_s * 1e9)
 
 
 ACCELERATORS = {
@@ -65,7 +65,7 @@ ACCELERATORS = {
         _tera("RTX5090", 209.5, 209.5, 104.8, 32, 1792),
         _tera("MI300X", 1307, 1307, 163.4, 192, 5300),
         # One core: two float32 products of 16 lanes a cycle at 2.2 GHz; half of it is what docs/benchmarks.md measured.
-        Accelerator("cpu", 0, 0, 1.4e11, 0, 1e10, efficiency=0.5),
+        DeviceModel("cpu", 0, 0, 1.4e11, 0, 1e10, efficiency=0.5),
     )
 }
 
@@ -74,7 +74,7 @@ ACCELERATORS = {
 class Devices:
     """So many of one accelerator over so many nodes; of `cpu`, cores."""
 
-    accelerator: Accelerator
+    accelerator: DeviceModel
     count: int
     nodes: int
 
@@ -87,7 +87,7 @@ def parse_devices(text: str, nodes: int | None = None) -> Devices:
     found = re.fullmatch(r"(\d+)\s*[x×*]\s*(\S+)", text.strip())
     if not found or int(found.group(1)) == 0:
         raise UserError(f"--gpus is {text!r}; expected COUNTxTYPE with a count of 1 or more, such as 8xA100 or 16xcpu")
-    count, accelerator = int(found.group(1)), _accelerator(text, found.group(2))
+    count, accelerator = int(found.group(1)), _device_model(text, found.group(2))
     if nodes is None:
         nodes = 1 if accelerator.is_cpu or count % GPUS_PER_NODE else count // GPUS_PER_NODE
     if nodes < 1 or count % nodes:
@@ -95,7 +95,7 @@ def parse_devices(text: str, nodes: int | None = None) -> Devices:
     return Devices(accelerator, count, nodes)
 
 
-def _accelerator(text: str, name: str) -> Accelerator:
+def _device_model(text: str, name: str) -> DeviceModel:
     by_name = {known.lower(): accelerator for known, accelerator in ACCELERATORS.items()}
     if name.lower() in by_name:
         return by_name[name.lower()]

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from replug.planning.plans import Plan, idle_shares
-from replug.planning.simulate import Outcome, Span
+from replug.planning.simulate import SimulatedRun, Span
 
 BINS = 400
 MOST_LABELLED = 12  # refreshes; more would overlap
@@ -53,7 +53,7 @@ def busy_shares(spans: list[Span], devices: int, wall: float, bins: int = BINS) 
     if not spans:
         return np.zeros(bins)
     begin, end, number = (np.array(column, dtype=float) for column in zip(*spans, strict=True))
-    # Work done until each edge: of what has begun by then, all but what was still to do.
+    # Workload done until each edge: of what has begun by then, all but what was still to do.
     done = [_until(begin, end, number, edge) for edge in edges]
     return np.diff(done) / (devices * wall / bins)
 
@@ -64,7 +64,7 @@ def _until(begin: np.ndarray, end: np.ndarray, number: np.ndarray, time: float) 
 
 def _draw_role(axes: Axes, plan: Plan, role: str, row: int, scale: float) -> None:
     outcome = plan.estimate.outcome
-    devices = plan.estimate.crew.replicas if role == "score" else 1
+    devices = plan.estimate.allocation.replicas if role == "score" else 1
     shares = np.minimum(1.0, busy_shares(outcome.spans[role], devices, outcome.wall))
     edges = np.linspace(0.0, outcome.wall, BINS + 1) / scale
     axes.fill_between(edges[[0, -1]], row, row + 0.8, color=COLOURS["idle"], linewidth=0)
@@ -80,12 +80,12 @@ def _label_role(axes: Axes, plan: Plan, role: str, name: str, row: int) -> None:
     axes.text(-0.01, row + 0.4, text, transform=axes.get_yaxis_transform(), ha="right", va="center")
 
 
-def _draw_index_waits(axes: Axes, outcome: Outcome, scale: float) -> None:
+def _draw_index_waits(axes: Axes, outcome: SimulatedRun, scale: float) -> None:
     for span in outcome.index_waits:
         axes.fill_between([span.begin / scale, span.end / scale], 0, 0.8, color=COLOURS["wait"], linewidth=0)
 
 
-def _draw_refreshes(axes: Axes, outcome: Outcome, scale: float) -> None:
+def _draw_refreshes(axes: Axes, outcome: SimulatedRun, scale: float) -> None:
     """A line where an index is adopted; its step where there is room."""
     adopted = [r for r in outcome.refreshes if r.adopted is not None]
     for number, refresh in enumerate(adopted):

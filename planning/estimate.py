@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from replug.configs.schema import Config, Swap
 from replug.planning import memory
-from replug.planning.accelerators import Accelerator, Devices
+from replug.planning.accelerators import DeviceModel, Devices
 from replug.planning.model_sizes import ModelSize, encoder_size, lm_size
-from replug.planning.simulate import ROLES, Crew, Durations, Outcome, Place, simulate
-from replug.planning.workload import IndexSize, Shape, Work, index_size, shape_of, work_of
+from replug.planning.simulate import ROLES, DeviceAllocation, Durations, Place, SimulatedRun, simulate
+from replug.planning.workload import IndexSize, Shape, Workload, index_size, shape_of, work_of
 
 # Where searches run when the vectors do not fit the index GPUs: one node's processors and memory, 64 cores.
 HOST_FLOP, HOST_BANDWIDTH = 2e12, 1e11
@@ -54,7 +54,7 @@ class Job:
     retriever: ModelSize
     lm: ModelSize
     index: IndexSize
-    work: Work
+    work: Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,9 @@ class Estimate:
     """One split, what it takes and what comes of it."""
 
     split: Split
-    crew: Crew
+    allocation: DeviceAllocation
     durations: Durations
-    outcome: Outcome
+    outcome: SimulatedRun
     hours: dict[str, float] = field(default_factory=dict)
 
 
@@ -184,20 +184,22 @@ def measure_seconds(job: Job, rates: Rates, replicas: int) -> float:
     return job.shape.measured_windows * (call if rates.measure_window is None else rates.measure_window) / replicas
 
 
-def estimate(job: Job, rates: Rates, devices: Devices, split: Split, crew: Crew | None = None) -> Estimate:
-    """Simulate the run. `crew` says who shares what where the split does not."""
+def estimate(
+    job: Job, rates: Rates, devices: Devices, split: Split, allocation: DeviceAllocation | None = None
+) -> Estimate:
+    """Simulate the run. `allocation` says who shares what where the split does not."""
     durations = durations_of(job, rates, devices, split)
-    crew = crew or crew_of(split)
-    outcome = simulate(job.shape, durations, crew)
-    return Estimate(split, crew, durations, outcome, role_hours(job, durations, split, devices))
+    allocation = allocation or allocation_of(split)
+    outcome = simulate(job.shape, durations, allocation)
+    return Estimate(split, allocation, durations, outcome, role_hours(job, durations, split, devices))
 
 
-def crew_of(split: Split) -> Crew:
+def allocation_of(split: Split) -> DeviceAllocation:
     """Roles that share GPUs have as much of them as each other while they work."""
     counts = {"score": split.replicas, "embed": 1, "train": 1, "search": 1}
     shared = [*split.shared, *(["search"] if "embed" in split.shared and split.search_on_gpu else [])]
     places = {role: Place("gpu", 1.0 / counts[role]) for role in shared}
-    return Crew(max(1, split.replicas), {"gpu": 1.0} if shared else {}, places)
+    return DeviceAllocation(max(1, split.replicas), {"gpu": 1.0} if shared else {}, places)
 
 
 def role_hours(job: Job, durations: Durations, split: Split, devices: Devices) -> dict[str, float]:
@@ -238,7 +240,7 @@ def dominating(elapsed: dict[str, float]) -> str:
     return max(ROLES, key=lambda role: elapsed[role])
 
 
-def memory_of(job: Job, accelerator: Accelerator, split: Split) -> memory.RoleMemory:
+def memory_of(job: Job, accelerator: DeviceModel, split: Split) -> memory.RoleMemory:
     """GB of one device of each role; of `search`, all vectors together."""
     config, precision = job.config, accelerator.resolve_dtype
     on_cpu = accelerator.is_cpu
@@ -255,7 +257,7 @@ def memory_of(job: Job, accelerator: Accelerator, split: Split) -> memory.RoleMe
     return memory.RoleMemory(*(part / 1e9 for part in parts))
 
 
-def device_gb(job: Job, accelerator: Accelerator, split: Split) -> dict[str, float]:
+def device_gb(job: Job, accelerator: DeviceModel, split: Split) -> dict[str, float]:
     """GB that each role's device must hold; roles that share a device add up."""
     needed = memory_of(job, accelerator, split)
     vectors = needed.search / split.embed if split.search_on_gpu else 0.0

@@ -15,7 +15,7 @@ from replug.cluster.layout import lay_out
 from replug.configs.errors import UserError
 from replug.configs.load import load_config
 from replug.configs.schema import Config
-from replug.planning.accelerators import Accelerator, Devices
+from replug.planning.accelerators import DeviceModel, Devices
 from replug.planning.estimate import (
     Job,
     Rates,
@@ -26,8 +26,8 @@ from replug.planning.estimate import (
     scores_on_gpu,
     scoring_seconds,
 )
-from replug.planning.processors import configured_crew, configured_split
-from replug.planning.simulate import Durations, Outcome, simulate
+from replug.planning.processors import configured_allocation, configured_split
+from replug.planning.simulate import Durations, SimulatedRun, simulate
 
 MEASURED = "measured"
 ROUNDS = 6  # of correction; the third changes nothing visible
@@ -120,11 +120,11 @@ def calibrate(run: MeasuredRun, job: Job) -> Rates:
     """Rates of one actor of each role, alone on its threads."""
     observed, devices, split = observe(run, job), devices_of(run), configured_split(run.config)
     rates = _rates(job, devices, split, observed)
-    crew = configured_crew(job, run.cores)
+    allocation = configured_allocation(job, run.cores)
     corrected = observed
     for _ in range(ROUNDS):
         durations = durations_of(job, rates, devices, split)
-        corrected = _correct(job, corrected, observed, durations, simulate(job.shape, durations, crew))
+        corrected = _correct(job, corrected, observed, durations, simulate(job.shape, durations, allocation))
         rates = _rates(job, devices, split, corrected)
     return rates
 
@@ -137,7 +137,7 @@ def job_of_run(run: MeasuredRun, lm_parameters: float | None, retriever_paramete
 
 def devices_of(run: MeasuredRun, count: int = 1) -> Devices:
     """So many machines as the one the run was on."""
-    return Devices(Accelerator(MEASURED, 0, 0, 0, 0, 0), count, 1)
+    return Devices(DeviceModel(MEASURED, 0, 0, 0, 0, 0), count, 1)
 
 
 def heldout_seconds(job: Job, pair_seconds: float, replicas: int) -> float:
@@ -163,7 +163,7 @@ def _rates(job: Job, devices: Devices, split: Split, seconds: Observed) -> Rates
     )
 
 
-def _correct(job: Job, assumed: Observed, observed: Observed, durations: Durations, outcome: Outcome) -> Observed:
+def _correct(job: Job, assumed: Observed, observed: Observed, durations: Durations, outcome: SimulatedRun) -> Observed:
     """Each activity's seconds, by as much as the simulation had them too long or too short."""
     steps, built = len(outcome.step_ends), _built(job, outcome)
     trained = outcome.busy("train") / (steps * (durations.train + durations.encode))
@@ -224,7 +224,7 @@ def _calls(run: MeasuredRun, job: Job) -> int:
     return (len(run.rows) - 1 - job.shape.depth) * units + refreshes * job.shape.refresh_windows
 
 
-def _built(job: Job, outcome: Outcome) -> list[float]:
+def _built(job: Job, outcome: SimulatedRun) -> list[float]:
     """Seconds of the simulated refreshes' embedding, which share the processor with training."""
     spans = outcome.spans["embed"][1:-1]
     return [span.end - span.begin for span in spans[: job.shape.num_refreshes]]

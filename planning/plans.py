@@ -20,7 +20,7 @@ from replug.planning.estimate import (
     memory_of,
     rates_of,
 )
-from replug.planning.processors import configured_crew, configured_split, of_actors, threads_by_role
+from replug.planning.processors import configured_allocation, configured_split, of_actors, threads_by_role
 from replug.planning.simulate import ROLES
 from replug.planning.split import best_split, estimate_split, given_split
 from replug.planning.workload import disk_gb, network_gb, total_flop, total_tokens
@@ -84,8 +84,8 @@ def _plan_of_cores(job: Job, devices: Devices, given: Assumptions) -> Plan:
     if given.split is not None:
         raise UserError("--split is for GPUs; expected lm.num_replicas, index.num_builders and their threads instead")
     rates = of_actors(rates_of(devices, job.config, given.efficiency), threads_by_role(job.config, devices.count))
-    split, crew = configured_split(job.config), configured_crew(job, devices.count)
-    return Plan(job, devices, estimate(job, rates, devices, split, crew))
+    split, allocation = configured_split(job.config), configured_allocation(job, devices.count)
+    return Plan(job, devices, estimate(job, rates, devices, split, allocation))
 
 
 def _measured_plan(config: Config, gpus: str | None, path: Path, given: Assumptions) -> Plan:
@@ -97,10 +97,10 @@ def _measured_plan(config: Config, gpus: str | None, path: Path, given: Assumpti
     )
     job = _job(config, given, job_then.shape.num_documents if same_data else None)
     devices = measured.devices_of(run, _machines(gpus))
-    crew = configured_crew(job, run.cores, devices.count)
+    allocation = configured_allocation(job, run.cores, devices.count)
     now, then = (threads_by_role(one, run.cores) for one in (config, run.config))
     rates = of_actors(measured.calibrate(run, job_then), {role: now[role] / then[role] for role in ROLES})
-    return Plan(job, devices, estimate(job, rates, devices, configured_split(config), crew))
+    return Plan(job, devices, estimate(job, rates, devices, configured_split(config), allocation))
 
 
 def _machines(gpus: str | None) -> int:
@@ -172,7 +172,7 @@ def _memory(plan: Plan) -> dict[str, float]:
 
 def idle_shares(found: Estimate) -> dict[str, float]:
     """Share of the whole run in which a role's devices do nothing of that role."""
-    counts = {role: found.crew.replicas if role == "score" else 1 for role in ROLES}
+    counts = {role: found.allocation.replicas if role == "score" else 1 for role in ROLES}
     return {role: max(0.0, 1 - found.outcome.busy(role) / (counts[role] * found.outcome.wall)) for role in ROLES}
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from replug.cluster.layout import num_ranks
 from replug.configs.schema import Config
 from replug.planning.estimate import Job, Rates, Split
-from replug.planning.simulate import Crew, Place
+from replug.planning.simulate import DeviceAllocation, Place
 
 
 def configured_split(config: Config) -> Split:
@@ -25,7 +25,7 @@ def threads_by_role(config: Config, cores: int) -> dict[str, int]:
     }
 
 
-def configured_crew(job: Job, cores: int, machines: int = 1) -> Crew:
+def configured_allocation(job: Job, cores: int, machines: int = 1) -> DeviceAllocation:
     """All roles on the same cores, each actor wanting its threads of one machine's.
 
     An LM that sleeps or is elsewhere wants none.
@@ -37,7 +37,9 @@ def configured_crew(job: Job, cores: int, machines: int = 1) -> Crew:
     wanted["train"] *= split.train
     if config.lm.url or job.lm.seconds_per_call:
         wanted["score"] = 0.0
-    return Crew(split.score, {"cpu": float(machines * cores)}, {role: Place("cpu", n) for role, n in wanted.items()})
+    return DeviceAllocation(
+        split.score, {"cpu": float(machines * cores)}, {role: Place("cpu", n) for role, n in wanted.items()}
+    )
 
 
 def of_actors(core: Rates, threads: Mapping[str, float]) -> Rates:

@@ -52,7 +52,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
+class DeviceAllocation:
     """Replicas that score, and who shares what; a role without a place has devices of its own."""
 
     replicas: int
@@ -80,7 +80,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulatedRun:
     """What came of it. Times in seconds since the start of the run."""
 
     wall: float
@@ -101,9 +101,9 @@ class Outcome:
         return sum((span.end - span.begin) * span.devices for span in self.spans[role])
 
 
-def simulate(shape: Shape, durations: Durations, crew: Crew) -> Outcome:
+def simulate(shape: Shape, durations: Durations, allocation: DeviceAllocation) -> SimulatedRun:
     """The run from start-up to the end of the measurements."""
-    run = _Run(shape, durations, crew)
+    run = _Run(shape, durations, allocation)
     run.env.run(run.env.process(run.whole()))
     return run.outcome()
 
@@ -160,12 +160,12 @@ class _Pending:
 class _Run:
     """The state of one simulation."""
 
-    def __init__(self, shape: Shape, durations: Durations, crew: Crew) -> None:
+    def __init__(self, shape: Shape, durations: Durations, allocation: DeviceAllocation) -> None:
         self.env = simpy.Environment()
-        self._shape, self._durations, self._crew = shape, durations, crew
-        self._processors = {name: Processor(self.env, capacity) for name, capacity in crew.processors.items()}
+        self._shape, self._durations, self._crew = shape, durations, allocation
+        self._processors = {name: Processor(self.env, capacity) for name, capacity in allocation.processors.items()}
         self._searchers = _Pool(1, durations.search, partial(self._work, "search"))
-        self._scorers = _Pool(crew.replicas, durations.unit, partial(self._work, "score"))
+        self._scorers = _Pool(allocation.replicas, durations.unit, partial(self._work, "score"))
         self._scored: dict[int, simpy.Event] = {}
         self._pending: _Pending | None = None
         self._live_step, self._live_since = 0, 0.0  # when the weights of the live index were the trainer's
@@ -193,8 +193,8 @@ class _Run:
         yield self._work("embed", durations.last_build)
         yield self.env.timeout(durations.measure)
 
-    def outcome(self) -> Outcome:
-        return Outcome(
+    def outcome(self) -> SimulatedRun:
+        return SimulatedRun(
             wall=self.env.now,
             training_began=self._training_began,
             steps_began=self._steps_began,
@@ -295,7 +295,7 @@ class _Run:
             self._index_waits.append(Span(start, self.env.now, 1))
 
     def _work(self, role: str, seconds: float, devices: int = 1) -> simpy.Event:
-        """Work of a role on so many of its devices, on its own or where it shares a processor."""
+        """Workload of a role on so many of its devices, on its own or where it shares a processor."""
         place, start = self._crew.places.get(role), self.env.now
         if place is None or not place.wanted:
             worked: simpy.Event = self.env.timeout(seconds)

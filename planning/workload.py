@@ -117,7 +117,7 @@ def count_documents(config: Config) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Workload:
     """FLOP of each activity once: a pair scored, a document embedded, a step trained, a batch of queries encoded."""
 
     pair: float
@@ -127,11 +127,11 @@ class Work:
     search_batch: float
 
 
-def work_of(shape: Shape, retriever: ModelSize, lm: ModelSize, probed_share: float = 1.0) -> Work:
+def work_of(shape: Shape, retriever: ModelSize, lm: ModelSize, probed_share: float = 1.0) -> Workload:
     """`probed_share` is the part of the vectors that a search of a kind with lists looks at."""
     query, document = (n * retriever.flop_per_token(n) for n in (shape.context, shape.document))
     scored = shape.pair_tokens * lm.flop_per_token(shape.pair_tokens)
-    return Work(
+    return Workload(
         pair=scored + shape.continuation * lm.flop_per_prediction,
         document=document,
         train_step=TRAINED_FLOP * shape.batch_size * (query + shape.k * document),
@@ -161,7 +161,7 @@ def total_tokens(shape: Shape) -> Totals:
     )
 
 
-def total_flop(shape: Shape, work: Work) -> Totals:
+def total_flop(shape: Shape, work: Workload) -> Totals:
     return Totals(
         score=shape.steps * shape.pairs_per_step * work.pair,
         embed=shape.num_builds * shape.num_documents * work.document,

@@ -41,7 +41,7 @@ class JobError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Allocation:
+class JobAllocation:
     """What SLURM gave to this job, the first node first."""
 
     job_id: int
@@ -50,7 +50,7 @@ class Allocation:
     num_restarts: int
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> "Allocation":
+    def from_environment(cls, environment: Mapping[str, str]) -> "JobAllocation":
         names = output("scontrol", "show", "hostnames", environment["SLURM_JOB_NODELIST"]).split()
         cpus = environment.get("SLURM_CPUS_PER_TASK") or environment["SLURM_CPUS_ON_NODE"]
         restarts = int(environment.get("SLURM_RESTART_COUNT", "0"))
@@ -74,7 +74,7 @@ class Node:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
 
 
-class Asked:
+class StopRequest:
     """The last signal that asked this job to stop; it is handed on to the step that runs `replug`."""
 
     def __init__(self) -> None:
@@ -93,10 +93,10 @@ def main() -> int:
     """Exit status of the `replug` command; 75 puts the job back into the queue."""
     if "SLURM_JOB_NODELIST" not in os.environ:
         sys.exit("replug job: this is no SLURM job; submit slurm/train.sbatch with sbatch, or use `replug slurm`")
-    asked = Asked()
+    asked = StopRequest()
     for name in FOREIGN:
         os.environ.pop(name, None)
-    allocation = Allocation.from_environment(os.environ)
+    allocation = JobAllocation.from_environment(os.environ)
     again = f", start {allocation.num_restarts + 1}" if allocation.num_restarts else ""
     say(f"job {allocation.job_id} on {' '.join(allocation.nodes)}{again}")
     # Short, and not $TMPDIR: the sockets in it have at most 107 characters, and all nodes take the same path.
@@ -114,7 +114,7 @@ def main() -> int:
     return requeue(allocation.job_id) if interrupted else status
 
 
-def run(allocation: Allocation, folder: Path, nodes: list[Node], asked: Asked) -> int:
+def run(allocation: JobAllocation, folder: Path, nodes: list[Node], asked: StopRequest) -> int:
     """Start Ray and then `replug`; `nodes` takes what was started. Returns `replug`'s exit status."""
     host, port = own_address(), free_port(allocation.job_id)
     environment = job_environment(os.environ, folder)
@@ -161,7 +161,7 @@ def is_free(port: int) -> bool:
 
 
 def start_node(
-    allocation: Allocation, name: str, folder: Path, address: str, token: str, environment: dict[str, str]
+    allocation: JobAllocation, name: str, folder: Path, address: str, token: str, environment: dict[str, str]
 ) -> Node:
     """Ray's step on one node. A session of its own keeps signals to the whole job from srun, which would abort."""
     head = ["--head"] if name == allocation.nodes[0] else []
@@ -184,7 +184,7 @@ def start_node(
     return Node(name, step, log)
 
 
-def wait_for_nodes(nodes: list[Node], address: str, environment: dict[str, str], asked: Asked) -> bool:
+def wait_for_nodes(nodes: list[Node], address: str, environment: dict[str, str], asked: StopRequest) -> bool:
     """Whether all have joined; not so where the job was asked to stop. Raises JobError for a node that cannot."""
     command = [sys.executable, "-m", "replug.slurm.wait_for_nodes", address, str(len(nodes))]
     end = time.monotonic() + JOIN_SECONDS
@@ -215,7 +215,7 @@ def tails(nodes: list[Node]) -> str:
     return "\n".join(f"--- the end of {node.name}'s log\n{node.tail()}" for node in nodes)
 
 
-def run_replug(command: list[str], nodes: list[Node], environment: dict[str, str], asked: Asked) -> int:
+def run_replug(command: list[str], nodes: list[Node], environment: dict[str, str], asked: StopRequest) -> int:
     """The exit status. A node that is lost on the way is said; whether the run can do without is `replug`'s matter."""
     lost: set[str] = set()
     asked.step = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)

@@ -11,10 +11,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 
+from replug.commands.console import log_to_stderr
 from replug.configs.load import load_config
 from replug.configs.schema import Config
 
 ROOT = Path(__file__).parent.parent
+
+log_to_stderr()  # as the command line does, so that tests read what a user would
 
 
 @pytest.fixture(scope="session")

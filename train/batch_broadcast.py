@@ -19,7 +19,7 @@ from replug.train.pipeline import BatchPipeline
 PATIENCE = timedelta(days=30)
 
 
-class Feed(Protocol):
+class BatchSource(Protocol):
     """Where a rank's batches come from."""
 
     def take(self, step: int) -> ScoredBatch:
@@ -65,7 +65,7 @@ class _Broadcast:
         return messages[0]
 
 
-class SendingFeed:
+class BatchSender:
     """Rank 0's: what its pipeline has, sent to the others. After `stop` they raise Interrupted."""
 
     def __init__(self, pipeline: BatchPipeline) -> None:
@@ -80,7 +80,7 @@ class SendingFeed:
         self._broadcast(reason)
 
 
-class ReceivingFeed:
+class BatchReceiver:
     """The other ranks'."""
 
     def __init__(self) -> None:

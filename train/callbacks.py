@@ -1,6 +1,7 @@
 """Everything periodic, as Lightning callbacks: the step boundary, checkpoints, metrics and progress."""
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +16,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from replug.configs.errors import RunError, UserError
 from replug.data.datamodule import Position
 from replug.data.files import file_sha256, persist, writing
-from replug.data.progress import Progress, say
+from replug.data.progress import Progress
 from replug.data.records import RetrievedBatch, ScoredBatch
 from replug.index_workers.version_store import IndexState
 from replug.train.loss import lm_scores
@@ -25,6 +26,8 @@ from replug.train.refresh import RefreshController
 from replug.train.run_dir import CheckpointMark, RunDirectory
 from replug.train.step_clock import StepClock
 from replug.train.temperature import temperature_warning
+
+log = logging.getLogger(__name__)
 
 
 class StepBoundary(pl.Callback):
@@ -56,7 +59,7 @@ class StepBoundary(pl.Callback):
             return
         self._check()
         if self._refresh.at_boundary(batch.step) is not None:
-            say(_describe_swap(batch.step, self._refresh))
+            log.info(_describe_swap(batch.step, self._refresh))
             self._best.offer(self._refresh.live, self._refresh.heldout_bpb)
         self._pipeline.advance(batch.step, self._refresh.live)
 
@@ -157,7 +160,7 @@ class TemperatureCheck(pl.Callback):
         if batch.step > 0 or not batch.is_first:
             return
         for warning in self._warnings(self._pipeline.peek(batch.step)):
-            say(f"warning: {warning}")
+            log.warning(f"{warning}")
 
     def _warnings(self, scored: ScoredBatch) -> list[str]:
         sums, counts = torch.from_numpy(scored.sum_logprobs), torch.from_numpy(scored.num_tokens)
@@ -199,7 +202,7 @@ class Checkpointer(pl.Callback):
         trainer.fit_loop.epoch_loop._batches_that_stepped -= 1
         self.save(trainer)
         if self._publish is not None:
-            say(f"saved step {trainer.global_step}: the same command goes on from there")
+            log.info(f"saved step {trainer.global_step}: the same command goes on from there")
 
     def save(self, trainer: pl.Trainer) -> None:
         """Called by all ranks at the same step."""

@@ -1,6 +1,6 @@
 """One fit: from a configuration to what Lightning's trainer is made of, on rank 0 and on the others.
 
-Rank 0 has the pipeline, the refreshes and the files; the others have the module, the data and a feed.
+Rank 0 has the pipeline, the refreshes and the files; the others have the module, the data and a batches.
 """
 
 import logging
@@ -27,7 +27,6 @@ from replug.configs.errors import Interrupted
 from replug.configs.rules import max_index_age, refresh_lag
 from replug.configs.schema import Adopt, Config, LMScore, Rerank
 from replug.data.datamodule import StepDataModule
-from replug.data.progress import say
 from replug.data.sampler import QuerySampler
 from replug.data.store import PreparedSet
 from replug.evals.language_modelling import Choice, ensemble_bits, num_bytes
@@ -37,7 +36,7 @@ from replug.index_workers.service import Refreshed
 from replug.models.build import encoder_location, load_encoder
 from replug.models.encoder import Encoder
 from replug.models.hardware import available_cores, multiplies_bfloat16
-from replug.train.batch_broadcast import PATIENCE, ReceivingFeed, SendingFeed
+from replug.train.batch_broadcast import PATIENCE, BatchReceiver, BatchSender
 from replug.train.callbacks import (
     BestRetriever,
     Checkpointer,
@@ -55,6 +54,8 @@ from replug.train.refresh import RefreshController, RefreshPolicy
 from replug.train.run_dir import CheckpointMark, RunDirectory
 from replug.train.step_clock import StepClock
 from replug.train.workers import Workers
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def _begin(run: RunDirectory, refresh: RefreshController, newest: CheckpointMark
     run.forget_after(newest.step if newest else 0)
     run.truncate_metrics(newest.step if newest else 0)
     if newest:
-        say(f"resuming at step {newest.step}")
+        log.info(f"resuming at step {newest.step}")
     else:
         refresh.start()
 
@@ -133,13 +134,13 @@ class _Parts:
         self._interruption, self._check, self._clock = interruption, check, StepClock()
         self.pipeline = batch_pipeline(config, module, data, workers, background, self._clock, check)
         self.refresh = refresh_controller(config, module, data, workers, self._clock, self.pipeline.settle, check)
-        self._feed = SendingFeed(self.pipeline) if others.num_others else None
-        module.attach(self._feed or self.pipeline)
+        self._sender = BatchSender(self.pipeline) if others.num_others else None
+        module.attach(self._sender or self.pipeline)
 
     def trainer(self, loggers: list[Logger]) -> pl.Trainer:
         """Callbacks in the order they act."""
         store = self._workers.index.store
-        stop_others = self._feed.stop if self._feed else lambda reason: None
+        stop_others = self._sender.stop if self._sender else lambda reason: None
         publish = PublishCheckpoint(
             self._run, self._config.checkpoint.keep_last, self.refresh, store.remove_all_but, stop_others
         )
@@ -165,7 +166,7 @@ def fit_as_other_rank(job: RankJob, environment: RankEnvironment) -> None:
     torch.set_num_threads(_threads(job.config))
     data, run = PreparedSet(job.prepared), RunDirectory(job.run)
     module = lsr_module(job.config, load_encoder(job.config.retriever, job.encoder), data)
-    module.attach(ReceivingFeed())
+    module.attach(BatchReceiver())
     checkpointer = Checkpointer(run, job.config.checkpoint.every_steps, StepClock(), publish=None)
     trainer = _trainer(
         job.config, job.run, [OwnSettings(ignore_signals, _threads(job.config)), checkpointer], [], environment
@@ -193,7 +194,7 @@ def loss_settings(config: Config) -> LossSettings:
 def lsr_module(config: Config, encoder: Encoder, data: PreparedSet) -> LSRModule:
     train = config.train
     if config.loss.lm_score is LMScore.probability:
-        say("warning: loss.lm_score=probability underflows beyond a few tokens and makes Q uniform; try mean_logprob")
+        log.warning("loss.lm_score=probability underflows beyond a few tokens and makes Q uniform; try mean_logprob")
     encoder.prepare_training(config.retriever.dropout, train.gradient_checkpointing, train.compile)
     optimizer = OptimizerSettings(
         train.optimizer.value, train.lr, train.weight_decay, train.warmup_ratio, train.max_steps

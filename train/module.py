@@ -2,7 +2,7 @@
 
 Both the query and its documents are encoded with gradient (DESIGN: only the retriever learns); the
 LM's scores arrive as numbers. What Lightning hands over is a position, the step's number and a part of its batch: the
-feed knows the rest.
+batches knows the rest.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from replug.data.datamodule import Position
 from replug.data.records import RetrievedBatch, ScoredBatch
 from replug.data.store import CorpusStore, WindowStore
 from replug.models.encoder import Encoder
-from replug.train.batch_broadcast import Feed, Share
+from replug.train.batch_broadcast import BatchSource, Share
 from replug.train.loss import entropy, kl_lm_retriever, lm_scores, log_likelihood, lsr_loss
 
 
@@ -40,7 +40,7 @@ class OptimizerSettings:
 
 
 class LSRModule(pl.LightningModule):
-    """Trains `encoder` on what `feed` delivers. `attach` gives it the feed, which may need its weights."""
+    """Trains `encoder` on what `batches` delivers. `attach` gives it the batches, which may need its weights."""
 
     def __init__(
         self,
@@ -55,12 +55,12 @@ class LSRModule(pl.LightningModule):
         self.encoder = encoder
         self._queries, self._corpus = queries, corpus
         self._loss, self._optimizer, self._seed = loss, optimizer, seed
-        self.feed: Feed | None = None
+        self.batches: BatchSource | None = None
         self._batch: ScoredBatch | None = None  # of the step that is under way
         self._metrics: list[dict[str, float | Tensor]] = []  # of its micro-batches so far
 
-    def attach(self, feed: Feed) -> None:
-        self.feed = feed
+    def attach(self, batches: BatchSource) -> None:
+        self.batches = batches
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         """Vectors [B, D] by the weights as they are, without gradient or dropout."""
@@ -69,9 +69,9 @@ class LSRModule(pl.LightningModule):
 
     def training_step(self, position: Position, batch_idx: int) -> Tensor:
         """The mean loss over this rank's part of the batch; DDP and Lightning average over ranks and parts."""
-        assert self.feed is not None, "attach a feed first"
+        assert self.batches is not None, "attach a batches first"
         if position.is_first:
-            self._batch, self._metrics = self.feed.take(position.step), []
+            self._batch, self._metrics = self.batches.take(position.step), []
         assert self._batch is not None
         share = self._share(position)
         scored = share.of(self._batch)

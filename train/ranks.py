@@ -5,6 +5,7 @@ whichever node, so one command trains on one machine or many. Each rank counts a
 which then need not know how many there are on which machine.
 """
 
+import logging
 import os
 import socket
 import threading
@@ -21,7 +22,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from replug.cluster.actor_pool import thread_env
 from replug.configs.errors import RunError
-from replug.data.progress import say
+
+log = logging.getLogger(__name__)
+
 
 LOOK_SECONDS = 1.0
 NOTICE_SECONDS = 60.0  # for rank 0 to notice by its connection that another died; a GPU's may not tell
@@ -150,7 +153,7 @@ class OtherRanks:
         while not self._closed.wait(LOOK_SECONDS):
             problem = self._problem()
             if problem and not self._closed.wait(NOTICE_SECONDS):
-                say(f"replug: {problem}; rank 0 waits for it in vain and ends; the same command goes on")
+                log.warning(f"replug: {problem}; rank 0 waits for it in vain and ends; the same command goes on")
                 os._exit(1)
 
 

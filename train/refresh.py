@@ -6,6 +6,7 @@ failed leaves the live index serving, up to `max_age_steps`; one that is due whi
 is skipped, never queued.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -15,11 +16,12 @@ from typing import Any
 from replug.cluster.interruption import LOOK_SECONDS, wait_for
 from replug.configs.errors import RunError
 from replug.configs.rules import refresh_starts
-from replug.data.progress import say
 from replug.index_workers.service import IndexService, Refreshed
 from replug.index_workers.version_store import BuildPlan, IndexState
 from replug.index_workers.watch import Measures
 from replug.train.step_clock import StepClock
+
+log = logging.getLogger(__name__)
 
 
 class StaleIndexError(RunError):
@@ -54,7 +56,7 @@ class _Pending:
 
 
 @dataclass(frozen=True, slots=True)
-class Swap:
+class SwapTimes:
     """One hot swap, for metrics: how long the boundary waited for the refresh, and for the switch itself."""
 
     wait_seconds: float = 0.0
@@ -89,10 +91,10 @@ class RefreshController:
         self.adopted_step = 0  # at whose boundary the live version took over
         self._pending: _Pending | None = None
         self._last_error: BaseException | None = None
-        self.last, self.last_swap = Refreshed(Measures(), 0.0, 0.0), Swap()  # those of the live version
+        self.last, self.last_swap = Refreshed(Measures(), 0.0, 0.0), SwapTimes()  # those of the live version
         self.num_skipped = self.num_failed = 0
 
-    def at_boundary(self, step: int) -> Swap | None:
+    def at_boundary(self, step: int) -> SwapTimes | None:
         """Adopt what is due, start what is due, and refuse to go on with an index that is too old."""
         swap = self._adopt(step)
         if self._policy.starts_at(step):
@@ -157,7 +159,7 @@ class RefreshController:
             return  # a run that stopped after this boundary was resumed at it
         if self._pending is not None:
             self.num_skipped += 1
-            say(f"step {step}: skipping a refresh, v{self._pending.index.version} is still being built")
+            log.warning(f"step {step}: skipping a refresh, v{self._pending.index.version} is still being built")
             return
         index = IndexState(self.live.version + 1, step)
         try:
@@ -169,7 +171,7 @@ class RefreshController:
         ready = self._service.refresh(plan, self.live.version)
         return _Pending(index, ready, self._measure_heldout(index.version, ready))
 
-    def _adopt(self, step: int) -> Swap | None:
+    def _adopt(self, step: int) -> SwapTimes | None:
         if self._pending is None or not self._is_due(self._pending, step):
             return None
         start, pending = time.monotonic(), self._pending
@@ -193,7 +195,7 @@ class RefreshController:
     def _fail(self, step: int, index: IndexState, error: BaseException) -> None:
         self._last_error = error
         self.num_failed += 1
-        say(f"step {step}: refresh v{index.version} failed, going on with v{self.live.version}: {error}")
+        log.warning(f"step {step}: refresh v{index.version} failed, going on with v{self.live.version}: {error}")
 
     def _is_due(self, pending: _Pending, step: int) -> bool:
         lag = self._policy.lag_steps
@@ -203,12 +205,12 @@ class RefreshController:
             )
         return step >= pending.index.step + lag
 
-    def _switch(self, pending: _Pending, waited: float) -> Swap:
+    def _switch(self, pending: _Pending, waited: float) -> SwapTimes:
         start = time.monotonic()
         self._before_switch()
         self.live, self.last = pending.index, pending.ready.result()
         self._service.commit(self.live.version)
-        self.last_swap = Swap(waited, 1000 * (time.monotonic() - start))
+        self.last_swap = SwapTimes(waited, 1000 * (time.monotonic() - start))
         return self.last_swap
 
     def _check_age(self, step: int) -> None:

@@ -5,6 +5,7 @@ command goes on where an interrupted one stopped.
 """
 
 import json
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,6 @@ from replug.cluster.interruption import Interruption
 from replug.cluster.ray_cluster import ray_cluster
 from replug.configs.schema import Config
 from replug.data.files import write_json
-from replug.data.progress import say
 from replug.data.records import Window
 from replug.data.store import PreparedSet
 from replug.evals.language_modelling import Choice, measure_bits, random_choice
@@ -35,12 +35,14 @@ from replug.train.module import LSRModule
 from replug.train.run_dir import RunDirectory, StageTimes
 from replug.train.workers import Workers, start_workers
 
+log = logging.getLogger(__name__)
+
 
 def train(config: Config) -> dict:
     """Run or resume a training run; returns what `results.json` holds."""
     run = RunDirectory(Path(config.run_dir).expanduser())
     if run.is_finished:
-        say(f"{run.path} holds a finished run; give another run_dir to train again")
+        log.info(f"{run.path} holds a finished run; give another run_dir to train again")
         return show_results(run)
     check_faiss()
     quieten_lightning()
@@ -51,7 +53,7 @@ def train(config: Config) -> dict:
 
 def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dict:
     times = StageTimes(run)
-    lm = lm_source(config.lm, run.ledger, run.scores)
+    lm = lm_source(config.lm, run.budget_file, run.scores)
     module_encoder = load_encoder(config.retriever)
     data = prepared_set(config, run.data)
     check_data(config, data, lm)
@@ -145,7 +147,9 @@ def measure(config: Config, data: PreparedSet, workers: Workers, found: dict[str
     everything = data.heldout.windows()
     windows = everything[: config.evaluate.max_windows]
     if len(windows) < len(everything):
-        say(f"bits per byte on the first {len(windows)} of {len(everything)} held-out texts (evaluate.max_windows)")
+        log.info(
+            f"bits per byte on the first {len(windows)} of {len(everything)} held-out texts (evaluate.max_windows)"
+        )
     choices = {"random": random_documents(config, data, windows)}
     choices |= {name: first_k(choice, config.evaluate.k) for name, choice in found.items()}
     bits = measure_bits(workers.lm, data.corpus, windows, choices, workers.template)

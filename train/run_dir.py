@@ -16,6 +16,7 @@ results.json       written when all is done; report.html beside it
 """
 
 import json
+import logging
 import shutil
 import time
 from dataclasses import dataclass
@@ -26,8 +27,9 @@ from replug.configs.load import config_to_yaml, load_config
 from replug.configs.resume import require_same
 from replug.configs.schema import Config
 from replug.data.files import file_sha256, replace_file, write_json, writing
-from replug.data.progress import say
 from replug.train.environment import describe_environment
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self.metrics = path / "metrics.jsonl"
         self.scores = path / "scores.sqlite"
-        self.ledger = path / "lm_spent.json"
+        self.budget_file = path / "lm_spent.json"
         self.retriever = path / "retriever"
         self.best = path / "best"
         self.times = path / "run_times.json"
@@ -87,7 +89,7 @@ class RunDirectory:
 
     def _foreign_files(self) -> list[str]:
         """What other commands of ours do not leave where a run is to begin."""
-        ours = {self.data.name, self.index.name, self.ledger.name, "evaluation", "environment.json", "config.yaml"}
+        ours = {self.data.name, self.index.name, self.budget_file.name, "evaluation", "environment.json", "config.yaml"}
         ours |= {"submitted", "logs"}
         names = [path.name for path in self.path.iterdir()] if self.path.exists() else []
         return sorted(name for name in names if name not in ours and not name.startswith(self.scores.name))
@@ -125,7 +127,7 @@ class RunDirectory:
         for mark in reversed(marks):
             if mark.path.is_file() and file_sha256(mark.path) == mark.sha256:
                 return mark
-            say(f"warning: {mark.path} is torn (its checksum differs from its mark); taking the one before it")
+            log.warning(f"{mark.path} is torn (its checksum differs from its mark); taking the one before it")
         if marks:
             raise RunError(
                 f"no checkpoint in {self.checkpoints} is whole; bring one back, or remove that folder to train anew"

@@ -139,8 +139,8 @@ def shared_files(config: Config) -> Check | None:
     if kind.startswith("fuse.") or kind.startswith(SHARED):
         return Check("shared files", State.ok, f"{config.run_dir} is on {kind}")
     found = f"{config.run_dir} is on {kind}, which other machines do not see"
-    mend = "well if all nodes are this machine; else a run_dir on a shared file system"
-    return Check("shared files", State.warning, found, mend)
+    fix = "well if all nodes are this machine; else a run_dir on a shared file system"
+    return Check("shared files", State.warning, found, fix)
 
 
 def disk(config: Config) -> Check:

@@ -38,12 +38,12 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was looked at, what was found, and where it is not well, how to mend it."""
+    """What was looked at, what was found, and where it is not well, how to fix it."""
 
     name: str
     state: State
     found: str
-    mend: str = ""
+    fix: str = ""
 
 
 Checks = Sequence[tuple[str, Callable[[], Check | None]]]
@@ -69,7 +69,7 @@ def _caught(name: str, check: Callable[[], Check | None]) -> Check | None:
     try:
         return check()
     except (OSError, ValueError, ImportError) as error:
-        return Check(name, State.wrong, f"cannot be looked at: {type(error).__name__}: {error}", "mend what it names")
+        return Check(name, State.wrong, f"cannot be looked at: {type(error).__name__}: {error}", "fix what it names")
 
 
 def machine_checks() -> Checks:
@@ -113,7 +113,7 @@ def other_packages() -> Check:
     checks = [package(name) for name in _requirements() if name not in LIBRARIES]
     bad = [check for check in checks if check.state is not State.ok]
     if bad:
-        return Check("other packages", State.wrong, "; ".join(f"{c.name}: {c.found}" for c in bad), bad[0].mend)
+        return Check("other packages", State.wrong, "; ".join(f"{c.name}: {c.found}" for c in bad), bad[0].fix)
     return Check("other packages", State.ok, f"{len(checks)} as asked for")
 
 
@@ -135,9 +135,9 @@ def cuda() -> Check:
 def faiss() -> Check:
     """Exactly one of the two: both write the same files."""
     found = {name: version for name in ("faiss-cpu", "faiss-gpu") if (version := _version(name))}
-    mend = "pip uninstall -y faiss-cpu faiss-gpu; pip install faiss-cpu (or faiss-gpu)"
+    fix = "pip uninstall -y faiss-cpu faiss-gpu; pip install faiss-cpu (or faiss-gpu)"
     if len(found) != 1:
-        return Check("FAISS", State.wrong, "both faiss-cpu and faiss-gpu" if found else "neither is installed", mend)
+        return Check("FAISS", State.wrong, "both faiss-cpu and faiss-gpu" if found else "neither is installed", fix)
     return Check("FAISS", State.ok, " ".join(next(iter(found.items()))))
 
 
@@ -146,8 +146,8 @@ def ray_token(ray: RayConfig) -> Check:
     mode = os.environ.get("RAY_AUTH_MODE") or ray.auth.value
     where = "from RAY_AUTH_MODE" if "RAY_AUTH_MODE" in os.environ else "from ray.auth"
     if mode != RayAuth.token.value:
-        mend = "unset RAY_AUTH_MODE, or ray.auth=token"
-        return Check("Ray token", State.warning, f"{mode} ({where}): whoever reaches its ports runs code", mend)
+        fix = "unset RAY_AUTH_MODE, or ray.auth=token"
+        return Check("Ray token", State.warning, f"{mode} ({where}): whoever reaches its ports runs code", fix)
     path = os.environ.get("RAY_AUTH_TOKEN_PATH")
     if path is None:
         return Check("Ray token", State.ok, f"token ({where})")

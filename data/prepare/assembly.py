@@ -1,7 +1,7 @@
 """From sorted runs of pieces to the files of a set: the second half of preparing.
 
 Held-out texts are chosen first, then queries that overlap none of them, then documents that overlap neither: what is
-measured is worth most, and of documents there are most. Each side is the pieces of smallest keys, in their order.
+measured is worth most, and of documents there are most. Each split is the pieces of smallest keys, in their order.
 """
 
 import json
@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from replug.data.files import file_sha256, write_json
 from replug.data.prepare.cutting import KINDS
-from replug.data.prepare.overlap_filter import Guard
+from replug.data.prepare.overlap_filter import OverlapFilter
 from replug.data.prepare.sorted_runs import iterate, read_range
 from replug.data.records import Document, Window
 from replug.data.sampling import hash64
@@ -31,13 +31,15 @@ ROWS_AT_A_TIME = 1000
 class AssemblyRules:
     """What every shard is made from."""
 
-    units: list[str]  # folders of runs
+    source_shards: list[str]  # folders of runs
     duplicates: str  # .npy: hashes of ids that occur twice, and the version that is kept
-    guards: str  # folder
+    overlap_filters: str  # folder
     token_ids: TokenIds | None
 
-    def runs(self, side: str) -> list[Path]:
-        return [run for unit in self.units for run in sorted(Path(unit).glob(f"{side}-*.arrow"))]
+    def runs(self, split: str) -> list[Path]:
+        return [
+            run for source_shard in self.source_shards for run in sorted(Path(source_shard).glob(f"{split}-*.arrow"))
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +66,10 @@ def write_shard(
 ) -> ShardReport:
     """Write the documents of a range of keys, at most `limit`, with their token ids; marked when whole."""
     rules, dropped = load_rules(rules_file), Counter[str]()
-    guard = Guard.load(Path(rules.guards) / "windows")
+    overlap_filter = OverlapFilter.load(Path(rules.overlap_filters) / "windows")
     chosen = [
         Document(row["id"], row["text"], row["domain"], row["source"])
-        for row in chosen_pieces(rules, "documents", keys, guard, dropped)
+        for row in chosen_pieces(rules, "documents", keys, overlap_filter, dropped)
     ]
     kept, chosen = len(chosen), chosen[:limit]
     path = out / f"{number:05d}.arrow"
@@ -99,12 +101,17 @@ def write_ids_of(shard: Path, documents: list[Document], rule: TokenIds) -> None
 
 
 def choose_windows(
-    rules: AssemblyRules, side: str, ranges: list[tuple[int, int]], asked: int, guard: Guard, dropped: Counter
+    rules: AssemblyRules,
+    split: str,
+    ranges: list[tuple[int, int]],
+    asked: int,
+    overlap_filter: OverlapFilter,
+    dropped: Counter,
 ) -> Iterator[Window]:
     """The first `asked` queries or held-out texts, in the order of their keys."""
     found = 0
     for keys in ranges:
-        for row in chosen_pieces(rules, side, keys, guard, dropped):
+        for row in chosen_pieces(rules, split, keys, overlap_filter, dropped):
             if found == asked:
                 return
             found += 1
@@ -112,22 +119,22 @@ def choose_windows(
 
 
 def chosen_pieces(
-    rules: AssemblyRules, side: str, keys: tuple[int, int], guard: Guard, dropped: Counter
+    rules: AssemblyRules, split: str, keys: tuple[int, int], overlap_filter: OverlapFilter, dropped: Counter
 ) -> Iterator[dict]:
-    """The pieces of a range in order; what repeats another or overlaps what the guard knows is dropped and counted."""
-    table = read_range(rules.runs(side), KINDS[side], *keys)
+    """The pieces of a range in order; what repeats another, or is in the overlap filter, is dropped and counted."""
+    table = read_range(rules.runs(split), KINDS[split], *keys)
     table = table.filter(is_kept_version(table, np.load(rules.duplicates, mmap_mode="r", allow_pickle=False)))
-    what = {"documents": "document", "queries": "query", "heldout": "held-out text"}[side]
+    what = {"documents": "document", "queries": "query", "heldout": "held-out text"}[split]
     last, last_id = b"", ""
     for row in iterate(table):
         if row["digest"] == last:
             dropped[f"repeated {what}"] += row["id"] != last_id  # the same id: a text that came twice, counted there
             continue
         last, last_id = row["digest"], row["id"]
-        if guard.knows_text(row["key"], row.get("tail")):
-            dropped[f"{what} equal to another side's text"] += 1
-        elif guard.knows_ngram(row["text"] if side == "documents" else row["context"] + row["continuation"]):
-            dropped[f"{what} that shares {guard.n} words with another side's text"] += 1
+        if overlap_filter.knows_text(row["key"], row.get("tail")):
+            dropped[f"{what} equal to another split's text"] += 1
+        elif overlap_filter.knows_ngram(row["text"] if split == "documents" else row["context"] + row["continuation"]):
+            dropped[f"{what} that shares {overlap_filter.n} words with another split's text"] += 1
         else:
             yield row
 

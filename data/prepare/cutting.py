@@ -1,4 +1,4 @@
-"""From a unit of the source to sorted runs of pieces: the first half of preparing, on any worker, in any order."""
+"""From a source shard to sorted runs of pieces: the first half of preparing, on any worker, in any order."""
 
 import json
 import shutil
@@ -15,20 +15,20 @@ from replug.data.chunks import split_text
 from replug.data.files import file_sha256, write_json
 from replug.data.prepare.duplicates import write_registry
 from replug.data.prepare.sorted_runs import DocumentPiece, Piece, WindowPiece, write_run
-from replug.data.sampling import SIDES, Shares, buckets, content_hash, hash64, piece_key, side_of
+from replug.data.sampling import SPLITS, Shares, buckets, content_hash, hash64, piece_key, split_of
 from replug.data.sources.rejected import EXAMPLES, Reason, Rejected
-from replug.data.sources.shards import Unit
+from replug.data.sources.shards import SourceShard
 from replug.data.sources.texts import FieldMap, Passed, SourceText, read_lines
 from replug.data.tokenizing import TokenOffsets, load_plain, token_offsets
 
 CHARACTERS_AT_A_TIME = 1 << 19  # texts that are tokenized together
-RUN_CHARACTERS = 6 << 20  # of pieces in memory: a worker never holds more, however much a unit gives
+RUN_CHARACTERS = 6 << 20  # of pieces in memory: a worker never holds more, however much a source shard gives
 KINDS: dict[str, type[Piece]] = {"documents": DocumentPiece, "queries": WindowPiece, "heldout": WindowPiece}
 
 
 @dataclass(frozen=True, slots=True)
 class CutRules:
-    """How texts are read, dealt to the sides and cut."""
+    """How texts are read, dealt to the splits and cut."""
 
     fields: FieldMap
     tokenizer: str  # JSON
@@ -37,13 +37,13 @@ class CutRules:
     seed: int
     shares: Shares
 
-    def tokens_of(self, side: str) -> int:
-        return self.document_tokens if side == "documents" else self.window
+    def tokens_of(self, split: str) -> int:
+        return self.document_tokens if split == "documents" else self.window
 
 
 @dataclass(frozen=True, slots=True)
-class UnitReport:
-    """What became of a unit. `lines` is how many it has, `counts` how many pieces lie in which bucket of keys."""
+class SourceShardReport:
+    """What became of a source shard: its number of `lines`, and `counts` of pieces by bucket of keys."""
 
     number: int
     texts: int
@@ -60,23 +60,25 @@ class UnitReport:
         write_json(path, asdict(self))
 
     @staticmethod
-    def read(path: Path) -> "UnitReport":
+    def read(path: Path) -> "SourceShardReport":
         row = json.loads(path.read_text())
         row["examples"] = [Rejected(Reason(case.pop("reason")), **case) for case in row["examples"]]
         row["counts"] = {
-            side: {int(bucket): count for bucket, count in counts.items()} for side, counts in row["counts"].items()
+            split: {int(bucket): count for bucket, count in counts.items()} for split, counts in row["counts"].items()
         }
-        return UnitReport(**row)
+        return SourceShardReport(**row)
 
 
-def cut_unit(rules_file: Path, folder: Path, unit: Unit, limits: dict[str, int]) -> UnitReport:
-    """Cut a unit into runs under `folder`; pieces in a bucket above their side's limit are left out."""
+def cut_source_shard(
+    rules_file: Path, folder: Path, source_shard: SourceShard, limits: dict[str, int]
+) -> SourceShardReport:
+    """Cut a source shard into runs under `folder`; pieces in a bucket above their split's limit are left out."""
     shutil.rmtree(folder, ignore_errors=True)  # what an interrupted try left
     folder.mkdir(parents=True)
-    cut = _UnitCut(load_rules(rules_file), folder, limits)
-    for texts in _batches(unit, cut):
+    cut = _SourceShardCut(load_rules(rules_file), folder, limits)
+    for texts in _batches(source_shard, cut):
         cut.add(texts)
-    report = cut.finish(unit)
+    report = cut.finish(source_shard)
     report.write(folder / "report.json")
     return report
 
@@ -91,11 +93,11 @@ def _parse_rules(text: str) -> CutRules:
     return CutRules(**{**row, "fields": FieldMap(**row["fields"]), "shares": Shares(**row["shares"])})
 
 
-def _batches(unit: Unit, cut: "_UnitCut") -> Iterator[list[SourceText]]:
-    """Texts that serve a side, about half a million characters at a time; the rest is counted."""
+def _batches(source_shard: SourceShard, cut: "_SourceShardCut") -> Iterator[list[SourceText]]:
+    """Texts that serve a split, about half a million characters at a time; the rest is counted."""
     texts: list[SourceText] = []
     size = 0
-    for line, item in read_lines(unit, cut.rules.fields):
+    for line, item in read_lines(source_shard, cut.rules.fields):
         cut.lines = max(cut.lines, line)
         if isinstance(item, Passed):
             continue
@@ -111,8 +113,8 @@ def _batches(unit: Unit, cut: "_UnitCut") -> Iterator[list[SourceText]]:
 
 
 @dataclass
-class _UnitCut:
-    """The state of cutting one unit."""
+class _SourceShardCut:
+    """The state of cutting one source shard."""
 
     rules: CutRules
     folder: Path
@@ -126,9 +128,9 @@ class _UnitCut:
     rejected: Counter = field(default_factory=Counter)
     examples: list[Rejected] = field(default_factory=list)
     registry: list[tuple] = field(default_factory=list)
-    domains: dict[str, Counter] = field(default_factory=lambda: {side: Counter() for side in SIDES})
-    counts: dict[str, Counter] = field(default_factory=lambda: {side: Counter() for side in SIDES})
-    pieces: dict[str, list] = field(default_factory=lambda: {side: [] for side in SIDES})
+    domains: dict[str, Counter] = field(default_factory=lambda: {split: Counter() for split in SPLITS})
+    counts: dict[str, Counter] = field(default_factory=lambda: {split: Counter() for split in SPLITS})
+    pieces: dict[str, list] = field(default_factory=lambda: {split: [] for split in SPLITS})
     characters: int = 0
 
     def __post_init__(self) -> None:
@@ -140,38 +142,38 @@ class _UnitCut:
             self.examples.append(case)
 
     def register(self, text: SourceText, line: int) -> bool:
-        """Count a text; True if it serves a side."""
+        """Count a text; True if it serves a split."""
         self.texts += 1
         self.registry.append((hash64(text.id), hash64(text.text), line, text.named))
-        return side_of(text.id, self.rules.seed, self.rules.shares) is not None
+        return split_of(text.id, self.rules.seed, self.rules.shares) is not None
 
     def add(self, texts: Sequence[SourceText]) -> None:
         for text, offsets in zip(texts, token_offsets(self._tokenizer, [t.text for t in texts]), strict=True):
-            side = side_of(text.id, self.rules.seed, self.rules.shares)
-            assert side is not None
+            split = split_of(text.id, self.rules.seed, self.rules.shares)
+            assert split is not None
             self.tokens += len(offsets)
-            self._keep(side, list(self._cut(side, text, offsets)))
+            self._keep(split, list(self._cut(split, text, offsets)))
         if self.characters > RUN_CHARACTERS:
             self._write_runs()
 
-    def finish(self, unit: Unit) -> UnitReport:
+    def finish(self, source_shard: SourceShard) -> SourceShardReport:
         self._write_runs()
-        return UnitReport(
-            number=unit.number,
+        return SourceShardReport(
+            number=source_shard.number,
             texts=self.texts,
             tokens=self.tokens,
             lines=self.lines,
-            domains={side: dict(sorted(counts.items())) for side, counts in self.domains.items()},
+            domains={split: dict(sorted(counts.items())) for split, counts in self.domains.items()},
             dropped=dict(self.dropped),
             rejected=dict(self.rejected),
             examples=self.examples,
-            counts={side: dict(sorted(counts.items())) for side, counts in self.counts.items()},
+            counts={split: dict(sorted(counts.items())) for split, counts in self.counts.items()},
             files={name: file_sha256(self.folder / name) for name in self.files},
         )
 
-    def _cut(self, side: str, text: SourceText, offsets: TokenOffsets) -> Iterator[Piece]:
-        parts = split_text(text.text, offsets, self.rules.tokens_of(side))
-        return self._documents(text, parts) if side == "documents" else self._windows(text, parts)
+    def _cut(self, split: str, text: SourceText, offsets: TokenOffsets) -> Iterator[Piece]:
+        parts = split_text(text.text, offsets, self.rules.tokens_of(split))
+        return self._documents(text, parts) if split == "documents" else self._windows(text, parts)
 
     def _documents(self, text: SourceText, parts: list[str]) -> Iterator[DocumentPiece]:
         version = hash64(text.text)
@@ -198,22 +200,22 @@ class _UnitCut:
                 piece_key(digest), digest, name, context, continuation, text.domain, text.id, version, tail
             )
 
-    def _keep(self, side: str, pieces: list[Piece]) -> None:
+    def _keep(self, split: str, pieces: list[Piece]) -> None:
         if not pieces:
             return
         places = buckets(np.array([piece.key for piece in pieces], np.uint64))
-        self.counts[side].update(places.tolist())
-        self.domains[side][pieces[0].domain] += len(pieces)
-        kept = [piece for piece, place in zip(pieces, places, strict=True) if place <= self.limits[side]]
-        self.pieces[side] += kept
+        self.counts[split].update(places.tolist())
+        self.domains[split][pieces[0].domain] += len(pieces)
+        kept = [piece for piece, place in zip(pieces, places, strict=True) if place <= self.limits[split]]
+        self.pieces[split] += kept
         self.characters += sum(map(_length, kept))
 
     def _write_runs(self) -> None:
-        """One run for each side, and who was read."""
-        for side, pieces in self.pieces.items():
+        """One run for each split, and who was read."""
+        for split, pieces in self.pieces.items():
             if pieces:
-                write_run(self._new_file(f"{side}-{self.runs:04d}.arrow"), pieces, KINDS[side])
-                self.pieces[side] = []
+                write_run(self._new_file(f"{split}-{self.runs:04d}.arrow"), pieces, KINDS[split])
+                self.pieces[split] = []
         write_registry(self._new_file(f"texts-{self.runs:04d}.npy"), self.registry)
         self.registry, self.characters = [], 0
         self.runs += 1

@@ -1,6 +1,6 @@
 """The proof that what is retrieved, what is trained on and what is measured share no text.
 
-No source document on two sides, and no equal text on two sides (by content hash, white space and
+No source document on two splits, and no equal text on two splits (by content hash, white space and
 case aside). The windows' hashes are held in memory and the corpus streams past.
 """
 
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from replug.configs.errors import UserError
-from replug.data.prepare.overlap_filter import Guard, window_keys
+from replug.data.prepare.overlap_filter import OverlapFilter, window_keys
 from replug.data.records import Document, Window
 from replug.data.sampling import content_hash, piece_key
 from replug.data.shards import read_documents_of
@@ -49,7 +49,7 @@ def window_hashes(window: Window) -> tuple[bytes, bytes]:
 def prove_disjoint(
     documents: Iterable[Document], queries: Sequence[Window], heldout: Sequence[Window]
 ) -> DisjointProof:
-    """Compare every side with every other; documents are iterated once."""
+    """Compare every split with every other; documents are iterated once."""
     windows = [*queries, *heldout]
     by_source = {window.source: window.id for window in windows if window.source}
     by_text = {digest: window.id for window in windows for digest in window_hashes(window)}
@@ -64,8 +64,8 @@ def prove_disjoint(
     return DisjointProof(count, len(queries), len(heldout), tuple(shared), tuple(equal))
 
 
-def prove_windows(queries: Iterable[Window], heldout: Guard, seed: int) -> tuple[list[str], list[str]]:
-    """Shared sources and equal texts of queries and what the guard knows of held-out texts."""
+def prove_windows(queries: Iterable[Window], heldout: OverlapFilter, seed: int) -> tuple[list[str], list[str]]:
+    """Shared sources and equal texts of queries and what the overlap filter knows of held-out texts."""
     shared, equal = [], []
     for query in queries:
         if heldout.knows_source(query.source or ""):
@@ -77,17 +77,17 @@ def prove_windows(queries: Iterable[Window], heldout: Guard, seed: int) -> tuple
     return shared, equal
 
 
-def prove_shard(shard: Path, guard_folder: Path, seed: int) -> tuple[list[str], list[str]]:
-    """Shared sources and equal texts of the documents in a file and the guard's queries and held-out texts."""
-    guard = Guard.load(guard_folder)
+def prove_shard(shard: Path, filter_folder: Path, seed: int) -> tuple[list[str], list[str]]:
+    """Shared sources and equal texts of the documents in a file and the overlap filter's queries and held-out texts."""
+    overlap_filter = OverlapFilter.load(filter_folder)
     shared, equal = [], []
     for doc in read_documents_of(shard):
-        if guard.knows_source(doc.source):
+        if overlap_filter.knows_source(doc.source):
             shared.append(f"document {doc.id} and a query or held-out text both come from source {doc.source}")
-        if guard.knows_text(piece_key(content_hash(doc.text, seed))):
+        if overlap_filter.knows_text(piece_key(content_hash(doc.text, seed))):
             equal.append(f"document {doc.id} equals a query, a held-out text or its continuation")
-        if guard.knows_ngram(doc.text):
-            equal.append(f"document {doc.id} shares {guard.n} words with a query or held-out text")
+        if overlap_filter.knows_ngram(doc.text):
+            equal.append(f"document {doc.id} shares {overlap_filter.n} words with a query or held-out text")
     return shared, equal
 
 
@@ -97,7 +97,7 @@ def require_disjoint(proof: DisjointProof) -> None:
         overlaps = [*proof.shared_sources, *proof.equal_texts]
         raise UserError(
             f"corpus, queries and held-out texts overlap in {len(overlaps)} places, so the result would be a leak: "
-            f"{'; '.join(overlaps[:3])}{'; ...' if len(overlaps) > 3 else ''}. Remove them from one side"
+            f"{'; '.join(overlaps[:3])}{'; ...' if len(overlaps) > 3 else ''}. Remove them from one split"
         )
 
 

@@ -28,9 +28,13 @@ def find_duplicates(folders: Sequence[Path], num_texts: int, out: Path) -> tuple
     """Write `out`: the version kept of each id that occurs twice.
 
     Returns how many texts came again under an id that was given, how many without one (their words are their id), and
-    unit and line of the first hundred of the former.
+    source shard and line of the first hundred of the former.
     """
-    registers = [(unit, path) for unit, folder in enumerate(folders) for path in sorted(folder.glob("texts-*.npy"))]
+    registers = [
+        (source_shard, path)
+        for source_shard, folder in enumerate(folders)
+        for path in sorted(folder.glob("texts-*.npy"))
+    ]
     number = max(1, -(-num_texts // TEXTS_AT_A_TIME))
     kept, places, again = [], [], [0, 0]
     for part in range(number):
@@ -41,7 +45,7 @@ def find_duplicates(folders: Sequence[Path], num_texts: int, out: Path) -> tuple
         named = rows["named"][repeated]
         again[0] += int(named.sum())
         again[1] += int((~named).sum())
-        places += [(int(row["unit"]), int(row["line"])) for row in rows[repeated[named]]]
+        places += [(int(row["source_shard"]), int(row["line"])) for row in rows[repeated[named]]]
         places = sorted(places)[:EXAMPLES]
     with writing(out):
         np.save(out, np.concatenate(kept), allow_pickle=False)
@@ -49,25 +53,25 @@ def find_duplicates(folders: Sequence[Path], num_texts: int, out: Path) -> tuple
 
 
 def rejected_duplicates(places: Sequence[tuple[int, int]], files: Sequence[str]) -> list[Rejected]:
-    """The listed cases, by the first file of their unit."""
+    """The listed cases, by the first file of their source shard."""
     detail = "another text has this id; data.id_field must name a field that tells all texts apart"
-    return [Rejected(Reason.duplicate_id, files[unit], line, detail) for unit, line in places]
+    return [Rejected(Reason.duplicate_id, files[source_shard], line, detail) for source_shard, line in places]
 
 
 def _rows_between(registers: list[tuple[int, Path]], low: int, high: int) -> np.ndarray:
-    """Rows of all registers with low <= id < high, sorted by id, version, unit and line."""
-    kind = np.dtype([*REGISTRY.descr, ("unit", np.int64)])
+    """Rows of all registers with low <= id < high, sorted by id, version, source shard and line."""
+    kind = np.dtype([*REGISTRY.descr, ("source_shard", np.int64)])
     parts = [np.empty(0, kind)]
-    for unit, path in registers:
+    for source_shard, path in registers:
         register = np.load(path, mmap_mode="r", allow_pickle=False)
         start = np.searchsorted(register["id"], np.uint64(low))
         stop = len(register) if high == 2**64 else np.searchsorted(register["id"], np.uint64(high))
         part = np.empty(stop - start, kind)
         for name in REGISTRY.names or ():
             part[name] = register[name][start:stop]
-        part["unit"] = unit
+        part["source_shard"] = source_shard
         parts.append(part)
-    return np.sort(np.concatenate(parts), order=("id", "version", "unit", "line"))
+    return np.sort(np.concatenate(parts), order=("id", "version", "source_shard", "line"))
 
 
 def _first_versions(rows: np.ndarray, repeated: np.ndarray) -> np.ndarray:

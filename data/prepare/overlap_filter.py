@@ -1,4 +1,4 @@
-"""What a side must not overlap: hashes of other sides' texts, sorted in files that all workers map.
+"""What a split must not overlap: hashes of other splits' texts, sorted in files that all workers map.
 
     GUARD/keys.u64      every window's whole text and its continuation alone
     GUARD/sources.u64   what they were cut from
@@ -23,7 +23,7 @@ HASHES_IN_MEMORY = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class OverlapFilter:
     """Sorted hashes uint64; `n` words make an n-gram, None where they are not compared."""
 
     keys: np.ndarray
@@ -32,15 +32,15 @@ class Guard:
     n: int | None
 
     @staticmethod
-    def empty() -> "Guard":
+    def empty() -> "OverlapFilter":
         nothing = np.empty(0, np.uint64)
-        return Guard(nothing, nothing, nothing, None)
+        return OverlapFilter(nothing, nothing, nothing, None)
 
     @staticmethod
-    def load(folder: Path) -> "Guard":
+    def load(folder: Path) -> "OverlapFilter":
         n = int((folder / "n").read_text())
         keys, sources, ngrams = (_mapped(folder / f"{name}.u64") for name in ("keys", "sources", "ngrams"))
-        return Guard(keys, sources, ngrams, n or None)
+        return OverlapFilter(keys, sources, ngrams, n or None)
 
     def knows_text(self, key: int, tail: int | None = None) -> bool:
         keys = np.array([key] if tail is None else [key, tail], np.uint64)
@@ -53,7 +53,7 @@ class Guard:
         return overlaps(np.array([hash64(source)], np.uint64), self.sources)
 
 
-def write_guard(folder: Path, windows: Iterable[Window], n: int | None, seed: int) -> Guard:
+def write_overlap_filter(folder: Path, windows: Iterable[Window], n: int | None, seed: int) -> OverlapFilter:
     """Write the hashes of windows; memory does not grow with their number."""
     folder.mkdir(parents=True, exist_ok=True)
     keys, sources, ngrams = (SortedHashes(folder / f"{name}.u64") for name in ("keys", "sources", "ngrams"))
@@ -65,7 +65,7 @@ def write_guard(folder: Path, windows: Iterable[Window], n: int | None, seed: in
     for hashes in (keys, sources, ngrams):
         hashes.finish()
     replace_file(folder / "n", str(n or 0).encode())
-    return Guard.load(folder)
+    return OverlapFilter.load(folder)
 
 
 def window_keys(window: Window, seed: int) -> tuple[int, int]:

@@ -1,11 +1,12 @@
 """`replug prepare`: raw texts, or the user's own rows, to a prepared set with its proof of disjointness.
 
 Raw texts go through in two passes over bounded pieces, each on any number of workers. `cutting` deals the source texts
-to the sides by keyed hashes of their ids and cuts them into sorted runs; `assembly` merges the runs by ranges of keys
+to the splits by keyed hashes of their ids and cuts them into sorted runs; `assembly` merges the runs by ranges of keys
 into the set. Neither depends on the order of files, the number of workers, or interruptions (docs/decisions.md).
 The user's own rows are never changed: an overlap there is refused.
 """
 
+import logging
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -19,14 +20,14 @@ from replug.data.prepare.assembly import ShardReport, write_ids_of_shard
 from replug.data.prepare.cutting import CutRules
 from replug.data.prepare.disjoint import DisjointProof, prove_disjoint, prove_shard, require_disjoint
 from replug.data.prepare.local_pool import Pool
-from replug.data.prepare.overlap_filter import Guard
-from replug.data.prepare.reading import Asked, Cut, cut_source, reject_duplicates
+from replug.data.prepare.overlap_filter import OverlapFilter
+from replug.data.prepare.reading import Cut, SplitSizes, cut_source, reject_duplicates
 from replug.data.prepare.splits import Windows, write_assembly_rules, write_queries_and_heldout, write_shards
-from replug.data.prepare.work import MARGIN, Work
-from replug.data.progress import Progress, say
+from replug.data.prepare.work import MARGIN, WorkFolder
+from replug.data.progress import Progress
 from replug.data.records import Document
 from replug.data.rows import read_documents, read_windows
-from replug.data.sampling import SIDES, Shares
+from replug.data.sampling import SPLITS, Shares
 from replug.data.shards import (
     corpus_sha256,
     read_documents_of,
@@ -36,10 +37,12 @@ from replug.data.shards import (
     write_token_rules,
     write_windows,
 )
-from replug.data.sources.shards import plan_units
+from replug.data.sources.shards import plan_source_shards
 from replug.data.sources.texts import FieldMap
 from replug.data.store import ImportedCorpus, PreparedSet, read_manifest
 from replug.data.tokenizing import TokenIds
+
+log = logging.getLogger(__name__)
 
 Origin = dict[str, object]  # the keys, and hashes of files, that a set was made from
 
@@ -53,7 +56,7 @@ class Tokenizers:
 
 
 @dataclass(frozen=True, slots=True)
-class Sides:
+class Splits:
     """What was cut, and what of it was written."""
 
     cut: Cut
@@ -65,12 +68,12 @@ class Sides:
     def counts(self) -> dict[str, int]:
         return {"documents": sum(report.rows for report in self.shards), **self.windows.counts}
 
-    def falls_short(self, asked: Asked) -> bool:
-        """True where a side has fewer than asked for, although the source may have more."""
-        wanted = {side: getattr(asked, side) for side in SIDES}
+    def falls_short(self, asked: SplitSizes) -> bool:
+        """True where a split has fewer than asked for, although the source may have more."""
+        wanted = {split: getattr(asked, split) for split in SPLITS}
         return any(
-            number is not None and self.counts[side] < number and self.cut.left_out(side)
-            for side, number in wanted.items()
+            number is not None and self.counts[split] < number and self.cut.left_out(split)
+            for split, number in wanted.items()
         )
 
 
@@ -79,35 +82,35 @@ def prepare_raw(
 ) -> PreparedSet:
     """Cut `data.source` into a prepared set under `out`, or go on with it; `origin` is written down with it.
 
-    Raises UserError where too much of the source is unreadable, or it gives nothing for a side.
+    Raises UserError where too much of the source is unreadable, or it gives nothing for a split.
     """
-    asked = Asked(config.num_documents, config.num_queries, config.num_heldout)
-    with Work(out, origin) as work:
+    asked = SplitSizes(config.num_documents, config.num_queries, config.num_heldout)
+    with WorkFolder(out, origin) as work:
         write_json(work.rules, asdict(_cut_rules(config, seed, tokenizers)))
-        sides = _make_sides(work, config, seed, asked, tokenizers.token_ids, pool)
-        while sides.falls_short(asked):  # most of what was kept repeated or overlapped the rest
+        splits = _make_splits(work, config, seed, asked, tokenizers.token_ids, pool)
+        while splits.falls_short(asked):  # most of what was kept repeated or overlapped the rest
             work.widen()
-            say(f"too few are left of what was kept; cutting again and keeping {work.margin} for one asked for")
-            sides = _make_sides(work, config, seed, asked, tokenizers.token_ids, pool)
-        _require_some(str(config.source), sides)
-        proof = _prove(work, sides, seed, pool)
-        return _finish(work, sides, proof, tokenizers.token_ids, origin)
+            log.info(f"too few are left of what was kept; cutting again and keeping {work.margin} for one asked for")
+            splits = _make_splits(work, config, seed, asked, tokenizers.token_ids, pool)
+        _require_some(str(config.source), splits)
+        proof = _prove(work, splits, seed, pool)
+        return _finish(work, splits, proof, tokenizers.token_ids, origin)
 
 
-def _make_sides(
-    work: Work, config: DataConfig, seed: int, asked: Asked, token_ids: TokenIds | None, pool: Pool
-) -> Sides:
+def _make_splits(
+    work: WorkFolder, config: DataConfig, seed: int, asked: SplitSizes, token_ids: TokenIds | None, pool: Pool
+) -> Splits:
     assert config.source is not None
-    units = plan_units(config.source, in_one_piece=config.new_text_at is not None)
-    cut = cut_source(work, units, asked, pool, config.max_rejected_share)
+    source_shards = plan_source_shards(config.source, in_one_piece=config.new_text_at is not None)
+    cut = cut_source(work, source_shards, asked, pool, config.max_rejected_share)
     reject_duplicates(work, cut, config.max_rejected_share)
-    write_assembly_rules(work, len(units), token_ids)
+    write_assembly_rules(work, len(source_shards), token_ids)
     dropped = Counter(cut.dropped)
     windows = write_queries_and_heldout(work, cut, asked, dropped, config.ngram_overlap, seed)
     shards = write_shards(work, cut, asked, pool)
     for report in shards:
         dropped.update(report.dropped)
-    return Sides(cut, windows, shards, dropped)
+    return Splits(cut, windows, shards, dropped)
 
 
 def _cut_rules(config: DataConfig, seed: int, tokenizers: Tokenizers) -> CutRules:
@@ -141,18 +144,18 @@ def repair(out: Path, origin: Origin) -> bool:
     write_json(out / "work" / "plan.json", origin)
     (out / "manifest.json").unlink()
     for line in wrong:
-        say(f"{line}; making it again")
+        log.warning(f"{line}; making it again")
     return True
 
 
-def _require_some(source: str, sides: Sides) -> None:
-    said = _counts(sides.counts, sides.dropped)
-    if not all(sides.counts.values()):
+def _require_some(source: str, splits: Splits) -> None:
+    said = _counts(splits.counts, splits.dropped)
+    if not all(splits.counts.values()):
         raise UserError(
             f"data.source: {source} gives {said}; expected some of each: give more or longer "
             "texts, a smaller data.window, or other shares"
         )
-    say(f"cut into {said}")
+    log.info(f"cut into {said}")
 
 
 def _counts(counts: dict[str, int], dropped: Counter) -> str:
@@ -161,46 +164,48 @@ def _counts(counts: dict[str, int], dropped: Counter) -> str:
     return f"{said} (dropped: {reasons})" if reasons else said
 
 
-def _prove(work: Work, sides: Sides, seed: int, pool: Pool) -> DisjointProof:
+def _prove(work: WorkFolder, splits: Splits, seed: int, pool: Pool) -> DisjointProof:
     """Compare the files as they were written; raises UserError where they overlap."""
-    sources, texts = (list(found) for found in sides.windows.proof)
-    paths = [work.documents / f"{report.number:05d}.arrow" for report in sides.shards]
-    guard = work.guards / "windows"
-    progress = Progress("proving that no text is on two sides", len(paths))
-    for shared, equal in pool.run(prove_shard, ((path, guard, seed) for path in paths)):
+    sources, texts = (list(found) for found in splits.windows.proof)
+    paths = [work.documents / f"{report.number:05d}.arrow" for report in splits.shards]
+    overlap_filter = work.overlap_filters / "windows"
+    progress = Progress("proving that no text is on two splits", len(paths))
+    for shared, equal in pool.run(prove_shard, ((path, overlap_filter, seed) for path in paths)):
         sources += shared
         texts += equal
         progress.advance()
     found = tuple(sorted(sources)), tuple(sorted(texts))
-    documents, queries, heldout = (sides.counts[side] for side in SIDES)
-    proof = DisjointProof(documents, queries, heldout, *found, ngram=Guard.load(guard).n)
-    say(str(proof))
+    documents, queries, heldout = (splits.counts[split] for split in SPLITS)
+    proof = DisjointProof(documents, queries, heldout, *found, ngram=OverlapFilter.load(overlap_filter).n)
+    log.info(str(proof))
     require_disjoint(proof)
     return proof
 
 
-def _finish(work: Work, sides: Sides, proof: DisjointProof, token_ids: TokenIds | None, origin: Origin) -> PreparedSet:
+def _finish(
+    work: WorkFolder, splits: Splits, proof: DisjointProof, token_ids: TokenIds | None, origin: Origin
+) -> PreparedSet:
     """Write the manifest, last of all, and remove the work."""
-    cut, documents = sides.cut, Counter[str]()
-    files = dict(sides.windows.files)
-    for report in sides.shards:
+    cut, documents = splits.cut, Counter[str]()
+    files = dict(splits.windows.files)
+    for report in splits.shards:
         documents.update(report.domains)
         files |= {f"documents/{name}": sha256 for name, sha256 in report.files.items()}
     if token_ids is not None:
         files["documents/tokens.json"] = file_sha256(work.documents / "tokens.json")
-    domains = {"documents": dict(sorted(documents.items())), **sides.windows.domains}
+    domains = {"documents": dict(sorted(documents.items())), **splits.windows.domains}
     _say_domains(cut, domains)
-    pieces = {side: dict(sorted(cut.domains[side].items())) for side in SIDES}
+    pieces = {split: dict(sorted(cut.domains[split].items())) for split in SPLITS}
     manifest = {
-        "counts": sides.counts,
+        "counts": splits.counts,
         "domains": domains,
         "source": {"texts": cut.texts, "tokens": cut.tokens, "pieces": pieces},
-        "dropped": dict(sorted(sides.dropped.items())),
+        "dropped": dict(sorted(splits.dropped.items())),
         "rejected": dict(sorted(cut.rejected.items())),
         "origin": origin,
         "disjoint": proof.to_json(),
         "margin": work.margin,
-        "shards": [asdict(report) for report in sides.shards],
+        "shards": [asdict(report) for report in splits.shards],
         "files": files,
     }
     write_json(work.out / "manifest.json", manifest)
@@ -210,14 +215,14 @@ def _finish(work: Work, sides: Sides, proof: DisjointProof, token_ids: TokenIds 
 
 def _say_domains(cut: Cut, domains: dict[str, dict[str, int]]) -> None:
     """How far the domains kept their proportions."""
-    for side in SIDES:
-        before, after = cut.domains[side].total(), sum(domains[side].values())
-        if len(cut.domains[side]) > 1:
+    for split in SPLITS:
+        before, after = cut.domains[split].total(), sum(domains[split].values())
+        if len(cut.domains[split]) > 1:
             parts = (
-                f"{name} {100 * domains[side].get(name, 0) / after:.1f}% ({100 * count / before:.1f}%)"
-                for name, count in cut.domains[side].most_common(10)
+                f"{name} {100 * domains[split].get(name, 0) / after:.1f}% ({100 * count / before:.1f}%)"
+                for name, count in cut.domains[split].most_common(10)
             )
-            say(f"{side} by domain, in brackets of what the source gives: {', '.join(parts)}")
+            log.info(f"{split} by domain, in brackets of what the source gives: {', '.join(parts)}")
 
 
 # The user's own rows ------------------------------------------------------------------------------------
@@ -233,19 +238,19 @@ def prepare_rows(
     token_ids: TokenIds | None = None,
 ) -> PreparedSet:
     """Check and import the user's own documents and texts; not one is dropped."""
-    with Work(out, origin, go_on=False) as work:
+    with WorkFolder(out, origin, go_on=False) as work:
         windows = {"queries": read_windows(queries), "heldout": read_windows(heldout)}
         write_documents(work.documents, read_documents(corpus))
-        for side, rows in windows.items():
-            write_windows(out / f"{side}.arrow", rows)
+        for split, rows in windows.items():
+            write_windows(out / f"{split}.arrow", rows)
         proof = prove_disjoint(_documents_of(work.documents), windows["queries"], windows["heldout"])
-        say(str(proof))
+        log.info(str(proof))
         require_disjoint(proof)
         names = [path.relative_to(out) for path in shard_paths(work.documents)]
         names += [*_write_ids(work, token_ids, pool), Path("queries.arrow"), Path("heldout.arrow")]
-        domains = {side: dict(Counter(window.domain for window in rows)) for side, rows in windows.items()}
+        domains = {split: dict(Counter(window.domain for window in rows)) for split, rows in windows.items()}
         manifest = {
-            "counts": {"documents": proof.num_documents, **{side: len(rows) for side, rows in windows.items()}},
+            "counts": {"documents": proof.num_documents, **{split: len(rows) for split, rows in windows.items()}},
             "domains": {"documents": dict(Counter(doc.domain for doc in _documents_of(work.documents))), **domains},
             "dropped": {},
             "rejected": {},
@@ -279,7 +284,7 @@ def _documents_of(folder: Path) -> Iterator[Document]:
         yield from read_documents_of(path)
 
 
-def _write_ids(work: Work, token_ids: TokenIds | None, pool: Pool) -> list[Path]:
+def _write_ids(work: WorkFolder, token_ids: TokenIds | None, pool: Pool) -> list[Path]:
     """Token ids beside the documents' texts; returns the files."""
     if token_ids is None:
         return []

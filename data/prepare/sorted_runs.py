@@ -1,6 +1,6 @@
 """Pieces on their way from the source to the set: sorted runs, of which any range of keys can be read alone.
 
-A unit writes a run of each side for about every six million characters, so that none is ever in memory as a whole.
+A source shard writes a run of each split for about every six million characters: none is ever in memory as a whole.
 """
 
 from collections.abc import Iterable, Iterator

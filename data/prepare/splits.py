@@ -1,4 +1,4 @@
-"""Writing the sides of a set out of the runs: held-out texts, then queries, then shards of documents."""
+"""Writing the splits of a set out of the runs: held-out texts, then queries, then shards of documents."""
 
 import json
 from collections import Counter
@@ -9,9 +9,9 @@ from replug.data.files import file_sha256, write_json
 from replug.data.prepare.assembly import AssemblyRules, ShardReport, choose_windows, load_rules, write_shard
 from replug.data.prepare.disjoint import prove_windows
 from replug.data.prepare.local_pool import Pool
-from replug.data.prepare.overlap_filter import Guard, write_guard
-from replug.data.prepare.reading import Asked, Cut
-from replug.data.prepare.work import Work
+from replug.data.prepare.overlap_filter import OverlapFilter, write_overlap_filter
+from replug.data.prepare.reading import Cut, SplitSizes
+from replug.data.prepare.work import WorkFolder
 from replug.data.progress import Progress
 from replug.data.sampling import key_ranges
 from replug.data.shards import read_windows_of, write_token_rules, write_windows
@@ -30,15 +30,15 @@ class Windows:
     proof: tuple[list[str], list[str]]  # shared sources, equal texts
 
 
-def write_assembly_rules(work: Work, num_units: int, token_ids: TokenIds | None) -> None:
+def write_assembly_rules(work: WorkFolder, num_source_shards: int, token_ids: TokenIds | None) -> None:
     """What every shard is made from."""
-    units = [str(work.unit(number)) for number in range(num_units)]
-    rules = AssemblyRules(units, str(work.duplicates), str(work.guards), token_ids)
+    source_shards = [str(work.source_shard(number)) for number in range(num_source_shards)]
+    rules = AssemblyRules(source_shards, str(work.duplicates), str(work.overlap_filters), token_ids)
     write_json(work.assembly, asdict(rules))
     _forget_other_ids(work, token_ids)
 
 
-def _forget_other_ids(work: Work, token_ids: TokenIds | None) -> None:
+def _forget_other_ids(work: WorkFolder, token_ids: TokenIds | None) -> None:
     """Shards that an earlier run wrote with the token ids of another retriever are written again."""
     path, fingerprint = work.documents / "tokens.json", token_ids.fingerprint if token_ids else None
     try:
@@ -56,30 +56,32 @@ def _forget_other_ids(work: Work, token_ids: TokenIds | None) -> None:
 
 
 def write_queries_and_heldout(
-    work: Work, cut: Cut, asked: Asked, dropped: Counter, ngram: int | None, seed: int
+    work: WorkFolder, cut: Cut, asked: SplitSizes, dropped: Counter, ngram: int | None, seed: int
 ) -> Windows:
-    """Held-out texts, then queries that overlap none of them; and the guard that documents are held against."""
-    rules, guard = load_rules(work.assembly), Guard.empty()
-    for side in ("heldout", "queries"):
-        path, made = work.out / f"{side}.arrow", work.folder / f"{side}.arrow"
-        write_windows(made, choose_windows(rules, side, _ranges(cut, side), getattr(asked, side), guard, dropped))
+    """Held-out texts, then queries that overlap none of them; and the filter that documents are held against."""
+    rules, overlap_filter = load_rules(work.assembly), OverlapFilter.empty()
+    for split in ("heldout", "queries"):
+        path, made = work.out / f"{split}.arrow", work.folder / f"{split}.arrow"
+        write_windows(
+            made, choose_windows(rules, split, _ranges(cut, split), getattr(asked, split), overlap_filter, dropped)
+        )
         if not path.is_file() or file_sha256(path) != file_sha256(made):  # one that is whole stays as it is
             made.replace(path)
-        if side == "heldout":
-            guard = write_guard(work.guards / side, read_windows_of(path), ngram, seed)
-    paths = {side: work.out / f"{side}.arrow" for side in ("queries", "heldout")}
+        if split == "heldout":
+            overlap_filter = write_overlap_filter(work.overlap_filters / split, read_windows_of(path), ngram, seed)
+    paths = {split: work.out / f"{split}.arrow" for split in ("queries", "heldout")}
     both = (window for path in paths.values() for window in read_windows_of(path))
-    write_guard(work.guards / "windows", both, ngram, seed)
-    domains = {side: Counter(window.domain for window in read_windows_of(path)) for side, path in paths.items()}
+    write_overlap_filter(work.overlap_filters / "windows", both, ngram, seed)
+    domains = {split: Counter(window.domain for window in read_windows_of(path)) for split, path in paths.items()}
     return Windows(
-        {side: count.total() for side, count in domains.items()},
-        {side: dict(sorted(count.items())) for side, count in domains.items()},
+        {split: count.total() for split, count in domains.items()},
+        {split: dict(sorted(count.items())) for split, count in domains.items()},
         {path.name: file_sha256(path) for path in paths.values()},
-        prove_windows(read_windows_of(paths["queries"]), guard, seed),
+        prove_windows(read_windows_of(paths["queries"]), overlap_filter, seed),
     )
 
 
-def write_shards(work: Work, cut: Cut, asked: Asked, pool: Pool) -> list[ShardReport]:
+def write_shards(work: WorkFolder, cut: Cut, asked: SplitSizes, pool: Pool) -> list[ShardReport]:
     """Shards in the order of their keys until there are enough documents; the last is cut to the number asked for."""
     ranges = _ranges(cut, "documents")
     done = {report.number: report for report in work.finished_shards()}
@@ -100,9 +102,9 @@ def write_shards(work: Work, cut: Cut, asked: Asked, pool: Pool) -> list[ShardRe
     return shards
 
 
-def _ranges(cut: Cut, side: str) -> list[tuple[int, int]]:
+def _ranges(cut: Cut, split: str) -> list[tuple[int, int]]:
     """Ranges of keys, each with the pieces of about one shard."""
-    counts = cut.counts[side]
+    counts = cut.counts[split]
     return key_ranges(counts.end(), counts.candidates(), PIECES_PER_SHARD)
 
 
@@ -122,7 +124,7 @@ def _enough(done: dict[int, ShardReport], asked: int | None) -> bool:
 
 
 def _trimmed(
-    work: Work, done: dict[int, ShardReport], ranges: list[tuple[int, int]], asked: int | None
+    work: WorkFolder, done: dict[int, ShardReport], ranges: list[tuple[int, int]], asked: int | None
 ) -> list[ShardReport]:
     """The shards that are needed, the last of them cut; the others are no longer marked."""
     left = sum(report.kept for report in done.values()) if asked is None else asked
@@ -141,7 +143,7 @@ def _trimmed(
     return shards
 
 
-def _remove_others(work: Work, shards: Sequence[ShardReport]) -> None:
+def _remove_others(work: WorkFolder, shards: Sequence[ShardReport]) -> None:
     """What an interrupted run wrote and did not mark, and what is not needed now."""
     names = {name for report in shards for name in report.files} | {"tokens.json"}
     for path in work.documents.iterdir():

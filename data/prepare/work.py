@@ -1,14 +1,15 @@
 """The folder of a set that is being prepared: what is finished, so that a rerun goes on from there.
 
-OUT/work/plan.json                what the set is made from
-OUT/work/units/00000/report.json  a unit of the source that is cut, beside its runs
-OUT/work/shards/00000.json        a shard that is written
-OUT/work/margin.json              how many pieces are kept for one asked for, where it is not the usual number
-OUT/work/guards/                  hashes of queries and held-out texts
+OUT/work/plan.json                        what the set is made from
+OUT/work/source_shards/00000/report.json  a source shard that is cut, beside its runs
+OUT/work/shards/00000.json                a shard of the corpus that is written
+OUT/work/margin.json                      how many pieces are kept for one asked for, where it is not the usual number
+OUT/work/overlap_filters/                 hashes of queries and held-out texts
 """
 
 import fcntl
 import json
+import logging
 import os
 import re
 import shutil
@@ -18,18 +19,21 @@ from pathlib import Path
 from replug.configs.errors import UserError
 from replug.data.files import write_json, wrong_files
 from replug.data.prepare.assembly import ShardReport
-from replug.data.prepare.cutting import UnitReport
-from replug.data.progress import say
+from replug.data.prepare.cutting import SourceShardReport
+
+log = logging.getLogger(__name__)
+
 
 MARGIN, WIDER = 2, 4  # pieces kept for one asked for, at first; and by how much more where that was not enough
 OURS = re.compile(  # what may be removed where a set is begun anew
     r"documents|documents/\d{5,}\.(arrow|tokens\.npy|ends\.npy)|documents/tokens\.json|(queries|heldout)\.arrow|"
-    r"manifest\.json|rejected\.jsonl|work|work/(units|shards|guards|(plan|rules|assembly|margin)\.json|duplicates\.npy)|"
+    r"manifest\.json|rejected\.jsonl|work|work/(source_shards|shards|overlap_filters)|"
+    r"work/((plan|rules|assembly|margin)\.json|duplicates\.npy)|"
     r"work/(queries|heldout)\.arrow"
 )
 
 
-class Work:
+class WorkFolder:
     """The work of one process on a set, while its block runs.
 
     Raises UserError where other things lie in the folder, a set of other texts was begun there, or another process is
@@ -41,7 +45,7 @@ class Work:
         self._origin, self._go_on = origin, go_on
         self._lock: int | None = None
 
-    def __enter__(self) -> "Work":
+    def __enter__(self) -> "WorkFolder":
         _require_ours(self.out)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self.folder, os.O_RDONLY)
@@ -66,7 +70,7 @@ class Work:
         else:
             _clear(self.out, but=self.folder)
             _clear(self.folder)
-        for folder in (self.documents, self.folder / "units", self.folder / "shards"):
+        for folder in (self.documents, self.folder / "source_shards", self.folder / "shards"):
             folder.mkdir(exist_ok=True)
         write_json(plan, self._origin)
 
@@ -79,7 +83,7 @@ class Work:
     def widen(self) -> None:
         """Keep more pieces for one asked for; everything is cut again."""
         margin = WIDER * self.margin
-        for name in ("shards", "units"):
+        for name in ("shards", "source_shards"):
             _clear(self.folder / name)
         write_json(self.folder / "margin.json", margin)
 
@@ -96,22 +100,22 @@ class Work:
         return self.folder / "duplicates.npy"
 
     @property
-    def guards(self) -> Path:
-        return self.folder / "guards"
+    def overlap_filters(self) -> Path:
+        return self.folder / "overlap_filters"
 
-    def unit(self, number: int) -> Path:
-        return self.folder / "units" / f"{number:05d}"
+    def source_shard(self, number: int) -> Path:
+        return self.folder / "source_shards" / f"{number:05d}"
 
     def shard_mark(self, number: int) -> Path:
         return self.folder / "shards" / f"{number:05d}.json"
 
-    def finished_units(self, count: int) -> Iterator[UnitReport]:
+    def finished_source_shards(self, count: int) -> Iterator[SourceShardReport]:
         """Units that need not be cut again; a damaged one is named and cut again."""
         for number in range(count):
-            mark = self.unit(number) / "report.json"
+            mark = self.source_shard(number) / "report.json"
             if mark.is_file():
-                report = UnitReport.read(mark)
-                if _intact(self.unit(number), report.files):
+                report = SourceShardReport.read(mark)
+                if _intact(self.source_shard(number), report.files):
                     yield report
 
     def finished_shards(self) -> Iterator[ShardReport]:
@@ -141,7 +145,7 @@ def _require_lock(folder: int, out: Path) -> None:
     except BlockingIOError as error:
         raise UserError(f"another process is preparing {out}; wait for it, or give another data.out") from error
     except OSError as error:  # some shared file systems have no locks
-        say(f"{out} cannot be locked ({error.strerror}): see to it that no other process prepares there")
+        log.warning(f"{out} cannot be locked ({error.strerror}): see to it that no other process prepares there")
 
 
 def _clear(folder: Path, but: Path | None = None) -> None:
@@ -166,5 +170,5 @@ def _require_ours(out: Path) -> None:
 def _intact(folder: Path, files: dict[str, str]) -> bool:
     wrong = wrong_files(folder, files)
     if wrong:
-        say(f"{wrong[0]}; making it again")
+        log.warning(f"{wrong[0]}; making it again")
     return not wrong

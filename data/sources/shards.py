@@ -1,6 +1,6 @@
-"""What a source is read in: units of about 16 MB, found without reading it, that any worker can read alone.
+"""What a source is read in: source shards of about 16 MB, found without reading it, that any worker can read alone.
 
-| source | a unit is |
+| source | a source shard is |
 |---|---|
 | `.jsonl`, `.tsv` | a range of bytes of one file |
 | `.jsonl.gz`, `.jsonl.zst`, `.jsonl.bz2`, the same of `.tsv` | a file |
@@ -23,14 +23,14 @@ import pyarrow.parquet as pq
 
 from replug.configs.errors import UserError
 
-UNIT_BYTES = 16 << 20
+SOURCE_SHARD_BYTES = 16 << 20
 ROW_KINDS = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".tsv": "tsv", ".parquet": "parquet"}
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".tokens", ".raw")
 COMPRESSION = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class SourceShard:
     """A part of the source. `start` and `stop` are bytes, row groups, or the number of a hub's shard."""
 
     number: int
@@ -42,9 +42,9 @@ class Unit:
     root: str = ""  # of a tree of texts, whose ids are paths below it
 
 
-def plan_units(source: str, in_one_piece: bool = False) -> list[Unit]:
-    """The units of a `data.source`; files are `in_one_piece` where texts run over many lines."""
-    parts = [Unit(number, *part) for number, part in enumerate(_parts(source, in_one_piece))]
+def plan_source_shards(source: str, in_one_piece: bool = False) -> list[SourceShard]:
+    """The source shards of a `data.source`; files are `in_one_piece` where texts run over many lines."""
+    parts = [SourceShard(number, *part) for number, part in enumerate(_parts(source, in_one_piece))]
     if not parts:
         raise UserError(f"data.source: {source} holds no files")
     return parts
@@ -130,21 +130,21 @@ def _file_parts(path: Path, in_one_piece: bool) -> Iterator[tuple]:
     elif kind == "parquet" or compression or in_one_piece:
         yield kind or "jsonl", (str(path),), size
     else:
-        for start in range(0, max(size, 1), UNIT_BYTES):
-            stop = min(start + UNIT_BYTES, size)
+        for start in range(0, max(size, 1), SOURCE_SHARD_BYTES):
+            stop = min(start + SOURCE_SHARD_BYTES, size)
             yield kind or "jsonl", (str(path),), stop - start, start, stop
 
 
 def _row_groups(path: Path) -> Iterator[tuple]:
     try:
         metadata = pq.ParquetFile(path).metadata
-    except (pa.ArrowInvalid, OSError):  # reading the unit says what is wrong with it
+    except (pa.ArrowInvalid, OSError):  # reading the source shard says what is wrong with it
         yield "parquet", (str(path),), path.stat().st_size
         return
     first, size = 0, 0
     for group in range(metadata.num_row_groups):
         size += metadata.row_group(group).total_byte_size
-        if size >= UNIT_BYTES or group == metadata.num_row_groups - 1:
+        if size >= SOURCE_SHARD_BYTES or group == metadata.num_row_groups - 1:
             yield "parquet", (str(path),), size, first, group + 1
             first, size = group + 1, 0
 
@@ -155,7 +155,7 @@ def _text_parts(paths: Iterable[Path], root: str) -> Iterator[tuple]:
     for path in paths:
         names.append(str(path))
         size += path.stat().st_size
-        if size >= UNIT_BYTES:
+        if size >= SOURCE_SHARD_BYTES:
             yield "text", tuple(names), size, 0, None, root
             names, size = [], 0
     if names:

@@ -1,6 +1,6 @@
-"""Raw texts out of the units of a source; what cannot be read is handed on with its reason, never passed over.
+"""Raw texts out of the source shards of a source; what cannot be read is handed on with its reason, never passed over.
 
-Each item comes with where it stands: the file, and the line or row counted from the unit's first, from 1.
+Each item comes with where it stands: the file, and the line or row counted from the source shard's first, from 1.
 """
 
 import csv
@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from replug.configs.errors import RunError
 from replug.data.sampling import content_hash
 from replug.data.sources.rejected import Reason, Rejected
-from replug.data.sources.shards import Unit, file_kind, open_hub
+from replug.data.sources.shards import SourceShard, file_kind, open_hub
 
 MAX_LINE_BYTES = 64 << 20
 ROWS_AT_A_TIME = 256
@@ -64,23 +64,25 @@ Line = tuple[int, bytes] | Rejected | Passed
 Row = tuple[int, dict[str, Any]] | Rejected | Passed
 
 
-def read_unit(unit: Unit, fields: FieldMap) -> Iterator[tuple[int, Item]]:
-    """The texts of a unit, and what had to be rejected, each with its line."""
-    for line, item in read_lines(unit, fields):
+def read_source_shard(source_shard: SourceShard, fields: FieldMap) -> Iterator[tuple[int, Item]]:
+    """The texts of a source shard, and what had to be rejected, each with its line."""
+    for line, item in read_lines(source_shard, fields):
         if not isinstance(item, Passed):
             yield line, item
 
 
-def read_lines(unit: Unit, fields: FieldMap) -> Iterator[tuple[int, Item | Passed]]:
-    """As `read_unit`, with the lines that hold nothing, so that all can be counted."""
-    if unit.kind == "built_in":
-        return enumerate(_built_in(unit.names[0]), start=1)
-    if unit.kind == "text":
-        return _texts_of_files(unit, fields)
-    rows = {"jsonl": _json_rows, "tsv": _tsv_rows, "parquet": _parquet_rows, "hub": _hub_rows}[unit.kind](unit, fields)
+def read_lines(source_shard: SourceShard, fields: FieldMap) -> Iterator[tuple[int, Item | Passed]]:
+    """As `read_source_shard`, with the lines that hold nothing, so that all can be counted."""
+    if source_shard.kind == "built_in":
+        return enumerate(_built_in(source_shard.names[0]), start=1)
+    if source_shard.kind == "text":
+        return _texts_of_files(source_shard, fields)
+    rows = {"jsonl": _json_rows, "tsv": _tsv_rows, "parquet": _parquet_rows, "hub": _hub_rows}[source_shard.kind](
+        source_shard, fields
+    )
     if fields.new_text_at:
-        return _joined_rows(rows, fields, unit.names[0], fields.new_text_at)
-    return _texts_of_rows(rows, fields, unit.names[0])
+        return _joined_rows(rows, fields, source_shard.names[0], fields.new_text_at)
+    return _texts_of_rows(rows, fields, source_shard.names[0])
 
 
 def _built_in(source: str) -> Iterator[SourceText]:
@@ -96,9 +98,9 @@ def _built_in(source: str) -> Iterator[SourceText]:
 # Files of texts -----------------------------------------------------------------------------------------
 
 
-def _texts_of_files(unit: Unit, fields: FieldMap) -> Iterator[tuple[int, Item | Passed]]:
-    root = Path(unit.root) if unit.root else None
-    for name in unit.names:
+def _texts_of_files(source_shard: SourceShard, fields: FieldMap) -> Iterator[tuple[int, Item | Passed]]:
+    root = Path(source_shard.root) if source_shard.root else None
+    for name in source_shard.names:
         path = Path(name)
         label = str(path.relative_to(root)) if root else path.name
         text = _file_text(path, fields)
@@ -128,9 +130,9 @@ def _file_text(path: Path, fields: FieldMap) -> str | Rejected:
 # Rows ---------------------------------------------------------------------------------------------------
 
 
-def _json_rows(unit: Unit, fields: FieldMap) -> Iterator[Row]:
-    for line in _lines(unit):
-        yield line if isinstance(line, Rejected | Passed) else _json_row(line, unit.names[0])
+def _json_rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
+    for line in _lines(source_shard):
+        yield line if isinstance(line, Rejected | Passed) else _json_row(line, source_shard.names[0])
 
 
 def _json_row(line: tuple[int, bytes], name: str) -> Row:
@@ -148,14 +150,18 @@ def _json_row(line: tuple[int, bytes], name: str) -> Row:
     return number, row
 
 
-def _tsv_rows(unit: Unit, fields: FieldMap) -> Iterator[Row]:
+def _tsv_rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
     """Rows as of DPR's psgs_w100.tsv: a header, tabs, quotes doubled within quotes, a row on each line."""
-    name = unit.names[0]
+    name = source_shard.names[0]
     header: list[str] | None = None
-    if unit.start:  # the header is what it is to the unit that begins the file
-        lines = (line for line in _lines(Unit(0, "tsv", unit.names, 0)) if not isinstance(line, Rejected | Passed))
+    if source_shard.start:  # the header is what it is to the source shard that begins the file
+        lines = (
+            line
+            for line in _lines(SourceShard(0, "tsv", source_shard.names, 0))
+            if not isinstance(line, Rejected | Passed)
+        )
         header = next((cells for _, line in lines if (cells := _cells(line)) is not None), None)
-    for line in _lines(unit):
+    for line in _lines(source_shard):
         if isinstance(line, Rejected | Passed):
             yield line
             continue
@@ -178,12 +184,14 @@ def _cells(line: bytes) -> list[str] | None:
         return None
 
 
-def _parquet_rows(unit: Unit, fields: FieldMap) -> Iterator[Row]:
-    name = unit.names[0]
+def _parquet_rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
+    name = source_shard.names[0]
     number = 0
     try:
         file = pq.ParquetFile(name)
-        groups = list(range(unit.start, file.num_row_groups if unit.stop is None else unit.stop))
+        groups = list(
+            range(source_shard.start, file.num_row_groups if source_shard.stop is None else source_shard.stop)
+        )
         tops = {path.split(".")[0] for path in (fields.text, fields.id, fields.domain)}
         columns = [column for column in file.schema_arrow.names if column in tops]
         for batch in file.iter_batches(ROWS_AT_A_TIME, row_groups=groups, columns=columns):
@@ -194,30 +202,30 @@ def _parquet_rows(unit: Unit, fields: FieldMap) -> Iterator[Row]:
         yield Rejected(Reason.damaged_file, name, number, f"no whole Parquet file: {str(error).splitlines()[0]}")
 
 
-def _hub_rows(unit: Unit, fields: FieldMap) -> Iterator[Row]:
+def _hub_rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
     """One shard of a dataset, streamed. Raises RunError where the hub breaks off: what is missing is no bad row."""
-    name, number = unit.names[0], 0
+    name, number = source_shard.names[0], 0
     dataset = open_hub(name)
     try:
-        for number, row in enumerate(dataset.shard(num_shards=dataset.num_shards, index=unit.start), start=1):
+        for number, row in enumerate(dataset.shard(num_shards=dataset.num_shards, index=source_shard.start), start=1):
             yield number, row
     except (OSError, httpx.HTTPError) as error:
         raise RunError(
-            f"data.source: {name} broke off after row {number} of shard {unit.start} ({error}); what is finished is "
-            "kept: run the same command again"
+            f"data.source: {name} broke off after row {number} of shard {source_shard.start} ({error}); what is "
+            "finished is kept: run the same command again"
         ) from error
 
 
-def _lines(unit: Unit) -> Iterator[Line]:
-    """The lines that begin within the unit."""
-    name = unit.names[0]
+def _lines(source_shard: SourceShard) -> Iterator[Line]:
+    """The lines that begin within the source shard."""
+    name = source_shard.names[0]
     number = 0
     try:
         with _open(Path(name)) as file:
-            if unit.start:
-                file.seek(unit.start - 1)
+            if source_shard.start:
+                file.seek(source_shard.start - 1)
                 _skip_line(file)  # it began before
-            while unit.stop is None or file.tell() < unit.stop:
+            while source_shard.stop is None or file.tell() < source_shard.stop:
                 line = file.readline(MAX_LINE_BYTES)
                 if not line:
                     return
@@ -290,7 +298,7 @@ def _type(value: Any) -> str:
 
 
 def _unnamed(text: str, domain: str) -> SourceText:
-    """A text that nobody named is called by its words, so that its side depends on no order of files."""
+    """A text that nobody named is called by its words, so that its split depends on no order of files."""
     return SourceText(content_hash(text.encode(errors="replace").decode()).hex(), text, domain, named=False)
 
 

@@ -2,7 +2,7 @@
 
 A call is cut into requests of `prompts_per_request` inputs, of which `max_concurrency` are under way at once.
 A request keeps its place while it waits to be tried again, so a server that is down ends the run soon and
-one that throttles is not pressed. What is sent is booked first, in a ledger that stays within its limits.
+one that throttles is not pressed. What is sent is booked first, in a budget file that stays within its limits.
 With a tokenizer the server gets the very token ids that local weights would get; without one it gets
 text, and finds the border between prefix and continuation in its own tokens.
 All requests live on one event loop, in a thread of its own.
@@ -25,7 +25,7 @@ from replug.models.generation import Generated, GenerationOptions, before_stop
 from replug.models.http import completions_api as api
 from replug.models.http.completions_api import Pair, ServerFault, TokenScores
 from replug.models.http.connection import ServerConnection, ServerError, ServerSpec
-from replug.models.http.request_budget import Spending
+from replug.models.http.request_budget import RequestBudget
 from replug.models.http.request_meter import RequestMeter
 from replug.models.pair_tokens import check_lengths, pair_token_ids
 
@@ -37,15 +37,15 @@ class HttpLM:
 
     `max_tokens` leaves room for the one token that every request must generate, and is None where the server
     does not say. `identity` is the model's name until a probe has given a `fingerprint`
-    (`models.http.probe.connect`). `spending` is this LM's alone.
+    (`models.http.probe.connect`). `budget` is this LM's alone.
     """
 
-    def __init__(self, spec: ServerSpec, spending: Spending) -> None:
+    def __init__(self, spec: ServerSpec, budget: RequestBudget) -> None:
         self.spec = spec
         self.identity = spec.model
         self.fingerprint = np.empty(0, dtype=np.float32)
         self._tokenizer = _load_tokenizer(spec.tokenizer) if spec.tokenizer else None
-        self._spending, self._settled = spending, asyncio.Event()
+        self._budget, self._settled = budget, asyncio.Event()
         self._slots = asyncio.Semaphore(spec.max_concurrency)
         self._meter = RequestMeter(spec.max_concurrency)
         self._connection = ServerConnection(spec, self._meter.retried)
@@ -111,8 +111,8 @@ class HttpLM:
         return self.submit_ensemble(prompts, weights, options).result()
 
     def metrics(self) -> dict[str, float]:
-        """Requests and tokens in the ledger, retries of this process, and rates since the last call."""
-        totals = {"requests": float(self._spending.requests), "tokens_sent": float(self._spending.tokens)}
+        """Requests and tokens in the budget file, retries of this process, and rates since the last call."""
+        totals = {"requests": float(self._budget.requests), "tokens_sent": float(self._budget.tokens)}
         return totals | self._meter.read()
 
     def close(self) -> None:
@@ -217,12 +217,12 @@ class HttpLM:
             spent = 0 if fault.unread else spent
             raise
         finally:
-            self._spending.settle(most, spent)
+            self._budget.settle(most, spent)
             self._meter.spent(spent)
             self._settled.set()
 
     async def _reserve(self, tokens: int) -> None:
-        while not self._spending.reserve(tokens):
+        while not self._budget.reserve(tokens):
             self._settled.clear()
             await self._settled.wait()
 

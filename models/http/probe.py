@@ -16,7 +16,7 @@ from replug.configs.errors import RunError, UserError
 from replug.models.http.completions_api import NoPromptLogprobs
 from replug.models.http.connection import ServerError, ServerSpec
 from replug.models.http.http_lm import HttpLM
-from replug.models.http.request_budget import Spending
+from replug.models.http.request_budget import RequestBudget
 
 # Bfloat16 logits between 16 and 32 lie 0.125 apart, so single tokens of an honest server move by that and more when
 # other texts stand beside them; their mean over a text moves little. A wrong position costs nats.
@@ -40,12 +40,12 @@ BEGINNINGS = [
 NUM_GENERATED = 4
 
 
-def connect(spec: ServerSpec, spending: Spending) -> HttpLM:
+def connect(spec: ServerSpec, budget: RequestBudget) -> HttpLM:
     """The LM of a server that has passed the probe, with its fingerprint and an identity made of it.
 
     Raises UserError for a server that does not pass, and BudgetSpent.
     """
-    lm = HttpLM(spec, spending)
+    lm = HttpLM(spec, budget)
     try:
         lm.fingerprint = probe(lm)
     except (UserError, RunError):

@@ -1,7 +1,7 @@
-"""What was sent to a server that may cost money: a ledger that is never passed and never forgets.
+"""What was sent to a server that may cost money: a budget file that is never passed and never forgets.
 
 A request is booked with the most tokens it can cost before it is sent, and corrected afterwards, so
-the limits hold whatever is in flight. The ledger is one line of fixed width, overwritten in place by
+the limits hold whatever is in flight. The budget file is one line of fixed width, overwritten in place by
 one system call: kill -9 leaves the line before or the line after, and what was in flight counts in full.
 """
 
@@ -20,7 +20,7 @@ class BudgetSpent(RunError):
     """The next request would pass lm.max_requests or lm.max_tokens_sent."""
 
 
-class Spending:
+class RequestBudget:
     """Requests and tokens sent, over all runs that share the file at `path`; in memory only where it is None.
 
     Raises UserError where the file holds something else. One process at a time may use a file.
@@ -97,6 +97,6 @@ def _read(path: Path) -> tuple[int, int]:
         return int(row["requests"]), int(row["tokens"])
     except (ValueError, KeyError, TypeError):
         raise UserError(
-            f'{path} is not a ledger of requests; expected one line such as {{"requests": 12, "tokens": 3456}}: '
+            f'{path} is not a budget file of requests; expected one line such as {{"requests": 12, "tokens": 3456}}: '
             "write what was spent so far, or remove the file to begin at 0"
         ) from None

@@ -8,6 +8,7 @@ How prompts are continued is told in `models.local.decoding`.
 """
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,6 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from replug.configs.errors import RunError, UserError
-from replug.data.progress import say
 from replug.models.batching import token_budget_batches
 from replug.models.black_box_lm import ContinuationScore, PassCounts, check_ensemble, check_pairs
 from replug.models.generation import Generated, GenerationOptions
@@ -33,9 +33,11 @@ from replug.models.local.decoding import (
     find_cache_use,
 )
 from replug.models.local.logprobs import continuation_positions, target_logprobs
-from replug.models.local.prefix_groups import Reading, readings_of
+from replug.models.local.prefix_groups import PrefixGroup, prefix_groups
 from replug.models.local.shared_prefix import KeptPrefixes, SharedPrefix, reuses_prefixes, shared_tokens
 from replug.models.pair_tokens import check_lengths, pair_token_ids
+
+log = logging.getLogger(__name__)
 
 
 class HuggingFaceLM:
@@ -77,14 +79,14 @@ class HuggingFaceLM:
         check_pairs(prefixes, continuations)
         pairs = [pair_token_ids(self.tokenizer, p, c) for p, c in zip(prefixes, continuations, strict=True)]
         check_lengths(pairs, self.max_tokens)
-        readings = readings_of(pairs)
-        shared = self._share([reading.prefix for reading in readings]) if self._shares else None
+        groups = prefix_groups(pairs)
+        shared = self._share([group.prefix for group in groups]) if self._shares else None
         if shared is not None:
-            readings = [reading.without(shared.num_tokens) for reading in readings]
+            groups = [group.without(shared.num_tokens) for group in groups]
         scores: list[ContinuationScore | None] = [None] * len(pairs)
-        for batch in token_budget_batches([reading.num_tokens for reading in readings], self.tokens_per_batch):
-            some = [readings[i] for i in batch]
-            rows = [row for reading in some for row in reading.rows]
+        for batch in token_budget_batches([group.num_tokens for group in groups], self.tokens_per_batch):
+            some = [groups[i] for i in batch]
+            rows = [row for group in some for row in group.rows]
             for row, logprobs in zip(rows, self._score_readings(some, shared), strict=True):
                 scores[row] = ContinuationScore(logprobs)
         return [score for score in scores if score is not None]
@@ -140,36 +142,38 @@ class HuggingFaceLM:
             self.counts.add(num_tokens, num_tokens)
         return self._kept[ids]
 
-    def _score_readings(self, readings: list[Reading], shared: SharedPrefix | None) -> list[np.ndarray]:
-        """Score in one pass, or in halves where memory does not hold it: log-probs of each row of each reading.
+    def _score_readings(self, groups: list[PrefixGroup], shared: SharedPrefix | None) -> list[np.ndarray]:
+        """Score in one pass, or in halves where memory does not hold it: log-probs of each row of each prefix group.
 
         A size that was too large once is not tried again, so the halves follow from the texts and the
         machine's memory, never from what came before.
         """
-        longest = max(reading.num_tokens for reading in readings)
-        size = len(readings) * (longest + (shared.num_tokens if shared else 0))
-        if len(readings) == 1 or size < self._too_large:
+        longest = max(group.num_tokens for group in groups)
+        size = len(groups) * (longest + (shared.num_tokens if shared else 0))
+        if len(groups) == 1 or size < self._too_large:
             try:
-                return self._one_pass(readings, longest, shared)
+                return self._one_pass(groups, longest, shared)
             except RuntimeError as error:
                 if _is_out_of_memory(error) and self._kept.clear():
-                    return self._score_readings(readings, shared)
-                _require_out_of_memory(error, len(readings), size)
+                    return self._score_readings(groups, shared)
+                _require_out_of_memory(error, len(groups), size)
             self._too_large = size
-            say(f"the LM ran out of memory at {size} tokens in one pass; halving (lm.tokens_per_batch sets the size)")
+            log.warning(
+                f"the LM ran out of memory at {size} tokens in one pass; halving (lm.tokens_per_batch sets the size)"
+            )
             torch.cuda.empty_cache()
-        half = len(readings) // 2
-        return self._score_readings(readings[:half], shared) + self._score_readings(readings[half:], shared)
+        half = len(groups) // 2
+        return self._score_readings(groups[:half], shared) + self._score_readings(groups[half:], shared)
 
-    def _one_pass(self, readings: list[Reading], longest: int, shared: SharedPrefix | None) -> list[np.ndarray]:
-        inputs = nn.utils.rnn.pad_sequence([torch.tensor(reading.ids) for reading in readings], batch_first=True)
-        pairs = [pair for reading in readings for pair in reading.pairs]
+    def _one_pass(self, groups: list[PrefixGroup], longest: int, shared: SharedPrefix | None) -> list[np.ndarray]:
+        inputs = nn.utils.rnn.pad_sequence([torch.tensor(group.ids) for group in groups], batch_first=True)
+        pairs = [pair for group in groups for pair in group.pairs]
         pair, position, target = continuation_positions(pairs)
-        owner = torch.tensor([number for number, reading in enumerate(readings) for _ in reading.rows])
+        owner = torch.tensor([number for number, group in enumerate(groups) for _ in group.rows])
         with torch.inference_mode():
             rows = self._predicting_rows(inputs.to(self.model.device), owner[pair], position, shared)
             logprobs = target_logprobs(rows, target.to(rows.device), self._head).cpu()
-        self.counts.add(sum(reading.num_tokens for reading in readings), len(readings) * longest)
+        self.counts.add(sum(group.num_tokens for group in groups), len(groups) * longest)
         return [part.numpy() for part in logprobs.split([len(c) for _, c in pairs])]
 
     def _last_logits(self, rows: list[list[int]]) -> Tensor:

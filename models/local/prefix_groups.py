@@ -11,7 +11,7 @@ from replug.models.pair_tokens import PairIds
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PrefixGroup:
     """One input of a pass: a prefix with its continuation, or a prefix that several tokens may follow.
 
     `rows` are the call's, one for each continuation.
@@ -34,15 +34,15 @@ class Reading:
     def pairs(self) -> list[PairIds]:
         return [(self.prefix, continuation) for continuation in self.continuations]
 
-    def without(self, num_tokens: int) -> "Reading":
-        """The reading after the first `num_tokens` of its prefix, which something else has read."""
+    def without(self, num_tokens: int) -> "PrefixGroup":
+        """The prefix group after the first `num_tokens` of its prefix, which something else has read."""
         return replace(self, prefix=self.prefix[num_tokens:])
 
 
-def readings_of(pairs: Sequence[PairIds]) -> list[Reading]:
-    """Every row once, in the order of each reading's first row."""
+def prefix_groups(pairs: Sequence[PairIds]) -> list[PrefixGroup]:
+    """Every row once, in the order of each prefix group's first row."""
     together: dict[tuple, list[int]] = {}
     for row, (prefix, continuation) in enumerate(pairs):
         key = (tuple(prefix),) if len(continuation) == 1 else (tuple(prefix), row)
         together.setdefault(key, []).append(row)
-    return [Reading(pairs[rows[0]][0], [pairs[row][1] for row in rows], rows) for rows in together.values()]
+    return [PrefixGroup(pairs[rows[0]][0], [pairs[row][1] for row in rows], rows) for rows in together.values()]

@@ -93,7 +93,7 @@ def test_a_check_that_fails_is_wrong_and_the_others_go_on():
 def test_a_version_out_of_its_range_says_what_to_install(monkeypatch):
     monkeypatch.setattr(doctor, "_version", lambda name: "1.0")
     check = doctor.package("torch")
-    assert check.state is State.wrong and "1.0, expected" in check.found and "pip install 'torch" in check.mend
+    assert check.state is State.wrong and "1.0, expected" in check.found and "pip install 'torch" in check.fix
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_token_that_others_can_read_is_wrong(monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
     check = doctor.ray_token(RayConfig())
-    assert check.state is State.wrong and check.mend == f"chmod 600 {token}" and "secret" not in check.found
+    assert check.state is State.wrong and check.fix == f"chmod 600 {token}" and "secret" not in check.found
     token.chmod(0o600)
     assert doctor.ray_token(RayConfig()).state is State.ok
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "gone"))
@@ -181,7 +181,7 @@ def test_models_are_found_by_folder_package_and_name(config, tmp_path, monkeypat
     assert doctor_config.retriever_dim(found) == 32 and doctor_config.num_weights(found) == 100
     assert doctor_config.retriever(config("retriever.path=/no/such")).state is State.wrong
     offline = doctor_config.retriever(config("retriever.path=nobody/nothing"))
-    assert offline.state is State.wrong and "hf download nobody/nothing" in offline.mend
+    assert offline.state is State.wrong and "hf download nobody/nothing" in offline.fix
     monkeypatch.delenv("HF_HUB_OFFLINE")
     assert doctor_config.retriever(config("retriever.path=nobody/nothing")).state is State.warning
 

@@ -149,7 +149,7 @@ def test_lines_are_counted_from_the_beginning_of_the_file_in_whatever_units_it_i
     lines = [line for good, line in zip(LINES, [*bad] * 12, strict=True) for line in (good, blank + line, blank)]
     (tmp_path / "raw.jsonl").write_bytes(b"\n".join(lines) + blank)
     whole = prepare_all(tmp_path / "whole", tmp_path / "raw.jsonl")
-    monkeypatch.setattr(replug.data.sources.shards, "UNIT_BYTES", unit_bytes)
+    monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", unit_bytes)
     parts = prepare_all(tmp_path / "parts", tmp_path / "raw.jsonl")
     places = listed(whole.folder)
     assert len(places) == len(LINES)
@@ -159,7 +159,7 @@ def test_lines_are_counted_from_the_beginning_of_the_file_in_whatever_units_it_i
 
 
 def test_a_hundred_of_each_reason_are_listed_and_all_are_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(replug.data.sources.shards, "UNIT_BYTES", 3000)
+    monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", 3000)
     (tmp_path / "raw.jsonl").write_bytes(with_bad(*[b"{"] * 250, *[b"[]"] * 130))
     prepared = prepare_all(tmp_path, tmp_path / "raw.jsonl")
     assert prepared.manifest["rejected"] == {"invalid_json": 250, "not_an_object": 130}
@@ -223,7 +223,7 @@ def parquet(rows: list[dict], **options: object) -> bytes:
 
 
 def test_a_parquet_file_damaged_in_a_row_group_is_named_and_other_row_groups_are_taken(tmp_path, monkeypatch):
-    monkeypatch.setattr(replug.data.sources.shards, "UNIT_BYTES", 1)
+    monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", 1)
     content = parquet(GOOD, row_group_size=20, compression="zstd")
     place = pq.ParquetFile(pa.BufferReader(content)).metadata.row_group(1).column(1).data_page_offset
     (tmp_path / "raw.parquet").write_bytes(content[: place + 8] + b"\x55" * 300 + content[place + 308 :])
@@ -269,7 +269,7 @@ TSV = ["id\ttext\ttitle", *(f"{row['id']}\t{row['text']}\tT" for row in GOOD)]
 )
 @pytest.mark.parametrize("unit_bytes", [500, 1 << 20])
 def test_a_bad_line_of_a_table_is_counted_and_listed_with_its_place(line, reason, unit_bytes, tmp_path, monkeypatch):
-    monkeypatch.setattr(replug.data.sources.shards, "UNIT_BYTES", unit_bytes)
+    monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", unit_bytes)
     rows = [row.encode() for row in TSV]
     (tmp_path / "raw.tsv").write_bytes(b"\n".join([*rows[:30], line, b"", *rows[30:50], line, *rows[50:]]))
     prepared = prepare_all(tmp_path, tmp_path / "raw.tsv")
@@ -281,7 +281,7 @@ def test_a_bad_line_of_a_table_is_counted_and_listed_with_its_place(line, reason
 def test_a_table_whose_first_line_is_bad_gives_the_same_in_many_units_as_in_one(tmp_path, monkeypatch):
     (tmp_path / "raw.tsv").write_bytes("\n".join(['"', *TSV]).encode())
     whole = prepare_all(tmp_path / "whole", tmp_path / "raw.tsv")
-    monkeypatch.setattr(replug.data.sources.shards, "UNIT_BYTES", 500)
+    monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", 500)
     parts = prepare_all(tmp_path / "parts", tmp_path / "raw.tsv")
     assert whole.manifest["rejected"] == {"invalid_tsv": 1}
     assert contents(parts.folder) == contents(whole.folder)
@@ -335,14 +335,14 @@ def test_a_file_that_may_not_be_read_is_named(name, reason, tmp_path):
 def test_a_file_that_is_gone_when_its_unit_is_read_is_named(tmp_path, monkeypatch):
     for i, row in enumerate(GOOD):
         write_jsonl(tmp_path / f"raw/{i:02d}.txt", [row])
-    plan = replug.data.prepare.sets.plan_units
+    plan = replug.data.prepare.sets.plan_source_shards
 
-    def then_remove(source: str, in_one_piece: bool) -> list[replug.data.sources.shards.Unit]:
-        units = plan(source, in_one_piece)
+    def then_remove(source: str, in_one_piece: bool) -> list[replug.data.sources.shards.SourceShard]:
+        source_shards = plan(source, in_one_piece)
         (tmp_path / "raw/07.txt").unlink()
-        return units
+        return source_shards
 
-    monkeypatch.setattr(replug.data.prepare.sets, "plan_units", then_remove)
+    monkeypatch.setattr(replug.data.prepare.sets, "plan_source_shards", then_remove)
     prepared = prepare_all(tmp_path, tmp_path / "raw")
     assert listed(prepared.folder) == [("unreadable_file", "07.txt", None)]
 

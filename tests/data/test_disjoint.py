@@ -7,7 +7,7 @@ import pytest
 
 from replug.configs.errors import UserError
 from replug.data.prepare.disjoint import prove_disjoint, prove_shard, prove_windows, require_disjoint
-from replug.data.prepare.overlap_filter import write_guard
+from replug.data.prepare.overlap_filter import write_overlap_filter
 from replug.data.records import Document, Window
 from replug.data.sampling import content_hash
 from replug.data.shards import write_documents
@@ -27,9 +27,9 @@ def window(context: str = "some other", continuation: str = " words", source: st
 
 def prove_files(folder: Path, documents: list, queries: list, heldout: list, n: int | None = None) -> tuple:
     """Shared sources and equal texts by the proof that needs no more memory for more texts, over written files."""
-    windows = write_guard(folder / "windows", [*queries, *heldout], n, seed=0)
+    windows = write_overlap_filter(folder / "windows", [*queries, *heldout], n, seed=0)
     assert len(windows.sources) == len({window.source or "" for window in [*queries, *heldout]})
-    between = prove_windows(queries, write_guard(folder / "heldout", heldout, n, seed=0), seed=0)
+    between = prove_windows(queries, write_overlap_filter(folder / "heldout", heldout, n, seed=0), seed=0)
     write_documents(folder / "documents", documents)
     within = prove_shard(folder / "documents" / "00000.arrow", folder / "windows", seed=0)
     return between[0] + within[0], between[1] + within[1]
@@ -55,12 +55,12 @@ PLANTED = {
 
 @pytest.mark.parametrize(("documents", "queries", "heldout", "says"), PLANTED.values(), ids=PLANTED)
 def test_a_shared_source_is_found(documents, queries, heldout, says, tmp_path):
-    sides = DOCUMENTS + documents, QUERIES + queries, HELDOUT + heldout
-    proof = prove_disjoint(*sides)
+    splits = DOCUMENTS + documents, QUERIES + queries, HELDOUT + heldout
+    proof = prove_disjoint(*splits)
     assert not proof.holds
     assert (len(proof.shared_sources), proof.equal_texts) == (1, ())
     assert says in proof.shared_sources[0]
-    shared, equal = prove_files(tmp_path, *sides)
+    shared, equal = prove_files(tmp_path, *splits)
     assert (len(shared), equal) == (1, [])
     assert shared[0].split()[1] == says.split()[0]
 
@@ -78,12 +78,12 @@ EQUAL = {
 
 @pytest.mark.parametrize(("documents", "queries", "heldout", "says"), EQUAL.values(), ids=EQUAL)
 def test_an_equal_text_is_found(documents, queries, heldout, says, tmp_path):
-    sides = DOCUMENTS + documents, QUERIES + queries, HELDOUT + heldout
-    proof = prove_disjoint(*sides)
+    splits = DOCUMENTS + documents, QUERIES + queries, HELDOUT + heldout
+    proof = prove_disjoint(*splits)
     assert not proof.holds
     assert (proof.shared_sources, len(proof.equal_texts)) == ((), 1)
     assert says in proof.equal_texts[0]
-    shared, equal = prove_files(tmp_path, *sides)
+    shared, equal = prove_files(tmp_path, *splits)
     assert (shared, len(equal)) == ([], 1)
     assert equal[0].split()[1] == says.split()[0]
 

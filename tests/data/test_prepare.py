@@ -15,7 +15,7 @@ from replug.data.files import file_sha256, write_json
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import Tokenizers, prepare_raw, prepare_rows
 from replug.data.prepare.work import require_same
-from replug.data.sampling import Shares, side_of
+from replug.data.sampling import Shares, split_of
 from replug.data.shards import corpus_sha256
 from replug.data.sources.stand_in_texts import stand_in_texts
 from replug.data.store import PreparedSet
@@ -32,9 +32,9 @@ def prepare(out: Path, seed: int = 0, **keys: object) -> PreparedSet:
         return prepare_raw(config, seed, WORDS, out, {"seed": seed}, pool)
 
 
-def ids_of(side: str, count: int) -> list[str]:
-    """Ids of source texts that fall on a side with seed 0."""
-    return [name for name in map(str, range(1000)) if side_of(name, 0, SHARES) == side][:count]
+def ids_of(split: str, count: int) -> list[str]:
+    """Ids of source texts that fall on a split with seed 0."""
+    return [name for name in map(str, range(1000)) if split_of(name, 0, SHARES) == split][:count]
 
 
 def prepare_texts(tmp_path: Path, texts: dict[str, str], **keys: object) -> PreparedSet:
@@ -48,26 +48,26 @@ def contents(prepared: PreparedSet) -> dict[str, bytes]:
     return {str(path.relative_to(prepared.folder)): path.read_bytes() for path in files}
 
 
-# Which side a text serves -------------------------------------------------------------------------------
+# Which split a text serves -------------------------------------------------------------------------------
 
 
 def test_the_side_is_a_keyed_hash_of_the_id():
     for name in ("a", "text-7", "中🙂"):
-        digest = hashlib.blake2b(name.encode(), digest_size=8, key=b"side:3").digest()
+        digest = hashlib.blake2b(name.encode(), digest_size=8, key=b"split:3").digest()
         point = int.from_bytes(digest, "big") / 2**64
         expected = "queries" if point < 0.5 else "heldout" if point < 0.75 else "documents"
-        assert side_of(name, 3, Shares(0.5, 0.25, None)) == expected
+        assert split_of(name, 3, Shares(0.5, 0.25, None)) == expected
 
 
 def test_the_sides_get_their_shares():
-    counts = Counter(side_of(str(i), 0, SHARES) for i in range(10_000))
+    counts = Counter(split_of(str(i), 0, SHARES) for i in range(10_000))
     assert abs(counts["queries"] - 2000) < 160  # four standard deviations
     assert abs(counts["heldout"] - 1000) < 120
 
 
 def test_another_seed_puts_texts_on_other_sides():
-    sides = [[side_of(str(i), seed, SHARES) for i in range(100)] for seed in (0, 1)]
-    assert sides[0] != sides[1]
+    splits = [[split_of(str(i), seed, SHARES) for i in range(100)] for seed in (0, 1)]
+    assert splits[0] != splits[1]
 
 
 # Raw texts ----------------------------------------------------------------------------------------------
@@ -176,8 +176,8 @@ def test_planted_duplicates_are_dropped_and_counted(tmp_path):
     assert prepared.manifest["dropped"] == {
         "blank document": 1,
         "repeated document": 1,
-        "document equal to another side's text": 2,
-        "query equal to another side's text": 2,
+        "document equal to another split's text": 2,
+        "query equal to another split's text": 2,
     }
 
 

@@ -1,4 +1,4 @@
-"""The same bytes whatever the workers, files, units and interruptions, and nothing on two sides."""
+"""The same bytes whatever the workers, files, source shards and interruptions, and nothing on two splits."""
 
 import itertools
 import json
@@ -24,8 +24,8 @@ import replug.data.prepare.splits
 import replug.data.sources.shards
 from replug.configs.errors import RunError, UserError
 from replug.data.prepare.local_pool import LocalPool
-from replug.data.prepare.work import MARGIN, Work
-from replug.data.sampling import SIDES, KeyCounts, Shares, bucket_end, buckets, content_hash, key_ranges, side_of
+from replug.data.prepare.work import MARGIN, WorkFolder
+from replug.data.sampling import SPLITS, KeyCounts, Shares, bucket_end, buckets, content_hash, key_ranges, split_of
 from tests.support.preparing import contents, ids_on, prepare, prepare_apart, rows_of, texts_of, write_jsonl
 
 ROWS = rows_of(160)
@@ -41,8 +41,8 @@ def four() -> Iterator[LocalPool]:
 
 @pytest.fixture
 def small(monkeypatch) -> None:
-    """Many units, runs and shards."""
-    monkeypatch.setattr(replug.data.sources.shards, "UNIT_BYTES", 6000)
+    """Many source shards, runs and shards."""
+    monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", 6000)
     monkeypatch.setattr(replug.data.prepare.splits, "PIECES_PER_SHARD", 300)
     monkeypatch.setattr(replug.data.prepare.cutting, "RUN_CHARACTERS", 4000)
 
@@ -89,7 +89,7 @@ def test_shuffled_rows_in_other_files_and_units_give_the_same_bytes(rows, keys, 
     expected = contents(whole.folder)
     expected.pop("rejected.jsonl", None)  # it names the files
     for seed, pool, unit_bytes in ((1, None, 1 << 20), (2, None, 3000), (3, four, 9000)):
-        monkeypatch.setattr(replug.data.sources.shards, "UNIT_BYTES", unit_bytes)
+        monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", unit_bytes)
         other = prepare(
             tmp_path / f"set{seed}", dealt(tmp_path / f"raw{seed}", rows, seed), pool, **share, **KEYS[keys]
         )
@@ -135,7 +135,7 @@ def test_the_number_of_shards_follows_the_pieces_and_the_set_is_the_same_rows(tm
 
 # Interruptions ------------------------------------------------------------------------------------------
 
-SIZES = (9000, 200)  # of units and shards
+SIZES = (9000, 200)  # of source shards and shards
 STORM_KEYS = {"num_documents": 900, "ngram_overlap": 5, "max_rejected_share": 1.0}
 
 
@@ -251,7 +251,7 @@ def test_a_killed_worker_is_one_clear_line_and_the_rerun_goes_on(small, tmp_path
         patch.setattr(replug.data.prepare.reading.CutProgress, "advance", kill_one)
         with LocalPool(2) as pool, pytest.raises(RunError, match=r"a process of data\.num_workers was killed"):
             prepare(tmp_path / "set", source, pool, max_rejected_share=1.0)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("set/work/units/*/report.json")}
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("set/work/source_shards/*/report.json")}
     assert len(before) >= 3
     prepare(tmp_path / "set", source, max_rejected_share=1.0)
     assert contents(tmp_path / "set") == expected
@@ -264,7 +264,7 @@ def test_finished_units_and_shards_are_not_made_again(small, tmp_path, monkeypat
         patch.setattr(replug.data.prepare.sets, "_prove", interrupt)
         with pytest.raises(KeyboardInterrupt):
             prepare(tmp_path / "set", source)
-    patterns = ("work/units/*/*", "documents/*.arrow", "documents/*.npy")
+    patterns = ("work/source_shards/*/*", "documents/*.arrow", "documents/*.npy")
     paths = [path for pattern in patterns for path in (tmp_path / "set").glob(pattern)]
     before = {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in paths}
     monkeypatch.setattr(
@@ -288,7 +288,12 @@ def checked(before: dict, then):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize(
-    "what", ["units/00003/report.json", "units/00003/texts-0000.npy", "units/00003/documents-0000.arrow"]
+    "what",
+    [
+        "source_shards/00003/report.json",
+        "source_shards/00003/texts-0000.npy",
+        "source_shards/00003/documents-0000.arrow",
+    ],
 )
 def test_what_of_an_unfinished_run_is_missing_or_damaged_is_made_again(what, small, tmp_path, monkeypatch):
     source = write_jsonl(tmp_path / "raw.jsonl", ROWS)
@@ -325,7 +330,7 @@ def test_a_shard_that_an_interrupted_run_wrote_but_did_not_mark_is_no_part_of_th
     assert len(prepared.corpus) == 300
 
 
-# Nothing on two sides -----------------------------------------------------------------------------------
+# Nothing on two splits -----------------------------------------------------------------------------------
 
 BASE = rows_of(200, seed=3)
 
@@ -354,10 +359,10 @@ def test_an_equal_text_on_another_side_is_dropped_and_counted(loses, wins, chang
     )
     prepared = prepare(tmp_path / "set", source, document_tokens=8)
     found = {
-        side: [t for t in texts if t.casefold().startswith("planted0")] for side, texts in texts_of(prepared).items()
+        split: [t for t in texts if t.casefold().startswith("planted0")] for split, texts in texts_of(prepared).items()
     }
-    assert [side for side, texts in found.items() if texts] == [wins]
-    assert prepared.manifest["dropped"][f"{WHAT[loses]} equal to another side's text"] == 1
+    assert [split for split, texts in found.items() if texts] == [wins]
+    assert prepared.manifest["dropped"][f"{WHAT[loses]} equal to another split's text"] == 1
 
 
 @pytest.mark.parametrize("wins", ["queries", "heldout"])
@@ -373,7 +378,7 @@ def test_a_document_equal_to_a_continuation_is_dropped(wins, tmp_path):
     )
     prepared = prepare(tmp_path / "set", source)
     assert not [doc for doc in prepared.corpus.iterate() if "tail0" in doc.text]
-    assert prepared.manifest["dropped"]["document equal to another side's text"] == 1
+    assert prepared.manifest["dropped"]["document equal to another split's text"] == 1
 
 
 @pytest.mark.parametrize(("loses", "wins"), PAIRS)
@@ -385,8 +390,8 @@ def test_thirteen_words_in_common_with_another_side_are_found(loses, wins, share
     rows = [{"id": name, "text": f"{text} {words('pad' + name, 48)}"} for name, text in texts.items()]
     source = write_jsonl(tmp_path / "a.jsonl", [*rows_of(200, seed=3, words=90), *rows])
     prepared = prepare(tmp_path / "set", source, window=16, document_tokens=32, ngram_overlap=13)
-    found = [side for side, texts in texts_of(prepared).items() if any("planted0" in t.casefold() for t in texts)]
-    reason = f"{WHAT[loses]} that shares 13 words with another side's text"
+    found = [split for split, texts in texts_of(prepared).items() if any("planted0" in t.casefold() for t in texts)]
+    reason = f"{WHAT[loses]} that shares 13 words with another split's text"
     assert (found, prepared.manifest["dropped"].get(reason)) == (
         ([wins], 1) if shared >= 13 else (sorted([loses, wins], key=["documents", "queries", "heldout"].index), None)
     )
@@ -415,11 +420,11 @@ def test_texts_without_ids_that_come_again_are_counted_and_kept_once(tmp_path):
 
 @pytest.mark.parametrize("shares", [Shares(0.2, 0.1, None), Shares(0.05, 0.01, 0.5), Shares(0.5, 0.5, None)])
 def test_the_sides_of_100k_ids_have_their_shares_within_a_percent(shares):
-    counts = Counter(side_of(f"https://a.b/{i}", 11, shares) for i in range(100_000))
+    counts = Counter(split_of(f"https://a.b/{i}", 11, shares) for i in range(100_000))
     rest = 1 - shares.queries - shares.heldout
     corpus = rest if shares.corpus is None else shares.corpus
     expected = {"queries": shares.queries, "heldout": shares.heldout, "documents": corpus, None: rest - corpus}
-    assert all(abs(counts[side] / 1e5 - share) < 0.01 for side, share in expected.items())
+    assert all(abs(counts[split] / 1e5 - share) < 0.01 for split, share in expected.items())
 
 
 @pytest.mark.parametrize(
@@ -432,8 +437,8 @@ def test_each_side_has_exactly_the_number_asked_for(documents, queries, heldout,
     assert prepared.manifest["counts"] == {"documents": documents, "queries": queries, "heldout": heldout}
     assert (len(prepared.corpus), len(prepared.queries), len(prepared.heldout)) == (documents, queries, heldout)
     whole = texts_of(prepare(tmp_path / "whole", source, num_queries=10**6, num_heldout=10**6))
-    for side, texts in texts_of(prepared).items():
-        assert texts == whole[side][: len(texts)]
+    for split, texts in texts_of(prepared).items():
+        assert texts == whole[split][: len(texts)]
 
 
 KEY = st.one_of(
@@ -448,10 +453,10 @@ def test_the_limit_only_falls_and_none_of_the_smallest_keys_is_above_it(keys, as
     rest = list(keys)
     while rest:
         size = data_.draw(st.integers(1, len(rest)))
-        unit, rest = rest[:size], rest[size:]
-        stale = counts.limit  # as the unit knew it when it was handed out
-        places = buckets(np.array(unit, np.uint64)).tolist()
-        kept += [key for key, place in zip(unit, places, strict=True) if place <= stale]
+        source_shard, rest = rest[:size], rest[size:]
+        stale = counts.limit  # as the source shard knew it when it was handed out
+        places = buckets(np.array(source_shard, np.uint64)).tolist()
+        kept += [key for key, place in zip(source_shard, places, strict=True) if place <= stale]
         counts.add(Counter(places))
         assert counts.limit <= limit
         limit = counts.limit
@@ -480,10 +485,10 @@ def test_ranges_of_keys_cover_all_once(end, candidates, size):
 @settings(max_examples=8, deadline=None)
 def test_in_whatever_order_units_arrive_the_bytes_are_the_same(tmp_path_factory, order, asked):
     class Shuffled:
-        """Cuts units in another order, each with the limits of some units before."""
+        """Cuts source shards in another order, each with the limits of some source shards before."""
 
         def run(self, function, jobs):  # type: ignore[no-untyped-def]
-            if function is not replug.data.prepare.reading.cut_unit:
+            if function is not replug.data.prepare.reading.cut_source_shard:
                 yield from (function(*job) for job in jobs)
                 return
             waiting, ranks = [], list(order)
@@ -498,7 +503,7 @@ def test_in_whatever_order_units_arrive_the_bytes_are_the_same(tmp_path_factory,
     source = write_jsonl(folder / "raw.jsonl", ROWS[:150])
     keys = {"num_documents": asked, "num_queries": 5, "num_heldout": 2}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replug.data.sources.shards, "UNIT_BYTES", 6000)
+        patch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", 6000)
         plain, other = prepare(folder / "a", source, **keys), prepare(folder / "b", source, Shuffled(), **keys)
     assert contents(other.folder) == contents(plain.folder)
     assert len(plain.corpus) == asked
@@ -517,7 +522,7 @@ def test_a_source_full_of_repetitions_still_gives_the_number_asked_for(copies, t
 
 
 def test_two_processes_do_not_prepare_in_one_folder(tmp_path):
-    first, second = (Work(tmp_path / "set", {"seed": 0}) for _ in range(2))
+    first, second = (WorkFolder(tmp_path / "set", {"seed": 0}) for _ in range(2))
     with first, pytest.raises(UserError, match="another process is preparing"):
         second.__enter__()
     with second:
@@ -558,5 +563,5 @@ def test_the_manifest_counts_all_that_became_of_the_source(tmp_path):
     manifest = json.loads((prepared.folder / "manifest.json").read_text())
     assert manifest["source"]["texts"] == len(ROWS)
     assert manifest["source"]["tokens"] == sum(len(row["text"].split()) for row in ROWS)
-    assert set(manifest["source"]["pieces"]) == set(SIDES)
+    assert set(manifest["source"]["pieces"]) == set(SPLITS)
     assert sum(manifest["source"]["pieces"]["documents"].values()) == len(prepared.corpus)

@@ -1,9 +1,11 @@
 """Progress lines tell what is done and how long the rest will take."""
 
+import logging
+
 import pytest
 
 import replug.data.progress
-from replug.data.progress import Progress, format_duration, say
+from replug.data.progress import Progress, format_duration
 
 
 class Clock:
@@ -39,8 +41,10 @@ def test_durations_read_as_on_a_clock(seconds, text):
 
 
 def test_messages_go_to_standard_error_so_that_standard_output_stays_free(capsys):
-    say("hello")
-    assert capsys.readouterr() == ("", "hello\n")
+    log = logging.getLogger("replug.anything")
+    log.info("hello")
+    log.warning("beware")
+    assert capsys.readouterr() == ("", "hello\nwarning: beware\n")
 
 
 def test_the_time_left_follows_from_the_pace_so_far(clock, capsys):

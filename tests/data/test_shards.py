@@ -142,8 +142,8 @@ def test_damage_is_named_and_mended_and_other_files_are_left_as_they_are(name, d
 
 def test_a_whole_set_needs_no_repair_and_what_a_killed_run_left_in_it_is_removed(made):
     before = contents(made.folder)
-    (made.folder / "work/units/00000").mkdir(parents=True)
-    (made.folder / "work/units/00000/documents-0000.arrow").write_bytes(b"left")
+    (made.folder / "work/source_shards/00000").mkdir(parents=True)
+    (made.folder / "work/source_shards/00000/documents-0000.arrow").write_bytes(b"left")
     assert not repair(made.folder, {"seed": 0})
     assert contents(made.folder) == before
 

@@ -23,8 +23,8 @@ import replug.data.sources.texts
 import replug.data.tokenizing
 from replug.configs.errors import UserError
 from replug.data.chunks import split_text
-from replug.data.sources.shards import plan_units
-from replug.data.sources.texts import FieldMap, SourceText, read_unit
+from replug.data.sources.shards import plan_source_shards
+from replug.data.sources.texts import FieldMap, SourceText, read_source_shard
 from replug.data.tokenizing import load_plain, token_offsets
 from tests.support.preparing import WORDS, contents, prepare, rows_of, texts_of, write_jsonl
 
@@ -33,8 +33,8 @@ ROWS = rows_of(150)
 
 def read(source: object, fields: FieldMap | None = None) -> list:
     fields = fields or FieldMap()
-    units = plan_units(str(source), in_one_piece=fields.new_text_at is not None)
-    return [item for unit in units for _, item in read_unit(unit, fields)]
+    source_shards = plan_source_shards(str(source), in_one_piece=fields.new_text_at is not None)
+    return [item for source_shard in source_shards for _, item in read_source_shard(source_shard, fields)]
 
 
 EXPECTED = {SourceText(row["id"], row["text"], row["domain"]) for row in ROWS}
@@ -99,7 +99,7 @@ def write_form(folder: Path, files: dict[str, bytes]) -> Path:
 @pytest.mark.parametrize("unit_bytes", [90, 777, 1 << 20])
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_gives_the_same_texts_in_units_of_any_size(form, unit_bytes, tmp_path, monkeypatch):
-    monkeypatch.setattr(replug.data.sources.shards, "UNIT_BYTES", unit_bytes)
+    monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", unit_bytes)
     found = read(write_form(tmp_path / "raw", FORMS[form]))
     assert len(found) == len(ROWS) and set(found) == EXPECTED
 
@@ -107,7 +107,7 @@ def test_every_form_gives_the_same_texts_in_units_of_any_size(form, unit_bytes, 
 @pytest.mark.parametrize("form", ["gzip", "Parquet of many row groups", "tsv", "all kinds"])
 def test_every_form_gives_the_same_set_byte_for_byte(form, tmp_path, monkeypatch):
     plain = prepare(tmp_path / "plain", write_jsonl(tmp_path / "raw.jsonl", ROWS))
-    monkeypatch.setattr(replug.data.sources.shards, "UNIT_BYTES", 1000)
+    monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", 1000)
     other = prepare(tmp_path / "other", write_form(tmp_path / "raw", FORMS[form]))
     assert contents(other.folder) == contents(plain.folder)
 
@@ -135,8 +135,8 @@ def test_a_tree_of_texts_gives_the_same_in_units_of_any_size(tmp_path, monkeypat
     assert {(t.id, t.text, t.domain) for t in whole} == {
         (name, text.decode(), name.split("/")[0]) for name, text in files.items()
     }
-    monkeypatch.setattr(replug.data.sources.shards, "UNIT_BYTES", 3000)
-    assert len(plan_units(str(tmp_path / "raw"))) > 5
+    monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", 3000)
+    assert len(plan_source_shards(str(tmp_path / "raw"))) > 5
     assert read(tmp_path / "raw") == whole
 
 
@@ -156,7 +156,7 @@ def test_a_unit_that_begins_right_at_a_line_takes_it_once(end, tmp_path, monkeyp
     lines = [json.dumps({"id": str(i), "text": "x" * (i % 5 + 1)}) for i in range(40)]
     (tmp_path / "a.jsonl").write_bytes(end.join(lines).encode())
     for size in range(1, 120):
-        monkeypatch.setattr(replug.data.sources.shards, "UNIT_BYTES", size)
+        monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", size)
         assert [text.id for text in read(tmp_path / "a.jsonl")] == [str(i) for i in range(40)]
 
 
@@ -179,8 +179,8 @@ def test_a_dataset_of_the_hub_gives_the_same_set_as_its_rows_in_a_file(kind, hub
     for number, rows in enumerate((ROWS[:80], ROWS[80:])):
         content = table(rows) if kind == "parquet" else "".join(json.dumps(row) + "\n" for row in rows).encode()
         write_form(hub, {f"train-0000{number}-of-00002.{kind}": content})
-    units = plan_units("corpus")
-    assert [(unit.kind, unit.start) for unit in units] == [("hub", 0), ("hub", 1)]
+    source_shards = plan_source_shards("corpus")
+    assert [(source_shard.kind, source_shard.start) for source_shard in source_shards] == [("hub", 0), ("hub", 1)]
     prepared = prepare(tmp_path / "a", "corpus")
     plain = prepare(tmp_path / "b", write_jsonl(tmp_path / "raw.jsonl", ROWS))
     assert contents(prepared.folder) == contents(plain.folder)
@@ -203,7 +203,7 @@ def test_a_dataset_that_is_not_there_is_a_users_error(hub, monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", nothing)
     with pytest.raises(UserError, match="cannot open the dataset corpus"):
-        plan_units("corpus")
+        plan_source_shards("corpus")
 
 
 WIKI = FieldMap(new_text_at="^ = [^=]")
@@ -234,7 +234,7 @@ def test_wikitexts_articles_are_whole_in_each_of_its_forms(tmp_path, monkeypatch
         "wiki.jsonl.gz": gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()),
     }
     write_form(tmp_path, forms)
-    monkeypatch.setattr(replug.data.sources.shards, "UNIT_BYTES", 500)
+    monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", 500)
     found = {name: read(tmp_path / name, WIKI) for name in forms}
     assert all(texts == found["wiki.train.tokens"] for texts in found.values())
     assert len(found["wiki.jsonl"]) == 30

@@ -9,14 +9,18 @@ import pytest
 from replug.data.sampling import content_hash
 from replug.data.sources.package_texts import MIN_CHARACTERS, PACKAGE_TEXTS
 from replug.data.sources.rejected import Rejected
-from replug.data.sources.shards import plan_units
-from replug.data.sources.texts import FieldMap, SourceText, read_unit
+from replug.data.sources.shards import plan_source_shards
+from replug.data.sources.texts import FieldMap, SourceText, read_source_shard
 
 PILE = FieldMap("text", "meta.id", "meta.pile_set_name")
 
 
 def read(source: object, fields: FieldMap | None = None) -> list[SourceText]:
-    texts = [item for unit in plan_units(str(source)) for _, item in read_unit(unit, fields or FieldMap())]
+    texts = [
+        item
+        for source_shard in plan_source_shards(str(source))
+        for _, item in read_source_shard(source_shard, fields or FieldMap())
+    ]
     assert not any(isinstance(text, Rejected) for text in texts)
     return texts
 

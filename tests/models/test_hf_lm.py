@@ -25,7 +25,7 @@ from transformers import (
 from replug.configs.errors import RunError
 from replug.models.local import shared_prefix
 from replug.models.local.hf_lm import HuggingFaceLM, lm_identity
-from replug.models.local.prefix_groups import Reading, readings_of
+from replug.models.local.prefix_groups import PrefixGroup, prefix_groups
 from replug.models.local.shared_prefix import KeptPrefixes, shared_tokens
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import pair_token_ids
@@ -351,11 +351,11 @@ def test_kept_prefixes_give_way_before_a_pass_is_halved(lm: HuggingFaceLM, monke
     lm.score(prefixes, continuations)
     tried, one_pass = [], lm._one_pass
 
-    def fits_without_kept(readings, longest, shared):
-        tried.append(len(readings))
+    def fits_without_kept(groups, longest, shared):
+        tried.append(len(groups))
         if lm._kept._kept:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return one_pass(readings, longest, shared)
+        return one_pass(groups, longest, shared)
 
     monkeypatch.setattr(lm, "_one_pass", fits_without_kept)
     lm.score(prefixes, continuations)
@@ -378,11 +378,11 @@ def limit_memory(lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch, most_rows: 
     """A pass of more rows than `most_rows` runs out of memory; returns a list of (rows, fits) that fills."""
     passes, one_pass = [], lm._one_pass
 
-    def limited(readings, longest, shared):
-        passes.append((len(readings), len(readings) <= most_rows))
-        if len(readings) > most_rows:
+    def limited(groups, longest, shared):
+        passes.append((len(groups), len(groups) <= most_rows))
+        if len(groups) > most_rows:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return one_pass(readings, longest, shared)
+        return one_pass(groups, longest, shared)
 
     monkeypatch.setattr(lm, "_one_pass", limited)
     return passes
@@ -511,13 +511,13 @@ def test_choices_of_a_model_without_a_head_of_its_own(folder: Path, lm: HuggingF
 
 def test_rows_are_grouped_by_equal_prefix_and_single_tokens_only() -> None:
     pairs = [([1, 2], [7]), ([1, 2], [8, 9]), ([1], [7]), ([1, 2], [7]), ([1, 2], [8, 9]), ([1, 2], [5])]
-    assert readings_of(pairs) == [
-        Reading([1, 2], [[7], [7], [5]], [0, 3, 5]),
-        Reading([1, 2], [[8, 9]], [1]),
-        Reading([1], [[7]], [2]),
-        Reading([1, 2], [[8, 9]], [4]),
+    assert prefix_groups(pairs) == [
+        PrefixGroup([1, 2], [[7], [7], [5]], [0, 3, 5]),
+        PrefixGroup([1, 2], [[8, 9]], [1]),
+        PrefixGroup([1], [[7]], [2]),
+        PrefixGroup([1, 2], [[8, 9]], [4]),
     ]
-    together, apart, alone, _ = readings_of(pairs)
-    assert [reading.ids for reading in (together, apart, alone)] == [[1, 2], [1, 2, 8, 9], [1, 7]]
-    assert [reading.num_tokens for reading in (together, apart, alone)] == [2, 4, 2]
-    assert together.without(1) == Reading([2], [[7], [7], [5]], [0, 3, 5])
+    together, apart, alone, _ = prefix_groups(pairs)
+    assert [group.ids for group in (together, apart, alone)] == [[1, 2], [1, 2, 8, 9], [1, 7]]
+    assert [group.num_tokens for group in (together, apart, alone)] == [2, 4, 2]
+    assert together.without(1) == PrefixGroup([2], [[7], [7], [5]], [0, 3, 5])

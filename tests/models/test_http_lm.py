@@ -32,7 +32,7 @@ from replug.models.http.completions_api import (
     read_scores,
 )
 from replug.models.http.http_lm import HttpLM, ServerError, ServerSpec, _check_same_tokens
-from replug.models.http.request_budget import BudgetSpent, Spending
+from replug.models.http.request_budget import BudgetSpent, RequestBudget
 from replug.models.local.stand_in_lm import WORD, StandInLM
 from tests.support.fault_server import (
     MODEL,
@@ -76,9 +76,9 @@ class Opened:
     def __init__(self) -> None:
         self.lms: list[HttpLM] = []
 
-    def __call__(self, server: FaultServer, spending: Spending | None = None, **changes: object) -> HttpLM:
+    def __call__(self, server: FaultServer, budget: RequestBudget | None = None, **changes: object) -> HttpLM:
         spec = ServerSpec(server.url, MODEL, **{"timeout_seconds": 10} | changes)  # type: ignore[arg-type]
-        self.lms.append(HttpLM(spec, spending or Spending(None)))
+        self.lms.append(HttpLM(spec, budget or RequestBudget(None)))
         return self.lms[-1]
 
 
@@ -237,12 +237,12 @@ def test_an_unreachable_server_a_wrong_address_and_an_unknown_model_are_the_user
         free.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
         with pytest.raises(UserError, match=rf"lm\.url: {nobody} did not answer GET /models in 2 .* ConnectError"):
-            HttpLM(ServerSpec(nobody, MODEL, max_attempts=2), Spending(None))
+            HttpLM(ServerSpec(nobody, MODEL, max_attempts=2), RequestBudget(None))
     with FaultServer() as server:
         with pytest.raises(UserError, match=r"404 Not Found: .*; expected lm.url to be such as http://HOST:PORT/v1"):
-            HttpLM(ServerSpec(server.url.removesuffix("/v1"), MODEL), Spending(None))
+            HttpLM(ServerSpec(server.url.removesuffix("/v1"), MODEL), RequestBudget(None))
         with pytest.raises(UserError, match=r"lm\.model: the server does not serve gpt-5; expected one of: words"):
-            HttpLM(ServerSpec(server.url, "gpt-5"), Spending(None))
+            HttpLM(ServerSpec(server.url, "gpt-5"), RequestBudget(None))
     assert "http-lm" not in [thread.name for thread in threading.enumerate()]
 
 
@@ -253,7 +253,7 @@ def test_a_server_that_accepts_and_says_nothing_does_not_hold_up_the_start(monke
         silent.listen()
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
         with pytest.raises(UserError, match=r"did not answer GET /models in 2 attempts; last: no answer within 0\.2 s"):
-            HttpLM(ServerSpec(url, MODEL, max_attempts=2), Spending(None))
+            HttpLM(ServerSpec(url, MODEL, max_attempts=2), RequestBudget(None))
 
 
 def test_a_proxy_is_not_asked_for_this_machines_own_servers(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +283,7 @@ def test_a_missing_or_wrong_key_names_the_environment_variable() -> None:
     with FaultServer(api_key=SECRET) as server:
         for key in (None, "sk-wrong"):
             with pytest.raises(UserError, match=r"401 Unauthorized: .* environment variable MY_KEY") as info:
-                HttpLM(ServerSpec(server.url, MODEL, api_key=key, api_key_env="MY_KEY"), Spending(None))
+                HttpLM(ServerSpec(server.url, MODEL, api_key=key, api_key_env="MY_KEY"), RequestBudget(None))
             assert "sk-wrong" not in str(info.value)
 
 
@@ -419,14 +419,14 @@ def test_closing_breaks_off_what_is_under_way(opened: Opened) -> None:
 
 def test_the_budget_of_requests_is_kept_and_more_of_it_goes_on(opened: Opened, tmp_path: Path) -> None:
     prefixes, continuations = pairs(40)
-    path = tmp_path / "spending.json"
+    path = tmp_path / "budget.json"
     with FaultServer() as server:
-        lm = opened(server, Spending(path, max_requests=7))
+        lm = opened(server, RequestBudget(path, max_requests=7))
         with pytest.raises(BudgetSpent, match=r"lm\.max_requests=7 is spent"):
             lm.score(prefixes, continuations)
         assert server.requests <= 7
-        spent = Spending(path).requests
-        more = opened(server, Spending(path, max_requests=spent + 10))
+        spent = RequestBudget(path).requests
+        more = opened(server, RequestBudget(path, max_requests=spent + 10))
         assert len(more.score(prefixes, continuations)) == 40
 
 
@@ -437,7 +437,7 @@ def test_the_budget_of_tokens_is_used_up_though_bounds_are_booked_first(opened: 
         whole = opened(server, prompts_per_request=1)
         whole.score(prefixes, continuations)
         needed = server.tokens
-        lm = opened(server, Spending(None, max_tokens=needed + 100), prompts_per_request=1)
+        lm = opened(server, RequestBudget(None, max_tokens=needed + 100), prompts_per_request=1)
         assert len(lm.score(prefixes, continuations)) == 40
         assert server.tokens == 2 * needed
         with pytest.raises(BudgetSpent, match=r"lm\.max_tokens_sent="):
@@ -446,10 +446,10 @@ def test_the_budget_of_tokens_is_used_up_though_bounds_are_booked_first(opened: 
 
 
 def test_what_a_throttled_server_did_not_read_costs_no_tokens(opened: Opened) -> None:
-    spending = Spending(None)
+    budget = RequestBudget(None)
     with FaultServer(first_faults=3, kinds=THROTTLED) as server:
-        opened(server, spending).score(["red blue"], [" red"])
-        assert (spending.requests, spending.tokens) == (4, server.tokens)
+        opened(server, budget).score(["red blue"], [" red"])
+        assert (budget.requests, budget.tokens) == (4, server.tokens)
 
 
 @pytest.mark.timeout(60)
@@ -461,7 +461,7 @@ def test_a_server_killed_and_started_again_in_the_middle_of_a_call_is_not_notice
     process = start_server(port)
     try:
         spec = ServerSpec(f"http://127.0.0.1:{port}/v1", MODEL, max_attempts=200, timeout_seconds=5, max_concurrency=4)
-        lm = HttpLM(spec, Spending(None))
+        lm = HttpLM(spec, RequestBudget(None))
         opened.lms.append(lm)
         answer = lm.submit(prefixes, continuations)
         time.sleep(0.4)

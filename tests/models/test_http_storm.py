@@ -13,7 +13,7 @@ import pytest
 
 from replug.models.http import connection as server_connection
 from replug.models.http.http_lm import HttpLM, ServerSpec
-from replug.models.http.request_budget import BudgetSpent, Spending
+from replug.models.http.request_budget import BudgetSpent, RequestBudget
 from replug.models.local.stand_in_lm import StandInLM
 from tests.support.fault_server import MODEL, TRANSIENT, FaultServer
 
@@ -27,7 +27,7 @@ def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_connection, "BACKOFF_SECONDS", 0.02)
 
 
-def storm(url: str, spending: Spending) -> HttpLM:
+def storm(url: str, budget: RequestBudget) -> HttpLM:
     spec = ServerSpec(
         url,
         MODEL,
@@ -36,7 +36,7 @@ def storm(url: str, spending: Spending) -> HttpLM:
         timeout_seconds=2.0,
         max_attempts=40,
     )
-    return HttpLM(spec, spending)
+    return HttpLM(spec, budget)
 
 
 def pairs(number: int) -> tuple[list[str], list[str]]:
@@ -50,9 +50,9 @@ def pairs(number: int) -> tuple[list[str], list[str]]:
 def test_every_answer_arrives_once_in_order_and_right() -> None:
     prefixes, continuations = pairs(NUM_REQUESTS * PROMPTS_PER_REQUEST)
     expected = StandInLM().score(prefixes, continuations)
-    spending = Spending(None)
+    budget = RequestBudget(None)
     with FaultServer(fault_share=0.3) as server:
-        lm = storm(server.url, spending)
+        lm = storm(server.url, budget)
         begun = time.monotonic()
         calls = range(0, len(prefixes), 20)
         futures = [lm.submit(prefixes[i : i + 20], continuations[i : i + 20]) for i in calls]
@@ -65,7 +65,7 @@ def test_every_answer_arrives_once_in_order_and_right() -> None:
     bad = server.requests - NUM_REQUESTS
     assert 0.2 < bad / server.requests < 0.4
     assert metrics["retries"] == bad
-    assert spending.requests == server.requests
+    assert budget.requests == server.requests
     assert server.most_open <= 64
     print(f"{server.requests} requests for {NUM_REQUESTS} answers in {seconds:.1f} s: {dict(server.faults)}")
 
@@ -74,15 +74,15 @@ def test_every_answer_arrives_once_in_order_and_right() -> None:
 @pytest.mark.parametrize(("key", "counted"), [("max_requests", "requests"), ("max_tokens", "tokens")])
 def test_the_budget_is_not_passed_in_the_storm_as_the_server_counts_it(tmp_path: Path, key: str, counted: str) -> None:
     prefixes, continuations = pairs(2_000)
-    path = tmp_path / "spending.json"
+    path = tmp_path / "budget.json"
     with FaultServer(fault_share=0.3, seed=1) as server:
         for limit in (150, 300) if counted == "requests" else (4_000, 8_000):
-            spending = Spending(path, **{key: limit})
-            lm = storm(server.url, spending)
+            budget = RequestBudget(path, **{key: limit})
+            lm = storm(server.url, budget)
             with pytest.raises(BudgetSpent, match=f"={limit} "):
                 lm.score(prefixes, continuations)
             lm.close()
             assert getattr(server, counted) <= limit
-            assert server.requests <= spending.requests
-            assert server.tokens <= spending.tokens
-        assert getattr(spending, counted) > 0.9 * limit  # and it is used up
+            assert server.requests <= budget.requests
+            assert server.tokens <= budget.tokens
+        assert getattr(budget, counted) > 0.9 * limit  # and it is used up

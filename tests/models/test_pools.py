@@ -146,12 +146,12 @@ class Picky:
 
 
 def picky_pool(numbers: list[int], **options: float) -> ActorPool:
-    def judge(number: int, value: float) -> str | None:
+    def validate(number: int, value: float) -> str | None:
         return None if value == -5.2 else f"it gives {value} where the others give -5.2"
 
     return ActorPool(
         lambda n: ray.remote(Picky).options(num_cpus=0).remote(numbers[n], "/lm"), len(numbers), "worker",
-        judge=judge, **options,
+        validate=validate, **options,
     )  # fmt: skip
 
 
@@ -195,10 +195,10 @@ def test_a_replica_with_other_weights_is_not_let_in():
     pool = ScorerPool(LMSpec("stand_in"), num_replicas=1, threads=1)
     wait_until(lambda: pool.pool.num_up == 1)
     good = [logprobs.copy() for logprobs in pool._reference]
-    assert pool._judge(1, good) is None
-    assert "0.60 nats" in pool._judge(1, [good[0], good[1] - 0.6])
-    assert "not finite" in pool._judge(1, [good[0], good[1] * float("nan")])
-    assert "other tokens" in pool._judge(1, [good[0], good[1][:-1]])
+    assert pool._validate(1, good) is None
+    assert "0.60 nats" in pool._validate(1, [good[0], good[1] - 0.6])
+    assert "not finite" in pool._validate(1, [good[0], good[1] * float("nan")])
+    assert "other tokens" in pool._validate(1, [good[0], good[1][:-1]])
     pool.close()
 
 

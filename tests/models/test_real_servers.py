@@ -26,7 +26,7 @@ import torch
 from replug.configs.errors import UserError
 from replug.models.http.http_lm import HttpLM, ServerError, ServerSpec
 from replug.models.http.probe import connect
-from replug.models.http.request_budget import Spending
+from replug.models.http.request_budget import RequestBudget
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.packaged import SMOLLM2, SMOLLM2_FILE, packaged_file, resolve_lm_path
 
@@ -151,7 +151,7 @@ def assert_close(scores: list[np.ndarray], local: list[np.ndarray]) -> str:
 def test_vllm_passes_the_probe_and_gives_what_local_weights_give(
     spec: ServerSpec, smollm2: str, local: list[np.ndarray], api: str, with_ids: bool
 ) -> None:
-    lm = connect(replace(spec, api=api, tokenizer=smollm2 if with_ids else None), Spending(None))
+    lm = connect(replace(spec, api=api, tokenizer=smollm2 if with_ids else None), RequestBudget(None))
     scores = [score.token_logprobs for score in lm.score(PREFIXES, AFTER)]
     assert lm.max_tokens == MAX_MODEL_LEN - 1
     print(f"vLLM, {api}, {'ids' if with_ids else 'text'}, {lm.identity}: {assert_close(scores, local)}")
@@ -162,15 +162,18 @@ def test_vllm_passes_the_probe_and_gives_what_local_weights_give(
 def test_vllm_wants_its_key(spec: ServerSpec) -> None:
     for key in (None, "sk-wrong"):
         with pytest.raises(UserError, match=r"401 Unauthorized: .* in the environment variable MY_KEY") as info:
-            HttpLM(replace(spec, api_key=key), Spending(None))
+            HttpLM(replace(spec, api_key=key), RequestBudget(None))
         assert "sk-wrong" not in str(info.value)
-    HttpLM(spec, Spending(None)).close()
+    HttpLM(spec, RequestBudget(None)).close()
 
 
 def test_the_longest_input_is_scored_and_a_longer_one_is_an_error_with_its_lengths(
     spec: ServerSpec, smollm2: str
 ) -> None:
-    with_ids, with_text = HttpLM(replace(spec, tokenizer=smollm2), Spending(None)), HttpLM(spec, Spending(None))
+    with_ids, with_text = (
+        HttpLM(replace(spec, tokenizer=smollm2), RequestBudget(None)),
+        HttpLM(spec, RequestBudget(None)),
+    )
     longest = " the" * (MAX_MODEL_LEN - 2)
     assert with_ids.score([longest], [" the"])[0].num_tokens == 1
     with pytest.raises(ValueError, match=r"input 0 has 1022 \+ 2 tokens .* but the LM holds 1023"):
@@ -185,7 +188,7 @@ def test_vllm_killed_in_the_middle_of_a_call_and_started_again_is_not_noticed(
     vllm: RealServer, spec: ServerSpec, smollm2: str, local: list[np.ndarray]
 ) -> None:
     patient = replace(spec, tokenizer=smollm2, prompts_per_request=1, max_concurrency=2, max_attempts=100)
-    lm = HttpLM(patient, Spending(None))
+    lm = HttpLM(patient, RequestBudget(None))
     answer = lm.submit(PREFIXES * 3, AFTER * 3)
     while lm.metrics()["requests"] < 15:
         time.sleep(0.05)
@@ -204,5 +207,5 @@ def test_llama_cpp_python_is_refused_for_its_shifted_log_probs(smollm2: str, tmp
     serve = [python, "-m", "llama_cpp.server", "--model", model, "--model_alias", "smollm2", "--logits_all", "true"]
     with RealServer(serve, tmp_path / "log") as server:
         with pytest.raises(UserError, match=r"12 tokens that it generated with .* \(llama-cpp-python, for one") as info:
-            connect(ServerSpec(server.url, "smollm2", timeout_seconds=120), Spending(None))
+            connect(ServerSpec(server.url, "smollm2", timeout_seconds=120), RequestBudget(None))
         print(info.value)

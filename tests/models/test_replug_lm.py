@@ -15,7 +15,7 @@ from replug.models.encoder import Encoder
 from replug.models.ensemble import document_weights
 from replug.models.generation import GenerationOptions
 from replug.models.http.http_lm import HttpLM, ServerSpec
-from replug.models.http.request_budget import Spending
+from replug.models.http.request_budget import RequestBudget
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
@@ -256,7 +256,7 @@ def test_round_a_pool_it_gives_what_it_gives_round_the_lm_itself() -> None:
 @pytest.mark.timeout(60)
 def test_round_a_server_scores_are_mixed_and_answers_are_weighed() -> None:
     with FaultServer() as server:
-        lm = HttpLM(ServerSpec(server.url, MODEL, timeout_seconds=10), Spending(None))
+        lm = HttpLM(ServerSpec(server.url, MODEL, timeout_seconds=10), RequestBudget(None))
         replug = ReplugLM(lm, Shelf([Retrieved("boat boat", 0.0, "a"), *found(2)]), template=PromptTemplate(" "))
         expected = ReplugLM(StandInLM(), replug._retriever, template=PromptTemplate(" "))
         assert_same_scores(replug.score(CONTEXTS, CONTINUATIONS), expected.score(CONTEXTS, CONTINUATIONS), atol=0)

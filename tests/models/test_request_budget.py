@@ -1,4 +1,4 @@
-"""The ledger: never passed, never forgotten, whatever ends the process."""
+"""The budget file: never passed, never forgotten, whatever ends the process."""
 
 import json
 import os
@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from replug.configs.errors import RunError, UserError
-from replug.models.http.request_budget import BudgetSpent, Spending
+from replug.models.http.request_budget import BudgetSpent, RequestBudget
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "deeper" / "spending.json"
+    return tmp_path / "deeper" / "budget.json"
 
 
 def booked(path: Path) -> dict[str, int]:
@@ -25,60 +25,60 @@ def booked(path: Path) -> dict[str, int]:
 
 
 def test_a_request_counts_at_most_what_was_reserved_and_then_what_it_cost(path: Path) -> None:
-    spending = Spending(path)
-    assert spending.reserve(100)
-    assert (spending.requests, spending.tokens) == (1, 0)
+    budget = RequestBudget(path)
+    assert budget.reserve(100)
+    assert (budget.requests, budget.tokens) == (1, 0)
     assert booked(path) == {"requests": 1, "tokens": 100}
-    spending.settle(100, 60)
-    assert (spending.requests, spending.tokens) == (1, 60)
+    budget.settle(100, 60)
+    assert (budget.requests, budget.tokens) == (1, 60)
     assert booked(path) == {"requests": 1, "tokens": 60}
 
 
 def test_it_goes_on_where_it_was_when_it_is_opened_again(path: Path) -> None:
-    first = Spending(path, max_requests=3, max_tokens=100)
+    first = RequestBudget(path, max_requests=3, max_tokens=100)
     for _ in range(2):
         assert first.reserve(20)
         first.settle(20, 15)
     first.close()
-    again = Spending(path, max_requests=3, max_tokens=100)
+    again = RequestBudget(path, max_requests=3, max_tokens=100)
     assert (again.requests, again.tokens) == (2, 30)
     assert again.reserve(70)
     with pytest.raises(BudgetSpent, match=r"lm\.max_requests=3"):
         again.reserve(1)
-    raised = Spending(path, max_requests=4, max_tokens=100)
+    raised = RequestBudget(path, max_requests=4, max_tokens=100)
     assert raised.requests == 3
 
 
 def test_what_was_in_flight_when_the_process_ended_counts_in_full(path: Path) -> None:
-    first = Spending(path)
+    first = RequestBudget(path)
     assert first.reserve(20)
-    assert Spending(path).tokens == 20
+    assert RequestBudget(path).tokens == 20
 
 
 def test_a_reservation_that_may_fit_later_waits_and_one_that_cannot_says_what_is_spent() -> None:
-    spending = Spending(None, max_tokens=100)
-    assert spending.reserve(60)
-    assert not spending.reserve(60)  # the first may turn out to cost less
-    spending.settle(60, 40)
-    assert spending.reserve(60)
-    assert not spending.reserve(1)
-    spending.settle(60, 60)
+    budget = RequestBudget(None, max_tokens=100)
+    assert budget.reserve(60)
+    assert not budget.reserve(60)  # the first may turn out to cost less
+    budget.settle(60, 40)
+    assert budget.reserve(60)
+    assert not budget.reserve(1)
+    budget.settle(60, 60)
     with pytest.raises(RunError, match=r"lm\.max_tokens_sent=100 .* 100 tokens are spent and it may take 1; raise it"):
-        spending.reserve(1)
+        budget.reserve(1)
 
 
 def test_requests_in_flight_do_not_come_back_so_nobody_waits_for_them() -> None:
-    spending = Spending(None, max_requests=1)
-    assert spending.reserve(5)
+    budget = RequestBudget(None, max_requests=1)
+    assert budget.reserve(5)
     with pytest.raises(BudgetSpent, match=r"lm\.max_requests=1 is spent"):
-        spending.reserve(5)
+        budget.reserve(5)
 
 
 def test_the_line_has_one_width_whatever_it_holds(path: Path) -> None:
-    spending = Spending(path)
+    budget = RequestBudget(path)
     widths = set()
     for tokens in (1, 10**6, 10**15 - 2 * 10**6):
-        assert spending.reserve(tokens)
+        assert budget.reserve(tokens)
         widths.add(len(path.read_bytes()))
     assert widths == {64}
 
@@ -87,21 +87,21 @@ def test_the_line_has_one_width_whatever_it_holds(path: Path) -> None:
 def test_a_file_that_is_no_ledger_is_refused_and_left_alone(path: Path, content: str) -> None:
     path.parent.mkdir()
     path.write_text(content, encoding="latin-1")
-    with pytest.raises(UserError, match="is not a ledger of requests"):
-        Spending(path)
+    with pytest.raises(UserError, match="is not a budget file of requests"):
+        RequestBudget(path)
     assert path.read_text(encoding="latin-1") == content
 
 
 def test_threads_together_never_pass_the_limits(path: Path) -> None:
-    spending = Spending(path, max_tokens=3000)
+    budget = RequestBudget(path, max_tokens=3000)
     sent: list[int] = []
 
     def spend() -> None:
         try:
             while True:
-                if spending.reserve(10):
+                if budget.reserve(10):
                     sent.append(7)
-                    spending.settle(10, 7)
+                    budget.settle(10, 7)
         except BudgetSpent:
             return
 
@@ -117,13 +117,13 @@ def test_threads_together_never_pass_the_limits(path: Path) -> None:
 SPENDER = """
 import sys
 from pathlib import Path
-from replug.models.http.request_budget import Spending
+from replug.models.http.request_budget import RequestBudget
 
-spending = Spending(Path(sys.argv[1]))
+budget = RequestBudget(Path(sys.argv[1]))
 while True:
-    spending.reserve(10)
+    budget.reserve(10)
     print("sent", flush=True)
-    spending.settle(10, 8)
+    budget.settle(10, 8)
 """
 
 
@@ -138,8 +138,8 @@ def test_kill_9_at_any_moment_leaves_a_whole_line_that_counts_all_that_was_sent(
         os.kill(process.pid, signal.SIGKILL)
         total += 1 + process.stdout.read().count(b"sent\n")
         process.wait()
-        ledger = booked(path)
+        budget_file = booked(path)
         assert len(path.read_bytes()) == 64
-        assert ledger["requests"] >= total
-        assert ledger["tokens"] >= 8 * total
-        assert ledger["requests"] - total <= 4  # at most the one that was booked and not yet sent, for each kill
+        assert budget_file["requests"] >= total
+        assert budget_file["tokens"] >= 8 * total
+        assert budget_file["requests"] - total <= 4  # at most the one that was booked and not yet sent, for each kill

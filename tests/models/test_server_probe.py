@@ -11,7 +11,7 @@ from replug.models.http import connection as server_connection
 from replug.models.http import probe as server_probe
 from replug.models.http.connection import ServerSpec
 from replug.models.http.probe import connect
-from replug.models.http.request_budget import BudgetSpent, Spending
+from replug.models.http.request_budget import BudgetSpent, RequestBudget
 from tests.support.fault_server import MODEL, TRANSIENT, FaultServer, write_word_tokenizer
 
 WAYS = [("echo", False), ("echo", True), ("prompt_logprobs", True)]
@@ -31,7 +31,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def refusal(server: FaultServer, **changes: object) -> str:
     with pytest.raises(UserError) as caught:
-        connect(ServerSpec(server.url, MODEL, **{"timeout_seconds": 10, "max_attempts": 2} | changes), Spending(None))
+        connect(
+            ServerSpec(server.url, MODEL, **{"timeout_seconds": 10, "max_attempts": 2} | changes), RequestBudget(None)
+        )
     message = str(caught.value)
     assert server.url in message
     assert "\n" not in message
@@ -43,9 +45,9 @@ def refusal(server: FaultServer, **changes: object) -> str:
 def test_an_honest_server_passes_and_gets_a_fingerprint(tokenizer: str, api: str, with_ids: bool) -> None:
     folder = tokenizer if with_ids else None
     with FaultServer(tokenizer=folder) as server:
-        lm = connect(ServerSpec(server.url, MODEL, api, folder), Spending(None))
+        lm = connect(ServerSpec(server.url, MODEL, api, folder), RequestBudget(None))
         lm.close()
-        again = connect(ServerSpec(server.url, MODEL), Spending(None))
+        again = connect(ServerSpec(server.url, MODEL), RequestBudget(None))
         again.close()
     assert lm.fingerprint.dtype == np.float32
     assert lm.fingerprint.ndim == 1
@@ -56,12 +58,12 @@ def test_an_honest_server_passes_and_gets_a_fingerprint(tokenizer: str, api: str
 
 def test_a_server_that_opens_texts_with_a_start_token_passes() -> None:
     with FaultServer(mode="start_token") as server:
-        connect(ServerSpec(server.url, MODEL), Spending(None)).close()
+        connect(ServerSpec(server.url, MODEL), RequestBudget(None)).close()
 
 
 def test_a_server_with_passing_faults_passes() -> None:
     with FaultServer(fault_share=0.3, kinds=[kind for kind in TRANSIENT if kind not in ("hang", "drip")]) as server:
-        connect(ServerSpec(server.url, MODEL, max_attempts=30), Spending(None)).close()
+        connect(ServerSpec(server.url, MODEL, max_attempts=30), RequestBudget(None)).close()
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ def test_a_server_that_is_wrong_for_good_is_refused_with_the_reason(mode: str, r
 
 def test_a_server_that_takes_one_input_a_request_passes_with_one_input_a_request() -> None:
     with FaultServer(mode="one_input") as server:
-        connect(ServerSpec(server.url, MODEL, prompts_per_request=1), Spending(None)).close()
+        connect(ServerSpec(server.url, MODEL, prompts_per_request=1), RequestBudget(None)).close()
 
 
 def test_a_shifted_server_is_refused_with_ids_too(tokenizer: str) -> None:
@@ -97,7 +99,7 @@ def test_a_shifted_server_is_refused_with_ids_too(tokenizer: str) -> None:
 
 def test_a_budget_that_does_not_hold_the_probe_is_named() -> None:
     with FaultServer() as server, pytest.raises(BudgetSpent, match=r"lm\.max_requests=3"):
-        connect(ServerSpec(server.url, MODEL), Spending(None, max_requests=3))
+        connect(ServerSpec(server.url, MODEL), RequestBudget(None, max_requests=3))
 
 
 def test_scores_in_a_longer_text_may_differ_by_roundings_and_not_by_more() -> None:

@@ -6,7 +6,7 @@ import pytest
 import simpy
 
 from replug.planning.sharing import Processor
-from replug.planning.simulate import Crew, Durations, Outcome, Place, simulate
+from replug.planning.simulate import DeviceAllocation, Durations, Place, SimulatedRun, simulate
 from replug.planning.workload import Shape
 
 NEVER = 10_000
@@ -32,8 +32,8 @@ DURATIONS = Durations(
 )
 
 
-def run(shape: Shape = SHAPE, durations: Durations = DURATIONS, replicas: int = 1) -> Outcome:
-    return simulate(shape, durations, Crew(replicas))
+def run(shape: Shape = SHAPE, durations: Durations = DURATIONS, replicas: int = 1) -> SimulatedRun:
+    return simulate(shape, durations, DeviceAllocation(replicas))
 
 
 def test_at_depth_zero_a_step_is_the_sum_of_its_parts() -> None:
@@ -143,7 +143,7 @@ def test_roles_on_one_processor_slow_each_other_down() -> None:
     shape = replace(SHAPE, depth=1)
     durations = replace(DURATIONS, encode=0.0, search=0.0, unit=4.0)
     places = {role: Place("gpu", 1.0) for role in ("score", "train")}
-    apart, together = run(shape, durations), simulate(shape, durations, Crew(1, {"gpu": 1.0}, places))
+    apart, together = run(shape, durations), simulate(shape, durations, DeviceAllocation(1, {"gpu": 1.0}, places))
     assert apart.step_ends[-1] == pytest.approx(100 + 4 + 4 + 20 * 4, abs=4)
     assert together.step_ends[-1] == pytest.approx(100 + 20 * (4 + 4))
 

@@ -11,7 +11,7 @@ import replug.data.sources.shards
 from replug.configs.schema import DataConfig
 from replug.data.prepare.local_pool import LocalPool, Pool
 from replug.data.prepare.sets import Tokenizers, prepare_raw
-from replug.data.sampling import Shares, side_of
+from replug.data.sampling import Shares, split_of
 from replug.data.store import PreparedSet
 from replug.data.tokenizing import TokenIds, word_tokenizer
 
@@ -57,22 +57,22 @@ def write_jsonl(path: Path, rows: Iterable[dict]) -> Path:
     return path
 
 
-def ids_on(side: str | None, count: int, shares: Shares = SHARES) -> list[str]:
-    """Ids of source texts that fall on a side with seed 0."""
-    found = (name for name in map(str, range(100_000)) if side_of(name, 0, shares) == side)
+def ids_on(split: str | None, count: int, shares: Shares = SHARES) -> list[str]:
+    """Ids of source texts that fall on a split with seed 0."""
+    found = (name for name in map(str, range(100_000)) if split_of(name, 0, shares) == split)
     return [name for _, name in zip(range(count), found, strict=False)]
 
 
 def texts_of(prepared: PreparedSet) -> dict[str, list[str]]:
-    """The texts of each side, in the order of the rows."""
+    """The texts of each split, in the order of the rows."""
     windows = {"queries": prepared.queries.windows(), "heldout": prepared.heldout.windows()}
-    said = {side: [window.context + window.continuation for window in rows] for side, rows in windows.items()}
+    said = {split: [window.context + window.continuation for window in rows] for split, rows in windows.items()}
     return {"documents": [doc.text for doc in prepared.corpus.iterate()], **said}
 
 
 def prepare_apart(out: str, source: str, num_workers: int, sizes: Sequence[int], keys: dict) -> None:
-    """In a process and a process group of its own, with small units and shards."""
+    """In a process and a process group of its own, with small source shards and shards."""
     os.setpgrp()
-    replug.data.sources.shards.UNIT_BYTES, replug.data.prepare.splits.PIECES_PER_SHARD = sizes
+    replug.data.sources.shards.SOURCE_SHARD_BYTES, replug.data.prepare.splits.PIECES_PER_SHARD = sizes
     with LocalPool(num_workers) as pool:
         prepare(Path(out), source, pool, **keys)
