@@ -4,16 +4,25 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from rich.console import Console
-from rich.text import Text
+import typer
 
-from replug.commands.checks.configuration import config_checks
 from replug.commands.checks.machine import Check, Checks, State, machine_checks, run_checks
+from replug.commands.command import Command, Group, Overrides
 from replug.configs.errors import UserError
 from replug.configs.load import load_config
 
 MARKS = {State.ok: ("✓", "green"), State.warning: ("!", "yellow"), State.wrong: ("✗", "red")}
+
+
+def doctor(
+    config: Annotated[Path | None, typer.Argument(help="A YAML file; left out: this machine only.")] = None,
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON list.")] = False,
+) -> None:
+    """Look at this machine, and at what a configuration needs of it; exits with 1 where something is wrong."""
+    raise typer.Exit(run_doctor(config, overrides or [], as_json))
 
 
 def run_doctor(path: Path | None, overrides: Sequence[str], as_json: bool) -> int:
@@ -30,6 +39,8 @@ def _checks(path: Path | None, overrides: Sequence[str]) -> Checks:
     """A configuration's checks take the place of the machine's own of the same name."""
     if path is None:
         return machine_checks()
+    from replug.commands.checks.configuration import config_checks
+
     try:
         config = load_config(path, overrides)
     except UserError as error:
@@ -42,6 +53,9 @@ def _checks(path: Path | None, overrides: Sequence[str]) -> Checks:
 
 
 def _print(found: Sequence[Check]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
     console = Console(highlight=False)
     for check in found:
         mark, colour = MARKS[check.state]
@@ -49,3 +63,6 @@ def _print(found: Sequence[Check]) -> None:
         console.print(Text.assemble((mark, colour), f" {check.name:<16} {check.found}", (fix, colour)), soft_wrap=True)
     counts = {state: sum(check.state is state for check in found) for state in State}
     console.print(f"{counts[State.ok]} well, {counts[State.warning]} to look at, {counts[State.wrong]} wrong")
+
+
+COMMAND = Command(doctor, Group.look, place=2)

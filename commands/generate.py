@@ -4,39 +4,68 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
-from rich.markup import escape
+import typer
 
+from replug.commands.command import Command, Group, Overrides
 from replug.configs.errors import UserError
 from replug.configs.load import load_config, load_score_config
 from replug.configs.schema import LMConfig
-from replug.index_workers.local_index import IndexRetriever, LocalIndex
-from replug.index_workers.version_store import index_folder
-from replug.models.black_box_lm import BlackBoxLM
-from replug.models.build import lm_source, lm_tokenizer_path
-from replug.models.ensemble import document_weights
-from replug.models.generation import Generated, GenerationOptions
-from replug.models.hardware import available_cores
-from replug.models.http.http_lm import HttpLM
-from replug.models.local.hf_lm import load_tokenizer
-from replug.models.prompt import PromptTemplate
-from replug.models.replug_lm import ReplugLM, Retrieved
-from replug.models.scorer_pool import LMSpec
-from replug.train.run_dir import RunDirectory
+
+if TYPE_CHECKING:
+    from replug.models.generation import Generated, GenerationOptions
+    from replug.models.http.http_lm import HttpLM
+    from replug.models.prompt import PromptTemplate
+    from replug.models.replug_lm import Retrieved
+    from replug.models.scorer_pool import LMSpec
 
 SHOWN_CHARACTERS = 120
 
 
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What is to be continued.")],
+    overrides: Overrides = None,
+    index: Annotated[Path, typer.Option(help="A run directory or an index directory.")] = Path("runs/quickstart"),
+    k: Annotated[int, typer.Option(help="Documents in the ensemble; 0 asks the LM alone.", min=0)] = 10,
+    max_new_tokens: Annotated[int, typer.Option(help="Length of the answer in tokens.", min=1)] = 64,
+    stop: Annotated[str | None, typer.Option(help="The answer ends before this text; \\n is a newline.")] = None,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token at each step.", min=0)] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens with this mass.", min=0, max=1)] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of sampling.", min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Continue a prompt with the LM and what the retriever finds for it: one token is chosen for all documents.
+
+    The LM is that of the run, or lm.path=DIR. A server's answers, one from each document, are weighed as wholes.
+
+    replug generate "The Python keyword yield" --k 10 --index runs/quickstart
+    """
+    from replug.models.generation import GenerationOptions
+
+    end = None if stop is None else stop.replace("\\n", "\n")
+    options = GenerationOptions(max_new_tokens, end, temperature, top_p, seed)
+    run_generate(prompt, index, k, options, overrides or [], as_json)
+
+
 def run_generate(
-    prompt: str, directory: Path, k: int, options: GenerationOptions, overrides: list[str], as_json: bool
+    prompt: str, directory: Path, k: int, options: "GenerationOptions", overrides: list[str], as_json: bool
 ) -> None:
     """Print the answer, then the documents that it is from, with their weights."""
+    from replug.index_workers.local_index import IndexRetriever, LocalIndex
+    from replug.index_workers.version_store import index_folder
+    from replug.models.build import lm_source
+    from replug.models.ensemble import document_weights
+    from replug.models.hardware import available_cores
+    from replug.models.http.http_lm import HttpLM
+    from replug.models.replug_lm import ReplugLM
+    from replug.train.run_dir import RunDirectory
+
     lm_config = lm_of(directory, overrides)
     retriever = IndexRetriever(LocalIndex(index_folder(directory), available_cores()))
     run = RunDirectory(directory)
     source = lm_source(lm_config, run.budget_file, run.scores)
-    lm: BlackBoxLM = source if isinstance(source, HttpLM) else source.load()
+    lm = source if isinstance(source, HttpLM) else source.load()
     try:
         replug = ReplugLM(lm, retriever, k, _template(lm_config, source, options.max_new_tokens))
         [documents] = replug.retrieve([prompt])
@@ -57,8 +86,12 @@ def lm_of(directory: Path, overrides: list[str]) -> LMConfig:
     return load_config(directory / "config.yaml", overrides).lm
 
 
-def _template(lm: LMConfig, source: LMSpec | HttpLM, max_new_tokens: int) -> PromptTemplate:
+def _template(lm: LMConfig, source: "LMSpec | HttpLM", max_new_tokens: int) -> "PromptTemplate":
     """Cuts documents so that the answer finds room, where the LM's limit and its tokenizer are known."""
+    from replug.models.build import lm_tokenizer_path
+    from replug.models.local.hf_lm import load_tokenizer
+    from replug.models.prompt import PromptTemplate
+
     if source.max_tokens is None or not (lm.path or lm.tokenizer):
         return PromptTemplate(lm.separator)
     if source.max_tokens <= max_new_tokens:
@@ -67,7 +100,10 @@ def _template(lm: LMConfig, source: LMSpec | HttpLM, max_new_tokens: int) -> Pro
     return PromptTemplate(lm.separator, tokenizer, source.max_tokens - max_new_tokens)
 
 
-def _print(prompt: str, answer: Generated, documents: Sequence[Retrieved], weights: Sequence[float]) -> None:
+def _print(prompt: str, answer: "Generated", documents: Sequence["Retrieved"], weights: Sequence[float]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
     console = Console()
     console.print(f"[dim]{escape(prompt)}[/dim]{escape(answer.text)}", highlight=False)
     for found, weight in zip(documents, weights, strict=True):
@@ -76,7 +112,10 @@ def _print(prompt: str, answer: Generated, documents: Sequence[Retrieved], weigh
         console.print(f"{weight:6.1%}  {escape(found.id)}  [dim]{escape(shown)}[/dim]", highlight=False, soft_wrap=True)
 
 
-def _print_json(prompt: str, answer: Generated, documents: Sequence[Retrieved], weights: Sequence[float]) -> None:
+def _print_json(prompt: str, answer: "Generated", documents: Sequence["Retrieved"], weights: Sequence[float]) -> None:
     found = [{**asdict(document), "weight": weight} for document, weight in zip(documents, weights, strict=True)]
     row = {"prompt": prompt, "answer": answer.text, "sum_logprob": answer.sum_logprob, "documents": found}
     print(json.dumps(row, ensure_ascii=False))
+
+
+COMMAND = Command(generate, Group.use, place=2)

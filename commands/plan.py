@@ -4,8 +4,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from replug.commands.command import Command, ConfigFile, Group, Overrides
 from replug.configs.errors import UserError
 from replug.configs.load import load_config
 from replug.planning.plans import Assumptions, Plan, make_plan, plan_json
@@ -26,6 +29,38 @@ class Variant:
 
     def _one(self, gpus_differ: bool) -> str:
         return str(self.gpus) if gpus_differ else self.what_if
+
+
+def plan(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    gpus: Annotated[
+        list[str] | None, typer.Option(help="All GPUs, such as 8xA100, or cores, 16xcpu; repeat it to compare.")
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(help="Nodes they are in (default: eight GPUs to a node).")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="GPUs that score/embed/train, such as 6/1/1, instead of the best.")
+    ] = None,
+    what_if: Annotated[
+        list[str] | None, typer.Option(help="Overrides to compare with, in one string; may be repeated.")
+    ] = None,
+    measured: Annotated[
+        Path | None, typer.Option(help="A finished run whose rates are taken; --gpus is then such as 2xmeasured.")
+    ] = None,
+    lm_parameters: Annotated[float | None, typer.Option(help="Of an LM that is not known, such as 7e9.")] = None,
+    retriever_parameters: Annotated[float | None, typer.Option(help="Of an unknown encoder, such as 110e6.")] = None,
+    documents: Annotated[int | None, typer.Option(help="Documents of the corpus, where no file tells.", min=1)] = None,
+    efficiency: Annotated[float | None, typer.Option(help="Share of the peak that is reached (GPUs: 0.35).")] = None,
+    chart: Annotated[Path | None, typer.Option(help="Write the time line of the first plan as a PNG.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="A Markdown table of a row each.")] = False,
+) -> None:
+    """Say what a run costs before anyone pays for it: hours, memory, disk, the best split of the GPUs.
+
+    replug plan configs/paper.yaml --gpus 8xA100 --what-if lm.path=gpt2
+    """
+    given = Assumptions(lm_parameters, retriever_parameters, documents, efficiency, split)
+    run_plan(config, gpus or (), nodes, measured, as_json, chart, overrides or (), what_if or (), as_markdown, given)
 
 
 def run_plan(
@@ -89,3 +124,6 @@ def _write_chart(chart: Path, config: Path, plan: Plan) -> None:
     length = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"
     plan_png(chart, f"{config} on {plan.devices}: {length}, {plan.job.shape.steps:,} steps", plan)
     print(f"chart: {chart}")
+
+
+COMMAND = Command(plan, Group.look, place=1)

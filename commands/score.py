@@ -22,24 +22,27 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import numpy as np
+import typer
 
+from replug.cluster.environment import configure_ray_environment
+from replug.commands.command import Command, Group
 from replug.configs.errors import RunError, UserError
+from replug.configs.load import load_score_config
 from replug.configs.schema import LMConfig, ScoreConfig, TooLong
 from replug.data.files import write_json
 from replug.data.progress import Progress, format_duration
 from replug.data.rows import read_json_lines
-from replug.models.black_box_lm import AsyncLM, ContinuationScore
-from replug.models.caching_lm import CachingLM
-from replug.models.pair_tokens import pair_token_ids
 
 log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:  # seconds to import, and mistakes in the rows are to be told at once
     from transformers import PreTrainedTokenizerBase
 
+    from replug.models.black_box_lm import AsyncLM, ContinuationScore
+    from replug.models.caching_lm import CachingLM
     from replug.models.http.http_lm import HttpLM
     from replug.models.prompt import PromptTemplate
     from replug.models.scorer_pool import LMSpec
@@ -149,6 +152,23 @@ class Output:
             raise UserError(f"{self.path}:{number} is not a row of `replug score`; {OTHER_OUT}") from error
 
 
+def score(
+    source: Annotated[Path, typer.Option("--in", help='JSON Lines: {"id", "prefix", "continuation"}.')],
+    out: Annotated[Path, typer.Option("--out", help='JSON Lines: {"id", "sum", "num_tokens", "token_logprobs"}.')],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Any key of lm and ray; lm.path or lm.url must be there.", metavar="KEY=VALUE"),
+    ] = None,
+) -> None:
+    """Log-probabilities (nats) of your own continuations, in the order of the input; a rerun goes on.
+
+    replug score lm.path=DIR --in pairs.jsonl --out scores.jsonl
+    """
+    config = load_score_config(overrides or [])
+    configure_ray_environment(config)
+    run_score(config, source, out)
+
+
 def run_score(config: ScoreConfig, source: Path, out: Path) -> None:
     """Score what is left to do. Raises UserError before anything starts for what is wrong with a row or with OUT."""
     if out.is_dir() or out.resolve() == source.resolve():
@@ -184,10 +204,11 @@ def _score_rest(config: ScoreConfig, source: Path, output: Output, survey: Surve
 
 
 @contextmanager
-def _open(config: ScoreConfig, source_of_lm: "LMSpec | HttpLM", cache: Path) -> Iterator[CachingLM]:
+def _open(config: ScoreConfig, source_of_lm: "LMSpec | HttpLM", cache: Path) -> "Iterator[CachingLM]":
     """The LM behind its cache; Ray runs where the weights are local."""
     from replug.cluster.ray_cluster import ray_cluster
     from replug.models.build import cache_path, open_lm
+    from replug.models.caching_lm import CachingLM
 
     with nullcontext() if config.lm.url else ray_cluster(config):
         lm = open_lm(config.lm, source_of_lm)
@@ -242,6 +263,8 @@ def check_lengths(source: Path, tokenizer: "PreTrainedTokenizerBase", max_tokens
 
     A token is at least one byte, so only what is longer in bytes is tokenized.
     """
+    from replug.models.pair_tokens import pair_token_ids
+
     for pair in read_pairs(source):
         if len((pair.prefix + pair.continuation).encode()) + 2 <= max_tokens:
             continue
@@ -265,13 +288,13 @@ def read_calls(source: Path, num_written: int) -> Iterator[Call]:
 class RowWriter:
     """Appends the rows of calls that come in order, those that are not there yet, and says how fast it goes."""
 
-    def __init__(self, file: BinaryIO, survey: Survey, lm: CachingLM) -> None:
+    def __init__(self, file: BinaryIO, survey: Survey, lm: "CachingLM") -> None:
         self._file, self._survey, self._lm = file, survey, lm
         self._progress = Progress("rows scored", survey.num_rows, survey.num_written)
         self._start = time.monotonic()
         self._num_tokens = 0
 
-    def write(self, call: Call, scores: list[ContinuationScore]) -> None:
+    def write(self, call: Call, scores: "list[ContinuationScore]") -> None:
         num_old = max(0, self._survey.num_written - call.first)
         for pair, score in list(zip(call.pairs, scores, strict=True))[num_old:]:
             self._file.write(_line(pair, score))
@@ -289,7 +312,7 @@ class RowWriter:
         return f"{rate:.0f} tokens/s, {self._lm.hit_share:.0%} from the cache"
 
 
-def score_calls(lm: AsyncLM, calls: Iterable[Call], template: "PromptTemplate", writer: RowWriter) -> None:
+def score_calls(lm: "AsyncLM", calls: Iterable[Call], template: "PromptTemplate", writer: RowWriter) -> None:
     """Keep several calls in flight and write their rows in order."""
     in_flight: deque[tuple[Call, Future[list[ContinuationScore]]]] = deque()
     for call in calls:
@@ -301,7 +324,7 @@ def score_calls(lm: AsyncLM, calls: Iterable[Call], template: "PromptTemplate", 
         writer.write(call, _answer(call, future))
 
 
-def _submit(lm: AsyncLM, call: Call, template: "PromptTemplate") -> "Future[list[ContinuationScore]]":
+def _submit(lm: "AsyncLM", call: Call, template: "PromptTemplate") -> "Future[list[ContinuationScore]]":
     prefixes = []
     for pair in call.pairs:
         try:
@@ -311,7 +334,7 @@ def _submit(lm: AsyncLM, call: Call, template: "PromptTemplate") -> "Future[list
     return lm.submit(prefixes, [pair.continuation for pair in call.pairs])
 
 
-def _answer(call: Call, future: "Future[list[ContinuationScore]]") -> list[ContinuationScore]:
+def _answer(call: Call, future: "Future[list[ContinuationScore]]") -> "list[ContinuationScore]":
     try:
         return future.result()
     except UserError:
@@ -322,7 +345,7 @@ def _answer(call: Call, future: "Future[list[ContinuationScore]]") -> list[Conti
         raise RunError(f"{rows}: the LM refuses one of these rows: {said}") from error
 
 
-def _line(pair: Pair, score: ContinuationScore) -> bytes:
+def _line(pair: Pair, score: "ContinuationScore") -> bytes:
     """A row of the output. Numbers are the shortest that are the same float32 again."""
     if not np.isfinite(score.sum_logprob):
         raise RunError(f"{pair.label}: the LM's score is {score.sum_logprob}; expected a finite number")
@@ -331,3 +354,6 @@ def _line(pair: Pair, score: ContinuationScore) -> bytes:
     )
     row = {"id": pair.id, "sum": total, "num_tokens": score.num_tokens, "token_logprobs": logprobs}
     return json.dumps(row, ensure_ascii=False).encode() + b"\n"
+
+
+COMMAND = Command(score, Group.use, place=3)

@@ -21,9 +21,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 import replug
 from replug.cluster import layout as resources
+from replug.commands.command import Command, ConfigFile, Group, Overrides
 from replug.configs.errors import RunError, UserError
 from replug.configs.load import config_to_yaml, load_config
 from replug.configs.paths import check_paths
@@ -64,6 +68,29 @@ class SlurmRequest:
             name, _, value = option.removeprefix("--").partition("=")
             options[name] = value
         return options
+
+
+def slurm(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    submit: Annotated[bool, typer.Option("--submit", help="Freeze configuration and code, and submit.")] = False,
+    job: Annotated[str, typer.Option(help="train, prepare or evaluate.")] = "train",
+    nodes: Annotated[int | None, typer.Option(help="Nodes.", min=1)] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs of each node.", min=0)] = None,
+    cpus_per_task: Annotated[int | None, typer.Option(help="CPUs of each node.", min=1)] = None,
+    time: Annotated[str | None, typer.Option(help="Time limit, such as 24:00:00.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Partition.")] = None,
+    account: Annotated[str | None, typer.Option(help="Account.")] = None,
+    sbatch: Annotated[
+        list[str] | None, typer.Option(help="A further option of sbatch, such as --sbatch=--mem=64G; repeatable.")
+    ] = None,
+) -> None:
+    """Show the SLURM job of a configuration; with --submit, freeze it into RUN_DIR and put it into the queue.
+
+    replug slurm configs/paper.yaml --nodes 2 --gpus-per-node 4 --partition gpu --submit
+    """
+    request = SlurmRequest(job, nodes, gpus_per_node, cpus_per_task, time, partition, account, tuple(sbatch or ()))
+    run_slurm(config, overrides or [], request, submit)
 
 
 def run_slurm(path: Path, overrides: Sequence[str], request: SlurmRequest, submit: bool) -> None:
@@ -246,3 +273,6 @@ def _sbatch(folder: Path) -> str:
     number = done.stdout.strip().partition(";")[0]
     write_json(folder / "job.json", {"job_id": number, "submitted_at": datetime.now(UTC).isoformat(timespec="seconds")})
     return number
+
+
+COMMAND = Command(slurm, Group.train, place=2)

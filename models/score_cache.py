@@ -176,18 +176,6 @@ class ScoreCache:
         with self._transaction():
             self._database.executemany("DELETE FROM scores WHERE key = ?", [(key,) for key in keys])
 
-    def delete_models(self, identities: Sequence[str], before: float) -> int:
-        """Delete rows of these LMs created before a time (unix seconds); an LM left without rows goes too."""
-        deleted = 0
-        with self._transaction():
-            for identity in identities:
-                (model,) = self._database.execute("SELECT id FROM models WHERE identity = ?", (identity,)).fetchone()
-                found = self._database.execute("DELETE FROM scores WHERE model = ? AND created < ?", (model, before))
-                deleted += found.rowcount
-                if self._database.execute("SELECT 1 FROM scores WHERE model = ? LIMIT 1", (model,)).fetchone() is None:
-                    self._database.execute("DELETE FROM models WHERE id = ?", (model,))
-        return deleted
-
     def compact(self) -> None:
         """Give the space of deleted rows back to the disk; takes as much again while it works."""
         with self._explained():
@@ -195,7 +183,7 @@ class ScoreCache:
             self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _count(self, identity: str, hits: int, misses: int) -> int:
-        """The model's number, looked up at each write: `replug cache` may have removed an LM without rows."""
+        """The model's number, looked up at each write: `replug verify --delete-wrong` may be at work too."""
         self._database.execute("INSERT INTO models (identity) VALUES (?) ON CONFLICT DO NOTHING", (identity,))
         self._database.execute(
             "UPDATE models SET hits = hits + ?, misses = misses + ? WHERE identity = ?", (hits, misses, identity)
@@ -210,7 +198,7 @@ class ScoreCache:
 
     def _score(self, num_tokens: int, logprobs: bytes) -> ContinuationScore:
         if len(logprobs) != 4 * num_tokens:
-            raise RunError(f"{self.path}: a row is damaged; `replug cache {self.path} --verify` says more")
+            raise RunError(f"{self.path}: a row is damaged; `replug verify {self.path}` says more")
         return ContinuationScore(np.frombuffer(logprobs, dtype=LOGPROBS_DTYPE))
 
     @contextmanager
@@ -280,7 +268,7 @@ def _switch_to_wal(database: sqlite3.Connection) -> None:
 
 def _explain(path: Path, error: sqlite3.Error) -> str:
     if _is_damage(error):
-        return f"{path} is damaged: {error}; `replug cache {path} --verify` says more"
+        return f"{path} is damaged: {error}; `replug verify {path}` says more"
     return f"{path}: the cache of scores cannot be used: {error}; what it holds stays, run again when this is mended"
 
 

@@ -19,8 +19,10 @@ from replug.configs.errors import UserError
 from replug.configs.paths import check_paths
 from replug.configs.schema import Config
 from replug.index_workers.kinds import IndexKind, resolve_kind
+from replug.models.build import cache_path
 from replug.models.hardware import available_cores
 from replug.models.packaged import MINILM, SMOLLM2, SMOLLM2_FILE, packaged_file
+from replug.models.score_cache import ScoreCache
 from replug.planning import storage as needs
 from replug.train.run_dir import RunDirectory
 
@@ -38,6 +40,7 @@ def config_checks(config: Config) -> Checks:
         "retriever": retriever,
         "LM": language_model,
         "run_dir": run_dir,
+        "scores": scores,
         "shared files": shared_files,
         "disk": disk,
         "memory": memory,
@@ -129,6 +132,19 @@ def run_dir(config: Config) -> Check:
         return Check("run_dir", State.wrong, found, "give another run_dir, or its rights")
     state = "a finished run" if RunDirectory(Path(config.run_dir).expanduser()).is_finished else "can be written"
     return Check("run_dir", State.ok, f"{config.run_dir}: {state}")
+
+
+def scores(config: Config) -> Check | None:
+    """What the cache of LM scores holds already; None where it is not there yet."""
+    path = cache_path(config.lm, RunDirectory(Path(config.run_dir).expanduser()).scores)
+    if not path.is_file():
+        return None
+    cache = ScoreCache(path)
+    try:
+        held = ", ".join(f"{use.rows:,} of {use.identity}" for use in cache.models())
+        return Check("scores", State.ok, f"{path}: {cache.num_bytes() / GIB:.2f} GiB, rows: {held or 'none'}")
+    finally:
+        cache.close()
 
 
 def shared_files(config: Config) -> Check | None:

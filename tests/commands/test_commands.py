@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.commands.commands import run_export, run_report, run_search
+from replug.commands.export import run_export
+from replug.commands.report import report as run_report
+from replug.commands.search import run_search
 from replug.configs.errors import UserError
 from replug.index_workers.version_store import VersionStore
 from replug.models.encoder import Encoder

@@ -11,7 +11,7 @@ import pytest
 
 import replug.data.prepare.splits
 import replug.data.sources.shards
-from replug.commands.cli import app
+from replug.commands.cli import command_line
 from replug.configs.errors import RunError, UserError
 from replug.configs.schema import DataConfig
 from replug.data.prepare.local_pool import LocalPool
@@ -42,7 +42,7 @@ def replug(command: str, *arguments: object, status: int = 0) -> str:
 def refused(command: str, *arguments: object) -> str:
     """What the same command says in this process, which has all imported, where it refuses."""
     with pytest.raises(UserError) as error:
-        app([command, *map(str, arguments)], standalone_mode=False)
+        command_line()([command, *map(str, arguments)], standalone_mode=False)
     return str(error.value)
 
 
@@ -91,9 +91,9 @@ def test_it_says_what_it_made_and_how_far_it_was(made):
 
 
 def test_one_process_makes_the_same_bytes_and_verify_is_content(made, source, tmp_path, capsys):
-    app(["prepare", *keys(source, tmp_path / "set")], standalone_mode=False)
+    command_line()(["prepare", *keys(source, tmp_path / "set")], standalone_mode=False)
     assert contents(tmp_path / "set") == contents(made[0])
-    app(["verify", str(tmp_path / "set")], standalone_mode=False)
+    command_line()(["verify", str(tmp_path / "set")], standalone_mode=False)
     assert "all intact" in capsys.readouterr().out
 
 

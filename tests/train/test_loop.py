@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from replug.commands.commands import run_export
+from replug.commands.export import run_export
 from tests.support.command_line import STEPS, finish, start
 
 

@@ -1,61 +1,44 @@
-"""`replug cache`: what a cache of LM scores holds, whether it is sound, and less of it.
+"""A cache of LM scores: is it sound, and what does it hold?
 
-Scores can always be computed again, so all that is ever wrong with a cache is mended by deleting: rows that
-are wrong, LMs that are no longer used, rows that are old. Every deletion ends with the space given back.
+Scores can always be computed again, so a wrong row is fixed by deleting it.
 """
 
 import json
 import logging
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from replug.configs.errors import RunError, UserError
+from replug.configs.errors import RunError
 from replug.data.progress import Progress
 from replug.models.score_cache import Key, ModelUse, ScoreCache
 
 log = logging.getLogger(__name__)
 
-SECONDS_PER_DAY = 86_400
 ROWS_BETWEEN_REPORTS = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Prune:
-    """Which rows go: of LMs whose identity begins so, and at least so many days old."""
-
-    lm_prefix: str | None = None
-    older_than_days: float | None = None
-
-    @property
-    def is_asked(self) -> bool:
-        return self.lm_prefix is not None or self.older_than_days is not None
-
-
-def run_cache(path: Path, prune: Prune, verify: bool, prune_bad: bool, as_json: bool) -> None:
-    """Check, delete, then show what is there.
+def verify_scores(path: Path, delete_wrong: bool, as_json: bool) -> None:
+    """Check the file and every row, delete what is wrong if asked to, then show what is there.
 
     Raises UserError for a file that is no cache, and RunError for rows that are wrong and stay.
     """
-    if not path.is_file():
-        raise UserError(f"{path} does not exist; expected a cache of scores, such as RUN_DIR/scores.sqlite")
     cache = ScoreCache(path)
     try:
         before = cache.num_bytes()
-        deleted = check(cache, prune_bad) if verify or prune_bad else 0
-        deleted += delete(cache, prune) if prune.is_asked else 0
-        if prune_bad or prune.is_asked:
+        deleted = check(cache, delete_wrong)
+        if deleted:
             cache.compact()
         show(cache, {"deleted_rows": deleted, "freed_bytes": before - cache.num_bytes()}, as_json)
     finally:
         cache.close()
 
 
-def check(cache: ScoreCache, prune_bad: bool) -> int:
+def check(cache: ScoreCache, delete_wrong: bool) -> int:
     """Raise RunError for a damaged file, or for wrong rows unless they are to be deleted; returns how many were."""
     damage = cache.damage()
     if damage is not None:
@@ -64,28 +47,14 @@ def check(cache: ScoreCache, prune_bad: bool) -> int:
             "computed again"
         )
     total, wrong = cache.num_rows(), _wrong_rows(cache)
-    if wrong and not prune_bad:
+    if wrong and not delete_wrong:
         raise RunError(
             f"{cache.path}: {len(wrong)} of {total} rows are wrong, the first because {next(iter(wrong.values()))}; "
-            f"`replug cache {cache.path} --prune-bad` deletes them, and they are computed again when they are needed"
+            f"`replug verify {cache.path} --delete-wrong` deletes them; they are computed again when needed"
         )
     cache.delete_rows(list(wrong))
     log.info(f"verified: {total - len(wrong)} of {total} rows are right")
     return len(wrong)
-
-
-def delete(cache: ScoreCache, prune: Prune) -> int:
-    """Delete what `prune` names; returns the number of rows."""
-    known = [use.identity for use in cache.models()]
-    chosen = [identity for identity in known if identity.startswith(prune.lm_prefix or "")]
-    if prune.lm_prefix is not None and not chosen:
-        raise UserError(
-            f"--prune-lm: no LM in {cache.path} has an identity that begins with {prune.lm_prefix!r}; "
-            f"it holds {', '.join(known) or 'none'}"
-        )
-    # A row of this very second counts as older than 0 days.
-    before = time.time() + 1 - (prune.older_than_days or 0) * SECONDS_PER_DAY
-    return cache.delete_models(chosen, before)
 
 
 def show(cache: ScoreCache, done: dict[str, int], as_json: bool) -> None:

@@ -1,0 +1,52 @@
+"""What makes a file of this folder a command: its record `COMMAND`. The command line finds them by listing the folder.
+
+A command's file imports what is heavy (torch, Ray, FAISS) inside its functions, so that `replug --help` and a mistake
+in a configuration do not wait for it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from replug.cluster.environment import configure_ray_environment
+from replug.configs.load import load_config
+from replug.configs.paths import check_paths
+from replug.configs.schema import Config
+
+
+class Group(Enum):
+    """Of the commands in `replug --help`, in its order."""
+
+    prepare = "Prepare"
+    train = "Train"
+    evaluate = "Evaluate"
+    use = "Use"
+    look = "Look and plan"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """`run` is typer's function, whose name is the command's; `place` is its place in its group."""
+
+    run: Callable[..., None]
+    group: Group
+    place: int
+
+
+ConfigFile = Annotated[Path, typer.Argument(help="A YAML file; configs/ holds examples.", metavar="CONFIG")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="Any key, as section.key=VALUE; `replug keys` lists them.", metavar="KEY=VALUE"),
+]
+
+
+def load_for_run(path: Path, overrides: list[str] | None, corpus_only: bool = False) -> Config:
+    """The configuration of a command that starts Ray, with its local paths checked before heavy imports."""
+    config = load_config(path, overrides or [], needs_lm=not corpus_only)
+    check_paths(config, corpus_only)
+    configure_ray_environment(config)
+    return config

@@ -1,0 +1,29 @@
+"""`replug prepare`: raw texts to a prepared set."""
+
+import json
+from pathlib import Path
+
+from replug.commands.command import Command, ConfigFile, Group, Overrides
+from replug.configs.load import load_config
+from replug.configs.paths import check_paths
+
+
+def prepare(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Cut raw texts into a corpus store, training texts and held-out texts, and prove them disjoint.
+
+    Goes on where it was interrupted, and makes damaged files of a finished set again.
+
+    replug prepare configs/own_data.yaml data.source=PATH_OR_HUB_NAME data.out=OUT data.tokenizer=retriever
+    """
+    loaded = load_config(config, overrides or [], needs_lm=False, needs_retriever=False)
+    check_paths(loaded)
+    from replug.models.preparing import prepared_set, repair_prepared
+    from replug.train.run_dir import RunDirectory
+
+    out = RunDirectory(Path(loaded.run_dir).expanduser()).data
+    repair_prepared(loaded, out)
+    prepared = prepared_set(loaded, out)
+    print(json.dumps({"prepared": str(prepared.folder), **prepared.manifest["counts"]}))
+
+
+COMMAND = Command(prepare, Group.prepare, place=1)

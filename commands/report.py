@@ -1,0 +1,30 @@
+"""`replug report`: a finished run's page and table again."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from replug.commands.command import Command, Group
+from replug.configs.errors import UserError
+
+
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="A finished run directory.")],
+    figure: Annotated[Path | None, typer.Option(help="Also write the overview as a PNG.")] = None,
+) -> None:
+    """Write RUN_DIR/report.html again and print the table."""
+    from replug.evals.figures import overview_png
+    from replug.train.run import show_results
+    from replug.train.run_dir import RunDirectory
+
+    run = RunDirectory(run_dir)
+    if not run.is_finished:
+        raise UserError(f"{run_dir} holds no finished run (results.json is missing)")
+    results = show_results(run)
+    if figure is not None:
+        overview_png(figure, results, run.read_metrics())
+        print(f"figure: {figure}")
+
+
+COMMAND = Command(report, Group.evaluate, place=2)

@@ -1,0 +1,62 @@
+"""`replug search`: what retrievers find for a text, without Ray."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from replug.commands.command import Command, Group
+
+
+def search(
+    directory: Annotated[Path, typer.Argument(help="A run directory or an index directory.")],
+    text: Annotated[str, typer.Argument(help="What to look for.")],
+    k: Annotated[int, typer.Option(help="Documents to show.", min=1)] = 5,
+    against: Annotated[Path | None, typer.Option(help="A second run or index, shown side by side.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each directory.")] = False,
+) -> None:
+    """Show what a retriever finds for a text; two retrievers side by side with --against."""
+    run_search([directory] + ([against] if against else []), text, k, as_json)
+
+
+def run_search(directories: list[Path], text: str, k: int, as_json: bool) -> None:
+    from rich.columns import Columns
+    from rich.console import Console
+    from rich.panel import Panel
+
+    answers = [(directory, _search_one(directory, text, k)) for directory in directories]
+    if as_json:
+        for directory, found in answers:
+            print(json.dumps({"index": str(directory), "query": text, "found": found}, ensure_ascii=False))
+        return
+    console = Console()
+    columns = [
+        Panel(_as_text(found), title=str(directory), width=console.width // len(answers) - 1)
+        for directory, found in answers
+    ]
+    console.print(Columns(columns))
+
+
+def _search_one(directory: Path, text: str, k: int) -> list[dict]:
+    """The newest published version's answer, without Ray."""
+    from replug.index_workers.local_index import LocalIndex
+    from replug.index_workers.version_store import index_folder
+    from replug.models.encoder import Encoder
+    from replug.models.hardware import available_cores
+
+    index = LocalIndex(index_folder(directory), available_cores())
+    encoder = Encoder(str(index.encoder_folder), index.plan.similarity, index.plan.max_tokens)
+    rows, similarities = index.search(encoder.encode([text]).numpy(), min(k, index.plan.num_documents))
+    documents = index.corpus.documents(rows[0])
+    return [
+        {"id": doc.id, "similarity": round(float(similarity), 6), "text": doc.text, "domain": doc.domain}
+        for doc, similarity in zip(documents, similarities[0], strict=True)
+    ]
+
+
+def _as_text(found: list[dict]) -> str:
+    return "\n\n".join(f"[{i}] {doc['similarity']:.3f}  {doc['id']}\n{doc['text']}" for i, doc in enumerate(found, 1))
+
+
+COMMAND = Command(search, Group.use, place=1)
