@@ -15,7 +15,6 @@ import torch
 from ray._private.services import find_gcs_addresses  # what ray.init itself looks for `auto` by
 from ray.exceptions import AuthenticationError
 
-import replug
 from replug.cluster import layout as resources
 from replug.cluster.interruption import Interruption
 from replug.configs.errors import UserError
@@ -24,7 +23,7 @@ from replug.configs.schema import Config, ScoreConfig
 log = logging.getLogger(__name__)
 
 
-CODE = Path(replug.__file__).parents[1]  # the folder that workers import `replug` from
+CODE = Path(__file__).parents[2]  # the folder that workers import `replug` from
 ANSWER_SECONDS = 10.0
 AnyConfig = TypeVar("AnyConfig", Config, ScoreConfig)
 

@@ -25,7 +25,6 @@ from typing import Annotated
 
 import typer
 
-import replug
 from replug.cluster import layout as resources
 from replug.commands.command import Command, ConfigFile, Group, Overrides
 from replug.configs.errors import RunError, UserError
@@ -37,7 +36,7 @@ from replug.data.files import replace_file, write_json, writing
 from replug.train.environment import describe_environment
 from replug.train.run_dir import RunDirectory
 
-CODE = Path(replug.__file__).parent
+CODE = Path(__file__).parents[1]  # the package, whose rooms may be links
 ROLES = {"train": resources.ROLES, "prepare": (), "evaluate": ("score", "index")}
 JOBS = tuple(ROLES)
 ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"}

@@ -7,8 +7,6 @@ import platform
 import subprocess
 from pathlib import Path
 
-import replug
-
 PACKAGES = [
     "torch",
     "pytorch-lightning",
@@ -30,7 +28,7 @@ PACKAGES = [
 
 def describe_environment() -> dict[str, object]:
     """Package versions, git commit and machine, for `environment.json`. Of a frozen copy, the commit it was made of."""
-    frozen = Path(replug.__file__).parents[1].with_name("version.json")  # beside submitted/JOB/code
+    frozen = Path(__file__).parents[2].with_name("version.json")  # beside submitted/JOB/code
     at_submission = json.loads(frozen.read_text()) if frozen.is_file() else {}
     return {
         "python": platform.python_version(),
@@ -51,7 +49,7 @@ def _version(name: str) -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    root = Path(replug.__file__).parent
+    root = Path(__file__).parent
     try:
         done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
