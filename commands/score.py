@@ -55,7 +55,7 @@ OTHER_OUT = "give another --out"
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class InputRow:
     """One row of the input and where it stands (`file:line`)."""
 
     id: str | int
@@ -83,7 +83,7 @@ class Call:
     """Rows that are scored together; `first` is the number of the first among all rows of the file."""
 
     first: int
-    pairs: list[Pair]
+    pairs: list[InputRow]
 
 
 class Output:
@@ -220,7 +220,7 @@ def _open(config: ScoreConfig, source_of_lm: "LMSpec | HttpLM", cache: Path) -> 
             cached.close()
 
 
-def read_pairs(path: Path) -> Iterator[Pair]:
+def read_pairs(path: Path) -> Iterator[InputRow]:
     """Rows with `id`, `prefix` (which may be empty) and `continuation`. Raises UserError with file and line."""
     for where, row in read_json_lines(path):
         identifier = row.get("id")
@@ -232,7 +232,7 @@ def read_pairs(path: Path) -> Iterator[Pair]:
                 raise UserError(f"{where} (id {identifier}): field '{name}' must be a string, found {found}")
         if not row["continuation"]:
             raise UserError(f"{where} (id {identifier}): field 'continuation' is empty: there is nothing to score")
-        yield Pair(identifier, row["prefix"], row["continuation"], where)
+        yield InputRow(identifier, row["prefix"], row["continuation"], where)
 
 
 def take_survey(source: Path, output: Output) -> Survey:
@@ -345,7 +345,7 @@ def _answer(call: Call, future: "Future[list[ContinuationScore]]") -> "list[Cont
         raise RunError(f"{rows}: the LM refuses one of these rows: {said}") from error
 
 
-def _line(pair: Pair, score: "ContinuationScore") -> bytes:
+def _line(pair: InputRow, score: "ContinuationScore") -> bytes:
     """A row of the output. Numbers are the shortest that are the same float32 again."""
     if not np.isfinite(score.sum_logprob):
         raise RunError(f"{pair.label}: the LM's score is {score.sum_logprob}; expected a finite number")

@@ -63,7 +63,7 @@ class JobAllocation:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class JobNode:
     """Ray on one node: the step that runs it, and what it printed."""
 
     name: str
@@ -101,7 +101,7 @@ def main() -> int:
     say(f"job {allocation.job_id} on {' '.join(allocation.nodes)}{again}")
     # Short, and not $TMPDIR: the sockets in it have at most 107 characters, and all nodes take the same path.
     folder = Path(tempfile.mkdtemp(prefix=f"replug-{allocation.job_id}-", dir="/tmp"))
-    nodes: list[Node] = []
+    nodes: list[JobNode] = []
     try:
         status = run(allocation, folder, nodes, asked)
     except JobError as error:
@@ -114,7 +114,7 @@ def main() -> int:
     return requeue(allocation.job_id) if interrupted else status
 
 
-def run(allocation: JobAllocation, folder: Path, nodes: list[Node], asked: StopRequest) -> int:
+def run(allocation: JobAllocation, folder: Path, nodes: list[JobNode], asked: StopRequest) -> int:
     """Start Ray and then `replug`; `nodes` takes what was started. Returns `replug`'s exit status."""
     host, port = own_address(), free_port(allocation.job_id)
     environment = job_environment(os.environ, folder)
@@ -162,7 +162,7 @@ def is_free(port: int) -> bool:
 
 def start_node(
     allocation: JobAllocation, name: str, folder: Path, address: str, token: str, environment: dict[str, str]
-) -> Node:
+) -> JobNode:
     """Ray's step on one node. A session of its own keeps signals to the whole job from srun, which would abort."""
     head = ["--head"] if name == allocation.nodes[0] else []
     command = allocation.step(name, "-m", "replug.slurm.ray_node", str(folder), address, *head)
@@ -181,10 +181,10 @@ def start_node(
     with contextlib.suppress(BrokenPipeError):  # it ended at once, which is seen soon
         step.stdin.write(f"{token}\n")
         step.stdin.flush()
-    return Node(name, step, log)
+    return JobNode(name, step, log)
 
 
-def wait_for_nodes(nodes: list[Node], address: str, environment: dict[str, str], asked: StopRequest) -> bool:
+def wait_for_nodes(nodes: list[JobNode], address: str, environment: dict[str, str], asked: StopRequest) -> bool:
     """Whether all have joined; not so where the job was asked to stop. Raises JobError for a node that cannot."""
     command = [sys.executable, "-m", "replug.slurm.wait_for_nodes", address, str(len(nodes))]
     end = time.monotonic() + JOIN_SECONDS
@@ -205,17 +205,17 @@ def wait_for_nodes(nodes: list[Node], address: str, environment: dict[str, str],
     return True
 
 
-def require_alive(nodes: list[Node]) -> None:
+def require_alive(nodes: list[JobNode]) -> None:
     for node in nodes:
         if (status := node.step.poll()) is not None:
             raise JobError(f"Ray on node {node.name} ended with status {status} before all had joined\n{tails([node])}")
 
 
-def tails(nodes: list[Node]) -> str:
+def tails(nodes: list[JobNode]) -> str:
     return "\n".join(f"--- the end of {node.name}'s log\n{node.tail()}" for node in nodes)
 
 
-def run_replug(command: list[str], nodes: list[Node], environment: dict[str, str], asked: StopRequest) -> int:
+def run_replug(command: list[str], nodes: list[JobNode], environment: dict[str, str], asked: StopRequest) -> int:
     """The exit status. A node that is lost on the way is said; whether the run can do without is `replug`'s matter."""
     lost: set[str] = set()
     asked.step = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
@@ -232,7 +232,7 @@ def run_replug(command: list[str], nodes: list[Node], environment: dict[str, str
     return status if status >= 0 else 128 - status
 
 
-def stop(nodes: list[Node]) -> None:
+def stop(nodes: list[JobNode]) -> None:
     """The end of their standard input ends Ray there; only this job's."""
     for node in nodes:
         assert node.step.stdin is not None

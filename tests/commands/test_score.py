@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from replug.commands.score import (
     ROWS_PER_CALL,
     Call,
+    InputRow,
     Output,
-    Pair,
     RowWriter,
     Survey,
     check_lengths,
@@ -455,7 +455,7 @@ def test_a_row_that_cannot_be_cut_to_fit_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [np.nan, -np.inf], ids=str)
 def test_a_score_that_is_not_finite_stops_at_its_row_and_keeps_those_before(tmp_path: Path, value: float) -> None:
     lm = CachingLM(InstantLM(), tmp_path / "cache.sqlite")
-    pairs = [Pair(i, "", "x", f"in.jsonl:{i}") for i in range(3)]
+    pairs = [InputRow(i, "", "x", f"in.jsonl:{i}") for i in range(3)]
     scores = [ContinuationScore(np.array([-1.0, last], np.float32)) for last in (-1.0, value, -1.0)]
     with (tmp_path / "out.jsonl").open("wb") as file, pytest.raises(RunError, match=r"in\.jsonl:1 \(id 1\).*finite"):
         RowWriter(file, Survey(3, 0, 0, 0), lm).write(Call(0, pairs), scores)
@@ -468,7 +468,7 @@ def test_every_number_is_the_same_float32_when_it_is_read_again(logprobs: list[f
     from replug.commands.score import _line
 
     score = ContinuationScore(np.array(logprobs, dtype=np.float32))
-    row = json.loads(_line(Pair("é", "", "x", "here"), score))
+    row = json.loads(_line(InputRow("é", "", "x", "here"), score))
     assert np.array(row["token_logprobs"], np.float32).tobytes() == score.token_logprobs.tobytes()
     assert float(np.float32(row["sum"])) == score.sum_logprob
     assert row["id"] == "é"
