@@ -14,6 +14,7 @@ import pytest
 from replug.commands.console import log_to_stderr
 from replug.configs.load import load_config
 from replug.configs.schema import Config
+from tests.support.command_line import finish
 
 ROOT = Path(__file__).parent.parent
 
@@ -36,6 +37,14 @@ def ray_session() -> Iterator[None]:
     )
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def quiet_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of the whole loop on stand-ins, which nothing disturbed."""
+    run = tmp_path_factory.mktemp("quiet") / "run"
+    finish(run)
+    return run
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.train.index_cluster import RayCluster
+
+from tests.support.ray_nodes import RayCluster
 
 FILES = 24
 
@@ -45,7 +46,7 @@ def test_a_cluster_gives_the_bytes_of_one_process_also_when_a_node_is_lost(tmp_p
     finish(begin(source, tmp_path / "alone"))
     with RayCluster(nodes=2) as cluster:
         process = begin(source, tmp_path / "cluster", f"ray.address={cluster.address}", "data.num_workers=6")
-        units = tmp_path / "cluster" / "work" / "units"
+        units = tmp_path / "cluster" / "work" / "source_shards"
         while process.poll() is None and len(list(units.glob("*/report.json"))) < 3:
             time.sleep(0.02)
         assert process.poll() is None, process.communicate()

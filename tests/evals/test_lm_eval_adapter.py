@@ -7,11 +7,11 @@ pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: p
 
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from test_hf_lm import write_gpt2, write_tokenizer
 
 from replug.evals.lm_eval_adapter import HarnessModel
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.replug_lm import ReplugLM, Retrieved
+from tests.support.tiny_lms import write_gpt2, write_tokenizer
 
 PAIRS = [
     ("The capital of France is", " Paris"),

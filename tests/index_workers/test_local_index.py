@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_verify import LOSSY, ROWS, VECTORS, begin, flip, publish, write_corpus
 
 from replug.configs.errors import UserError
 from replug.index_workers.kinds import IndexKind
 from replug.index_workers.local_index import LocalIndex
 from replug.index_workers.version_store import VersionStore
+from tests.support.index_versions import LOSSY, ROWS, VECTORS, begin, flip, publish, write_corpus
 
 QUERIES = np.random.default_rng(1).standard_normal((3, VECTORS.shape[1])).astype(np.float32)
 

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
-from test_version_store import PLAN, save_weights
 
 from replug.configs.errors import UserError
 from replug.index_workers import build_steps
@@ -21,6 +20,7 @@ from replug.index_workers.kinds import IndexKind
 from replug.index_workers.merge import merge_top_k
 from replug.index_workers.searcher import Found, Searcher, _Loaded
 from replug.index_workers.version_store import BuildPlan, VersionStore
+from tests.support.index_versions import PLAN, save_weights
 
 DIM, ROWS, BLOCK = 16, 300, 50
 RNG = np.random.default_rng(0)

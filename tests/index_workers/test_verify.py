@@ -1,7 +1,6 @@
 """Every kind of damage is named with its file; what is whole is said to be."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -10,62 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.data.records import Document
-from replug.data.shards import corpus_sha256, write_documents
-from replug.index_workers import build_steps
 from replug.index_workers.kinds import IndexKind
 from replug.index_workers.verify import verify_index
-from replug.index_workers.version_store import MEND, BuildPlan, VersionStore, _json_sha256
+from replug.index_workers.version_store import MEND, VersionStore, _json_sha256
+from tests.support.index_versions import LOSSY, VECTORS, begin, flip, publish, write_corpus
 
-DIM, ROWS = 4, 10
-VECTORS = np.random.default_rng(0).standard_normal((ROWS, DIM)).astype(np.float32)
-LOSSY = {"kind": IndexKind("SQ8", rerank=True, overretrieve=2), "num_shards": 2}
 Damage = Callable[[VersionStore], object]
-
-
-def save_encoder(folder: Path) -> None:
-    folder.mkdir(parents=True)
-    (folder / "model.safetensors").write_bytes(b"weights")
-    (folder / "config.json").write_text(json.dumps({"hidden_size": DIM}))
-    (folder / "tokenizer.json").write_text('{"vocabulary": {"a": 0}}')
-
-
-def write_corpus(path: Path, rows: int = ROWS) -> Path:
-    write_documents(path, [Document(f"d{row}", f"text {row}", "x", "s") for row in range(rows)])
-    return path
-
-
-def begin(store: VersionStore, version: int = 0, **changes: object) -> BuildPlan:
-    corpus = store.root.parent / "data" / "documents"
-    plan = BuildPlan(
-        version=version,
-        step=7,
-        weights_sha256=store.save_snapshot(version, save_encoder),
-        corpus_path=str(corpus),
-        corpus_relative=os.path.relpath(corpus, store.root),
-        corpus_sha256=corpus_sha256(corpus),
-        num_documents=ROWS,
-        block_documents=4,
-        similarity="cosine",
-        max_tokens=64,
-        dim=DIM,
-        dtype="float32",
-        tokens_per_batch=512,
-    )
-    plan = replace(plan, **changes)
-    store.begin(plan)
-    return plan
-
-
-def publish(store: VersionStore, plan: BuildPlan, vectors: np.ndarray = VECTORS) -> None:
-    for block in range(plan.num_blocks):
-        rows = plan.rows_of_block(block)
-        store.write_block(plan.version, block, vectors[rows.start : rows.stop])
-    if not plan.kind.is_exact:
-        build_steps.make_quantizer(store, plan)
-        for shard in range(plan.num_shards):
-            build_steps.build_shard(store, plan, shard)
-    store.publish(plan)
 
 
 @pytest.fixture
@@ -75,12 +24,6 @@ def store(tmp_path: Path) -> VersionStore:
     store = VersionStore(tmp_path / "run" / "index")
     publish(store, begin(store, **LOSSY))
     return store
-
-
-def flip(path: Path, place: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[place] ^= 1
-    path.write_bytes(content)
 
 
 def test_a_whole_index_is_described_in_a_line_for_each_version(store: VersionStore) -> None:

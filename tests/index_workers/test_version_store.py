@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,32 +13,11 @@ import pytest
 from replug.configs.errors import RunError, UserError
 from replug.index_workers.kinds import IndexKind
 from replug.index_workers.version_store import MEND, BuildPlan, Missing, VersionStore, _json_sha256
+from tests.support.index_versions import PLAN, save_weights
 
-PLAN = BuildPlan(
-    version=3,
-    step=12,
-    weights_sha256="w",
-    corpus_path="corpus",
-    corpus_sha256="c",
-    num_documents=10,
-    block_documents=4,
-    similarity="cosine",
-    max_tokens=64,
-    dim=2,
-    dtype="float32",
-    tokens_per_batch=512,
-)
 VECTORS = np.arange(20, dtype=np.float32).reshape(10, 2) / 8  # exact in float16
 SQ8 = replace(PLAN, kind=IndexKind("SQ8", rerank=True, overretrieve=4), num_shards=2)
 IVF = replace(PLAN, kind=IndexKind("IVF2,SQ8", nprobe=1), num_shards=2)
-
-
-def save_weights(content: bytes) -> Callable[[Path], None]:
-    def save(folder: Path) -> None:
-        folder.mkdir(parents=True)
-        (folder / "model.safetensors").write_bytes(content)
-
-    return save
 
 
 def write_blocks(store: VersionStore, plan: BuildPlan, blocks: list[int]) -> None:

@@ -10,16 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_hf_lm import (
-    DEMONSTRATIONS,
-    MAX_TOKENS,
-    VOCABULARY,
-    num_tokens,
-    smollm2,  # noqa: F401 - a fixture
-    write_gpt2,
-    write_llama,
-    write_tokenizer,
-)
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -42,6 +32,16 @@ from replug.models.local import decoding, shared_prefix
 from replug.models.local.decoding import CacheUse, find_cache_use
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.next_token import TokenChooser, mix_next_token, nucleus
+from tests.support.tiny_lms import (
+    DEMONSTRATIONS,
+    MAX_TOKENS,
+    VOCABULARY,
+    load,
+    num_tokens,
+    reference,
+    write_gpt2,
+    write_llama,
+)
 
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4} | SPECIAL
@@ -92,14 +92,6 @@ def write_mamba(folder: Path) -> None:
     MambaForCausalLM(config).save_pretrained(folder)
 
 
-def load(write: Callable[[Path], None], folder: Path, **options: int) -> HuggingFaceLM:
-    if not (folder / "config.json").exists():
-        torch.manual_seed(0)
-        write(folder)
-        write_tokenizer(folder)
-    return HuggingFaceLM(str(folder), **options)
-
-
 PADDED = [write_gpt2, write_llama, write_opt, write_bloom, write_cohere]
 OTHERS = [write_mistral, write_gpt_neo, write_mamba]
 
@@ -119,21 +111,6 @@ def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def llama(llama_folder: Path) -> HuggingFaceLM:
     return HuggingFaceLM(str(llama_folder))
-
-
-def reference(
-    lm: HuggingFaceLM, prompts: Sequence[str], weights: Sequence[float], count: int
-) -> tuple[list[int], list[float]]:
-    """Tokens and log-probs of the greedy answer: every prompt alone, read anew for every token, in float64."""
-    rows = [lm.tokenizer(prompt)["input_ids"] for prompt in prompts]
-    new, logprobs = [], []
-    while len(new) < count and (not new or new[-1] != lm.tokenizer.eos_token_id):
-        with torch.no_grad():
-            given = [lm.model(torch.tensor([row + new]), use_cache=False).logits[0, -1] for row in rows]
-        mixed = sum(weight * row.double().softmax(-1) for weight, row in zip(weights, given, strict=True))
-        new.append(int(mixed.argmax()))
-        logprobs.append(math.log(mixed[new[-1]]))
-    return new, logprobs
 
 
 def assert_equals_reference(
@@ -496,7 +473,7 @@ def test_sampled_first_tokens_have_the_mixtures_frequencies(llama: HuggingFaceLM
 # A real LM -------------------------------------------------------------------------------------------------------
 
 
-def test_a_real_lm_answers_from_the_document_that_weighs_most(smollm2: HuggingFaceLM) -> None:  # noqa: F811
+def test_a_real_lm_answers_from_the_document_that_weighs_most(smollm2: HuggingFaceLM) -> None:
     question = "Question: what is the capital of Norway?\nAnswer: The capital of Norway is"
     documents = ["Oslo is the capital of Norway.", "Bread is made of flour, water and salt.", "Rome is old."]
     prompts = [f"{document}\n{question}" for document in documents]

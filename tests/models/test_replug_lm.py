@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_generation import load, reference
-from test_hf_lm import naive_logprobs, write_gpt2, write_llama
 
 from replug.models.black_box_lm import BlackBoxLM, ContinuationScore, UnscorableText
 from replug.models.encoder import Encoder
@@ -23,6 +21,7 @@ from replug.models.replug_lm import EncoderRetriever, ReplugLM, Retrieved
 from replug.models.scorer_pool import LMSpec, ScorerPool
 from replug.models.stand_in_encoder import write_stand_in_encoder
 from tests.support.fault_server import MODEL, FaultServer
+from tests.support.tiny_lms import load, naive_logprobs, reference, write_gpt2, write_llama
 
 TEXTS = ["red sky over the sea", "the mat of the cat", "blue", "日本 の 海"]
 SIMILARITIES = [0.9, 0.2, -0.4, 0.6]

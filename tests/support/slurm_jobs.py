@@ -66,12 +66,13 @@ class Job:
 
 def submit(slurm: LocalSlurm, folder: Path, replug: str = WAITING, on_nodes: str = "") -> Job:
     """A two-node job of a stand-in for `replug`; `on_nodes` is put before what runs Ray on each node."""
-    code = folder / "code"
-    shutil.copytree(ROOT / "slurm", code / "slurm")
-    (code / "train").mkdir()
-    (code / "train/__init__.py").touch()
-    (code / "commands/cli.py").write_text(replug)
-    ray_node = code / "slurm/ray_node.py"
+    package = folder / "code/replug"
+    shutil.copytree(ROOT / "slurm", package / "slurm")
+    (package / "commands").mkdir()
+    for room in (package, package / "commands"):
+        (room / "__init__.py").touch()
+    (package / "commands/cli.py").write_text(replug)
+    ray_node = package / "slurm/ray_node.py"
     ray_node.write_text(f"{on_nodes}\n{ray_node.read_text()}")
     request = SlurmRequest(nodes=2, cpus_per_task=2)
     script = render((ROOT / "slurm/train.sbatch").read_text(), request, folder, folder, sys.executable)

@@ -6,13 +6,13 @@ import signal
 from pathlib import Path
 
 import pytest
-from test_loop import metrics, wait_for_step, what_must_be_equal
 
 from replug.configs.errors import RunError
 from replug.data.files import file_sha256
 from replug.models.encoder import Encoder
 from replug.train.run_dir import CheckpointMark, RunDirectory
 from tests.support.command_line import finish, start
+from tests.support.runs import metrics, wait_for_step, what_must_be_equal
 
 
 def checkpoint(run: RunDirectory, step: int) -> Path:

@@ -18,7 +18,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from test_loop import descendants, metrics, name_of, what_must_be_equal
 
 from replug.configs.load import load_config
 from replug.configs.schema import Config
@@ -34,6 +33,7 @@ from replug.train.fitting import refresh_controller
 from replug.train.refresh import RefreshController, StaleIndexError
 from replug.train.step_clock import StepClock
 from tests.support.command_line import STEPS, finish, start
+from tests.support.runs import descendants, metrics, name_of, what_must_be_equal
 from tests.support.small_disk import SmallDisk, small_disk, space_of
 
 ROOT = Path(__file__).parent.parent.parent

@@ -17,13 +17,13 @@ import numpy as np
 import psutil
 import pytest
 import ray
-from test_loop import metrics, what_must_be_equal
 
 from replug.index_workers.kinds import IndexKind
 from replug.index_workers.service import IndexService, IndexSettings
 from replug.index_workers.version_store import BuildPlan
 from tests.support.command_line import STEPS, start
 from tests.support.ray_nodes import ACTORS, RayCluster
+from tests.support.runs import metrics, what_must_be_equal
 
 FULL = os.environ.get("REPLUG_STORM") == "full"
 KILLS, NODES_AT = (50, (9, 24, 39)) if FULL else (12, (5,))

@@ -4,38 +4,14 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
 from replug.commands.export import run_export
 from tests.support.command_line import STEPS, finish, start
-
-
-def descendants(pid: int) -> list[psutil.Process]:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).children(recursive=True)
-    return []
-
-
-def name_of(process: psutil.Process) -> str:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return " ".join(process.cmdline())
-    return ""
-
-
-def metrics(run: Path) -> list[dict]:
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
-
-
-def what_must_be_equal(run: Path) -> list[tuple]:
-    """Every number that must not depend on timing."""
-    timed = ("time/", "throughput/", "index/swap_", "index/refresh_under_way", "scoring/")
-    return [tuple((k, v) for k, v in row.items() if not k.startswith(timed)) for row in metrics(run)]
+from tests.support.runs import descendants, metrics, name_of, wait_for_step, what_must_be_equal
 
 
 @pytest.mark.timeout(200)
@@ -102,20 +78,6 @@ def test_killed_again_and_again_the_resumed_run_has_the_same_losses(quiet_run, t
     assert "resuming at step" in output
     assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
     assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
-
-
-def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
-    """Until this process has logged the step; a resumed run first takes back what it does again."""
-    deadline = time.monotonic() + 100
-    while time.monotonic() < deadline and process.poll() is None:
-        written = (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_mtime > start_time(process)
-        if written and len((run / "metrics.jsonl").read_text().splitlines()) > step:
-            return
-        time.sleep(0.005)
-
-
-def start_time(process: subprocess.Popen) -> float:
-    return psutil.Process(process.pid).create_time()
 
 
 @pytest.mark.timeout(100)

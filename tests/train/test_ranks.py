@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from test_loop import descendants, metrics, name_of, wait_for_step, what_must_be_equal
 
 from replug.data.records import RetrievedBatch, ScoredBatch
 from replug.train.batch_broadcast import Share
 from tests.support.command_line import STEPS, finish, start
+from tests.support.runs import descendants, metrics, name_of, wait_for_step, what_must_be_equal
 
 TWO = "resources.train=2"
 ONE_IN_TWO_PARTS = "train.micro_batches=2"  # what one rank adds up as two do

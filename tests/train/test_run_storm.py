@@ -16,11 +16,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_loop import what_must_be_equal
 
 from tests.support.command_line import finish, start
 from tests.support.fault_server import FaultServer
 from tests.support.ray_nodes import RayCluster
+from tests.support.runs import what_must_be_equal
 
 FULL = os.environ.get("REPLUG_STORM") == "full"
 KINDS = ["rank 0", "TrainerRank", "Scorer", "Builder", "Searcher", "node"]

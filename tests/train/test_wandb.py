@@ -8,12 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from replug.train.wandb_dashboard import SECTIONS, dashboard, run_dashboard
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_loop import metrics, wait_for_step
 
-from replug.configs.errors import UserError
 from tests.support.command_line import finish, start
+from tests.support.runs import metrics, wait_for_step
 
 WANDB = str(Path(sys.executable).parent / "wandb")
 
@@ -42,12 +40,12 @@ def summary(log: Path) -> dict:
 
 
 @pytest.mark.timeout(300)
-def test_a_resumed_run_of_two_ranks_is_one_run_with_every_metric_that_the_dashboard_shows(run):
+def test_a_resumed_run_of_two_ranks_is_one_run_with_every_metric(run):
     assert len(logs(run)) == 2, "one file for each time that the command was run, by rank 0 alone"
     assert {log.stem.removeprefix("run-") for log in logs(run)} == {json.loads((run / "wandb.json").read_text())["id"]}
     last = summary(logs(run)[-1])
-    shown = [name for plots in SECTIONS.values() for names in plots.values() for name in names]
-    assert [name for name in shown if find(last, name) is None] == []
+    measured = set().union(*metrics(run))
+    assert [name for name in measured if find(last, name) is None] == []
     assert find(last, "train/loss") == pytest.approx(metrics(run)[-1]["train/loss"])
     assert find(last, "loss.beta") is not None
 
@@ -67,17 +65,6 @@ def test_tensorboard_has_what_metrics_jsonl_has(run):
     events = EventAccumulator(str(run / "tensorboard")).Reload()
     losses = {event.step: event.value for event in events.Scalars("train/loss")}
     assert losses == pytest.approx({row["step"]: row["train/loss"] for row in metrics(run)})
-
-
-def test_the_dashboard_has_a_section_for_every_group_of_metrics():
-    workspace = dashboard("somebody", "replug")
-    assert [section.name for section in workspace.sections] == list(SECTIONS)
-    assert all(len(section.panels) == len(SECTIONS[section.name]) for section in workspace.sections)
-
-
-def test_a_project_without_its_entity_is_refused():
-    with pytest.raises(UserError, match="expected ENTITY/PROJECT"):
-        run_dashboard("replug")
 
 
 def find(tree: object, key: str) -> object:

@@ -1,0 +1,94 @@
+"""Small index versions, planned and written without Ray."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from replug.data.records import Document
+from replug.data.shards import corpus_sha256, write_documents
+from replug.index_workers import build_steps
+from replug.index_workers.kinds import IndexKind
+from replug.index_workers.version_store import BuildPlan, VersionStore
+
+PLAN = BuildPlan(
+    version=3,
+    step=12,
+    weights_sha256="w",
+    corpus_path="corpus",
+    corpus_sha256="c",
+    num_documents=10,
+    block_documents=4,
+    similarity="cosine",
+    max_tokens=64,
+    dim=2,
+    dtype="float32",
+    tokens_per_batch=512,
+)
+
+
+def save_weights(content: bytes) -> Callable[[Path], None]:
+    def save(folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(content)
+
+    return save
+
+
+DIM, ROWS = 4, 10
+VECTORS = np.random.default_rng(0).standard_normal((ROWS, DIM)).astype(np.float32)
+LOSSY = {"kind": IndexKind("SQ8", rerank=True, overretrieve=2), "num_shards": 2}
+
+
+def save_encoder(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "config.json").write_text(json.dumps({"hidden_size": DIM}))
+    (folder / "tokenizer.json").write_text('{"vocabulary": {"a": 0}}')
+
+
+def write_corpus(path: Path, rows: int = ROWS) -> Path:
+    write_documents(path, [Document(f"d{row}", f"text {row}", "x", "s") for row in range(rows)])
+    return path
+
+
+def begin(store: VersionStore, version: int = 0, **changes: object) -> BuildPlan:
+    corpus = store.root.parent / "data" / "documents"
+    plan = BuildPlan(
+        version=version,
+        step=7,
+        weights_sha256=store.save_snapshot(version, save_encoder),
+        corpus_path=str(corpus),
+        corpus_relative=os.path.relpath(corpus, store.root),
+        corpus_sha256=corpus_sha256(corpus),
+        num_documents=ROWS,
+        block_documents=4,
+        similarity="cosine",
+        max_tokens=64,
+        dim=DIM,
+        dtype="float32",
+        tokens_per_batch=512,
+    )
+    plan = replace(plan, **changes)
+    store.begin(plan)
+    return plan
+
+
+def publish(store: VersionStore, plan: BuildPlan, vectors: np.ndarray = VECTORS) -> None:
+    for block in range(plan.num_blocks):
+        rows = plan.rows_of_block(block)
+        store.write_block(plan.version, block, vectors[rows.start : rows.stop])
+    if not plan.kind.is_exact:
+        build_steps.make_quantizer(store, plan)
+        for shard in range(plan.num_shards):
+            build_steps.build_shard(store, plan, shard)
+    store.publish(plan)
+
+
+def flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
