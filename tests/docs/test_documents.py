@@ -1,0 +1,162 @@
+"""README, CONTRIBUTING and docs/ against what is there: links, paths, commands with their options, keys, and length."""
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import click
+import pytest
+import typer
+
+import replug
+from replug.commands.cli import command_line
+from replug.configs.schema import Config, EvaluationConfig, ScoreConfig
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+COLUMNS, README_LINES = 100, 130
+
+LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"(?:^|\s)replug ([a-z]+)(.*)")
+KEY = re.compile(r"(?<![\w./-])([a-z_]+\.[a-z_]\w*)(?==)")
+BARE_KEY = re.compile(r"([a-z_]+)\.([a-z_]+)")
+PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*/(?:[\w.-]+\.(?:py|md|yaml|sbatch|svg|png))?")
+OF_FILES = ("json", "jsonl", "sqlite", "sbatch", "md", "py", "yaml")
+
+every_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+
+
+def _without_fences(text: str) -> str:
+    return FENCE.sub("", text)
+
+
+def _inline_code(text: str) -> Iterator[str]:
+    for found in re.finditer(r"`([^`]+)`", _without_fences(text)):
+        yield " ".join(found[1].split())
+
+
+def _shell_lines(text: str) -> Iterator[str]:
+    """Lines of shell blocks, with those that go on in the next joined."""
+    for language, block in FENCE.findall(text):
+        if language in ("", "bash"):
+            yield from block.replace("\\\n", " ").splitlines()
+
+
+def _shown(text: str) -> Iterator[str]:
+    """What a reader may type: shell lines, without their comments, and inline code."""
+    yield from (re.sub(r"\s#\s.*", "", line) for line in _shell_lines(text))
+    yield from _inline_code(text)
+
+
+def _commands() -> dict[str, click.Command]:
+    group = typer.main.get_command(command_line())
+    assert hasattr(group, "commands")
+    return dict(group.commands)
+
+
+def _keys() -> tuple[set[str], set[str]]:
+    """Every key of every kind of configuration, and those that are tables of the user's own names."""
+    keys: set[str] = set()
+    tables: set[str] = set()
+    for schema in (Config, EvaluationConfig, ScoreConfig):
+        for name, value_type in _fields(schema):
+            (tables if "dict" in str(value_type) else keys).add(name)
+    return keys, tables
+
+
+def _fields(schema: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    types = get_type_hints(schema)
+    for field in dataclasses.fields(schema):
+        name = f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(types[field.name]):
+            yield from _fields(types[field.name], f"{name}.")
+        else:
+            yield name, types[field.name]
+
+
+def _is_known(key: str) -> bool:
+    keys, tables = _keys()
+    return key in keys or key.split(".")[0] in tables or key in tables
+
+
+@every_document
+def test_lines_are_no_longer_than_a_hundred_characters(document: Path) -> None:
+    long = [
+        f"{document.name}:{number}: {len(line)} characters"
+        for number, line in enumerate(document.read_text().splitlines(), start=1)
+        if len(line) > COLUMNS and not line.startswith("|") and "](" not in line
+    ]
+    assert not long
+
+
+def test_readme_is_read_once() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES
+
+
+@every_document
+def test_every_relative_link_exists(document: Path) -> None:
+    targets = [target for target in LINK.findall(_without_fences(document.read_text())) if "://" not in target]
+    assert not [target for target in targets if not (document.parent / target).exists()]
+
+
+@every_document
+def test_every_page_is_reached_from_readme_or_contributing(document: Path) -> None:
+    linked = {ROOT / "README.md", ROOT / "CONTRIBUTING.md"}
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
+        linked |= {(page.parent / target).resolve() for target in LINK.findall(page.read_text())}
+    assert document.resolve() in linked
+
+
+@every_document
+def test_every_path_named_exists(document: Path) -> None:
+    """Those that begin with a folder of the repository; what a run writes is not there."""
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir()} - {"runs"}
+    words = [word.rstrip(":,;") for code in _shown(document.read_text()) for word in code.split()]
+    named = [word for word in words if PATH.fullmatch(word) and word.split("/")[0] in folders]
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+@every_document
+def test_every_command_named_exists_and_takes_the_options_shown(document: Path) -> None:
+    commands, wrong = _commands(), []
+    for shown in _shown(document.read_text()):
+        for name, rest in COMMAND.findall(shown):
+            if name not in commands:
+                wrong.append(f"replug {name}")
+                continue
+            options = {option for param in commands[name].params for option in param.opts}
+            words = shlex.split(rest.replace("…", ""), comments=True) if rest else []
+            wrong += [
+                f"replug {name} {word}" for word in words if word.startswith("--") and word.split("=")[0] not in options
+            ]
+    assert not wrong
+
+
+@every_document
+def test_every_key_shown_with_a_value_is_known(document: Path) -> None:
+    shown = [key for code in _shown(document.read_text()) for key in KEY.findall(code)]
+    assert not [key for key in shown if not _is_known(key)]
+
+
+@every_document
+def test_every_key_named_alone_is_known(document: Path) -> None:
+    """In inline code, `section.key` of a section that there is."""
+    sections = {key.split(".")[0] for key in _keys()[0] if "." in key}
+    named = [found for code in _inline_code(document.read_text()) if (found := BARE_KEY.fullmatch(code))]
+    named = [found for found in named if found[1] in sections and found[2] not in OF_FILES]
+    assert not [found[0] for found in named if not _is_known(found[0])]
+
+
+@every_document
+def test_python_imports_only_what_there_is(document: Path) -> None:
+    for language, block in FENCE.findall(document.read_text()):
+        if language == "python":
+            compile(block, str(document), "exec")
+            for names in re.findall(r"^from replug import (.*)$", block, re.MULTILINE):
+                assert set(names.split(", ")) <= set(replug.__all__)
+            for line in re.findall(r"^from replug\..*$", block, re.MULTILINE):
+                exec(line, {})
