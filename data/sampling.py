@@ -27,7 +27,7 @@ class Shares:
 
 def split_of(source_id: str, seed: int, shares: Shares) -> str | None:
     """`queries`, `heldout`, `documents` or None, by a keyed hash of the source's id."""
-    point = _fraction(source_id, f"split:{seed}")
+    point = _fraction(source_id, f"side:{seed}")  # another word would deal every text anew
     if point < shares.queries:
         return "queries"
     if point < shares.queries + shares.heldout:

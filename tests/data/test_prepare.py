@@ -53,10 +53,16 @@ def contents(prepared: PreparedSet) -> dict[str, bytes]:
 
 def test_the_side_is_a_keyed_hash_of_the_id():
     for name in ("a", "text-7", "中🙂"):
-        digest = hashlib.blake2b(name.encode(), digest_size=8, key=b"split:3").digest()
+        digest = hashlib.blake2b(name.encode(), digest_size=8, key=b"side:3").digest()
         point = int.from_bytes(digest, "big") / 2**64
         expected = "queries" if point < 0.5 else "heldout" if point < 0.75 else "documents"
         assert split_of(name, 3, Shares(0.5, 0.25, None)) == expected
+
+
+def test_texts_are_dealt_as_they_always_were():
+    dealt = {i: split_of(f"text-{i}", 0, SHARES) for i in range(40)}
+    assert [i for i in dealt if dealt[i] == "queries"] == [0, 4, 5, 10, 16, 18, 21, 24, 27, 32, 36, 38]
+    assert [i for i in dealt if dealt[i] == "heldout"] == [11, 37]
 
 
 def test_the_sides_get_their_shares():
