@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from replug.configs.errors import UserError
-from replug.configs.schema import Accelerator, Config, ScoreConfig, Swap
+from replug.configs.schema import Accelerator, Config, ScoreConfig, SwapMode
 
 ROLES = ("train", "score", "index")
 EXACT_KINDS = ("flat_fp16",)  # whose vectors any number of searchers may share
+
+OBJECT_STORE_BYTES = 256 << 20  # shared memory of a cluster started here
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ def needs(config: Config | ScoreConfig, roles: Collection[str], trainer_on_gpu: 
         found.append(Need("resources.train", ranks, gpus))
     if isinstance(config, Config) and "index" in roles:
         index = config.index
-        versions = 2 if index.swap is Swap.blue_green else 1  # that have searchers of their own during a swap
+        versions = 2 if index.swap is SwapMode.blue_green else 1  # that have searchers of their own during a swap
         found.append(Need("index.num_shards", versions * index.num_shards, index.gpus_per_searcher))
         found.append(Need("index.num_builders", index.num_builders, index.gpus_per_builder))
     if config.lm.path and "score" in roles:

@@ -50,7 +50,7 @@ def _start(config: AnyConfig, roles: Collection[str]) -> AnyConfig:
     num_gpus = torch.cuda.device_count()
     laid_out = _lay_out(config, num_gpus)
     wanted = resources.needs(laid_out, roles, resources.trains_on_gpu(config, num_gpus > 0))
-    num_cpus = config.ray.num_cpus or max(1, resources.logical_cpus(wanted))
+    num_cpus = max(1, resources.logical_cpus(wanted))
     _require_room("ray", [resources.Node("this machine", num_cpus, num_gpus)], wanted)
     ray.init(
         address="local",  # None would join whatever cluster somebody has started on this machine
@@ -59,7 +59,7 @@ def _start(config: AnyConfig, roles: Collection[str]) -> AnyConfig:
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.ERROR,
-        object_store_memory=config.ray.object_store_mb * 2**20,
+        object_store_memory=resources.OBJECT_STORE_BYTES,
     )
     return laid_out
 

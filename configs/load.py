@@ -15,11 +15,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from replug.configs.errors import UserError
+from replug.configs.keys import keys_of, sections_of
 from replug.configs.rules import check_rules
-from replug.configs.schema import Config, EvaluationConfig, ScoreConfig
+from replug.configs.schema import AnyConfig, Config, EvaluationConfig, ScoreConfig
 
-AnyConfig = TypeVar("AnyConfig", Config, ScoreConfig, EvaluationConfig)
-Schema = type[Config] | type[ScoreConfig] | type[EvaluationConfig]
+Made = TypeVar("Made", Config, ScoreConfig, EvaluationConfig)
+Schema = type[AnyConfig]
 EXAMPLES: dict[Schema, str] = {Config: "train.max_steps=10", ScoreConfig: "lm.path=DIR", EvaluationConfig: "k=10"}
 
 
@@ -74,12 +75,12 @@ def _leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _merge(
-    schema: type[AnyConfig],
+    schema: type[Made],
     path: Path | None,
     overrides: Sequence[str],
     needs_lm: bool = True,
     needs_retriever: bool = True,
-) -> AnyConfig:
+) -> Made:
     try:
         file = [_read_yaml(path, schema)] if path else []
         merged = OmegaConf.merge(OmegaConf.structured(schema), *file, _read_overrides(overrides, schema))
@@ -89,7 +90,7 @@ def _merge(
         if missing:
             where = f"in {path} or on the command line" if path else "on the command line"
             raise UserError(f"{missing[0]} is missing: set it {where} as {missing[0]}=VALUE")
-        config: AnyConfig = OmegaConf.to_object(merged)  # type: ignore[assignment]
+        config: Made = OmegaConf.to_object(merged)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
         raise UserError(_explain(error, schema)) from error
     check_rules(config, needs_lm, needs_retriever)
@@ -125,7 +126,7 @@ def _read_overrides(overrides: Sequence[str], schema: Schema) -> Any:
 def _require_sections(tree: Any, schema: Schema) -> Any:
     """Where the schema has a section, a single value or a list would be an error without a key."""
     content: Any = OmegaConf.to_container(tree, resolve=False)
-    for name, kind in _sections(schema):
+    for name, kind in sections_of(schema):
         if name in content and not isinstance(content[name], dict):
             first = dataclasses.fields(kind)[0].name
             raise UserError(f"{name}: expected keys of this section, such as {name}.{first}, found {content[name]!r}")
@@ -139,12 +140,12 @@ def _explain(error: OmegaConfBaseException, schema: Schema) -> str:
     reason = " ".join(str(error).partition("\n    full_key:")[0].split())
     if error.object_type is not None and "not in" in reason:
         return f"{key}: unknown key{_suggestion(key, schema)}"
-    expected = dict(_known_keys(schema)).get(key)
+    expected = {known.path: _type_name(known.kind) for known in keys_of(schema)}.get(key)
     return f"{key}: {reason}{f'; expected {expected}' if expected else ''}"
 
 
 def _suggestion(key: str, schema: Schema) -> str:
-    names, sections = [name for name, _ in _known_keys(schema)], [name for name, _ in _sections(schema)]
+    names, sections = [known.path for known in keys_of(schema)], [name for name, _ in sections_of(schema)]
     if key in names:  # dots make sections on the command line only
         section, _, inner = key.rpartition(".")
         return f"; in a file it is `{inner}:` under `{section}:`"
@@ -156,19 +157,6 @@ def _suggestion(key: str, schema: Schema) -> str:
         if schema is not ScoreConfig
         else f"; expected keys of {' and '.join(sections)}"
     )
-
-
-def _sections(schema: Schema) -> Iterator[tuple[str, Any]]:
-    return ((field.name, field.type) for field in dataclasses.fields(schema) if dataclasses.is_dataclass(field.type))
-
-
-def _known_keys(schema: Schema) -> Iterator[tuple[str, str]]:
-    for field in dataclasses.fields(schema):
-        if dataclasses.is_dataclass(field.type):
-            for inner in dataclasses.fields(field.type):
-                yield f"{field.name}.{inner.name}", _type_name(inner.type)
-        else:
-            yield field.name, _type_name(field.type)
 
 
 def _type_name(kind: Any) -> str:

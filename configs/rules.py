@@ -1,15 +1,21 @@
-"""Ranges and combinations that a configuration must satisfy, each with what was expected instead."""
+"""What a configuration must satisfy, each with what was expected instead.
+
+The bounds of single keys stand in their fields (`configs.schema`); here are the rules that combine keys or need code.
+"""
 
 import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import attrgetter
 from urllib.parse import urlsplit
 
 from replug.configs.errors import UserError
+from replug.configs.keys import keys_of
 from replug.configs.methods import REPLUG, WITHOUT_RETRIEVER, Method, parse_methods
 from replug.configs.schema import (
     Adopt,
+    AnyConfig,
     Config,
     DataConfig,
     Evaluation,
@@ -21,86 +27,9 @@ from replug.configs.schema import (
     TooLong,
 )
 
-POSITIVE = [
-    "data.window",
-    "data.document_tokens",
-    "data.num_documents",
-    "data.num_queries",
-    "data.num_heldout",
-    "data.max_text_characters",
-    "data.ngram_overlap",
-    "data.num_workers",
-    "retriever.max_tokens",
-    "lm.tokens_per_batch",
-    "lm.num_replicas",
-    "lm.threads_per_replica",
-    "lm.timeout_seconds",
-    "lm.max_attempts",
-    "lm.max_concurrency",
-    "lm.prompts_per_request",
-    "lm.max_requests",
-    "lm.max_tokens_sent",
-    "loss.gamma",
-    "loss.beta",
-    "refresh.every_steps",
-    "refresh.max_age_steps",
-    "index.nprobe",
-    "index.overretrieve",
-    "index.retrain_every",
-    "index.num_shards",
-    "index.num_builders",
-    "index.block_documents",
-    "index.tokens_per_batch",
-    "index.threads_per_worker",
-    "index.timeout_seconds",
-    "index.max_attempts",
-    "train.max_steps",
-    "train.batch_size",
-    "train.micro_batches",
-    "train.lr",
-    "train.gradient_clip",
-    "train.threads",
-    "train.log_every_steps",
-    "checkpoint.every_steps",
-    "checkpoint.keep_last",
-    "evaluate.k",
-    "evaluate.max_windows",
-    "evaluate.num_resamples",
-    "ray.num_cpus",
-    "ray.object_store_mb",
-    "texts.window",
-    "texts.max_windows",
-    "questions.max_questions",
-    "questions.max_new_tokens",
-    "k",
-    "num_resamples",
-]
-NOT_NEGATIVE = [
-    "lm.gpus_per_replica",
-    "index.gpus_per_builder",
-    "index.gpus_per_searcher",
-    "refresh.watch_queries",
-    "train.weight_decay",
-    "train.pipeline_depth",
-    "evaluate.num_examples",
-    "evaluate.refresh_windows",
-    "questions.shots",
-    "seed",
-]
-SHARES = [
-    "train.warmup_ratio",
-    "data.query_share",
-    "data.heldout_share",
-    "data.corpus_share",
-    "data.max_rejected_share",
-]
-
-
 LM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 QUESTION = "{question}"  # where a question stands in questions.query
 RECALL_DEPTH = 20  # documents that recall is measured by
-
-AnyConfig = Config | ScoreConfig | EvaluationConfig
 
 
 def check_rules(config: AnyConfig, needs_lm: bool = True, needs_retriever: bool = True) -> None:
@@ -122,7 +51,7 @@ def _score_problems(config: ScoreConfig) -> Iterator[str]:
 
 def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator[str]:
     for key in ("run_dir", "retriever.path") if needs_retriever else ("run_dir",):
-        if not str(_value(config, key)).strip():
+        if not str(attrgetter(key)(config)).strip():
             yield f"{key} is empty; expected a path or a name"
     yield from _out_of_range(config)
     if needs_lm or config.lm.path or config.lm.url:
@@ -188,30 +117,11 @@ def _evaluation_data_problems(config: EvaluationConfig, retrieves: bool) -> Iter
     yield from _data_problems(data)
 
 
-def _value(config: AnyConfig, key: str) -> float | None:
-    value: object = config
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value  # type: ignore[return-value]
-
-
-def _values(config: AnyConfig, keys: list[str]) -> Iterator[tuple[str, float]]:
-    """Those of the keys whose section this configuration has, where they are set."""
-    for key in keys:
-        if hasattr(config, key.partition(".")[0]) and (value := _value(config, key)) is not None:
-            yield key, value
-
-
 def _out_of_range(config: AnyConfig) -> Iterator[str]:
-    for key, value in _values(config, POSITIVE):
-        if not 0 < value < math.inf:
-            yield f"{key} is {value}; expected a number above 0"
-    for key, value in _values(config, NOT_NEGATIVE):
-        if not 0 <= value < math.inf:
-            yield f"{key} is {value}; expected 0 or more"
-    for key, value in _values(config, SHARES):
-        if not 0 <= value <= 1:
-            yield f"{key} is {value}; expected a share between 0 and 1"
+    for key in keys_of(type(config)):
+        value = attrgetter(key.path)(config)
+        if value is not None and key.bounds is not None and not key.bounds.hold(value):
+            yield f"{key.path} is {value}; expected {key.bounds.value}"
 
 
 def _lm_problems(lm: LMConfig) -> Iterator[str]:

@@ -4,7 +4,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from replug.configs.schema import Config, Rerank, Swap
+from replug.configs.schema import Config, Rerank, SwapMode
 from replug.data.store import Corpus, PreparedSet
 from replug.index_workers.faiss_index import check_kind
 from replug.index_workers.kinds import IndexKind, resolve_kind
@@ -14,11 +14,13 @@ from replug.index_workers.version_store import BuildPlan, IndexState, VersionSto
 from replug.models.encoder import TOKENS_PER_BATCH, Encoder
 from replug.models.hardware import TOKENS_PER_PASS_GPU, dtype_name
 
+WATCHED_TEXTS = 64  # by which every refresh is measured: recall, overlap
+
 
 def index_settings(config: Config, data: PreparedSet | None = None) -> IndexSettings:
     """With `data`, its first training texts measure every refresh."""
-    index, count = config.index, config.refresh.watch_queries
-    watched = data.queries.windows(range(min(count, len(data.queries)))) if data else []
+    index = config.index
+    watched = data.queries.windows(range(min(WATCHED_TEXTS, len(data.queries)))) if data else []
     return IndexSettings(
         num_shards=index.num_shards,
         num_builders=index.num_builders,
@@ -27,7 +29,7 @@ def index_settings(config: Config, data: PreparedSet | None = None) -> IndexSett
         gpus_per_searcher=index.gpus_per_searcher,
         max_attempts=index.max_attempts,
         timeout_seconds=index.timeout_seconds,
-        blue_green=index.swap is Swap.blue_green,
+        blue_green=index.swap is SwapMode.blue_green,
         watch_texts=tuple(window.context for window in watched),
         watch_k=config.retrieve.k,
     )

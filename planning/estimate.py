@@ -5,7 +5,7 @@ Rates come from an accelerator's peak and the efficiency assumed, or from a run 
 
 from dataclasses import dataclass, field
 
-from replug.configs.schema import Config, Swap
+from replug.configs.schema import Config, SwapMode
 from replug.planning import memory
 from replug.planning.accelerators import DeviceModel, Devices
 from replug.planning.model_sizes import ModelSize, encoder_size, lm_size
@@ -252,7 +252,7 @@ def memory_of(job: Job, accelerator: DeviceModel, split: Split) -> memory.RoleMe
         memory.embed_bytes(job.retriever, embedded, precision(config.index.dtype.value)),
         memory.train_bytes(*trained, checkpointed=False),
         memory.train_bytes(*trained, checkpointed=True),
-        memory.search_bytes(job.shape.num_documents, job.index.bytes_per_vector, config.index.swap is Swap.double),
+        memory.search_bytes(job.shape.num_documents, job.index.bytes_per_vector, config.index.swap is SwapMode.double),
     )
     return memory.RoleMemory(*(part / 1e9 for part in parts))
 

@@ -77,9 +77,7 @@ def read_run(path: Path) -> MeasuredRun:
             raise UserError(f"--measured: {path / name} is missing; expected the directory of a finished run")
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     if [row.get("step") for row in rows] != list(range(len(rows))):
-        raise UserError(
-            f"--measured: {path / 'metrics.jsonl'} lacks steps; expected one row for each (train.log_every_steps=1)"
-        )
+        raise UserError(f"--measured: {path / 'metrics.jsonl'} lacks steps; expected one row for each")
     cores = json.loads((path / "environment.json").read_text()).get("cores")
     if not isinstance(cores, int):
         raise UserError(f"--measured: {path / 'environment.json'} has no number of cores; expected `cores`")

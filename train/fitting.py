@@ -290,7 +290,7 @@ def _trainer(
         max_epochs=1,
         accumulate_grad_batches=train.micro_batches,
         gradient_clip_val=train.gradient_clip,
-        log_every_n_steps=train.log_every_steps,
+        log_every_n_steps=1,
         logger=loggers or False,
         callbacks=callbacks,
         enable_checkpointing=False,

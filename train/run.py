@@ -37,6 +37,8 @@ from replug.train.workers import Workers, start_workers
 
 log = logging.getLogger(__name__)
 
+NUM_EXAMPLES = 6  # held-out texts shown in the report with what each retriever finds
+
 
 def train(config: Config) -> dict:
     """Run or resume a training run; returns what `results.json` holds."""
@@ -73,7 +75,7 @@ def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dic
         after = _after(laid_out, run, data, workers, module, loggers, interruption, times)
         times.next("measuring")
         results = measure(laid_out, data, workers, {"replug": before, "lsr": after})
-    _write_examples(config, run, data, before, after)
+    _write_examples(run, data, before, after)
     write_json(run.results, results)
     times.next("publishing")
     publish(config, loggers, run, results)
@@ -169,11 +171,11 @@ def random_documents(config: Config, data: PreparedSet, windows: list[Window]) -
     return Choice(rows, np.zeros(rows.shape))
 
 
-def _write_examples(config: Config, run: RunDirectory, data: PreparedSet, before: Choice, after: Choice) -> None:
+def _write_examples(run: RunDirectory, data: PreparedSet, before: Choice, after: Choice) -> None:
     """A few held-out texts with the documents that each retriever ranks first, those that changed most first."""
     changed = [row for row in range(len(data.heldout)) if before.doc_rows[row, 0] != after.doc_rows[row, 0]]
     same = [row for row in range(len(data.heldout)) if row not in changed]
-    rows = (changed + same)[: config.evaluate.num_examples]
+    rows = (changed + same)[:NUM_EXAMPLES]
     examples = []
     for row, window in zip(rows, data.heldout.windows(rows), strict=True):
         found = {name: _found(data, c, row) for name, c in (("before", before), ("after", after))}

@@ -53,7 +53,7 @@ def config_checks(config: Config) -> Checks:
     return [
         *own,
         ("Ray token", lambda: ray_token(ray)),
-        ("shared memory", lambda: shared_memory(ray)),
+        ("shared memory", shared_memory),
         ("W&B", lambda: wandb(login)),
     ]
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from replug.cluster.layout import OBJECT_STORE_BYTES
 from replug.configs.schema import RayAuth, RayConfig, WandbConfig, WandbMode
 
 LIMIT_SECONDS = 15.0
@@ -82,7 +83,7 @@ def machine_checks() -> Checks:
         ("FAISS", faiss),
         ("Ray token", lambda: ray_token(RayConfig())),
         ("Ray here", running_ray),
-        ("shared memory", lambda: shared_memory(RayConfig())),
+        ("shared memory", shared_memory),
         ("SLURM", slurm),
         ("W&B", lambda: wandb(WandbConfig())),
     ]
@@ -175,14 +176,14 @@ def _is_own_head(comm: Path) -> bool:
         return False
 
 
-def shared_memory(ray: RayConfig) -> Check | None:
+def shared_memory() -> Check | None:
     """Ray's object store lies in /dev/shm; without the room it falls back to files, slowly."""
     if not Path("/dev/shm").is_dir():
         return Check("shared memory", State.warning, "no /dev/shm", "mount a tmpfs there")
     free = shutil.disk_usage("/dev/shm").free
-    if free < ray.object_store_mb * 2**20:
-        found = f"{free / GIB:.1f} GiB free in /dev/shm, ray.object_store_mb asks for {ray.object_store_mb / 1024:.1f}"
-        return Check("shared memory", State.wrong, found, "a container takes --shm-size; or a smaller object_store_mb")
+    if free < OBJECT_STORE_BYTES:
+        found = f"{free / GIB:.2f} GiB free in /dev/shm, Ray takes {OBJECT_STORE_BYTES / GIB:.2f}"
+        return Check("shared memory", State.wrong, found, "a container takes --shm-size")
     return Check("shared memory", State.ok, f"{free / GIB:.1f} GiB free in /dev/shm")
 
 

@@ -6,7 +6,7 @@ from replug.cluster.layout import ROLES, Need, Node, lay_out, needs, num_ranks, 
 from replug.cluster.ray_cluster import _require_room
 from replug.configs.errors import UserError
 from replug.configs.load import load_config
-from replug.configs.schema import Config, ScoreConfig, Swap
+from replug.configs.schema import Config, ScoreConfig, SwapMode
 
 NEEDS = [Need("index.num_shards", 1), Need("index.num_builders", 2), Need("lm.num_replicas", 4, at_least=1)]
 
@@ -37,6 +37,12 @@ def test_without_room_for_one_scorer_and_the_index_the_numbers_are_named():
     assert "index.num_shards + index.num_builders + lm.num_replicas" in str(error.value)
 
 
+def test_every_trainer_rank_needs_room():
+    wanted = needs(configured("resources.train=4"), ROLES, False)
+    assert "resources.train" in str(shortage(cpus(3), wanted))
+    assert shortage(cpus(6), wanted) is None
+
+
 def test_an_lm_on_a_server_needs_no_room():
     _require_room("ray.address", cpus(3), NEEDS[:2])
     with pytest.raises(UserError, match="need at least 3 CPUs"):
@@ -59,7 +65,7 @@ def test_without_weights_of_an_lm_no_scorers_are_counted():
 
 def test_blue_green_counts_the_searchers_of_two_versions():
     config = configured("index.num_shards=3")
-    config.index.swap = Swap.blue_green
+    config.index.swap = SwapMode.blue_green
     assert by_key(config)["index.num_shards"] == (6, 0.0)
 
 

@@ -87,7 +87,6 @@ OVERRIDES = [
     ("index.nprobe=0", "index.nprobe is 0; expected a number above 0"),
     ("index.overretrieve=0", "index.overretrieve is 0; expected a number above 0"),
     ("index.retrain_every=0", "index.retrain_every is 0; expected a number above 0"),
-    ("refresh.watch_queries=-1", "refresh.watch_queries is -1; expected 0 or more"),
     ("train.warmup_ratio=1.5", "train.warmup_ratio is 1.5; expected a share between 0 and 1"),
     ("data.query_share=-0.1", "data.query_share is -0.1; expected a share between 0 and 1"),
     ("retrieve.k=1", "retrieve.k is 1; expected at least 2"),

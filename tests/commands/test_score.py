@@ -266,7 +266,7 @@ OVERRIDES = [
     ("wandb=off", "wandb: unknown key; expected keys of lm and ray"),
     ("lm.path=a lm.num_replicas=0", "lm.num_replicas is 0; expected a number above 0"),
     ("lm.path=a lm.gpus_per_replica=-1", "lm.gpus_per_replica is -1.0; expected 0 or more"),
-    ("lm.path=a ray.num_cpus=many", "ray.num_cpus: ", "'many'", "expected int | None"),
+    ("lm.path=a lm.max_requests=many", "lm.max_requests: ", "'many'", "expected int | None"),
     ("lm=a", "lm: expected keys of this section, such as lm.path"),
     ("configs/debug.yaml", "override 'configs/debug.yaml' is not of the form key=value, such as lm.path=DIR"),
 ]

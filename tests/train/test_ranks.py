@@ -122,12 +122,12 @@ def test_the_shares_of_all_ranks_and_parts_are_the_batch_in_its_order():
 
 
 @pytest.mark.timeout(200)
-def test_a_rank_without_room_is_refused_before_anything_starts(tmp_path):
-    process = start(tmp_path / "run", "resources.train=4", "ray.num_cpus=3")
+def test_actors_without_room_are_refused_before_anything_starts(tmp_path):
+    process = start(tmp_path / "run", "resources.train=4", "lm.gpus_per_replica=64")
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 2
     last = output.splitlines()[-1]
-    assert last.startswith("replug: ray.num_cpus") or "CPUs" in last
+    assert last.startswith("replug: ray: the cluster has") and "64 GPU" in last
     assert not (tmp_path / "run/index").exists()
 
 

@@ -1,0 +1,136 @@
+"""Every field of every section says all that is known of its key, and what reads it back."""
+
+import dataclasses
+import math
+from pathlib import Path
+from types import NoneType
+from typing import get_args
+
+import pytest
+
+from replug.configs import schema
+from replug.configs.errors import UserError
+from replug.configs.keys import ABOVE_0, FROM_0, RULED, SHARE, Key, key, keys_of, section
+from replug.configs.load import load_config
+from replug.configs.resume import require_same
+from replug.configs.rules import check_rules
+from replug.configs.schema import Config, EvaluationConfig, LMConfig, RetrieverConfig, ScoreConfig
+
+KEYS = {key.path: key for of in (EvaluationConfig, Config) for key in keys_of(of)}
+NUMBERS = {key.path: key for key in KEYS.values() if {int, float} & {key.kind, *get_args(key.kind)}}
+NUMBERS.pop("paper.values")  # a number for each method
+
+
+def test_every_dataclass_of_the_schema_says_what_its_fields_mean():
+    kinds = [kind for kind in vars(schema).values() if dataclasses.is_dataclass(kind)]
+    bare = [
+        f"{kind.__name__}.{field.name}"
+        for kind in kinds
+        for field in dataclasses.fields(kind)
+        if not (dataclasses.is_dataclass(field.type) or field.metadata.get("meaning"))
+    ]
+    assert len(kinds) > 15 and bare == []
+
+
+@pytest.mark.parametrize("known", NUMBERS.values(), ids=NUMBERS)
+def test_a_number_has_bounds_that_its_default_keeps(known: Key):
+    assert known.bounds is not None
+    assert isinstance(known.default, NoneType | str) or known.bounds.hold(known.default)
+
+
+def test_only_numbers_have_bounds():
+    assert {path for path, known in KEYS.items() if known.bounds} == set(NUMBERS)
+
+
+def test_bounds_that_rules_check_are_few_and_each_is_checked():
+    assert {path for path, known in NUMBERS.items() if known.bounds is RULED} == {
+        *("retrieve.k", "refresh.lag_steps", "resources.train", "resources.score", "resources.index")
+    }
+    for path in ("retrieve.k", "refresh.lag_steps", "resources.train", "resources.score", "resources.index"):
+        with pytest.raises(UserError, match=rf"{path} is -1"):
+            load_config("configs/debug.yaml", [f"{path}=-1"])
+
+
+@pytest.mark.parametrize(
+    ("bounds", "inside", "outside"),
+    [
+        (ABOVE_0, [1e-9, 1, 10**9], [0, -1, math.inf, math.nan]),
+        (FROM_0, [0, 0.5, 3], [-1e-9, math.inf, math.nan]),
+        (SHARE, [0, 0.5, 1], [-0.1, 1.1, math.nan]),
+    ],
+)
+def test_bounds_hold_numbers_and_no_infinity(bounds, inside, outside):
+    assert all(map(bounds.hold, inside)) and not any(map(bounds.hold, outside))
+
+
+@pytest.mark.parametrize("path", [path for path, known in NUMBERS.items() if known.bounds is not RULED])
+def test_a_value_out_of_bounds_is_refused_with_what_was_expected(path):
+    of = Config if path in {known.path for known in keys_of(Config)} else EvaluationConfig
+    config = filled(of)
+    name, _, key_name = path.rpartition(".")
+    setattr(getattr(config, name) if name else config, key_name, -1)
+    with pytest.raises(UserError, match=rf"^{path} is -1; expected {KEYS[path].bounds.value}$"):
+        check_rules(config)
+
+
+def filled(of: type) -> Config | EvaluationConfig:
+    parts = {"retriever": RetrieverConfig(path="r"), "lm": LMConfig(path="l")}
+    return Config(**parts, run_dir="d") if of is Config else EvaluationConfig(**parts, out="d", methods=["none"])
+
+
+def test_the_papers_setting_is_the_default():
+    expected = {
+        "retrieve.k": 20,
+        "loss.gamma": 0.1,
+        "loss.beta": 0.1,
+        "refresh.every_steps": 3000,
+        "train.batch_size": 64,
+        "train.lr": 2e-5,
+        "train.warmup_ratio": 0.1,
+        "evaluate.k": 10,
+        "data.window": 128,
+        "texts.window": 128,
+        "k": 10,
+    }
+    assert {path: KEYS[path].default for path in expected} == expected
+
+
+def test_a_list_of_one_configuration_is_not_that_of_another():
+    EvaluationConfig().methods.append("bm25")
+    EvaluationConfig().lms["a"] = "x"
+    assert EvaluationConfig().methods == ["none", "replug"] and EvaluationConfig().lms == {}
+
+
+def test_keys_come_in_the_order_of_the_sections_and_then_the_schemas_own():
+    @dataclasses.dataclass
+    class Part:
+        a: int = key(1, "first", ABOVE_0)
+        b: str = key("x", "second", resumable=True)
+
+    @dataclasses.dataclass
+    class Whole:
+        own: float = key(0.5, "its own", SHARE)
+        part: Part = section(Part, b="y")
+
+    assert list(keys_of(Whole)) == [
+        Key("part.a", int, 1, "first", ABOVE_0, False),
+        Key("part.b", str, "x", "second", None, True),
+        Key("own", float, 0.5, "its own", SHARE, False),
+    ]
+    assert Whole().part.b == "y"
+
+
+def test_a_score_configuration_has_the_keys_of_its_sections():
+    assert {known.path.partition(".")[0] for known in keys_of(ScoreConfig)} == {"lm", "ray"}
+
+
+def test_a_resumed_run_may_change_where_it_runs_and_not_what_it_computes(tmp_path):
+    free = {path for path, known in KEYS.items() if known.resumable}
+    assert {"run_dir", "out", "lm.url", "ray.address", "checkpoint.keep_last", "resources.train"} <= free
+    assert (
+        not {"seed", "train.batch_size", "lm.path", "data.source", "index.block_documents", "refresh.lag_steps"} & free
+    )
+    stored = load_config("configs/debug.yaml")
+    require_same(stored, load_config("configs/debug.yaml", ["lm.num_replicas=3", "run_dir=elsewhere"]), tmp_path)
+    with pytest.raises(UserError, match=r"train\.lr is 0\.5, but the unfinished run in .* was begun with 0\.001"):
+        require_same(stored, load_config("configs/debug.yaml", ["train.lr=0.5"]), Path("run"))
