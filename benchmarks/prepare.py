@@ -28,7 +28,8 @@ import numpy as np
 import psutil
 
 from benchmarks.machine import describe_machine
-from replug.data.sampling import Shares, normalise, split_of
+from replug.data.hashing import normalise
+from replug.data.sampling import Shares, split_of
 from replug.data.shards import read_documents_of, shard_paths, write_documents, write_token_ids, write_token_rules
 from replug.data.store import CorpusStore, PreparedSet
 

@@ -67,7 +67,7 @@ def keys_of(schema: type) -> Iterator[Key]:
     yield from _keys(schema, "")
 
 
-def sections_of(schema: type) -> Iterator[tuple[str, type]]:
+def sections_of(schema: type) -> Iterator[tuple[str, Any]]:
     """Name and class of every section."""
     return ((field.name, field.type) for field in dataclasses.fields(schema) if _is_section(field))
 

@@ -37,24 +37,9 @@ def split_of(source_id: str, seed: int, shares: Shares) -> str | None:
     return None
 
 
-def normalise(text: str) -> str:
-    """What makes two texts equal: runs of white space are one space, case is folded."""
-    return " ".join(text.split()).casefold()
-
-
-def content_hash(text: str, seed: int = 0) -> bytes:
-    """16 bytes that equal texts share."""
-    return hashlib.blake2b(normalise(text).encode(), digest_size=16, key=f"sample:{seed}".encode()).digest()
-
-
 def piece_key(digest: bytes) -> int:
     """A piece's place among all: uniform over 64 bits."""
     return int.from_bytes(digest[:8], "big")
-
-
-def hash64(text: str) -> int:
-    """64 bits of a text's hash, to tell texts apart."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def buckets(keys: np.ndarray) -> np.ndarray:

@@ -12,9 +12,9 @@ from replug.configs.errors import UserError
 from replug.configs.rules import QUESTION, RECALL_DEPTH
 from replug.configs.schema import Evaluation, EvaluationConfig
 from replug.data.records import Window
+from replug.data.sources.records import FieldMap, SourceText
 from replug.data.sources.rejected import Rejected
-from replug.data.sources.shards import plan_source_shards
-from replug.data.sources.texts import FieldMap, SourceText, read_source_shard
+from replug.data.sources.shards import plan_source_shards, read_source_shard
 from replug.data.store import Corpus, PreparedSet
 from replug.data.tokenizing import load_plain, token_offsets
 from replug.evals.evidence import EvidenceBook

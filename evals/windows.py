@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from replug.data.chunks import split_text
 from replug.data.records import Window
-from replug.data.sources.texts import SourceText
+from replug.data.sources.records import SourceText
 from replug.data.tokenizing import token_offsets
 
 

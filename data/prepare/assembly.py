@@ -16,11 +16,11 @@ import pyarrow as pa
 from tokenizers import Tokenizer
 
 from replug.data.files import file_sha256, write_json
+from replug.data.hashing import hash64
 from replug.data.prepare.cutting import KINDS
 from replug.data.prepare.overlap_filter import OverlapFilter
 from replug.data.prepare.sorted_runs import iterate, read_range
 from replug.data.records import Document, Window
-from replug.data.sampling import hash64
 from replug.data.shards import DOCUMENT_SCHEMA, read_documents_of, token_paths, write_rows, write_token_ids
 from replug.data.tokenizing import TokenIds, ids_of_texts, load_plain
 

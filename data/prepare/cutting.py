@@ -13,12 +13,13 @@ from tokenizers import Tokenizer
 
 from replug.data.chunks import split_text
 from replug.data.files import file_sha256, write_json
+from replug.data.hashing import content_hash, hash64
 from replug.data.prepare.duplicates import write_registry
 from replug.data.prepare.sorted_runs import DocumentPiece, Piece, WindowPiece, write_run
-from replug.data.sampling import SPLITS, Shares, buckets, content_hash, hash64, piece_key, split_of
+from replug.data.sampling import SPLITS, Shares, buckets, piece_key, split_of
+from replug.data.sources.records import FieldMap, Passed, SourceShard, SourceText
 from replug.data.sources.rejected import EXAMPLES, Reason, Rejected
-from replug.data.sources.shards import SourceShard
-from replug.data.sources.texts import FieldMap, Passed, SourceText, read_lines
+from replug.data.sources.shards import read_with_passed
 from replug.data.tokenizing import TokenOffsets, load_plain, token_offsets
 
 CHARACTERS_AT_A_TIME = 1 << 19  # texts that are tokenized together
@@ -97,7 +98,7 @@ def _batches(source_shard: SourceShard, cut: "_SourceShardCut") -> Iterator[list
     """Texts that serve a split, about half a million characters at a time; the rest is counted."""
     texts: list[SourceText] = []
     size = 0
-    for line, item in read_lines(source_shard, cut.rules.fields):
+    for line, item in read_with_passed(source_shard, cut.rules.fields):
         cut.lines = max(cut.lines, line)
         if isinstance(item, Passed):
             continue

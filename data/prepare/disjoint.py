@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from replug.configs.errors import UserError
+from replug.data.hashing import content_hash
 from replug.data.prepare.overlap_filter import OverlapFilter, window_keys
 from replug.data.records import Document, Window
-from replug.data.sampling import content_hash, piece_key
+from replug.data.sampling import piece_key
 from replug.data.shards import read_documents_of
 
 

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 
-from replug.data.sampling import hash64
+from replug.data.hashing import hash64
 
 WORD = re.compile(r"\w+")
 MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so that every word of an n-gram reaches all 64 bits

@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from replug.data.files import replace_file, writing
+from replug.data.hashing import content_hash, hash64
 from replug.data.prepare.ngrams import ngram_hashes, overlaps
 from replug.data.records import Window
-from replug.data.sampling import content_hash, hash64, piece_key
+from replug.data.sampling import piece_key
 
 PARTITIONS = 16
 HASHES_IN_MEMORY = 1 << 22

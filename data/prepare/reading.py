@@ -12,8 +12,8 @@ from replug.data.prepare.local_pool import Pool
 from replug.data.prepare.work import WorkFolder
 from replug.data.progress import format_duration
 from replug.data.sampling import SPLITS, KeyCounts
+from replug.data.sources.records import SourceShard
 from replug.data.sources.rejected import ENOUGH_ROWS, Rejected, require_few_rejected, too_many, write_rejected
-from replug.data.sources.shards import SourceShard
 
 log = logging.getLogger(__name__)
 

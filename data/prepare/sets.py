@@ -37,8 +37,8 @@ from replug.data.shards import (
     write_token_rules,
     write_windows,
 )
+from replug.data.sources.records import FieldMap
 from replug.data.sources.shards import plan_source_shards
-from replug.data.sources.texts import FieldMap
 from replug.data.store import ImportedCorpus, PreparedSet, read_manifest
 from replug.data.tokenizing import TokenIds
 

@@ -13,7 +13,7 @@ from html import unescape
 from pathlib import Path
 
 from replug.configs.errors import UserError
-from replug.data.sources.texts import SourceText
+from replug.data.sources.records import SourceText
 
 GENSIM = "gensim==4.4.0"
 WIKIPEDIA_FILE = "gensim/test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"

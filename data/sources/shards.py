@@ -1,4 +1,4 @@
-"""What a source is read in: source shards of about 16 MB, found without reading it, that any worker can read alone.
+"""Source shards of about 16 MB, found without reading the source, that any worker can read alone.
 
 | source | a source shard is |
 |---|---|
@@ -9,45 +9,44 @@
 | a dataset on the hub | one of its shards, streamed |
 | `package:NAME`, `stand_in` | all of it |
 
-A folder, or a pattern with `*`, of nothing but row files is read as rows; any other folder is a tree of texts.
+A folder, or a pattern with `*`, of nothing but files of rows is read as rows; any other folder is a tree of texts. The
+formats are the modules of `data/sources/formats/`.
 """
 
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from replug.configs.errors import UserError
+from replug.data.sources.format import Format
+from replug.data.sources.formats import format_of_file, formats, holds_rows, hub, jsonl, text
+from replug.data.sources.records import FieldMap, Item, Passed, SourceShard, SourceText
+from replug.data.sources.rejected import Rejected
 
 SOURCE_SHARD_BYTES = 16 << 20
-ROW_KINDS = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".tsv": "tsv", ".parquet": "parquet"}
-TEXT_SUFFIXES = (".txt", ".md", ".rst", ".tokens", ".raw")
-COMPRESSION = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
-
-
-@dataclass(frozen=True, slots=True)
-class SourceShard:
-    """A part of the source. `start` and `stop` are bytes, row groups, or the number of a hub's shard."""
-
-    number: int
-    kind: str  # jsonl, tsv, parquet, text, hub or built_in
-    names: tuple[str, ...]  # files, or what the source is called
-    size: int  # bytes, for showing progress
-    start: int = 0
-    stop: int | None = None
-    root: str = ""  # of a tree of texts, whose ids are paths below it
 
 
 def plan_source_shards(source: str, in_one_piece: bool = False) -> list[SourceShard]:
     """The source shards of a `data.source`; files are `in_one_piece` where texts run over many lines."""
-    parts = [SourceShard(number, *part) for number, part in enumerate(_parts(source, in_one_piece))]
-    if not parts:
+    shard_bytes = None if in_one_piece else SOURCE_SHARD_BYTES
+    shards = [replace(shard, number=number) for number, shard in enumerate(_plan(source, shard_bytes))]
+    if not shards:
         raise UserError(f"data.source: {source} holds no files")
-    return parts
+    return shards
+
+
+def read_source_shard(source_shard: SourceShard, fields: FieldMap) -> Iterator[tuple[int, SourceText | Rejected]]:
+    """The texts of a source shard, and what had to be rejected, each with its line; 0 stands for the whole file."""
+    for line, item in read_with_passed(source_shard, fields):
+        if not isinstance(item, Passed):
+            yield line, item
+
+
+def read_with_passed(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
+    """As `read_source_shard`, with the lines that hold nothing, so that all can be counted."""
+    return formats()[source_shard.kind].read(source_shard, fields)
 
 
 def source_fingerprint(source: str) -> str | None:
@@ -65,35 +64,30 @@ def source_fingerprint(source: str) -> str | None:
     return digest.hexdigest()
 
 
-def file_kind(path: Path) -> tuple[str | None, str | None]:
-    """Which rows a file holds (None: it is no row file), and how it is compressed."""
-    suffix, compression = path.suffix.lower(), COMPRESSION.get(path.suffix.lower())
-    if compression:
-        suffix = Path(path.stem).suffix.lower()
-    return ROW_KINDS.get(suffix), compression
-
-
-def _parts(source: str, in_one_piece: bool) -> Iterator[tuple]:
+def _plan(source: str, shard_bytes: int | None) -> Iterable[SourceShard]:
+    if claimed := _claimed(source):
+        return claimed.plan(source, shard_bytes)
     paths = _files(source)
     if paths is None:
-        yield from [("built_in", (source,), 0)] if is_built_in(source) else _hub_parts(source)
-    elif Path(source).expanduser().is_file():
-        yield from _file_parts(paths[0], in_one_piece)
-    elif all(file_kind(path)[0] for path in paths):
-        for path in paths:
-            yield from _file_parts(path, in_one_piece)
-    else:
-        yield from _text_parts(paths, _root(source))
+        return hub.FORMAT.plan(source, shard_bytes)
+    if Path(source).expanduser().is_file() or all(map(holds_rows, paths)):
+        return (shard for path in paths for shard in _format_of(path).plan(str(path), shard_bytes))
+    return text.plan_tree(paths, _root(source), SOURCE_SHARD_BYTES)
 
 
-def is_built_in(source: str) -> bool:
-    return source == "stand_in" or source.startswith("package:")
+def _claimed(source: str) -> Format | None:
+    """The format that takes a source for its own, though it names no file."""
+    return next((one for one in formats().values() if one.claims(source)), None)
+
+
+def _format_of(path: Path) -> Format:
+    return format_of_file(path) or jsonl.FORMAT
 
 
 def _files(source: str) -> list[Path] | None:
     """The files of a source in a fixed order; None where it names no files."""
     path = Path(source).expanduser()
-    if is_built_in(source):
+    if _claimed(source):
         return None
     if "*" in source:
         anchor = Path(path.anchor)
@@ -105,7 +99,7 @@ def _files(source: str) -> list[Path] | None:
         return sorted(file for file in path.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(path)))
     if path.is_file():
         return [path]
-    if source.startswith((".", "/", "~")) or source.count("/") > 1 or file_kind(path)[0]:
+    if source.startswith((".", "/", "~")) or source.count("/") > 1 or holds_rows(path):
         raise UserError(f"data.source: {source} does not exist; expected a JSONL file, a folder or a dataset's name")
     return None
 
@@ -118,61 +112,3 @@ def _root(source: str) -> str:
 
 def _is_hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
-
-
-def _file_parts(path: Path, in_one_piece: bool) -> Iterator[tuple]:
-    kind, compression = file_kind(path)
-    size = path.stat().st_size
-    if kind is None and path.suffix.lower() in TEXT_SUFFIXES:
-        yield "text", (str(path),), size
-    elif kind == "parquet" and not in_one_piece:
-        yield from _row_groups(path)
-    elif kind == "parquet" or compression or in_one_piece:
-        yield kind or "jsonl", (str(path),), size
-    else:
-        for start in range(0, max(size, 1), SOURCE_SHARD_BYTES):
-            stop = min(start + SOURCE_SHARD_BYTES, size)
-            yield kind or "jsonl", (str(path),), stop - start, start, stop
-
-
-def _row_groups(path: Path) -> Iterator[tuple]:
-    try:
-        metadata = pq.ParquetFile(path).metadata
-    except (pa.ArrowInvalid, OSError):  # reading the source shard says what is wrong with it
-        yield "parquet", (str(path),), path.stat().st_size
-        return
-    first, size = 0, 0
-    for group in range(metadata.num_row_groups):
-        size += metadata.row_group(group).total_byte_size
-        if size >= SOURCE_SHARD_BYTES or group == metadata.num_row_groups - 1:
-            yield "parquet", (str(path),), size, first, group + 1
-            first, size = group + 1, 0
-
-
-def _text_parts(paths: Iterable[Path], root: str) -> Iterator[tuple]:
-    names: list[str] = []
-    size = 0
-    for path in paths:
-        names.append(str(path))
-        size += path.stat().st_size
-        if size >= SOURCE_SHARD_BYTES:
-            yield "text", tuple(names), size, 0, None, root
-            names, size = [], 0
-    if names:
-        yield "text", tuple(names), size, 0, None, root
-
-
-def _hub_parts(name: str) -> Iterator[tuple]:
-    for shard in range(open_hub(name).num_shards):
-        yield "hub", (name,), 0, shard
-
-
-def open_hub(name: str):  # type: ignore[no-untyped-def]
-    """The train split of a dataset, streamed; `NAME:CONFIGURATION` for one that has several."""
-    from datasets import load_dataset
-
-    path, _, configuration = name.partition(":")
-    try:
-        return load_dataset(path, configuration or None, split="train", streaming=True)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"data.source: cannot open the dataset {name}: {str(error).strip().splitlines()[0]}") from error

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from replug.data.sources.texts import SourceText
+from replug.data.sources.records import SourceText
 
 SYLLABLES = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
 NUM_TOPICS, WORDS_PER_TOPIC, WORDS_PER_TEXT, TEXTS_PER_TOPIC = 24, 12, 160, 8

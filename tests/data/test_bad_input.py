@@ -10,9 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import replug.data.sources.lines
 import replug.data.sources.shards
-import replug.data.sources.texts
 from replug.configs.errors import UserError
+from replug.data.sources.records import SourceShard
+from replug.data.sources.rejected import Reason
 from replug.data.store import PreparedSet
 from tests.support.preparing import contents, prepare, rows_of, write_jsonl
 
@@ -96,7 +98,7 @@ def test_a_bad_line_is_counted_and_listed_with_its_place_and_the_others_are_take
 
 def test_there_are_at_least_25_kinds_of_bad_lines_and_every_reason_of_a_row_is_among_them():
     assert len(BAD_LINES) >= 25
-    rows = set(replug.data.sources.texts.Reason) - {"invalid_tsv", "wrong_columns", "damaged_file", "unreadable_file"}
+    rows = set(Reason) - {"invalid_tsv", "wrong_columns", "damaged_file", "unreadable_file"}
     assert {reason for _, reason in BAD_LINES.values()} == rows
 
 
@@ -133,7 +135,7 @@ def test_what_looks_odd_but_is_fine_is_taken(what, tmp_path):
 
 
 def test_a_line_that_is_longer_than_memory_should_hold_is_passed_over_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr(replug.data.sources.texts, "MAX_LINE_BYTES", 2000)
+    monkeypatch.setattr(replug.data.sources.lines, "MAX_LINE_BYTES", 2000)
     (tmp_path / "raw.jsonl").write_bytes(with_bad(b'{"text": "' + b"a" * 9000 + b'"}', b"{"))
     prepared = prepare_all(tmp_path, tmp_path / "raw.jsonl")
     assert listed(prepared.folder) == [("too_long", "raw.jsonl", 11), ("invalid_json", "raw.jsonl", 12)]
@@ -337,7 +339,7 @@ def test_a_file_that_is_gone_when_its_unit_is_read_is_named(tmp_path, monkeypatc
         write_jsonl(tmp_path / f"raw/{i:02d}.txt", [row])
     plan = replug.data.prepare.sets.plan_source_shards
 
-    def then_remove(source: str, in_one_piece: bool) -> list[replug.data.sources.shards.SourceShard]:
+    def then_remove(source: str, in_one_piece: bool) -> list[SourceShard]:
         source_shards = plan(source, in_one_piece)
         (tmp_path / "raw/07.txt").unlink()
         return source_shards

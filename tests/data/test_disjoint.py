@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from replug.configs.errors import UserError
+from replug.data.hashing import content_hash
 from replug.data.prepare.disjoint import prove_disjoint, prove_shard, prove_windows, require_disjoint
 from replug.data.prepare.overlap_filter import write_overlap_filter
 from replug.data.records import Document, Window
-from replug.data.sampling import content_hash
 from replug.data.shards import write_documents
 
 DOCUMENTS = [Document("d1", "the first document", "all", "s1"), Document("d2", "the second document", "all", "s2")]

@@ -23,9 +23,10 @@ import replug.data.prepare.sets
 import replug.data.prepare.splits
 import replug.data.sources.shards
 from replug.configs.errors import RunError, UserError
+from replug.data.hashing import content_hash
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.work import MARGIN, WorkFolder
-from replug.data.sampling import SPLITS, KeyCounts, Shares, bucket_end, buckets, content_hash, key_ranges, split_of
+from replug.data.sampling import SPLITS, KeyCounts, Shares, bucket_end, buckets, key_ranges, split_of
 from tests.support.preparing import contents, ids_on, prepare, prepare_apart, rows_of, texts_of, write_jsonl
 
 ROWS = rows_of(160)

@@ -19,12 +19,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import replug.data.prepare.cutting
 import replug.data.sources.shards
-import replug.data.sources.texts
 import replug.data.tokenizing
 from replug.configs.errors import UserError
 from replug.data.chunks import split_text
-from replug.data.sources.shards import plan_source_shards
-from replug.data.sources.texts import FieldMap, SourceText, read_source_shard
+from replug.data.sources.records import FieldMap, SourceText
+from replug.data.sources.shards import plan_source_shards, read_source_shard
 from replug.data.tokenizing import load_plain, token_offsets
 from tests.support.preparing import WORDS, contents, prepare, rows_of, texts_of, write_jsonl
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replug.data.sources.texts import SourceText
+from replug.data.sources.records import SourceText
 from replug.data.tokenizing import load_plain, word_tokenizer
 from replug.evals.windows import windows_of
 from replug.models.local.stand_in_lm import WORD

@@ -1,0 +1,66 @@
+"""Lines of files, compressed or not, in ranges of bytes: what the formats with a row on each line share."""
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+from replug.data.sources.records import Passed, SourceShard
+from replug.data.sources.rejected import Reason, Rejected
+
+MAX_LINE_BYTES = 64 << 20
+COMPRESSION = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+
+Line = tuple[int, bytes] | Rejected | Passed  # numbers count from the source shard's first line, from 1
+
+
+def byte_ranges(kind: str, path: str, shard_bytes: int | None) -> Iterator[SourceShard]:
+    """Ranges of a file that cover it; all of it in one where it is compressed, or no size is given."""
+    size = Path(path).stat().st_size
+    if shard_bytes is None or Path(path).suffix.lower() in COMPRESSION:
+        yield SourceShard(0, kind, (path,), size)
+        return
+    for start in range(0, max(size, 1), shard_bytes):
+        stop = min(start + shard_bytes, size)
+        yield SourceShard(0, kind, (path,), stop - start, start, stop)
+
+
+def read_lines(source_shard: SourceShard) -> Iterator[Line]:
+    """The lines that begin within the source shard; one that is too long is passed over in parts."""
+    name = source_shard.names[0]
+    number = 0
+    try:
+        with _open(Path(name)) as file:
+            if source_shard.start:
+                file.seek(source_shard.start - 1)
+                _skip_line(file)  # it began before
+            while source_shard.stop is None or file.tell() < source_shard.stop:
+                line = file.readline(MAX_LINE_BYTES)
+                if not line:
+                    return
+                number += 1
+                if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+                    _skip_line(file)
+                    yield Rejected(Reason.too_long, name, number, f"the line is longer than {MAX_LINE_BYTES} bytes")
+                else:
+                    yield (number, line) if line.strip() else Passed(number)
+    except (EOFError, OSError, zlib.error, pa.ArrowInvalid) as error:
+        yield Rejected(Reason.damaged_file, name, number, f"unreadable after this line: {error}")
+
+
+def _skip_line(file: BinaryIO) -> None:
+    while (part := file.readline(MAX_LINE_BYTES)) and not part.endswith(b"\n"):
+        pass
+
+
+def _open(path: Path) -> Any:
+    compression = COMPRESSION.get(path.suffix.lower())
+    if compression == "gzip":
+        return gzip.open(path, "rb")
+    if compression:
+        return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), compression), 1 << 20)
+    return path.open("rb")

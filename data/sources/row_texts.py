@@ -1,0 +1,112 @@
+"""Texts out of rows: a text for each row, or one for many. What is wrong with a row is handed on with its reason."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from replug.data.hashing import content_hash
+from replug.data.sources.records import FieldMap, Item, Passed, Row, SourceText
+from replug.data.sources.rejected import Reason, Rejected
+
+
+def texts_of_rows(rows: Iterator[Row], fields: FieldMap, name: str) -> Iterator[Item]:
+    """The texts of the rows of a file; `name` is what the file is called where a row is rejected."""
+    if fields.new_text_at:
+        return joined_texts(rows, fields, name, fields.new_text_at)
+    return _texts(rows, fields, name)
+
+
+def _texts(rows: Iterator[Row], fields: FieldMap, name: str) -> Iterator[Item]:
+    for row in rows:
+        if isinstance(row, Rejected | Passed):
+            yield row.line, row
+        else:
+            yield row[0], _text_of_row(row[1], fields, name, row[0])
+
+
+def _text_of_row(row: dict[str, Any], fields: FieldMap, name: str, line: int) -> SourceText | Rejected:
+    if problem := _text_problem(row, fields) or _name_problem(row, fields):
+        reason, detail = problem
+        return Rejected(reason, name, line, detail)
+    text, identifier, domain = (_nested(row, path) for path in (fields.text, fields.id, fields.domain))
+    domain = "all" if domain in (None, "") else str(domain)
+    made = _unnamed(text, domain) if identifier is None else SourceText(str(identifier), text, domain)
+    return checked_text(made, fields, name, line)
+
+
+def _text_problem(row: dict[str, Any], fields: FieldMap) -> tuple[Reason, str] | None:
+    text = _nested(row, fields.text)
+    if text is None:
+        there = ", ".join(map(str, row)) or "none"
+        return Reason.text_missing, f"field '{fields.text}' (data.text_field) is missing; the fields: {there}"
+    if not isinstance(text, str):
+        return Reason.text_not_a_string, f"field '{fields.text}' must be a string, found {_type(text)}"
+    return None
+
+
+def _name_problem(row: dict[str, Any], fields: FieldMap) -> tuple[Reason, str] | None:
+    identifier, domain = _nested(row, fields.id), _nested(row, fields.domain)
+    if identifier == "":
+        return Reason.id_empty, f"field '{fields.id}' (data.id_field) is empty"
+    if not _is_name(identifier):
+        return Reason.id_not_a_string, f"field '{fields.id}' must be a string or an integer, found {_type(identifier)}"
+    if not _is_name(domain):
+        return Reason.domain_not_a_string, f"field '{fields.domain}' must be a string, found {_type(domain)}"
+    return None
+
+
+def _is_name(value: Any) -> bool:
+    return value is None or (isinstance(value, str | int) and not isinstance(value, bool))
+
+
+def _type(value: Any) -> str:
+    return type(value).__name__
+
+
+def _unnamed(text: str, domain: str) -> SourceText:
+    """A text that nobody named is called by its words, so that its split depends on no order of files."""
+    return SourceText(content_hash(text.encode(errors="replace").decode()).hex(), text, domain, named=False)
+
+
+def checked_text(text: SourceText, fields: FieldMap, name: str, line: int) -> SourceText | Rejected:
+    if not text.text.strip():
+        return Rejected(Reason.text_empty, name, line, "the text is empty")
+    if len(text.text) > fields.max_characters:
+        return Rejected(Reason.too_long, name, line, f"{len(text.text)} characters, more than data.max_text_characters")
+    if "\0" in text.text:
+        return Rejected(Reason.nul_character, name, line, "holds a NUL character: is it a text?")
+    try:
+        f"{text.id}{text.domain}{text.text}".encode()
+    except UnicodeEncodeError:
+        return Rejected(Reason.half_surrogate, name, line, "holds half a surrogate pair")
+    return text
+
+
+def joined_texts(rows: Iterator[Row], fields: FieldMap, name: str, new_text_at: str) -> Iterator[Item]:
+    """Rows that are lines of longer texts, as Wikitext's: a text begins where a line matches."""
+    begins = re.compile(new_text_at)
+    lines: list[str] = []
+    first = 0
+    for row in rows:
+        if isinstance(row, Rejected | Passed):
+            yield row.line, row
+            continue
+        yield row[0], Passed(row[0])
+        line = _nested(row[1], fields.text)
+        if not isinstance(line, str):
+            yield row[0], _text_of_row(row[1], fields, name, row[0])
+            continue
+        if begins.search(line) and any(part.strip() for part in lines):
+            yield first, checked_text(_unnamed("".join(lines), "all"), fields, name, first)
+            lines = []
+        first = first if lines else row[0]
+        lines.append(line if line.endswith("\n") else f"{line}\n")
+    if any(part.strip() for part in lines):
+        yield first, checked_text(_unnamed("".join(lines), "all"), fields, name, first)
+
+
+def _nested(row: dict[str, Any], path: str) -> Any:
+    value: Any = row
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
