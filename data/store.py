@@ -179,18 +179,18 @@ def read_manifest(folder: Path) -> dict:
     """The manifest of a finished set; raises UserError where it is no such thing."""
     if not (folder / "manifest.json").is_file():
         raise UserError(f"{folder} is not a prepared set: manifest.json is missing; run `replug prepare` again")
-    mend = "remove the folder and run `replug prepare` again"
+    fix = "remove the folder and run `replug prepare` again"
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(f"{folder}/manifest.json is not valid JSON ({error}); {mend}") from error
+        raise UserError(f"{folder}/manifest.json is not valid JSON ({error}); {fix}") from error
     proof = manifest.get("disjoint") if isinstance(manifest, dict) else None
     if not isinstance(proof, dict) or not {"shared_sources", "equal_texts"} <= proof.keys():
-        raise UserError(f"{folder}/manifest.json holds no proof of disjointness; {mend}")
+        raise UserError(f"{folder}/manifest.json holds no proof of disjointness; {fix}")
     if not isinstance(manifest.get("files"), dict):
-        raise UserError(f"{folder}/manifest.json lists no files; {mend}")
+        raise UserError(f"{folder}/manifest.json lists no files; {fix}")
     if proof["shared_sources"] or proof["equal_texts"]:
-        raise UserError(f"{folder}/manifest.json says that corpus and texts overlap; {mend}")
+        raise UserError(f"{folder}/manifest.json says that corpus and texts overlap; {fix}")
     return manifest
 
 

@@ -29,9 +29,9 @@ ROWS_AT_A_TIME = 1000
 
 @dataclass(frozen=True, slots=True)
 class AssemblyRules:
-    """What every shard is made from."""
+    """What every shard of documents is made from."""
 
-    source_shards: list[str]  # folders of runs
+    source_shards: list[str]  # folders of their runs
     duplicates: str  # .npy: hashes of ids that occur twice, and the version that is kept
     overlap_filters: str  # folder
     token_ids: TokenIds | None

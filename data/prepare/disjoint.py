@@ -1,7 +1,7 @@
 """The proof that what is retrieved, what is trained on and what is measured share no text.
 
-No source document on two splits, and no equal text on two splits (by content hash, white space and
-case aside). The windows' hashes are held in memory and the corpus streams past.
+No source document serves two splits, and no text of one split equals a text of another (by content hash, white space
+and case aside). The windows' hashes are held in memory and the corpus streams past.
 """
 
 from collections.abc import Iterable, Sequence

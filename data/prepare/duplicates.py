@@ -1,6 +1,6 @@
-"""Ids that occur more than once in a source: one text keeps the id, by its words and not by its place.
+"""Ids that occur more than once in a source: one text keeps the id, which follows from its words and not its place.
 
-Units register every text they read as (hash of its id, hash of its words, line). Registers are sorted, so that a range
+A source shard registers every text as (hash of its id, hash of its words, line). Registers are sorted, so that a range
 of hashes is read from all of them at once and memory does not grow with the source.
 """
 

@@ -1,4 +1,4 @@
-"""WorkFolder on several processes of this machine; on a cluster Ray takes its place (`cluster/task_pool.py`)."""
+"""Jobs on several processes of this machine; on a cluster Ray takes its place (`cluster/task_pool.py`)."""
 
 import os
 import threading

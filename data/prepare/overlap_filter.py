@@ -1,10 +1,10 @@
 """What a split must not overlap: hashes of other splits' texts, sorted in files that all workers map.
 
-    GUARD/keys.u64      every window's whole text and its continuation alone
-    GUARD/sources.u64   what they were cut from
-    GUARD/ngrams.u64    their n-grams of words, where these are compared
+    FILTER/keys.u64      every window's whole text and its continuation alone
+    FILTER/sources.u64   what they were cut from
+    FILTER/ngrams.u64    their n-grams of words, where these are compared
 
-8 bytes each, so 800K texts take 20 MB, and 1 GB more with their 13-grams; only what is looked up is in memory.
+8 bytes each, so 800K texts take 20 MB, and 1 GB more with their 13-grams; only what is looked up is read into memory.
 """
 
 from collections.abc import Iterable
@@ -90,16 +90,16 @@ class SortedHashes:
         self._held.append(hashes)
         self._count += len(hashes)
         if self._count >= HASHES_IN_MEMORY:
-            self._spill()
+            self._write_parts()
 
     def finish(self) -> None:
-        self._spill()
+        self._write_parts()
         with writing(self._path), self._path.open("wb") as file:
             for part in self._parts:
                 np.unique(np.fromfile(part, np.uint64)).tofile(file)
                 part.unlink()
 
-    def _spill(self) -> None:
+    def _write_parts(self) -> None:
         hashes = np.concatenate([np.empty(0, np.uint64), *self._held])
         places = (hashes >> np.uint64(60)).astype(np.int64)
         for number, part in enumerate(self._parts):

@@ -1,4 +1,4 @@
-"""Reading a source: its source shards cut by the workers of a pool, and what all of them gave added up."""
+"""Reading a source: the workers of a pool cut its source shards, and what all of them gave is added up."""
 
 import logging
 import time
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SplitSizes:
-    """How many of each split; None is all."""
+    """How many pieces of each split are asked for; None is all."""
 
     documents: int | None
     queries: int | None

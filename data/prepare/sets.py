@@ -1,7 +1,7 @@
 """`replug prepare`: raw texts, or the user's own rows, to a prepared set with its proof of disjointness.
 
-Raw texts go through in two passes over bounded pieces, each on any number of workers. `cutting` deals the source texts
-to the splits by keyed hashes of their ids and cuts them into sorted runs; `assembly` merges the runs by ranges of keys
+Raw texts are prepared in two passes, each on any number of workers in bounded memory. `cutting` deals the source texts
+to the splits by keyed hashes of their ids and cuts them into sorted runs. `assembly` merges the runs by ranges of keys
 into the set. Neither depends on the order of files, the number of workers, or interruptions (docs/decisions.md).
 The user's own rows are never changed: an overlap there is refused.
 """
@@ -127,7 +127,7 @@ def _cut_rules(config: DataConfig, seed: int, tokenizers: Tokenizers) -> CutRule
 
 
 def repair(out: Path, origin: Origin) -> bool:
-    """Make a finished set unfinished where files are damaged, which are named; the rest serves again. True if so."""
+    """Name the damaged files of a finished set and make it unfinished, so that only they are made again. True if any."""
     manifest = read_manifest(out)
     wrong = wrong_files(out, manifest["files"])
     if not wrong:
@@ -169,7 +169,7 @@ def _prove(work: WorkFolder, splits: Splits, seed: int, pool: Pool) -> DisjointP
     sources, texts = (list(found) for found in splits.windows.proof)
     paths = [work.documents / f"{report.number:05d}.arrow" for report in splits.shards]
     overlap_filter = work.overlap_filters / "windows"
-    progress = Progress("proving that no text is on two splits", len(paths))
+    progress = Progress("proving that no text is in two splits", len(paths))
     for shared, equal in pool.run(prove_shard, ((path, overlap_filter, seed) for path in paths)):
         sources += shared
         texts += equal

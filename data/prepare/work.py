@@ -110,7 +110,7 @@ class WorkFolder:
         return self.folder / "shards" / f"{number:05d}.json"
 
     def finished_source_shards(self, count: int) -> Iterator[SourceShardReport]:
-        """Units that need not be cut again; a damaged one is named and cut again."""
+        """Reports of source shards that need not be cut again; a damaged one is named and cut again."""
         for number in range(count):
             mark = self.source_shard(number) / "report.json"
             if mark.is_file():
@@ -119,7 +119,7 @@ class WorkFolder:
                     yield report
 
     def finished_shards(self) -> Iterator[ShardReport]:
-        """Shards that need not be written again; a damaged one is named and written again."""
+        """Reports of shards that need not be written again; a damaged one is named and written again."""
         for mark in sorted((self.folder / "shards").glob("*.json")):
             report = ShardReport.read(mark)
             if _intact(self.documents, report.files):

@@ -143,15 +143,15 @@ def test_a_line_that_is_longer_than_memory_should_hold_is_passed_over_in_parts(t
 
 
 @pytest.mark.parametrize("blank", [b"", b"\n" * 40])
-@pytest.mark.parametrize("unit_bytes", [200, 1000, 5000])
-def test_lines_are_counted_from_the_beginning_of_the_file_in_whatever_units_it_is_read(
-    blank, unit_bytes, tmp_path, monkeypatch
+@pytest.mark.parametrize("shard_bytes", [200, 1000, 5000])
+def test_lines_are_counted_from_the_beginning_of_the_file_in_whatever_source_shards_it_is_read(
+    blank, shard_bytes, tmp_path, monkeypatch
 ):
     bad = [b"{", b"[1]", blank + b'{"id": "no text"}', b'"a"', b"\xff"]
     lines = [line for good, line in zip(LINES, [*bad] * 12, strict=True) for line in (good, blank + line, blank)]
     (tmp_path / "raw.jsonl").write_bytes(b"\n".join(lines) + blank)
     whole = prepare_all(tmp_path / "whole", tmp_path / "raw.jsonl")
-    monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", unit_bytes)
+    monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", shard_bytes)
     parts = prepare_all(tmp_path / "parts", tmp_path / "raw.jsonl")
     places = listed(whole.folder)
     assert len(places) == len(LINES)
@@ -269,9 +269,9 @@ TSV = ["id\ttext\ttitle", *(f"{row['id']}\t{row['text']}\tT" for row in GOOD)]
         (b"7\ta\0b\tT", "nul_character"),
     ],
 )
-@pytest.mark.parametrize("unit_bytes", [500, 1 << 20])
-def test_a_bad_line_of_a_table_is_counted_and_listed_with_its_place(line, reason, unit_bytes, tmp_path, monkeypatch):
-    monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", unit_bytes)
+@pytest.mark.parametrize("shard_bytes", [500, 1 << 20])
+def test_a_bad_line_of_a_table_is_counted_and_listed_with_its_place(line, reason, shard_bytes, tmp_path, monkeypatch):
+    monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", shard_bytes)
     rows = [row.encode() for row in TSV]
     (tmp_path / "raw.tsv").write_bytes(b"\n".join([*rows[:30], line, b"", *rows[30:50], line, *rows[50:]]))
     prepared = prepare_all(tmp_path, tmp_path / "raw.tsv")
@@ -280,7 +280,7 @@ def test_a_bad_line_of_a_table_is_counted_and_listed_with_its_place(line, reason
     assert prepared.manifest["source"]["texts"] == len(GOOD)
 
 
-def test_a_table_whose_first_line_is_bad_gives_the_same_in_many_units_as_in_one(tmp_path, monkeypatch):
+def test_a_table_whose_first_line_is_bad_gives_the_same_in_many_source_shards_as_in_one(tmp_path, monkeypatch):
     (tmp_path / "raw.tsv").write_bytes("\n".join(['"', *TSV]).encode())
     whole = prepare_all(tmp_path / "whole", tmp_path / "raw.tsv")
     monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", 500)
@@ -334,7 +334,7 @@ def test_a_file_that_may_not_be_read_is_named(name, reason, tmp_path):
     assert prepare_all(tmp_path, tmp_path / "raw").manifest["rejected"] == {reason: 1}
 
 
-def test_a_file_that_is_gone_when_its_unit_is_read_is_named(tmp_path, monkeypatch):
+def test_a_file_that_is_gone_when_its_source_shard_is_read_is_named(tmp_path, monkeypatch):
     for i, row in enumerate(GOOD):
         write_jsonl(tmp_path / f"raw/{i:02d}.txt", [row])
     plan = replug.data.prepare.sets.plan_source_shards

@@ -33,7 +33,7 @@ def prepare(out: Path, seed: int = 0, **keys: object) -> PreparedSet:
 
 
 def ids_of(split: str, count: int) -> list[str]:
-    """Ids of source texts that fall on a split with seed 0."""
+    """Ids of source texts that fall to a split with seed 0."""
     return [name for name in map(str, range(1000)) if split_of(name, 0, SHARES) == split][:count]
 
 
@@ -51,7 +51,7 @@ def contents(prepared: PreparedSet) -> dict[str, bytes]:
 # Which split a text serves -------------------------------------------------------------------------------
 
 
-def test_the_side_is_a_keyed_hash_of_the_id():
+def test_the_split_is_a_keyed_hash_of_the_id():
     for name in ("a", "text-7", "中🙂"):
         digest = hashlib.blake2b(name.encode(), digest_size=8, key=b"side:3").digest()
         point = int.from_bytes(digest, "big") / 2**64
@@ -65,13 +65,13 @@ def test_texts_are_dealt_as_they_always_were():
     assert [i for i in dealt if dealt[i] == "heldout"] == [11, 37]
 
 
-def test_the_sides_get_their_shares():
+def test_the_splits_get_their_shares():
     counts = Counter(split_of(str(i), 0, SHARES) for i in range(10_000))
     assert abs(counts["queries"] - 2000) < 160  # four standard deviations
     assert abs(counts["heldout"] - 1000) < 120
 
 
-def test_another_seed_puts_texts_on_other_sides():
+def test_another_seed_puts_texts_into_other_splits():
     splits = [[split_of(str(i), seed, SHARES) for i in range(100)] for seed in (0, 1)]
     assert splits[0] != splits[1]
 
@@ -100,7 +100,7 @@ def test_the_order_of_the_source_texts_changes_nothing(tmp_path):
     assert sets[0] == sets[1]
 
 
-def test_no_source_is_on_two_sides_and_the_proof_says_so(tmp_path):
+def test_no_source_is_in_two_splits_and_the_proof_says_so(tmp_path):
     prepared = prepare(tmp_path / "a")
     corpus, queries, heldout = (
         {row.source for row in rows}
@@ -125,7 +125,7 @@ def test_documents_and_texts_are_parts_of_their_source_and_as_long_as_asked(tmp_
         assert window.domain == sources[window.source].domain
 
 
-def test_each_side_is_trimmed_to_the_number_asked_for(tmp_path):
+def test_each_split_is_trimmed_to_the_number_asked_for(tmp_path):
     prepared = prepare(tmp_path / "a", num_documents=50, num_queries=20, num_heldout=7)
     assert (len(prepared.corpus), len(prepared.queries), len(prepared.heldout)) == (50, 20, 7)
     assert prepared.manifest["counts"] == {"documents": 50, "queries": 20, "heldout": 7}
@@ -274,7 +274,7 @@ def test_a_refused_overlap_leaves_no_set_and_the_mended_rows_go_there(tmp_path):
     assert len(prepare_own(tmp_path, ROWS).corpus) == 2
 
 
-def test_the_users_duplicates_on_one_side_are_left_alone(tmp_path):
+def test_the_users_duplicates_in_one_split_are_left_alone(tmp_path):
     twice = [{"id": "a", "text": "same"}, {"id": "b", "text": "same"}]
     assert (
         len(prepare_own(tmp_path, ROWS | {"corpus": twice, "queries": [{"context": "c", "continuation": "d"}]}).corpus)

@@ -1,4 +1,4 @@
-"""The same bytes whatever the workers, files, source shards and interruptions, and nothing on two splits."""
+"""The same bytes whatever the workers, files, source shards and interruptions, and nothing in two splits."""
 
 import itertools
 import json
@@ -83,14 +83,14 @@ def test_one_worker_and_four_give_the_same_bytes(keys, four, small, tmp_path):
 @pytest.mark.parametrize(
     ("rows", "keys"), [*((REPEATED, keys) for keys in KEYS), (UNNAMED, "all"), (UNNAMED, "n-grams")]
 )
-def test_shuffled_rows_in_other_files_and_units_give_the_same_bytes(rows, keys, four, tmp_path, monkeypatch):
+def test_shuffled_rows_in_other_files_and_source_shards_give_the_same_bytes(rows, keys, four, tmp_path, monkeypatch):
     monkeypatch.setattr(replug.data.prepare.splits, "PIECES_PER_SHARD", 300)
     share = {"max_rejected_share": 1.0}
     whole = prepare(tmp_path / "whole", write_jsonl(tmp_path / "raw.jsonl", rows), **share, **KEYS[keys])
     expected = contents(whole.folder)
     expected.pop("rejected.jsonl", None)  # it names the files
-    for seed, pool, unit_bytes in ((1, None, 1 << 20), (2, None, 3000), (3, four, 9000)):
-        monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", unit_bytes)
+    for seed, pool, shard_bytes in ((1, None, 1 << 20), (2, None, 3000), (3, four, 9000)):
+        monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", shard_bytes)
         other = prepare(
             tmp_path / f"set{seed}", dealt(tmp_path / f"raw{seed}", rows, seed), pool, **share, **KEYS[keys]
         )
@@ -258,7 +258,7 @@ def test_a_killed_worker_is_one_clear_line_and_the_rerun_goes_on(small, tmp_path
     assert contents(tmp_path / "set") == expected
 
 
-def test_finished_units_and_shards_are_not_made_again(small, tmp_path, monkeypatch):
+def test_finished_source_shards_and_shards_are_not_made_again(small, tmp_path, monkeypatch):
     source = write_jsonl(tmp_path / "raw.jsonl", ROWS)
     quiet = contents(prepare(tmp_path / "quiet", source).folder)
     with monkeypatch.context() as patch:
@@ -331,7 +331,7 @@ def test_a_shard_that_an_interrupted_run_wrote_but_did_not_mark_is_no_part_of_th
     assert len(prepared.corpus) == 300
 
 
-# Nothing on two splits -----------------------------------------------------------------------------------
+# Nothing in two splits -----------------------------------------------------------------------------------
 
 BASE = rows_of(200, seed=3)
 
@@ -351,7 +351,7 @@ WHAT = {"documents": "document", "queries": "query", "heldout": "held-out text"}
 
 @pytest.mark.parametrize(("loses", "wins"), PAIRS)
 @pytest.mark.parametrize("change", [str, changed])
-def test_an_equal_text_on_another_side_is_dropped_and_counted(loses, wins, change, small, tmp_path):
+def test_an_equal_text_in_another_split_is_dropped_and_counted(loses, wins, change, small, tmp_path):
     (a,), (b,) = ids_on(loses, 1), ids_on(wins, 1)
     planted = words("planted")
     lost = change(planted) + " and its rest"
@@ -384,7 +384,7 @@ def test_a_document_equal_to_a_continuation_is_dropped(wins, tmp_path):
 
 @pytest.mark.parametrize(("loses", "wins"), PAIRS)
 @pytest.mark.parametrize("shared", [12, 13, 20])
-def test_thirteen_words_in_common_with_another_side_are_found(loses, wins, shared, small, tmp_path):
+def test_thirteen_words_in_common_with_another_split_are_found(loses, wins, shared, small, tmp_path):
     (a,), (b,) = ids_on(loses, 1), ids_on(wins, 1)
     common = words("Planted", shared)
     texts = {a: f"one two {common} three", b: f"a b c, {common.upper().replace(' ', ', ')}! And more"}
@@ -399,7 +399,7 @@ def test_thirteen_words_in_common_with_another_side_are_found(loses, wins, share
     assert prepared.manifest["disjoint"]["ngram"] == 13
 
 
-def test_a_text_that_comes_again_on_its_own_side_is_kept_once_and_counted(tmp_path):
+def test_a_text_that_comes_again_on_its_own_split_is_kept_once_and_counted(tmp_path):
     a, b, c = ids_on("documents", 3)
     rows = [{"id": name, "text": change(words("twice", 4))} for name, change in ((a, str), (b, changed), (c, str))]
     prepared = prepare(tmp_path / "set", write_jsonl(tmp_path / "a.jsonl", [*BASE, *rows]))
@@ -420,7 +420,7 @@ def test_texts_without_ids_that_come_again_are_counted_and_kept_once(tmp_path):
 
 
 @pytest.mark.parametrize("shares", [Shares(0.2, 0.1, None), Shares(0.05, 0.01, 0.5), Shares(0.5, 0.5, None)])
-def test_the_sides_of_100k_ids_have_their_shares_within_a_percent(shares):
+def test_the_splits_of_100k_ids_have_their_shares_within_a_percent(shares):
     counts = Counter(split_of(f"https://a.b/{i}", 11, shares) for i in range(100_000))
     rest = 1 - shares.queries - shares.heldout
     corpus = rest if shares.corpus is None else shares.corpus
@@ -431,7 +431,7 @@ def test_the_sides_of_100k_ids_have_their_shares_within_a_percent(shares):
 @pytest.mark.parametrize(
     ("documents", "queries", "heldout"), [(1, 1, 1), (100, 20, 10), (299, 77, 31), (300, 5, 40), (900, 100, 50)]
 )
-def test_each_side_has_exactly_the_number_asked_for(documents, queries, heldout, small, tmp_path):
+def test_each_split_has_exactly_the_number_asked_for(documents, queries, heldout, small, tmp_path):
     keys = {"num_documents": documents, "num_queries": queries, "num_heldout": heldout}
     source = write_jsonl(tmp_path / "raw.jsonl", ROWS)
     prepared = prepare(tmp_path / "set", source, **keys)
@@ -484,7 +484,7 @@ def test_ranges_of_keys_cover_all_once(end, candidates, size):
 
 @given(order=st.permutations(range(12)), asked=st.integers(1, 60))
 @settings(max_examples=8, deadline=None)
-def test_in_whatever_order_units_arrive_the_bytes_are_the_same(tmp_path_factory, order, asked):
+def test_in_whatever_order_source_shards_arrive_the_bytes_are_the_same(tmp_path_factory, order, asked):
     class Shuffled:
         """Cuts source shards in another order, each with the limits of some source shards before."""
 
@@ -510,7 +510,7 @@ def test_in_whatever_order_units_arrive_the_bytes_are_the_same(tmp_path_factory,
     assert len(plain.corpus) == asked
 
 
-def test_equal_texts_have_the_same_place_in_their_side():
+def test_equal_texts_have_the_same_place_in_their_split():
     assert content_hash("A  b\n", 1) == content_hash("a B", 1) != content_hash("a B", 2)
 
 

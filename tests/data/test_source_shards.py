@@ -95,10 +95,10 @@ def write_form(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("unit_bytes", [90, 777, 1 << 20])
+@pytest.mark.parametrize("shard_bytes", [90, 777, 1 << 20])
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_gives_the_same_texts_in_units_of_any_size(form, unit_bytes, tmp_path, monkeypatch):
-    monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", unit_bytes)
+def test_every_form_gives_the_same_texts_in_source_shards_of_any_size(form, shard_bytes, tmp_path, monkeypatch):
+    monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", shard_bytes)
     found = read(write_form(tmp_path / "raw", FORMS[form]))
     assert len(found) == len(ROWS) and set(found) == EXPECTED
 
@@ -127,7 +127,7 @@ def test_a_pattern_of_folders_gives_texts_the_names_they_have_below_its_fixed_pa
     assert [(t.id, t.domain) for t in read(tmp_path / "raw/one/*.txt")] == [("a.txt", "all")]
 
 
-def test_a_tree_of_texts_gives_the_same_in_units_of_any_size(tmp_path, monkeypatch):
+def test_a_tree_of_texts_gives_the_same_in_source_shards_of_any_size(tmp_path, monkeypatch):
     files = {f"{row['domain']}/{row['id']}.txt": row["text"].encode() for row in ROWS}
     write_form(tmp_path / "raw", files)
     whole = read(tmp_path / "raw")
@@ -151,7 +151,7 @@ def test_quotes_doubled_within_quotes_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_a_unit_that_begins_right_at_a_line_takes_it_once(end, tmp_path, monkeypatch):
+def test_a_source_shard_that_begins_right_at_a_line_takes_it_once(end, tmp_path, monkeypatch):
     lines = [json.dumps({"id": str(i), "text": "x" * (i % 5 + 1)}) for i in range(40)]
     (tmp_path / "a.jsonl").write_bytes(end.join(lines).encode())
     for size in range(1, 120):

@@ -58,7 +58,7 @@ def write_jsonl(path: Path, rows: Iterable[dict]) -> Path:
 
 
 def ids_on(split: str | None, count: int, shares: Shares = SHARES) -> list[str]:
-    """Ids of source texts that fall on a split with seed 0."""
+    """Ids of source texts that fall to a split with seed 0."""
     found = (name for name in map(str, range(100_000)) if split_of(name, 0, shares) == split)
     return [name for _, name in zip(range(count), found, strict=False)]
 
