@@ -127,7 +127,7 @@ def _cut_rules(config: DataConfig, seed: int, tokenizers: Tokenizers) -> CutRule
 
 
 def repair(out: Path, origin: Origin) -> bool:
-    """Name the damaged files of a finished set and make it unfinished, so that only they are made again. True if any."""
+    """Name a finished set's damaged files and make it unfinished, so that only they are made again. True if any."""
     manifest = read_manifest(out)
     wrong = wrong_files(out, manifest["files"])
     if not wrong:
