@@ -14,7 +14,7 @@ def report(
     figure: Annotated[Path | None, typer.Option(help="Also write the overview as a PNG.")] = None,
 ) -> None:
     """Write RUN_DIR/report.html again and print the table."""
-    from replug.evals.figures import overview_png
+    from replug.train.figures import overview_png
     from replug.train.run import show_results
     from replug.train.run_dir import RunDirectory
 

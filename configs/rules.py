@@ -18,7 +18,6 @@ from replug.configs.schema import (
     AnyConfig,
     Config,
     DataConfig,
-    Evaluation,
     EvaluationConfig,
     LMConfig,
     RefreshMode,
@@ -29,7 +28,6 @@ from replug.configs.schema import (
 
 LM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 QUESTION = "{question}"  # where a question stands in questions.query
-RECALL_DEPTH = 20  # documents that recall is measured by
 
 
 def check_rules(config: AnyConfig, needs_lm: bool = True, needs_retriever: bool = True) -> None:
@@ -77,25 +75,17 @@ def _evaluation_problems(config: EvaluationConfig) -> Iterator[str]:
     if not config.out.strip():
         yield "out is empty; expected a folder for the results"
     yield from _out_of_range(config)
-    methods, kind = evaluation_methods(config), config.evaluation
-    if kind is not Evaluation.retrieval:
-        yield from _lms_problems(config) if config.lms else _lm_problems(config.lm)
-    elif wrong := [method.name for method in methods if method.k == 0 or method.is_concatenated]:
-        yield f"methods: {wrong[0]} ranks no documents; evaluation=retrieval expects retrievers"
-    elif shallow := [method.name for method in methods if method.k < RECALL_DEPTH]:
-        yield f"k: {shallow[0]} ranks too few documents; evaluation=retrieval expects k={RECALL_DEPTH} or more"
     for name in config.query_encoders.keys() - (config.retrievers.keys() | {REPLUG}):
         yield f"query_encoders.{name} belongs to no retriever; expected a name under retrievers, or replug"
-    if kind is Evaluation.retrieval and config.lms:
-        yield "lms is set, but evaluation=retrieval asks no LM; expected none"
-    if kind is Evaluation.tokens and len(methods) != 2:
-        yield f"methods has {len(methods)} entries; evaluation=tokens compares two, such as [none, replug]"
-    if kind in (Evaluation.mmlu, Evaluation.open_qa, Evaluation.retrieval) and not config.questions.path:
-        yield f"questions.path is missing; evaluation={kind.value} expects the questions"
     if QUESTION not in config.questions.query:
         yield f"questions.query is {config.questions.query!r}; expected a text with {QUESTION} in it"
-    yield from _evaluation_data_problems(config, any(method.k for method in methods))
+    yield from _evaluation_data_problems(config, any(method.k for method in evaluation_methods(config)))
     yield from _index_problems(config)
+
+
+def lm_problems(config: EvaluationConfig) -> Iterator[str]:
+    """Of the LMs of an evaluation that asks any."""
+    yield from _lms_problems(config) if config.lms else _lm_problems(config.lm)
 
 
 def _lms_problems(config: EvaluationConfig) -> Iterator[str]:
@@ -112,8 +102,6 @@ def _evaluation_data_problems(config: EvaluationConfig, retrieves: bool) -> Iter
     made = data.source or data.prepared or (data.queries and data.heldout)
     if retrieves and not (made or data.corpus):
         yield "data.corpus is missing; expected documents to retrieve: data.corpus, data.prepared or data.source"
-    if config.evaluation in (Evaluation.lm, Evaluation.tokens) and not (made or config.texts.path):
-        yield "texts.path is missing; expected texts to measure, or held-out ones: data.prepared or data.source"
     yield from _data_problems(data)
 
 

@@ -320,14 +320,6 @@ class Config:
     seed: int = key(0, "order of texts, sampling, random documents, bootstrap", FROM_0)
 
 
-class Evaluation(Enum):
-    lm = "lm"
-    mmlu = "mmlu"
-    open_qa = "open_qa"
-    retrieval = "retrieval"
-    tokens = "tokens"
-
-
 @dataclass
 class TextsConfig:
     path: str | None = key(None, "raw texts, measured whole (default: the held-out texts of the prepared set)")
@@ -362,7 +354,7 @@ class PaperConfig:
 class EvaluationConfig:
     """What `replug evaluate` measures, with which methods."""
 
-    evaluation: Evaluation = key(MISSING, "lm, mmlu, open_qa, retrieval or tokens")
+    evaluation: str = key(MISSING, "lm, mmlu, open_qa, retrieval or tokens: a module of evals/tasks")
     out: str = key(MISSING, "everything an evaluation writes", resumable=True)
     methods: list[str] = key(["none", "replug"], "as configs/methods.py reads them")
     retrievers: dict[str, str] = key({}, "name: path as retriever.path, a run or an index's folder")

@@ -13,7 +13,7 @@ import numpy as np
 
 from replug.configs.schema import PaperConfig
 from replug.evals.examples import Example
-from replug.evals.intervals import Interval, Ratio, difference_interval, interval_of, verdict
+from replug.evals.intervals import Interval, Ratio, difference_interval, interval_of, value_of, verdict
 from replug.evals.loop import Metric, Task
 
 Entry = dict[str, Any]
@@ -26,8 +26,8 @@ def compare(
     task: Task, rows: Sequence[Mapping[str, Any]], paper: PaperConfig, num_resamples: int, seed: int
 ) -> Results:
     """Every metric of every method, by group too, and how each method differs from those before it."""
-    measured = _Measured(rows, num_resamples, seed)
-    among = {"": np.arange(len(rows)), **_members(task, task.examples)}
+    measured = Measurements(rows, num_resamples, seed)
+    among = {"": measured.all, **_members(task, task.examples)}
     results: Results = {
         method: {
             f"{name}/{group}" if group else name: measured.metric(method, metric, some)
@@ -45,25 +45,30 @@ def compare(
     return results
 
 
-class _Measured:
-    """The outcomes' numbers by method, and what a metric makes of them."""
+class Measurements:
+    """The outcomes' numbers by method, and what a metric makes of them over some examples, by their rows."""
 
-    def __init__(self, rows: Sequence[Mapping[str, Any]], num_resamples: int, seed: int) -> None:
+    def __init__(self, rows: Sequence[Mapping[str, Any]], num_resamples: int = 10_000, seed: int = 0) -> None:
         self.numbers = {method: _numbers(rows, method) for method in rows[0]["methods"]}
-        self._all, self._num_resamples, self._seed = np.arange(len(rows)), num_resamples, seed
+        self.all = np.arange(len(rows))
+        self._num_resamples, self._seed = num_resamples, seed
+
+    def value(self, method: str, metric: Metric, among: np.ndarray) -> float:
+        """Without its interval."""
+        return value_of(self._ratio(method, metric, among))
 
     def metric(self, method: str, metric: Metric, among: np.ndarray) -> Entry:
-        """Over the examples of these rows."""
+        """With its interval."""
         return _entry(interval_of(self._ratio(method, metric, among), self._num_resamples, self._seed), len(among))
 
     def difference(self, method: str, other: str, metric: Metric, among: np.ndarray) -> Entry:
-        """Over the examples of these rows."""
+        """Of a method from another, with its interval."""
         a, b = (self._ratio(name, metric, among) for name in (method, other))
         return _entry(difference_interval(a, b, self._num_resamples, self._seed), len(among))
 
     def _ratio(self, method: str, metric: Metric, among: np.ndarray) -> Ratio:
         of = self.numbers[method]
-        denominators = np.ones(len(self._all)) if metric.denominator is None else of[metric.denominator]
+        denominators = np.ones(len(self.all)) if metric.denominator is None else of[metric.denominator]
         return Ratio(of[metric.numerator][among], denominators[among], metric.transform)
 
 

@@ -1,13 +1,45 @@
 """What each method gives the LM to read for one example."""
 
+import hashlib
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from replug.configs.methods import NONE, Method
+from replug.data.files import replace_file
 from replug.data.store import CorpusStore
-from replug.evals.language_modelling import Choice
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievedDocuments:
+    """What one source finds for all N examples: rows of the corpus [N, K], nearest first, and similarities [N, K]."""
+
+    doc_rows: np.ndarray
+    similarities: np.ndarray
+
+    def save(self, path: Path) -> None:
+        content = io.BytesIO()
+        np.savez(content, doc_rows=self.doc_rows, similarities=self.similarities)
+        replace_file(path, content.getvalue())
+
+    @classmethod
+    def load(cls, path: Path) -> "RetrievedDocuments":
+        with np.load(path, allow_pickle=False) as arrays:
+            return cls(arrays["doc_rows"], arrays["similarities"])
+
+    def of(self, examples: Sequence[int]) -> "RetrievedDocuments":
+        """Those of some examples."""
+        return RetrievedDocuments(self.doc_rows[examples], self.similarities[examples])
+
+
+def random_documents(num_documents: int, num_examples: int, k: int, seed: int) -> RetrievedDocuments:
+    """Drawn evenly without repetition, the same for the same seed; no similarity chose them, so all weigh the same."""
+    rng = np.random.default_rng([seed, 1])
+    rows = np.stack([rng.choice(num_documents, size=k, replace=False) for _ in range(num_examples)])
+    return RetrievedDocuments(rows, np.zeros(rows.shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +69,7 @@ class EvidenceBook:
         self,
         methods: Sequence[Method],
         corpus: CorpusStore | None,
-        found: Mapping[str, Choice],
+        found: Mapping[str, RetrievedDocuments],
         retrieves: Sequence[bool],
     ) -> None:
         self.methods = methods
@@ -57,6 +89,14 @@ class EvidenceBook:
     def ids(self, doc_rows: Sequence[int]) -> list[str]:
         """Of documents by their rows."""
         return [document.id for document in self._corpus.documents(list(doc_rows))] if doc_rows else []
+
+    def digest(self) -> str:
+        """Of which documents every method gives every example, and of what they weigh."""
+        digest = hashlib.sha256()
+        for row in range(len(self._retrieves)):
+            for name, evidence in self.of(row).items():
+                digest.update(f"{name} {evidence.doc_rows}".encode() + evidence.similarities.tobytes())
+        return digest.hexdigest()
 
     def all_texts(self) -> Iterator[str]:
         """Of every document there is."""
@@ -80,5 +120,17 @@ class EvidenceBook:
 
 
 def texts_of(evidence: Mapping[str, Evidence]) -> dict[str | None, bool]:
-    """Every text of all methods once, in order of appearance, and whether it is concatenated."""
-    return {text: one.is_concatenated for one in evidence.values() for text in one.texts}
+    """Every text of all methods once, and whether it is concatenated.
+
+    None comes first, then single documents by their rows, then concatenations: what is scored together, and in which
+    order, decides the last bits of scores, so methods that are named in another order must not change it.
+    """
+    placed = [
+        ((one.is_concatenated, one.doc_rows[place] if one.doc_rows else -1), text)
+        for one in evidence.values()
+        for place, text in enumerate(one.texts)
+    ]
+    texts: dict[str | None, bool] = {}
+    for (is_concatenated, _), text in sorted(placed, key=lambda pair: pair[0]):
+        texts.setdefault(text, is_concatenated)
+    return texts

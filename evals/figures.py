@@ -1,8 +1,7 @@
-"""The report's figures, by matplotlib, as SVG to put into a page or PNG to put into a README."""
+"""Figures by matplotlib as SVG, and those of evaluations."""
 
 import io
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import matplotlib
@@ -10,9 +9,6 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
-from replug.evals.results import DIFFERENCES, METHODS
 
 COLOURS = {"none": "#9aa0a6", "random": "#c9b458", "replug": "#5b8db8", "lsr": "#c2572b"}
 STYLE: Any = {
@@ -37,142 +33,6 @@ def to_svg(draw: Callable[[Axes], None], width: float = 6.4, height: float = 3.0
         plt.close(figure)
     svg = content.getvalue()
     return svg[svg.index("<svg") :]
-
-
-def overview_png(path: Path, results: dict, metrics: Sequence[dict]) -> None:
-    """Bits per byte, the intervals of the differences, and the index: the picture that a README shows."""
-    with plt.rc_context(STYLE):
-        figure: Figure
-        figure, axes = plt.subplots(1, 3, figsize=(14, 3.8), layout="constrained", width_ratios=(1.3, 1, 1))
-        draw_bpb(axes[0], results)
-        draw_intervals(axes[1], results)
-        draw_index_age(axes[2], metrics)
-        figure.savefig(path, dpi=110)
-        plt.close(figure)
-
-
-def draw_bpb(axes: Axes, results: dict) -> None:
-    """Grouped bars: one group for each domain, one bar for each method."""
-    methods = [method for method in METHODS if method in results["bpb"]["all"]]
-    width = 0.8 / len(methods)
-    for i, method in enumerate(methods):
-        values = [row[method] for row in results["bpb"].values()]
-        places = [group + (i - (len(methods) - 1) / 2) * width for group in range(len(values))]
-        axes.bar(places, values, width * 0.92, color=COLOURS[method], label=METHODS[method])
-    values = [value for row in results["bpb"].values() for value in row.values()]
-    axes.set_ylim(0.85 * min(values), 1.2 * max(values))  # room above for the legend
-    axes.set_xticks(range(len(results["bpb"])), [name.replace("_", "\n") for name in results["bpb"]])
-    axes.set_ylabel("bits per byte")
-    axes.set_title("held-out text (axis does not start at 0)", fontsize=10)
-    axes.legend(fontsize=8, frameon=False, ncols=2, loc="upper center")
-
-
-def draw_intervals(axes: Axes, results: dict) -> None:
-    """Each difference in bits per byte with its 95% interval, beside the line of no difference."""
-    for place, (name, (low, high)) in enumerate(results["intervals"].items()):
-        first, second = DIFFERENCES[name]
-        middle = results["bpb"]["all"][first] - results["bpb"]["all"][second]
-        axes.plot([low, high], [place, place], color=COLOURS[first], linewidth=3, solid_capstyle="butt")
-        axes.plot([middle], [place], "o", color=COLOURS[first])
-        axes.annotate(f"{middle:+.3f}", (middle, place), xytext=(0, 8), textcoords="offset points", ha="center")
-    labels = [" −\n".join(METHODS[method] for method in DIFFERENCES[name]) for name in results["intervals"]]
-    axes.set_yticks(range(len(labels)), labels, fontsize=8)
-    axes.set_ylim(-0.6, len(labels) - 0.3)
-    axes.axvline(0, color="black", linewidth=0.8)
-    axes.set_title("difference in bits per byte, 95% interval", fontsize=10)
-
-
-def draw_loss(axes: Axes, metrics: Sequence[dict]) -> None:
-    """The KL loss at every step, and its running mean."""
-    steps, losses = _series(metrics, "train/loss")
-    axes.plot(steps, losses, color=COLOURS["replug"], alpha=0.4, linewidth=1)
-    axes.plot(steps, _running_mean(losses, 8), color=COLOURS["replug"], label="mean of 8 steps")
-    axes.set_title("KL loss (nats)", fontsize=10)
-    _mark_swaps(axes, metrics)
-    axes.legend(fontsize=8, frameon=False)
-
-
-def draw_entropies(axes: Axes, metrics: Sequence[dict]) -> None:
-    """Entropy of the LM's and the retriever's distribution over the documents."""
-    for key, name, colour in (("lm/entropy", "Q (LM)", "lsr"), ("retriever/entropy", "P_R (retriever)", "replug")):
-        axes.plot(*_series(metrics, key), color=COLOURS[colour], label=name)
-    axes.set_title("entropy over the retrieved documents (nats)", fontsize=10)
-    axes.legend(fontsize=8, frameon=False)
-
-
-def draw_rank_correlation(axes: Axes, metrics: Sequence[dict]) -> None:
-    """How far LM and retriever order the documents alike."""
-    steps, values = _series(metrics, "retriever/rank_correlation")
-    axes.plot(steps, values, color=COLOURS["lsr"], alpha=0.4, linewidth=1)
-    axes.plot(steps, _running_mean(values, 8), color=COLOURS["lsr"])
-    axes.set_title("rank correlation of LM and retriever (Kendall's tau)", fontsize=10)
-
-
-def draw_index_age(axes: Axes, metrics: Sequence[dict]) -> None:
-    """Steps since the weights that embedded the index; every fall is a hot swap."""
-    axes.step(*_series(metrics, "index/age_steps"), where="post", color=COLOURS["none"])
-    axes.set_title("age of the index (steps); dotted: hot swap", fontsize=10)
-    axes.set_xlabel("step")
-    _mark_swaps(axes, metrics)
-
-
-def draw_heldout(axes: Axes, metrics: Sequence[dict]) -> None:
-    """Bits per byte of held-out texts with the documents of the version that serves; a value for each refresh."""
-    axes.step(*_series(metrics, "heldout/bpb"), where="post", color=COLOURS["lsr"])
-    axes.set_title("bits per byte of held-out text, measured at each refresh", fontsize=10)
-    axes.set_xlabel("step")
-
-
-def draw_times(axes: Axes, metrics: Sequence[dict]) -> None:
-    """Seconds of a step, by what they went into."""
-    causes = {
-        "training": ("time/train_seconds", "lsr"),
-        "encoding queries": ("time/retrieve_seconds", "replug"),
-        "waiting for the LM": ("time/wait_scores_seconds", "random"),
-        "waiting for the index": ("time/wait_index_seconds", "none"),
-    }
-    seconds = [[row.get(key, 0.0) for row in metrics] for key, _ in causes.values()]
-    colours = [COLOURS[name] for _, name in causes.values()]
-    axes.stackplot([row["step"] for row in metrics], *seconds, labels=list(causes), colors=colours, alpha=0.8)
-    axes.set_title("seconds of a step", fontsize=10)
-    axes.set_xlabel("step")
-    axes.legend(fontsize=8, frameon=False, loc="upper left")
-
-
-def draw_throughput(axes: Axes, metrics: Sequence[dict]) -> None:
-    """Pairs of document and text scored and trained on in a second."""
-    axes.plot(*_series(metrics, "throughput/pairs_per_second"), color=COLOURS["none"])
-    axes.set_ylim(bottom=0)
-    axes.set_title("throughput: pairs of text and document a second", fontsize=10)
-    axes.set_xlabel("step")
-
-
-def _series(metrics: Sequence[dict], key: str) -> tuple[list[int], list[float]]:
-    rows = [(row["step"], row[key]) for row in metrics if key in row]
-    return [step for step, _ in rows], [value for _, value in rows]
-
-
-def _running_mean(values: Sequence[float], width: int) -> list[float]:
-    windows = [values[max(0, i + 1 - width) : i + 1] for i in range(len(values))]
-    return [sum(window) / len(window) for window in windows]
-
-
-def _mark_swaps(axes: Axes, metrics: Sequence[dict]) -> None:
-    for row in metrics:
-        if row.get("index/swapped"):
-            axes.axvline(row["step"], color="black", alpha=0.4, linewidth=0.8, linestyle=":")
-
-
-def draw_refreshes(axes: Axes, metrics: Sequence[dict]) -> None:
-    """What each refresh changed: documents that stayed in the top k, and how far the vectors moved."""
-    axes.step(*_series(metrics, "index/overlap"), where="post", color=COLOURS["replug"], label="overlap of top k")
-    axes.step(*_series(metrics, "index/recall"), where="post", color=COLOURS["none"], label="recall")
-    axes.set_ylim(0, 1.05)
-    drift = axes.twinx()
-    drift.step(*_series(metrics, "index/drift"), where="post", color=COLOURS["lsr"], label="drift (right)")
-    drift.grid(False)
-    axes.set_title("what each refresh of the index changed", fontsize=10)
-    axes.legend(handles=[*axes.lines, *drift.lines], fontsize=8, frameon=False)
 
 
 def _spread(results: dict, method: str, metric: str) -> tuple[float, float]:

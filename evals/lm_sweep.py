@@ -20,6 +20,7 @@ from replug.data.files import replace_file, write_json
 from replug.evals.comparison import main_metric
 from replug.evals.figures import draw_lms, to_svg
 from replug.evals.folder import EvaluationFolder
+from replug.evals.kinds import check_evaluation
 from replug.evals.lm_table import lm_table
 from replug.evals.run import evaluate
 from replug.models.packaged import resolve_lm_path
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 def evaluate_lms(config: EvaluationConfig) -> dict:
     """Run or resume an evaluation for every LM; returns LM -> what its `results.json` holds."""
+    check_evaluation(config)
     for path in config.lms.values():  # the last one's is not to be found missing after hours
         if not LMSpec(path).is_stand_in:
             resolve_lm_path(path)
@@ -66,7 +68,7 @@ def _with_parts_of(first: EvaluationFolder, one: EvaluationConfig) -> Evaluation
 def _write(folder: EvaluationFolder, config: EvaluationConfig, results: dict) -> None:
     """results.json last: it says that all are finished."""
     metric = main_metric(next(iter(results.values())))
-    replace_file(folder.table, lm_table(results, config.evaluation.value, metric).encode())
+    replace_file(folder.table, lm_table(results, config.evaluation, metric).encode())
     replace_file(folder.figure, to_svg(partial(draw_lms, results=results, metric=metric), width=8, height=4).encode())
     write_json(folder.results, results)
     Console(width=120).print(Markdown(folder.table.read_text()))

@@ -4,16 +4,15 @@ An interrupted evaluation goes on after the last example whose outcomes were wri
 after it lies in the cache of scores.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 from replug.data.progress import Progress
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.examples import Example
 from replug.evals.intervals import Transform, identity
+from replug.evals.outcomes import OutcomeFile, Row
 
 EXAMPLES_IN_FLIGHT = 8
 
@@ -58,43 +57,26 @@ class Task(Protocol):
         ...
 
 
-class OutcomeFile:
-    """Outcomes as JSON lines, one for each example, in order; a torn last line is cut off."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.rows = list(_whole_lines(path))
-
-    def append(self, row: dict[str, Any]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-        self.rows.append(row)
-
-
-def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
-    if not path.exists():
-        return
-    whole = path.read_bytes().rpartition(b"\n")[0]
-    with path.open("r+b") as file:
-        file.truncate(len(whole) + bool(whole))
-    for line in whole.splitlines():
-        yield json.loads(line)
+def outcome_rows(task: Task, book: EvidenceBook, start: int = 0) -> Iterator[Row]:
+    """Measure every example from `start` on, some at a time; rows come in order."""
+    total = len(task.examples)
+    pending: dict[int, Callable[[], Outcomes]] = {}
+    for row in range(start, total + EXAMPLES_IN_FLIGHT):
+        if row < total:
+            pending[row] = task.submit(row, book.of(row))
+        if (ready := row - EXAMPLES_IN_FLIGHT) in pending:
+            yield _as_json(task.examples[ready], pending.pop(ready)())
 
 
 def run_task(task: Task, book: EvidenceBook, file: OutcomeFile, what: str) -> None:
     """Measure every example that the file does not hold yet."""
-    done, total = len(file.rows), len(task.examples)
-    progress = Progress(what, total, done)
-    pending: dict[int, Callable[[], Outcomes]] = {}
-    for row in range(done, total + EXAMPLES_IN_FLIGHT):
-        if row < total:
-            pending[row] = task.submit(row, book.of(row))
-        if (ready := row - EXAMPLES_IN_FLIGHT) in pending:
-            file.append(_as_json(task.examples[ready], pending.pop(ready)()))
-            progress.advance()
+    progress = Progress(what, len(task.examples), len(file.rows))
+    for row in outcome_rows(task, book, len(file.rows)):
+        file.append(row)
+        progress.advance()
 
 
-def _as_json(example: Example, outcomes: Outcomes) -> dict[str, Any]:
+def _as_json(example: Example, outcomes: Outcomes) -> Row:
     return {
         "id": example.id,
         "group": example.group,

@@ -1,8 +1,8 @@
 """How well found documents fit known ones, by `ir-measures`: a value for each query, so that intervals can be drawn.
 
 Two recalls go by the name R@k. Here `Success@k` is whether any gold document is among the first k (DPR's top-k
-accuracy, and what `evals.metrics.recall_at_k` averages); `R@k` is the share of a query's gold documents that are among
-the first k, as in trec_eval. They are equal where every query has one gold document.
+accuracy); `R@k` is the share of a query's gold documents that are among the first k, as in trec_eval. They are equal
+where every query has one gold document. The results of a training run call `Success@k` R@k, as papers on DPR do.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,6 +13,7 @@ from ir_measures import RR, R, Success, nDCG
 
 RECALL_AT = (1, 5, 20)
 RANKED_AT = 10
+RECALL_DEPTH = max(RECALL_AT)  # documents that recall needs
 
 
 def retrieval_metrics(
@@ -20,14 +21,16 @@ def retrieval_metrics(
     gold: Sequence[Collection[int]],
     recall_at: Sequence[int] = RECALL_AT,
     ranked_at: int = RANKED_AT,
+    finds_all: bool = False,
 ) -> dict[str, np.ndarray]:
     """Values [N] of `Success@k`, `R@k`, `RR@10` (its mean is MRR@10) and `nDCG@10` for rows [N, K], best first.
 
     A gold document counts 1, any other 0. A query without gold documents gets 0 by every measure. Gold documents
     that are not in the corpus are negative numbers, one for each (`gold_rows`): they count, and are never found.
-    Raises ValueError where K is below a cutoff, a row occurs twice for a query, or is negative.
+    `finds_all` says that there are no other documents to find, so that K may be below a cutoff. Raises ValueError
+    where it is without that, a row occurs twice for a query, or is negative.
     """
-    _check(found, gold, max([*recall_at, ranked_at]))
+    _check(found, gold, 0 if finds_all else max([*recall_at, ranked_at]))
     measures = [*(Success @ k for k in recall_at), *(R @ k for k in recall_at), RR @ ranked_at, nDCG @ ranked_at]
     qrels = {str(query): dict.fromkeys(map(str, rows), 1) for query, rows in enumerate(gold) if rows}
     values = {str(measure): np.zeros(len(gold)) for measure in measures}

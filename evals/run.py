@@ -16,13 +16,14 @@ from pathlib import Path
 
 from replug.cluster.ray_cluster import ray_cluster
 from replug.configs.methods import Method
-from replug.configs.rules import RECALL_DEPTH, evaluation_methods
-from replug.configs.schema import Config, Evaluation, EvaluationConfig
+from replug.configs.rules import evaluation_methods
+from replug.configs.schema import Config, EvaluationConfig
 from replug.data.store import Corpus
-from replug.evals.datasets import DATASETS, PromptedLM
 from replug.evals.evidence import EvidenceBook
 from replug.evals.folder import EvaluationFolder
-from replug.evals.loop import OutcomeFile, run_task
+from replug.evals.kinds import PromptedLM, check_evaluation
+from replug.evals.loop import run_task
+from replug.evals.outcomes import OutcomeFile
 from replug.evals.results_files import show_results, write_results
 from replug.evals.search import find_all, needs_building
 from replug.index_workers.installation import check_faiss
@@ -39,32 +40,31 @@ log = logging.getLogger(__name__)
 def evaluate(config: EvaluationConfig) -> dict:
     """Run or resume an evaluation; returns what `results.json` holds."""
     folder = EvaluationFolder(Path(config.out).expanduser())
-    source = lm_source(config, folder)
+    kind = check_evaluation(config)
+    source = lm_source(config, folder) if kind.asks_lm else None
     folder.claim(config, source.identity if source else None)
     if folder.results.is_file():
         log.info(f"{folder.path} holds a finished evaluation; give another out to measure again")
         return show_results(folder)
     run_config, methods = config.run_config(), evaluation_methods(config)
     corpus = corpus_of(run_config, folder, methods)
-    dataset = DATASETS[config.evaluation](config, corpus)
+    dataset = kind.make_dataset(config, corpus)
     check_faiss()
     with evaluation_cluster(config, methods, source) as run_config:
-        found = find_all(config, corpus, dataset.queries, methods, folder.found, RECALL_DEPTH) if corpus else {}
+        found = find_all(config, corpus, dataset.queries, methods, folder.found) if corpus else {}
         book = EvidenceBook(
             methods, corpus.corpus if corpus else None, found, [bool(query.strip()) for query in dataset.queries]
         )
         with opened_lm(run_config, source, folder) as asked:
             task = dataset.make_task(asked, book)
             outcomes = OutcomeFile(folder.outcomes)
-            run_task(task, book, outcomes, config.evaluation.value)
-    write_results(config, folder, task, book, outcomes)
+            run_task(task, book, outcomes, config.evaluation)
+    write_results(config, folder, kind, task, book, outcomes.rows)
     return show_results(folder)
 
 
-def lm_source(config: EvaluationConfig, folder: EvaluationFolder) -> LMSpec | HttpLM | None:
-    """The LM, None where none takes part."""
-    if config.evaluation is Evaluation.retrieval:
-        return None
+def lm_source(config: EvaluationConfig, folder: EvaluationFolder) -> LMSpec | HttpLM:
+    """The LM that is asked."""
     folder.path.mkdir(parents=True, exist_ok=True)
     return models_build.lm_source(config.lm, folder.budget_file, folder.scores)
 

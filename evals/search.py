@@ -1,6 +1,5 @@
 """What every source of documents finds for the examples of an evaluation, each found once and kept in a file."""
 
-import io
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,9 +10,9 @@ import numpy as np
 from replug.configs.errors import UserError
 from replug.configs.methods import BM25, NONE, RANDOM, REPLUG, WITHOUT_RETRIEVER, Method
 from replug.configs.schema import Config, EvaluationConfig
-from replug.data.files import replace_file
 from replug.data.store import Corpus
-from replug.evals.language_modelling import Choice, random_choice
+from replug.evals.evidence import RetrievedDocuments, random_documents
+from replug.evals.retrieval import RECALL_DEPTH
 from replug.index_workers.bm25 import Bm25Index
 from replug.index_workers.build import build_version, index_settings, require_same_index
 from replug.index_workers.local_index import LocalIndex
@@ -28,28 +27,29 @@ log = logging.getLogger(__name__)
 
 
 def find_all(
-    config: EvaluationConfig, corpus: Corpus, queries: Sequence[str], methods: Sequence[Method], out: Path, depth: int
-) -> dict[str, Choice]:
-    """Rows and similarities [N, K] by source, as many as any of its methods uses and at least `depth`. Ray must run."""
+    config: EvaluationConfig, corpus: Corpus, queries: Sequence[str], methods: Sequence[Method], out: Path
+) -> dict[str, RetrievedDocuments]:
+    """Rows and similarities [N, K] by source, as many as any of its methods uses and recall is of. Ray must run."""
     out.mkdir(parents=True, exist_ok=True)
     found = {}
     for source in dict.fromkeys(method.source for method in methods if method.source != NONE):
-        k = min(len(corpus.corpus), max(depth, *(method.k for method in methods if method.source == source)))
+        k = min(len(corpus.corpus), max(RECALL_DEPTH, *(method.k for method in methods if method.source == source)))
         path = out / f"{source}.npz"
         if not path.exists():
-            write_choice(path, _find(config, corpus, queries, source, k, out))
-        found[source] = read_choice(path)
+            _find(config, corpus, queries, source, k, out).save(path)
+        found[source] = RetrievedDocuments.load(path)
     return found
 
 
-def _find(config: EvaluationConfig, corpus: Corpus, queries: Sequence[str], source: str, k: int, out: Path) -> Choice:
+def _find(
+    config: EvaluationConfig, corpus: Corpus, queries: Sequence[str], source: str, k: int, out: Path
+) -> RetrievedDocuments:
     if source == RANDOM:
-        rows = random_choice(len(corpus.corpus), len(queries), k, config.seed)
-        return Choice(rows, np.zeros(rows.shape))
+        return random_documents(len(corpus.corpus), len(queries), k, config.seed)
     log.info(f"searching for {len(queries)} texts: {source}")
     if source == BM25:
         texts = [document.text for document in corpus.corpus.iterate()]
-        return Choice(*Bm25Index(texts).search(queries, k))
+        return RetrievedDocuments(*Bm25Index(texts).search(queries, k))
     path = _retriever_path(config, source)
     embed = partial(_query_vectors, queries, config.query_encoders.get(source))
     if _is_indexed(path):
@@ -81,7 +81,7 @@ def _is_indexed(path: str) -> bool:
 Embed = Callable[[Encoder], np.ndarray]  # vectors [B, D] of the queries, given the encoder of the documents
 
 
-def _find_in_index(corpus: Corpus, embed: Embed, k: int, directory: Path) -> Choice:
+def _find_in_index(corpus: Corpus, embed: Embed, k: int, directory: Path) -> RetrievedDocuments:
     """By the newest version, with the encoder that made it: nothing is embedded but the queries."""
     index = LocalIndex(index_folder(directory), available_cores())
     if index.plan.corpus_sha256 != corpus.corpus_sha256:
@@ -91,10 +91,12 @@ def _find_in_index(corpus: Corpus, embed: Embed, k: int, directory: Path) -> Cho
         )
     log.info(f"{directory}: index version {index.plan.version}, by the weights of step {index.plan.step}")
     encoder = Encoder(str(index.encoder_folder), index.plan.similarity, index.plan.max_tokens)
-    return Choice(*index.search(embed(encoder), k))
+    return RetrievedDocuments(*index.search(embed(encoder), k))
 
 
-def _find_dense(config: Config, corpus: Corpus, embed: Embed, k: int, encoder_path: str, root: Path) -> Choice:
+def _find_dense(
+    config: Config, corpus: Corpus, embed: Embed, k: int, encoder_path: str, root: Path
+) -> RetrievedDocuments:
     encoder = load_encoder(config.retriever, resolve_encoder_path(encoder_path))
     index = IndexService(root, index_settings(config))
     try:
@@ -103,7 +105,7 @@ def _find_dense(config: Config, corpus: Corpus, embed: Embed, k: int, encoder_pa
         result = index.search(0, embed(encoder), k)
     finally:
         index.close()
-    return Choice(result.doc_rows, result.similarities)
+    return RetrievedDocuments(result.doc_rows, result.similarities)
 
 
 def _retriever_path(config: EvaluationConfig, source: str) -> str:
@@ -114,14 +116,3 @@ def _root(config: EvaluationConfig, source: str, out: Path) -> Path:
     """`index.out` is the index of retriever.path, which `replug index` may have made; others have their own here."""
     given = config.index.out if source == REPLUG else None
     return Path(given).expanduser() if given else out / "index" / source
-
-
-def write_choice(path: Path, choice: Choice) -> None:
-    content = io.BytesIO()
-    np.savez(content, doc_rows=choice.doc_rows, similarities=choice.similarities)
-    replace_file(path, content.getvalue())
-
-
-def read_choice(path: Path) -> Choice:
-    with np.load(path, allow_pickle=False) as arrays:
-        return Choice(arrays["doc_rows"], arrays["similarities"])

@@ -15,7 +15,7 @@ import numpy as np
 
 from replug.evals.comparison import markdown_line
 from replug.evals.intervals import Interval, Ratio, interval_of
-from replug.evals.report import CSS
+from replug.evals.page import CSS
 
 HELPED, HURT = "46,125,50", "198,40,40"  # green and red
 FULL_COLOUR_BITS = 4.0

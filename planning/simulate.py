@@ -18,7 +18,7 @@ from replug.planning.sharing import Processor
 from replug.planning.workload import Shape, starts_refresh
 
 ROLES = ("score", "embed", "train", "search")
-WINDOWS_IN_FLIGHT = 8  # evals/language_modelling.py
+WINDOWS_IN_FLIGHT = 8  # evals/loop.py: EXAMPLES_IN_FLIGHT
 Process = Generator[simpy.Event, Any, None]
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers import TensorBoardLogger
@@ -29,8 +28,6 @@ from replug.configs.schema import Adopt, Config, LMScore, Rerank
 from replug.data.datamodule import StepDataModule
 from replug.data.sampler import QuerySampler
 from replug.data.store import PreparedSet
-from replug.evals.language_modelling import Choice, ensemble_bits, num_bytes
-from replug.evals.metrics import bits_per_byte
 from replug.index_workers.build import document_search, publish_snapshot
 from replug.index_workers.service import Refreshed
 from replug.models.build import encoder_location, load_encoder
@@ -47,6 +44,7 @@ from replug.train.callbacks import (
     StepProgress,
     TemperatureCheck,
 )
+from replug.train.evaluation import heldout_bpb
 from replug.train.module import LossSettings, LSRModule, OptimizerSettings
 from replug.train.pipeline import BatchPipeline
 from replug.train.ranks import OtherRanks, RankEnvironment, other_ranks
@@ -249,10 +247,7 @@ def refresh_controller(
 def measure_heldout(
     config: Config, data: PreparedSet, workers: Workers, version: int, ready: "Future[Refreshed]"
 ) -> "Future[float | None]":
-    """Bits per byte of the last held-out texts with the documents of a version, once it is ready, in the background.
-
-    The last ones, since the table at the end begins with the first.
-    """
+    """Bits per byte of the last held-out texts with the documents of a version, once it is ready, in the background."""
     count = min(config.evaluate.refresh_windows, len(data.heldout))
 
     def measure() -> float | None:
@@ -260,19 +255,6 @@ def measure_heldout(
         return heldout_bpb(config, data, workers, version, count) if count else None
 
     return in_background(measure, "held-out")
-
-
-def heldout_bpb(config: Config, data: PreparedSet, workers: Workers, version: int, count: int) -> float:
-    """Bits per byte of the last `count` held-out texts, given the documents that a version and its weights find."""
-    windows = data.heldout.windows(range(len(data.heldout) - count, len(data.heldout)))
-    encoder = load_encoder(config.retriever, workers.index.store.encoder_folder(version))
-    vectors = encoder.encode([window.context for window in windows]).numpy()
-    exclude = [window.source for window in windows] if config.retrieve.exclude_own_source else None
-    search = document_search(config, encoder, data, workers.index)
-    found = search(version, vectors, config.evaluate.k, exclude)
-    choice = Choice(found.doc_rows, found.similarities)
-    bits = ensemble_bits(workers.lm, data.corpus, windows, choice, workers.template)
-    return float(bits_per_byte(bits, np.asarray(num_bytes(windows))))
 
 
 def _trainer(

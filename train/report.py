@@ -7,21 +7,11 @@ from html import escape
 from pathlib import Path
 
 from replug.data.files import replace_file
-from replug.evals import figures
-from replug.evals.results import METHODS, RECALL_AT, interval_lines
-
-CSS = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; color: #222; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
-table { border-collapse: collapse; }
-th, td { padding: .35rem .8rem; text-align: right; border-bottom: 1px solid #ddd; }
-th:first-child, td:first-child { text-align: left; } td.best { font-weight: 700; }
-.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 1rem; }
-svg { width: 100%; height: auto; }
-pre { white-space: pre-wrap; background: #f6f6f4; padding: .6rem .8rem; border-radius: 6px; font-size: 12px; }
-.pair { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; } .muted { color: #777; font-size: 13px; }
-mark { background: #fbe7c6; }
-"""
+from replug.evals.figures import to_svg
+from replug.evals.page import CSS
+from replug.evals.retrieval import RECALL_AT
+from replug.train import figures
+from replug.train.results import METHODS, interval_lines
 
 # Of the metrics under `scoring/`, those that say how the LM was used, with how they read.
 SCORING_MEANS = [
@@ -85,13 +75,13 @@ def _bpb_section(results: dict) -> str:
         f"<h2>Bits per byte on {results['num_windows']} held-out texts</h2><p class=muted>Lower is better; "
         f"the best of a row is bold. Intervals: paired bootstrap over texts.</p>"
         f"<table><tr><th></th>{head}</tr>{rows}</table>{lines}"
-        + figures.to_svg(partial(figures.draw_bpb, results=results), width=9)
+        + to_svg(partial(figures.draw_bpb, results=results), width=9)
         + (_intervals_figure(results) if results["intervals"] else "")
     )
 
 
 def _intervals_figure(results: dict) -> str:
-    return figures.to_svg(partial(figures.draw_intervals, results=results), width=9, height=1.8)
+    return to_svg(partial(figures.draw_intervals, results=results), width=9, height=1.8)
 
 
 def _bpb_row(name: str, values: dict[str, float], methods: list[str]) -> str:
@@ -129,7 +119,7 @@ def _curves_section(metrics: Sequence[dict]) -> str:
         figures.draw_times,
         figures.draw_throughput,
     )
-    drawings = "".join(f"<div>{figures.to_svg(partial(draw, metrics=metrics))}</div>" for draw in draws)
+    drawings = "".join(f"<div>{to_svg(partial(draw, metrics=metrics))}</div>" for draw in draws)
     return f"<h2>Training</h2><div class=grid>{drawings}</div>{_throughput_line(metrics)}{_scoring_line(metrics)}"
 
 

@@ -1,4 +1,10 @@
-"""From measured bits and found documents to `results.json` and the table people read."""
+"""`results.json` of a training run, made of the outcomes of its evaluation, and the table that people read.
+
+bpb, intervals, num_windows   bits per byte by domain and method; 95% intervals of two differences; texts measured
+retrieval                     before and after tuning: R@k, the share of texts with a gold document among the first k,
+                              which evaluations call Success@k (`evals/retrieval.py`); only where gold documents are
+                              known
+"""
 
 from collections.abc import Sequence
 
@@ -6,11 +12,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from replug.data.records import Window
-from replug.data.store import CorpusStore
+from replug.evals.comparison import Measurements
 from replug.evals.intervals import verdict
-from replug.evals.language_modelling import Choice, num_bytes
-from replug.evals.metrics import bits_per_byte, paired_bootstrap_interval, recall_at_k
+from replug.evals.loop import Metric
+from replug.evals.outcomes import Row
+from replug.evals.retrieval import RECALL_AT
+from replug.evals.tasks.lm import BITS_PER_BYTE
 
 METHODS = {
     "none": "no retrieval",
@@ -19,39 +26,32 @@ METHODS = {
     "lsr": "REPLUG LSR (tuned)",
 }
 DIFFERENCES = {"lsr_minus_replug": ("lsr", "replug"), "replug_minus_none": ("replug", "none")}
-RECALL_AT = (1, 5, 20)
+RETRIEVERS = {"replug": "before", "lsr": "after"}  # as they are called under `retrieval`
 
 
-def bpb_results(
-    windows: Sequence[Window], bits: dict[str, np.ndarray], num_resamples: int, seed: int
-) -> dict[str, object]:
+def bpb_results(rows: Sequence[Row], num_resamples: int, seed: int) -> dict[str, object]:
     """Bits per byte over all texts and by domain, with 95% paired-bootstrap intervals of the differences."""
-    sizes = num_bytes(windows)
-    domains = np.array([window.domain for window in windows])
-    table = {"all": {m: bits_per_byte(b, sizes) for m, b in bits.items()}}
-    for domain in sorted(set(domains) - {"all"}):
-        chosen = domains == domain
-        table[domain] = {m: bits_per_byte(b[chosen], sizes[chosen]) for m, b in bits.items()}
-    intervals = {
-        name: list(paired_bootstrap_interval(bits[a], bits[b], sizes, num_resamples, seed))
-        for name, (a, b) in DIFFERENCES.items()
-        if a in bits and b in bits
+    measured = Measurements(rows, num_resamples, seed)
+    methods, domains = list(measured.numbers), np.array([row["group"] for row in rows])
+    among = {"all": measured.all, **{d: np.flatnonzero(domains == d) for d in sorted(set(domains) - {"all"})}}
+    table = {
+        domain: {method: measured.value(method, BITS_PER_BYTE, some) for method in methods}
+        for domain, some in among.items()
     }
-    return {"bpb": table, "intervals": intervals, "num_windows": len(windows)}
+    intervals = {
+        name: measured.difference(a, b, BITS_PER_BYTE, measured.all)["interval"]
+        for name, (a, b) in DIFFERENCES.items()
+        if a in methods and b in methods
+    }
+    return {"bpb": table, "intervals": intervals, "num_windows": len(rows)}
 
 
-def retrieval_results(
-    corpus: CorpusStore, windows: Sequence[Window], choices: dict[str, Choice]
-) -> dict[str, dict[str, float]] | None:
-    """R@1, R@5, R@20 by retriever over the texts that name gold documents; None where none does."""
-    with_gold = [row for row, window in enumerate(windows) if window.gold]
-    if not with_gold:
-        return None
-    rows_of = corpus.rows_of(doc for row in with_gold for doc in windows[row].gold)
-    gold = [{rows_of[doc] for doc in windows[row].gold if doc in rows_of} for row in with_gold]
+def retrieval_results(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """R@1, R@5, R@20 by retriever."""
+    measured = Measurements(rows)
     return {
-        name: {f"R@{k}": recall_at_k(choice.doc_rows[with_gold], gold, k) for k in RECALL_AT}
-        for name, choice in choices.items()
+        RETRIEVERS[method]: {f"R@{k}": measured.value(method, Metric(f"Success@{k}"), measured.all) for k in RECALL_AT}
+        for method in measured.numbers
     }
 
 

@@ -12,6 +12,7 @@ scores.sqlite      the cache of LM scores
 lm.json            which LM scores: a hash of its weights, or a server's model and probe
 lm_spent.json      requests and tokens that a server was sent
 retriever/         the tuned encoder
+evaluation/        the outcome of every held-out text, in lm/ and retrieval/; what `replug evaluate` adds (index/)
 results.json       written when all is done; report.html beside it
 """
 
@@ -53,6 +54,7 @@ class RunDirectory:
         self.metrics = path / "metrics.jsonl"
         self.scores = path / "scores.sqlite"
         self.budget_file = path / "lm_spent.json"
+        self.evaluation = path / "evaluation"
         self.retriever = path / "retriever"
         self.best = path / "best"
         self.times = path / "run_times.json"
@@ -89,7 +91,14 @@ class RunDirectory:
 
     def _foreign_files(self) -> list[str]:
         """What other commands of ours do not leave where a run is to begin."""
-        ours = {self.data.name, self.index.name, self.budget_file.name, "evaluation", "environment.json", "config.yaml"}
+        ours = {
+            self.data.name,
+            self.index.name,
+            self.budget_file.name,
+            self.evaluation.name,
+            "environment.json",
+            "config.yaml",
+        }
         ours |= {"submitted", "logs"}
         names = [path.name for path in self.path.iterdir()] if self.path.exists() else []
         return sorted(name for name in names if name not in ours and not name.startswith(self.scores.name))

@@ -1,1 +1,1 @@
-"""One short file for each evaluation: what of an example goes to the LM, and what the answer is worth."""
+"""A short file for each evaluation: what it needs, what of an example goes to the LM, what the answer is worth."""

@@ -1,24 +1,30 @@
 """Language modelling: how well texts are predicted, in bits per byte and perplexity (REPLUG, sections 5.1 and 6.1)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from replug.configs.methods import Method
+from replug.configs.schema import EvaluationConfig
 from replug.data.records import Window
-from replug.evals.evidence import Evidence, texts_of
+from replug.data.store import Corpus
+from replug.evals.evidence import Evidence, EvidenceBook, texts_of
 from replug.evals.examples import Example
+from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM
 from replug.evals.loop import Metric, Outcome, Outcomes
 from replug.evals.metrics import bits_of
 from replug.models.black_box_lm import AsyncLM, ContinuationScore
 from replug.models.ensemble import mix_token_logprobs
 from replug.models.prompt import PromptTemplate
 
+BITS_PER_BYTE = Metric("bits", "bytes")
+
 
 class LanguageModelling:
     """A `Task`: continuations of windows, after their contexts. A document that several methods use is scored once."""
 
     metrics: Mapping[str, Metric] = {
-        "bpb": Metric("bits", "bytes"),
+        "bpb": BITS_PER_BYTE,
         "token_perplexity": Metric("bits", "tokens", np.exp2),  # tokens of the LM
         "word_perplexity": Metric("bits", "words", np.exp2),  # words between white space
     }
@@ -32,7 +38,7 @@ class LanguageModelling:
     ) -> None:
         """With `tokens_of`, which cuts a text into the LM's tokens, outcomes hold their texts."""
         self._lm, self._template, self._windows, self._tokens_of = lm, template, windows, tokens_of
-        self.examples = [Example(w.id, w.context, w.domain, w.gold, w.source) for w in windows]
+        self.examples = window_examples(windows)
 
     def groups(self, example: Example) -> tuple[str, ...]:
         return (example.group,)
@@ -56,6 +62,11 @@ class LanguageModelling:
         return finish
 
 
+def window_examples(windows: Sequence[Window]) -> list[Example]:
+    """What is retrieved for is the context."""
+    return [Example(w.id, w.context, w.domain, w.gold, w.source) for w in windows]
+
+
 def _outcome(
     window: Window, evidence: Evidence, scores: Sequence[ContinuationScore], detail: dict[str, list[str]]
 ) -> Outcome:
@@ -67,3 +78,26 @@ def _outcome(
         "words": float(len(window.continuation.split())),
     }
     return Outcome(numbers, {**detail, "token_logprobs": [round(float(value), 6) for value in mixed]})
+
+
+def lm_dataset(config: EvaluationConfig, corpus: Corpus | None, with_tokens: bool = False) -> EvalDataset:
+    """Outcomes hold the texts of tokens where they are asked for."""
+    from replug.evals.texts import read_windows, token_texts  # brings torch: only once the configuration is checked
+
+    windows = read_windows(config, corpus)
+    tokens_of = token_texts(config) if with_tokens else None
+
+    def make_task(asked: PromptedLM | None, book: EvidenceBook) -> LanguageModelling:
+        assert asked is not None
+        return LanguageModelling(asked.lm, asked.template, windows, tokens_of)
+
+    return EvalDataset([window.context for window in windows], make_task)
+
+
+def text_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
+    data = config.data
+    if not (config.texts.path or data.source or data.prepared or (data.queries and data.heldout)):
+        yield "texts.path is missing; expected texts to measure, or held-out ones: data.prepared or data.source"
+
+
+EVALUATION = EvaluationKind(lm_dataset, text_problems)

@@ -3,14 +3,28 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
-from replug.evals.evidence import Evidence, texts_of
+from replug.configs.schema import EvaluationConfig
+from replug.data.store import Corpus
+from replug.evals.evidence import Evidence, EvidenceBook, texts_of
 from replug.evals.examples import Example
+from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM
 from replug.evals.loop import Metric, Outcome, Outcomes
-from replug.evals.mmlu import CONTINUATIONS, LETTERS, MmluQuestion, MmluSet, mmlu_outcome, mmlu_prompt
+from replug.evals.mmlu import (
+    CONTINUATIONS,
+    LETTERS,
+    NUM_DEMONSTRATIONS,
+    MmluQuestion,
+    MmluSet,
+    mmlu_outcome,
+    mmlu_prompt,
+    read_mmlu,
+)
 from replug.evals.mmlu_subjects import CATEGORY_OF
+from replug.evals.questions import queries_of, question_problems
 from replug.models.black_box_lm import AsyncLM
 from replug.models.prompt import PromptTemplate
 
@@ -64,3 +78,20 @@ class Mmlu:
             "right_probability": found.right_probability,
         }
         return Outcome(numbers, {"answer": LETTERS[found.prediction], "right": LETTERS[question.answer]})
+
+
+def mmlu_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
+    """The first questions of every subject."""
+    shots = NUM_DEMONSTRATIONS if config.questions.shots is None else config.questions.shots
+    mmlu = read_mmlu(Path(str(config.questions.path)).expanduser(), shots)
+    by_subject = {name: [q for q in mmlu.questions if q.example.group == name] for name in mmlu.demonstrations}
+    questions = [question for some in by_subject.values() for question in some[: config.questions.max_questions]]
+
+    def make_task(asked: PromptedLM | None, book: EvidenceBook) -> Mmlu:
+        assert asked is not None
+        return Mmlu(asked.lm, asked.template, questions, mmlu)
+
+    return EvalDataset(queries_of(config, [question.example for question in questions]), make_task)
+
+
+EVALUATION = EvaluationKind(mmlu_dataset, question_problems)

@@ -1,12 +1,27 @@
 """Open-domain question answering: exact match of a greedy short answer after demonstrations (REPLUG, section 5.3)."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
+from replug.configs.schema import EvaluationConfig
+from replug.data.store import Corpus
 from replug.evals.answers import has_answer
-from replug.evals.evidence import Evidence
+from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.examples import Example
+from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM
 from replug.evals.loop import Metric, Outcome, Outcomes
-from replug.evals.open_qa import STOP, OpenQuestion, open_qa_opening, open_qa_outcome, open_qa_prompt
+from replug.evals.open_qa import (
+    NUM_DEMONSTRATIONS,
+    STOP,
+    OpenQuestion,
+    draw_demonstrations,
+    hold_out_demonstrations,
+    open_qa_opening,
+    open_qa_outcome,
+    open_qa_prompt,
+    read_questions,
+)
+from replug.evals.questions import draw_questions, queries_of, question_problems
 from replug.models.black_box_lm import AsyncLM
 from replug.models.ensemble import document_weights
 from replug.models.generation import GenerationOptions
@@ -70,3 +85,33 @@ def _outcome(question: OpenQuestion, evidence: Evidence, text: str) -> Outcome:
     recall = any(has_answer(document, question.answers) for document in evidence.texts if document is not None)
     numbers = {"exact_match": found.exact_match, "f1": found.f1, "answer_recall": float(recall)}
     return Outcome(numbers, {"answer": found.prediction})
+
+
+def open_qa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
+    """Drawn questions; those that demonstrations are made of are searched for behind them."""
+    keys = config.questions
+    shots = NUM_DEMONSTRATIONS if keys.shots is None else keys.shots
+    pool = read_questions(Path(str(keys.path)).expanduser())
+    if keys.demonstrations:
+        questions = draw_questions(pool, keys.max_questions, config.seed)
+        demonstrations = draw_demonstrations(
+            read_questions(Path(keys.demonstrations).expanduser()), questions, shots, config.seed
+        )
+    else:
+        demonstrations, rest = hold_out_demonstrations(pool, shots, config.seed)
+        questions = draw_questions(rest, keys.max_questions, config.seed)
+
+    def make_task(asked: PromptedLM | None, book: EvidenceBook) -> OpenQa:
+        assert asked is not None
+        places = range(len(questions), len(questions) + len(demonstrations))
+        documents = {
+            method.name: [book.nearest(method, place) for place in places] if keys.documents_in_shots else None
+            for method in book.methods
+        }
+        return OpenQa(asked.lm, asked.template, questions, demonstrations, documents, keys.max_new_tokens)
+
+    asked_for = [question.example for question in [*questions, *demonstrations]]
+    return EvalDataset(queries_of(config, asked_for), make_task)
+
+
+EVALUATION = EvaluationKind(open_qa_dataset, question_problems)

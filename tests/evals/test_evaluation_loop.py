@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from replug.evals.language_modelling import Choice
 
 from replug.configs.methods import parse_methods
 from replug.configs.schema import PaperConfig
@@ -12,7 +13,6 @@ from replug.data.records import Document
 from replug.evals.comparison import compare, markdown_table
 from replug.evals.evidence import EvidenceBook, texts_of
 from replug.evals.examples import Example
-from replug.evals.language_modelling import Choice
 from replug.evals.loop import Metric, Outcome, OutcomeFile, run_task
 
 TEXTS = ["zero", "one", "two", "three"]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from replug.evals.language_modelling import WINDOWS_IN_FLIGHT, Choice, measure_bits, random_choice
 
 from replug.data.records import Document, Window
 from replug.data.shards import write_documents
 from replug.data.store import CorpusStore
-from replug.evals.language_modelling import WINDOWS_IN_FLIGHT, Choice, measure_bits, random_choice
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 import pytest
+from replug.evals.language_modelling import num_bytes
 
 from replug.data.records import Window
-from replug.evals.language_modelling import num_bytes
 from replug.evals.metrics import bits_of, bits_per_byte, paired_bootstrap_interval, recall_at_k
 
 

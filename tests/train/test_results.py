@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from replug.evals.language_modelling import Choice
+from replug.evals.results import bpb_results, interval_lines, print_results, retrieval_results
 from rich.console import Console
 
 from replug.data.records import Document, Window
 from replug.data.shards import write_documents
 from replug.data.store import CorpusStore
-from replug.evals.language_modelling import Choice
-from replug.evals.results import bpb_results, interval_lines, print_results, retrieval_results
 
 WINDOWS = [
     Window("a", "", "four", "wiki"),

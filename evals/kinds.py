@@ -1,0 +1,86 @@
+"""The kinds of evaluation: each is a module of `evals/tasks` whose `EVALUATION` says what it needs and measures.
+
+The key `evaluation` names the module, so an evaluation is added by its module, what reads its data, and a YAML file.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from replug.configs.errors import UserError
+from replug.configs.methods import Method
+from replug.configs.rules import evaluation_methods, lm_problems
+from replug.configs.schema import EvaluationConfig
+from replug.data.store import Corpus
+from replug.evals import tasks
+from replug.evals.evidence import EvidenceBook
+from replug.evals.folder import EvaluationFolder
+from replug.evals.loop import Task
+from replug.evals.outcomes import Row
+from replug.models.black_box_lm import AsyncLM
+from replug.models.prompt import PromptTemplate
+
+
+@dataclass(frozen=True, slots=True)
+class PromptedLM:
+    """The LM that is asked, and how texts are put to it."""
+
+    lm: AsyncLM
+    template: PromptTemplate
+
+
+@dataclass(frozen=True, slots=True)
+class EvalDataset:
+    """What is measured: a text to retrieve for by example (empty where nothing can be retrieved), and then the task."""
+
+    queries: Sequence[str]
+    make_task: Callable[[PromptedLM | None, EvidenceBook], Task]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """All that an evaluation has measured, with the results that are made of it."""
+
+    config: EvaluationConfig
+    folder: EvaluationFolder
+    rows: Sequence[Row]
+    book: EvidenceBook
+    results: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationKind:
+    """`make_dataset` reads what is measured; `corpus` is None where no method retrieves.
+
+    `problems` are what a configuration lacks for it, found before anything starts. `add_findings` adds to the results
+    what is more than metrics by method, writes what goes with it, and returns lines for the table.
+    """
+
+    make_dataset: Callable[[EvaluationConfig, Corpus | None], EvalDataset]
+    problems: Callable[[EvaluationConfig, Sequence[Method]], Iterable[str]]
+    asks_lm: bool = True
+    add_findings: Callable[[Finished], str] = lambda finished: ""
+
+
+def kind_names() -> list[str]:
+    """What the key `evaluation` may say."""
+    return sorted(module.name for module in pkgutil.iter_modules(tasks.__path__))
+
+
+def check_evaluation(config: EvaluationConfig) -> EvaluationKind:
+    """The kind that a configuration names; raises UserError for the first thing that it lacks for it."""
+    if config.evaluation not in (names := kind_names()):
+        raise UserError(f"evaluation: {config.evaluation!r} is unknown; expected one of {', '.join(names)}")
+    kind: EvaluationKind = importlib.import_module(f"{tasks.__name__}.{config.evaluation}").EVALUATION
+    for problem in (*_lm_problems(config, kind), *kind.problems(config, evaluation_methods(config))):
+        raise UserError(problem)
+    return kind
+
+
+def _lm_problems(config: EvaluationConfig, kind: EvaluationKind) -> Iterable[str]:
+    if kind.asks_lm:
+        yield from lm_problems(config)
+    elif config.lms:
+        yield f"lms is set, but evaluation={config.evaluation} asks no LM; expected none"

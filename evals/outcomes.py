@@ -1,0 +1,76 @@
+"""The outcomes of an evaluation in its folder: a row for each example while it runs, and at the end a table of all.
+
+outcomes.jsonl     {"id", "group", "methods": {method: {"numbers", "detail"}}} of every example, as it came
+examples.parquet   a row for each example and method: documents, weights, numbers and what the LM said
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from replug.data.files import replace_file, writing
+from replug.evals.evidence import EvidenceBook
+from replug.models.ensemble import document_weights
+
+Row = dict[str, Any]
+
+
+class OutcomeFile:
+    """Outcomes as JSON lines, one for each example, in order; a torn last line is cut off."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows = list(_whole_lines(path))
+
+    def append(self, row: Row) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        self.rows.append(row)
+
+
+def _whole_lines(path: Path) -> Iterator[Row]:
+    if not path.exists():
+        return
+    whole = path.read_bytes().rpartition(b"\n")[0]
+    with path.open("r+b") as file:
+        file.truncate(len(whole) + bool(whole))
+    for line in whole.splitlines():
+        yield json.loads(line)
+
+
+def outcomes_of(folder: Path, measured: str) -> OutcomeFile:
+    """The outcomes of what is measured, as far as a folder holds them; those of anything else are dropped."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, mark = folder / "outcomes.jsonl", folder / "measured.json"
+    if not mark.is_file() or mark.read_text() != measured:
+        path.unlink(missing_ok=True)
+        replace_file(mark, measured.encode())
+    return OutcomeFile(path)
+
+
+def write_examples(path: Path, rows: Sequence[Row], book: EvidenceBook) -> None:
+    """As Parquet."""
+    partial = path.with_suffix(".partial")
+    with writing(partial):
+        pq.write_table(pa.Table.from_pylist(list(example_rows(rows, book))), partial)
+        partial.replace(path)
+
+
+def example_rows(rows: Sequence[Row], book: EvidenceBook) -> Iterator[dict[str, Any]]:
+    """One for each example and method: documents, weights, numbers and what the LM said."""
+    for place, row in enumerate(rows):
+        evidence = book.of(place)
+        for method, outcome in row["methods"].items():
+            yield {
+                "id": row["id"],
+                "group": row["group"],
+                "method": method,
+                "documents": book.ids(evidence[method].doc_rows),
+                "weights": [float(weight) for weight in document_weights(evidence[method].similarities)],
+                **outcome["numbers"],
+                **outcome["detail"],
+            }

@@ -1,0 +1,29 @@
+"""What the evaluations of questions share: which keys they need, which questions are drawn, what is searched for."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from replug.configs.methods import Method
+from replug.configs.rules import QUESTION
+from replug.configs.schema import EvaluationConfig
+from replug.evals.examples import Example
+from replug.evals.open_qa import OpenQuestion
+
+
+def question_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
+    if not config.questions.path:
+        yield f"questions.path is missing; evaluation={config.evaluation} expects the questions"
+
+
+def queries_of(config: EvaluationConfig, examples: Iterable[Example]) -> list[str]:
+    """The questions in the form of `questions.query`."""
+    return [config.questions.query.replace(QUESTION, example.query) for example in examples]
+
+
+def draw_questions(questions: list[OpenQuestion], num: int | None, seed: int) -> list[OpenQuestion]:
+    """So many questions, drawn by the seed, in the file's order; all where there are no more."""
+    if num is None or num >= len(questions):
+        return questions
+    rows = np.random.default_rng([seed, 3]).choice(len(questions), size=num, replace=False)
+    return [questions[row] for row in sorted(rows)]

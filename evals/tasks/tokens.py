@@ -1,0 +1,63 @@
+"""Where documents help: language modelling under two methods, compared token by token (REPLUG, section 7)."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from replug.configs.methods import Method
+from replug.configs.schema import EvaluationConfig
+from replug.data.files import replace_file
+from replug.data.store import Corpus
+from replug.evals.evidence import EvidenceBook
+from replug.evals.kinds import EvalDataset, EvaluationKind, Finished
+from replug.evals.outcomes import Row
+from replug.evals.tasks.lm import lm_dataset, text_problems
+from replug.evals.token_gain import (
+    ScoredText,
+    TokenGain,
+    count_words,
+    gains_by_rarity,
+    rarity_bins,
+    rarity_lines,
+    token_gain_page,
+    token_gains,
+)
+
+
+def token_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
+    return lm_dataset(config, corpus, with_tokens=True)
+
+
+def token_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
+    if len(methods) != 2:
+        yield f"methods has {len(methods)} entries; evaluation=tokens compares two, such as [none, replug]"
+    yield from text_problems(config, methods)
+
+
+def add_gains(finished: Finished) -> str:
+    """The gain by rarity among the second method's results, and tokens.html, a coloured page."""
+    config, book = finished.config, finished.book
+    by_text = _gains_by_text(finished.rows, book)
+    bins = rarity_bins(by_text, config.num_resamples, config.seed)
+    finished.results[book.methods[1].name] |= gains_by_rarity(bins)
+    replace_file(finished.folder.tokens, token_gain_page(by_text, bins).encode())
+    return rarity_lines(bins)
+
+
+def _gains_by_text(rows: Sequence[Row], book: EvidenceBook) -> list[list[TokenGain]]:
+    """The first method's probabilities against the second's."""
+    before, after = (method.name for method in book.methods)
+    counts = count_words(book.all_texts())
+    texts = (
+        ScoredText(
+            row["id"],
+            tuple(row["methods"][before]["detail"]["token_texts"]),
+            np.array(row["methods"][before]["detail"]["token_logprobs"]),
+            np.array(row["methods"][after]["detail"]["token_logprobs"]),
+        )
+        for row in rows
+    )
+    return [token_gains(text, counts) for text in texts]
+
+
+EVALUATION = EvaluationKind(token_dataset, token_problems, add_findings=add_gains)
