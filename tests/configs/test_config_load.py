@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from replug.configs.load import config_to_yaml, flatten, load_config, load_evaluation_config, names_evaluation
 from replug.configs.rules import max_index_age, refresh_lag
-from replug.configs.schema import Adopt, Config, Evaluation, LMConfig, LMScore, RefreshMode, RetrieverConfig, Similarity
+from replug.configs.schema import Adopt, Config, LMConfig, LMScore, RefreshMode, RetrieverConfig, Similarity
 
 FOLDER = Path(__file__).parents[2] / "configs"
 EVALUATIONS = [*sorted(FOLDER.glob("eval_*.yaml")), *sorted(FOLDER.glob("paper_tables/*.yaml"))]
@@ -44,12 +44,6 @@ def test_every_shipped_evaluation_needs_a_retriever_and_an_lm_only(path):
     config = load_evaluation_config(path, ["retriever.path=given", "lm.path=given", "out=given"])
     assert config.run_config().run_dir == "given"
     assert set(config.paper.values) <= set(config.methods)
-
-
-def test_there_is_a_configuration_for_each_evaluation_under_its_name():
-    configs = {path.stem: load_evaluation_config(path, [*REQUIRED[1:], "out=x"]) for path in EVALUATIONS}
-    assert {stem for stem in configs if stem.startswith("eval_")} == {f"eval_{kind.value}" for kind in Evaluation}
-    assert all(configs[f"eval_{kind.value}"].evaluation is kind for kind in Evaluation)
 
 
 def test_a_training_configuration_is_none_of_an_evaluation(tmp_path):

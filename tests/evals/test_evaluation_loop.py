@@ -5,15 +5,15 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from replug.evals.language_modelling import Choice
 
 from replug.configs.methods import parse_methods
 from replug.configs.schema import PaperConfig
 from replug.data.records import Document
 from replug.evals.comparison import compare, markdown_table
-from replug.evals.evidence import EvidenceBook, texts_of
+from replug.evals.evidence import EvidenceBook, RetrievedDocuments, texts_of
 from replug.evals.examples import Example
-from replug.evals.loop import Metric, Outcome, OutcomeFile, run_task
+from replug.evals.loop import Metric, Outcome, run_task
+from replug.evals.outcomes import OutcomeFile, outcomes_of
 
 TEXTS = ["zero", "one", "two", "three"]
 
@@ -32,8 +32,8 @@ class Corpus:
 
 
 def book(names, retrieves=(True, True), retrievers=("replug",)):
-    found = {name: Choice(np.array([[3, 1, 2], [0, 2, 1]]), np.array([[3.0, 2, 1], [6, 5, 4]])) for name in
-             ("replug", "random", "bm25")}  # fmt: skip
+    of_all = RetrievedDocuments(np.array([[3, 1, 2], [0, 2, 1]]), np.array([[3.0, 2, 1], [6, 5, 4]]))
+    found = dict.fromkeys(("replug", "random", "bm25"), of_all)
     methods = parse_methods(list(names), 2, dict.fromkeys(retrievers, "path"))
     return EvidenceBook(methods, Corpus(), found, list(retrieves))
 
@@ -45,8 +45,24 @@ def test_each_method_gets_its_documents():
     assert list(of["random"].similarities) == [0.0, 0.0], "evenly weighted"
     assert of["replug@3/concat"].texts == ("two\none\nthree",), "the nearest last"
     assert of["replug@3/concat"].doc_rows == (3, 1, 2)
-    assert list(texts_of(of)) == [None, "three", "one", "two", "two\none\nthree"], "every text once"
+    assert list(texts_of(of)) == [None, "one", "two", "three", "two\none\nthree"], "every text once, by its row"
     assert [text for text, is_concatenated in texts_of(of).items() if is_concatenated] == ["two\none\nthree"]
+
+
+def test_the_order_of_methods_does_not_change_that_of_texts():
+    names = ["none", "random", "replug", "replug@3/concat"]
+    assert list(texts_of(book(names).of(0)).items()) == list(texts_of(book(names[::-1]).of(0)).items())
+
+
+def test_the_digest_tells_which_documents_were_measured():
+    assert book(["none", "replug"]).digest() == book(["none", "replug"]).digest()
+    others = [
+        book(["none"]),
+        book(["none", "random"]),
+        book(["none", "replug@1"]),
+        book(["none", "replug"], (True, False)),
+    ]
+    assert len({one.digest() for one in [book(["none", "replug"]), *others]}) == 5
 
 
 def test_what_nothing_is_retrieved_for_is_measured_without_documents():
@@ -95,6 +111,13 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(tmp_path):
     assert [row["id"] for row in file.rows] == ["a", "b"]
     assert [json.loads(line)["id"] for line in path.read_text().splitlines()] == ["a", "b"]
     run_task(Lengths(fails_at=0), methods, OutcomeFile(path), "lengths")  # nothing is left to do
+
+
+def test_outcomes_of_another_measurement_are_dropped(tmp_path):
+    outcomes_of(tmp_path, "this").append({"id": "a"})
+    assert outcomes_of(tmp_path, "this").rows == [{"id": "a"}]
+    assert outcomes_of(tmp_path, "that").rows == []
+    assert outcomes_of(tmp_path, "this").rows == []
 
 
 def results_of(tmp_path, paper=None):

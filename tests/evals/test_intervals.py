@@ -5,7 +5,7 @@ import pytest
 
 from replug.evals import intervals
 from replug.evals.intervals import Interval, Ratio, difference_interval, interval_of, value_of
-from replug.evals.metrics import bits_of, bits_per_byte
+from replug.evals.metrics import bits_of
 
 
 def mean_of(values: np.ndarray) -> Ratio:
@@ -23,7 +23,6 @@ def test_perplexity_and_bits_per_byte_of_a_known_distribution_are_exact() -> Non
     bits = np.array([bits_of(np.log([0.5, 0.25, 0.125])), bits_of(np.log([0.25]))])
     num_bytes = np.array([len("日本é".encode()), len(b"a")])
     assert value_of(Ratio(bits, num_bytes)) == pytest.approx(8 / 9, abs=1e-12)
-    assert value_of(Ratio(bits, num_bytes)) == bits_per_byte(bits, num_bytes)
     assert value_of(Ratio(bits, np.array([3, 1]), np.exp2)) == pytest.approx(4, abs=1e-12)
 
 
@@ -31,6 +30,10 @@ def test_perplexity_is_of_all_tokens_and_no_mean_of_perplexities() -> None:
     ratio = Ratio(np.array([30.0, 0.0]), np.array([10, 30]), np.exp2)
     assert value_of(ratio) == pytest.approx(2 ** (30 / 40))
     assert value_of(ratio) != pytest.approx((2**3 + 1) / 2)
+
+
+def test_bits_per_byte_sum_before_they_divide() -> None:
+    assert value_of(Ratio(np.array([8.0, 1.0]), np.array([2, 1]))) == pytest.approx(3)
 
 
 def naive_values(ratios: list[Ratio], num_resamples: int, seed: int) -> np.ndarray:
@@ -69,6 +72,19 @@ def test_the_size_of_a_chunk_does_not_change_the_interval(
     assert (chunked.low, chunked.high) == pytest.approx((whole.low, whole.high))
 
 
+def test_the_interval_of_a_difference_covers_zero_for_noise_and_not_for_a_clear_difference() -> None:
+    covered = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        sizes = rng.integers(50, 150, size=100)
+        base = sizes * rng.uniform(0.5, 3.0, size=100)
+        noise = rng.normal(size=100)
+        found = difference_interval(Ratio(base + noise, sizes), Ratio(base, sizes), 300)
+        covered += found.low <= 0 <= found.high
+        assert difference_interval(Ratio(base + noise + 2, sizes), Ratio(base, sizes), 300).low > 0
+    assert covered >= 34  # 38 of 40 are expected
+
+
 def test_a_perplexity_has_the_interval_of_its_bits_per_token_transformed(two_methods: tuple[Ratio, Ratio]) -> None:
     perplexity = interval_of(two_methods[0], 2001)
     bits = interval_of(Ratio(two_methods[0].numerators, two_methods[0].denominators), 2001)
@@ -105,6 +121,8 @@ def test_the_same_seed_gives_the_same_interval_and_another_seed_another(two_meth
     first = difference_interval(*two_methods, 200, seed=3)
     assert difference_interval(*two_methods, 200, seed=3) == first
     assert difference_interval(*two_methods, 200, seed=4) != first
+    turned = difference_interval(*reversed(two_methods), 200, seed=3)
+    assert (turned.low, turned.high) == pytest.approx((-first.high, -first.low))
 
 
 @pytest.mark.timeout(60)

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from replug.evals.language_modelling import WINDOWS_IN_FLIGHT, Choice, measure_bits, random_choice
 
+from replug.configs.methods import parse_methods
 from replug.data.records import Document, Window
 from replug.data.shards import write_documents
 from replug.data.store import CorpusStore
+from replug.evals.evidence import EvidenceBook, RetrievedDocuments, random_documents
+from replug.evals.loop import EXAMPLES_IN_FLIGHT, outcome_rows
+from replug.evals.tasks.lm import LanguageModelling
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
@@ -46,10 +49,24 @@ def make_windows(count: int) -> list[Window]:
     return [Window(f"w{i}", f"text {i} on the sea", endings[i % len(endings)], "x") for i in range(count)]
 
 
-def make_choices(count: int) -> dict[str, Choice]:
+def make_found(count: int) -> dict[str, RetrievedDocuments]:
     rng = np.random.default_rng(0)
     rows = [np.stack([rng.permutation(len(DOCUMENTS))[:3] for _ in range(count)]) for _ in range(2)]
-    return {name: Choice(r, rng.normal(size=r.shape)) for name, r in zip(("replug", "lsr"), rows, strict=True)}
+    return {
+        name: RetrievedDocuments(r, rng.normal(size=r.shape)) for name, r in zip(("replug", "lsr"), rows, strict=True)
+    }
+
+
+def measure_bits(
+    lm: StandInLM, corpus: CorpusStore, windows: list[Window], found: dict[str, RetrievedDocuments]
+) -> dict[str, list[float]]:
+    """Bits of every window by method; `none` first."""
+    k = max(of.doc_rows.shape[1] for of in found.values())
+    methods = parse_methods(["none", *found], k, dict.fromkeys(found, "path"))
+    book = EvidenceBook(methods, corpus, found, [True] * len(windows))
+    rows = list(outcome_rows(LanguageModelling(lm, PromptTemplate(SEPARATOR), windows), book))
+    assert [row["id"] for row in rows] == [window.id for window in windows]
+    return {name: [row["methods"][name]["numbers"]["bits"] for row in rows] for name in ("none", *found)}
 
 
 def naive_bits(window: Window, documents: list[str], similarities: Sequence[float]) -> float:
@@ -66,56 +83,56 @@ def naive_bits(window: Window, documents: list[str], similarities: Sequence[floa
 
 
 def test_bits_equal_a_naive_computation(corpus: CorpusStore) -> None:
-    count = 2 * WINDOWS_IN_FLIGHT + 3  # more than are under way at once
-    windows, choices = make_windows(count), make_choices(count)
-    bits = measure_bits(ImmediateLM(), corpus, windows, choices, PromptTemplate(SEPARATOR))
+    count = 2 * EXAMPLES_IN_FLIGHT + 3  # more than are under way at once
+    windows, found = make_windows(count), make_found(count)
+    bits = measure_bits(ImmediateLM(), corpus, windows, found)
     assert list(bits) == ["none", "replug", "lsr"]
     for row, window in enumerate(windows):
         plain = StandInLM().score([window.context], [window.continuation])[0]
         assert bits["none"][row] == pytest.approx(-plain.sum_logprob / math.log(2))
-        for name, choice in choices.items():
-            chosen = [DOCUMENTS[doc] for doc in choice.doc_rows[row]]
-            assert bits[name][row] == pytest.approx(naive_bits(window, chosen, choice.similarities[row]))
+        for name, of in found.items():
+            chosen = [DOCUMENTS[doc] for doc in of.doc_rows[row]]
+            assert bits[name][row] == pytest.approx(naive_bits(window, chosen, of.similarities[row]))
 
 
-@pytest.mark.parametrize("count", [1, WINDOWS_IN_FLIGHT, WINDOWS_IN_FLIGHT + 1])
+@pytest.mark.parametrize("count", [1, EXAMPLES_IN_FLIGHT, EXAMPLES_IN_FLIGHT + 1])
 def test_every_window_is_one_call_whatever_their_number(corpus: CorpusStore, count: int) -> None:
     lm = ImmediateLM()
-    bits = measure_bits(lm, corpus, make_windows(count), make_choices(count), PromptTemplate(SEPARATOR))
+    bits = measure_bits(lm, corpus, make_windows(count), make_found(count))
     assert len(lm.calls) == count
     assert all(len(values) == count and np.isfinite(values).all() for values in bits.values())
 
 
 def test_a_document_that_several_methods_chose_is_scored_once(corpus: CorpusStore) -> None:
     lm, windows = ImmediateLM(), make_windows(2)
-    choices = {
-        "random": Choice(np.array([[0, 5], [1, 2]]), np.zeros((2, 2))),
-        "replug": Choice(np.array([[5, 0], [2, 3]]), np.zeros((2, 2))),
-        "lsr": Choice(np.array([[0, 1], [3, 1]]), np.zeros((2, 2))),
+    found = {
+        "random": RetrievedDocuments(np.array([[0, 5], [1, 2]]), np.zeros((2, 2))),
+        "replug": RetrievedDocuments(np.array([[5, 0], [2, 3]]), np.zeros((2, 2))),
+        "lsr": RetrievedDocuments(np.array([[0, 1], [3, 1]]), np.zeros((2, 2))),
     }
-    bits = measure_bits(lm, corpus, windows, choices, PromptTemplate(SEPARATOR))
+    bits = measure_bits(lm, corpus, windows, found)
     for call, window, documents in zip(lm.calls, windows, ([0, 1, 5], [1, 2, 3]), strict=True):
         expected = [window.context] + [DOCUMENTS[i] + SEPARATOR + window.context for i in documents]
-        assert sorted(prefix for prefix, _ in call) == sorted(expected)
+        assert [prefix for prefix, _ in call] == expected, "by their rows, whatever the methods' order"
         assert {continuation for _, continuation in call} == {window.continuation}
     assert bits["random"][0] == pytest.approx(bits["replug"][0])  # the same documents in another order
 
 
 def test_a_helpful_document_lowers_the_bits(corpus: CorpusStore) -> None:
     window = Window("w", "look at the", " red sky", "x")
-    choices = {
-        "helps": Choice(np.array([[0]]), np.zeros((1, 1))),
-        "does_not": Choice(np.array([[2]]), np.zeros((1, 1))),
+    found = {
+        "helps": RetrievedDocuments(np.array([[0]]), np.zeros((1, 1))),
+        "does_not": RetrievedDocuments(np.array([[2]]), np.zeros((1, 1))),
     }
-    bits = measure_bits(ImmediateLM(), corpus, [window], choices, PromptTemplate(SEPARATOR))
+    bits = measure_bits(ImmediateLM(), corpus, [window], found)
     assert bits["helps"][0] < bits["none"][0] - 10
     assert bits["does_not"][0] > bits["helps"][0] + 10
 
 
 def test_random_documents_are_distinct_and_the_same_for_the_same_seed() -> None:
-    rows = random_choice(num_documents=9, num_windows=200, k=4, seed=1)
+    rows = random_documents(num_documents=9, num_examples=200, k=4, seed=1).doc_rows
     assert rows.shape == (200, 4)
     assert all(len(set(row)) == 4 for row in rows.tolist())
     assert set(rows.ravel().tolist()) == set(range(9))
-    np.testing.assert_array_equal(rows, random_choice(9, 200, 4, seed=1))
-    assert (rows != random_choice(9, 200, 4, seed=2)).any()
+    np.testing.assert_array_equal(rows, random_documents(9, 200, 4, seed=1).doc_rows)
+    assert (rows != random_documents(9, 200, 4, seed=2).doc_rows).any()

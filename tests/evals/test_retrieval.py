@@ -1,11 +1,10 @@
-"""Retrieval measures by `ir-measures`, against numbers worked out by hand and the recall that was there before."""
+"""Retrieval measures by `ir-measures`, against numbers worked out by hand."""
 
 import math
 
 import numpy as np
 import pytest
 
-from replug.evals.metrics import recall_at_k
 from replug.evals.retrieval import gold_rows, retrieval_metrics
 
 FOUND = np.array([np.arange(20) + 100 * query for query in range(5)])  # query q finds 100 q, 100 q + 1, ...
@@ -33,7 +32,8 @@ def test_success_is_the_recall_of_any_gold_document_and_recall_is_the_share_of_t
     gold = [set(rng.choice(60, size=rng.integers(1, 4), replace=False).tolist()) for _ in range(200)]
     values = retrieval_metrics(found, gold)
     for k in (1, 5, 20):
-        assert values[f"Success@{k}"].mean() == pytest.approx(recall_at_k(found, gold, k))
+        hits = [bool(rows & set(found[i, :k].tolist())) for i, rows in enumerate(gold)]
+        assert values[f"Success@{k}"].tolist() == hits
         shares = [len(rows & set(found[i, :k].tolist())) / len(rows) for i, rows in enumerate(gold)]
         assert values[f"R@{k}"] == pytest.approx(shares)
     one = [{min(rows)} for rows in gold]
@@ -58,6 +58,14 @@ def test_gold_documents_that_are_not_in_the_corpus_count_and_are_never_found() -
 def test_no_gold_document_at_all_is_zero_everywhere() -> None:
     values = retrieval_metrics(FOUND, [set()] * 5)
     assert all(not value.any() for value in values.values())
+
+
+def test_success_counts_queries_with_any_gold_document_also_where_there_are_few_to_find() -> None:
+    found = np.array([[5, 1, 2], [7, 8, 9], [4, 3, 0], [1, 2, 3]])
+    values = retrieval_metrics(found, [{5, 99}, {9, 8}, {6}, set()], recall_at=(1, 2, 20), finds_all=True)
+    assert values["Success@1"].mean() == 0.25
+    assert values["Success@2"].mean() == values["Success@20"].mean() == 0.5
+    assert values["Success@20"][:2].mean() == 1
 
 
 @pytest.mark.parametrize(

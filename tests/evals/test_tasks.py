@@ -11,9 +11,9 @@ from replug.data.records import Window
 from replug.evals.comparison import compare
 from replug.evals.evidence import NOTHING, Evidence
 from replug.evals.examples import Example
-from replug.evals.loop import OutcomeFile
 from replug.evals.mmlu import MmluQuestion, MmluSet
 from replug.evals.open_qa import OpenQuestion
+from replug.evals.outcomes import OutcomeFile
 from replug.evals.tasks.lm import LanguageModelling
 from replug.evals.tasks.mmlu import Mmlu
 from replug.evals.tasks.open_qa import OpenQa
@@ -67,6 +67,13 @@ def test_bits_per_byte_and_perplexity_of_a_known_distribution_are_exact():
     assert results["bpb"]["value"] == pytest.approx(24 / (8 + 7), rel=1e-6)  # 2 texts x 4 tokens x 3 bits
     assert results["token_perplexity"]["value"] == pytest.approx(8, rel=1e-6)
     assert results["word_perplexity"]["value"] == pytest.approx(2 ** (24 / 5), rel=1e-6)
+
+
+def test_bytes_are_utf_8_and_neither_tokens_nor_characters():
+    lm = KnownLM(lambda prefix, continuation: np.log([0.25, 0.25, 0.25]))  # three tokens of two bits
+    task = LanguageModelling(lm, PromptTemplate("\n"), [Window("w", "", "日本🙂é", "d")])  # 3 + 3 + 4 + 2 bytes
+    numbers = task.submit(0, {"none": NOTHING})()["none"].numbers
+    assert (numbers["bits"], numbers["bytes"], numbers["tokens"]) == (pytest.approx(6), 12, 3)
 
 
 def test_documents_are_mixed_as_probabilities_and_each_is_scored_once():

@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
-from replug.evals.report import write_report
 
-from replug.evals.figures import overview_png
+from replug.train.figures import overview_png
+from replug.train.report import write_report
 
 ATTACK = "<script>alert('x')</script>"
 RESULTS = {

@@ -2,23 +2,14 @@
 
 import io
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
-from replug.evals.language_modelling import Choice
-from replug.evals.results import bpb_results, interval_lines, print_results, retrieval_results
 from rich.console import Console
 
-from replug.data.records import Document, Window
-from replug.data.shards import write_documents
-from replug.data.store import CorpusStore
+from replug.train.results import bpb_results, interval_lines, print_results, retrieval_results
 
-WINDOWS = [
-    Window("a", "", "four", "wiki"),
-    Window("b", "", "日本", "code"),  # six bytes
-    Window("c", "", "eight by", "wiki"),
-]
+TEXTS = [("wiki", "four"), ("code", "日本"), ("wiki", "eight by")]  # 4, 6 and 8 bytes
 BITS = {
     "none": np.array([8.0, 12.0, 16.0]),
     "random": np.array([8.0, 12.0, 16.0]),
@@ -27,9 +18,20 @@ BITS = {
 }
 
 
+def rows_of(bits: dict[str, np.ndarray]) -> list[dict]:
+    """Outcomes as an evaluation leaves them."""
+    return [
+        {
+            "group": domain,
+            "methods": {m: {"numbers": {"bits": b[place], "bytes": len(text.encode())}} for m, b in bits.items()},
+        }
+        for place, (domain, text) in enumerate(TEXTS)
+    ]
+
+
 @pytest.fixture
 def results() -> dict:
-    return bpb_results(WINDOWS, BITS, num_resamples=200, seed=0)
+    return bpb_results(rows_of(BITS), num_resamples=200, seed=0)
 
 
 def test_bits_per_byte_are_given_over_all_texts_and_by_domain(results: dict) -> None:
@@ -51,7 +53,7 @@ def test_intervals_belong_to_the_named_differences(results: dict) -> None:
 
 
 def test_differences_of_methods_that_were_not_measured_are_left_out() -> None:
-    some = bpb_results(WINDOWS, {name: BITS[name] for name in ("none", "replug")}, 50, 0)
+    some = bpb_results(rows_of({name: BITS[name] for name in ("none", "replug")}), 50, 0)
     assert set(some["intervals"]) == {"replug_minus_none"}
 
 
@@ -63,32 +65,16 @@ def test_the_verdict_follows_the_interval(results: dict, interval: list[float], 
     assert interval_lines(results)[0].endswith(f": {verdict})")
 
 
-@pytest.fixture
-def corpus(tmp_path: Path) -> CorpusStore:
-    path = tmp_path / "documents"
-    write_documents(path, [Document(f"d{i}", f"text {i}", "x", "s") for i in range(30)])
-    return CorpusStore(path)
-
-
-def test_there_is_no_recall_without_gold_documents(corpus: CorpusStore) -> None:
-    choice = Choice(np.zeros((3, 20), dtype=int), np.zeros((3, 20)))
-    assert retrieval_results(corpus, WINDOWS, {"before": choice}) is None
-
-
-def test_recall_is_over_the_texts_that_name_gold_documents(corpus: CorpusStore) -> None:
-    windows = [
-        Window("a", "", "x", "d", gold=("d3",)),
-        Window("b", "", "x", "d"),  # names none: not counted
-        Window("c", "", "x", "d", gold=("d9", "d7")),
-        Window("d", "", "x", "d", gold=("not in the corpus",)),  # counted, and never found
+def test_recall_is_the_share_of_texts_with_a_gold_document_among_the_first() -> None:
+    first = {"Success@1": 0.0, "Success@5": 1.0, "Success@20": 1.0}
+    never = {"Success@1": 0.0, "Success@5": 0.0, "Success@20": 0.0}
+    rows = [
+        {"methods": {"replug": {"numbers": of}, "lsr": {"numbers": {**of, "Success@1": of["Success@5"]}}}}
+        for of in (first, first, never)
     ]
-    before = np.array([np.arange(0, 20), np.arange(0, 20), np.arange(5, 25), np.arange(0, 20)])
-    after = before.copy()
-    after[0, 0] = 3
-    choices = {name: Choice(rows, np.zeros(rows.shape)) for name, rows in (("before", before), ("after", after))}
-    found = retrieval_results(corpus, windows, choices)
+    found = retrieval_results(rows)
     assert found["before"] == pytest.approx({"R@1": 0, "R@5": 2 / 3, "R@20": 2 / 3})
-    assert found["after"] == pytest.approx({"R@1": 1 / 3, "R@5": 2 / 3, "R@20": 2 / 3})
+    assert found["after"] == pytest.approx({"R@1": 2 / 3, "R@5": 2 / 3, "R@20": 2 / 3})
 
 
 @pytest.mark.parametrize("retrieval", [{}, {"retrieval": {"before": {"R@1": 0.1, "R@5": 0.5, "R@20": 0.75}}}])

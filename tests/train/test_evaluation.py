@@ -1,0 +1,135 @@
+"""The evaluation that training ends with, on a small corpus and the stand-in LM, without Ray."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from replug.configs.schema import Config
+from replug.data.records import Document, Window
+from replug.data.shards import corpus_sha256, write_documents, write_windows
+from replug.data.store import CorpusStore, WindowStore
+from replug.evals.evidence import RetrievedDocuments
+from replug.models.black_box_lm import ContinuationScore
+from replug.models.local.stand_in_lm import StandInLM
+from replug.models.prompt import PromptTemplate
+from replug.train.evaluation import evaluate_heldout
+from replug.train.workers import Workers
+
+COUNT, NUM_DOCUMENTS = 20, 30
+
+
+class CountingLM(StandInLM):
+    """The stand-in as an `AsyncLM`; breaks off at a call."""
+
+    def __init__(self, breaks_at: int | None = None) -> None:
+        super().__init__()
+        self.breaks_at, self.calls = breaks_at, 0
+
+    def submit(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[list[ContinuationScore]]":
+        if self.calls == self.breaks_at:
+            raise RuntimeError("killed")
+        self.calls += 1
+        future: Future[list[ContinuationScore]] = Future()
+        future.set_result(self.score(prefixes, continuations))
+        return future
+
+
+@dataclass
+class Data:
+    """What the evaluation asks of a prepared set."""
+
+    corpus: CorpusStore
+    heldout: WindowStore
+    corpus_sha256: str
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Data:
+    documents = [Document(f"d{i}", f"thing{i} is red{i % 3} red{i % 3}", "x", f"s{i}") for i in range(NUM_DOCUMENTS)]
+    windows = [
+        Window(f"w{i}", f"look at thing{i}", f" red{i % 3} sea", "ab"[i % 2], gold=(f"d{i}",) if i % 2 else ())
+        for i in range(COUNT)
+    ]
+    write_documents(tmp_path / "documents", documents)
+    write_windows(tmp_path / "heldout.arrow", windows)
+    corpus, heldout = CorpusStore(tmp_path / "documents"), WindowStore(tmp_path / "heldout.arrow")
+    return Data(corpus, heldout, corpus_sha256(tmp_path / "documents"))
+
+
+@pytest.fixture
+def config() -> Config:
+    config = Config(run_dir="x")
+    config.evaluate.k, config.evaluate.num_resamples = 3, 200
+    return config
+
+
+def found(shift: int) -> RetrievedDocuments:
+    """Documents from `shift` before a text's gold one on."""
+    rows = np.array([(text - shift + np.arange(25)) % NUM_DOCUMENTS for text in range(COUNT)])
+    return RetrievedDocuments(rows, np.tile(np.linspace(1, 0, 25), (COUNT, 1)))
+
+
+def evaluate(config: Config, data: Data, lm: CountingLM, folder: Path, shift: int = 7) -> dict:
+    workers = Workers(pool=lm, lm=lm, index=None, template=PromptTemplate("\n"))
+    return evaluate_heldout(config, data, workers, {"replug": found(shift), "lsr": found(0)}, folder)
+
+
+def test_results_have_the_table_and_the_recall_before_and_after(config, data, tmp_path):
+    results = evaluate(config, data, CountingLM(), tmp_path / "out")
+    assert list(results) == ["bpb", "intervals", "num_windows", "retrieval"]
+    assert list(results["bpb"]) == ["all", "a", "b"]
+    assert list(results["bpb"]["all"]) == ["none", "random", "replug", "lsr"]
+    assert results["num_windows"] == COUNT
+    assert results["retrieval"] == {
+        "before": {"R@1": 0.0, "R@5": 0.0, "R@20": 1.0},
+        "after": {"R@1": 1.0, "R@5": 1.0, "R@20": 1.0},
+    }
+
+
+def test_bits_are_of_the_first_texts_and_recall_of_all(config, data, tmp_path):
+    config.evaluate.max_windows = 4
+    lm = CountingLM()
+    results = evaluate(config, data, lm, tmp_path / "out")
+    assert results["num_windows"] == lm.calls == 4
+    assert len(pq.read_table(tmp_path / "out/lm/examples.parquet")) == 4 * 4
+    assert len(pq.read_table(tmp_path / "out/retrieval/examples.parquet")) == COUNT // 2 * 2
+
+
+def test_an_interrupted_evaluation_goes_on_and_ends_alike(config, data, tmp_path):
+    whole = evaluate(config, data, CountingLM(), tmp_path / "whole")
+    with pytest.raises(RuntimeError, match="killed"):
+        evaluate(config, data, CountingLM(breaks_at=15), tmp_path / "out")
+    done = len((tmp_path / "out/lm/outcomes.jsonl").read_text().splitlines())
+    assert 0 < done < 15
+    again = CountingLM()
+    assert evaluate(config, data, again, tmp_path / "out") == whole
+    assert again.calls == COUNT - done
+    again = CountingLM()
+    assert evaluate(config, data, again, tmp_path / "out") == whole and again.calls == 0, "nothing is left to do"
+
+
+def test_other_documents_another_lm_or_another_prompt_are_measured_anew(config, data, tmp_path):
+    evaluate(config, data, CountingLM(), tmp_path / "out")
+    lm = CountingLM()
+    evaluate(config, data, lm, tmp_path / "out", shift=3)
+    assert lm.calls == COUNT
+    lm.identity = "another"
+    evaluate(config, data, lm, tmp_path / "out", shift=3)
+    assert lm.calls == 2 * COUNT
+    config.lm = replace(config.lm, separator=" ")
+    evaluate(config, data, lm, tmp_path / "out", shift=3)
+    assert lm.calls == 3 * COUNT
+
+
+def test_fewer_documents_than_recall_is_of_are_all_there_are(config, data, tmp_path):
+    few = {name: RetrievedDocuments(of.doc_rows[:, :4], of.similarities[:, :4]) for name, of in
+           (("replug", found(7)), ("lsr", found(3)))}  # fmt: skip
+    workers = Workers(pool=None, lm=CountingLM(), index=None, template=PromptTemplate("\n"))
+    results = evaluate_heldout(config, data, workers, few, tmp_path / "out")
+    assert results["retrieval"]["before"] == {"R@1": 0.0, "R@5": 0.0, "R@20": 0.0}
+    assert results["retrieval"]["after"] == {"R@1": 0.0, "R@5": 1.0, "R@20": 1.0}
