@@ -56,7 +56,7 @@ def run_evaluate(config: Config) -> None:
     paths = {"replug": None, **({"lsr": run.retriever} if run.retriever.is_dir() else {})}
     root = run.path / "evaluation"
     with (
-        ray_cluster(config, roles=["score", "index"]) as config,
+        ray_cluster(config, roles=["index", *lm.roles]) as config,
         start_workers(config, lm, data, root, run.scores) as workers,
     ):
         found = {name: _find(config, data, workers.index, path, i) for i, (name, path) in enumerate(paths.items())}
