@@ -100,11 +100,8 @@ class ServerConnection:
     async def exchange(self, method: str, path: str, payload: dict[str, Any] | None = None) -> Any:
         """The answer's JSON. Raises ServerFault for what may pass and ServerError for what will not."""
         client = self._free.pop()  # of which there are as many as the caller opens exchanges
-        seconds = (
-            self._spec.limits.timeout_seconds
-            if payload
-            else min(self._spec.limits.timeout_seconds, SECONDS_TO_LIST_MODELS)
-        )
+        patience = self._spec.limits.timeout_seconds
+        seconds = patience if payload else min(patience, SECONDS_TO_LIST_MODELS)
         try:
             # httpx has time-outs for each read only: an answer that drips would never end.
             async with asyncio.timeout(seconds):
