@@ -23,7 +23,8 @@ import ray  # noqa: E402
 from benchmarks.workloads import Pairs, mixed_pairs  # noqa: E402
 from replug.models.black_box_lm import ScoreSum  # noqa: E402
 from replug.models.caching_lm import CachingLM  # noqa: E402
-from replug.models.scorer_pool import LMSpec, ScorerPool  # noqa: E402
+from replug.models.local.hf_source import HuggingFaceSource  # noqa: E402
+from replug.models.scorer_pool import ScorerPool  # noqa: E402
 
 
 def epoch(lm: CachingLM, texts: Pairs, queries_per_step: int = 4) -> tuple[float, list[ScoreSum]]:
@@ -44,7 +45,7 @@ def main() -> None:
     path = resolve_lm_path("package:smollm2")
     texts = mixed_pairs(load_tokenizer(path), arguments.queries)
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    pool = ScorerPool(LMSpec(path, "bfloat16"), 1)
+    pool = ScorerPool(HuggingFaceSource(path, "bfloat16"), 1)
     pool.score(["warm"], [" up"])
     with tempfile.TemporaryDirectory() as folder:
         lm = CachingLM(pool, Path(folder) / "scores.sqlite")

@@ -18,11 +18,12 @@ configure_ray_environment(Config())  # before Ray is imported, which reads it on
 
 import ray  # noqa: E402
 
-from replug.models.scorer_pool import Answer, LMSpec, ScorerPool  # noqa: E402
+from replug.models.local.stand_in_lm import StandInSource  # noqa: E402
+from replug.models.scorer_pool import Answer, ScorerPool  # noqa: E402
 
 
 def calls_per_second_alone(latency: float, calls: int) -> float:
-    lm = LMSpec(f"stand_in:{latency}").load()
+    lm = StandInSource(latency).load()
     start = time.perf_counter()
     for i in range(calls):
         lm.score([f"a {i} b"], [f" {i}"])
@@ -59,7 +60,7 @@ def main() -> None:
     alone = calls_per_second_alone(arguments.latency, arguments.calls)
     print(f"one LM called directly: {alone:.2f} calls/s of {1000 * arguments.latency:.0f} ms")
     for replicas in arguments.replicas:
-        pool = ScorerPool(LMSpec(f"stand_in:{arguments.latency}"), replicas, threads=1)
+        pool = ScorerPool(StandInSource(arguments.latency), replicas, threads=1)
         while pool.pool.num_up < replicas:
             time.sleep(0.1)
         rate, answers = calls_per_second(pool, arguments.calls * replicas)

@@ -61,7 +61,7 @@ def num_ranks(config: Config) -> int:
 
 
 def needs(config: Config | ScoreConfig, roles: Collection[str], trainer_on_gpu: bool) -> list[Need]:
-    """The actors of those roles, by a configuration that is laid out. A server as LM has none."""
+    """The actors of those roles, by a configuration that is laid out. Only local weights (`lm.path`) have scorers."""
     found = []
     if isinstance(config, Config) and "train" in roles:
         # Rank 0 is the process that was started; on a GPU an actor holds its place.
@@ -151,7 +151,7 @@ def _numbers(config: Config, num_gpus: int) -> dict[str, float | int | None]:
     """What each role gets, `auto` resolved."""
     asked = {role: getattr(config.resources, role) for role in ROLES}
     automatic = dict(zip(asked, _automatic(num_gpus), strict=True))
-    if config.lm.url:
+    if config.lm.path is None:
         automatic["score"] = None
     automatic["train"] = _dividing(config, automatic["train"])
     return {role: automatic[role] if value == "auto" else value for role, value in asked.items()}

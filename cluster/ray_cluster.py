@@ -15,7 +15,7 @@ import torch
 from ray._private.services import find_gcs_addresses  # what ray.init itself looks for `auto` by
 from ray.exceptions import AuthenticationError
 
-from replug.cluster import layout as resources
+from replug.cluster import layout
 from replug.cluster.interruption import Interruption
 from replug.configs.errors import UserError
 from replug.configs.schema import Config, ScoreConfig
@@ -30,7 +30,7 @@ AnyConfig = TypeVar("AnyConfig", Config, ScoreConfig)
 
 @contextmanager
 def ray_cluster(
-    config: AnyConfig, roles: Collection[str] = resources.ROLES, interruption: Interruption | None = None
+    config: AnyConfig, roles: Collection[str] = layout.ROLES, interruption: Interruption | None = None
 ) -> Iterator[AnyConfig]:
     """Ray while the block runs. A cluster started here ends with it; one that was joined goes on.
 
@@ -49,9 +49,9 @@ def ray_cluster(
 def _start(config: AnyConfig, roles: Collection[str]) -> AnyConfig:
     num_gpus = torch.cuda.device_count()
     laid_out = _lay_out(config, num_gpus)
-    wanted = resources.needs(laid_out, roles, resources.trains_on_gpu(config, num_gpus > 0))
-    num_cpus = max(1, resources.logical_cpus(wanted))
-    _require_room("ray", [resources.Node("this machine", num_cpus, num_gpus)], wanted)
+    wanted = layout.needs(laid_out, roles, layout.trains_on_gpu(config, num_gpus > 0))
+    num_cpus = max(1, layout.logical_cpus(wanted))
+    _require_room("ray", [layout.Node("this machine", num_cpus, num_gpus)], wanted)
     ray.init(
         address="local",  # None would join whatever cluster somebody has started on this machine
         num_cpus=num_cpus,
@@ -72,10 +72,10 @@ def _join(config: AnyConfig, roles: Collection[str]) -> AnyConfig:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, AuthenticationError) as error:
         raise UserError(_why_not(address, error)) from error
-    nodes = list(resources.nodes_of(ray.nodes()))
+    nodes = list(layout.nodes_of(ray.nodes()))
     laid_out = _lay_out(config, int(sum(node.gpus for node in nodes)))
-    on_gpu = resources.trains_on_gpu(config, torch.cuda.device_count() > 0)
-    _require_room("ray.address", nodes, resources.needs(laid_out, roles, on_gpu))
+    on_gpu = layout.trains_on_gpu(config, torch.cuda.device_count() > 0)
+    _require_room("ray.address", nodes, layout.needs(laid_out, roles, on_gpu))
     return laid_out
 
 
@@ -92,15 +92,15 @@ def _why_not(address: str, error: Exception) -> str:
 
 
 def _lay_out(config: AnyConfig, num_gpus: int) -> AnyConfig:
-    return resources.lay_out(config, num_gpus) if isinstance(config, Config) else config  # type: ignore[return-value]
+    return layout.lay_out(config, num_gpus) if isinstance(config, Config) else config  # type: ignore[return-value]
 
 
-def _require_room(key: str, nodes: list[resources.Node], wanted: list[resources.Need]) -> None:
+def _require_room(key: str, nodes: list[layout.Node], wanted: list[layout.Need]) -> None:
     """Room for all but further scorers, which join when a node does."""
-    problem = resources.shortage(nodes, wanted)
+    problem = layout.shortage(nodes, wanted)
     if problem:
         raise UserError(f"{key}: {problem}; ask for fewer, or add nodes")
-    if late := resources.latecomers(nodes, wanted):
+    if late := layout.latecomers(nodes, wanted):
         log.info(f"the cluster has room for all but {late} scorers, which join later")
 
 

@@ -58,7 +58,7 @@ def run_evaluate(config: Config) -> None:
     check_data(config, data, lm)
     paths = {"replug": None, **({"lsr": run.retriever} if run.retriever.is_dir() else {})}
     with (
-        ray_cluster(config, roles=["score", "index"]) as config,
+        ray_cluster(config, roles=["index", *lm.roles]) as config,
         start_workers(config, lm, data, run.evaluation / "index", run.scores) as workers,
     ):
         found = {name: _find(config, data, workers.index, path, i) for i, (name, path) in enumerate(paths.items())}

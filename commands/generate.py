@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,10 +16,9 @@ from replug.configs.schema import LMConfig
 
 if TYPE_CHECKING:
     from replug.models.generation import Generated, GenerationOptions
-    from replug.models.http.http_lm import HttpLM
+    from replug.models.lm_source import LMSource
     from replug.models.prompt import PromptTemplate
     from replug.models.replug_lm import Retrieved
-    from replug.models.scorer_pool import LMSpec
 
 SHOWN_CHARACTERS = 120
 
@@ -57,7 +57,6 @@ def run_generate(
     from replug.models.build import lm_source
     from replug.models.ensemble import document_weights
     from replug.models.hardware import available_cores
-    from replug.models.http.http_lm import HttpLM
     from replug.models.replug_lm import ReplugLM
     from replug.train.run_dir import RunDirectory
 
@@ -65,14 +64,10 @@ def run_generate(
     retriever = IndexRetriever(LocalIndex(index_folder(directory), available_cores()))
     run = RunDirectory(directory)
     source = lm_source(lm_config, run.budget_file, run.scores)
-    lm = source if isinstance(source, HttpLM) else source.load()
-    try:
+    with closing(source.open_here()) as lm:
         replug = ReplugLM(lm, retriever, k, _template(lm_config, source, options.max_new_tokens))
         [documents] = replug.retrieve([prompt])
         [answer] = replug.answer([prompt], options, [documents])
-    finally:
-        if isinstance(source, HttpLM):
-            source.close()
     weights = document_weights([found.similarity for found in documents]).tolist() if documents else []
     (_print_json if as_json else _print)(prompt, answer, documents, weights)
 
@@ -86,17 +81,14 @@ def lm_of(directory: Path, overrides: list[str]) -> LMConfig:
     return load_config(directory / "config.yaml", overrides).lm
 
 
-def _template(lm: LMConfig, source: "LMSpec | HttpLM", max_new_tokens: int) -> "PromptTemplate":
+def _template(lm: LMConfig, source: "LMSource", max_new_tokens: int) -> "PromptTemplate":
     """Cuts documents so that the answer finds room, where the LM's limit and its tokenizer are known."""
-    from replug.models.build import lm_tokenizer_path
-    from replug.models.local.hf_lm import load_tokenizer
     from replug.models.prompt import PromptTemplate
 
-    if source.max_tokens is None or not (lm.path or lm.tokenizer):
+    if source.max_tokens is None or (tokenizer := source.tokenizer()) is None:
         return PromptTemplate(lm.separator)
     if source.max_tokens <= max_new_tokens:
         raise UserError(f"--max-new-tokens is {max_new_tokens}; the LM holds {source.max_tokens} tokens in all")
-    tokenizer = load_tokenizer(lm_tokenizer_path(lm))
     return PromptTemplate(lm.separator, tokenizer, source.max_tokens - max_new_tokens)
 
 

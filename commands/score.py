@@ -7,7 +7,7 @@ appended in order, and a rerun goes on after the last whole line. Beside OUT lie
 OUT.lm.json         which LM the rows are of; stays, so that no other LM's rows are ever mixed in
 OUT.cache.sqlite    what was scored but not yet written; goes at the end, since OUT then holds it all (`lm.cache`
                     names a cache that is kept)
-OUT.spending.json   what a server was sent, against lm.max_requests and lm.max_tokens_sent; stays
+OUT.lm_spent.json   what a server was sent, against lm.max_requests and lm.max_tokens_sent; stays
 """
 
 import fcntl
@@ -43,9 +43,8 @@ if TYPE_CHECKING:  # seconds to import, and mistakes in the rows are to be told 
 
     from replug.models.black_box_lm import AsyncLM, ContinuationScore
     from replug.models.caching_lm import CachingLM
-    from replug.models.http.http_lm import HttpLM
+    from replug.models.lm_source import LMSource
     from replug.models.prompt import PromptTemplate
-    from replug.models.scorer_pool import LMSpec
 
 ROWS_PER_CALL = 256
 CALLS_IN_FLIGHT = 8
@@ -92,7 +91,7 @@ class Output:
     def __init__(self, path: Path, lm: LMConfig) -> None:
         self.path = path
         self.mark, self.cache, self.budget_file = (
-            path.with_name(path.name + suffix) for suffix in (".lm.json", ".cache.sqlite", ".spending.json")
+            path.with_name(path.name + suffix) for suffix in (".lm.json", ".cache.sqlite", ".lm_spent.json")
         )
         self._lm = {key: str(getattr(value, "name", value)) for key in LM_KEYS if (value := getattr(lm, key))}
 
@@ -186,13 +185,12 @@ def run_score(config: ScoreConfig, source: Path, out: Path) -> None:
 
 
 def _score_rest(config: ScoreConfig, source: Path, output: Output, survey: Survey, file: BinaryIO) -> None:
-    from replug.models.build import lm_source, lm_tokenizer_path, prompt_template
-    from replug.models.local.hf_lm import load_tokenizer  # seconds to import, and the rows are checked by now
+    from replug.models.build import lm_source, prompt_template  # seconds to import, and the rows are checked by now
 
     source_of_lm = lm_source(config.lm, output.budget_file, output.cache)
-    if config.lm.too_long is TooLong.error and source_of_lm.max_tokens and (config.lm.path or config.lm.tokenizer):
-        tokenizer = load_tokenizer(lm_tokenizer_path(config.lm))
-        check_lengths(source, tokenizer, source_of_lm.max_tokens)
+    limit = source_of_lm.max_tokens
+    if config.lm.too_long is TooLong.error and limit and (tokenizer := source_of_lm.tokenizer()) is not None:
+        check_lengths(source, tokenizer, limit)
     with _open(config, source_of_lm, output.cache) as lm:
         output.require_lm(lm.identity)
         output.write_mark(lm.identity)
@@ -204,20 +202,14 @@ def _score_rest(config: ScoreConfig, source: Path, output: Output, survey: Surve
 
 
 @contextmanager
-def _open(config: ScoreConfig, source_of_lm: "LMSpec | HttpLM", cache: Path) -> "Iterator[CachingLM]":
-    """The LM behind its cache; Ray runs where the weights are local."""
+def _open(config: ScoreConfig, source_of_lm: "LMSource", cache: Path) -> "Iterator[CachingLM]":
+    """The LM behind its cache; Ray runs where the LM wants actors."""
     from replug.cluster.ray_cluster import ray_cluster
-    from replug.models.build import cache_path, open_lm
-    from replug.models.caching_lm import CachingLM
+    from replug.models.build import opened_lm
 
-    with nullcontext() if config.lm.url else ray_cluster(config):
-        lm = open_lm(config.lm, source_of_lm)
-        cached = CachingLM(lm, cache_path(config.lm, cache))
-        try:
-            yield cached
-        finally:
-            lm.close()
-            cached.close()
+    cluster = ray_cluster(config, source_of_lm.roles) if source_of_lm.roles else nullcontext()
+    with cluster, opened_lm(config.lm, source_of_lm, cache) as lm:
+        yield lm
 
 
 def read_pairs(path: Path) -> Iterator[InputRow]:

@@ -23,8 +23,7 @@ from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import check_evaluation
 from replug.evals.lm_table import lm_table
 from replug.evals.run import evaluate
-from replug.models.packaged import resolve_lm_path
-from replug.models.scorer_pool import LMSpec
+from replug.models.build import lm_source
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +31,9 @@ log = logging.getLogger(__name__)
 def evaluate_lms(config: EvaluationConfig) -> dict:
     """Run or resume an evaluation for every LM; returns LM -> what its `results.json` holds."""
     check_evaluation(config)
-    for path in config.lms.values():  # the last one's is not to be found missing after hours
-        if not LMSpec(path).is_stand_in:
-            resolve_lm_path(path)
     folder = EvaluationFolder(Path(config.out).expanduser())
+    for path in config.lms.values():  # the last one's is not to be found missing after hours
+        lm_source(replace(config.lm, path=path), folder.budget_file, folder.scores)
     folder.claim(config, None)
     results = {}
     for name, one in configs_by_lm(config):

@@ -28,11 +28,9 @@ from replug.evals.results_files import show_results, write_results
 from replug.evals.search import find_all, needs_building
 from replug.index_workers.installation import check_faiss
 from replug.models import build as models_build
-from replug.models.build import cache_path, open_lm, prompt_template
-from replug.models.caching_lm import CachingLM
-from replug.models.http.http_lm import HttpLM
+from replug.models.build import prompt_template
+from replug.models.lm_source import LMSource
 from replug.models.preparing import corpus_to_index
-from replug.models.scorer_pool import LMSpec
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +61,7 @@ def evaluate(config: EvaluationConfig) -> dict:
     return show_results(folder)
 
 
-def lm_source(config: EvaluationConfig, folder: EvaluationFolder) -> LMSpec | HttpLM:
+def lm_source(config: EvaluationConfig, folder: EvaluationFolder) -> LMSource:
     """The LM that is asked."""
     folder.path.mkdir(parents=True, exist_ok=True)
     return models_build.lm_source(config.lm, folder.budget_file, folder.scores)
@@ -78,26 +76,21 @@ def corpus_of(config: Config, folder: EvaluationFolder, methods: Sequence[Method
 
 @contextmanager
 def evaluation_cluster(
-    config: EvaluationConfig, methods: Sequence[Method], source: LMSpec | HttpLM | None
+    config: EvaluationConfig, methods: Sequence[Method], source: LMSource | None
 ) -> Iterator[Config]:
-    """Ray, where an index is to be built or the LM's weights are local."""
+    """Ray, where an index is to be built or the LM wants actors."""
     builds = any(needs_building(config, method.source) for method in methods)
-    roles = [role for role, used in (("score", isinstance(source, LMSpec)), ("index", builds)) if used]
+    roles = [*(source.roles if source else ()), *(["index"] if builds else [])]
     run_config = config.run_config()
     with ray_cluster(run_config, roles=roles) if roles else nullcontext(run_config) as laid_out:
         yield laid_out
 
 
 @contextmanager
-def opened_lm(config: Config, source: LMSpec | HttpLM | None, folder: EvaluationFolder) -> Iterator[PromptedLM | None]:
+def opened_lm(config: Config, source: LMSource | None, folder: EvaluationFolder) -> Iterator[PromptedLM | None]:
     """The LM at work behind its cache, and how texts are put to it; None where none takes part."""
     if source is None:
         yield None
         return
-    pool = open_lm(config.lm, source)
-    lm = CachingLM(pool, cache_path(config.lm, folder.scores))
-    try:
+    with models_build.opened_lm(config.lm, source, folder.scores) as lm:
         yield PromptedLM(lm, prompt_template(config.lm, source))
-    finally:
-        pool.close()
-        lm.close()

@@ -118,6 +118,14 @@ class AsyncLM(BlackBoxLM, Protocol):
         """As `generate_ensemble`, later."""
         ...
 
+    def metrics(self) -> dict[str, float]:
+        """What is worth logging, by name: counts since the start, and rates since the last call."""
+        ...
+
+    def close(self) -> None:
+        """End what is under way, which raises RunError to who waits for it. A second call does nothing."""
+        ...
+
 
 def check_pairs(prefixes: Sequence[str], continuations: Sequence[str]) -> None:
     """Reject a call that no model could answer."""

@@ -34,7 +34,7 @@ class _Claim:
 
 
 class CachingLM:
-    """An `AsyncLM` that asks `lm` only for what the SQLite file at `path` does not hold."""
+    """An `AsyncLM` that asks `lm` only for what the SQLite file at `path` does not hold. Closing it closes `lm`."""
 
     def __init__(self, lm: AsyncLM, path: Path) -> None:
         self._lm = lm
@@ -79,10 +79,12 @@ class CachingLM:
         return self.num_hits / max(1, self.num_hits + self.num_misses)
 
     def metrics(self) -> dict[str, float]:
-        """What is worth logging, counted since the start."""
-        return {"hit_share": self.hit_share, "hits": float(self.num_hits), "misses": float(self.num_misses)}
+        """The LM's own, and hits and misses since the start."""
+        hits = {"hit_share": self.hit_share, "hits": float(self.num_hits), "misses": float(self.num_misses)}
+        return self._lm.metrics() | hits
 
     def close(self) -> None:
+        self._lm.close()  # first: its answers are stored until it is closed
         with self._lock:
             try:
                 self._store([])

@@ -1,7 +1,7 @@
 """Model names that a configuration may use beside folders and hub names.
 
 `package:minilm` and `package:smollm2` are real weights that arrive as ordinary Python packages, so the
-quickstart needs no model hub. `*.gguf` files are converted once to safetensors and cached, since prefix group
+quickstart needs no model hub. `*.gguf` files are converted once to safetensors and cached, since reading
 GGUF takes half a minute and Ray actors would do it again at each start.
 """
 
@@ -49,13 +49,13 @@ def resolve_encoder_path(path: str) -> str:
     return _existing_or_hub("retriever.path", path, ("package:minilm", "stand_in"))
 
 
-def resolve_lm_path(path: str) -> str:
-    """A folder or hub name for `lm.path`; a GGUF file becomes a folder of safetensors."""
+def resolve_lm_path(path: str, key: str = "lm.path") -> str:
+    """A folder or hub name for `lm.path`, or what else the key names; a GGUF file becomes a folder of safetensors."""
     if path == "package:smollm2":
         return str(convert_gguf(packaged_file(SMOLLM2, SMOLLM2_FILE), cache_dir()))
     if path.endswith(".gguf") and Path(path).expanduser().is_file():
         return str(convert_gguf(Path(path).expanduser(), cache_dir()))
-    return _existing_or_hub("lm.path", path, ("package:smollm2", "stand_in"))
+    return _existing_or_hub(key, path, ("package:smollm2", "stand_in"))
 
 
 def _existing_or_hub(key: str, path: str, names: tuple[str, ...]) -> str:

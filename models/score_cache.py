@@ -269,7 +269,7 @@ def _switch_to_wal(database: sqlite3.Connection) -> None:
 def _explain(path: Path, error: sqlite3.Error) -> str:
     if _is_damage(error):
         return f"{path} is damaged: {error}; `replug verify {path}` says more"
-    return f"{path}: the cache of scores cannot be used: {error}; what it holds stays, run again when this is mended"
+    return f"{path}: the cache of scores cannot be used: {error}; what it holds stays, run again when this is fixed"
 
 
 def _is_damage(error: Exception) -> bool:

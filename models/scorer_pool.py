@@ -1,8 +1,7 @@
 """The frozen LM as a pool of Ray actors: the same protocol as one LM, with work done elsewhere.
 
-One submitted call is scored by one replica in one piece, so its numbers do not depend on load. `units` says
-which pairs are worth scoring together: of similar length, a few passes' worth. Replicas are compared by a
-probe when they come up, since one with other weights, or broken memory, would poison the training unseen.
+One submitted call is scored by one replica in one piece, so its numbers do not depend on load. Replicas are
+compared by a probe when they come up: nobody would notice one with other weights, or with broken memory.
 """
 
 import threading
@@ -16,63 +15,15 @@ import ray
 import torch
 
 from replug.cluster.actor_pool import ActorPool, thread_env
-from replug.models.batching import token_budget_batches
-from replug.models.black_box_lm import ContinuationScore, LocalLM
+from replug.models.black_box_lm import ContinuationScore
 from replug.models.generation import Generated, GenerationOptions
-from replug.models.hardware import DTYPES, TOKENS_PER_PASS, TOKENS_PER_PASS_GPU, available_cores, default_device
-from replug.models.local.stand_in_lm import StandInLM
+from replug.models.hardware import available_cores
+from replug.models.lm_source import LMLoader
+from replug.models.units import bytes_per_unit, units_of_similar_length
 
-# What a unit holds: enough passes for a replica to sort by length what bytes only guess, and to be worth a call.
-PASSES_PER_UNIT, PASSES_PER_UNIT_GPU = 8, 1
-BYTES_PER_TOKEN = 4  # of English and code; a guess, which costs padding where it is wrong and nothing else
-CHOICE_CHARACTERS = 8  # a continuation so short is most likely one token, as the letters of a question are
 PROBE = (["The capital of France is", "one two three four five"], [" Paris, and that of Italy is Rome.", " six seven"])
 # Nats by which replicas on different hardware may differ on the probe's tokens, at most and on average.
 PROBE_TOLERANCE = (0.5, 0.1)
-
-
-@dataclass(frozen=True, slots=True)
-class LMSpec:
-    """All that a process needs to load the LM.
-
-    `path` is a folder or hub name, or `stand_in`; `stand_in:0.05` sleeps so many seconds in every call.
-    """
-
-    path: str
-    dtype: str = "float32"
-    tokens_per_batch: int | None = None
-    compile: bool = False
-
-    @property
-    def is_stand_in(self) -> bool:
-        return self.path.split(":")[0] == "stand_in"
-
-    def load(self, device: torch.device | str | None = None, spread: bool = False) -> LocalLM:
-        if self.is_stand_in:
-            return StandInLM(float(self.path.partition(":")[2] or 0))
-        from replug.models.local.hf_lm import HuggingFaceLM  # seconds to import, which the stand-in can do without
-
-        return HuggingFaceLM(
-            self.path, DTYPES[self.dtype], device or default_device(), self.tokens_per_batch, self.compile, spread
-        )
-
-    @property
-    def identity(self) -> str:
-        """As the loaded LM's, without loading it."""
-        if self.is_stand_in:
-            return StandInLM.identity
-        from replug.models.local.hf_lm import lm_identity
-
-        return lm_identity(self.path, DTYPES[self.dtype])
-
-    @property
-    def max_tokens(self) -> int | None:
-        """As the loaded LM's, without loading it."""
-        if self.is_stand_in:
-            return None
-        from transformers import AutoConfig
-
-        return getattr(AutoConfig.from_pretrained(self.path), "max_position_embeddings", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +41,9 @@ class Answer:
 class Scorer:
     """One replica: a plain class, made an actor where the pool is built."""
 
-    def __init__(self, spec: LMSpec, threads: int, number: int = 0, spread: bool = False) -> None:
+    def __init__(self, lm: LMLoader, threads: int, number: int = 0, spread: bool = False) -> None:
         torch.set_num_threads(threads)
-        self._lm = spec.load(spread=spread)
+        self._lm = lm.load(spread)
         self._number = number
 
     def probe(self) -> list[np.ndarray]:
@@ -120,22 +71,22 @@ class ScorerPool:
 
     def __init__(
         self,
-        spec: LMSpec,
+        lm: LMLoader,
         num_replicas: int = 1,
         threads: int | None = None,
         gpus: float = 0.0,
         timeout_seconds: float = 600.0,
         max_attempts: int = 5,
     ) -> None:
-        self.identity = spec.identity
-        self.max_tokens = spec.max_tokens
-        self.unit_bytes = _unit_bytes(spec, gpus)
+        self.identity = lm.identity
+        self.max_tokens = lm.max_tokens
+        self._unit_bytes = bytes_per_unit(lm.tokens_per_batch, on_gpu=gpus > 0)
         threads = threads or max(1, available_cores() // num_replicas)
         actor = ray.remote(Scorer).options(num_cpus=1, num_gpus=gpus, runtime_env=thread_env(threads))
         self._meter = PoolMeter(num_replicas)
         self._reference: list[np.ndarray] | None = None
         self.pool = ActorPool(
-            lambda number: actor.remote(spec, threads, number, gpus > 1),
+            lambda number: actor.remote(lm, threads, number, gpus > 1),
             num_replicas,
             "scorer",
             max_attempts=max_attempts,
@@ -144,22 +95,7 @@ class ScorerPool:
         )
 
     def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
-        """Rows of similar length, by bytes: no tokenizer is needed here, and a replica sorts its unit by tokens.
-
-        Choices after one prefix stay together: the replica reads their prefix once.
-        """
-        together: dict[tuple, list[int]] = {}
-        for row, (prefix, continuation) in enumerate(zip(prefixes, continuations, strict=True)):
-            is_choice = len(continuation) <= CHOICE_CHARACTERS
-            together.setdefault((prefix,) if is_choice else (prefix, row), []).append(row)
-        groups = list(together.values())
-        lengths = [
-            len(prefixes[rows[0]].encode()) + sum(len(continuations[row].encode()) for row in rows) for rows in groups
-        ]
-        return [
-            [row for group in batch for row in groups[group]]
-            for batch in token_budget_batches(lengths, self.unit_bytes)
-        ]
+        return units_of_similar_length(prefixes, continuations, self._unit_bytes)
 
     def submit(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[list[ContinuationScore]]":
         scores: Future[list[ContinuationScore]] = Future()
@@ -222,7 +158,7 @@ class ScorerPool:
 
 
 class PoolMeter:
-    """Adds up what replicas report; `read` gives the rates since the last prefix group."""
+    """Adds up what replicas report; `read` gives the rates since the last call."""
 
     def __init__(self, num_replicas: int) -> None:
         self._num_replicas = num_replicas
@@ -254,8 +190,3 @@ def _rate(answers: Sequence[Answer]) -> float:
     """Tokens a second while busy."""
     seconds = sum(a.seconds for a in answers)
     return sum(a.tokens for a in answers) / seconds if seconds else 0.0
-
-
-def _unit_bytes(spec: LMSpec, gpus: float) -> int:
-    passes, default = (PASSES_PER_UNIT_GPU, TOKENS_PER_PASS_GPU) if gpus else (PASSES_PER_UNIT, TOKENS_PER_PASS)
-    return BYTES_PER_TOKEN * passes * (spec.tokens_per_batch or default)

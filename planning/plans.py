@@ -218,7 +218,7 @@ def _possible_notes(plan: Plan) -> list[tuple[bool, str]]:
             plan.devices.accelerator.name == "cpu",
             "all roles share the cores; a processor's rate is a rough guess: give a short run as --measured",
         ),
-        (bool(job.config.lm.url), "the LM's server is counted as if it ran on the GPUs of the scoring role"),
+        (job.config.lm.path is None, "the LM's server is counted as if it ran on the GPUs of the scoring role"),
         (
             not job.config.data.source and not job.config.data.prepared,
             "lengths of your rows are not read: they are taken to fill data.document_tokens and data.window",

@@ -6,13 +6,10 @@ from replug.configs.errors import UserError
 from replug.configs.schema import Config, TooLong
 from replug.data.records import Window
 from replug.data.store import PreparedSet
-from replug.models.build import lm_tokenizer_path
-from replug.models.http.http_lm import HttpLM
-from replug.models.local.hf_lm import load_tokenizer
-from replug.models.scorer_pool import LMSpec
+from replug.models.lm_source import LMSource
 
 
-def check_data(config: Config, data: PreparedSet, source: LMSpec | HttpLM) -> None:
+def check_data(config: Config, data: PreparedSet, source: LMSource) -> None:
     """What the parts must agree on, before anything heavy starts."""
     wanted = max(config.retrieve.k, config.evaluate.k)
     if len(data.corpus) < wanted:
@@ -21,9 +18,8 @@ def check_data(config: Config, data: PreparedSet, source: LMSpec | HttpLM) -> No
         )
     windows = [*data.queries.windows(), *data.heldout.windows()]
     _check_gold(data, windows)
-    if source.max_tokens is None or (config.lm.url and not config.lm.tokenizer):
+    if source.max_tokens is None or (tokenizer := source.tokenizer()) is None:
         return  # no limit, or nothing to count with: a server refuses what it cannot hold
-    tokenizer = load_tokenizer(source.path if isinstance(source, LMSpec) else lm_tokenizer_path(config.lm))
     if config.lm.too_long is TooLong.error:
         _check_lengths(data, windows, tokenizer, source.max_tokens, config.lm.separator)
     else:

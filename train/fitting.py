@@ -155,7 +155,7 @@ class _Parts:
     def _lm_metrics(self) -> dict[str, float]:
         workers = self._workers
         counts = {"truncated": float(workers.template.num_truncated)}
-        return {**workers.pool.metrics(), **workers.lm.metrics(), **counts}
+        return {**workers.lm.metrics(), **counts}
 
 
 def fit_as_other_rank(job: RankJob, environment: RankEnvironment) -> None:

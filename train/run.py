@@ -61,7 +61,7 @@ def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dic
         torch.set_num_threads(config.train.threads)
     loggers = loggers_of(config, run)
     with (
-        ray_cluster(config, interruption=interruption) as laid_out,
+        ray_cluster(config, ("train", "index", *lm.roles), interruption) as laid_out,
         start_workers(laid_out, lm, data, run.index, run.scores) as workers,
     ):
         times.next("first_index")

@@ -35,8 +35,18 @@ class ServerError(RunError):
 
 
 @dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """How many inputs a request holds, how many requests are open at once, and how long each is tried."""
+
+    max_concurrency: int = 16
+    prompts_per_request: int = 4
+    timeout_seconds: float = 600.0
+    max_attempts: int = 5
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """Which server, and how to ask it; the values of the keys under `lm` of the same names.
+    """Which server, and how to ask it; here and in the limits, the values of the keys under `lm` of the same names.
 
     `api_key` comes from the environment variable named `api_key_env`.
     """
@@ -47,10 +57,7 @@ class ServerSpec:
     tokenizer: str | None = None
     api_key: str | None = field(default=None, repr=False)
     api_key_env: str = "REPLUG_LM_API_KEY"
-    max_concurrency: int = 16
-    prompts_per_request: int = 4
-    timeout_seconds: float = 600.0
-    max_attempts: int = 5
+    limits: RequestLimits = RequestLimits()
 
     def __post_init__(self) -> None:
         key = self.api_key or ""
@@ -78,7 +85,7 @@ class ServerConnection:
     async def retrying(self, what: str, attempt: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """What the first attempt without a ServerFault returns. Raises ServerError, which says `what` was asked."""
         attempts = AsyncRetrying(
-            stop=stop_after_attempt(self._spec.max_attempts),
+            stop=stop_after_attempt(self._spec.limits.max_attempts),
             wait=self._seconds_to_wait,
             retry=retry_if_exception_type(ServerFault),
             before_sleep=lambda state: self._on_retry(),
@@ -87,13 +94,14 @@ class ServerConnection:
         try:
             return await attempts(attempt)
         except ServerFault as fault:
-            tried = f"in {self._spec.max_attempts} attempts"
+            tried = f"in {self._spec.limits.max_attempts} attempts"
             raise ServerError(f"{self._spec.url} did not answer {what} {tried}; last: {fault}") from fault
 
     async def exchange(self, method: str, path: str, payload: dict[str, Any] | None = None) -> Any:
         """The answer's JSON. Raises ServerFault for what may pass and ServerError for what will not."""
         client = self._free.pop()  # of which there are as many as the caller opens exchanges
-        seconds = self._spec.timeout_seconds if payload else min(self._spec.timeout_seconds, SECONDS_TO_LIST_MODELS)
+        patience = self._spec.limits.timeout_seconds
+        seconds = patience if payload else min(patience, SECONDS_TO_LIST_MODELS)
         try:
             # httpx has time-outs for each read only: an answer that drips would never end.
             async with asyncio.timeout(seconds):
@@ -116,7 +124,7 @@ class ServerConnection:
         backoff = wait_random_exponential(multiplier=BACKOFF_SECONDS, max=LONGEST_BACKOFF_SECONDS)(state)
         fault = state.outcome.exception() if state.outcome else None
         asked_for = fault.retry_after if isinstance(fault, ServerFault) else 0.0
-        return backoff + min(asked_for, self._spec.timeout_seconds)
+        return backoff + min(asked_for, self._spec.limits.timeout_seconds)
 
     def _refusal(self, response: httpx.Response, payload: dict[str, Any] | None) -> Exception:
         status = response.status_code
@@ -153,7 +161,7 @@ def _clients(spec: ServerSpec) -> list[httpx.AsyncClient]:
             trust_env=trust_env,
             verify=certificates,
         )
-        for _ in range(0, spec.max_concurrency, CONNECTIONS_PER_CLIENT)
+        for _ in range(0, spec.limits.max_concurrency, CONNECTIONS_PER_CLIENT)
     ]
 
 

@@ -2,7 +2,7 @@
 
 A call is cut into requests of `prompts_per_request` inputs, of which `max_concurrency` are under way at once.
 A request keeps its place while it waits to be tried again, so a server that is down ends the run soon and
-one that throttles is not pressed. What is sent is booked first, in a budget file that stays within its limits.
+one that throttles is not pressed. The most that a request can cost is taken from the budget before it is sent.
 With a tokenizer the server gets the very token ids that local weights would get; without one it gets
 text, and finds the border between prefix and continuation in its own tokens.
 All requests live on one event loop, in a thread of its own.
@@ -46,8 +46,8 @@ class HttpLM:
         self.fingerprint = np.empty(0, dtype=np.float32)
         self._tokenizer = _load_tokenizer(spec.tokenizer) if spec.tokenizer else None
         self._budget, self._settled = budget, asyncio.Event()
-        self._slots = asyncio.Semaphore(spec.max_concurrency)
-        self._meter = RequestMeter(spec.max_concurrency)
+        self._slots = asyncio.Semaphore(spec.limits.max_concurrency)
+        self._meter = RequestMeter(spec.limits.max_concurrency)
         self._connection = ServerConnection(spec, self._meter.retried)
         self._lock, self._closed = threading.Lock(), False
         self._loop = asyncio.new_event_loop()
@@ -62,7 +62,7 @@ class HttpLM:
     def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
         """One request each."""
         rows = list(range(len(prefixes)))
-        return _chunks(rows, self.spec.prompts_per_request)
+        return _chunks(rows, self.spec.limits.prompts_per_request)
 
     def submit(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[list[ContinuationScore]]":
         """Scores in nats, whole and in order, or the first error: ServerError, BudgetSpent, UnscorableText.
@@ -111,7 +111,7 @@ class HttpLM:
         return self.submit_ensemble(prompts, weights, options).result()
 
     def metrics(self) -> dict[str, float]:
-        """Requests and tokens in the budget file, retries of this process, and rates since the last call."""
+        """Requests and tokens that the budget has counted, retries of this process, and rates since the last call."""
         totals = {"requests": float(self._budget.requests), "tokens_sent": float(self._budget.tokens)}
         return totals | self._meter.read()
 
@@ -166,7 +166,7 @@ class HttpLM:
         return context - 1 if context is not None else None
 
     async def _score(self, pairs: list[Pair]) -> list[ContinuationScore]:
-        chunks = _chunks(pairs, self.spec.prompts_per_request)
+        chunks = _chunks(pairs, self.spec.limits.prompts_per_request)
         scores = await _all(self._score_request(chunk) for chunk in chunks)
         _check_same_tokens(pairs, scores)
         return [ContinuationScore(score.logprobs) for score in scores]
@@ -176,7 +176,7 @@ class HttpLM:
         return await self._ask(pairs, payload, partial(api.read_scores, self.spec.api, pairs))
 
     async def _generate(self, pairs: list[Pair], max_new_tokens: int, stop: str | None) -> list[tuple[str, np.ndarray]]:
-        chunks = _chunks(pairs, self.spec.prompts_per_request)
+        chunks = _chunks(pairs, self.spec.limits.prompts_per_request)
         payloads = [api.generate_payload(chunk, max_new_tokens, stop) for chunk in chunks]
         return await _all(
             self._ask(chunk, payload, partial(api.read_generated, chunk))
@@ -205,7 +205,7 @@ class HttpLM:
             return await self._connection.retrying(what, partial(self._attempt, payload, read))
 
     async def _attempt(self, payload: dict[str, Any], read: Callable[[Any], T]) -> T:
-        """Send once, booked before and settled after; what breaks off half-way counts in full."""
+        """Send once: reserved in the budget before, settled after. What breaks off half-way counts in full."""
         most = spent = api.most_tokens(payload)
         await self._reserve(most)
         try:

@@ -1,8 +1,8 @@
-"""What was sent to a server that may cost money: a budget file that is never passed and never forgets.
+"""The budget of requests to a server that may cost money. Its limits are never passed, also over several runs.
 
-A request is booked with the most tokens it can cost before it is sent, and corrected afterwards, so
-the limits hold whatever is in flight. The budget file is one line of fixed width, overwritten in place by
-one system call: kill -9 leaves the line before or the line after, and what was in flight counts in full.
+A request is reserved with the most tokens that it can cost before it is sent, and settled with what it did cost, so
+the limits hold whatever is in flight. What is spent is kept in the budget file: one line of fixed width, overwritten in
+place by one system call. kill -9 leaves the old line or the new one, and what was in flight counts in full.
 """
 
 import json
@@ -21,7 +21,7 @@ class BudgetSpent(RunError):
 
 
 class RequestBudget:
-    """Requests and tokens sent, over all runs that share the file at `path`; in memory only where it is None.
+    """Counts requests and tokens over all runs that share the budget file at `path`; None counts in memory only.
 
     Raises UserError where the file holds something else. One process at a time may use a file.
     """
@@ -43,23 +43,23 @@ class RequestBudget:
         return self._tokens - self._reserved
 
     def reserve(self, tokens: int) -> bool:
-        """Book one request of at most so many tokens, before it is sent.
+        """Take one request of at most so many tokens from the budget, before it is sent.
 
-        False where it may fit once others have settled: wait for that and ask again. Raises BudgetSpent
-        where it will not fit.
+        False where it may fit once others are settled: wait for that and ask again. Raises BudgetSpent where it never
+        will.
         """
         with self._lock:
             if self._max_requests is not None and self._requests >= self._max_requests:
                 raise BudgetSpent(f"lm.max_requests={self._max_requests} is spent; {HOW_TO_GO_ON}")
             if self._max_tokens is not None and self._tokens + tokens > self._max_tokens:
                 return self._wait_or_stop(tokens)
-            self._book(requests=1, tokens=tokens, reserved=tokens, in_flight=1)
+            self._count(requests=1, tokens=tokens, reserved=tokens, in_flight=1)
             return True
 
     def settle(self, reserved: int, actual: int) -> None:
-        """The end of a request that was booked with `reserved` tokens and cost `actual`."""
+        """The end of a request for which `reserved` tokens were taken and which cost `actual`."""
         with self._lock:
-            self._book(requests=0, tokens=actual - reserved, reserved=-reserved, in_flight=-1)
+            self._count(requests=0, tokens=actual - reserved, reserved=-reserved, in_flight=-1)
 
     def close(self) -> None:
         with self._lock:
@@ -75,7 +75,7 @@ class RequestBudget:
             f"and it may take {tokens}; {HOW_TO_GO_ON}"
         )
 
-    def _book(self, requests: int, tokens: int, reserved: int, in_flight: int) -> None:
+    def _count(self, requests: int, tokens: int, reserved: int, in_flight: int) -> None:
         self._requests += requests
         self._tokens += tokens
         self._reserved += reserved
@@ -97,6 +97,6 @@ def _read(path: Path) -> tuple[int, int]:
         return int(row["requests"]), int(row["tokens"])
     except (ValueError, KeyError, TypeError):
         raise UserError(
-            f'{path} is not a budget file of requests; expected one line such as {{"requests": 12, "tokens": 3456}}: '
+            f'{path} is not a budget file; expected one line such as {{"requests": 12, "tokens": 3456}}: '
             "write what was spent so far, or remove the file to begin at 0"
         ) from None

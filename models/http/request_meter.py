@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class RequestMeter:
-    """Counts since the start, and rates since the last prefix group. Safe among threads."""
+    """Counts since the start, and rates since the last call of `read`. Safe among threads."""
 
     def __init__(self, max_concurrency: int) -> None:
         self._max_concurrency = max_concurrency

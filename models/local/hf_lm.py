@@ -87,7 +87,7 @@ class HuggingFaceLM:
         for batch in token_budget_batches([group.num_tokens for group in groups], self.tokens_per_batch):
             some = [groups[i] for i in batch]
             rows = [row for group in some for row in group.rows]
-            for row, logprobs in zip(rows, self._score_readings(some, shared), strict=True):
+            for row, logprobs in zip(rows, self._score_groups(some, shared), strict=True):
                 scores[row] = ContinuationScore(logprobs)
         return [score for score in scores if score is not None]
 
@@ -142,8 +142,8 @@ class HuggingFaceLM:
             self.counts.add(num_tokens, num_tokens)
         return self._kept[ids]
 
-    def _score_readings(self, groups: list[PrefixGroup], shared: SharedPrefix | None) -> list[np.ndarray]:
-        """Score in one pass, or in halves where memory does not hold it: log-probs of each row of each prefix group.
+    def _score_groups(self, groups: list[PrefixGroup], shared: SharedPrefix | None) -> list[np.ndarray]:
+        """Score in one pass, or in halves where memory does not hold it: the log-probs of every row, group by group.
 
         A size that was too large once is not tried again, so the halves follow from the texts and the
         machine's memory, never from what came before.
@@ -155,7 +155,7 @@ class HuggingFaceLM:
                 return self._one_pass(groups, longest, shared)
             except RuntimeError as error:
                 if _is_out_of_memory(error) and self._kept.clear():
-                    return self._score_readings(groups, shared)
+                    return self._score_groups(groups, shared)
                 _require_out_of_memory(error, len(groups), size)
             self._too_large = size
             log.warning(
@@ -163,7 +163,7 @@ class HuggingFaceLM:
             )
             torch.cuda.empty_cache()
         half = len(groups) // 2
-        return self._score_readings(groups[:half], shared) + self._score_readings(groups[half:], shared)
+        return self._score_groups(groups[:half], shared) + self._score_groups(groups[half:], shared)
 
     def _one_pass(self, groups: list[PrefixGroup], longest: int, shared: SharedPrefix | None) -> list[np.ndarray]:
         inputs = nn.utils.rnn.pad_sequence([torch.tensor(group.ids) for group in groups], batch_first=True)
@@ -208,7 +208,7 @@ class HuggingFaceLM:
 
 
 def _require_out_of_memory(error: RuntimeError, num_rows: int, size: int) -> None:
-    """Raise all but what fewer rows in a pass would mend."""
+    """Raise all but what fewer rows in a pass would fix."""
     if not _is_out_of_memory(error):
         raise error
     if num_rows == 1:

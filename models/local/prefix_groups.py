@@ -1,7 +1,8 @@
-"""What the passes of a call read, and which rows of the call are scored from each.
+"""The inputs of a call's passes, and which rows of the call are scored from each.
 
-Rows with the same prefix and continuations of one token are all predicted from the prefix's last position: the letters
-of a multiple-choice question. Their prefix is read once. What is read together follows from the call's texts alone.
+Rows with the same prefix and continuations of one token, such as the letters of a multiple-choice question, form one
+group: all are predicted from the prefix's last position, so their prefix is read once. Every other row is a group of
+its own. The groups follow from the call's texts alone.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from replug.models.pair_tokens import PairIds
 
 @dataclass(frozen=True, slots=True)
 class PrefixGroup:
-    """One input of a pass: a prefix with its continuation, or a prefix that several tokens may follow.
+    """One input of a pass: a prefix with its continuation, or a prefix with alternatives of one token each.
 
     `rows` are the call's, one for each continuation.
     """
@@ -23,7 +24,7 @@ class PrefixGroup:
 
     @property
     def ids(self) -> list[int]:
-        """What is read. Tokens that are alternatives to each other are predicted and not read."""
+        """The input. Alternatives are predicted and are no part of it."""
         return self.prefix + self.continuations[0] if len(self.rows) == 1 else self.prefix
 
     @property
@@ -35,12 +36,12 @@ class PrefixGroup:
         return [(self.prefix, continuation) for continuation in self.continuations]
 
     def without(self, num_tokens: int) -> "PrefixGroup":
-        """The prefix group after the first `num_tokens` of its prefix, which something else has read."""
+        """The group less the first `num_tokens` of its prefix, whose keys and values are kept elsewhere."""
         return replace(self, prefix=self.prefix[num_tokens:])
 
 
 def prefix_groups(pairs: Sequence[PairIds]) -> list[PrefixGroup]:
-    """Every row once, in the order of each prefix group's first row."""
+    """Every row once; groups are in the order of their first rows."""
     together: dict[tuple, list[int]] = {}
     for row, (prefix, continuation) in enumerate(pairs):
         key = (tuple(prefix),) if len(continuation) == 1 else (tuple(prefix), row)

@@ -2,6 +2,7 @@
 
 A word is as likely as its share among the prefix's words, mixed with a uniform model over bytes. So
 documents that hold the continuation's words help, as with a real LM, and every score can be computed by hand.
+As a backend it is `lm.path=stand_in`; `stand_in:0.05` sleeps so many seconds in every call.
 """
 
 import math
@@ -9,17 +10,58 @@ import re
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from replug.configs.schema import LMConfig
+from replug.data.tokenizing import word_tokenizer
 from replug.models.black_box_lm import ContinuationScore, PassCounts, check_ensemble, check_pairs
 from replug.models.ensemble import mix_token_logprobs
 from replug.models.generation import Generated, GenerationOptions, before_stop
+from replug.models.lm_source import LMFiles
+from replug.models.local.local_source import LocalSource
 from replug.models.local.next_token import TokenChooser
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 WORD = re.compile(r"\s*\S+|\s+")
 CACHE_SHARE = 0.5
+
+
+def source(lm: LMConfig, files: LMFiles) -> "StandInSource | None":
+    name, _, seconds = (lm.path or "").partition(":")
+    return StandInSource(float(seconds or 0), lm.tokens_per_batch) if name == "stand_in" else None
+
+
+@dataclass(frozen=True, slots=True)
+class StandInSource(LocalSource):
+    """The stand-in, which needs no files."""
+
+    delay_seconds: float = 0.0
+    tokens_per_batch: int | None = None
+
+    @property
+    def identity(self) -> str:
+        return StandInLM.identity
+
+    @property
+    def max_tokens(self) -> int | None:
+        return StandInLM.max_tokens
+
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        from tokenizers import Tokenizer
+        from transformers import PreTrainedTokenizerFast  # seconds to import
+
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(word_tokenizer(WORD.pattern)))
+        tokenizer.backend_tokenizer.post_processor = None  # words and nothing else, as before it was wrapped
+        return tokenizer
+
+    def load(self, spread: bool = False) -> "StandInLM":
+        return StandInLM(self.delay_seconds)
 
 
 class StandInLM:

@@ -17,7 +17,8 @@ SCRIPT = """
 import time
 import ray
 from ray.cluster_utils import Cluster
-from replug.models.scorer_pool import LMSpec, ScorerPool
+from replug.models.local.stand_in_lm import StandInSource
+from replug.models.scorer_pool import ScorerPool
 
 def until(holds):
     end = time.monotonic() + 60
@@ -28,7 +29,7 @@ def until(holds):
 head = {"num_cpus": 1, "object_store_memory": 10**8, "include_dashboard": False}
 cluster = Cluster(initialize_head=True, head_node_args=head)
 ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-pool = ScorerPool(LMSpec("stand_in:0.1"), num_replicas=2, threads=1)
+pool = ScorerPool(StandInSource(0.1), num_replicas=2, threads=1)
 until(lambda: pool.pool.num_up == 1)
 print("one replica, the other waits for room", flush=True)
 calls = [pool.submit([f"a {i} b"], [f" {i}"]) for i in range(150)]
@@ -40,7 +41,7 @@ cluster.remove_node(node, allow_graceful=False)
 until(lambda: pool.pool.counts.respawns > 0)
 print("left", flush=True)
 scores = [call.result(120) for call in calls]
-expected = [LMSpec("stand_in").load().score([f"a {i} b"], [f" {i}"]) for i in range(150)]
+expected = [StandInSource().load().score([f"a {i} b"], [f" {i}"]) for i in range(150)]
 assert [s[0].sum_logprob for s in scores] == [s[0].sum_logprob for s in expected]
 assert 0 < done < 150
 print("all", len(scores), "scores", pool.pool.num_up, "up", flush=True)

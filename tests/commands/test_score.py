@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +33,7 @@ from replug.configs.errors import RunError, UserError
 from replug.configs.load import load_score_config
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.caching_lm import CachingLM
+from replug.models.in_process_lm import InProcessLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
 
@@ -209,7 +209,7 @@ def test_a_server_scores_without_ray_and_what_it_was_sent_is_booked(server: str,
         score.token_logprobs.tobytes() for score in expected
     ]
     assert json.loads((tmp_path / "out.jsonl.lm.json").read_text())["identity"].startswith("words#")
-    assert json.loads((tmp_path / "out.jsonl.spending.json").read_text())["requests"] > 0
+    assert json.loads((tmp_path / "out.jsonl.lm_spent.json").read_text())["requests"] > 0
 
 
 # Mistakes -----------------------------------------------------------------------------------------------
@@ -353,21 +353,15 @@ def test_a_finished_output_needs_no_lm(tmp_path: Path, capsys: pytest.CaptureFix
 # Parts --------------------------------------------------------------------------------------------------
 
 
-class InstantLM(StandInLM):
-    """The stand-in with an `AsyncLM`'s methods; a text that holds `refuses` is an error, as one without tokens is."""
+class RefusingLM(StandInLM):
+    """The stand-in; a continuation that holds `refuses` is an error, as one without tokens is."""
 
     refuses = "never"
 
-    def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
-        return [list(range(len(prefixes)))]
-
-    def submit(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[list[ContinuationScore]]":
-        future: Future[list[ContinuationScore]] = Future()
+    def score(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[ContinuationScore]:
         if any(self.refuses in text for text in continuations):
-            future.set_exception(ValueError("Traceback of an actor\nValueError: continuation 3 has no tokens"))
-        else:
-            future.set_result(self.score(prefixes, continuations))
-        return future
+            raise ValueError("Traceback of an actor\nValueError: continuation 3 has no tokens")
+        return super().score(prefixes, continuations)
 
 
 def test_calls_are_aligned_to_the_beginning_of_the_file_wherever_a_run_goes_on(tmp_path: Path) -> None:
@@ -387,7 +381,7 @@ def test_only_rows_that_are_not_there_yet_are_written(tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl", rows(300))
     whole, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
     for out, num_written in ((whole, 0), (part, 261)):
-        lm = CachingLM(InstantLM(), tmp_path / f"{out.stem}.sqlite")
+        lm = CachingLM(InProcessLM(StandInLM()), tmp_path / f"{out.stem}.sqlite")
         with out.open("wb") as file:
             writer = RowWriter(file, Survey(300, num_written, 0, 0), lm)
             score_calls(lm, read_calls(source, num_written), PromptTemplate("\n"), writer)
@@ -409,9 +403,9 @@ def test_a_survey_counts_the_rows_of_both_files_and_leaves_a_torn_line_out(tmp_p
 
 def test_a_text_that_the_lm_refuses_is_named_by_its_call(tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl", rows(600))
-    inner = InstantLM()
+    inner = RefusingLM()
     inner.refuses = " 300"
-    lm = CachingLM(inner, tmp_path / "cache.sqlite")
+    lm = CachingLM(InProcessLM(inner), tmp_path / "cache.sqlite")
     out = tmp_path / "out.jsonl"
     with out.open("wb") as file, pytest.raises(RunError) as caught:
         score_calls(lm, read_calls(source, 0), PromptTemplate("\n"), RowWriter(file, Survey(600, 0, 0, 0), lm))
@@ -445,7 +439,7 @@ def test_a_row_that_the_lm_cannot_hold_is_named_before_anything_is_scored(tmp_pa
 def test_a_row_that_cannot_be_cut_to_fit_is_named(tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl", rows(3))
     template = PromptTemplate("\n", WordTokenizer(), max_tokens=2)
-    lm = CachingLM(InstantLM(), tmp_path / "cache.sqlite")
+    lm = CachingLM(InProcessLM(StandInLM()), tmp_path / "cache.sqlite")
     with (tmp_path / "out.jsonl").open("wb") as file:
         writer = RowWriter(file, Survey(3, 0, 0, 0), lm)
         assert_says(lambda: score_calls(lm, read_calls(source, 0), template, writer), "in.jsonl:1 (id row 0 é): ")
@@ -454,7 +448,7 @@ def test_a_row_that_cannot_be_cut_to_fit_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf], ids=str)
 def test_a_score_that_is_not_finite_stops_at_its_row_and_keeps_those_before(tmp_path: Path, value: float) -> None:
-    lm = CachingLM(InstantLM(), tmp_path / "cache.sqlite")
+    lm = CachingLM(InProcessLM(StandInLM()), tmp_path / "cache.sqlite")
     pairs = [InputRow(i, "", "x", f"in.jsonl:{i}") for i in range(3)]
     scores = [ContinuationScore(np.array([-1.0, last], np.float32)) for last in (-1.0, value, -1.0)]
     with (tmp_path / "out.jsonl").open("wb") as file, pytest.raises(RunError, match=r"in\.jsonl:1 \(id 1\).*finite"):

@@ -12,22 +12,23 @@ from replug.data.files import write_json
 from replug.data.records import Document, Window
 from replug.data.shards import write_documents, write_windows
 from replug.data.store import PreparedSet
-from replug.models.scorer_pool import LMSpec
+from replug.models.local.hf_source import HuggingFaceSource
+from replug.models.local.stand_in_lm import StandInSource
 from replug.train.data_checks import check_data
 
 
-class Spec(LMSpec):
+class Source(HuggingFaceSource):
     """An LM of whose files only the tokenizer is needed; it holds 100 tokens."""
 
     max_tokens = 100
 
 
 @pytest.fixture
-def spec(tmp_path: Path) -> Spec:
+def source(tmp_path: Path) -> Source:
     words = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?").save_pretrained(tmp_path / "lm")
-    return Spec(str(tmp_path / "lm"))
+    return Source(str(tmp_path / "lm"))
 
 
 @pytest.fixture
@@ -49,28 +50,28 @@ def words(count: int) -> str:
     return " ".join(["word"] * count)
 
 
-def test_a_document_that_leaves_no_room_is_named_with_the_text_and_the_limit(tmp_path, config, spec):
+def test_a_document_that_leaves_no_room_is_named_with_the_text_and_the_limit(tmp_path, config, source):
     data = prepared(tmp_path / "set", words(70), words(20), " " + words(20))
     with pytest.raises(UserError, match=r"document d has 70 tokens and text q .* holds 100") as caught:
-        check_data(config, data, spec)
+        check_data(config, data, source)
     assert "\n" not in str(caught.value)
 
 
-def test_a_document_with_room_for_the_longest_text_passes(tmp_path, config, spec):
-    check_data(config, prepared(tmp_path / "set", words(40), words(20), " " + words(20)), spec)
+def test_a_document_with_room_for_the_longest_text_passes(tmp_path, config, source):
+    check_data(config, prepared(tmp_path / "set", words(40), words(20), " " + words(20)), source)
 
 
-def test_short_texts_are_not_measured_in_bytes_where_their_tokens_would_fit(tmp_path, config, spec):
+def test_short_texts_are_not_measured_in_bytes_where_their_tokens_would_fit(tmp_path, config, source):
     # 60 + 4 + 4 tokens, though the texts have 19 and 20 bytes
-    check_data(config, prepared(tmp_path / "set", words(60), words(4), " " + words(4)), spec)
+    check_data(config, prepared(tmp_path / "set", words(60), words(4), " " + words(4)), source)
 
 
 def test_the_stand_in_has_no_limit(tmp_path, config):
-    check_data(config, prepared(tmp_path / "set", words(5000), "one", " two"), LMSpec("stand_in"))
+    check_data(config, prepared(tmp_path / "set", words(5000), "one", " two"), StandInSource())
 
 
-def test_where_documents_are_cut_only_a_continuation_that_fills_the_lm_is_refused(tmp_path, config, spec):
-    config.lm.path, config.lm.too_long = spec.path, TooLong.truncate
-    check_data(config, prepared(tmp_path / "set", words(500), words(90), " " + words(50)), spec)
+def test_where_documents_are_cut_only_a_continuation_that_fills_the_lm_is_refused(tmp_path, config, source):
+    config.lm.too_long = TooLong.truncate
+    check_data(config, prepared(tmp_path / "set", words(500), words(90), " " + words(50)), source)
     with pytest.raises(UserError, match="text q: its continuation alone fills the LM, which holds 100 tokens"):
-        check_data(config, prepared(tmp_path / "other", words(5), words(5), " " + words(100)), spec)
+        check_data(config, prepared(tmp_path / "other", words(5), words(5), " " + words(100)), source)

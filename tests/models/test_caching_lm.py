@@ -64,6 +64,12 @@ class CountingLM:
     ) -> Generated:
         return Generated(f"{list(prompts)} {list(weights)} {options.max_new_tokens}", np.empty(0, np.float32))
 
+    def metrics(self) -> dict[str, float]:
+        return {"calls": float(len(self.calls))}
+
+    def close(self) -> None:
+        """Nothing is computed elsewhere; calls that are held stay so."""
+
     def _draw(self, continuation: str) -> ContinuationScore:
         return ContinuationScore(-self._rng.random(len(continuation), dtype=np.float32))
 
@@ -429,9 +435,9 @@ def test_hits_and_misses_reach_the_file_with_a_stored_unit(path: Path) -> None:
     assert [(use.hits, use.misses) for use in cache.models()] == [(3, 4)]
 
 
-def test_the_metrics_are_hits_misses_and_their_share(path: Path) -> None:
+def test_the_metrics_are_the_lms_own_and_hits_misses_and_their_share(path: Path) -> None:
     cached = CachingLM(CountingLM(), path)
-    assert cached.metrics() == {"hit_share": 0.0, "hits": 0.0, "misses": 0.0}
+    assert cached.metrics() == {"calls": 0.0, "hit_share": 0.0, "hits": 0.0, "misses": 0.0}
     cached.score(["a", "b", "a"], ["y", "y", "y"])
     cached.score(["a"], ["y"])
-    assert cached.metrics() == {"hit_share": 0.5, "hits": 2.0, "misses": 2.0}
+    assert cached.metrics() == {"calls": 1.0, "hit_share": 0.5, "hits": 2.0, "misses": 2.0}

@@ -31,7 +31,8 @@ from replug.models.http.completions_api import (
     read_generated,
     read_scores,
 )
-from replug.models.http.http_lm import HttpLM, ServerError, ServerSpec, _check_same_tokens
+from replug.models.http.connection import ServerError, ServerSpec
+from replug.models.http.http_lm import HttpLM, _check_same_tokens
 from replug.models.http.request_budget import BudgetSpent, RequestBudget
 from replug.models.local.stand_in_lm import WORD, StandInLM
 from tests.support.fault_server import (
@@ -40,6 +41,7 @@ from tests.support.fault_server import (
     TRANSIENT,
     FaultServer,
     continue_words,
+    server_spec,
     word_logprobs,
     write_word_tokenizer,
 )
@@ -77,8 +79,7 @@ class Opened:
         self.lms: list[HttpLM] = []
 
     def __call__(self, server: FaultServer, budget: RequestBudget | None = None, **changes: object) -> HttpLM:
-        spec = ServerSpec(server.url, MODEL, **{"timeout_seconds": 10} | changes)  # type: ignore[arg-type]
-        self.lms.append(HttpLM(spec, budget or RequestBudget(None)))
+        self.lms.append(HttpLM(server_spec(server.url, **changes), budget or RequestBudget(None)))
         return self.lms[-1]
 
 
@@ -237,7 +238,7 @@ def test_an_unreachable_server_a_wrong_address_and_an_unknown_model_are_the_user
         free.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
         with pytest.raises(UserError, match=rf"lm\.url: {nobody} did not answer GET /models in 2 .* ConnectError"):
-            HttpLM(ServerSpec(nobody, MODEL, max_attempts=2), RequestBudget(None))
+            HttpLM(server_spec(nobody, max_attempts=2), RequestBudget(None))
     with FaultServer() as server:
         with pytest.raises(UserError, match=r"404 Not Found: .*; expected lm.url to be such as http://HOST:PORT/v1"):
             HttpLM(ServerSpec(server.url.removesuffix("/v1"), MODEL), RequestBudget(None))
@@ -253,7 +254,7 @@ def test_a_server_that_accepts_and_says_nothing_does_not_hold_up_the_start(monke
         silent.listen()
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
         with pytest.raises(UserError, match=r"did not answer GET /models in 2 attempts; last: no answer within 0\.2 s"):
-            HttpLM(ServerSpec(url, MODEL, max_attempts=2), RequestBudget(None))
+            HttpLM(server_spec(url, max_attempts=2), RequestBudget(None))
 
 
 def test_a_proxy_is_not_asked_for_this_machines_own_servers(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,8 +431,8 @@ def test_the_budget_of_requests_is_kept_and_more_of_it_goes_on(opened: Opened, t
         assert len(more.score(prefixes, continuations)) == 40
 
 
-def test_the_budget_of_tokens_is_used_up_though_bounds_are_booked_first(opened: Opened) -> None:
-    """A text may have a token for each byte, so three quarters of what is booked comes back."""
+def test_the_budget_of_tokens_is_used_up_though_bounds_are_reserved_first(opened: Opened) -> None:
+    """A text may have a token for each byte, so three quarters of what is reserved comes back."""
     prefixes, continuations = pairs(40)
     with FaultServer(seconds=0.01) as server:
         whole = opened(server, prompts_per_request=1)
@@ -460,7 +461,7 @@ def test_a_server_killed_and_started_again_in_the_middle_of_a_call_is_not_notice
         port = free.getsockname()[1]
     process = start_server(port)
     try:
-        spec = ServerSpec(f"http://127.0.0.1:{port}/v1", MODEL, max_attempts=200, timeout_seconds=5, max_concurrency=4)
+        spec = server_spec(f"http://127.0.0.1:{port}/v1", max_attempts=200, timeout_seconds=5, max_concurrency=4)
         lm = HttpLM(spec, RequestBudget(None))
         opened.lms.append(lm)
         answer = lm.submit(prefixes, continuations)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from replug.models.http import connection as server_connection
-from replug.models.http.http_lm import HttpLM, ServerSpec
+from replug.models.http.connection import RequestLimits, ServerSpec
+from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import BudgetSpent, RequestBudget
 from replug.models.local.stand_in_lm import StandInLM
 from tests.support.fault_server import MODEL, TRANSIENT, FaultServer
@@ -28,15 +29,8 @@ def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def storm(url: str, budget: RequestBudget) -> HttpLM:
-    spec = ServerSpec(
-        url,
-        MODEL,
-        max_concurrency=64,
-        prompts_per_request=PROMPTS_PER_REQUEST,
-        timeout_seconds=2.0,
-        max_attempts=40,
-    )
-    return HttpLM(spec, budget)
+    limits = RequestLimits(64, PROMPTS_PER_REQUEST, timeout_seconds=2.0, max_attempts=40)
+    return HttpLM(ServerSpec(url, MODEL, limits=limits), budget)
 
 
 def pairs(number: int) -> tuple[list[str], list[str]]:

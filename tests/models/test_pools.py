@@ -12,8 +12,8 @@ import ray
 from replug.cluster.actor_pool import ActorPool, ActorPoolError
 from replug.models.black_box_lm import AsyncLM, UnscorableText
 from replug.models.generation import GenerationOptions
-from replug.models.local.stand_in_lm import StandInLM
-from replug.models.scorer_pool import LMSpec, ScorerPool
+from replug.models.local.stand_in_lm import StandInLM, StandInSource
+from replug.models.scorer_pool import ScorerPool
 
 pytestmark = [pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(120)]
 
@@ -94,7 +94,7 @@ def test_closing_ends_what_is_open_with_an_error():
 
 
 def test_the_scorer_pool_answers_as_the_lm_itself():
-    pool = ScorerPool(LMSpec("stand_in"), num_replicas=2, threads=1)
+    pool = ScorerPool(StandInSource(), num_replicas=2, threads=1)
     prefixes, continuations = ["a b c", "c d"], [" a b", " e"]
     expected = StandInLM().score(prefixes, continuations)
     scores = pool.score(prefixes, continuations)
@@ -106,7 +106,7 @@ def test_the_scorer_pool_answers_as_the_lm_itself():
 
 
 def test_the_scorer_pool_answers_from_several_prompts_as_the_lm_itself():
-    pool = ScorerPool(LMSpec("stand_in"), num_replicas=2, threads=1)
+    pool = ScorerPool(StandInSource(), num_replicas=2, threads=1)
     prompts, weights = ["a b c", "c d"], [0.3, 0.7]
     asked = [GenerationOptions(4, temperature=1.0, seed=seed) for seed in range(6)]
     expected = [StandInLM().generate_ensemble(prompts, weights, options) for options in asked]
@@ -192,7 +192,7 @@ def wait_until(holds, seconds: float = 60) -> None:
 
 
 def test_a_replica_with_other_weights_is_not_let_in():
-    pool = ScorerPool(LMSpec("stand_in"), num_replicas=1, threads=1)
+    pool = ScorerPool(StandInSource(), num_replicas=1, threads=1)
     wait_until(lambda: pool.pool.num_up == 1)
     good = [logprobs.copy() for logprobs in pool._reference]
     assert pool._validate(1, good) is None
@@ -204,7 +204,7 @@ def test_a_replica_with_other_weights_is_not_let_in():
 
 @pytest.mark.parametrize("continuation", [" end", " and the end"], ids=["choices", "texts"])
 def test_units_hold_pairs_of_similar_length_and_stay_the_same_when_whole_units_are_gone(continuation):
-    pool = ScorerPool(LMSpec("stand_in", tokens_per_batch=20), num_replicas=1, threads=1)
+    pool = ScorerPool(StandInSource(tokens_per_batch=20), num_replicas=1, threads=1)
     prefixes = ["word " * (1 + 7 * i % 40) for i in range(100)]
     continuations = [continuation] * 100
     units = pool.units(prefixes, continuations)
@@ -218,7 +218,7 @@ def test_units_hold_pairs_of_similar_length_and_stay_the_same_when_whole_units_a
 
 
 def test_choices_after_one_prefix_are_one_units_and_cost_its_bytes_once():
-    pool = ScorerPool(LMSpec("stand_in", tokens_per_batch=20), num_replicas=1, threads=1)  # 640 bytes in a unit
+    pool = ScorerPool(StandInSource(tokens_per_batch=20), num_replicas=1, threads=1)  # 640 bytes in a unit
     prefixes = [f"{number} " + "x" * 300 for number in range(4) for _ in "ABCD"]
     assert pool.units(prefixes, [" A", " B", " C", " D"] * 4) == [list(range(8)), list(range(8, 16))]
     assert len(pool.units(prefixes, [" a longer text"] * 16)) == 8
@@ -226,7 +226,7 @@ def test_choices_after_one_prefix_are_one_units_and_cost_its_bytes_once():
 
 
 def test_the_pool_reports_rates_shares_and_padding():
-    pool = ScorerPool(LMSpec("stand_in:0.05"), num_replicas=2, threads=1)
+    pool = ScorerPool(StandInSource(0.05), num_replicas=2, threads=1)
     wait_until(lambda: pool.pool.num_up == 2)  # else the first does it all while the other starts
     pool.metrics()
     futures = [pool.submit(["a b c"] * 4, [" d e"] * 4) for _ in range(10)]
@@ -242,7 +242,7 @@ def test_the_pool_reports_rates_shares_and_padding():
 
 
 def test_a_text_that_cannot_be_scored_comes_back_as_one_line():
-    pool = ScorerPool(LMSpec("stand_in"), num_replicas=1, threads=1)
+    pool = ScorerPool(StandInSource(), num_replicas=1, threads=1)
     with pytest.raises(UnscorableText) as caught:
         pool.score(["a"], [""])
     assert str(caught.value) == "continuation 0 is empty: there is nothing to score"

@@ -12,15 +12,15 @@ from replug.models.black_box_lm import BlackBoxLM, ContinuationScore, Unscorable
 from replug.models.encoder import Encoder
 from replug.models.ensemble import document_weights
 from replug.models.generation import GenerationOptions
-from replug.models.http.http_lm import HttpLM, ServerSpec
+from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
 from replug.models.local.hf_lm import HuggingFaceLM
-from replug.models.local.stand_in_lm import StandInLM
+from replug.models.local.stand_in_lm import StandInLM, StandInSource
 from replug.models.prompt import PromptTemplate
 from replug.models.replug_lm import EncoderRetriever, ReplugLM, Retrieved
-from replug.models.scorer_pool import LMSpec, ScorerPool
+from replug.models.scorer_pool import ScorerPool
 from replug.models.stand_in_encoder import write_stand_in_encoder
-from tests.support.fault_server import MODEL, FaultServer
+from tests.support.fault_server import FaultServer, server_spec
 from tests.support.tiny_lms import load, naive_logprobs, reference, write_gpt2, write_llama
 
 TEXTS = ["red sky over the sea", "the mat of the cat", "blue", "日本 の 海"]
@@ -242,7 +242,7 @@ def test_the_library_from_texts_to_an_answer(lm: HuggingFaceLM, encoder: Encoder
 @pytest.mark.usefixtures("ray_session")
 @pytest.mark.timeout(120)
 def test_round_a_pool_it_gives_what_it_gives_round_the_lm_itself() -> None:
-    pool = ScorerPool(LMSpec("stand_in"), num_replicas=2, threads=1)
+    pool = ScorerPool(StandInSource(), num_replicas=2, threads=1)
     pooled, local = ReplugLM(pool, Shelf(found())), ReplugLM(StandInLM(), Shelf(found()))
     assert_same_scores(pooled.score(CONTEXTS, CONTINUATIONS), local.score(CONTEXTS, CONTINUATIONS), atol=0)
     ours, theirs = pooled.answer(CONTEXTS, GREEDY), local.answer(CONTEXTS, GREEDY)
@@ -255,7 +255,7 @@ def test_round_a_pool_it_gives_what_it_gives_round_the_lm_itself() -> None:
 @pytest.mark.timeout(60)
 def test_round_a_server_scores_are_mixed_and_answers_are_weighed() -> None:
     with FaultServer() as server:
-        lm = HttpLM(ServerSpec(server.url, MODEL, timeout_seconds=10), RequestBudget(None))
+        lm = HttpLM(server_spec(server.url), RequestBudget(None))
         replug = ReplugLM(lm, Shelf([Retrieved("boat boat", 0.0, "a"), *found(2)]), template=PromptTemplate(" "))
         expected = ReplugLM(StandInLM(), replug._retriever, template=PromptTemplate(" "))
         assert_same_scores(replug.score(CONTEXTS, CONTINUATIONS), expected.score(CONTEXTS, CONTINUATIONS), atol=0)

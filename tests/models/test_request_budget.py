@@ -20,7 +20,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "deeper" / "budget.json"
 
 
-def booked(path: Path) -> dict[str, int]:
+def spent(path: Path) -> dict[str, int]:
     return json.loads(path.read_text())
 
 
@@ -28,10 +28,10 @@ def test_a_request_counts_at_most_what_was_reserved_and_then_what_it_cost(path: 
     budget = RequestBudget(path)
     assert budget.reserve(100)
     assert (budget.requests, budget.tokens) == (1, 0)
-    assert booked(path) == {"requests": 1, "tokens": 100}
+    assert spent(path) == {"requests": 1, "tokens": 100}
     budget.settle(100, 60)
     assert (budget.requests, budget.tokens) == (1, 60)
-    assert booked(path) == {"requests": 1, "tokens": 60}
+    assert spent(path) == {"requests": 1, "tokens": 60}
 
 
 def test_it_goes_on_where_it_was_when_it_is_opened_again(path: Path) -> None:
@@ -84,10 +84,10 @@ def test_the_line_has_one_width_whatever_it_holds(path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["nonsense", "[1]", '{"requests": 1}', '{"requests": null, "tokens": 1}', "\xff"])
-def test_a_file_that_is_no_ledger_is_refused_and_left_alone(path: Path, content: str) -> None:
+def test_a_file_that_is_no_budget_file_is_refused_and_left_alone(path: Path, content: str) -> None:
     path.parent.mkdir()
     path.write_text(content, encoding="latin-1")
-    with pytest.raises(UserError, match="is not a budget file of requests"):
+    with pytest.raises(UserError, match="is not a budget file;"):
         RequestBudget(path)
     assert path.read_text(encoding="latin-1") == content
 
@@ -111,7 +111,7 @@ def test_threads_together_never_pass_the_limits(path: Path) -> None:
     for thread in threads:
         thread.join(30)
     assert 3000 - 10 < sum(sent) <= 3000
-    assert booked(path) == {"requests": len(sent), "tokens": sum(sent)}
+    assert spent(path) == {"requests": len(sent), "tokens": sum(sent)}
 
 
 SPENDER = """
@@ -138,8 +138,8 @@ def test_kill_9_at_any_moment_leaves_a_whole_line_that_counts_all_that_was_sent(
         os.kill(process.pid, signal.SIGKILL)
         total += 1 + process.stdout.read().count(b"sent\n")
         process.wait()
-        budget_file = booked(path)
+        budget_file = spent(path)
         assert len(path.read_bytes()) == 64
         assert budget_file["requests"] >= total
         assert budget_file["tokens"] >= 8 * total
-        assert budget_file["requests"] - total <= 4  # at most the one that was booked and not yet sent, for each kill
+        assert budget_file["requests"] - total <= 4  # at most the one that was reserved and not yet sent, for each kill

@@ -15,7 +15,10 @@ import psutil
 import pytest
 
 from replug.models.caching_lm import CachingLM
-from replug.models.scorer_pool import LMSpec, ScorerPool
+from replug.models.lm_source import LMLoader
+from replug.models.local.hf_source import HuggingFaceSource
+from replug.models.local.stand_in_lm import StandInSource
+from replug.models.scorer_pool import ScorerPool
 
 FULL = os.environ.get("REPLUG_STORM") == "full"
 pytestmark = [pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(1200 if FULL else 200)]
@@ -49,10 +52,10 @@ class Killer(threading.Thread):
 
 
 def epoch(
-    spec: LMSpec, path: Path, replicas: int, calls: list, killer: Killer | None
+    source: LMLoader, path: Path, replicas: int, calls: list, killer: Killer | None
 ) -> tuple[list, float, ScorerPool]:
     """All calls through a pool behind a cache: the scores, how long it took once all replicas were up, and the pool."""
-    pool = ScorerPool(spec, replicas, threads=1 if spec.is_stand_in else 2, max_attempts=20)
+    pool = ScorerPool(source, replicas, threads=1 if isinstance(source, StandInSource) else 2, max_attempts=20)
     while pool.pool.num_up < replicas:
         time.sleep(0.05)
     cached = CachingLM(pool, path)
@@ -70,11 +73,11 @@ def epoch(
     return scores, seconds, pool
 
 
-def storm(tmp_path: Path, spec: LMSpec, replicas: int, calls: list, kills: int, every_seconds: float) -> None:
-    quiet, quiet_seconds, pool = epoch(spec, tmp_path / "quiet.sqlite", replicas, calls, None)
+def storm(tmp_path: Path, source: LMLoader, replicas: int, calls: list, kills: int, every_seconds: float) -> None:
+    quiet, quiet_seconds, pool = epoch(source, tmp_path / "quiet.sqlite", replicas, calls, None)
     pool.close()
     killer = Killer(kills, every_seconds)
-    scores, seconds, pool = epoch(spec, tmp_path / "storm.sqlite", replicas, calls, killer)
+    scores, seconds, pool = epoch(source, tmp_path / "storm.sqlite", replicas, calls, killer)
     counts = pool.pool.counts
     pool.close()
     print(
@@ -90,7 +93,7 @@ def storm(tmp_path: Path, spec: LMSpec, replicas: int, calls: list, kills: int, 
 def test_a_storm_over_stand_ins_changes_no_score(tmp_path):
     num_calls, replicas, kills, every = (8000, 8, 100, 1.5) if FULL else (250, 2, 3, 1.5)
     calls = [([f"a{i} b c", f"c d{i}", f"e {i} f"], [f" b {i}", " c", " f g"]) for i in range(num_calls)]
-    storm(tmp_path, LMSpec("stand_in:0.2" if FULL else "stand_in:0.1"), replicas, calls, kills, every)
+    storm(tmp_path, StandInSource(0.2 if FULL else 0.1), replicas, calls, kills, every)
 
 
 @pytest.mark.skipif(not FULL, reason="several minutes of a real LM: REPLUG_STORM=full runs it")
@@ -99,4 +102,4 @@ def test_a_storm_over_a_real_lm_changes_no_score(tmp_path):
 
     text = Path(__file__).read_text().split("\n\n")
     calls = [([f"{text[i % len(text)]} {i}\n{part}" for part in text[:8]], [" def test"] * 8) for i in range(200)]
-    storm(tmp_path, LMSpec(resolve_lm_path("package:smollm2"), "bfloat16"), 1, calls, 5, 15.0)
+    storm(tmp_path, HuggingFaceSource(resolve_lm_path("package:smollm2"), "bfloat16"), 1, calls, 5, 15.0)

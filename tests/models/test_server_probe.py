@@ -12,7 +12,7 @@ from replug.models.http import probe as server_probe
 from replug.models.http.connection import ServerSpec
 from replug.models.http.probe import connect
 from replug.models.http.request_budget import BudgetSpent, RequestBudget
-from tests.support.fault_server import MODEL, TRANSIENT, FaultServer, write_word_tokenizer
+from tests.support.fault_server import MODEL, TRANSIENT, FaultServer, server_spec, write_word_tokenizer
 
 WAYS = [("echo", False), ("echo", True), ("prompt_logprobs", True)]
 
@@ -31,9 +31,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def refusal(server: FaultServer, **changes: object) -> str:
     with pytest.raises(UserError) as caught:
-        connect(
-            ServerSpec(server.url, MODEL, **{"timeout_seconds": 10, "max_attempts": 2} | changes), RequestBudget(None)
-        )
+        connect(server_spec(server.url, **{"max_attempts": 2} | changes), RequestBudget(None))
     message = str(caught.value)
     assert server.url in message
     assert "\n" not in message
@@ -63,7 +61,7 @@ def test_a_server_that_opens_texts_with_a_start_token_passes() -> None:
 
 def test_a_server_with_passing_faults_passes() -> None:
     with FaultServer(fault_share=0.3, kinds=[kind for kind in TRANSIENT if kind not in ("hang", "drip")]) as server:
-        connect(ServerSpec(server.url, MODEL, max_attempts=30), RequestBudget(None)).close()
+        connect(server_spec(server.url, max_attempts=30), RequestBudget(None)).close()
 
 
 @pytest.mark.parametrize(
@@ -88,7 +86,7 @@ def test_a_server_that_is_wrong_for_good_is_refused_with_the_reason(mode: str, r
 
 def test_a_server_that_takes_one_input_a_request_passes_with_one_input_a_request() -> None:
     with FaultServer(mode="one_input") as server:
-        connect(ServerSpec(server.url, MODEL, prompts_per_request=1), RequestBudget(None)).close()
+        connect(server_spec(server.url, prompts_per_request=1), RequestBudget(None)).close()
 
 
 def test_a_shifted_server_is_refused_with_ids_too(tokenizer: str) -> None:

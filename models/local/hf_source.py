@@ -1,0 +1,55 @@
+"""Local weights as a backend: a folder, a GGUF file or a hub name in `lm.path`, read by transformers."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from replug.configs.schema import LMConfig
+from replug.models.black_box_lm import LocalLM
+from replug.models.hardware import DTYPES, default_device, dtype_name
+from replug.models.lm_source import LMFiles
+from replug.models.local.local_source import LocalSource
+from replug.models.packaged import resolve_lm_path
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def source(lm: LMConfig, files: LMFiles) -> "HuggingFaceSource | None":
+    """Raises UserError for a path that is no model's."""
+    if lm.path is None:
+        return None
+    return HuggingFaceSource(resolve_lm_path(lm.path), dtype_name(lm.dtype.value), lm.tokens_per_batch, lm.compile)
+
+
+@dataclass(frozen=True, slots=True)
+class HuggingFaceSource(LocalSource):
+    """Weights in a folder, or under a hub name. hf_lm.py takes seconds to import, so methods do it."""
+
+    path: str
+    dtype: str = "float32"
+    tokens_per_batch: int | None = None
+    compile: bool = False
+
+    @property
+    def identity(self) -> str:
+        from replug.models.local.hf_lm import lm_identity
+
+        return lm_identity(self.path, DTYPES[self.dtype])
+
+    @property
+    def max_tokens(self) -> int | None:
+        from transformers import AutoConfig
+
+        return getattr(AutoConfig.from_pretrained(self.path), "max_position_embeddings", None)
+
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        from replug.models.local.hf_lm import load_tokenizer
+
+        return load_tokenizer(self.path)
+
+    def load(self, spread: bool = False) -> LocalLM:
+        from replug.models.local.hf_lm import HuggingFaceLM
+
+        return HuggingFaceLM(
+            self.path, DTYPES[self.dtype], default_device(), self.tokens_per_batch, self.compile, spread
+        )

@@ -1,0 +1,49 @@
+"""The source of an LM that computes on our own machines: replicas on Ray, or one in this process."""
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from replug.configs.schema import LMConfig
+from replug.models.black_box_lm import AsyncLM, LocalLM
+from replug.models.in_process_lm import InProcessLM
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class LocalSource(ABC):
+    """An `LMSource` and `LMLoader` for whatever `load` loads. Subclasses are records that can be pickled."""
+
+    roles = ("score",)
+    tokens_per_batch: int | None
+
+    @property
+    @abstractmethod
+    def identity(self) -> str:
+        """As the loaded LM's, without loading it."""
+
+    @property
+    @abstractmethod
+    def max_tokens(self) -> int | None:
+        """As the loaded LM's, without loading it."""
+
+    @abstractmethod
+    def tokenizer(self) -> "PreTrainedTokenizerBase | None":
+        """The LM's own."""
+
+    @abstractmethod
+    def load(self, spread: bool = False) -> LocalLM:
+        """The LM in this process; `spread` lays its layers over all visible GPUs."""
+
+    def connect(self) -> None:  # noqa: B027 - weights are read when they are loaded
+        """Nothing is elsewhere."""
+
+    def open(self, lm: LMConfig) -> AsyncLM:
+        from replug.models.scorer_pool import ScorerPool  # imports Ray, which `open_here` does without
+
+        return ScorerPool(
+            self, lm.num_replicas, lm.threads_per_replica, lm.gpus_per_replica, lm.timeout_seconds, lm.max_attempts
+        )
+
+    def open_here(self) -> AsyncLM:
+        return InProcessLM(self.load(), self.tokens_per_batch)

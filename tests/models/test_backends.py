@@ -1,0 +1,139 @@
+"""LM backends: one protocol, one list. Adding one touches its own file, the list, and a key if it needs one."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from replug.configs.errors import UserError
+from replug.configs.load import load_score_config
+from replug.configs.schema import LMConfig
+from replug.models import build
+from replug.models.black_box_lm import AsyncLM
+from replug.models.build import lm_source, lm_tokenizer_json, opened_lm
+from replug.models.local.hf_source import HuggingFaceSource
+from replug.models.local.stand_in_lm import WORD, StandInLM, StandInSource
+from tests.support import toy_backend
+from tests.support.command_line import BASE, ROOT
+from tests.support.fault_server import MODEL, FaultServer
+from tests.support.runs import what_must_be_equal
+from tests.support.toy_backend import ToySource
+
+PREFIXES, CONTINUATIONS = ["a b c", "c d", "a b c"], [" a b", " e", " c"]
+
+
+@pytest.fixture
+def with_toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "BACKENDS", [toy_backend.source, *build.BACKENDS])
+
+
+def lm_section(*overrides: str) -> LMConfig:
+    return load_score_config(list(overrides)).lm
+
+
+def bits(lm: AsyncLM) -> list[bytes]:
+    return [score.token_logprobs.tobytes() for score in lm.score(PREFIXES, CONTINUATIONS)]
+
+
+def test_the_path_names_the_backend(with_toy: None, tmp_path: Path) -> None:
+    def source(path: str) -> object:
+        return lm_source(lm_section(f"lm.path={path}"), tmp_path / "budget.json", tmp_path / "scores.sqlite")
+
+    assert source("stand_in") == StandInSource()
+    assert source("stand_in:0.25") == StandInSource(0.25)
+    assert isinstance(source("toy"), ToySource)
+    assert source("somebody/lm") == HuggingFaceSource("somebody/lm", lm_dtype())
+    with pytest.raises(UserError, match=r"lm\.path: \./nothing does not exist"):
+        source("./nothing")
+
+
+def lm_dtype() -> str:
+    from replug.models.hardware import dtype_name
+
+    return dtype_name("auto")
+
+
+def test_a_server_is_asked_and_probed_before_anything_heavy_and_is_the_lm_that_is_opened(tmp_path: Path) -> None:
+    with FaultServer() as server:
+        lm = lm_section(f"lm.url={server.url}", f"lm.model={MODEL}")
+        source = lm_source(lm, tmp_path / "budget.json", tmp_path / "scores.sqlite")
+        assert json.loads((tmp_path / "budget.json").read_text())["requests"] > 0
+        assert source.identity.startswith(f"{MODEL}#")
+        assert (source.roles, source.tokenizer()) == ((), None)
+        with opened_lm(lm, source, tmp_path / "scores.sqlite") as opened:
+            assert bits(opened) == bits(source.open_here())
+        again = lm_source(lm, tmp_path / "budget.json", tmp_path / "scores.sqlite")
+        assert again.identity == source.identity
+        again.open_here().close()
+
+
+def test_a_server_that_is_not_there_is_told_at_once_and_its_tokenizer_needs_no_server(tmp_path: Path) -> None:
+    lm = lm_section("lm.url=http://127.0.0.1:1/v1", "lm.model=words", "lm.max_attempts=1")
+    with pytest.raises(UserError, match=r"lm\.url: .* did not answer GET /models"):
+        lm_source(lm, tmp_path / "budget.json", tmp_path / "scores.sqlite")
+    with pytest.raises(UserError, match=r"lm\.tokenizer is missing"):
+        lm_tokenizer_json(lm)
+    lm.tokenizer = str(tmp_path / "tokenizer")
+    StandInSource().tokenizer().save_pretrained(lm.tokenizer)
+    (tmp_path / "tokenizer/config.json").write_text("{}")
+    assert json.loads(lm_tokenizer_json(lm))["pre_tokenizer"]["pattern"] == {"Regex": WORD.pattern}
+
+
+def test_a_toy_is_scored_and_cached_without_ray(with_toy: None, tmp_path: Path) -> None:
+    lm, cache = lm_section("lm.path=toy"), tmp_path / "scores.sqlite"
+    source = lm_source(lm, tmp_path / "budget.json", cache)
+    for hits in (0, 3):
+        with opened_lm(lm, source, cache) as opened:
+            expected = StandInLM().score(PREFIXES, CONTINUATIONS)
+            assert bits(opened) == [score.token_logprobs.tobytes() for score in expected]
+            assert opened.num_hits == hits
+            assert opened.metrics()["batch_fill"] == 1
+
+
+@pytest.mark.timeout(240)
+def test_a_toy_trains_answers_and_scores_through_the_command_line_with_the_stand_ins_numbers(
+    quiet_run: Path, tmp_path: Path
+) -> None:
+    run, rows = tmp_path / "run", tmp_path / "in.jsonl"
+    replug("train", str(ROOT / "configs/debug.yaml"), f"run_dir={run}", *BASE, "lm.path=toy")
+    assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
+    assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
+    assert json.loads(replug("generate", "a b", "--index", str(run), "--max-new-tokens", "3", "--json"))["answer"]
+    rows.write_text('{"id": 1, "prefix": "a b c", "continuation": " a b"}\n')
+    replug("score", "--in", str(rows), "--out", str(tmp_path / "out.jsonl"), "lm.path=toy")
+    [expected] = StandInLM().score(["a b c"], [" a b"])
+    assert json.loads((tmp_path / "out.jsonl").read_text())["sum"] == pytest.approx(expected.sum_logprob, abs=1e-6)
+
+
+def replug(*arguments: str) -> str:
+    """What the command prints with the toy among its backends."""
+    command = [sys.executable, "-m", "tests.support.toy_backend", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_nothing_but_the_list_imports_a_backend() -> None:
+    """So a backend is added in its file and in the list."""
+    backends = {backend.__module__ for backend in build.BACKENDS}
+    rooms = [path for path in (ROOT / "replug").iterdir() if path.is_dir()]
+    importing = {
+        str(file.relative_to(ROOT / "replug"))
+        for room in rooms
+        for file in room.rglob("*.py")
+        if backends & set(imported_modules(file))
+    }
+    assert importing == {"models/build.py"}
+
+
+def imported_modules(file: Path) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found += [name.name for name in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found += [str(node.module), *(f"{node.module}.{name.name}" for name in node.names)]
+    return found

@@ -1,0 +1,46 @@
+"""A backend as somebody else would add it: this file, and its place in the list of `replug/models/build.py`.
+
+`lm.path=toy` scores as the stand-in does, by another name, in the process that asks. It wants no actors. As a program
+this is the `replug` command with the backend in its list.
+"""
+
+from transformers import PreTrainedTokenizerBase
+
+from replug.commands.cli import main
+from replug.configs.schema import LMConfig
+from replug.models import build
+from replug.models.black_box_lm import AsyncLM
+from replug.models.in_process_lm import InProcessLM
+from replug.models.lm_source import LMFiles
+from replug.models.local.stand_in_lm import StandInLM, StandInSource
+
+
+def source(lm: LMConfig, files: LMFiles) -> "ToySource | None":
+    return ToySource() if lm.path == "toy" else None
+
+
+class ToyLM(StandInLM):
+    identity = "toy"
+
+
+class ToySource:
+    identity = ToyLM.identity
+    max_tokens: int | None = None
+    roles = ()
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return StandInSource().tokenizer()
+
+    def connect(self) -> None:
+        """Nothing is elsewhere."""
+
+    def open(self, lm: LMConfig) -> AsyncLM:
+        return InProcessLM(ToyLM(), lm.tokens_per_batch)
+
+    def open_here(self) -> AsyncLM:
+        return InProcessLM(ToyLM())
+
+
+if __name__ == "__main__":
+    build.BACKENDS.insert(0, source)
+    main()
