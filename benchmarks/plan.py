@@ -103,11 +103,11 @@ class Comparison:
 def compare(plan: Plan, run: MeasuredRun) -> Comparison:
     """A plan beside the run that it foretold."""
     outcome = plan.estimate.outcome
-    planned = [end - outcome.steps_began for end in outcome.step_ends]
+    planned = [end - outcome.times.steps_began for end in outcome.step_ends]
     real = list(accumulate(row["time/step_seconds"] for row in run.rows))
     wall = sum(seconds for stage, seconds in run.times.items() if stage != "total")
     return Comparison(
-        outcome.wall,
+        outcome.times.wall,
         wall,
         dominating(elapsed_hours(plan.job, plan.estimate)),
         real_dominating(run),
@@ -133,7 +133,7 @@ def real_dominating(run: MeasuredRun) -> str:
     busy = sum(row["scoring/busy_share"] * row["time/step_seconds"] for row in run.rows)
     seconds = {
         "score": busy,
-        "embed": seen.first_build + seen.last_build + refreshes * seen.build,
+        "embed": seen.stages.first_build + seen.stages.last_build + refreshes * seen.build,
         "train": steps * (seen.train + seen.encode),
         "search": steps * seen.search,
     }

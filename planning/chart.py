@@ -34,13 +34,13 @@ def plan_png(path: Path, title: str, plan: Plan) -> None:
 
 def draw_time_line(axes: Axes, plan: Plan) -> None:
     outcome = plan.estimate.outcome
-    scale, unit = next((s, name) for s, name in UNITS if outcome.wall >= 2 * s or s == 1.0)
+    scale, unit = next((s, name) for s, name in UNITS if outcome.times.wall >= 2 * s or s == 1.0)
     for row, (role, name) in enumerate(reversed(ROWS)):
         _draw_role(axes, plan, role, row, scale)
         _label_role(axes, plan, role, name, row)
     _draw_index_waits(axes, outcome, scale)
     _draw_refreshes(axes, outcome, scale)
-    axes.set_xlim(0, outcome.wall / scale)
+    axes.set_xlim(0, outcome.times.wall / scale)
     axes.set_ylim(-0.1, 3.25)
     axes.set_yticks([])
     axes.set_xlabel(f"{unit} since the start")
@@ -65,8 +65,8 @@ def _until(begin: np.ndarray, end: np.ndarray, number: np.ndarray, time: float) 
 def _draw_role(axes: Axes, plan: Plan, role: str, row: int, scale: float) -> None:
     outcome = plan.estimate.outcome
     devices = plan.estimate.allocation.replicas if role == "score" else 1
-    shares = np.minimum(1.0, busy_shares(outcome.spans[role], devices, outcome.wall))
-    edges = np.linspace(0.0, outcome.wall, BINS + 1) / scale
+    shares = np.minimum(1.0, busy_shares(outcome.spans[role], devices, outcome.times.wall))
+    edges = np.linspace(0.0, outcome.times.wall, BINS + 1) / scale
     axes.fill_between(edges[[0, -1]], row, row + 0.8, color=COLOURS["idle"], linewidth=0)
     axes.stairs(row + 0.8 * shares, edges, baseline=row, fill=True, color=COLOURS[role])
 
@@ -81,13 +81,13 @@ def _label_role(axes: Axes, plan: Plan, role: str, name: str, row: int) -> None:
 
 
 def _draw_index_waits(axes: Axes, outcome: SimulatedRun, scale: float) -> None:
-    for span in outcome.index_waits:
+    for span in outcome.index.waits:
         axes.fill_between([span.begin / scale, span.end / scale], 0, 0.8, color=COLOURS["wait"], linewidth=0)
 
 
 def _draw_refreshes(axes: Axes, outcome: SimulatedRun, scale: float) -> None:
     """A line where an index is adopted; its step where there is room."""
-    adopted = [r for r in outcome.refreshes if r.adopted is not None]
+    adopted = [r for r in outcome.index.refreshes if r.adopted is not None]
     for number, refresh in enumerate(adopted):
         x = (refresh.adopted or 0.0) / scale
         axes.plot([x, x], [0, 2.95], color="#444444", linewidth=0.8, linestyle=(0, (4, 3)))
