@@ -23,7 +23,8 @@ from replug.planning.estimate import (
 from replug.planning.processors import configured_allocation, configured_split, of_actors, threads_by_role
 from replug.planning.simulate import ROLES
 from replug.planning.split import best_split, estimate_split, given_split
-from replug.planning.workload import disk_gb, network_gb, total_flop, total_tokens
+from replug.planning.storage import StoredRetriever, run_bytes
+from replug.planning.workload import network_gb, total_flop, total_tokens
 
 RESOURCES = {"train": "train", "score": "score", "index": "embed"}  # keys of `resources`, and whose they are
 
@@ -145,11 +146,18 @@ def plan_json(plan: Plan) -> dict[str, Any]:
             "refreshes": len(refreshes),
             "skipped": len(outcome.index.skipped),
         },
-        "disk_gb": disk_gb(job.shape, job.retriever, job.index, job.config.checkpoint.keep_last),
+        "disk_gb": disk_gb(job),
         "network_gb": network_gb(job.shape, job.retriever, found.split.embed),
         "settings": settings(plan),
         "notes": notes(plan),
     }
+
+
+def disk_gb(job: Job) -> dict[str, float]:
+    """What the run directory holds at most, by part and in total."""
+    retriever = StoredRetriever(job.retriever.hidden, job.retriever.parameters, job.retriever.vocabulary)
+    parts = run_bytes(job.config, job.shape, retriever, job.index)
+    return {name: value / 1e9 for name, value in {**parts, "total": sum(parts.values())}.items()}
 
 
 def _stages(found: Estimate) -> dict[str, float]:

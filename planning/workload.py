@@ -16,7 +16,6 @@ from replug.index_workers.kinds import num_lists, resolve_kind
 from replug.planning.model_sizes import ModelSize
 
 BYTES_PER_TOKEN_OF_TEXT = 4  # of English
-BYTES_PER_SCORE = 100  # a row of the cache of scores with its key and SQLite's own
 TRAINED_FLOP = 3  # forward, and twice as much backward
 
 
@@ -204,7 +203,7 @@ def index_size(config: Config, dim: int, num_documents: int) -> IndexSize:
 
 def _bytes_per_vector(factory: str, dim: int) -> float:
     """Codes, ids of lists, links of a graph, as FAISS stores them."""
-    graph = re.search(r"HNSW(\d+)", factory)
+    graph = re.match(r"HNSW(\d+)", factory)  # elsewhere it is of the lists alone
     extra = (8.0 if num_lists(factory) else 0.0) + (8.0 * int(graph.group(1)) + 16 if graph else 0.0)
     if codes := re.search(r"PQ(\d+)(?:x(\d+))?", factory):
         return int(codes.group(1)) * int(codes.group(2) or 8) / 8 + extra
@@ -218,22 +217,6 @@ def _bytes_per_vector(factory: str, dim: int) -> float:
     raise UserError(
         f"index.kind is {factory}; its bytes for each vector are not known here: plan with a preset, such as sq8"
     )
-
-
-def disk_gb(shape: Shape, retriever: ModelSize, index: IndexSize, keep_checkpoints: int) -> dict[str, float]:
-    """What lies in the run directory at most: three index versions, each with its float16 vectors."""
-    vectors = shape.num_documents * 2.0 * retriever.hidden
-    codes = 0.0 if index.is_exact else shape.num_documents * index.bytes_per_vector
-    texts = shape.num_documents * shape.lengths.document + shape.num_queries * (
-        shape.lengths.context + shape.lengths.continuation
-    )
-    parts = {
-        "prepared_set": texts * (BYTES_PER_TOKEN_OF_TEXT + 2.0),  # text, and the retriever's token ids
-        "index_versions": 3 * (vectors + codes),
-        "checkpoints": (keep_checkpoints + 1) * 12.0 * retriever.parameters,  # weights and Adam's two moments
-        "scores": float(shape.steps * shape.step.pairs * BYTES_PER_SCORE),
-    }
-    return {name: value / 1e9 for name, value in {**parts, "total": sum(parts.values())}.items()}
 
 
 def network_gb(shape: Shape, retriever: ModelSize, num_builders: int) -> dict[str, float]:
