@@ -6,10 +6,10 @@ both take their figures from here.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from replug.configs.refresh_policy import RefreshPolicy, Start
 from replug.configs.schema import Config
-from replug.index_workers.version_store import IndexState
 from replug.planning.workload import IndexSize, Shape
 
 FLOAT32, FLOAT16 = 4, 2
@@ -34,6 +34,19 @@ class StoredRetriever:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredIndex:
+    """`code_bytes` are a lossy kind's of each vector, beside its float16 numbers.
+
+    Centroids of `num_lists` are in the quantizer's file and in that of every shard.
+    """
+
+    block_documents: int
+    code_bytes: float = 0.0
+    num_lists: int = 0
+    num_shards: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class MeanRow:
     """Bytes of a row's texts, and of its id, domain and source together."""
 
@@ -44,8 +57,8 @@ class MeanRow:
 def run_bytes(config: Config, shape: Shape, retriever: StoredRetriever, index: IndexSize) -> dict[str, float]:
     """What a run directory holds at most, by part. A set that is prepared elsewhere takes nothing."""
     codes = 0.0 if index.is_exact else index.bytes_per_vector
-    version = version_bytes(shape.num_documents, retriever, codes, config.index.block_documents)
-    kept = config.checkpoint.keep_last
+    stored = StoredIndex(config.index.block_documents, codes, index.num_lists, config.index.num_shards)
+    version, kept = version_bytes(shape.num_documents, retriever, stored), config.checkpoint.keep_last
     return {
         "prepared_set": 0.0 if config.data.prepared else prepared_bytes(shape, retriever),
         "index_versions": most_versions(shape.refresh, shape.checkpoint_every, kept) * version,
@@ -75,15 +88,22 @@ def windows_bytes(num_windows: int, row: MeanRow) -> float:
     return num_windows * (row.texts + row.names + 6 * OFFSET_BYTES)
 
 
-def version_bytes(num_documents: int, retriever: StoredRetriever, code_bytes: float, block_documents: int) -> float:
-    """One index version: its float16 vectors in blocks, `code_bytes` of each vector beside them, and its encoder."""
-    blocks = -(-num_documents // block_documents) * BLOCK_BYTES
-    return num_documents * (FLOAT16 * retriever.dim + code_bytes) + blocks + FLOAT32 * retriever.parameters
+def version_bytes(num_documents: int, retriever: StoredRetriever, index: StoredIndex) -> float:
+    """One index version: its encoder, its float16 vectors in blocks, and the files of a lossy kind."""
+    blocks = -(-num_documents // index.block_documents) * BLOCK_BYTES
+    vectors = num_documents * (FLOAT16 * retriever.dim + index.code_bytes)
+    centroids = (index.num_shards + 1) * index.num_lists * FLOAT32 * retriever.dim
+    return vectors + blocks + centroids + FLOAT32 * retriever.parameters
 
 
 def checkpoint_bytes(parameters: int) -> int:
     """Weights and Adam's two moments."""
     return FLOAT32 * (1 + ADAM_STATES) * parameters
+
+
+class _Version(NamedTuple):
+    number: int
+    step: int
 
 
 def most_versions(policy: RefreshPolicy, checkpoint_every: int, keep_last: int) -> int:
@@ -92,23 +112,26 @@ def most_versions(policy: RefreshPolicy, checkpoint_every: int, keep_last: int) 
     Versions are removed when a checkpoint is written. What stays is the live one, the one before it, the one under way,
     and what the kept checkpoints name. After training one more is built before any other is removed.
     """
-    live, pending, oldest, most = IndexState(0, 0), None, 0, 1
-    marks: list[int] = []  # the oldest version that each kept checkpoint names
+    live, pending = _Version(0, 0), None
+    there, most = {0}, 1
+    marks: list[set[int]] = []  # what each kept checkpoint names
     for step in range(policy.max_steps):
         live, pending = _after_boundary(policy, step, live, pending)
-        most = max(most, (pending or live).version - oldest + 1)
+        in_use = {max(0, live.number - 1), live.number, (pending or live).number}
+        there |= in_use
+        most = max(most, len(there))
         if (step + 1) % checkpoint_every == 0:
-            marks = [*marks, max(0, live.version - 1)][-keep_last:]
-            oldest = min(marks)
-    return max(most, live.version + 1 - oldest + 1)
+            marks = [*marks, in_use][-keep_last:]
+            there &= set().union(*marks)
+    return max(most, len(there | {(pending or live).number + 1}))
 
 
 def _after_boundary(
-    policy: RefreshPolicy, step: int, live: IndexState, pending: IndexState | None
-) -> tuple[IndexState, IndexState | None]:
+    policy: RefreshPolicy, step: int, live: _Version, pending: _Version | None
+) -> tuple[_Version, _Version | None]:
     """The live version and the one under way, where a refresh is ready after `lag_steps`."""
     if pending and policy.is_due(step, live.step, pending.step, is_ready=step >= pending.step + policy.lag_steps):
         live, pending = pending, None
     if policy.start(step, live.step, pending.step if pending else None) is Start.begin:
-        pending = IndexState(live.version + 1, step)
+        pending = _Version(live.number + 1, step)
     return (pending, None) if pending and policy.adopts_at_start else (live, pending)

@@ -16,6 +16,7 @@ from replug.index_workers.kinds import num_lists, resolve_kind
 from replug.planning.model_sizes import ModelSize
 
 BYTES_PER_TOKEN_OF_TEXT = 4  # of English
+FAST_SCAN_BLOCK = 32  # vectors that the last block of each list is filled up to
 TRAINED_FLOP = 3  # forward, and twice as much backward
 
 
@@ -183,11 +184,15 @@ def total_flop(shape: Shape, work: Workload) -> Totals:
 
 @dataclass(frozen=True, slots=True)
 class IndexSize:
-    """Bytes of one vector where searches read it, and the share of the vectors that one search reads."""
+    """Bytes of one vector where searches read it, and the share of the vectors that one search reads.
+
+    `num_lists` are those of an inverted file, each with a centroid; 0 for a kind without.
+    """
 
     bytes_per_vector: float
     probed_share: float
     is_exact: bool
+    num_lists: int = 0
 
 
 def index_size(config: Config, dim: int, num_documents: int) -> IndexSize:
@@ -198,7 +203,9 @@ def index_size(config: Config, dim: int, num_documents: int) -> IndexSize:
     if kind.is_exact or kind.factory is None:
         return IndexSize(2.0 * dim, 1.0, True)
     lists = num_lists(kind.factory)
-    return IndexSize(_bytes_per_vector(kind.factory, dim), kind.nprobe / lists if lists else 1.0, False)
+    probed_share = kind.nprobe / lists if lists else 1.0
+    padded = 1 + FAST_SCAN_BLOCK / 2 * lists / num_documents if kind.factory.endswith("fs") else 1.0
+    return IndexSize(padded * _bytes_per_vector(kind.factory, dim), probed_share, is_exact=False, num_lists=lists)
 
 
 def _bytes_per_vector(factory: str, dim: int) -> float:
