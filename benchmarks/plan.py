@@ -18,7 +18,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from benchmarks.machine import describe_machine
-from replug.commands.plan import run_plan
+from replug.commands.plan import PlanOutput, PlanRequest, run_plan
 from replug.configs.load import load_config
 from replug.planning.estimate import dominating, elapsed_hours
 from replug.planning.measured import MeasuredRun, job_of_run, observe, read_run
@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="keep the runs in this folder, and compare those that are there")
     arguments = parser.parse_args()
     if arguments.table:
-        return run_plan(ROOT / "configs/paper.yaml", CLUSTERS, as_markdown=True)
+        return run_plan(PlanRequest(ROOT / "configs/paper.yaml", CLUSTERS), PlanOutput(as_markdown=True))
     print(describe_machine(1), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         found = {name: foretell(arguments.keep or Path(folder), name) for name in arguments.only or REGIMES}

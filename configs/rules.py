@@ -186,7 +186,7 @@ def _pattern_problem(pattern: str) -> str | None:
 def _index_problems(config: Config | EvaluationConfig) -> Iterator[str]:
     index = config.index
     if not index.kind.strip():
-        yield "index.kind is empty; expected flat_fp16, sq8, pq, ivf_sq8, ivf_pq, or a FAISS factory string"
+        yield "index.kind is empty; expected a preset such as flat_fp16, or a FAISS factory string"
     for key in ("gpus_per_builder", "gpus_per_searcher"):
         if getattr(index, key) > 1:
             yield f"index.{key} is {getattr(index, key)}; expected at most 1: take more builders or shards instead"

@@ -54,26 +54,25 @@ def make_plan(
     gpus: str | None,
     nodes: int | None = None,
     measured_run: Path | None = None,
-    assumptions: Assumptions | None = None,
+    assumptions: Assumptions = Assumptions(),
 ) -> Plan:
     """Raises UserError for what cannot be planned, with the flag or key that mends it."""
-    given = assumptions or Assumptions()
-    if given.efficiency is not None and not 0 < given.efficiency <= 1:
-        raise UserError(f"--efficiency is {given.efficiency:g}; expected a share of the peak above 0 and up to 1")
+    if assumptions.efficiency is not None and not 0 < assumptions.efficiency <= 1:
+        raise UserError(f"--efficiency is {assumptions.efficiency:g}; expected a share of the peak above 0 and up to 1")
     if measured_run is not None:
-        return _measured_plan(lay_out(config, 0), gpus, measured_run, given)
+        return _measured_plan(lay_out(config, 0), gpus, measured_run, assumptions)
     if gpus is None:
         raise UserError(
             "--gpus is missing; expected such as --gpus 8xA100, or --measured RUN_DIR for that run's machine"
         )
     devices = parse_devices(gpus, nodes)
     if devices.accelerator.is_cpu:
-        return _plan_of_cores(_job(lay_out(config, 0), given, None), devices, given)
-    job = _job(config, given, None)
-    if given.split is not None:
-        split = given_split(job, devices, given.split)
-        return Plan(job, devices, estimate_split(job, devices, split, given.efficiency))
-    return Plan(job, devices, best_split(job, devices, given.efficiency))
+        return _plan_of_cores(_job(lay_out(config, 0), assumptions, None), devices, assumptions)
+    job = _job(config, assumptions, None)
+    if assumptions.split is not None:
+        split = given_split(job, devices, assumptions.split)
+        return Plan(job, devices, estimate_split(job, devices, split, assumptions.efficiency))
+    return Plan(job, devices, best_split(job, devices, assumptions.efficiency))
 
 
 def _job(config: Config, given: Assumptions, counted: int | None) -> Job:

@@ -5,18 +5,16 @@ of the retriever is taken for one of the LM.
 """
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from replug.configs.errors import UserError
 from replug.configs.refresh_policy import RefreshPolicy, refresh_policy
 from replug.configs.schema import Config, Rerank
-from replug.index_workers.kinds import num_lists, resolve_kind
+from replug.index_workers.kinds import bytes_per_vector, num_lists, resolve_kind
 from replug.planning.model_sizes import ModelSize
 
 BYTES_PER_TOKEN_OF_TEXT = 4  # of English
-FAST_SCAN_BLOCK = 32  # vectors that the last block of each list is filled up to
 TRAINED_FLOP = 3  # forward, and twice as much backward
 
 
@@ -202,28 +200,12 @@ def index_size(config: Config, dim: int, num_documents: int) -> IndexSize:
     kind = resolve_kind(index.kind, dim, num_documents, index.nprobe, rerank, index.overretrieve)
     if kind.is_exact or kind.factory is None:
         return IndexSize(2.0 * dim, 1.0, True)
-    lists = num_lists(kind.factory)
-    probed_share = kind.nprobe / lists if lists else 1.0
-    padded = 1 + FAST_SCAN_BLOCK / 2 * lists / num_documents if kind.factory.endswith("fs") else 1.0
-    return IndexSize(padded * _bytes_per_vector(kind.factory, dim), probed_share, is_exact=False, num_lists=lists)
-
-
-def _bytes_per_vector(factory: str, dim: int) -> float:
-    """Codes, ids of lists, links of a graph, as FAISS stores them."""
-    graph = re.match(r"HNSW(\d+)", factory)  # elsewhere it is of the lists alone
-    extra = (8.0 if num_lists(factory) else 0.0) + (8.0 * int(graph.group(1)) + 16 if graph else 0.0)
-    if codes := re.search(r"PQ(\d+)(?:x(\d+))?", factory):
-        return int(codes.group(1)) * int(codes.group(2) or 8) / 8 + extra
-    if scalar := re.search(r"SQ(fp16|bf16|\d+)", factory):
-        bits = 16 if "16" in scalar.group(1) else int(scalar.group(1))
-        return dim * bits / 8 + extra
-    if "RaBitQ" in factory:
-        return dim / 8 + 8 + extra
-    if "Flat" in factory or graph:
-        return 4.0 * dim + extra
-    raise UserError(
-        f"index.kind is {factory}; its bytes for each vector are not known here: plan with a preset, such as sq8"
-    )
+    lists, size = num_lists(kind.factory), bytes_per_vector(kind.factory, dim, num_documents)
+    if size is None:
+        raise UserError(
+            f"index.kind is {kind.factory}; its bytes for each vector are not known here: expected a preset, such as pq"
+        )
+    return IndexSize(size, kind.nprobe / lists if lists else 1.0, is_exact=False, num_lists=lists)
 
 
 def network_gb(shape: Shape, retriever: ModelSize, num_builders: int) -> dict[str, float]:
