@@ -102,12 +102,12 @@ class Comparison:
 
 def compare(plan: Plan, run: MeasuredRun) -> Comparison:
     """A plan beside the run that it foretold."""
-    outcome = plan.estimate.outcome
-    planned = [end - outcome.times.steps_began for end in outcome.step_ends]
+    simulated = plan.estimate.simulated
+    planned = [end - simulated.times.steps_began for end in simulated.step_ends]
     real = list(accumulate(row["time/step_seconds"] for row in run.rows))
     wall = sum(seconds for stage, seconds in run.times.items() if stage != "total")
     return Comparison(
-        outcome.times.wall,
+        simulated.times.wall,
         wall,
         dominating(elapsed_hours(plan.job, plan.estimate)),
         real_dominating(run),

@@ -129,7 +129,7 @@ def _write_chart(chart: Path, config: Path, plan: Plan) -> None:
         raise UserError(f"--chart: the folder {chart.parent} does not exist; expected a file in a folder that does")
     from replug.planning.chart import plan_png  # matplotlib takes a second
 
-    hours = plan.estimate.outcome.times.wall / 3600
+    hours = plan.estimate.simulated.times.wall / 3600
     length = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"
     plan_png(chart, f"{config} on {plan.devices}: {length}, {plan.job.shape.steps:,} steps", plan)
     print(f"chart: {chart}")

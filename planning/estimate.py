@@ -106,7 +106,7 @@ class Estimate:
     split: Split
     allocation: DeviceAllocation
     durations: Durations
-    outcome: SimulatedRun
+    simulated: SimulatedRun
     hours: dict[str, float] = field(default_factory=dict)
 
 
@@ -214,8 +214,8 @@ def estimate(
     """Simulate the run. `allocation` says who shares what where the split does not."""
     durations = durations_of(job, rates, devices, split)
     allocation = allocation or allocation_of(split)
-    outcome = simulate(job.shape, durations, allocation)
-    return Estimate(split, allocation, durations, outcome, role_hours(job, durations, split, devices))
+    simulated = simulate(job.shape, durations, allocation)
+    return Estimate(split, allocation, durations, simulated, role_hours(job, durations, split, devices))
 
 
 def allocation_of(split: Split) -> DeviceAllocation:

@@ -175,11 +175,13 @@ def _rates(job: Job, devices: Devices, split: Split, seconds: Observed) -> Rates
     )
 
 
-def _correct(job: Job, assumed: Observed, observed: Observed, durations: Durations, outcome: SimulatedRun) -> Observed:
+def _correct(
+    job: Job, assumed: Observed, observed: Observed, durations: Durations, simulated: SimulatedRun
+) -> Observed:
     """Each activity's seconds, by as much as the simulation had them too long or too short."""
-    steps, built = len(outcome.step_ends), _built(job, outcome)
-    trained = outcome.busy("train") / (steps * (durations.train + durations.encode))
-    scored = outcome.busy("score") / scoring_seconds(job.shape, durations)
+    steps, built = len(simulated.step_ends), _built(job, simulated)
+    trained = simulated.busy("train") / (steps * (durations.train + durations.encode))
+    scored = simulated.busy("score") / scoring_seconds(job.shape, durations)
     return replace(
         assumed,
         train=observed.train / trained,
@@ -246,9 +248,9 @@ def _calls(run: MeasuredRun, job: Job, waiting: int) -> int:
     return (len(run.rows) - 1 - job.shape.step.depth + waiting) * units + refreshes * job.shape.heldout.refresh_windows
 
 
-def _built(job: Job, outcome: SimulatedRun) -> list[float]:
+def _built(job: Job, simulated: SimulatedRun) -> list[float]:
     """Seconds of the simulated refreshes' embedding, which share the processor with training."""
-    spans = outcome.spans["embed"][1:-1]
+    spans = simulated.spans["embed"][1:-1]
     return [span.end - span.begin for span in spans[: job.shape.num_refreshes]]
 
 

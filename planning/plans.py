@@ -114,8 +114,8 @@ def _machines(gpus: str | None) -> int:
 
 def plan_json(plan: Plan) -> dict[str, Any]:
     """All of a plan. The names stay as they are; `docs/planning.md` says what they are."""
-    job, found, outcome = plan.job, plan.estimate, plan.estimate.outcome
-    refreshes = outcome.index.refreshes
+    job, found, simulated = plan.job, plan.estimate, plan.estimate.simulated
+    refreshes = simulated.index.refreshes
     return {
         "devices": str(plan.devices),
         "nodes": plan.devices.nodes,
@@ -126,9 +126,9 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "flop": asdict(total_flop(job.shape, job.work)),
         "hours": found.hours,
         "query_encoding_hours": job.shape.steps * found.durations.encode / 3600,
-        "wall_hours": outcome.times.wall / 3600,
+        "wall_hours": simulated.times.wall / 3600,
         "wall": _stages(found),
-        "steps_per_minute": 60 * job.shape.steps / (outcome.times.training_ended - outcome.times.steps_began),
+        "steps_per_minute": 60 * job.shape.steps / (simulated.times.training_ended - simulated.times.steps_began),
         "dominates": dominating(elapsed_hours(job, found)),
         "split": found.split.by_role(),
         "gpus_per_replica": found.split.gpus_per_replica,
@@ -137,13 +137,13 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "memory_gb": _memory(plan),
         "memory_limit_gb": plan.devices.accelerator.memory_gb,
         "idle": idle_shares(found),
-        "waits": {cause: seconds / 3600 for cause, seconds in outcome.waits.items()},
+        "waits": {cause: seconds / 3600 for cause, seconds in simulated.waits.items()},
         "index_lag": {
-            "max_steps": outcome.index.max_lag_steps,
-            "max_hours": outcome.index.max_lag_seconds / 3600,
+            "max_steps": simulated.index.max_lag_steps,
+            "max_hours": simulated.index.max_lag_seconds / 3600,
             "build_hours": found.durations.build / 3600,
             "refreshes": len(refreshes),
-            "skipped": len(outcome.index.skipped),
+            "skipped": len(simulated.index.skipped),
         },
         "disk_gb": disk_gb(job),
         "network_gb": network_gb(job.shape, job.retriever, found.split.embed),
@@ -161,12 +161,12 @@ def disk_gb(job: Job) -> dict[str, float]:
 
 def _stages(found: Estimate) -> dict[str, float]:
     """Hours of the stages, one after the other."""
-    durations, outcome = found.durations, found.outcome
+    durations, simulated = found.durations, found.simulated
     seconds = {
         "start_up": durations.stages.start_up,
-        "first_index": outcome.times.training_began - durations.stages.start_up,
-        "training": outcome.times.training_ended - outcome.times.training_began,
-        "last_index": outcome.times.wall - outcome.times.training_ended - durations.stages.measure,
+        "first_index": simulated.times.training_began - durations.stages.start_up,
+        "training": simulated.times.training_ended - simulated.times.training_began,
+        "last_index": simulated.times.wall - simulated.times.training_ended - durations.stages.measure,
         "measuring": durations.stages.measure,
     }
     return {stage: value / 3600 for stage, value in seconds.items()}
@@ -180,7 +180,9 @@ def _memory(plan: Plan) -> dict[str, float]:
 def idle_shares(found: Estimate) -> dict[str, float]:
     """Share of the whole run in which a role's devices do nothing of that role."""
     counts = {role: found.allocation.replicas if role == "score" else 1 for role in ROLES}
-    return {role: max(0.0, 1 - found.outcome.busy(role) / (counts[role] * found.outcome.times.wall)) for role in ROLES}
+    return {
+        role: max(0.0, 1 - found.simulated.busy(role) / (counts[role] * found.simulated.times.wall)) for role in ROLES
+    }
 
 
 def settings(plan: Plan) -> list[str]:
@@ -201,7 +203,7 @@ def notes(plan: Plan) -> list[str]:
 
 def _possible_notes(plan: Plan) -> list[tuple[bool, str]]:
     job, found, split = plan.job, plan.estimate, plan.estimate.split
-    late = found.outcome.waits["index"] > 0.02 * found.outcome.times.wall
+    late = found.simulated.waits["index"] > 0.02 * found.simulated.times.wall
     most = found.durations.scoring.units * (job.shape.step.depth + 1)
     lag = job.shape.refresh.fixed_lag
     return [

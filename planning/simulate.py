@@ -131,7 +131,7 @@ def simulate(shape: Shape, durations: Durations, allocation: DeviceAllocation) -
     """The run from start-up to the end of the measurements."""
     run = _Run(shape, durations, allocation)
     run.env.run(run.env.process(run.whole()))
-    return run.outcome()
+    return run.simulated()
 
 
 class _Pool:
@@ -221,7 +221,7 @@ class _Run:
         yield self._work("embed", durations.stages.last_build)
         yield self.env.timeout(durations.stages.measure)
 
-    def outcome(self) -> SimulatedRun:
+    def simulated(self) -> SimulatedRun:
         lags = (self._max_lag_steps, self._max_lag_seconds)
         return SimulatedRun(
             times=StageTimes(self._training_began, self._steps_began, self._training_ended, wall=self.env.now),

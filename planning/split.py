@@ -34,7 +34,7 @@ def best_split(job: Job, devices: Devices, efficiency: float | None = None) -> E
         raise UserError(_does_not_fit(job, devices))
     by_bound = sorted(fitting, key=lambda split: (_bound_of(job, devices, split, efficiency), _order(split)))
     found = [estimate_split(job, devices, split, efficiency) for split in by_bound[:SIMULATED]]
-    return min(found, key=lambda one: (one.outcome.times.wall, _order(one.split)))
+    return min(found, key=lambda one: (one.simulated.times.wall, _order(one.split)))
 
 
 def estimate_split(job: Job, devices: Devices, split: Split, efficiency: float | None = None) -> Estimate:

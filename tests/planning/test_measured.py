@@ -48,7 +48,7 @@ def test_the_plan_of_the_run_itself_takes_as_long_as_the_run(run_dir: RunDir) ->
 
 def test_twice_the_steps_take_twice_the_training(run_dir: RunDir) -> None:
     folder = run_dir()
-    once, twice = (planned(folder, f"train.max_steps={steps}").estimate.outcome.times for steps in (40, 80))
+    once, twice = (planned(folder, f"train.max_steps={steps}").estimate.simulated.times for steps in (40, 80))
     longer = (twice.training_ended - twice.training_began) / (once.training_ended - once.training_began)
     assert longer == pytest.approx(2, rel=0.03)
 
@@ -75,7 +75,7 @@ def test_two_machines_have_twice_the_cores_for_the_actors_of_the_configuration(r
     layout = ["lm.num_replicas=2", "lm.threads_per_replica=2", "train.batch_size=64"]
     plans = [planned(folder, *layout, gpus=gpus) for gpus in (None, "2xmeasured")]
     assert str(plans[1].devices) == "2xmeasured"
-    assert plans[1].estimate.outcome.times.wall < plans[0].estimate.outcome.times.wall
+    assert plans[1].estimate.simulated.times.wall < plans[0].estimate.simulated.times.wall
 
 
 def test_actors_with_half_the_threads_are_half_as_fast(run_dir: RunDir) -> None:
