@@ -18,7 +18,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from benchmarks.machine import describe_machine
-from replug.commands.plan import run_plan
+from replug.commands.plan import PlanOutput, PlanRequest, run_plan
 from replug.configs.load import load_config
 from replug.planning.estimate import dominating, elapsed_hours
 from replug.planning.measured import MeasuredRun, job_of_run, observe, read_run
@@ -102,12 +102,12 @@ class Comparison:
 
 def compare(plan: Plan, run: MeasuredRun) -> Comparison:
     """A plan beside the run that it foretold."""
-    outcome = plan.estimate.outcome
-    planned = [end - outcome.steps_began for end in outcome.step_ends]
+    simulated = plan.estimate.simulated
+    planned = [end - simulated.times.steps_began for end in simulated.step_ends]
     real = list(accumulate(row["time/step_seconds"] for row in run.rows))
     wall = sum(seconds for stage, seconds in run.times.items() if stage != "total")
     return Comparison(
-        outcome.wall,
+        simulated.times.wall,
         wall,
         dominating(elapsed_hours(plan.job, plan.estimate)),
         real_dominating(run),
@@ -133,7 +133,7 @@ def real_dominating(run: MeasuredRun) -> str:
     busy = sum(row["scoring/busy_share"] * row["time/step_seconds"] for row in run.rows)
     seconds = {
         "score": busy,
-        "embed": seen.first_build + seen.last_build + refreshes * seen.build,
+        "embed": seen.stages.first_build + seen.stages.last_build + refreshes * seen.build,
         "train": steps * (seen.train + seen.encode),
         "search": steps * seen.search,
     }
@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="keep the runs in this folder, and compare those that are there")
     arguments = parser.parse_args()
     if arguments.table:
-        return run_plan(ROOT / "configs/paper.yaml", CLUSTERS, as_markdown=True)
+        return run_plan(PlanRequest(ROOT / "configs/paper.yaml", CLUSTERS), PlanOutput(as_markdown=True))
     print(describe_machine(1), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         found = {name: foretell(arguments.keep or Path(folder), name) for name in arguments.only or REGIMES}

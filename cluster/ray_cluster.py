@@ -59,7 +59,7 @@ def _start(config: AnyConfig, roles: Collection[str]) -> AnyConfig:
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.ERROR,
-        object_store_memory=resources.OBJECT_STORE_BYTES,
+        object_store_memory=layout.OBJECT_STORE_BYTES,
     )
     return laid_out
 

@@ -15,6 +15,7 @@ from replug.planning.plans import Assumptions, Plan, make_plan, plan_json
 from replug.planning.tables import markdown, print_comparison, print_plan
 
 SAME = "as given"
+UNTOLD = Assumptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,28 @@ class Variant:
 
     def _one(self, gpus_differ: bool) -> str:
         return str(self.gpus) if gpus_differ else self.what_if
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What is to be planned: a configuration on each of several devices, as it is and with each change of `what_if`."""
+
+    config: Path
+    gpus: Sequence[str] = ()
+    overrides: Sequence[str] = ()
+    what_if: Sequence[str] = ()
+    nodes: int | None = None
+    measured: Path | None = None
+    assumptions: Assumptions = UNTOLD
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOutput:
+    """How plans are shown; as a table for a terminal where nothing is said."""
+
+    as_json: bool = False
+    as_markdown: bool = False
+    chart: Path | None = None
 
 
 def plan(
@@ -60,45 +83,31 @@ def plan(
     replug plan configs/paper.yaml --gpus 8xA100 --what-if lm.path=gpt2
     """
     given = Assumptions(lm_parameters, retriever_parameters, documents, efficiency, split)
-    run_plan(config, gpus or (), nodes, measured, as_json, chart, overrides or (), what_if or (), as_markdown, given)
+    request = PlanRequest(config, gpus or (), overrides or (), what_if or (), nodes, measured, given)
+    run_plan(request, PlanOutput(as_json, as_markdown, chart))
 
 
-def run_plan(
-    config: Path,
-    gpus: Sequence[str] = (),
-    nodes: int | None = None,
-    measured: Path | None = None,
-    as_json: bool = False,
-    chart: Path | None = None,
-    overrides: Sequence[str] = (),
-    what_if: Sequence[str] = (),
-    as_markdown: bool = False,
-    assumptions: Assumptions | None = None,
-) -> None:
+def run_plan(request: PlanRequest, output: PlanOutput) -> None:
     """Print one plan, or compare those of several devices and overrides; the chart is the first one's."""
-    variants = [Variant(change, devices) for devices in (gpus or (None,)) for change in (SAME, *what_if)]
-    plans = [_plan(config, overrides, variant, nodes, measured, assumptions) for variant in variants]
-    named = [(variant.name(len(gpus) > 1), plan_json(plan)) for variant, plan in zip(variants, plans, strict=True)]
-    if as_json:
+    devices, changes = request.gpus or (None,), (SAME, *request.what_if)
+    variants = [Variant(change, gpus) for gpus in devices for change in changes]
+    plans = [_plan(request, variant) for variant in variants]
+    names = [variant.name(len(request.gpus) > 1) for variant in variants]
+    named = list(zip(names, map(plan_json, plans), strict=True))
+    if output.as_json:
         print(json.dumps(_as_json(variants, named), indent=2))
-    elif as_markdown:
+    elif output.as_markdown:
         print(markdown(named))
     else:
-        _print(config, named)
-    if chart is not None:
-        _write_chart(chart, config, plans[0])
+        _print(request.config, named)
+    if output.chart is not None:
+        _write_chart(output.chart, request.config, plans[0])
 
 
-def _plan(
-    config: Path,
-    overrides: Sequence[str],
-    variant: Variant,
-    nodes: int | None,
-    measured: Path | None,
-    assumptions: Assumptions | None,
-) -> Plan:
+def _plan(request: PlanRequest, variant: Variant) -> Plan:
     changes = variant.what_if.split() if variant.what_if != SAME else []
-    return make_plan(load_config(config, [*overrides, *changes]), variant.gpus, nodes, measured, assumptions)
+    config = load_config(request.config, [*request.overrides, *changes])
+    return make_plan(config, variant.gpus, request.nodes, request.measured, request.assumptions)
 
 
 def _as_json(variants: Sequence[Variant], named: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
@@ -120,7 +129,7 @@ def _write_chart(chart: Path, config: Path, plan: Plan) -> None:
         raise UserError(f"--chart: the folder {chart.parent} does not exist; expected a file in a folder that does")
     from replug.planning.chart import plan_png  # matplotlib takes a second
 
-    hours = plan.estimate.outcome.wall / 3600
+    hours = plan.estimate.simulated.times.wall / 3600
     length = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"
     plan_png(chart, f"{config} on {plan.devices}: {length}, {plan.job.shape.steps:,} steps", plan)
     print(f"chart: {chart}")

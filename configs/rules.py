@@ -13,14 +13,13 @@ from urllib.parse import urlsplit
 from replug.configs.errors import UserError
 from replug.configs.keys import keys_of
 from replug.configs.methods import REPLUG, WITHOUT_RETRIEVER, Method, parse_methods
+from replug.configs.refresh_policy import refresh_problems
 from replug.configs.schema import (
-    Adopt,
     AnyConfig,
     Config,
     DataConfig,
     EvaluationConfig,
     LMConfig,
-    RefreshMode,
     ScoreConfig,
     ServerAPI,
     TooLong,
@@ -58,7 +57,7 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
         yield f"retrieve.k is {config.retrieve.k}; expected at least 2: one document alone gives no gradient"
     yield from _data_problems(config.data)
     yield from _index_problems(config)
-    yield from _refresh_problems(config)
+    yield from refresh_problems(config.refresh)
     yield from _resource_problems(config)
 
 
@@ -175,7 +174,7 @@ def _pattern_problem(pattern: str) -> str | None:
 def _index_problems(config: Config | EvaluationConfig) -> Iterator[str]:
     index = config.index
     if not index.kind.strip():
-        yield "index.kind is empty; expected flat_fp16, sq8, pq, ivf_sq8, ivf_pq, or a FAISS factory string"
+        yield "index.kind is empty; expected a preset such as flat_fp16, or a FAISS factory string"
     for key in ("gpus_per_builder", "gpus_per_searcher"):
         if getattr(index, key) > 1:
             yield f"index.{key} is {getattr(index, key)}; expected at most 1: take more builders or shards instead"
@@ -197,38 +196,3 @@ def _resource_problems(config: Config) -> Iterator[str]:
             f"train.batch_size is {config.train.batch_size}; expected a multiple of ranks x micro_batches "
             f"(resources.train x train.micro_batches = {parts}), so that all parts are of one size"
         )
-
-
-def _refresh_problems(config: Config) -> Iterator[str]:
-    refresh = config.refresh
-    lag = refresh_lag(config)
-    if lag < 0 or lag > refresh.every_steps:
-        yield (
-            f"refresh.lag_steps is {lag}; expected 0 to refresh.every_steps ({refresh.every_steps}), so that one "
-            "refresh is adopted before the next starts"
-        )
-    if refresh.max_age_steps is not None and refresh.max_age_steps < refresh.every_steps + lag:
-        yield (
-            f"refresh.max_age_steps is {refresh.max_age_steps}; expected at least every_steps + lag_steps "
-            f"({refresh.every_steps + lag}), the age an index reaches in good health"
-        )
-    if refresh.mode is RefreshMode["sync"] and refresh.adopt is Adopt.when_ready:
-        yield "refresh.adopt is when_ready but refresh.mode is sync; expected mode async, or adopt at_lag"
-
-
-def refresh_lag(config: Config) -> int:
-    """Steps from the start of a refresh to its adoption: 0 when training waits for it."""
-    if config.refresh.mode is RefreshMode["sync"]:
-        return 0
-    lag = config.refresh.lag_steps
-    return max(1, config.refresh.every_steps // 2) if lag is None else lag
-
-
-def refresh_starts(step: int, every_steps: int, lag_steps: int | None, max_steps: int) -> bool:
-    """At every multiple of `every_steps`, unless training ends before the new index would be adopted."""
-    return step > 0 and step % every_steps == 0 and step + (lag_steps or 0) < max_steps
-
-
-def max_index_age(config: Config) -> int:
-    """Steps after which an index that was not refreshed stops the training."""
-    return config.refresh.max_age_steps or 3 * config.refresh.every_steps

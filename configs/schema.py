@@ -12,6 +12,7 @@ from enum import Enum
 from omegaconf import MISSING
 
 from replug.configs.keys import ABOVE_0, FROM_0, RULED, SHARE, key, section
+from replug.configs.refresh_policy import Adopt, RefreshMode
 
 
 class Similarity(Enum):
@@ -29,15 +30,6 @@ class LMScore(Enum):
 class Direction(Enum):
     kl_lm_retriever = "kl_lm_retriever"
     kl_retriever_lm = "kl_retriever_lm"
-
-
-# `async` is a keyword, so this one is made by call.
-RefreshMode = Enum("RefreshMode", {"sync": "sync", "async": "async"})
-
-
-class Adopt(Enum):
-    at_lag = "at_lag"
-    when_ready = "when_ready"
 
 
 class OptimizerKind(Enum):

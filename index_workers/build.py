@@ -9,7 +9,7 @@ from replug.data.store import Corpus, PreparedSet
 from replug.index_workers.faiss_index import check_kind
 from replug.index_workers.kinds import IndexKind, resolve_kind
 from replug.index_workers.rerank import LIVE_OVERRETRIEVE, LiveReranker, Search
-from replug.index_workers.service import IndexService, IndexSettings
+from replug.index_workers.service import IndexService, IndexSettings, Tries, WatchedTexts
 from replug.index_workers.version_store import BuildPlan, IndexState, VersionStore, weights_sha256
 from replug.models.encoder import TOKENS_PER_BATCH, Encoder
 from replug.models.hardware import TOKENS_PER_PASS_GPU, dtype_name
@@ -27,11 +27,9 @@ def index_settings(config: Config, data: PreparedSet | None = None) -> IndexSett
         threads=index.threads_per_worker,
         gpus_per_builder=index.gpus_per_builder,
         gpus_per_searcher=index.gpus_per_searcher,
-        max_attempts=index.max_attempts,
-        timeout_seconds=index.timeout_seconds,
         blue_green=index.swap is SwapMode.blue_green,
-        watch_texts=tuple(window.context for window in watched),
-        watch_k=config.retrieve.k,
+        tries=Tries(index.max_attempts, index.timeout_seconds),
+        watched=WatchedTexts(tuple(window.context for window in watched), config.retrieve.k),
     )
 
 

@@ -13,7 +13,7 @@ import torch
 
 from replug.configs.errors import RunError, UserError
 from replug.index_workers.exact_search import MARGIN, ExactShard
-from replug.index_workers.kinds import IndexKind, num_centroids, num_lists
+from replug.index_workers.kinds import EXPECTED, IndexKind, num_centroids, num_lists
 from replug.index_workers.vectors import BlockVectors, most_similar, order_exactly
 
 QUERIES = 64  # searched at once; the vectors of their candidates are held in memory
@@ -27,8 +27,7 @@ def check_kind(kind: IndexKind, dim: int, num_documents: int) -> None:
         index = faiss.index_factory(dim, kind.factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
         raise UserError(
-            f"index.kind is {kind.factory}; expected flat_fp16, sq8, pq, ivf_sq8, ivf_pq or a FAISS index_factory "
-            f"string for {dim} dimensions ({_reason(error)})"
+            f"index.kind is {kind.factory}; expected {EXPECTED} for {dim} dimensions ({_reason(error)})"
         ) from error
     if isinstance(index, faiss.IndexIDMap | faiss.IndexRefine):
         raise UserError(

@@ -1,10 +1,12 @@
-"""Index kinds: the presets, what FAISS is asked to build for them, and what a vector then takes. Pure.
+"""Index kinds: the presets, what FAISS is asked to build for them, and the bytes that a vector then takes. Pure.
 
 `flat_fp16` is ours: exact, over float16 vectors. Everything else is a FAISS `index_factory` string, lossy unless
-its answers are ordered again by the float16 vectors, which stay on disk beside it.
+its answers are ordered again by the float16 vectors, which stay on disk beside it. To add a preset: its line in
+`PRESETS`, and its name in the description of `index.kind` in configs/schema.py.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +16,18 @@ EXACT = "flat_fp16"
 # k-means wants this many points for each centroid; FAISS warns below.
 POINTS_PER_LIST = 39
 LEAST_CENTROIDS = 256  # a sample is at least what so many want
+
+
+# By preset: the factory string for vectors of `dim` numbers, in `lists` where it has lists. Product quantizers have
+# four bits for each sub-vector, looked up in registers: of four dimensions for little memory, of two for speed.
+PRESETS: dict[str, Callable[[int, int], str]] = {
+    "sq8": lambda dim, lists: "SQ8",
+    "pq": lambda dim, lists: f"PQ{dim // 4}x4fs",
+    "ivf_sq8": lambda dim, lists: f"IVF{lists},SQ8",
+    "ivf_pq": lambda dim, lists: f"IVF{lists},PQ{dim // 2}x4fs",
+}
+EXPECTED = f"{', '.join((EXACT, *PRESETS))} or a FAISS index_factory string"
+FAST_SCAN_BLOCK = 32  # vectors that the last block of each list is filled up to
 
 
 @dataclass(frozen=True)
@@ -41,18 +55,10 @@ def resolve_kind(
     """The kind that a configuration names, for vectors [num_documents, dim]; None are the kind's own defaults."""
     if name == EXACT:
         return IndexKind()
-    factory = _factory(name, dim, num_documents)
+    factory = PRESETS[name](dim, preset_lists(num_documents)) if name in PRESETS else name
     lists = num_lists(factory)
     probes = min(nprobe or default_nprobe(factory), lists)
     return IndexKind(factory, probes, rerank, (overretrieve or default_overretrieve(factory)) if rerank else 1)
-
-
-def _factory(name: str, dim: int, num_documents: int) -> str:
-    lists = preset_lists(num_documents)
-    # Four bits for each sub-vector, looked up in registers: of four dimensions for little memory, of two for speed.
-    small, quick = f"PQ{dim // 4}x4fs", f"IVF{lists},PQ{dim // 2}x4fs"
-    strings = {"sq8": "SQ8", "pq": small, "ivf_sq8": f"IVF{lists},SQ8", "ivf_pq": quick}
-    return strings.get(name, name)
 
 
 def preset_lists(num_documents: int) -> int:
@@ -90,3 +96,24 @@ def training_rows(factory: str, num_documents: int) -> np.ndarray:
     """Rows of the sample that quantizers are trained on: evenly spread, the same every time."""
     points = 2 * POINTS_PER_LIST * max(num_centroids(factory), LEAST_CENTROIDS)
     return np.linspace(0, num_documents - 1, min(num_documents, points)).round().astype(np.int64)
+
+
+def bytes_per_vector(factory: str, dim: int, num_documents: int) -> float | None:
+    """Codes, ids of lists, links of a graph, as FAISS stores them; None for a kind whose bytes are not known here."""
+    codes, lists = _code_bytes(factory, dim), num_lists(factory)
+    if codes is None:
+        return None
+    graph = re.match(r"HNSW(\d+)", factory)  # elsewhere it is of the lists alone
+    extra = (8.0 if lists else 0.0) + (8.0 * int(graph.group(1)) + 16 if graph else 0.0)
+    filled = 1 + FAST_SCAN_BLOCK / 2 * lists / num_documents if factory.endswith("fs") else 1.0
+    return filled * (codes + extra)
+
+
+def _code_bytes(factory: str, dim: int) -> float | None:
+    if codes := re.search(r"PQ(\d+)(?:x(\d+))?", factory):
+        return int(codes.group(1)) * int(codes.group(2) or 8) / 8
+    if scalar := re.search(r"SQ(fp16|bf16|\d+)", factory):
+        return dim * (16 if "16" in scalar.group(1) else int(scalar.group(1))) / 8
+    if "RaBitQ" in factory:
+        return dim / 8 + 8
+    return 4.0 * dim if "Flat" in factory or factory.startswith("HNSW") else None

@@ -45,12 +45,28 @@ BUILDER_CALLS = 2  # of one builder at once: while one block is computed, the ne
 RETURN_MEMORY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(2**20)}
 
 
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """How often a block, or one step of a lossy kind's build, is tried, and how long each time."""
+
+    max_attempts: int = 3
+    timeout_seconds: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedTexts:
+    """Texts by whose first `k` documents every refresh is measured."""
+
+    texts: tuple[str, ...] = ()
+    k: int = 20
+
+
 @dataclass(frozen=True)
 class IndexSettings:
     """How many actors of which kind; the fields are those of the `index` section.
 
     `blue_green` searches a new version with new actors, which take the builders' place in the cluster; else the
-    same searchers hold two versions during a swap. `watch_k` documents of each of the `watch_texts` measure a refresh.
+    same searchers hold two versions during a swap.
     """
 
     num_shards: int = 1
@@ -58,11 +74,9 @@ class IndexSettings:
     threads: int | None = None
     gpus_per_builder: float = 0.0
     gpus_per_searcher: float = 0.0
-    max_attempts: int = 3
-    timeout_seconds: float = 3600.0
     blue_green: bool = False
-    watch_texts: tuple[str, ...] = ()
-    watch_k: int = 20
+    tries: Tries = Tries()
+    watched: WatchedTexts = WatchedTexts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +111,8 @@ class IndexService:
                 settings.num_builders,
                 "index builder",
                 max_in_flight=BUILDER_CALLS,
-                max_attempts=settings.max_attempts,
-                timeout_seconds=settings.timeout_seconds,
+                max_attempts=settings.tries.max_attempts,
+                timeout_seconds=settings.tries.timeout_seconds,
             )
         return self._builders
 
@@ -241,7 +255,7 @@ class IndexService:
 
         In two parts, since with blue_green there are no builders when the searchers are there.
         """
-        texts, k = self._settings.watch_texts, min(self._settings.watch_k, plan.num_documents)
+        texts, k = self._settings.watched.texts, min(self._settings.watched.k, plan.num_documents)
         if not texts:
             return Measures
         queries = self.builders.submit("encode", plan, texts).result()

@@ -43,9 +43,12 @@ class IndexState:
     step: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BuildPlan:
-    """What is to be embedded, by which weights, and what is built of it. Two equal plans give the same bytes."""
+    """What is to be embedded, by which weights, and what is built of it. Two equal plans give the same bytes.
+
+    `plan.json` and `manifest.json` hold these names, so the record is flat.
+    """
 
     version: int
     step: int

@@ -33,14 +33,14 @@ def plan_png(path: Path, title: str, plan: Plan) -> None:
 
 
 def draw_time_line(axes: Axes, plan: Plan) -> None:
-    outcome = plan.estimate.outcome
-    scale, unit = next((s, name) for s, name in UNITS if outcome.wall >= 2 * s or s == 1.0)
+    simulated = plan.estimate.simulated
+    scale, unit = next((s, name) for s, name in UNITS if simulated.times.wall >= 2 * s or s == 1.0)
     for row, (role, name) in enumerate(reversed(ROWS)):
         _draw_role(axes, plan, role, row, scale)
         _label_role(axes, plan, role, name, row)
-    _draw_index_waits(axes, outcome, scale)
-    _draw_refreshes(axes, outcome, scale)
-    axes.set_xlim(0, outcome.wall / scale)
+    _draw_index_waits(axes, simulated, scale)
+    _draw_refreshes(axes, simulated, scale)
+    axes.set_xlim(0, simulated.times.wall / scale)
     axes.set_ylim(-0.1, 3.25)
     axes.set_yticks([])
     axes.set_xlabel(f"{unit} since the start")
@@ -53,7 +53,7 @@ def busy_shares(spans: list[Span], devices: int, wall: float, bins: int = BINS) 
     if not spans:
         return np.zeros(bins)
     begin, end, number = (np.array(column, dtype=float) for column in zip(*spans, strict=True))
-    # Workload done until each edge: of what has begun by then, all but what was still to do.
+    # Work done until each edge: of what has begun by then, all but what was still to do.
     done = [_until(begin, end, number, edge) for edge in edges]
     return np.diff(done) / (devices * wall / bins)
 
@@ -63,10 +63,10 @@ def _until(begin: np.ndarray, end: np.ndarray, number: np.ndarray, time: float) 
 
 
 def _draw_role(axes: Axes, plan: Plan, role: str, row: int, scale: float) -> None:
-    outcome = plan.estimate.outcome
+    simulated = plan.estimate.simulated
     devices = plan.estimate.allocation.replicas if role == "score" else 1
-    shares = np.minimum(1.0, busy_shares(outcome.spans[role], devices, outcome.wall))
-    edges = np.linspace(0.0, outcome.wall, BINS + 1) / scale
+    shares = np.minimum(1.0, busy_shares(simulated.spans[role], devices, simulated.times.wall))
+    edges = np.linspace(0.0, simulated.times.wall, BINS + 1) / scale
     axes.fill_between(edges[[0, -1]], row, row + 0.8, color=COLOURS["idle"], linewidth=0)
     axes.stairs(row + 0.8 * shares, edges, baseline=row, fill=True, color=COLOURS[role])
 
@@ -80,14 +80,14 @@ def _label_role(axes: Axes, plan: Plan, role: str, name: str, row: int) -> None:
     axes.text(-0.01, row + 0.4, text, transform=axes.get_yaxis_transform(), ha="right", va="center")
 
 
-def _draw_index_waits(axes: Axes, outcome: SimulatedRun, scale: float) -> None:
-    for span in outcome.index_waits:
+def _draw_index_waits(axes: Axes, simulated: SimulatedRun, scale: float) -> None:
+    for span in simulated.index.waits:
         axes.fill_between([span.begin / scale, span.end / scale], 0, 0.8, color=COLOURS["wait"], linewidth=0)
 
 
-def _draw_refreshes(axes: Axes, outcome: SimulatedRun, scale: float) -> None:
+def _draw_refreshes(axes: Axes, simulated: SimulatedRun, scale: float) -> None:
     """A line where an index is adopted; its step where there is room."""
-    adopted = [r for r in outcome.refreshes if r.adopted is not None]
+    adopted = [r for r in simulated.index.refreshes if r.adopted is not None]
     for number, refresh in enumerate(adopted):
         x = (refresh.adopted or 0.0) / scale
         axes.plot([x, x], [0, 2.95], color="#444444", linewidth=0.8, linestyle=(0, (4, 3)))

@@ -8,8 +8,17 @@ from dataclasses import dataclass, field
 from replug.configs.schema import Config, SwapMode
 from replug.planning import memory
 from replug.planning.accelerators import DeviceModel, Devices
-from replug.planning.model_sizes import ModelSize, encoder_size, lm_size
-from replug.planning.simulate import ROLES, DeviceAllocation, Durations, Place, SimulatedRun, simulate
+from replug.planning.model_sizes import ModelSize, encoder_size, lm_size, stand_in_seconds
+from replug.planning.simulate import (
+    ROLES,
+    DeviceAllocation,
+    Durations,
+    Place,
+    ScoringSeconds,
+    SimulatedRun,
+    StageSeconds,
+    simulate,
+)
 from replug.planning.workload import IndexSize, Shape, Workload, index_size, shape_of, work_of
 
 # Where searches run when the vectors do not fit the index GPUs: one node's processors and memory, 64 cores.
@@ -25,12 +34,23 @@ EMBED_TOKENS_PER_PASS = 2048  # of a builder on a CPU (models/encoder.py)
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
-    """FLOP a second of one device at each activity, and the seconds that come once.
+class MeasuredSeconds:
+    """What a measured run tells beyond rates; without one nothing is known of it.
 
-    `search_bandwidth` is bytes a second (0: not looked at). `first_build` and `last_build` are what those builds take
-    beyond the embedding, `measure_window` one text of the measurements on one replica (None: as in training).
+    `first_build` and `last_build` are what those builds take beyond the embedding, `measure_window` one text of the
+    measurements on one replica (None: as in training).
     """
+
+    checkpoint: float = 0.0
+    start_up: float = 0.0
+    first_build: float = 0.0
+    last_build: float = 0.0
+    measure_window: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """FLOP a second of one device at each activity. `search_bandwidth` is bytes a second (0: not looked at)."""
 
     score: float
     embed: float
@@ -38,11 +58,7 @@ class Rates:
     encode: float
     search: float
     search_bandwidth: float = 0.0
-    checkpoint: float = 0.0
-    start_up: float = 0.0
-    first_build: float = 0.0
-    last_build: float = 0.0
-    measure_window: float | None = None
+    once: MeasuredSeconds = MeasuredSeconds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +71,7 @@ class Job:
     lm: ModelSize
     index: IndexSize
     work: Workload
+    seconds_per_call: float = 0.0  # that a stand-in LM sleeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +106,7 @@ class Estimate:
     split: Split
     allocation: DeviceAllocation
     durations: Durations
-    outcome: SimulatedRun
+    simulated: SimulatedRun
     hours: dict[str, float] = field(default_factory=dict)
 
 
@@ -102,10 +119,11 @@ def job_of(
     """Raises UserError for models of unknown size and a corpus of unknown length."""
     shape = shape_of(config, num_documents)
     retriever = encoder_size(config.retriever.path, retriever_parameters)
-    lm = lm_size(str(config.lm.path or config.lm.model), lm_parameters)
+    lm_name = str(config.lm.path or config.lm.model)
+    lm = lm_size(lm_name, lm_parameters)
     index = index_size(config, retriever.hidden, shape.num_documents)
     work = work_of(shape, retriever, lm, index.probed_share)
-    return Job(config, shape, retriever, lm, index, work)
+    return Job(config, shape, retriever, lm, index, work, stand_in_seconds(lm_name))
 
 
 def rates_of(devices: Devices, config: Config, efficiency: float | None = None, search_on_gpu: bool = False) -> Rates:
@@ -129,7 +147,7 @@ def rates_of(devices: Devices, config: Config, efficiency: float | None = None, 
 def pairs_per_unit(job: Job, is_gpu: bool) -> int:
     """Pairs of one call to a replica, which one replica scores (models/scorer_pool.py)."""
     passes, tokens = (PASSES_PER_UNIT_GPU, TOKENS_PER_PASS_GPU) if is_gpu else (PASSES_PER_UNIT, TOKENS_PER_PASS)
-    return max(1, passes * (job.config.lm.tokens_per_batch or tokens) // job.shape.pair_tokens)
+    return max(1, passes * (job.config.lm.tokens_per_batch or tokens) // job.shape.lengths.pair)
 
 
 def scores_on_gpu(job: Job, devices: Devices) -> bool:
@@ -139,22 +157,24 @@ def scores_on_gpu(job: Job, devices: Devices) -> bool:
 def durations_of(job: Job, rates: Rates, devices: Devices, split: Split) -> Durations:
     """Seconds of each activity on the devices that the split gives it."""
     shape, work = job.shape, job.work
-    units = -(-shape.pairs_per_step // pairs_per_unit(job, scores_on_gpu(job, devices)))
-    pair, asleep = work.pair / rates.score, job.lm.seconds_per_call
+    units = -(-shape.step.pairs // pairs_per_unit(job, scores_on_gpu(job, devices)))
+    pair, asleep = work.pair / rates.score, job.seconds_per_call
     build = shape.num_documents * work.document / (rates.embed * split.embed)
     return Durations(
         encode=work.encode_batch / rates.encode,
         search=search_seconds(job, rates, split.embed if split.search_on_gpu else devices.nodes),
-        unit=asleep + shape.pairs_per_step * pair / units,
-        units=units,
+        scoring=ScoringSeconds(
+            unit=asleep + shape.step.pairs * pair / units, units=units, window=asleep + shape.heldout.k * pair
+        ),
         train=train_seconds(job, rates, devices, split),
         build=build,
-        first_build=build + rates.first_build,
-        last_build=build + rates.last_build,
-        checkpoint=rates.checkpoint,
-        start_up=rates.start_up,
-        measure=measure_seconds(job, rates, split.replicas),
-        window=asleep + shape.measured_k * pair,
+        stages=StageSeconds(
+            first_build=build + rates.once.first_build,
+            last_build=build + rates.once.last_build,
+            start_up=rates.once.start_up,
+            measure=measure_seconds(job, rates, split.replicas),
+        ),
+        checkpoint=rates.once.checkpoint,
     )
 
 
@@ -180,8 +200,12 @@ def exchange_seconds(retriever: ModelSize, devices: Devices, ranks: int) -> floa
 
 def measure_seconds(job: Job, rates: Rates, replicas: int) -> float:
     """Bits per byte of all methods after training, a call to a replica for each text."""
-    call = job.lm.seconds_per_call + job.shape.pairs_per_measured_window * job.work.pair / rates.score
-    return job.shape.measured_windows * (call if rates.measure_window is None else rates.measure_window) / replicas
+    call = job.seconds_per_call + job.shape.heldout.pairs_per_window * job.work.pair / rates.score
+    return (
+        job.shape.heldout.windows
+        * (call if rates.once.measure_window is None else rates.once.measure_window)
+        / replicas
+    )
 
 
 def estimate(
@@ -190,8 +214,8 @@ def estimate(
     """Simulate the run. `allocation` says who shares what where the split does not."""
     durations = durations_of(job, rates, devices, split)
     allocation = allocation or allocation_of(split)
-    outcome = simulate(job.shape, durations, allocation)
-    return Estimate(split, allocation, durations, outcome, role_hours(job, durations, split, devices))
+    simulated = simulate(job.shape, durations, allocation)
+    return Estimate(split, allocation, durations, simulated, role_hours(job, durations, split, devices))
 
 
 def allocation_of(split: Split) -> DeviceAllocation:
@@ -207,7 +231,8 @@ def role_hours(job: Job, durations: Durations, split: Split, devices: Devices) -
     shape, searching = job.shape, split.embed if split.search_on_gpu else devices.nodes
     seconds = {
         "score": scoring_seconds(shape, durations),
-        "embed": split.embed * (durations.first_build + durations.last_build + shape.num_refreshes * durations.build),
+        "embed": split.embed
+        * (durations.stages.first_build + durations.stages.last_build + shape.num_refreshes * durations.build),
         "train": split.train * shape.steps * durations.train,
         "search": searching * shape.steps * durations.search,
     }
@@ -216,8 +241,8 @@ def role_hours(job: Job, durations: Durations, split: Split, devices: Devices) -
 
 def scoring_seconds(shape: Shape, durations: Durations) -> float:
     """Of replicas together: the batches of training, and held-out texts before it and at each refresh."""
-    heldout = shape.refresh_windows * (shape.num_refreshes + 1) * durations.window
-    return shape.steps * durations.units * durations.unit + heldout
+    heldout = shape.heldout.refresh_windows * (shape.num_refreshes + 1) * durations.scoring.window
+    return shape.steps * durations.scoring.units * durations.scoring.unit + heldout
 
 
 def elapsed_hours(job: Job, estimate: Estimate) -> dict[str, float]:
@@ -226,10 +251,10 @@ def elapsed_hours(job: Job, estimate: Estimate) -> dict[str, float]:
     The trainer also encodes the queries. A batch has so many units, and no more replicas than those in flight are busy.
     """
     shape, durations, split = job.shape, estimate.durations, estimate.split
-    useful = min(split.replicas, durations.units * (shape.depth + 1))
+    useful = min(split.replicas, durations.scoring.units * (shape.step.depth + 1))
     seconds = {
         "score": scoring_seconds(shape, durations) / useful,
-        "embed": durations.first_build + durations.last_build + shape.num_refreshes * durations.build,
+        "embed": durations.stages.first_build + durations.stages.last_build + shape.num_refreshes * durations.build,
         "train": shape.steps * (durations.train + durations.encode),
         "search": shape.steps * durations.search,
     }

@@ -18,6 +18,7 @@ from replug.configs.schema import Config
 from replug.planning.accelerators import DeviceModel, Devices
 from replug.planning.estimate import (
     Job,
+    MeasuredSeconds,
     Rates,
     Split,
     durations_of,
@@ -32,17 +33,31 @@ from replug.planning.simulate import Durations, SimulatedRun, simulate
 MEASURED = "measured"
 ROUNDS = 6  # of correction; the third changes nothing visible
 LEAST_SECONDS = 1e-9
-WAITED = 0.1  # share of a step from which its wait for a refresh tells when that was ready
+WAITED = 0.1  # share of a step from which its wait tells when what it waited for was ready
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedStages:
+    """Seconds of what came once. `first_build` and `last_build` are with all that belongs to these stages.
+
+    `warm_up` is what the first step took more than later ones, `outside` the training before its first step, which
+    measures held-out texts too.
+    """
+
+    start_up: float
+    first_build: float
+    last_build: float
+    measure: float
+    warm_up: float
+    outside: float
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
     """Seconds that activities took in a run, its other roles at work beside them.
 
-    `pair` of a replica's time, without what a stand-in sleeps in each call; `first_build` and `last_build` with all
-    that belongs to these stages; `warm_up` what the first step took more than later ones, `outside` the training
-    before its first step, which measures held-out texts too.
+    `pair` is of a replica's time, without what a stand-in sleeps in each call.
     """
 
     encode: float
@@ -51,12 +66,7 @@ class Observed:
     train: float
     build: float
     checkpoint: float
-    start_up: float
-    first_build: float
-    last_build: float
-    measure: float
-    warm_up: float
-    outside: float
+    stages: ObservedStages
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +98,7 @@ def read_run(path: Path) -> MeasuredRun:
 def observe(run: MeasuredRun, job: Job) -> Observed:
     """Raises UserError for a metric or time that is not there, or a run too short to tell.
 
-    The first step is left out: it warms up, and waits for as many batches as are in flight.
+    The first step is left out: it warms up, and encodes as many batches as are to be in flight.
     """
     depth, later = run.config.train.pipeline_depth, run.rows[1:]
     if len(later) <= depth:
@@ -105,12 +115,14 @@ def observe(run: MeasuredRun, job: Job) -> Observed:
         train=train,
         build=first if build is None else build,
         checkpoint=_mean_of_positive(_values(run, later, "time/checkpoint_seconds")),
-        start_up=_time(run, "start_up"),
-        first_build=first,
-        last_build=_time(run, "last_index"),
-        measure=_time(run, "measuring"),
-        warm_up=max(0.0, _values(run, run.rows[:1], "time/train_seconds")[0] - train),
-        outside=_time(run, "training") - sum(_values(run, run.rows, "time/step_seconds")),
+        stages=ObservedStages(
+            start_up=_time(run, "start_up"),
+            first_build=first,
+            last_build=_time(run, "last_index"),
+            measure=_time(run, "measuring"),
+            warm_up=max(0.0, _values(run, run.rows[:1], "time/train_seconds")[0] - train),
+            outside=_time(run, "training") - sum(_values(run, run.rows, "time/step_seconds")),
+        ),
     )
 
 
@@ -140,12 +152,12 @@ def devices_of(run: MeasuredRun, count: int = 1) -> Devices:
 
 def heldout_seconds(job: Job, pair_seconds: float, replicas: int) -> float:
     """What a refresh's held-out texts take the replicas, when they have nothing else to do."""
-    call = job.lm.seconds_per_call + job.shape.measured_k * pair_seconds
-    return job.shape.refresh_windows * call / replicas
+    call = job.seconds_per_call + job.shape.heldout.k * pair_seconds
+    return job.shape.heldout.refresh_windows * call / replicas
 
 
 def _rates(job: Job, devices: Devices, split: Split, seconds: Observed) -> Rates:
-    shape, work = job.shape, job.work
+    shape, work, stages = job.shape, job.work, seconds.stages
     heldout = heldout_seconds(job, seconds.pair, split.replicas)
     return Rates(
         score=work.pair / max(LEAST_SECONDS, seconds.pair),
@@ -153,19 +165,23 @@ def _rates(job: Job, devices: Devices, split: Split, seconds: Observed) -> Rates
         train=work.train_step / (split.train * max(LEAST_SECONDS, seconds.train)),
         encode=work.encode_batch / max(LEAST_SECONDS, seconds.encode),
         search=work.search_batch / max(LEAST_SECONDS, seconds.search),
-        checkpoint=seconds.checkpoint,
-        start_up=seconds.start_up + seconds.warm_up + max(0.0, seconds.outside - heldout),
-        first_build=seconds.first_build - seconds.build,
-        last_build=seconds.last_build - seconds.build,
-        measure_window=seconds.measure * split.replicas / max(1, shape.measured_windows),
+        once=MeasuredSeconds(
+            checkpoint=seconds.checkpoint,
+            start_up=stages.start_up + stages.warm_up + max(0.0, stages.outside - heldout),
+            first_build=stages.first_build - seconds.build,
+            last_build=stages.last_build - seconds.build,
+            measure_window=stages.measure * split.replicas / max(1, shape.heldout.windows),
+        ),
     )
 
 
-def _correct(job: Job, assumed: Observed, observed: Observed, durations: Durations, outcome: SimulatedRun) -> Observed:
+def _correct(
+    job: Job, assumed: Observed, observed: Observed, durations: Durations, simulated: SimulatedRun
+) -> Observed:
     """Each activity's seconds, by as much as the simulation had them too long or too short."""
-    steps, built = len(outcome.step_ends), _built(job, outcome)
-    trained = outcome.busy("train") / (steps * (durations.train + durations.encode))
-    scored = outcome.busy("score") / scoring_seconds(job.shape, durations)
+    steps, built = len(simulated.step_ends), _built(job, simulated)
+    trained = simulated.busy("train") / (steps * (durations.train + durations.encode))
+    scored = simulated.busy("score") / scoring_seconds(job.shape, durations)
     return replace(
         assumed,
         train=observed.train / trained,
@@ -201,7 +217,7 @@ def _mean_of_positive(values: list[float]) -> float:
 def _seconds_per_pair(run: MeasuredRun, job: Job) -> float:
     """Of a replica's time, over the pairs that were scored and not read from the cache, less what a stand-in slept.
 
-    Every batch in flight is answered within the first row, so the rest is what was submitted after it.
+    The first row is left out with the batches that were answered in it.
     """
     later, misses = run.rows[1:], _values(run, run.rows, "scoring/misses")
     if misses[-1] <= misses[0]:
@@ -212,19 +228,29 @@ def _seconds_per_pair(run: MeasuredRun, job: Job) -> float:
         _values(run, later, "scoring/tokens_per_second"), _values(run, later, "time/step_seconds"), strict=True
     )
     busy = [rate * seconds / _busy_rate(run, row) for (rate, seconds), row in zip(tokens, later, strict=True) if rate]
-    return max(0.0, sum(busy) - job.lm.seconds_per_call * _calls(run, job)) / (misses[-1] - misses[0])
+    waiting = _batches_in_flight(run, job)
+    pairs = misses[-1] - misses[0] + waiting * job.shape.step.pairs
+    return max(0.0, sum(busy) - job.seconds_per_call * _calls(run, job, waiting)) / pairs
 
 
-def _calls(run: MeasuredRun, job: Job) -> int:
-    """To replicas, after the first step: units of batches, and held-out texts of the refreshes adopted."""
-    units = -(-job.shape.pairs_per_step // pairs_per_unit(job, scores_on_gpu(job, devices_of(run))))
+def _batches_in_flight(run: MeasuredRun, job: Job) -> int:
+    """When the first row ended: those from the first on that a later step waited for."""
+    ahead = run.rows[1 : job.shape.step.depth + 1]
+    times = zip(_values(run, ahead, "time/wait_scores_seconds"), _values(run, ahead, "time/step_seconds"), strict=True)
+    late = [number for number, (waited, whole) in enumerate(times) if waited > WAITED * whole]
+    return job.shape.step.depth - late[0] if late else 0
+
+
+def _calls(run: MeasuredRun, job: Job, waiting: int) -> int:
+    """To replicas, after the first row: units of batches, and held-out texts of the refreshes adopted."""
+    units = -(-job.shape.step.pairs // pairs_per_unit(job, scores_on_gpu(job, devices_of(run))))
     refreshes = sum(swapped > 0 for swapped in _values(run, run.rows[1:], "index/swapped"))
-    return (len(run.rows) - 1 - job.shape.depth) * units + refreshes * job.shape.refresh_windows
+    return (len(run.rows) - 1 - job.shape.step.depth + waiting) * units + refreshes * job.shape.heldout.refresh_windows
 
 
-def _built(job: Job, outcome: SimulatedRun) -> list[float]:
+def _built(job: Job, simulated: SimulatedRun) -> list[float]:
     """Seconds of the simulated refreshes' embedding, which share the processor with training."""
-    spans = outcome.spans["embed"][1:-1]
+    spans = simulated.spans["embed"][1:-1]
     return [span.end - span.begin for span in spans[: job.shape.num_refreshes]]
 
 
@@ -244,7 +270,7 @@ def _build_seconds(run: MeasuredRun, job: Job, heldout: float) -> float | None:
         _values(run, run.rows, "index/swap_build_seconds"),
         _values(run, run.rows, "time/wait_index_seconds"),
     )
-    steps, lag = _values(run, run.rows, "time/step_seconds"), job.shape.lag_steps
+    steps, lag = _values(run, run.rows, "time/step_seconds"), job.shape.refresh.fixed_lag
     adopted = [step for step, swapped in enumerate(_values(run, run.rows, "index/swapped")) if swapped]
     waited = [step for step in adopted if lag is not None and step >= lag and waits[step] > WAITED * steps[step]]
     rest = [sum(steps[step - (lag or 0) : step]) + waits[step] - builds[step] - heldout for step in waited]

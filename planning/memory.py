@@ -45,7 +45,11 @@ def embed_bytes(retriever: ModelSize, tokens_per_pass: int, dtype: str) -> float
 
 def train_bytes(retriever: ModelSize, shape: Shape, ranks: int, dtype: str, checkpointed: bool) -> float:
     """Of one rank, which takes its share of the batch's queries with their documents, in so many parts."""
-    tokens = shape.batch_size / (ranks * shape.micro_batches) * (shape.context + shape.k * shape.document)
+    tokens = (
+        shape.step.batch_size
+        / (ranks * shape.step.micro_batches)
+        * (shape.lengths.context + shape.step.k * shape.lengths.document)
+    )
     layer = ACTIVATION_BYTES * retriever.hidden * DTYPE_BYTES[dtype] / 2
     kept = 2.0 * DTYPE_BYTES[dtype] * retriever.hidden  # a layer's input, in the pass and in float32
     activations = tokens * (retriever.layers * kept + layer if checkpointed else retriever.layers * layer)

@@ -22,7 +22,6 @@ class ModelSize:
     """Weights and widths. Biases and norms, under 0.2% of the weights, are left out.
 
     `layer_parameters` are those that every token is multiplied by, without embeddings and output layer.
-    `seconds_per_call` is what the stand-in LM sleeps.
     """
 
     name: str
@@ -33,7 +32,6 @@ class ModelSize:
     attention_width: int
     layer_parameters: int
     parameters: int
-    seconds_per_call: float = 0.0
 
     def flop_per_token(self, num_tokens: int) -> float:
         """Forward FLOP of one token in a sequence: two for each weight, and attention over the whole sequence."""
@@ -46,8 +44,17 @@ class ModelSize:
 
 
 @dataclass(frozen=True, slots=True)
+class Attention:
+    """`kv_heads` share keys and values (None: as many as heads); heads are of `width` (None: hidden / heads)."""
+
+    heads: int
+    kv_heads: int | None = None
+    width: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Architecture:
-    """What a config.json says. `kv_heads` share keys and values; a `gated` layer has three matrices of `intermediate`.
+    """What a config.json says. A `gated` layer has three matrices of `intermediate`.
 
     `tables` are embedding tables of the vocabulary: 2 where the output layer has its own.
     """
@@ -55,17 +62,16 @@ class Architecture:
     layers: int
     hidden: int
     intermediate: int
-    heads: int
+    attention: Attention
     vocabulary: int
     positions: int = 0
-    kv_heads: int | None = None
-    head_dim: int | None = None
     gated: bool = False
     tables: int = 1
 
     def size(self, name: str) -> ModelSize:
-        head_dim = self.head_dim or self.hidden // self.heads
-        width, kv_width = self.heads * head_dim, (self.kv_heads or self.heads) * head_dim
+        heads, kv_heads = self.attention.heads, self.attention.kv_heads or self.attention.heads
+        head_width = self.attention.width or self.hidden // heads
+        width, kv_width = heads * head_width, kv_heads * head_width
         attention = 2 * self.hidden * (width + kv_width)
         in_layers = self.layers * (attention + (3 if self.gated else 2) * self.hidden * self.intermediate)
         embeddings = self.hidden * (self.tables * self.vocabulary + self.positions)
@@ -75,11 +81,11 @@ class Architecture:
 
 
 def _bert(layers: int, hidden: int, vocabulary: int = ENCODER_VOCABULARY) -> Architecture:
-    return Architecture(layers, hidden, 4 * hidden, hidden // 64 or 1, vocabulary, 512)
+    return Architecture(layers, hidden, 4 * hidden, Attention(hidden // 64 or 1), vocabulary, 512)
 
 
 def _gpt(layers: int, hidden: int, vocabulary: int = 50_257, positions: int = 0, tables: int = 1) -> Architecture:
-    return Architecture(layers, hidden, 4 * hidden, hidden // 64, vocabulary, positions, tables=tables)
+    return Architecture(layers, hidden, 4 * hidden, Attention(hidden // 64), vocabulary, positions, tables=tables)
 
 
 def _llama(
@@ -91,7 +97,9 @@ def _llama(
     tables: int = 2,
     head_dim: int | None = None,
 ) -> Architecture:
-    return Architecture(layers, hidden, intermediate, heads[0], vocabulary, 0, heads[1], head_dim, True, tables)
+    return Architecture(
+        layers, hidden, intermediate, Attention(*heads, head_dim), vocabulary, gated=True, tables=tables
+    )
 
 
 _BASE, _LARGE, _MINI = _bert(12, 768), _bert(24, 1024), _bert(6, 384)
@@ -128,7 +136,7 @@ ENCODERS = {
     "snowflake-arctic-embed-m": _BASE,
     "snowflake-arctic-embed-l": _LARGE,
     "package:minilm": _MINI,
-    "stand_in": Architecture(2, 32, 64, 2, 292, 128),
+    "stand_in": Architecture(2, 32, 64, Attention(2), 292, 128),
 }
 
 LMS = {
@@ -211,15 +219,20 @@ def lm_size(path: str, parameters: float | None = None) -> ModelSize:
     """The LM named by `lm.path`, or by `lm.model` of a server. Raises UserError for one that is not known."""
     if parameters is not None:
         return _of_count(path, parameters, LM_ASPECT, LM_VOCABULARY, "--lm-parameters")
-    name, _, seconds = path.partition(":")
-    if name == "stand_in":  # no weights: a nominal size, so that its work grows with the texts
-        return ModelSize(path, 1, 1, 1, 1, 0, 1000, 1000, float(seconds or 0))
+    if path.partition(":")[0] == "stand_in":  # no weights: a nominal size, so that its work grows with the texts
+        return ModelSize(path, 1, 1, 1, 1, 0, 1000, 1000)
     if (folder := _folder(path)) is not None:
         return read_architecture(folder, "lm.path").size(path)
     known = LMS.get(path) or LMS.get(_release(path))
     if known is None:
         raise UserError(_unknown("lm.path", path, "--lm-parameters 7e9", "gpt2-xl"))
     return known.size(path)
+
+
+def stand_in_seconds(path: str) -> float:
+    """What a stand-in LM sleeps in each call, as its path says; 0 for any other."""
+    name, _, seconds = path.partition(":")
+    return float(seconds or 0) if name == "stand_in" else 0.0
 
 
 def read_architecture(folder: Path, key: str) -> Architecture:
@@ -230,18 +243,20 @@ def read_architecture(folder: Path, key: str) -> Architecture:
     except (OSError, ValueError) as error:
         raise UserError(f"{key}: {file} cannot be read as JSON: {error}") from error
     hidden = _field(found, file, "hidden_size", "n_embd", "d_model", "dim")
-    heads = _field(found, file, "num_attention_heads", "n_head", "n_heads")
+    attention = Attention(
+        heads=_field(found, file, "num_attention_heads", "n_head", "n_heads"),
+        kv_heads=_optional(found, "num_key_value_heads"),
+        width=_optional(found, "head_dim"),
+    )
     return Architecture(
         layers=_field(found, file, "num_hidden_layers", "n_layer", "n_layers"),
         hidden=hidden,
         intermediate=_optional(found, "intermediate_size", "n_inner", "ffn_dim", "hidden_dim") or 4 * hidden,
-        heads=heads,
+        attention=attention,
         vocabulary=_field(found, file, "vocab_size"),
         positions=0
         if {"rope_theta", "rope_parameters"} & found.keys()
         else _optional(found, "max_position_embeddings", "n_positions") or 0,
-        kv_heads=_optional(found, "num_key_value_heads"),
-        head_dim=_optional(found, "head_dim"),
         gated=str(found.get("hidden_act")) == "silu",
         tables=1 if found.get("tie_word_embeddings", True) else 2,
     )

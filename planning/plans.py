@@ -23,7 +23,8 @@ from replug.planning.estimate import (
 from replug.planning.processors import configured_allocation, configured_split, of_actors, threads_by_role
 from replug.planning.simulate import ROLES
 from replug.planning.split import best_split, estimate_split, given_split
-from replug.planning.workload import disk_gb, network_gb, total_flop, total_tokens
+from replug.planning.storage import StoredRetriever, run_bytes
+from replug.planning.workload import network_gb, total_flop, total_tokens
 
 RESOURCES = {"train": "train", "score": "score", "index": "embed"}  # keys of `resources`, and whose they are
 
@@ -53,26 +54,25 @@ def make_plan(
     gpus: str | None,
     nodes: int | None = None,
     measured_run: Path | None = None,
-    assumptions: Assumptions | None = None,
+    assumptions: Assumptions = Assumptions(),
 ) -> Plan:
     """Raises UserError for what cannot be planned, with the flag or key that mends it."""
-    given = assumptions or Assumptions()
-    if given.efficiency is not None and not 0 < given.efficiency <= 1:
-        raise UserError(f"--efficiency is {given.efficiency:g}; expected a share of the peak above 0 and up to 1")
+    if assumptions.efficiency is not None and not 0 < assumptions.efficiency <= 1:
+        raise UserError(f"--efficiency is {assumptions.efficiency:g}; expected a share of the peak above 0 and up to 1")
     if measured_run is not None:
-        return _measured_plan(lay_out(config, 0), gpus, measured_run, given)
+        return _measured_plan(lay_out(config, 0), gpus, measured_run, assumptions)
     if gpus is None:
         raise UserError(
             "--gpus is missing; expected such as --gpus 8xA100, or --measured RUN_DIR for that run's machine"
         )
     devices = parse_devices(gpus, nodes)
     if devices.accelerator.is_cpu:
-        return _plan_of_cores(_job(lay_out(config, 0), given, None), devices, given)
-    job = _job(config, given, None)
-    if given.split is not None:
-        split = given_split(job, devices, given.split)
-        return Plan(job, devices, estimate_split(job, devices, split, given.efficiency))
-    return Plan(job, devices, best_split(job, devices, given.efficiency))
+        return _plan_of_cores(_job(lay_out(config, 0), assumptions, None), devices, assumptions)
+    job = _job(config, assumptions, None)
+    if assumptions.split is not None:
+        split = given_split(job, devices, assumptions.split)
+        return Plan(job, devices, estimate_split(job, devices, split, assumptions.efficiency))
+    return Plan(job, devices, best_split(job, devices, assumptions.efficiency))
 
 
 def _job(config: Config, given: Assumptions, counted: int | None) -> Job:
@@ -114,8 +114,8 @@ def _machines(gpus: str | None) -> int:
 
 def plan_json(plan: Plan) -> dict[str, Any]:
     """All of a plan. The names stay as they are; `docs/planning.md` says what they are."""
-    job, found, outcome = plan.job, plan.estimate, plan.estimate.outcome
-    refreshes = outcome.refreshes
+    job, found, simulated = plan.job, plan.estimate, plan.estimate.simulated
+    refreshes = simulated.index.refreshes
     return {
         "devices": str(plan.devices),
         "nodes": plan.devices.nodes,
@@ -126,9 +126,9 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "flop": asdict(total_flop(job.shape, job.work)),
         "hours": found.hours,
         "query_encoding_hours": job.shape.steps * found.durations.encode / 3600,
-        "wall_hours": outcome.wall / 3600,
+        "wall_hours": simulated.times.wall / 3600,
         "wall": _stages(found),
-        "steps_per_minute": 60 * job.shape.steps / (outcome.training_ended - outcome.steps_began),
+        "steps_per_minute": 60 * job.shape.steps / (simulated.times.training_ended - simulated.times.steps_began),
         "dominates": dominating(elapsed_hours(job, found)),
         "split": found.split.by_role(),
         "gpus_per_replica": found.split.gpus_per_replica,
@@ -137,30 +137,37 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "memory_gb": _memory(plan),
         "memory_limit_gb": plan.devices.accelerator.memory_gb,
         "idle": idle_shares(found),
-        "waits": {cause: seconds / 3600 for cause, seconds in outcome.waits.items()},
+        "waits": {cause: seconds / 3600 for cause, seconds in simulated.waits.items()},
         "index_lag": {
-            "max_steps": outcome.max_lag_steps,
-            "max_hours": outcome.max_lag_seconds / 3600,
+            "max_steps": simulated.index.max_lag_steps,
+            "max_hours": simulated.index.max_lag_seconds / 3600,
             "build_hours": found.durations.build / 3600,
             "refreshes": len(refreshes),
-            "skipped": outcome.num_skipped,
+            "skipped": len(simulated.index.skipped),
         },
-        "disk_gb": disk_gb(job.shape, job.retriever, job.index, job.config.checkpoint.keep_last),
+        "disk_gb": disk_gb(job),
         "network_gb": network_gb(job.shape, job.retriever, found.split.embed),
         "settings": settings(plan),
         "notes": notes(plan),
     }
 
 
+def disk_gb(job: Job) -> dict[str, float]:
+    """What the run directory holds at most, by part and in total."""
+    retriever = StoredRetriever(job.retriever.hidden, job.retriever.parameters, job.retriever.vocabulary)
+    parts = run_bytes(job.config, job.shape, retriever, job.index)
+    return {name: value / 1e9 for name, value in {**parts, "total": sum(parts.values())}.items()}
+
+
 def _stages(found: Estimate) -> dict[str, float]:
     """Hours of the stages, one after the other."""
-    durations, outcome = found.durations, found.outcome
+    durations, simulated = found.durations, found.simulated
     seconds = {
-        "start_up": durations.start_up,
-        "first_index": outcome.training_began - durations.start_up,
-        "training": outcome.training_ended - outcome.training_began,
-        "last_index": outcome.wall - outcome.training_ended - durations.measure,
-        "measuring": durations.measure,
+        "start_up": durations.stages.start_up,
+        "first_index": simulated.times.training_began - durations.stages.start_up,
+        "training": simulated.times.training_ended - simulated.times.training_began,
+        "last_index": simulated.times.wall - simulated.times.training_ended - durations.stages.measure,
+        "measuring": durations.stages.measure,
     }
     return {stage: value / 3600 for stage, value in seconds.items()}
 
@@ -173,7 +180,9 @@ def _memory(plan: Plan) -> dict[str, float]:
 def idle_shares(found: Estimate) -> dict[str, float]:
     """Share of the whole run in which a role's devices do nothing of that role."""
     counts = {role: found.allocation.replicas if role == "score" else 1 for role in ROLES}
-    return {role: max(0.0, 1 - found.outcome.busy(role) / (counts[role] * found.outcome.wall)) for role in ROLES}
+    return {
+        role: max(0.0, 1 - found.simulated.busy(role) / (counts[role] * found.simulated.times.wall)) for role in ROLES
+    }
 
 
 def settings(plan: Plan) -> list[str]:
@@ -194,13 +203,13 @@ def notes(plan: Plan) -> list[str]:
 
 def _possible_notes(plan: Plan) -> list[tuple[bool, str]]:
     job, found, split = plan.job, plan.estimate, plan.estimate.split
-    late = found.outcome.waits["index"] > 0.02 * found.outcome.wall
-    most = found.durations.units * (job.shape.depth + 1)
-    lag = job.shape.lag_steps
+    late = found.simulated.waits["index"] > 0.02 * found.simulated.times.wall
+    most = found.durations.scoring.units * (job.shape.step.depth + 1)
+    lag = job.shape.refresh.fixed_lag
     return [
         (
-            late and lag is not None and lag < job.shape.every_steps,
-            f"the trainer waits for refreshes; refresh.lag_steps={job.shape.every_steps} gives them longest",
+            late and lag is not None and lag < job.shape.refresh.every_steps,
+            f"the trainer waits for refreshes; refresh.lag_steps={job.shape.refresh.every_steps} gives them longest",
         ),
         (
             split.replicas > most,

@@ -35,7 +35,7 @@ def configured_allocation(job: Job, cores: int, machines: int = 1) -> DeviceAllo
     split = configured_split(config)
     wanted["embed"] *= split.embed
     wanted["train"] *= split.train
-    if config.lm.path is None or job.lm.seconds_per_call:
+    if config.lm.path is None or job.seconds_per_call:
         wanted["score"] = 0.0
     return DeviceAllocation(
         split.score, {"cpu": float(machines * cores)}, {role: Place("cpu", n) for role, n in wanted.items()}

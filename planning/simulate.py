@@ -1,9 +1,9 @@
 """A run as discrete events: the trainer's steps, the pool of scorers, the builders of the index.
 
-The order of things is `train/pipeline.py` and `train/refresh.py`: at the boundary before step t a finished refresh is
-adopted and a due one started, the batch of step t + depth is encoded and sent off (search, then scoring); then the
-trainer waits for the scores of step t and trains. The LM's replicas take units of pairs, first come first served. One
-event for each wave of units, none for a pair. Deterministic: there is no chance in it.
+At the boundary before step t the refresh policy of training (`configs/refresh_policy.py`) says what is adopted, started
+and skipped. Then the batch of step t + depth is encoded and sent off: search, then scoring. Then the trainer waits for
+the scores of step t and trains. The LM's replicas take units of pairs, first come first served. A wave of units is one
+event. There is no chance in it.
 """
 
 from collections import deque
@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import simpy
 
+from replug.configs.refresh_policy import Start
 from replug.planning.sharing import Processor
-from replug.planning.workload import Shape, starts_refresh
+from replug.planning.workload import Shape
 
 ROLES = ("score", "embed", "train", "search")
 WINDOWS_IN_FLIGHT = 8  # evals/loop.py: EXAMPLES_IN_FLIGHT
@@ -23,24 +24,35 @@ Process = Generator[simpy.Event, Any, None]
 
 
 @dataclass(frozen=True, slots=True)
-class Durations:
-    """Seconds of each activity on the devices it has, alone on them.
+class ScoringSeconds:
+    """What the LM's replicas take. `units` are the calls that a batch is divided into; each goes to one replica."""
 
-    `first_build` is everything until training can begin, `measure` everything after the last index.
-    """
+    unit: float
+    units: int
+    window: float = 0.0  # one held-out text of a refresh
+
+
+@dataclass(frozen=True, slots=True)
+class StageSeconds:
+    """What comes once. `first_build` is everything until training can begin, `measure` all after the last index."""
+
+    first_build: float
+    last_build: float
+    start_up: float = 0.0
+    measure: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """Seconds of each activity on the devices it has, alone on them."""
 
     encode: float  # the queries of a batch
     search: float  # a batch
-    unit: float  # one unit of pairs, on one replica
-    units: int  # of a batch
+    scoring: ScoringSeconds
     train: float  # a step
     build: float  # one refresh, until its vectors can be searched
-    first_build: float
-    last_build: float
+    stages: StageSeconds
     checkpoint: float = 0.0
-    start_up: float = 0.0
-    measure: float = 0.0
-    window: float = 0.0  # one held-out text of a refresh, on one replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +92,35 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedRun:
-    """What came of it. Times in seconds since the start of the run."""
+class StageTimes:
+    """When stages began and ended, seconds since the start of the run."""
 
-    wall: float
     training_began: float
     steps_began: float  # after the first measurement of held-out texts
     training_ended: float
-    step_ends: list[float]
-    spans: dict[str, list[Span]]
-    waits: dict[str, float]  # of the trainer, by cause
-    index_waits: list[Span]
+    wall: float
+
+
+@dataclass(frozen=True, slots=True)
+class IndexHistory:
+    """What became of the refreshes; `skipped` are the steps at which one was to start while another was under way."""
+
     refreshes: list[Refresh]
-    num_skipped: int
+    skipped: list[int]
+    waits: list[Span]
     max_lag_steps: int
     max_lag_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedRun:
+    """A run as it was simulated. Times in seconds since its start."""
+
+    times: StageTimes
+    step_ends: list[float]
+    spans: dict[str, list[Span]]  # by role
+    waits: dict[str, float]  # of the trainer, by cause
+    index: IndexHistory
 
     def busy(self, role: str) -> float:
         """Device-seconds that a role was at work, slowed down or not."""
@@ -105,7 +131,7 @@ def simulate(shape: Shape, durations: Durations, allocation: DeviceAllocation) -
     """The run from start-up to the end of the measurements."""
     run = _Run(shape, durations, allocation)
     run.env.run(run.env.process(run.whole()))
-    return run.outcome()
+    return run.simulated()
 
 
 class _Pool:
@@ -162,10 +188,11 @@ class _Run:
 
     def __init__(self, shape: Shape, durations: Durations, allocation: DeviceAllocation) -> None:
         self.env = simpy.Environment()
-        self._shape, self._durations, self._crew = shape, durations, allocation
+        self._shape, self._durations, self._allocation = shape, durations, allocation
+        self._policy = shape.refresh
         self._processors = {name: Processor(self.env, capacity) for name, capacity in allocation.processors.items()}
         self._searchers = _Pool(1, durations.search, partial(self._work, "search"))
-        self._scorers = _Pool(allocation.replicas, durations.unit, partial(self._work, "score"))
+        self._scorers = _Pool(allocation.replicas, durations.scoring.unit, partial(self._work, "score"))
         self._scored: dict[int, simpy.Event] = {}
         self._pending: _Pending | None = None
         self._live_step, self._live_since = 0, 0.0  # when the weights of the live index were the trainer's
@@ -174,14 +201,15 @@ class _Run:
         self._index_waits: list[Span] = []
         self._refreshes: list[Refresh] = []
         self._step_ends: list[float] = []
-        self._num_skipped = self._max_lag_steps = 0
+        self._skipped: list[int] = []
+        self._max_lag_steps = 0
         self._max_lag_seconds = self._training_began = self._steps_began = self._training_ended = 0.0
 
     def whole(self) -> Process:
         """Start-up, first index, training, last index, measurements."""
         durations = self._durations
-        yield self.env.timeout(durations.start_up)
-        yield self._work("embed", durations.first_build)
+        yield self.env.timeout(durations.stages.start_up)
+        yield self._work("embed", durations.stages.first_build)
         self._training_began = self._live_since = self.env.now
         yield from self._measure_heldout()
         self._steps_began = self.env.now
@@ -190,31 +218,23 @@ class _Run:
         self._training_ended = self.env.now
         if self._pending is not None:
             yield from self._wait("index", self._pending.ready)
-        yield self._work("embed", durations.last_build)
-        yield self.env.timeout(durations.measure)
+        yield self._work("embed", durations.stages.last_build)
+        yield self.env.timeout(durations.stages.measure)
 
-    def outcome(self) -> SimulatedRun:
+    def simulated(self) -> SimulatedRun:
+        lags = (self._max_lag_steps, self._max_lag_seconds)
         return SimulatedRun(
-            wall=self.env.now,
-            training_began=self._training_began,
-            steps_began=self._steps_began,
-            training_ended=self._training_ended,
+            times=StageTimes(self._training_began, self._steps_began, self._training_ended, wall=self.env.now),
             step_ends=self._step_ends,
             spans=self._spans,
             waits=self._waits,
-            index_waits=self._index_waits,
-            refreshes=self._refreshes,
-            num_skipped=self._num_skipped,
-            max_lag_steps=self._max_lag_steps,
-            max_lag_seconds=self._max_lag_seconds,
+            index=IndexHistory(self._refreshes, self._skipped, self._index_waits, *lags),
         )
 
     def _step(self, step: int) -> Process:
         yield from self._boundary(step)
         yield from self._fill(step)
-        for ahead in sorted(self._scored) if step == 0 else [step]:  # the temperatures are checked on all in flight
-            yield from self._wait("scores", self._scored[ahead])
-        del self._scored[step]
+        yield from self._wait("scores", self._scored.pop(step))
         yield self._work("train", self._durations.train)
         self._step_ends.append(self.env.now)
         if (step + 1) % self._shape.checkpoint_every == 0 or step + 1 == self._shape.steps:
@@ -222,15 +242,14 @@ class _Run:
 
     def _boundary(self, step: int) -> Process:
         yield from self._adopt(step)
-        if starts_refresh(self._shape, step):
-            self._start_refresh(step)
-            if self._shape.lag_steps == 0:
-                yield from self._adopt(step)
+        self._trigger(step)
+        if self._policy.adopts_at_start:
+            yield from self._adopt(step)
         self._max_lag_steps = max(self._max_lag_steps, step - self._live_step)
         self._max_lag_seconds = max(self._max_lag_seconds, self.env.now - self._live_since)
 
     def _fill(self, step: int) -> Process:
-        for ahead in range(step, min(step + self._shape.depth, self._shape.steps - 1) + 1):
+        for ahead in range(step, min(step + self._shape.step.depth, self._shape.steps - 1) + 1):
             if ahead not in self._scored:
                 yield self._work("train", self._durations.encode)
                 self._send(ahead)
@@ -239,14 +258,18 @@ class _Run:
         """Search, then score, in the background."""
         found, scored = self.env.event(), self.env.event()
         assert found.callbacks is not None
-        found.callbacks.append(lambda _: self._scorers.submit(self._durations.units, scored))
+        found.callbacks.append(lambda _: self._scorers.submit(self._durations.scoring.units, scored))
         self._scored[ahead] = scored
         self._searchers.submit(1, found)
 
+    def _trigger(self, step: int) -> None:
+        start = self._policy.start(step, self._live_step, self._pending.step if self._pending else None)
+        if start is Start.skip:
+            self._skipped.append(step)
+        elif start is Start.begin:
+            self._start_refresh(step)
+
     def _start_refresh(self, step: int) -> None:
-        if self._pending is not None:
-            self._num_skipped += 1
-            return
         number, ready = len(self._refreshes), self.env.process(self._refresh())
         self._refreshes.append(Refresh(step, self.env.now))
         self._pending = _Pending(number, step, ready)
@@ -260,11 +283,11 @@ class _Run:
 
     def _measure_heldout(self) -> Process:
         """A call for each text, so many at a time, in a queue with the batches of training."""
-        left = self._shape.refresh_windows
+        left = self._shape.heldout.refresh_windows
         while left:
             some = min(left, WINDOWS_IN_FLIGHT)
             done = self.env.event()
-            self._scorers.submit(some, done, self._durations.window)
+            self._scorers.submit(some, done, self._durations.scoring.window)
             yield done
             left -= some
 
@@ -280,9 +303,7 @@ class _Run:
         self._note(pending.number, adopted_step=step, adopted=self.env.now)
 
     def _is_due(self, pending: _Pending, step: int) -> bool:
-        if self._shape.lag_steps is None:
-            return pending.ready.processed or step - self._live_step >= self._shape.max_age_steps
-        return step >= pending.step + self._shape.lag_steps
+        return self._policy.is_due(step, self._live_step, pending.step, bool(pending.ready.processed))
 
     def _note(self, number: int, **known: float) -> None:
         self._refreshes[number] = replace(self._refreshes[number], **known)  # type: ignore[arg-type]
@@ -295,8 +316,8 @@ class _Run:
             self._index_waits.append(Span(start, self.env.now, 1))
 
     def _work(self, role: str, seconds: float, devices: int = 1) -> simpy.Event:
-        """Workload of a role on so many of its devices, on its own or where it shares a processor."""
-        place, start = self._crew.places.get(role), self.env.now
+        """Work of a role on so many of its devices, on its own or where it shares a processor."""
+        place, start = self._allocation.places.get(role), self.env.now
         if place is None or not place.wanted:
             worked: simpy.Event = self.env.timeout(seconds)
         else:

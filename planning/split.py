@@ -34,7 +34,7 @@ def best_split(job: Job, devices: Devices, efficiency: float | None = None) -> E
         raise UserError(_does_not_fit(job, devices))
     by_bound = sorted(fitting, key=lambda split: (_bound_of(job, devices, split, efficiency), _order(split)))
     found = [estimate_split(job, devices, split, efficiency) for split in by_bound[:SIMULATED]]
-    return min(found, key=lambda one: (one.outcome.wall, _order(one.split)))
+    return min(found, key=lambda one: (one.simulated.times.wall, _order(one.split)))
 
 
 def estimate_split(job: Job, devices: Devices, split: Split, efficiency: float | None = None) -> Estimate:
@@ -49,9 +49,9 @@ def given_split(job: Job, devices: Devices, text: str) -> Split:
     score, embed, train = (int(count) for count in found.groups())
     if score + embed + train > devices.count:
         raise UserError(f"--split is {text}, which takes {score + embed + train} GPUs; --gpus {devices} has fewer")
-    if job.shape.batch_size % train:
+    if job.shape.step.batch_size % train:
         raise UserError(
-            f"--split is {text}: {train} GPUs cannot share train.batch_size={job.shape.batch_size} evenly; "
+            f"--split is {text}: {train} GPUs cannot share train.batch_size={job.shape.step.batch_size} evenly; "
             "expected a divisor"
         )
     fitting = _fitted(job, devices, Split(score, embed, train, gpus_per_replica=gpus_per_replica(job, devices)))
@@ -82,7 +82,7 @@ def _splits(job: Job, devices: Devices) -> Iterator[Split]:
     if count > together:
         score = (count - 1) // together * together
         yield Split(score, 1, 1, ("embed", "train"), together)
-    ranks = [n for n in range(1, job.shape.batch_size + 1) if job.shape.batch_size % n == 0]
+    ranks = [n for n in range(1, job.shape.step.batch_size + 1) if job.shape.step.batch_size % n == 0]
     for score in range(together, count - 1, together):
         for train in (n for n in ranks if n < count - score):
             yield Split(score, count - score - train, train, (), together)
@@ -90,7 +90,7 @@ def _splits(job: Job, devices: Devices) -> Iterator[Split]:
 
 def _fitted(job: Job, devices: Devices, split: Split) -> Split | None:
     """With searches on the GPUs of the index and activations kept where memory allows it; None where it does not."""
-    recomputes = (True,) if job.shape.recompute else (False, True)
+    recomputes = (True,) if job.shape.step.recompute else (False, True)
     ways = [(on_gpu, recompute) for recompute in recomputes for on_gpu in (True, False)]
     choices = (replace(split, search_on_gpu=on_gpu, recompute=recompute) for on_gpu, recompute in ways)
     return next((choice for choice in choices if _fits(job, devices, choice)), None)
@@ -111,14 +111,14 @@ def _bound_of(job: Job, devices: Devices, split: Split, efficiency: float | None
 def wall_bound(job: Job, durations: Durations, split: Split) -> float:
     """Seconds that the run takes about: the slowest of the roles sets the pace, late refreshes are waited for."""
     shape = job.shape
-    step, score = durations.encode + durations.train, durations.units * durations.unit / split.replicas
-    waves = -(-durations.units // split.replicas)
-    latency = (step + durations.search + waves * durations.unit) / (shape.depth + 1)
+    step, score = durations.encode + durations.train, durations.scoring.units * durations.scoring.unit / split.replicas
+    waves = -(-durations.scoring.units // split.replicas)
+    latency = (step + durations.search + waves * durations.scoring.unit) / (shape.step.depth + 1)
     together = step + score if {"score", "train"} <= set(split.shared) else 0.0
     pace = max(step, score, durations.search, latency, together)
-    late = durations.build - (0 if split.shared else (shape.lag_steps or 0) * pace)
+    late = durations.build - (0 if split.shared else (shape.refresh.fixed_lag or 0) * pace)
     waits = shape.num_refreshes * max(0.0, late)
-    return durations.first_build + shape.steps * pace + waits + durations.last_build
+    return durations.stages.first_build + shape.steps * pace + waits + durations.stages.last_build
 
 
 def _order(split: Split) -> tuple[int, int, int]:

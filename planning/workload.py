@@ -5,60 +5,80 @@ of the retriever is taken for one of the LM.
 """
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from replug.configs.errors import UserError
-from replug.configs.rules import max_index_age, refresh_lag, refresh_starts
-from replug.configs.schema import Adopt, Config, Rerank
-from replug.index_workers.kinds import num_lists, resolve_kind
+from replug.configs.refresh_policy import RefreshPolicy, refresh_policy
+from replug.configs.schema import Config, Rerank
+from replug.index_workers.kinds import bytes_per_vector, num_lists, resolve_kind
 from replug.planning.model_sizes import ModelSize
 
 BYTES_PER_TOKEN_OF_TEXT = 4  # of English
-BYTES_PER_SCORE = 100  # a row of the cache of scores with its key and SQLite's own
 TRAINED_FLOP = 3  # forward, and twice as much backward
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """The numbers of the configuration that cost something. Lengths in tokens."""
+class Lengths:
+    """Of texts, in tokens."""
 
-    steps: int
-    batch_size: int
-    k: int
     context: int
     continuation: int
     document: int
-    num_documents: int
-    num_queries: int
-    depth: int
-    every_steps: int
-    lag_steps: int | None
-    max_age_steps: int
-    checkpoint_every: int
-    measured_windows: int
-    measured_k: int
-    micro_batches: int = 1
-    recompute: bool = False
-    refresh_windows: int = 0  # held-out texts that the LM measures before training and at each refresh
 
     @property
-    def pair_tokens(self) -> int:
+    def pair(self) -> int:
         return self.document + self.context + self.continuation
 
-    @property
-    def pairs_per_step(self) -> int:
-        return self.batch_size * self.k
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """One step: `batch_size` queries with `k` documents each, while `depth` batches are scored ahead of it."""
+
+    batch_size: int
+    k: int
+    depth: int
+    micro_batches: int = 1
+    recompute: bool = False  # gradient checkpointing
 
     @property
-    def pairs_per_measured_window(self) -> int:
+    def pairs(self) -> int:
+        return self.batch_size * self.k
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Texts that the LM measures: `windows` after training, by every method with `k` documents."""
+
+    windows: int
+    k: int
+    refresh_windows: int = 0  # before training and at each refresh
+
+    @property
+    def pairs_per_window(self) -> int:
         """Scored after training in one call: without a document, and with those of three ways to choose them."""
-        return 1 + 3 * self.measured_k
+        return 1 + 3 * self.k
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The numbers of the configuration that cost something."""
+
+    step: StepShape
+    lengths: Lengths
+    num_documents: int
+    num_queries: int
+    refresh: RefreshPolicy
+    heldout: HeldOut
+    checkpoint_every: int
+
+    @property
+    def steps(self) -> int:
+        return self.refresh.max_steps
 
     @property
     def num_refreshes(self) -> int:
-        return sum(starts_refresh(self, step) for step in range(0, self.steps, self.every_steps))
+        return self.refresh.num_starts
 
     @property
     def num_builds(self) -> int:
@@ -66,36 +86,26 @@ class Shape:
         return self.num_refreshes + 2
 
 
-def starts_refresh(shape: Shape, step: int) -> bool:
-    """By the rule of the training itself."""
-    return refresh_starts(step, shape.every_steps, shape.lag_steps, shape.steps)
-
-
 def shape_of(config: Config, num_documents: int | None = None) -> Shape:
     """Raises UserError where nothing says how many documents the corpus has; `num_documents` comes first."""
-    data, when_ready = config.data, config.refresh.adopt is Adopt.when_ready
-    limit = config.retriever.max_tokens or 512
-    windows = data.num_heldout if config.evaluate.max_windows is None else config.evaluate.max_windows
+    train, data, limit = config.train, config.data, config.retriever.max_tokens or 512
     return Shape(
-        steps=config.train.max_steps,
-        batch_size=config.train.batch_size,
-        k=config.retrieve.k,
-        context=min(data.window, limit),
-        continuation=data.window,
-        document=min(data.document_tokens or data.window, limit),
+        step=StepShape(
+            train.batch_size, config.retrieve.k, train.pipeline_depth, train.micro_batches, train.gradient_checkpointing
+        ),
+        lengths=Lengths(min(data.window, limit), data.window, min(data.document_tokens or data.window, limit)),
         num_documents=num_documents or count_documents(config),
         num_queries=data.num_queries,
-        depth=config.train.pipeline_depth,
-        every_steps=config.refresh.every_steps,
-        lag_steps=None if when_ready else refresh_lag(config),
-        max_age_steps=max_index_age(config),
+        refresh=refresh_policy(config.refresh, train.max_steps),
+        heldout=_heldout(config),
         checkpoint_every=config.checkpoint.every_steps,
-        measured_windows=min(windows, data.num_heldout),
-        measured_k=config.evaluate.k,
-        micro_batches=config.train.micro_batches,
-        recompute=config.train.gradient_checkpointing,
-        refresh_windows=min(config.evaluate.refresh_windows, data.num_heldout),
     )
+
+
+def _heldout(config: Config) -> HeldOut:
+    evaluate, there = config.evaluate, config.data.num_heldout
+    windows = there if evaluate.max_windows is None else min(evaluate.max_windows, there)
+    return HeldOut(windows, evaluate.k, min(evaluate.refresh_windows, there))
 
 
 def count_documents(config: Config) -> int:
@@ -129,14 +139,14 @@ class Workload:
 
 def work_of(shape: Shape, retriever: ModelSize, lm: ModelSize, probed_share: float = 1.0) -> Workload:
     """`probed_share` is the part of the vectors that a search of a kind with lists looks at."""
-    query, document = (n * retriever.flop_per_token(n) for n in (shape.context, shape.document))
-    scored = shape.pair_tokens * lm.flop_per_token(shape.pair_tokens)
+    query, document = (n * retriever.flop_per_token(n) for n in (shape.lengths.context, shape.lengths.document))
+    scored = shape.lengths.pair * lm.flop_per_token(shape.lengths.pair)
     return Workload(
-        pair=scored + shape.continuation * lm.flop_per_prediction,
+        pair=scored + shape.lengths.continuation * lm.flop_per_prediction,
         document=document,
-        train_step=TRAINED_FLOP * shape.batch_size * (query + shape.k * document),
-        encode_batch=shape.batch_size * query,
-        search_batch=2.0 * shape.batch_size * retriever.hidden * shape.num_documents * probed_share,
+        train_step=TRAINED_FLOP * shape.step.batch_size * (query + shape.step.k * document),
+        encode_batch=shape.step.batch_size * query,
+        search_batch=2.0 * shape.step.batch_size * retriever.hidden * shape.num_documents * probed_share,
     )
 
 
@@ -152,10 +162,10 @@ class Totals:
 
 def total_tokens(shape: Shape) -> Totals:
     """Tokens that pass through a model; what is searched for is counted where it is encoded, in `train`."""
-    trained = shape.batch_size * (2 * shape.context + shape.k * shape.document)
+    trained = shape.step.batch_size * (2 * shape.lengths.context + shape.step.k * shape.lengths.document)
     return Totals(
-        score=float(shape.steps * shape.pairs_per_step * shape.pair_tokens),
-        embed=float(shape.num_builds * shape.num_documents * shape.document),
+        score=float(shape.steps * shape.step.pairs * shape.lengths.pair),
+        embed=float(shape.num_builds * shape.num_documents * shape.lengths.document),
         train=float(shape.steps * trained),
         search=0.0,
     )
@@ -163,7 +173,7 @@ def total_tokens(shape: Shape) -> Totals:
 
 def total_flop(shape: Shape, work: Workload) -> Totals:
     return Totals(
-        score=shape.steps * shape.pairs_per_step * work.pair,
+        score=shape.steps * shape.step.pairs * work.pair,
         embed=shape.num_builds * shape.num_documents * work.document,
         train=shape.steps * (work.train_step + work.encode_batch),
         search=shape.steps * work.search_batch,
@@ -172,11 +182,15 @@ def total_flop(shape: Shape, work: Workload) -> Totals:
 
 @dataclass(frozen=True, slots=True)
 class IndexSize:
-    """Bytes of one vector where searches read it, and the share of the vectors that one search reads."""
+    """Bytes of one vector where searches read it, and the share of the vectors that one search reads.
+
+    `num_lists` are those of an inverted file, each with a centroid; 0 for a kind without.
+    """
 
     bytes_per_vector: float
     probed_share: float
     is_exact: bool
+    num_lists: int = 0
 
 
 def index_size(config: Config, dim: int, num_documents: int) -> IndexSize:
@@ -186,48 +200,20 @@ def index_size(config: Config, dim: int, num_documents: int) -> IndexSize:
     kind = resolve_kind(index.kind, dim, num_documents, index.nprobe, rerank, index.overretrieve)
     if kind.is_exact or kind.factory is None:
         return IndexSize(2.0 * dim, 1.0, True)
-    lists = num_lists(kind.factory)
-    return IndexSize(_bytes_per_vector(kind.factory, dim), kind.nprobe / lists if lists else 1.0, False)
-
-
-def _bytes_per_vector(factory: str, dim: int) -> float:
-    """Codes, ids of lists, links of a graph, as FAISS stores them."""
-    graph = re.search(r"HNSW(\d+)", factory)
-    extra = (8.0 if num_lists(factory) else 0.0) + (8.0 * int(graph.group(1)) + 16 if graph else 0.0)
-    if codes := re.search(r"PQ(\d+)(?:x(\d+))?", factory):
-        return int(codes.group(1)) * int(codes.group(2) or 8) / 8 + extra
-    if scalar := re.search(r"SQ(fp16|bf16|\d+)", factory):
-        bits = 16 if "16" in scalar.group(1) else int(scalar.group(1))
-        return dim * bits / 8 + extra
-    if "RaBitQ" in factory:
-        return dim / 8 + 8 + extra
-    if "Flat" in factory or graph:
-        return 4.0 * dim + extra
-    raise UserError(
-        f"index.kind is {factory}; its bytes for each vector are not known here: plan with a preset, such as sq8"
-    )
-
-
-def disk_gb(shape: Shape, retriever: ModelSize, index: IndexSize, keep_checkpoints: int) -> dict[str, float]:
-    """What lies in the run directory at most: three index versions, each with its float16 vectors."""
-    vectors = shape.num_documents * 2.0 * retriever.hidden
-    codes = 0.0 if index.is_exact else shape.num_documents * index.bytes_per_vector
-    texts = shape.num_documents * shape.document + shape.num_queries * (shape.context + shape.continuation)
-    parts = {
-        "prepared_set": texts * (BYTES_PER_TOKEN_OF_TEXT + 2.0),  # text, and the retriever's token ids
-        "index_versions": 3 * (vectors + codes),
-        "checkpoints": (keep_checkpoints + 1) * 12.0 * retriever.parameters,  # weights and Adam's two moments
-        "scores": float(shape.steps * shape.pairs_per_step * BYTES_PER_SCORE),
-    }
-    return {name: value / 1e9 for name, value in {**parts, "total": sum(parts.values())}.items()}
+    lists, size = num_lists(kind.factory), bytes_per_vector(kind.factory, dim, num_documents)
+    if size is None:
+        raise UserError(
+            f"index.kind is {kind.factory}; its bytes for each vector are not known here: expected a preset, such as pq"
+        )
+    return IndexSize(size, kind.nprobe / lists if lists else 1.0, is_exact=False, num_lists=lists)
 
 
 def network_gb(shape: Shape, retriever: ModelSize, num_builders: int) -> dict[str, float]:
     """What roles send one another; within a node it goes through its memory and disk."""
-    pairs = shape.steps * shape.pairs_per_step
+    pairs = shape.steps * shape.step.pairs
     parts = {
-        "texts_to_scorers": pairs * shape.pair_tokens * float(BYTES_PER_TOKEN_OF_TEXT),
-        "queries_to_searchers": shape.steps * shape.batch_size * 4.0 * retriever.hidden,
+        "texts_to_scorers": pairs * shape.lengths.pair * float(BYTES_PER_TOKEN_OF_TEXT),
+        "queries_to_searchers": shape.steps * shape.step.batch_size * 4.0 * retriever.hidden,
         "weights_to_builders": shape.num_builds * num_builders * 4.0 * retriever.parameters,
         "vectors_to_searchers": shape.num_builds * shape.num_documents * 2.0 * retriever.hidden,
     }

@@ -1,7 +1,7 @@
 """How a scored batch reaches every trainer rank.
 
-Rank 0 alone retrieves and has texts scored; the others receive what it got, so that all train on the same
-documents of the same index version, whatever their number. Each takes its own part of the batch.
+Rank 0 alone retrieves and has texts scored. It sends each scored batch to the other ranks. So all ranks train on the
+same documents of the same index version, whatever their number. Each rank takes its own share of the batch.
 """
 
 from dataclasses import dataclass, replace
@@ -14,13 +14,13 @@ from replug.configs.errors import Interrupted
 from replug.data.records import ScoredBatch
 from replug.train.pipeline import BatchPipeline
 
-# Other ranks wait for whatever rank 0 waits for, which has time limits of its own (an LM's answer, a refresh). A rank
+# Other ranks wait as long as rank 0 waits for the LM or for a refresh, and these have time limits of their own. A rank
 # that died is noticed by its connection, at once.
 PATIENCE = timedelta(days=30)
 
 
 class BatchSource(Protocol):
-    """Where a rank's batches come from."""
+    """Where a rank gets its batches."""
 
     def take(self, step: int) -> ScoredBatch:
         """The whole batch of a step. Raises Interrupted where rank 0 ends the run."""
@@ -29,7 +29,7 @@ class BatchSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Micro-batch `part` of `parts` on `rank` of `ranks`; all of them have the same size."""
+    """What one rank trains on at once: micro-batch `part` of `parts` on `rank` of `ranks`. All are of one size."""
 
     rank: int = 0
     ranks: int = 1
@@ -37,7 +37,7 @@ class Share:
     parts: int = 1
 
     def of(self, batch: ScoredBatch) -> ScoredBatch:
-        """The rows of the batch that are this share's."""
+        """The rows of the batch that belong to this share."""
         size = len(batch.num_tokens) // (self.ranks * self.parts)
         begin = (self.rank * self.parts + self.part) * size
         rows = slice(begin, begin + size)
@@ -52,7 +52,7 @@ class Share:
 
 
 class _Broadcast:
-    """Objects from rank 0 to all. Over gloo: a broadcast that waits must not keep a GPU busy."""
+    """Sends an object from rank 0 to all ranks. Over gloo: a broadcast that waits must not keep a GPU busy."""
 
     def __init__(self) -> None:
         self._group: Any = None
@@ -66,7 +66,7 @@ class _Broadcast:
 
 
 class BatchSender:
-    """Rank 0's: what its pipeline has, sent to the others. After `stop` they raise Interrupted."""
+    """Rank 0's source: takes a batch from the pipeline and sends it to the other ranks."""
 
     def __init__(self, pipeline: BatchPipeline) -> None:
         self._pipeline, self._broadcast = pipeline, _Broadcast()
@@ -77,11 +77,12 @@ class BatchSender:
         return scored
 
     def stop(self, reason: str) -> None:
+        """The other ranks raise Interrupted with this reason instead of getting a batch."""
         self._broadcast(reason)
 
 
 class BatchReceiver:
-    """The other ranks'."""
+    """Every other rank's source: receives what rank 0 sends."""
 
     def __init__(self) -> None:
         self._broadcast = _Broadcast()

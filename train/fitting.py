@@ -1,13 +1,13 @@
 """One fit: from a configuration to what Lightning's trainer is made of, on rank 0 and on the others.
 
-Rank 0 has the pipeline, the refreshes and the files; the others have the module, the data and a batches.
+Rank 0 has the pipeline, the refreshes and the files. The others have the module and the data, and receive batches.
 """
 
 import logging
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,8 +23,8 @@ from replug.cluster.futures import InlineExecutor, in_background
 from replug.cluster.interruption import Interruption, ignore_signals
 from replug.cluster.layout import num_ranks, trains_on_gpu
 from replug.configs.errors import Interrupted
-from replug.configs.rules import max_index_age, refresh_lag
-from replug.configs.schema import Adopt, Config, LMScore, Rerank
+from replug.configs.refresh_policy import refresh_policy
+from replug.configs.schema import Config, LMScore, Rerank
 from replug.data.datamodule import StepDataModule
 from replug.data.sampler import QuerySampler
 from replug.data.store import PreparedSet
@@ -46,9 +46,9 @@ from replug.train.callbacks import (
 )
 from replug.train.evaluation import heldout_bpb
 from replug.train.module import LossSettings, LSRModule, OptimizerSettings
-from replug.train.pipeline import BatchPipeline
+from replug.train.pipeline import BatchPipeline, Horizon, Retrieval, Scoring
 from replug.train.ranks import OtherRanks, RankEnvironment, other_ranks
-from replug.train.refresh import RefreshController, RefreshPolicy
+from replug.train.refresh import RefreshController
 from replug.train.run_dir import CheckpointMark, RunDirectory
 from replug.train.step_clock import StepClock
 from replug.train.workers import Workers
@@ -81,23 +81,38 @@ def fit(
     Raises Interrupted where a signal asked for it, RunError where the run cannot go on; both have saved the step.
     """
     newest = run.newest_checkpoint()
-    job = _rank_job(config, run, data, newest)
-    ranks, gpus = num_ranks(config), _gpus_of_a_rank(config)
     with (
-        other_ranks(partial(fit_as_other_rank, job), ranks, gpus, _threads(config)) as others,
+        _start_other_ranks(config, run, data, newest) as others,
         ThreadPoolExecutor(1, thread_name_prefix="retrieve") as background,
     ):
-        parts = _Parts(config, run, data, workers, module, others, interruption, background)
+        parts = _parts(config, module, data, workers, background, _both(interruption.check, others.check))
+        sender = BatchSender(parts.pipeline) if others.num_others else None
+        module.attach(sender or parts.pipeline)
+        callbacks = _callbacks(config, run, workers, parts, interruption, sender)
+        trainer = _trainer(config, run.path, callbacks, loggers, others.environment)
         with interruption.deferred():
             _begin(run, parts.refresh, newest)
-            parts.trainer(loggers).fit(
-                module,
-                datamodule=StepDataModule(config.train.max_steps, config.train.micro_batches),
-                ckpt_path=newest.path if newest else None,
-                weights_only=True,
-            )
+            _fit(trainer, config, module, newest.path if newest else None)
             interruption.check()  # a signal that came during the last step; its checkpoint is there
         return parts.refresh.next_version()
+
+
+def fit_as_other_rank(job: RankJob, environment: RankEnvironment) -> None:
+    """What the actors of `ranks` run: the same fit, fed by rank 0. Returns also where rank 0 ended it early."""
+    quieten_lightning()
+    torch.set_num_threads(_threads(job.config))
+    data, run = PreparedSet(job.prepared), RunDirectory(job.run)
+    module = lsr_module(job.config, load_encoder(job.config.retriever, job.encoder), data)
+    module.attach(BatchReceiver())
+    checkpointer = Checkpointer(run, job.config.checkpoint.every_steps, StepClock(), publish=None)
+    callbacks = [OwnSettings(ignore_signals, _threads(job.config)), checkpointer]
+    with suppress(Interrupted):  # rank 0 says so to the user
+        _fit(_trainer(job.config, job.run, callbacks, [], environment), job.config, module, job.checkpoint)
+
+
+def _fit(trainer: pl.Trainer, config: Config, module: LSRModule, checkpoint: Path | None) -> None:
+    steps = StepDataModule(config.train.max_steps, config.train.micro_batches)
+    trainer.fit(module, datamodule=steps, ckpt_path=checkpoint, weights_only=True)
 
 
 def _begin(run: RunDirectory, refresh: RefreshController, newest: CheckpointMark | None) -> None:
@@ -110,72 +125,63 @@ def _begin(run: RunDirectory, refresh: RefreshController, newest: CheckpointMark
         refresh.start()
 
 
+@dataclass(frozen=True, slots=True)
 class _Parts:
-    """Rank 0's parts, which know each other."""
+    """What rank 0 alone has: batches ahead of the steps, refreshes beside them, and the time that steps take."""
 
-    def __init__(
-        self,
-        config: Config,
-        run: RunDirectory,
-        data: PreparedSet,
-        workers: Workers,
-        module: LSRModule,
-        others: OtherRanks,
-        interruption: Interruption,
-        background: Executor,
-    ) -> None:
-        def check() -> None:
-            interruption.check()
-            others.check()
-
-        self._config, self._run, self._workers, self._others = config, run, workers, others
-        self._interruption, self._check, self._clock = interruption, check, StepClock()
-        self.pipeline = batch_pipeline(config, module, data, workers, background, self._clock, check)
-        self.refresh = refresh_controller(config, module, data, workers, self._clock, self.pipeline.settle, check)
-        self._sender = BatchSender(self.pipeline) if others.num_others else None
-        module.attach(self._sender or self.pipeline)
-
-    def trainer(self, loggers: list[Logger]) -> pl.Trainer:
-        """Callbacks in the order they act."""
-        store = self._workers.index.store
-        stop_others = self._sender.stop if self._sender else lambda reason: None
-        publish = PublishCheckpoint(
-            self._run, self._config.checkpoint.keep_last, self.refresh, store.remove_all_but, stop_others
-        )
-        best = BestRetriever(self._run, store.encoder_folder)
-        callbacks = [
-            OwnSettings(self._interruption.install, _threads(self._config)),
-            StepBoundary(self.refresh, self.pipeline, best, self._clock, self._lm_metrics, self._check),
-            TemperatureCheck(self.pipeline, loss_settings(self._config)),
-            StepProgress(self._config.train.max_steps),
-            Checkpointer(self._run, self._config.checkpoint.every_steps, self._clock, publish),
-        ]
-        return _trainer(self._config, self._run.path, callbacks, loggers, self._others.environment)
-
-    def _lm_metrics(self) -> dict[str, float]:
-        workers = self._workers
-        counts = {"truncated": float(workers.template.num_truncated)}
-        return {**workers.lm.metrics(), **counts}
+    pipeline: BatchPipeline
+    refresh: RefreshController
+    clock: StepClock
+    check: Callable[[], None]
 
 
-def fit_as_other_rank(job: RankJob, environment: RankEnvironment) -> None:
-    """What the actors of `ranks` run: the same fit, fed by rank 0. Returns also where rank 0 ended it early."""
-    quieten_lightning()
-    torch.set_num_threads(_threads(job.config))
-    data, run = PreparedSet(job.prepared), RunDirectory(job.run)
-    module = lsr_module(job.config, load_encoder(job.config.retriever, job.encoder), data)
-    module.attach(BatchReceiver())
-    checkpointer = Checkpointer(run, job.config.checkpoint.every_steps, StepClock(), publish=None)
-    trainer = _trainer(
-        job.config, job.run, [OwnSettings(ignore_signals, _threads(job.config)), checkpointer], [], environment
-    )
-    with suppress(Interrupted):  # rank 0 says so to the user
-        trainer.fit(
-            module,
-            datamodule=StepDataModule(job.config.train.max_steps, job.config.train.micro_batches),
-            ckpt_path=job.checkpoint,
-            weights_only=True,
-        )
+def _parts(
+    config: Config,
+    module: LSRModule,
+    data: PreparedSet,
+    workers: Workers,
+    background: Executor,
+    check: Callable[[], None],
+) -> _Parts:
+    clock = StepClock()
+    pipeline = batch_pipeline(config, module, data, workers, background, clock, check)
+    refresh = refresh_controller(config, module, data, workers, clock, pipeline.settle, check)
+    return _Parts(pipeline, refresh, clock, check)
+
+
+def _callbacks(
+    config: Config,
+    run: RunDirectory,
+    workers: Workers,
+    parts: _Parts,
+    interruption: Interruption,
+    sender: BatchSender | None,
+) -> list[pl.Callback]:
+    """Rank 0's, in the order they act."""
+    store = workers.index.store
+    stop_others = sender.stop if sender else lambda reason: None
+    publish = PublishCheckpoint(run, config.checkpoint.keep_last, parts.refresh, store.remove_all_but, stop_others)
+    best = BestRetriever(run, store.encoder_folder)
+    return [
+        OwnSettings(interruption.install, _threads(config)),
+        StepBoundary(parts.refresh, parts.pipeline, best, parts.clock, partial(_lm_metrics, workers), parts.check),
+        TemperatureCheck(parts.pipeline, loss_settings(config)),
+        StepProgress(config.train.max_steps),
+        Checkpointer(run, config.checkpoint.every_steps, parts.clock, publish),
+    ]
+
+
+def _lm_metrics(workers: Workers) -> dict[str, float]:
+    counts = {"truncated": float(workers.template.num_truncated)}
+    return {**workers.lm.metrics(), **counts}
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def check() -> None:
+        first()
+        second()
+
+    return check
 
 
 def quieten_lightning() -> None:
@@ -210,22 +216,17 @@ def batch_pipeline(
     check: Callable[[], None],
 ) -> BatchPipeline:
     is_live = config.index.rerank is Rerank.live
-    return BatchPipeline(
-        sampler=QuerySampler(len(data.queries), config.train.batch_size, config.seed),
-        queries=data.queries,
-        corpus=data.corpus,
-        encode=module.encode_queries,
-        search=document_search(config, module.encoder, data, workers.index),
-        score=workers.lm.submit_sums,
-        template=workers.template,
-        k=config.retrieve.k,
-        depth=config.train.pipeline_depth,
-        max_steps=config.train.max_steps,
+    retrieval = Retrieval(
+        module.encode_queries,
+        document_search(config, module.encoder, data, workers.index),
         executor=InlineExecutor() if is_live else background,  # live: its weights are those of the boundary
-        clock=clock,
-        check=check,
+        k=config.retrieve.k,
         exclude_own_source=config.retrieve.exclude_own_source,
     )
+    scoring = Scoring(workers.lm.submit_sums, workers.template)
+    sampler = QuerySampler(len(data.queries), config.train.batch_size, config.seed)
+    horizon = Horizon(config.train.pipeline_depth, config.train.max_steps)
+    return BatchPipeline(sampler, data, retrieval, scoring, horizon, clock, check)
 
 
 def refresh_controller(
@@ -237,8 +238,7 @@ def refresh_controller(
     settle: Callable[[], None],
     check: Callable[[], None],
 ) -> RefreshController:
-    lag = None if config.refresh.adopt is Adopt.when_ready else refresh_lag(config)
-    policy = RefreshPolicy(config.refresh.every_steps, lag, max_index_age(config), config.train.max_steps)
+    policy = refresh_policy(config.refresh, config.train.max_steps)
     publish = partial(publish_snapshot, config, module.encoder, data, workers.index.store)
     measure = partial(measure_heldout, config, data, workers)
     return RefreshController(workers.index, policy, publish, measure, clock, settle, check)
@@ -302,14 +302,18 @@ def _gpus_of_a_rank(config: Config) -> float:
     return min(1.0, float(config.resources.train)) if trains_on_gpu(config, torch.cuda.is_available()) else 0.0
 
 
-def _rank_job(config: Config, run: RunDirectory, data: PreparedSet, newest: CheckpointMark | None) -> RankJob:
-    return RankJob(
+def _start_other_ranks(
+    config: Config, run: RunDirectory, data: PreparedSet, newest: CheckpointMark | None
+) -> AbstractContextManager[OtherRanks]:
+    job = RankJob(
         config,
         run.path.absolute(),
         data.folder.absolute(),
         encoder_location(config.retriever),
         newest.path.absolute() if newest else None,
     )
+    fit_there = partial(fit_as_other_rank, job)
+    return other_ranks(fit_there, num_ranks(config), _gpus_of_a_rank(config), _threads(config))
 
 
 def _uses_bf16(config: Config) -> bool:

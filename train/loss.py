@@ -6,11 +6,22 @@ Shapes: B queries, K documents of each.
     Q(d | x, y) = softmax over d of z(d, x, y) / beta
     loss        = mean over the batch of KL(Q || P_R)        (ACL text; the arXiv text has KL(P_R || Q))
 
-Only P_R carries a gradient. The distributions are handled as logarithms throughout.
+Only P_R carries a gradient. The distributions are handled as logarithms throughout. To add a loss: a function and its
+line in `LOSSES`, and its name in `configs.schema.Direction`; likewise `LM_SCORES` and `configs.schema.LMScore`.
 """
+
+from collections.abc import Callable
 
 from torch import Tensor
 from torch.nn.functional import log_softmax
+
+# From the summed and the mean log-probs of the continuation, [B, K] each.
+LM_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mean_logprob": lambda sums, means: means,
+    "inverse_perplexity": lambda sums, means: means.exp(),
+    "sum_logprob": lambda sums, means: sums,
+    "probability": lambda sums, means: sums.exp(),
+}
 
 
 def lm_scores(sum_logprobs: Tensor, num_tokens: Tensor, kind: str) -> Tensor:
@@ -18,16 +29,7 @@ def lm_scores(sum_logprobs: Tensor, num_tokens: Tensor, kind: str) -> Tensor:
 
     `probability` is the papers' literal P(y | d, x); over a hundred tokens it underflows and Q is uniform.
     """
-    means = sum_logprobs / num_tokens[:, None]
-    if kind == "mean_logprob":
-        return means
-    if kind == "inverse_perplexity":
-        return means.exp()
-    if kind == "sum_logprob":
-        return sum_logprobs
-    if kind == "probability":
-        return sum_logprobs.exp()
-    raise ValueError(f"lm_score {kind!r} is unknown")
+    return LM_SCORES[kind](sum_logprobs, sum_logprobs / num_tokens[:, None])
 
 
 def log_likelihood(scores: Tensor, temperature: float) -> Tensor:
@@ -45,10 +47,16 @@ def kl_retriever_lm(log_q: Tensor, log_p: Tensor) -> Tensor:
     return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
+# Of log Q and log P_R [B, K], a loss for each query [B].
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "kl_lm_retriever": kl_lm_retriever,
+    "kl_retriever_lm": kl_retriever_lm,
+}
+
+
 def lsr_loss(log_q: Tensor, log_p: Tensor, direction: str) -> Tensor:
-    """Mean KL over the batch, a scalar in nats."""
-    kl = {"kl_lm_retriever": kl_lm_retriever, "kl_retriever_lm": kl_retriever_lm}[direction]
-    return kl(log_q.detach(), log_p).mean()
+    """Mean over the batch of the loss named `direction`, a scalar in nats."""
+    return LOSSES[direction](log_q.detach(), log_p).mean()
 
 
 def entropy(log_p: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The Lightning module: the trainable encoder and one LSR step.
 
 Both the query and its documents are encoded with gradient (DESIGN: only the retriever learns); the
-LM's scores arrive as numbers. What Lightning hands over is a position, the step's number and a part of its batch: the
+LM's scores arrive as numbers. Lightning hands over a position: the step's number and a part of its batch. The source of
 batches knows the rest.
 """
 
@@ -40,7 +40,7 @@ class OptimizerSettings:
 
 
 class LSRModule(pl.LightningModule):
-    """Trains `encoder` on what `batches` delivers. `attach` gives it the batches, which may need its weights."""
+    """Trains `encoder` on what a source of batches delivers. `attach` comes later: the source may need its weights."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class LSRModule(pl.LightningModule):
 
     def training_step(self, position: Position, batch_idx: int) -> Tensor:
         """The mean loss over this rank's part of the batch; DDP and Lightning average over ranks and parts."""
-        assert self.batches is not None, "attach a batches first"
+        assert self.batches is not None, "attach a source of batches first"
         if position.is_first:
             self._batch, self._metrics = self.batches.take(position.step), []
         assert self._batch is not None

@@ -8,6 +8,7 @@ what a batch saw follows from its step and the depth, never from timing. Depth 0
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -35,42 +36,66 @@ class _Submitted:
     scores: "Future[list[ScoreSum]]"
 
 
-class BatchPipeline:
-    """Keeps `depth` batches in flight, and no more: so the LM's pool never has more than that to do.
+@dataclass(frozen=True, slots=True)
+class Retrieval:
+    """How documents are found: `encode` maps texts to vectors [B, D] by the live weights, `executor` runs `search`."""
 
-    `encode` maps texts to vectors [B, D] with the live weights; `score` takes prefixes and continuations; `search` is
-    run by `executor`. `check` is called while a step waits, to raise what should end the wait.
+    encode: Callable[[Sequence[str]], np.ndarray]
+    search: Search
+    executor: Executor
+    k: int
+    exclude_own_source: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How texts are put to the LM: `score` takes prefixes and continuations."""
+
+    score: Callable[[Sequence[str], Sequence[str]], "Future[list[ScoreSum]]"]
+    template: PromptTemplate
+
+
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    """How many batches are ahead of the step that trains, and the step after which there is none."""
+
+    depth: int
+    max_steps: int
+
+
+class TrainingTexts(Protocol):
+    """Where queries and documents are read."""
+
+    queries: WindowStore
+    corpus: CorpusStore
+
+
+class BatchPipeline:
+    """Keeps `horizon.depth` batches in flight, and no more: so the LM's pool never has more than that to do.
+
+    `check` is called while a step waits, to raise what should end the wait.
     """
 
     def __init__(
         self,
         sampler: QuerySampler,
-        queries: WindowStore,
-        corpus: CorpusStore,
-        encode: Callable[[Sequence[str]], np.ndarray],
-        search: Search,
-        score: Callable[[Sequence[str], Sequence[str]], "Future[list[ScoreSum]]"],
-        template: PromptTemplate,
-        k: int,
-        depth: int,
-        max_steps: int,
-        executor: Executor,
+        data: TrainingTexts,
+        retrieval: Retrieval,
+        scoring: Scoring,
+        horizon: Horizon,
         clock: StepClock,
         check: Callable[[], None] = lambda: None,
-        exclude_own_source: bool = False,
     ) -> None:
-        self._sampler, self._queries, self._corpus = sampler, queries, corpus
-        self._encode, self._search, self._score = encode, search, score
-        self._template, self._k, self._exclude_own = template, k, exclude_own_source
-        self._depth, self._max_steps = depth, max_steps
-        self._executor, self._clock, self._check_run = executor, clock, check
+        self._sampler, self._queries, self._corpus = sampler, data.queries, data.corpus
+        self._retrieval, self._scoring, self._horizon = retrieval, scoring, horizon
+        self._clock, self._check_run = clock, check
+        self.pairs_per_step = sampler.batch_size * retrieval.k
         self._in_flight: dict[int, Future[_Submitted]] = {}
-        self.pairs_per_step = sampler.batch_size * k
 
     def advance(self, step: int, index: IndexState) -> None:
         """At the boundary before `step`: put into flight all that should be by now."""
         with self._clock.measure("retrieve"):
-            for ahead in range(step, min(step + self._depth, self._max_steps - 1) + 1):
+            for ahead in range(step, min(step + self._horizon.depth, self._horizon.max_steps - 1) + 1):
                 if ahead not in self._in_flight:
                     self._in_flight[ahead] = self._begin(ahead, step, index)
 
@@ -95,14 +120,14 @@ class BatchPipeline:
 
     def restore(self, batches: Sequence[RetrievedBatch]) -> None:
         """Put the batches of a checkpoint into flight again; the LM scores them anew, or from its cache."""
-        self._in_flight = {batch.step: self._executor.submit(self._submit, batch) for batch in batches}
+        self._in_flight = {batch.step: self._retrieval.executor.submit(self._submit, batch) for batch in batches}
 
     def _begin(self, step: int, query_step: int, index: IndexState) -> "Future[_Submitted]":
         rows = self._sampler.rows(step)
         windows = self._queries.windows(rows)
-        vectors = self._encode([window.context for window in windows])
-        exclude = [window.source for window in windows] if self._exclude_own else None
-        return self._executor.submit(self._retrieve, step, query_step, index, rows, vectors, exclude)
+        vectors = self._retrieval.encode([window.context for window in windows])
+        exclude = [window.source for window in windows] if self._retrieval.exclude_own_source else None
+        return self._retrieval.executor.submit(self._retrieve, step, query_step, index, rows, vectors, exclude)
 
     def _retrieve(
         self,
@@ -114,7 +139,7 @@ class BatchPipeline:
         exclude: Sequence[str | None] | None,
     ) -> _Submitted:
         with self._clock.measure("search"):
-            found = self._search(index.version, vectors, self._k, exclude)
+            found = self._retrieval.search(index.version, vectors, self._retrieval.k, exclude)
         seen = (step, query_step, found.index_version, index.step)
         return self._submit(RetrievedBatch(*seen, rows, found.doc_rows, found.similarities))
 
@@ -123,9 +148,9 @@ class BatchPipeline:
         prefixes, continuations = [], []
         for window, doc_rows in zip(self._queries.windows(batch.query_rows), batch.doc_rows, strict=True):
             for text in self._corpus.texts(doc_rows):
-                prefixes.append(self._template.prefix(text, window.context, window.continuation))
+                prefixes.append(self._scoring.template.prefix(text, window.context, window.continuation))
                 continuations.append(window.continuation)
-        return _Submitted(batch, self._score(prefixes, continuations))
+        return _Submitted(batch, self._scoring.score(prefixes, continuations))
 
     def _result(self, step: int) -> ScoredBatch:
         with self._clock.measure("wait_scores"):

@@ -1,9 +1,7 @@
 """When the corpus is re-embedded, and when the new index takes over: decided at step boundaries only.
 
-A refresh starts at every multiple of `every_steps`. `at_lag` adopts it exactly `lag_steps` later, waiting if it is
-not ready, so that two runs see the same index at the same step whatever the workers' speed. A refresh that
-failed leaves the live index serving, up to `max_age_steps`; one that is due while another is under way
-is skipped, never queued.
+`configs.refresh_policy` says what happens at which step; here it is done. A refresh that failed leaves the live index
+serving, up to `max_age_steps`.
 """
 
 import logging
@@ -15,7 +13,7 @@ from typing import Any
 
 from replug.cluster.interruption import LOOK_SECONDS, wait_for
 from replug.configs.errors import RunError
-from replug.configs.rules import refresh_starts
+from replug.configs.refresh_policy import RefreshPolicy, Start
 from replug.index_workers.service import IndexService, Refreshed
 from replug.index_workers.version_store import BuildPlan, IndexState
 from replug.index_workers.watch import Measures
@@ -26,20 +24,6 @@ log = logging.getLogger(__name__)
 
 class StaleIndexError(RunError):
     """The index is older than `refresh.max_age_steps` allows, because refreshes failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class RefreshPolicy:
-    """`lag_steps` None adopts a refresh as soon as it is ready."""
-
-    every_steps: int
-    lag_steps: int | None
-    max_age_steps: int
-    max_steps: int
-
-    def starts_at(self, step: int) -> bool:
-        """At every multiple of `every_steps`, unless training ends before the new index would be adopted."""
-        return refresh_starts(step, self.every_steps, self.lag_steps, self.max_steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +81,9 @@ class RefreshController:
     def at_boundary(self, step: int) -> SwapTimes | None:
         """Adopt what is due, start what is due, and refuse to go on with an index that is too old."""
         swap = self._adopt(step)
-        if self._policy.starts_at(step):
-            self._trigger(step)
-            if self._policy.lag_steps == 0:
-                swap = self._adopt(step)
+        self._trigger(step)
+        if self._policy.adopts_at_start:
+            swap = self._adopt(step) or swap
         self._check_age(step)
         return swap
 
@@ -155,17 +138,19 @@ class RefreshController:
         return {self.live.version, max(0, self.live.version - 1)} | pending
 
     def _trigger(self, step: int) -> None:
-        if step in (self.live.step, self._pending.index.step if self._pending else None):
-            return  # a run that stopped after this boundary was resumed at it
-        if self._pending is not None:
+        pending = self._pending.index if self._pending else None
+        start = self._policy.start(step, self.live.step, pending.step if pending else None)
+        if start is Start.skip and pending:
             self.num_skipped += 1
-            log.warning(f"step {step}: skipping a refresh, v{self._pending.index.version} is still being built")
-            return
-        index = IndexState(self.live.version + 1, step)
+            log.warning(f"step {step}: skipping a refresh, v{pending.version} is still being built")
+        elif start is Start.begin:
+            self._start(IndexState(self.live.version + 1, step))
+
+    def _start(self, index: IndexState) -> None:
         try:
             self._pending = self._begin(index, self._publish(index))
         except (OSError, RunError) as error:  # a full disk, say
-            self._fail(step, index, error)
+            self._fail(index.step, index, error)
 
     def _begin(self, index: IndexState, plan: BuildPlan) -> _Pending:
         ready = self._service.refresh(plan, self.live.version)
@@ -198,12 +183,8 @@ class RefreshController:
         log.warning(f"step {step}: refresh v{index.version} failed, going on with v{self.live.version}: {error}")
 
     def _is_due(self, pending: _Pending, step: int) -> bool:
-        lag = self._policy.lag_steps
-        if lag is None:  # as soon as it is ready, and no later than the age limit
-            return (
-                all(future.done() for future in pending.futures) or step - self.live.step >= self._policy.max_age_steps
-            )
-        return step >= pending.index.step + lag
+        is_ready = all(future.done() for future in pending.futures)
+        return self._policy.is_due(step, self.live.step, pending.index.step, is_ready)
 
     def _switch(self, pending: _Pending, waited: float) -> SwapTimes:
         start = time.monotonic()
@@ -214,9 +195,9 @@ class RefreshController:
         return self.last_swap
 
     def _check_age(self, step: int) -> None:
-        age = step - self.live.step
-        if self._last_error is not None and age > self._policy.max_age_steps:
+        if self._last_error is not None and self._policy.is_too_old(step, self.live.step):
             raise StaleIndexError(
-                f"step {step}: index v{self.live.version} is {age} steps old, more than refresh.max_age_steps "
+                f"step {step}: index v{self.live.version} is {step - self.live.step} steps old, more than "
+                "refresh.max_age_steps "
                 f"({self._policy.max_age_steps}), because its refresh failed: {self._last_error}"
             ) from self._last_error

@@ -17,17 +17,18 @@ from replug.cluster import layout as resources
 from replug.commands.checks.machine import GIB, Check, Checks, State, can_connect, ray_token, shared_memory, wandb
 from replug.configs.errors import UserError
 from replug.configs.paths import check_paths
-from replug.configs.schema import Config
-from replug.index_workers.kinds import IndexKind, resolve_kind
+from replug.configs.schema import Config, SwapMode
 from replug.models.build import cache_path
 from replug.models.hardware import available_cores
 from replug.models.packaged import MINILM, SMOLLM2, SMOLLM2_FILE, packaged_file
 from replug.models.score_cache import ScoreCache
-from replug.planning import storage as needs
+from replug.planning.memory import TRAINED_BYTES, search_bytes
+from replug.planning.model_sizes import encoder_size
+from replug.planning.storage import FLOAT32, StoredRetriever, run_bytes
+from replug.planning.workload import IndexSize, index_size, shape_of
 from replug.train.run_dir import RunDirectory
 
 SHARED = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "weka", "panfs", "orangefs", "afs", "cifs", "9p")
-STAND_IN_DIM, PAPER_DIM = 64, 768
 SAMPLE_BYTES = 2**20
 GGUF_GROWTH = 4  # four bits a weight become sixteen
 MANY_GPUS = "lower resources, lm.num_replicas or index.num_builders, or run on more nodes: replug slurm"
@@ -234,31 +235,33 @@ def cluster(config: Config) -> Check | None:
 
 def disk_needs(config: Config) -> tuple[int, str]:
     """Bytes of the run directory at their most, and what they are of."""
-    documents, dim = num_documents(config) or 0, retriever_dim(config)
-    tokens = config.data.document_tokens or config.data.window
-    sizes = {
-        "index versions": int(needs.VERSIONS * needs.index_bytes(documents, dim, index_kind(config, documents, dim))),
-        "checkpoints": (config.checkpoint.keep_last + 1) * needs.checkpoint_bytes(num_weights(config)),
-        "corpus": 0 if config.data.prepared else needs.corpus_bytes(documents, tokens),
-    }
-    unknown = " documents not counted yet" if not documents else ""
-    return sum(sizes.values()), ", ".join(f"{name} {size / GIB:.1f}" for name, size in sizes.items()) + unknown
+    documents, retriever = num_documents(config), stored_retriever(config)
+    shape = shape_of(config, documents or 1)
+    parts = run_bytes(config, shape, retriever, vector_size(config, documents or 1, retriever.dim))
+    unknown = "" if documents else " documents not counted yet"
+    sizes = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.1f}" for name, size in parts.items())
+    return int(sum(parts.values())), sizes + unknown
 
 
 def memory_needs(config: Config) -> int:
     """Bytes on this machine: the trainer, the LM's replicas and the searchers' vectors that no GPU holds."""
-    documents, dim = num_documents(config) or 0, retriever_dim(config)
+    documents, retriever = num_documents(config) or 0, stored_retriever(config)
     scorers = config.lm.num_replicas * weights_bytes(config.lm.path) if config.lm.path else 0
-    vectors = needs.VERSIONS * needs.vectors_bytes(documents, dim)
+    size = vector_size(config, documents or 1, retriever.dim)
+    vectors = search_bytes(documents, size.bytes_per_vector, two_versions=config.index.swap is SwapMode.double)
     return int(
-        needs.trainer_bytes(num_weights(config))
+        TRAINED_BYTES * retriever.parameters
         + (0 if config.lm.gpus_per_replica else scorers)
         + (0 if config.index.gpus_per_searcher else vectors)
     )
 
 
-def index_kind(config: Config, documents: int, dim: int) -> IndexKind:
-    return resolve_kind(config.index.kind, dim, max(1, documents), config.index.nprobe, True, None)
+def vector_size(config: Config, documents: int, dim: int) -> IndexSize:
+    """Of a factory string whose bytes only FAISS knows, those of float32 numbers, the largest there are."""
+    try:
+        return index_size(config, dim, documents)
+    except UserError:
+        return IndexSize(FLOAT32 * dim, 1.0, is_exact=False)
 
 
 def num_documents(config: Config) -> int | None:
@@ -280,17 +283,20 @@ def _lines(path: Path) -> int:
     return round(sample.count(b"\n") * path.stat().st_size / max(1, len(sample)))
 
 
-def retriever_dim(config: Config) -> int:
-    """Width of the vectors; a BERT-base's where the model is not here yet."""
-    if config.retriever.path.startswith("stand_in"):
-        return STAND_IN_DIM
-    found = model_file(config.retriever.path, "config.json")
-    return int(json.loads(found.read_text()).get("hidden_size", PAPER_DIM)) if found else PAPER_DIM
-
-
-def num_weights(config: Config) -> int:
-    """Of the retriever, by the size of its files in float32."""
-    return weights_bytes(config.retriever.path) // needs.FLOAT32
+def stored_retriever(config: Config) -> StoredRetriever:
+    """By its files on this machine; where they are not here, by what is known of its name, else as a BERT-base."""
+    path = config.retriever.path
+    try:
+        known = encoder_size(path)
+    except UserError:
+        known = encoder_size("bert-base-uncased")
+    found = model_file(path, "config.json")
+    keys = json.loads(found.read_text()) if found else {}
+    return StoredRetriever(
+        dim=int(keys.get("hidden_size", known.hidden)),
+        parameters=weights_bytes(path) // FLOAT32 or known.parameters,
+        vocabulary=int(keys.get("vocab_size", known.vocabulary)),
+    )
 
 
 def weights_bytes(path: str | None) -> int:

@@ -92,7 +92,7 @@ OVERRIDES = [
     ("retrieve.k=1", "retrieve.k is 1; expected at least 2"),
     ("run_dir=''", "run_dir is empty; expected"),
     ("lm.path=''", "lm.path is missing; expected"),
-    ("index.kind=''", "index.kind is empty; expected flat_fp16, sq8, pq, ivf_sq8, ivf_pq, or a FAISS factory string"),
+    ("index.kind=''", "index.kind is empty; expected a preset such as flat_fp16, or a FAISS factory string"),
     ("index.gpus_per_searcher=2", "index.gpus_per_searcher is 2.0; expected at most 1: take more builders or shards"),
     ("index.gpus_per_builder=1.5", "index.gpus_per_builder is 1.5; expected at most 1"),
     # the LM: local weights or a server

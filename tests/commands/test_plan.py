@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from replug.commands.plan import run_plan
+from replug.commands.plan import PlanOutput, PlanRequest, run_plan
 from replug.configs.errors import UserError
 from replug.planning.plans import Assumptions
 
@@ -23,13 +25,19 @@ NAMES = {
 }
 
 
+def run(config: Path, gpus: Sequence[str] = (), **options: Any) -> None:
+    """`options` are fields of the request or of the output."""
+    output = PlanOutput(**{name: options.pop(name) for name in ("as_json", "as_markdown", "chart") if name in options})
+    run_plan(PlanRequest(config, gpus, **options), output)
+
+
 def read_json(capsys: pytest.CaptureFixture[str]) -> dict:
     found: dict = json.loads(capsys.readouterr().out)
     return found
 
 
 def test_json_is_one_object_whose_names_stay(capsys: pytest.CaptureFixture[str]) -> None:
-    run_plan(PAPER, ["8xA100"], as_json=True, overrides=SMALL)
+    run(PAPER, ["8xA100"], as_json=True, overrides=SMALL)
     plan = read_json(capsys)
     assert set(plan) == NAMES
     assert set(plan["hours"]) == set(plan["tokens"]) == set(plan["flop"]) == set(plan["idle"]) == ROLES
@@ -43,13 +51,13 @@ def test_json_is_one_object_whose_names_stay(capsys: pytest.CaptureFixture[str])
 def test_the_same_command_prints_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     outputs = []
     for _ in range(2):
-        run_plan(PAPER, ["4xH100"], as_json=True, overrides=SMALL)
+        run(PAPER, ["4xH100"], as_json=True, overrides=SMALL)
         outputs.append(capsys.readouterr().out)
     assert outputs[0] == outputs[1]
 
 
 def test_what_if_compares_with_the_plan_as_given(capsys: pytest.CaptureFixture[str]) -> None:
-    run_plan(PAPER, ["8xA100"], as_json=True, overrides=SMALL, what_if=["lm.path=gpt2", "retrieve.k=10 loss.beta=0.2"])
+    run(PAPER, ["8xA100"], as_json=True, overrides=SMALL, what_if=["lm.path=gpt2", "retrieve.k=10 loss.beta=0.2"])
     plans = read_json(capsys)["plans"]
     assert [plan["what_if"] for plan in plans] == ["as given", "lm.path=gpt2", "retrieve.k=10 loss.beta=0.2"]
     assert plans[1]["hours"]["score"] < plans[0]["hours"]["score"] / 10
@@ -57,14 +65,14 @@ def test_what_if_compares_with_the_plan_as_given(capsys: pytest.CaptureFixture[s
 
 
 def test_several_devices_make_a_markdown_table_of_a_row_each(capsys: pytest.CaptureFixture[str]) -> None:
-    run_plan(PAPER, ["8xA100", "64xH100"], as_markdown=True, overrides=SMALL)
+    run(PAPER, ["8xA100", "64xH100"], as_markdown=True, overrides=SMALL)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("|")[1].strip() for line in lines] == ["run", "---", "8xA100", "64xH100"]
     assert len({line.count("|") for line in lines}) == 1
 
 
 def test_the_table_names_the_roles_and_what_dominates(capsys: pytest.CaptureFixture[str]) -> None:
-    run_plan(PAPER, ["8xA100"], overrides=SMALL)
+    run(PAPER, ["8xA100"], overrides=SMALL)
     output = capsys.readouterr().out
     assert "LM scoring" in output
     assert "dominated by" in output
@@ -72,7 +80,7 @@ def test_the_table_names_the_roles_and_what_dominates(capsys: pytest.CaptureFixt
 
 
 def test_sixty_four_gpus_lie_over_the_nodes_given(capsys: pytest.CaptureFixture[str]) -> None:
-    run_plan(PAPER, ["64xA100"], nodes=4, as_json=True, overrides=SMALL)
+    run(PAPER, ["64xA100"], nodes=4, as_json=True, overrides=SMALL)
     plan = read_json(capsys)
     assert plan["nodes"] == 4
     assert sum(plan["split"].values()) == 64
@@ -81,14 +89,14 @@ def test_sixty_four_gpus_lie_over_the_nodes_given(capsys: pytest.CaptureFixture[
 def test_gpus_of_many_nodes_exchange_gradients_more_slowly(capsys: pytest.CaptureFixture[str]) -> None:
     walls = []
     for nodes in (1, 8):
-        run_plan(PAPER, ["8xA100"], nodes, as_json=True, overrides=SMALL, assumptions=Assumptions(split="2/2/4"))
+        run(PAPER, ["8xA100"], nodes=nodes, as_json=True, overrides=SMALL, assumptions=Assumptions(split="2/2/4"))
         walls.append(read_json(capsys)["hours"]["train"])
     assert walls[1] > walls[0]
 
 
 def test_a_plan_for_processors_keeps_the_layout_of_the_configuration(capsys: pytest.CaptureFixture[str]) -> None:
     debug = ROOT / "configs/debug.yaml"
-    run_plan(debug, ["2xcpu"], as_json=True, overrides=["data.num_documents=600", "lm.num_replicas=2"])
+    run(debug, ["2xcpu"], as_json=True, overrides=["data.num_documents=600", "lm.num_replicas=2"])
     plan = read_json(capsys)
     assert plan["split"] == {"score": 2, "embed": 1, "train": 1}
     assert any("share the cores" in note for note in plan["notes"])
@@ -96,35 +104,35 @@ def test_a_plan_for_processors_keeps_the_layout_of_the_configuration(capsys: pyt
 
 
 def test_the_chart_is_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_plan(PAPER, ["8xA100"], chart=tmp_path / "plan.png", overrides=SMALL)
+    run(PAPER, ["8xA100"], chart=tmp_path / "plan.png", overrides=SMALL)
     assert (tmp_path / "plan.png").read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(UserError, match="--chart: the folder"):
-        run_plan(PAPER, ["8xA100"], chart=tmp_path / "none" / "plan.png", overrides=SMALL)
+        run(PAPER, ["8xA100"], chart=tmp_path / "none" / "plan.png", overrides=SMALL)
 
 
 def test_without_devices_the_error_names_the_flags() -> None:
     with pytest.raises(UserError, match=r"--gpus is missing; .*--measured"):
-        run_plan(PAPER)
+        run(PAPER)
 
 
 def test_an_efficiency_above_the_peak_is_an_error() -> None:
     with pytest.raises(UserError, match=r"--efficiency is 1\.5"):
-        run_plan(PAPER, ["8xA100"], assumptions=Assumptions(efficiency=1.5))
+        run(PAPER, ["8xA100"], assumptions=Assumptions(efficiency=1.5))
 
 
 def test_an_unknown_lm_is_planned_by_its_parameters(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match="--lm-parameters"):
-        run_plan(PAPER, ["8xA100"], overrides=[*SMALL, "lm.path=acme/lm"])
+        run(PAPER, ["8xA100"], overrides=[*SMALL, "lm.path=acme/lm"])
     overrides = [*SMALL, "lm.path=acme/lm"]
-    run_plan(PAPER, ["8xA100"], as_json=True, overrides=overrides, assumptions=Assumptions(lm_parameters=7e9))
+    run(PAPER, ["8xA100"], as_json=True, overrides=overrides, assumptions=Assumptions(lm_parameters=7e9))
     assert read_json(capsys)["lm"] == {"name": "acme/lm", "parameters": 7_000_000_000}
 
 
 @pytest.mark.timeout(120)
 def test_the_papers_run_is_planned_without_torch_ray_or_faiss() -> None:
     code = (
-        "import sys; from pathlib import Path; from replug.commands.plan import run_plan; "
-        f"run_plan(Path({str(PAPER)!r}), ['8xA100'], as_json=True, overrides={SMALL!r}); "
+        "import sys; from pathlib import Path; from replug.commands.plan import PlanOutput, PlanRequest, run_plan; "
+        f"run_plan(PlanRequest(Path({str(PAPER)!r}), ['8xA100'], {SMALL!r}), PlanOutput(as_json=True)); "
         "found = {'torch', 'ray', 'faiss', 'transformers', 'matplotlib'} & set(sys.modules); assert not found, found"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=100, capture_output=True)

@@ -8,8 +8,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from replug.configs.load import config_to_yaml, flatten, load_config, load_evaluation_config, names_evaluation
-from replug.configs.rules import max_index_age, refresh_lag
-from replug.configs.schema import Adopt, Config, LMConfig, LMScore, RefreshMode, RetrieverConfig, Similarity
+from replug.configs.refresh_policy import Adopt, RefreshMode, RefreshPolicy, refresh_policy
+from replug.configs.schema import Config, LMConfig, LMScore, RetrieverConfig, Similarity
 
 FOLDER = Path(__file__).parents[2] / "configs"
 EVALUATIONS = [*sorted(FOLDER.glob("eval_*.yaml")), *sorted(FOLDER.glob("paper_tables/*.yaml"))]
@@ -122,6 +122,10 @@ def test_flatten_gives_every_keys_full_path(tmp_path):
     assert not any(isinstance(value, dict) for value in flat.values())
 
 
+def policy_of(config: Config) -> RefreshPolicy:
+    return refresh_policy(config.refresh, config.train.max_steps)
+
+
 @pytest.mark.parametrize(
     ("overrides", "lag"),
     [
@@ -135,12 +139,12 @@ def test_flatten_gives_every_keys_full_path(tmp_path):
     ],
 )
 def test_the_lag_is_half_the_interval_unless_given_and_none_when_training_waits(tmp_path, overrides, lag):
-    assert refresh_lag(load(tmp_path, "seed: 0", *overrides.split())) == lag
+    assert policy_of(load(tmp_path, "seed: 0", *overrides.split())).lag_steps == lag
 
 
 def test_an_index_may_grow_three_intervals_old_unless_given(tmp_path):
-    assert max_index_age(load(tmp_path, "seed: 0", "refresh.every_steps=10")) == 30
-    assert max_index_age(load(tmp_path, "refresh: {every_steps: 10, max_age_steps: 15}")) == 15
+    assert policy_of(load(tmp_path, "seed: 0", "refresh.every_steps=10")).max_age_steps == 30
+    assert policy_of(load(tmp_path, "refresh: {every_steps: 10, max_age_steps: 15}")).max_age_steps == 15
 
 
 def test_adoption_when_ready_goes_with_async(tmp_path):

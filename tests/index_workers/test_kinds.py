@@ -1,12 +1,18 @@
 """Index kinds: what a name in the configuration becomes."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from replug.index_workers.faiss_index import FaissShard, check_kind, fill, train_quantizer
 from replug.index_workers.kinds import (
     LEAST_CENTROIDS,
     POINTS_PER_LIST,
+    PRESETS,
     IndexKind,
+    bytes_per_vector,
     default_nprobe,
     default_overretrieve,
     num_centroids,
@@ -15,6 +21,8 @@ from replug.index_workers.kinds import (
     resolve_kind,
     training_rows,
 )
+
+ROOT = Path(__file__).parents[2]
 
 
 def resolve(name: str, num_documents: int = 100_000, nprobe: int | None = None, rerank: bool = True) -> IndexKind:
@@ -117,3 +125,26 @@ def test_the_training_rows_are_spread_evenly_and_the_same_every_time(factory: st
 )
 def test_every_centroid_has_twice_the_points_that_k_means_wants(factory: str, centroids: int) -> None:
     assert len(training_rows(factory, 10**7)) == 2 * POINTS_PER_LIST * centroids
+
+
+def test_a_preset_that_is_added_to_the_table_is_built_searched_and_planned(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """So adding one touches that module, and the description of the key."""
+    monkeypatch.setitem(PRESETS, "sq4", lambda dim, lists: f"IVF{lists},SQ4")
+    kind = resolve_kind("sq4", 16, 400, None, False, None)
+    vectors = np.random.default_rng(0).normal(size=(400, 16)).astype(np.float32)
+    check_kind(kind, 16, 400)
+    train_quantizer(kind, vectors, tmp_path / "quantizer")
+    assert fill(tmp_path / "quantizer", [vectors], tmp_path / "filled") == 400
+    rows, _ = FaissShard(tmp_path / "filled", 0, kind, vectors=None).search(vectors[:1], 1)
+    assert rows.tolist() == [[0]]
+    added = (tmp_path / "filled").stat().st_size - (tmp_path / "quantizer").stat().st_size
+    assert added == pytest.approx(400 * (bytes_per_vector(kind.factory or "", 16, 400) or 0), rel=0.02)
+
+
+def test_a_preset_is_named_in_two_files() -> None:
+    rooms = ("commands", "configs", "data", "evals", "index_workers", "models", "planning", "train")
+    files = [file for room in rooms for file in (ROOT / room).rglob("*.py")]
+    named = {str(file.relative_to(ROOT)) for file in files if re.search(r"\bsq8\b", file.read_text())}
+    assert named == {"index_workers/kinds.py", "configs/schema.py"}

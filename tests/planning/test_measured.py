@@ -26,9 +26,10 @@ def test_what_activities_took_is_read_from_the_rows(run_dir: RunDir) -> None:
     assert seen.pair == 0  # the stand-in sleeps 0.5 s, and does nothing else
     assert seen.build == pytest.approx(1.2)
     assert seen.checkpoint == pytest.approx(0.03)
-    assert (seen.start_up, seen.first_build, seen.last_build, seen.measure) == (6.0, 5.0, 4.0, 8.0)
-    assert seen.warm_up == pytest.approx(0.0)
-    assert seen.outside == pytest.approx(1.0)
+    stages = seen.stages
+    assert (stages.start_up, stages.first_build, stages.last_build, stages.measure) == (6.0, 5.0, 4.0, 8.0)
+    assert stages.warm_up == pytest.approx(0.0)
+    assert stages.outside == pytest.approx(1.0)
 
 
 def test_a_pair_takes_a_replica_its_share_of_the_busy_time(run_dir: RunDir) -> None:
@@ -47,9 +48,16 @@ def test_the_plan_of_the_run_itself_takes_as_long_as_the_run(run_dir: RunDir) ->
 
 def test_twice_the_steps_take_twice_the_training(run_dir: RunDir) -> None:
     folder = run_dir()
-    once, twice = (planned(folder, f"train.max_steps={steps}").estimate.outcome for steps in (40, 80))
+    once, twice = (planned(folder, f"train.max_steps={steps}").estimate.simulated.times for steps in (40, 80))
     longer = (twice.training_ended - twice.training_began) / (once.training_ended - once.training_began)
     assert longer == pytest.approx(2, rel=0.03)
+
+
+def test_batches_that_nobody_waited_for_were_answered_in_the_first_step(run_dir: RunDir) -> None:
+    waited = read_run(run_dir("lm.path=stand_in"))
+    idle = read_run(run_dir("lm.path=stand_in", time__wait_scores_seconds=0.0))
+    pairs = [observe(run, job_of_run(run, None, None)).pair for run in (waited, idle)]
+    assert pairs[1] / pairs[0] == pytest.approx(39 / 37)  # 39 steps' worth of work, over the pairs of 37
 
 
 def test_a_refresh_that_was_waited_for_is_measured_from_trigger_to_adoption(run_dir: RunDir) -> None:
@@ -67,12 +75,12 @@ def test_two_machines_have_twice_the_cores_for_the_actors_of_the_configuration(r
     layout = ["lm.num_replicas=2", "lm.threads_per_replica=2", "train.batch_size=64"]
     plans = [planned(folder, *layout, gpus=gpus) for gpus in (None, "2xmeasured")]
     assert str(plans[1].devices) == "2xmeasured"
-    assert plans[1].estimate.outcome.wall < plans[0].estimate.outcome.wall
+    assert plans[1].estimate.simulated.times.wall < plans[0].estimate.simulated.times.wall
 
 
 def test_actors_with_half_the_threads_are_half_as_fast(run_dir: RunDir) -> None:
     folder = run_dir("lm.path=stand_in", "lm.threads_per_replica=2")
-    units = [planned(folder, f"lm.threads_per_replica={n}").estimate.durations.unit for n in (1, 2)]
+    units = [planned(folder, f"lm.threads_per_replica={n}").estimate.durations.scoring.unit for n in (1, 2)]
     assert units[0] == pytest.approx(2 * units[1])
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from replug.configs.errors import UserError
-from replug.planning.model_sizes import encoder_size, lm_size
+from replug.planning.model_sizes import encoder_size, lm_size, stand_in_seconds
 
 PUBLISHED = {  # millions of parameters, as their model cards have them
     "gpt2": 124.4,
@@ -83,5 +83,5 @@ def test_an_absurd_parameter_count_is_an_error() -> None:
 
 
 def test_the_stand_in_sleeps_as_long_as_its_name_says() -> None:
-    assert lm_size("stand_in:0.25").seconds_per_call == 0.25
-    assert lm_size("stand_in").seconds_per_call == 0
+    assert stand_in_seconds("stand_in:0.25") == 0.25
+    assert stand_in_seconds("stand_in") == stand_in_seconds("gpt2") == 0

@@ -7,6 +7,11 @@ from replug.planning import memory
 from replug.planning.accelerators import ACCELERATORS
 from replug.planning.estimate import Split, job_of, memory_of
 from replug.planning.model_sizes import encoder_size, lm_size
+from replug.planning.workload import Shape
+
+
+def with_step(shape: Shape, **changed: int) -> Shape:
+    return replace(shape, step=replace(shape.step, **changed))
 
 
 def test_gpt2_xl_needs_its_weights_in_bfloat16_and_little_more(paper: Config) -> None:
@@ -25,7 +30,7 @@ def test_a_70b_lm_takes_several_gpus_and_less_with_more_of_them() -> None:
 
 def test_the_optimizer_takes_sixteen_bytes_a_parameter(paper: Config) -> None:
     encoder = encoder_size("facebook/contriever")
-    empty = replace(job_of(paper).shape, batch_size=0)
+    empty = with_step(job_of(paper).shape, batch_size=0)
     assert memory.train_bytes(encoder, empty, 1, "float32", checkpointed=False) == 16 * encoder.parameters
 
 
@@ -40,7 +45,7 @@ def test_activations_are_shared_out_over_ranks_and_micro_batches(paper: Config) 
     job, encoder = job_of(paper), encoder_size("facebook/contriever")
     fixed = 16 * encoder.parameters
     whole = memory.train_bytes(encoder, job.shape, 1, "bfloat16", checkpointed=False) - fixed
-    parted = replace(job.shape, micro_batches=4)
+    parted = with_step(job.shape, micro_batches=4)
     assert memory.train_bytes(encoder, parted, 2, "bfloat16", checkpointed=False) - fixed == pytest.approx(whole / 8)
 
 

@@ -26,13 +26,13 @@ def test_the_best_of_eight_gives_most_gpus_to_scoring(short: Config) -> None:
 def test_no_other_split_ends_sooner(short: Config) -> None:
     job, devices = job_of(short), parse_devices("4xA100")
     best = best_split(job, devices)
-    walls = [estimate_split(job, devices, split).outcome.wall for split in fitting_splits(job, devices)]
-    assert best.outcome.wall == min(walls)
+    walls = [estimate_split(job, devices, split).simulated.times.wall for split in fitting_splits(job, devices)]
+    assert best.simulated.times.wall == min(walls)
 
 
 def test_more_gpus_never_take_longer(short: Config) -> None:
     job = job_of(short)
-    walls = [best_split(job, parse_devices(f"{count}xA100")).outcome.wall for count in (1, 2, 4, 8, 64)]
+    walls = [best_split(job, parse_devices(f"{count}xA100")).simulated.times.wall for count in (1, 2, 4, 8, 64)]
     assert walls == sorted(walls, reverse=True)
 
 
@@ -42,7 +42,7 @@ def test_one_gpu_is_shared_in_turns(short: Config) -> None:
     assert found.split.shared == ("score", "embed", "train")
     assert found.split.by_role() == {role: pytest.approx(1 / 3) for role in ("score", "embed", "train")}
     total = sum(found.hours.values()) + short.train.max_steps * found.durations.encode / 3600
-    assert found.outcome.wall / 3600 == pytest.approx(total, rel=0.01)
+    assert found.simulated.times.wall / 3600 == pytest.approx(total, rel=0.01)
 
 
 def test_two_gpus_let_the_busiest_role_have_one_for_itself(short: Config) -> None:

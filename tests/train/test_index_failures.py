@@ -24,7 +24,7 @@ from replug.configs.schema import Config
 from replug.data.store import PreparedSet
 from replug.index_workers.build import publish_snapshot
 from replug.index_workers.local_index import LocalIndex
-from replug.index_workers.service import IndexService, IndexSettings
+from replug.index_workers.service import IndexService, IndexSettings, WatchedTexts
 from replug.index_workers.version_store import BuildPlan, IndexState, Missing, VersionStore
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
@@ -56,7 +56,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedSet:
 @pytest.fixture(scope="module")
 def service(disk: SmallDisk, ray_session: None) -> Iterator[IndexService]:
     """One for all tests, since actors take seconds to start; each test takes `versions` of its own."""
-    settings = IndexSettings(num_shards=2, num_builders=2, threads=1, watch_texts=("a text",), watch_k=5)
+    settings = IndexSettings(num_shards=2, num_builders=2, threads=1, watched=WatchedTexts(("a text",), 5))
     service = IndexService(disk.folder, settings)
     yield service
     service.close()

@@ -1,14 +1,27 @@
 """The LSR loss and its gradients against plain Python, written out from the formulas."""
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from replug.train.loss import entropy, kl_lm_retriever, kl_retriever_lm, lm_scores, log_likelihood, lsr_loss
+from replug.configs.schema import Direction, LMScore
+from replug.train import loss as losses
+from replug.train.loss import (
+    LOSSES,
+    entropy,
+    kl_lm_retriever,
+    kl_retriever_lm,
+    lm_scores,
+    log_likelihood,
+    lsr_loss,
+)
 
+ROOMS = ("commands", "planning", "train", "evals", "index_workers", "models", "cluster", "data", "configs")
 GAMMA, BETA = 0.5, 0.25
 SIMILARITIES = [[0.9, 0.2, 0.4], [-0.1, 0.3, 0.3]]  # two queries, three documents
 LM_SCORES = [[-2.0, -1.5, -1.8], [-0.2, -0.9, -0.3]]
@@ -53,6 +66,19 @@ def test_loss_and_gradient_equal_those_computed_by_hand(direction: str) -> None:
     assert loss.shape == ()
     assert loss.item() == pytest.approx(expected_loss, rel=1e-12)
     np.testing.assert_allclose(similarities.grad, expected_gradient, rtol=1e-9)
+
+
+def test_a_loss_is_named_in_two_files() -> None:
+    """So that adding one touches two: its function with its line in the table, and its name among the keys."""
+    assert set(LOSSES) == {direction.value for direction in Direction}
+    for name in ("kl_retriever_lm", "inverse_perplexity"):
+        assert files_that_name(name) == {"train/loss.py", "configs/schema.py"}
+
+
+def files_that_name(name: str) -> set[str]:
+    root = Path(__file__).parents[2]
+    files = [file for room in ROOMS for file in (root / room).rglob("*.py")]
+    return {str(file.relative_to(root)) for file in files if re.search(rf"\b{name}\b", file.read_text())}
 
 
 def test_the_two_directions_differ() -> None:
@@ -117,8 +143,7 @@ def test_every_kind_of_lm_score_equals_its_formula() -> None:
     }
     for kind, values in expected.items():
         torch.testing.assert_close(lm_scores(sums, num_tokens, kind), torch.tensor(values, dtype=torch.float32))
-    with pytest.raises(ValueError, match="'perplexity' is unknown"):
-        lm_scores(sums, num_tokens, "perplexity")
+    assert set(expected) == set(losses.LM_SCORES) == {score.value for score in LMScore}
 
 
 def test_every_kind_prefers_the_document_that_makes_the_text_likelier() -> None:

@@ -22,7 +22,7 @@ from replug.models.prompt import PromptTemplate
 from replug.train.fitting import lsr_module
 from replug.train.loss import log_likelihood, lsr_loss
 from replug.train.module import LSRModule, OptimizerSettings, learning_rate_factor
-from replug.train.pipeline import BatchPipeline, ScoreError
+from replug.train.pipeline import BatchPipeline, Horizon, Retrieval, ScoreError, Scoring
 from replug.train.step_clock import StepClock
 
 
@@ -60,9 +60,13 @@ def pipeline_for(module: LSRModule, data: PreparedSet, lm: InlineLM, depth: int 
         return SearchResult(rows, np.take_along_axis(similarities, rows, axis=1), version)
 
     pipeline = BatchPipeline(
-        QuerySampler(len(data.queries), 4, 0), data.queries, data.corpus, module.encode_queries, search,
-        lm.submit_sums, PromptTemplate("\n"), 5, depth, steps, InlineExecutor(), StepClock(),
-    )  # fmt: skip
+        QuerySampler(len(data.queries), 4, 0),
+        data,
+        Retrieval(module.encode_queries, search, InlineExecutor(), k=5),
+        Scoring(lm.submit_sums, PromptTemplate("\n")),
+        Horizon(depth, steps),
+        StepClock(),
+    )
     module.attach(pipeline)
     return pipeline
 

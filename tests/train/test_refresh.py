@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from replug.configs.errors import RunError
+from replug.configs.refresh_policy import AtLag, WhenReady
 from replug.index_workers.service import Refreshed
 from replug.index_workers.version_store import IndexState
 from replug.index_workers.watch import Measures
-from replug.train.refresh import RefreshController, RefreshPolicy, StaleIndexError
+from replug.train.refresh import RefreshController, StaleIndexError
 from replug.train.step_clock import StepClock
 
 
@@ -54,7 +55,7 @@ def controller(
     max_steps: int = 100,
     publish: Callable[[IndexState], int] = lambda index: index.version,
 ) -> RefreshController:
-    policy = RefreshPolicy(every, lag, max_age, max_steps)
+    policy = WhenReady(every, 0, max_age, max_steps) if lag is None else AtLag(every, lag, max_age, max_steps)
     return RefreshController(service, policy, publish, measured_at_once, StepClock())
 
 

@@ -1,0 +1,88 @@
+"""When refreshes start, are due, are skipped and are too old, worked out by hand."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from replug.configs import refresh_policy as policies
+from replug.configs.refresh_policy import Adopt, AtLag, RefreshMode, RefreshPolicy, Start, WhenReady, refresh_problems
+from replug.configs.schema import RefreshConfig
+
+AT_LAG = AtLag(every_steps=10, lag_steps=3, max_age_steps=30, max_steps=40)
+WHEN_READY = WhenReady(every_steps=10, lag_steps=5, max_age_steps=30, max_steps=40)
+
+
+@pytest.mark.parametrize(
+    ("policy", "steps"),
+    [
+        (AT_LAG, [10, 20, 30]),
+        (AtLag(10, 10, 30, 40), [10, 20]),  # one begun at 30 would be adopted at 40, after the last step
+        (AtLag(10, 0, 30, 31), [10, 20, 30]),
+        (WHEN_READY, [10, 20, 30]),
+        (AtLag(50, 1, 150, 40), []),
+    ],
+)
+def test_a_refresh_starts_at_every_multiple_that_leaves_time_to_adopt_it(
+    policy: RefreshPolicy, steps: list[int]
+) -> None:
+    assert [step for step in range(policy.max_steps) if policy.starts_at(step)] == steps
+    assert policy.num_starts == len(steps)
+
+
+def test_a_refresh_is_skipped_while_another_is_under_way() -> None:
+    assert AT_LAG.start(20, live_step=0, pending_step=10) is Start.skip
+    assert AT_LAG.start(20, live_step=10, pending_step=None) is Start.begin
+    assert AT_LAG.start(21, live_step=10, pending_step=None) is Start.nothing
+
+
+@pytest.mark.parametrize(("live_step", "pending_step"), [(10, None), (0, 10)])
+def test_a_run_resumed_at_a_boundary_does_not_start_its_refresh_again(live_step: int, pending_step: int | None) -> None:
+    assert AT_LAG.start(10, live_step, pending_step) is Start.nothing
+
+
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_at_lag_a_refresh_is_due_at_its_lag_ready_or_not(is_ready: bool) -> None:
+    assert [step for step in range(10, 20) if AT_LAG.is_due(step, 0, 10, is_ready)] == list(range(13, 20))
+
+
+def test_when_ready_a_refresh_is_due_once_it_is_ready_or_the_live_index_at_its_age_limit() -> None:
+    assert WHEN_READY.is_due(11, 0, 10, is_ready=True)
+    assert [step for step in range(10, 40) if WHEN_READY.is_due(step, 0, 10, False)] == list(range(30, 40))
+
+
+def test_training_waits_at_the_start_only_where_the_lag_is_zero() -> None:
+    assert AtLag(10, 0, 30, 40).adopts_at_start
+    assert not AT_LAG.adopts_at_start and not WHEN_READY.adopts_at_start
+
+
+def test_an_index_is_too_old_beyond_its_limit() -> None:
+    assert [AT_LAG.is_too_old(step, live_step=5) for step in (35, 36)] == [False, True]
+
+
+def test_problems_name_the_key_and_what_was_expected() -> None:
+    assert list(refresh_problems(RefreshConfig())) == []
+    late = RefreshConfig(every_steps=10, lag_steps=11)
+    assert "refresh.lag_steps is 11; expected 0 to refresh.every_steps (10)" in next(refresh_problems(late))
+    young = RefreshConfig(every_steps=10, lag_steps=5, max_age_steps=14)
+    assert "refresh.max_age_steps is 14; expected at least" in next(refresh_problems(young))
+    both = RefreshConfig(mode=RefreshMode["sync"], adopt=Adopt.when_ready)
+    assert "refresh.adopt is when_ready but refresh.mode is sync" in next(refresh_problems(both))
+
+
+def test_every_name_of_a_policy_has_its_class_in_the_same_module() -> None:
+    """So a new policy touches that module alone: training, validation and planning ask for no class by name."""
+    assert set(policies.POLICIES) == set(Adopt)
+    assert all(policy.__module__ == policies.__name__ for policy in policies.POLICIES.values())
+
+
+def test_a_policy_that_is_added_to_the_table_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True, slots=True)
+    class Never(RefreshPolicy):
+        fixed_lag = None
+
+        def is_due(self, step: int, live_step: int, pending_step: int, is_ready: bool) -> bool:
+            return False
+
+    monkeypatch.setitem(policies.POLICIES, Adopt.when_ready, Never)
+    keys = RefreshConfig(every_steps=10, adopt=Adopt.when_ready)
+    assert policies.refresh_policy(keys, 40) == Never(10, 5, 30, 40)

@@ -1,0 +1,196 @@
+"""The estimate of storage beside files that the stores themselves have written."""
+
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from replug.configs.load import load_config
+from replug.configs.refresh_policy import AtLag, RefreshPolicy
+from replug.configs.schema import Config
+from replug.data.store import PreparedSet
+from replug.index_workers.build import build_plan
+from replug.index_workers.build_steps import build_shard, make_quantizer
+from replug.index_workers.kinds import resolve_kind
+from replug.index_workers.service import Refreshed
+from replug.index_workers.version_store import IndexState, VersionStore
+from replug.index_workers.watch import Measures
+from replug.models.black_box_lm import ContinuationScore
+from replug.models.build import load_encoder
+from replug.models.preparing import prepared_set
+from replug.models.score_cache import NewScore, ScoreCache
+from replug.planning.estimate import job_of
+from replug.planning.model_sizes import encoder_size
+from replug.planning.plans import disk_gb
+from replug.planning.storage import (
+    NAME_BYTES,
+    SCORE_BYTES,
+    MeanRow,
+    StoredIndex,
+    StoredRetriever,
+    documents_bytes,
+    most_versions,
+    version_bytes,
+    windows_bytes,
+)
+from replug.planning.workload import index_size
+from replug.train.refresh import RefreshController
+from replug.train.step_clock import StepClock
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = [
+    "data.source=package:numpy_docstrings",
+    "data.document_tokens=64",
+    "data.window=32",
+    "data.num_queries=400",
+    "index.block_documents=256",
+    "evaluate.refresh_windows=0",
+]
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return load_config(ROOT / "configs/debug.yaml", SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def prepared(config: Config, tmp_path_factory: pytest.TempPathFactory) -> PreparedSet:
+    """Real texts, in the tokens of a stand-in, which are words."""
+    return prepared_set(config, tmp_path_factory.mktemp("prepared") / "data")
+
+
+def num_bytes(*paths: Path) -> int:
+    files = (file for path in paths for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file())
+    return sum(file.stat().st_size for file in files)
+
+
+def utf8(*texts: str) -> int:
+    return sum(len(text.encode()) for text in texts)
+
+
+def test_a_prepared_corpus_takes_the_bytes_estimated(prepared: PreparedSet, config: Config) -> None:
+    documents = list(prepared.corpus.iterate())
+    texts = np.mean([utf8(one.text) for one in documents])
+    names = np.mean([utf8(one.id, one.domain, one.source) for one in documents])
+    tokens = np.mean([len(ids) for ids in prepared.corpus.token_ids(range(len(documents)))])
+    vocabulary = encoder_size("stand_in").vocabulary
+    estimated = documents_bytes(len(documents), MeanRow(float(texts), float(names)), float(tokens), vocabulary)
+    assert len(documents) > 1000
+    assert estimated == pytest.approx(num_bytes(prepared.corpus_path), rel=0.02)
+    assert 0.5 < names / NAME_BYTES < 2
+
+
+def test_prepared_training_texts_take_the_bytes_estimated(prepared: PreparedSet) -> None:
+    windows = prepared.queries.windows()
+    texts = np.mean([utf8(one.context, one.continuation) for one in windows])
+    names = np.mean([utf8(one.id, one.domain, one.source) for one in windows])
+    estimated = windows_bytes(len(windows), MeanRow(float(texts), float(names)))
+    assert estimated == pytest.approx(num_bytes(prepared.folder / "queries.arrow"), rel=0.03)
+
+
+@pytest.mark.parametrize("kind", ["flat_fp16", "sq8", "pq", "ivf_sq8", "ivf_pq"])
+def test_an_index_version_takes_the_bytes_estimated(
+    kind: str, prepared: PreparedSet, config: Config, tmp_path: Path
+) -> None:
+    rows, dim, shards = 20_000, 64, 2
+    config = replace(config, index=replace(config.index, kind=kind, num_shards=shards))
+    store, encoder = VersionStore(tmp_path), load_encoder(config.retriever)
+    digest = store.save_snapshot(0, encoder.save)
+    small = build_plan(config, encoder, prepared, store, IndexState(0, 0), digest)
+    size = index_size(config, dim, rows)
+    factory = small.kind.factory and resolved_factory(config, dim, rows)
+    plan = replace(small, num_documents=rows, dim=dim, kind=replace(small.kind, factory=factory))
+    random = np.random.default_rng(0)
+    missing = store.begin(plan)
+    for block in missing.blocks:
+        store.write_block(0, block, random.normal(size=(len(plan.rows_of_block(block)), dim)))
+    if missing.quantizer:
+        make_quantizer(store, plan)
+    for shard in missing.shards:
+        build_shard(store, plan, shard)
+    store.publish(plan)
+    retriever = StoredRetriever(dim, sum(weight.numel() for weight in encoder.parameters()), vocabulary=292)
+    codes = 0.0 if size.is_exact else size.bytes_per_vector
+    estimated = version_bytes(rows, retriever, StoredIndex(config.index.block_documents, codes, size.num_lists, shards))
+    assert estimated == pytest.approx(num_bytes(store.folder(0)), rel=0.03)
+
+
+def resolved_factory(config: Config, dim: int, rows: int) -> str | None:
+    return resolve_kind(config.index.kind, dim, rows, None, True, None).factory
+
+
+def test_the_cache_of_scores_takes_the_bytes_estimated(tmp_path: Path) -> None:
+    random, cache = np.random.default_rng(0), ScoreCache(tmp_path / "scores.sqlite")
+    for _ in range(100):  # units of 200 pairs, as a replica answers them, without their tokens
+        scores = [ContinuationScore(random.normal(size=8).astype(np.float32)) for _ in range(200)]
+        cache.store("lm", [NewScore(random.bytes(16), score, False) for score in scores])
+    cache.close()
+    assert pytest.approx(num_bytes(tmp_path), rel=0.05) == 20_000 * SCORE_BYTES
+
+
+class ReadyAfterTheLag:
+    """A service whose versions are ready when they are waited for."""
+
+    store = SimpleNamespace(plan=lambda version: version)
+
+    def refresh(self, version: int, previous: int) -> Future:
+        ready: Future = Future()
+        ready.set_result(Refreshed(Measures(), 1.0, 1.0))
+        return ready
+
+    def commit(self, version: int) -> None:
+        pass
+
+
+def nothing_measured(version: int, ready: Future) -> Future:
+    measured: Future = Future()
+    measured.set_result(None)
+    return measured
+
+
+def versions_of_a_run(policy: RefreshPolicy, checkpoint_every: int, keep_last: int) -> int:
+    """The most versions that lie on disk, with the trainer's controller and the rule by which checkpoints prune."""
+    control = RefreshController(ReadyAfterTheLag(), policy, lambda index: index.version, nothing_measured, StepClock())
+    there, marks, most = {0}, [], 1
+    for step in range(policy.max_steps):
+        control.at_boundary(step)
+        there |= control.versions_in_use()
+        most = max(most, len(there))
+        if (step + 1) % checkpoint_every == 0:
+            marks = [*marks, control.versions_in_use()][-keep_last:]
+            there &= set().union(*marks)
+    return max(most, len(there | {control.next_version()}))
+
+
+@pytest.mark.parametrize(("every", "lag"), [(10, 3), (10, 10), (10, 0), (4, 2), (300, 100)])
+@pytest.mark.parametrize(("checkpoint_every", "keep_last"), [(5, 2), (1, 1), (50, 1), (50, 3), (1000, 2)])
+def test_as_many_versions_are_counted_as_the_trainer_leaves(
+    every: int, lag: int, checkpoint_every: int, keep_last: int
+) -> None:
+    policy = AtLag(every, lag, 3 * every, 403)
+    left = versions_of_a_run(policy, checkpoint_every, keep_last)
+    assert most_versions(policy, checkpoint_every, keep_last) == left
+
+
+def test_the_papers_run_holds_three_versions_of_its_vectors(paper: Config) -> None:
+    """55.3 GB of float16 numbers each, with 0.4 GB of weights: live, the one before, and the one under way."""
+    assert disk_gb(job_of(paper))["index_versions"] == pytest.approx(3 * (55.3 + 0.45), rel=0.002)
+
+
+def test_a_set_that_is_prepared_elsewhere_takes_nothing(paper: Config) -> None:
+    paper.data.source, paper.data.prepared = None, "elsewhere"
+    assert disk_gb(job_of(paper, num_documents=1000))["prepared_set"] == 0
+
+
+def test_a_larger_vocabulary_takes_four_bytes_for_each_token_id() -> None:
+    small, large = (documents_bytes(1, MeanRow(0.0, 0.0), 10, size) for size in (30_522, 250_002))
+    assert large - small == 20
+
+
+def test_the_total_is_the_sum_of_the_parts(paper: Config) -> None:
+    parts = disk_gb(job_of(paper))
+    assert set(parts) == {"prepared_set", "index_versions", "checkpoints", "scores", "total"}
+    assert parts["total"] == pytest.approx(sum(parts.values()) - parts["total"])
