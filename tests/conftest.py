@@ -5,6 +5,7 @@ one cluster for each process: a test either uses `ray_session`, or calls command
 """
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,7 +23,7 @@ import pytest
 from replug.commands.console import log_to_stderr
 from replug.configs.load import load_config
 from replug.configs.schema import Config
-from tests.support.command_line import ROOT, CommandLine, finish_at
+from tests.support.command_line import ROOT, CommandLine
 from tests.support.made_once import made_once
 
 log_to_stderr()  # as the command line does, so that tests read what a user would
@@ -34,9 +35,10 @@ def ray_address() -> Iterator[str]:
     from ray.cluster_utils import Cluster
 
     room = {"num_cpus": 8, "object_store_memory": 256 * 2**20, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=room)
-    yield cluster.address
-    cluster.shutdown()
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:  # no other Ray looks there
+        cluster = Cluster(initialize_head=True, head_node_args={**room, "temp_dir": folder})
+        yield cluster.address
+        cluster.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -49,16 +51,16 @@ def ray_session(ray_address: str) -> Iterator[None]:
     ray.shutdown()
 
 
-@pytest.fixture
-def replug(ray_address: str) -> CommandLine:
-    """The command line in this process: no imports to wait for, and no Ray to start."""
-    return CommandLine(ray_address)
+@pytest.fixture(scope="session")
+def replug(request: pytest.FixtureRequest) -> CommandLine:
+    """The command line in this process: no imports to wait for, and no Ray to start but the tests' own."""
+    return CommandLine(lambda: request.getfixturevalue("ray_address"))
 
 
 @pytest.fixture(scope="session")
-def finish(ray_address: str) -> Callable[..., str]:
+def finish(replug: CommandLine) -> Callable[..., str]:
     """`finish(run_dir, *overrides, command="train", config="debug")`: what a command printed that ended well."""
-    return finish_at(ray_address)
+    return replug.finish
 
 
 @pytest.fixture(scope="session")

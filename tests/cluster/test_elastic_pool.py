@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 # Ray asks a node every few seconds whether it lives, and several times before it believes that it does not.
 QUICK_DEATHS = {
     "RAY_health_check_initial_delay_ms": "0",

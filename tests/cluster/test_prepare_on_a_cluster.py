@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.ray_nodes import RayCluster
 
+pytestmark = pytest.mark.slow
+
 FILES = 24
 
 

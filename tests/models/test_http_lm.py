@@ -452,6 +452,7 @@ def test_what_a_throttled_server_did_not_read_costs_no_tokens(opened: Opened) ->
         assert (budget.requests, budget.tokens) == (4, server.tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_a_server_killed_and_started_again_in_the_middle_of_a_call_is_not_noticed(opened: Opened) -> None:
     prefixes, continuations = pairs(300)

@@ -17,6 +17,8 @@ from replug.models.http.request_budget import BudgetSpent, RequestBudget
 from replug.models.local.stand_in_lm import StandInLM
 from tests.support.fault_server import MODEL, TRANSIENT, FaultServer
 
+pytestmark = pytest.mark.slow
+
 NUM_REQUESTS = 10_000 if os.environ.get("REPLUG_STORM") == "full" else 1_000
 PROMPTS_PER_REQUEST = 4
 WORDS = ["red", "blue", "green", "the", "boat", "of", "日本語", "🙂"]

@@ -7,6 +7,8 @@ import pytest
 
 from tests.support.slurm_jobs import NOT_LISTENING, processes_with, submit, wait_until
 
+pytestmark = pytest.mark.slow
+
 BROKEN = """
 import os, sys
 if os.environ["SLURMD_NODENAME"] == "n2":

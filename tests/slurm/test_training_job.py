@@ -15,6 +15,8 @@ import pytest
 from tests.support.local_slurm import LocalSlurm
 from tests.support.slurm_jobs import Job
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 STEPS = 16
 OPTIONS = ["--nodes=2", "--cpus-per-task=4", "--submit", "--sbatch=--hold"]

@@ -1,4 +1,4 @@
-"""The command line on stand-ins, as a user would type it: in this process where that will do, else as one of its own."""
+"""The command line as a user would type it: in this process where that will do, else in one of its own."""
 
 import contextlib
 import io
@@ -22,7 +22,7 @@ BASE = [
     "index.threads_per_worker=1",
     "train.threads=1",
 ]
-ON_RAY = ("train", "index", "evaluate", "score", "prepare")
+ON_RAY = ("train", "index", "evaluate", "score", "generate")
 
 
 def arguments(run: Path, overrides: tuple[str, ...], command: str, config: str) -> list[str]:
@@ -76,15 +76,15 @@ class Ended:
 
 
 class CommandLine:
-    """`replug(...)` as if typed; a command that wants Ray joins the cluster at `address`."""
+    """`replug(...)` as if typed; a command that wants Ray joins the cluster at `address()`."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: Callable[[], str]) -> None:
         self._address = address
 
     def __call__(self, command: str, *typed: object) -> Ended:
         from replug.commands.cli import main
 
-        joined = [f"ray.address={self._address}"] if command in ON_RAY else []
+        joined = [f"ray.address={self._address()}"] if command in ON_RAY else []
         argv = ["replug", command, *map(str, typed), *joined]
         status: object = 0
         with mock.patch.object(sys, "argv", argv), _as_before(), _printed() as (output, errors, printed):
@@ -95,17 +95,11 @@ class CommandLine:
         assert isinstance(status, int), status
         return Ended(status, output.getvalue(), errors.getvalue(), printed.getvalue())
 
-
-def finish_at(address: str) -> Callable[..., str]:
-    """A function that trains, or runs another command, to a good end."""
-    replug = CommandLine(address)
-
-    def finish(run: Path, *overrides: str, command: str = "train", config: str = "debug") -> str:
-        ended = replug(*arguments(run, overrides, command, config))
+    def finish(self, run: Path, *overrides: str, command: str = "train", config: str = "debug") -> str:
+        """Train, or run another command of a run, to a good end; returns what was printed."""
+        ended = self(*arguments(run, overrides, command, config))
         assert ended.status == 0, ended.printed
         return ended.printed
-
-    return finish
 
 
 class _Tee(io.StringIO):

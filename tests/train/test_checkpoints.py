@@ -11,7 +11,7 @@ from replug.configs.errors import RunError
 from replug.data.files import file_sha256
 from replug.models.encoder import Encoder
 from replug.train.run_dir import CheckpointMark, RunDirectory
-from tests.support.command_line import finish, start
+from tests.support.command_line import start
 from tests.support.runs import metrics, wait_for_step, what_must_be_equal
 
 
@@ -83,8 +83,9 @@ def test_a_run_keeps_the_retriever_that_was_best_on_held_out_text(quiet_run):
     assert Encoder(str(quiet_run / "best")).dim == Encoder(str(quiet_run / "retriever")).dim
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_torn_checkpoint_costs_steps_and_no_loss(quiet_run, tmp_path):
+def test_a_torn_checkpoint_costs_steps_and_no_loss(quiet_run, finish, tmp_path):
     """With the newest one cut short, as a disk that lost its last blocks has it, the one before is gone on from."""
     run = tmp_path / "run"
     process = start(run)

@@ -25,6 +25,8 @@ from tests.support.command_line import STEPS, start
 from tests.support.ray_nodes import ACTORS, RayCluster
 from tests.support.runs import metrics, what_must_be_equal
 
+pytestmark = pytest.mark.slow
+
 FULL = os.environ.get("REPLUG_STORM") == "full"
 KILLS, NODES_AT = (50, (9, 24, 39)) if FULL else (12, (5,))
 MAX_STEPS = 90 if FULL else STEPS

@@ -3,14 +3,16 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
 from replug.commands.export import run_export
-from tests.support.command_line import STEPS, finish, start
+from tests.support.command_line import STEPS, arguments, start, wait_for
 from tests.support.runs import descendants, metrics, name_of, wait_for_step, what_must_be_equal
 
 
@@ -43,6 +45,7 @@ def test_the_debug_run_learns(quiet_run):
     assert sum(losses[-6:]) < sum(losses[:6])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_slowed_workers_change_no_number(quiet_run, tmp_path):
     """A sleeping LM on two replicas, and builders that are stopped and let go again all the time."""
@@ -55,22 +58,34 @@ def test_slowed_workers_change_no_number(quiet_run, tmp_path):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     builder.send_signal(signal_number)
             time.sleep(0.2)
-    output, _ = process.communicate(timeout=10)
-    assert process.returncode == 0, output
+    wait_for(process)
     assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
     assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
 
 
+@pytest.mark.timeout(200)
+def test_killed_in_a_refresh_the_same_command_goes_on_with_the_same_losses(quiet_run, finish, tmp_path):
+    run = tmp_path / "run"
+    process = start(run)
+    wait_for_step(run, 7, process)
+    os.kill(process.pid, signal.SIGKILL)
+    wait_for(process, status=-signal.SIGKILL)
+    assert not (run / "results.json").exists(), "the run ended before it was killed"
+    assert "resuming at step" in finish(run)
+    assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
+    assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_killed_again_and_again_the_resumed_run_has_the_same_losses(quiet_run, tmp_path):
+def test_killed_again_and_again_the_resumed_run_has_the_same_losses(quiet_run, finish, tmp_path):
     """Before the first checkpoint, with a refresh under way (7, 13), and just after a swap (16)."""
     run = tmp_path / "run"
     for killed_after, by in ((1, signal.SIGKILL), (7, signal.SIGKILL), (13, signal.SIGTERM), (16, signal.SIGKILL)):
         process = start(run)
         wait_for_step(run, killed_after, process)
         os.kill(process.pid, by)
-        process.communicate(timeout=30)
-        assert process.returncode == (75 if by == signal.SIGTERM else -by)
+        wait_for(process, status=75 if by == signal.SIGTERM else -by)
         assert not (run / "results.json").exists(), "the run ended before it was killed"
     run_export(run, tmp_path / "so-far")  # a run that is unfinished has a retriever too
     assert (tmp_path / "so-far/model.safetensors").is_file()
@@ -81,14 +96,20 @@ def test_killed_again_and_again_the_resumed_run_has_the_same_losses(quiet_run, t
 
 
 @pytest.mark.timeout(100)
-def test_a_finished_run_says_so_and_a_changed_one_is_refused(quiet_run, tmp_path):
-    output = finish(quiet_run)
-    assert "holds a finished run" in output
+def test_a_finished_run_says_so_and_a_changed_one_is_refused(quiet_run, finish, replug, tmp_path):
+    finished = Path(shutil.copytree(quiet_run, tmp_path / "finished"))
+    assert "holds a finished run" in finish(finished)
     unfinished = tmp_path / "run"
     unfinished.mkdir()
     text = (quiet_run / "config.yaml").read_text()
     (unfinished / "config.yaml").write_text(text.replace(str(quiet_run), str(unfinished)))
-    process = start(unfinished, "loss.beta=0.7")
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert output.splitlines()[-1].startswith("replug: loss.beta is 0.7, but the unfinished run in")
+    ended = replug(*arguments(unfinished, ("loss.beta=0.7",), "train", "debug"))
+    assert ended.status == 2
+    assert ended.errors.splitlines()[-1].startswith("replug: loss.beta is 0.7, but the unfinished run in")
+
+
+def test_run_times_add_up(quiet_run):
+    times = json.loads((quiet_run / "run_times.json").read_text())
+    assert set(times) == {"start_up", "first_index", "training", "last_index", "measuring"}
+    steps = sum(row["time/step_seconds"] for row in metrics(quiet_run))
+    assert 0 < steps <= times["training"]

@@ -5,19 +5,22 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.support.command_line import finish, start
+from tests.support.command_line import start
 from tests.support.runs import metrics, wait_for_step
+
+pytestmark = pytest.mark.slow
 
 WANDB = str(Path(sys.executable).parent / "wandb")
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory, finish: Callable[..., str]) -> Path:
     """A run on two ranks, interrupted and resumed, with every logger there is."""
     run = tmp_path_factory.mktemp("wandb") / "run"
     overrides = ("wandb.mode=offline", "train.tensorboard=true", "resources.train=2", "lm.path=stand_in:0.05")
