@@ -52,7 +52,6 @@ cluster.shutdown()
 """
 
 
-@pytest.mark.timeout(200)
 def test_replicas_join_and_leave_with_their_nodes():
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],

@@ -14,8 +14,6 @@ from replug.configs.errors import UserError
 from replug.index_workers.version_store import VersionStore
 from replug.models.encoder import Encoder
 
-pytestmark = pytest.mark.timeout(200)
-
 
 def test_search_shows_what_the_tuned_retriever_finds(quiet_run, capsys):
     example = json.loads((quiet_run / "examples.json").read_text())[0]

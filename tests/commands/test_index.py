@@ -17,8 +17,6 @@ CONFIG = Path(__file__).parents[2] / "configs/own_data.yaml"
 TEXTS = [text.text for text, _ in zip(stand_in_texts(), range(90), strict=False)]
 QUERY = " ".join(TEXTS[7].split()[20:40])
 
-pytestmark = pytest.mark.timeout(200)
-
 
 def write_rows(path: Path, texts: list[str]) -> Path:
     path.write_text("".join(json.dumps({"id": f"d{i}", "text": text}) + "\n" for i, text in enumerate(texts)))

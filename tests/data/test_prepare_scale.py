@@ -183,7 +183,6 @@ def kill_after(process: multiprocessing.Process, seconds: float, whole_group: bo
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("num_workers", "kills"), [(1, 60 if FULL else 20), pytest.param(2, 20 if FULL else 3, id="2 workers")]
 )

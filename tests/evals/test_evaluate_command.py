@@ -25,8 +25,6 @@ from tests.support.command_line import ROOT, CommandLine, start_process
 from tests.support.dpr_folders import write_dpr_pair
 from tests.support.fault_server import FaultServer
 
-pytestmark = pytest.mark.timeout(200)
-
 
 def typed(name: str, *overrides: str) -> list[str]:
     return ["evaluate", str(ROOT / f"configs/eval_{name}.yaml"), "num_resamples=200", *overrides]

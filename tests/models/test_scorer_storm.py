@@ -18,7 +18,7 @@ from replug.models.caching_lm import CachingLM
 from replug.models.scorer_pool import LMSpec, ScorerPool
 
 FULL = os.environ.get("REPLUG_STORM") == "full"
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(1200 if FULL else 200)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(1200 if FULL else 600)]
 
 
 def scorer_processes() -> list[psutil.Process]:

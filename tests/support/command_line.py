@@ -55,7 +55,7 @@ def start_process(*typed: object) -> subprocess.Popen:
     )
 
 
-def wait_for(process: subprocess.Popen, status: int = 0, seconds: float = 150) -> str:
+def wait_for(process: subprocess.Popen, status: int = 0, seconds: float = 500) -> str:
     """What it printed until it ended with the status."""
     output, _ = process.communicate(timeout=seconds)
     assert process.returncode == status, output

@@ -74,7 +74,6 @@ def test_only_a_better_version_replaces_the_best(run, tmp_path):
     assert [path.name for path in tmp_path.glob("*.partial")] == []
 
 
-@pytest.mark.timeout(200)
 def test_a_run_keeps_the_retriever_that_was_best_on_held_out_text(quiet_run):
     rows, best = metrics(quiet_run), json.loads((quiet_run / "best.json").read_text())
     assert best["heldout_bpb"] == pytest.approx(min(row["heldout/bpb"] for row in rows))
@@ -84,7 +83,6 @@ def test_a_run_keeps_the_retriever_that_was_best_on_held_out_text(quiet_run):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_torn_checkpoint_costs_steps_and_no_loss(quiet_run, finish, tmp_path):
     """With the newest one cut short, as a disk that lost its last blocks has it, the one before is gone on from."""
     run = tmp_path / "run"

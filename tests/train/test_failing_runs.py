@@ -19,11 +19,11 @@ from tests.support.runs import descendants, metrics, name_of, what_must_be_equal
 from tests.support.small_disk import small_disk
 
 FULL = os.environ.get("REPLUG_STORM") == "full"
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 def wait_until(process: subprocess.Popen, holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not holds():
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, "waited in vain"
@@ -47,7 +47,7 @@ def begin() -> Iterator[Callable[..., subprocess.Popen]]:
 
 
 def end(process: subprocess.Popen, status: int) -> str:
-    output, _ = process.communicate(timeout=150)
+    output, _ = process.communicate(timeout=500)
     assert process.returncode == status, output
     return output
 
@@ -61,8 +61,14 @@ def steps_done(run: Path) -> int:
     return len((run / "metrics.jsonl").read_text().splitlines()) if (run / "metrics.jsonl").exists() else 0
 
 
-def stop_builders(process: subprocess.Popen) -> list[psutil.Process]:
-    builders = [child for child in descendants(process.pid) if "Builder" in name_of(child)]
+def builders_of(process: subprocess.Popen) -> list[psutil.Process]:
+    return [child for child in descendants(process.pid) if "Builder" in name_of(child)]
+
+
+def stop_builders(process: subprocess.Popen, count: int = 2) -> list[psutil.Process]:
+    """All of them: one may have begun the run while the other was still being started."""
+    wait_until(process, lambda: len(builders_of(process)) == count)
+    builders = builders_of(process)
     for builder in builders:
         builder.suspend()
     return builders
@@ -156,7 +162,6 @@ def test_builders_that_stand_still_make_refreshes_be_skipped_and_never_queued(be
     process = begin(run, "refresh.adopt=when_ready", "index.num_builders=2", *slow)
     wait_until(process, lambda: steps_done(run) >= 3)
     stopped = stop_builders(process)
-    assert len(stopped) == 2
     wait_until(process, lambda: steps_done(run) >= 14)  # past the boundaries of 6 and of 12
     for builder in stopped:
         builder.resume()

@@ -16,7 +16,6 @@ from tests.support.command_line import STEPS, arguments, start, wait_for
 from tests.support.runs import descendants, metrics, name_of, wait_for_step, what_must_be_equal
 
 
-@pytest.mark.timeout(200)
 def test_a_run_ends_with_everything_a_user_is_promised(quiet_run):
     results = json.loads((quiet_run / "results.json").read_text())
     assert set(results["bpb"]["all"]) == {"none", "random", "replug", "lsr"}
@@ -28,7 +27,6 @@ def test_a_run_ends_with_everything_a_user_is_promised(quiet_run):
     assert [row["step"] for row in metrics(quiet_run)] == list(range(STEPS))
 
 
-@pytest.mark.timeout(200)
 def test_batches_record_the_version_they_saw_and_refreshes_come_at_their_lag(quiet_run):
     rows = metrics(quiet_run)
     depth, versions = 2, [int(row["index/version"]) for row in rows]
@@ -39,14 +37,12 @@ def test_batches_record_the_version_they_saw_and_refreshes_come_at_their_lag(qui
     assert [row["step"] for row in rows if row["index/swapped"]] == [9, 15, 21]
 
 
-@pytest.mark.timeout(200)
 def test_the_debug_run_learns(quiet_run):
     losses = [row["train/loss"] for row in metrics(quiet_run)]
     assert sum(losses[-6:]) < sum(losses[:6])
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_slowed_workers_change_no_number(quiet_run, tmp_path):
     """A sleeping LM on two replicas, and builders that are stopped and let go again all the time."""
     run = tmp_path / "slow"
@@ -63,7 +59,6 @@ def test_slowed_workers_change_no_number(quiet_run, tmp_path):
     assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
 
 
-@pytest.mark.timeout(200)
 def test_killed_in_a_refresh_the_same_command_goes_on_with_the_same_losses(quiet_run, finish, tmp_path):
     run = tmp_path / "run"
     process = start(run)
@@ -77,7 +72,6 @@ def test_killed_in_a_refresh_the_same_command_goes_on_with_the_same_losses(quiet
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_killed_again_and_again_the_resumed_run_has_the_same_losses(quiet_run, finish, tmp_path):
     """Before the first checkpoint, with a refresh under way (7, 13), and just after a swap (16)."""
     run = tmp_path / "run"
@@ -95,7 +89,6 @@ def test_killed_again_and_again_the_resumed_run_has_the_same_losses(quiet_run, f
     assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
 
 
-@pytest.mark.timeout(100)
 def test_a_finished_run_says_so_and_a_changed_one_is_refused(quiet_run, finish, replug, tmp_path):
     finished = Path(shutil.copytree(quiet_run, tmp_path / "finished"))
     assert "holds a finished run" in finish(finished)

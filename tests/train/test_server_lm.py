@@ -12,7 +12,7 @@ import pytest
 from tests.support.command_line import start
 from tests.support.fault_server import FaultServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 SERVER = ["lm.path=null", "lm.model=words", "data.source=null", "lm.prompts_per_request=8", "lm.max_concurrency=8"]
 
 
