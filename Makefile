@@ -3,12 +3,13 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 FAISS ?= cpu
-# Processes of the tests, each with a Ray of its own; files stay whole, since their tests share runs that were made once.
+# Processes of the tests, each with a Ray of its own; files stay whole, since their tests share what was made once.
 TEST_PROCESSES ?= 2
+PYTEST := .venv/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
 BIN := .venv/bin
 PIP := $(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install quickstart test test-servers storm check check-static format clean
+.PHONY: install quickstart test test-slow test-all test-servers storm check check-static format clean
 
 install: .venv/.installed
 
@@ -29,8 +30,15 @@ install: .venv/.installed
 quickstart: .venv/.installed
 	@$(BIN)/replug train configs/quickstart.yaml
 
+# Every promise once, by the real thing where that can be waited for.
 test: .venv/.installed-dev
-	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
+	@$(PYTEST) -m "not slow"
+
+# What takes minutes: storms, ranks, SLURM, real servers, whole runs in variants.
+test-slow: .venv/.installed-dev
+	@$(PYTEST) -m slow
+
+test-all: test test-slow
 
 # Real servers for the tests of the HTTP backend, each in an environment of its own: neither fits beside our transformers.
 .venv-vllm/.installed:
@@ -52,7 +60,7 @@ test-servers: .venv/.installed-dev .venv-vllm/.installed .venv-llama-cpp/.instal
 
 # The storms of killed replicas, index workers, nodes and failing servers at full size; half an hour.
 storm: .venv/.installed-dev
-	@REPLUG_STORM=full $(BIN)/python -m pytest -s tests/models/test_scorer_storm.py tests/models/test_http_storm.py tests/train/test_index_storm.py tests/train/test_index_failures.py tests/train/test_run_storm.py tests/data/test_prepare_scale.py
+	@REPLUG_STORM=full $(BIN)/python -m pytest -s tests/models/test_scorer_storm.py tests/models/test_http_storm.py tests/train/test_index_storm.py tests/train/test_failing_runs.py tests/train/test_run_storm.py tests/data/test_prepare_scale.py
 
 check: check-static test
 

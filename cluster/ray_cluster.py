@@ -38,8 +38,8 @@ def ray_cluster(
     A signal ends the process at once, unless the interruption is deferred; the same command resumes.
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    laid_out = (_start if config.ray.address is None else _join)(config, roles)
     try:
+        laid_out = (_start if config.ray.address is None else _join)(config, roles)
         with (interruption or Interruption()).installed():  # Ray's own handler raises wherever the process stands
             yield laid_out
     finally:

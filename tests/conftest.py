@@ -1,12 +1,21 @@
-"""One Ray for the whole session, and the debug configuration."""
+"""One Ray for each test process, which commands that tests call join; one run that all tests look at; a configuration.
+
+What a test process needs first (a cluster, a finished run) it makes when the first test asks for it. Ray itself knows
+one cluster for each process: a test either uses `ray_session`, or calls commands, which join and leave by themselves.
+"""
 
 import os
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-# Before Ray is imported, which reads these once: no token file in the home directory, and loopback only.
+# Before Ray is imported, which reads these once: no token file in the home directory, loopback only, and no workers
+# started ahead: ours want an environment of their own, so that those would only take the cores.
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("RAY_enable_worker_prestart", "0")
+os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
@@ -14,37 +23,50 @@ import pytest
 from replug.commands.console import log_to_stderr
 from replug.configs.load import load_config
 from replug.configs.schema import Config
-from tests.support.command_line import finish
-
-ROOT = Path(__file__).parent.parent
+from tests.support.command_line import ROOT, CommandLine
+from tests.support.made_once import made_once
 
 log_to_stderr()  # as the command line does, so that tests read what a user would
 
 
 @pytest.fixture(scope="session")
-def ray_session() -> Iterator[None]:
-    """Eight logical CPUs on loopback; every test shares them, so every test closes its actors."""
+def ray_address() -> Iterator[str]:
+    """A cluster of eight logical CPUs on loopback, which ends with the test process."""
+    from ray.cluster_utils import Cluster
+
+    room = {"num_cpus": 8, "object_store_memory": 256 * 2**20, "include_dashboard": False}
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:  # no other Ray looks there
+        cluster = Cluster(initialize_head=True, head_node_args={**room, "temp_dir": folder})
+        yield cluster.address
+        cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def ray_session(ray_address: str) -> Iterator[None]:
+    """Connected to Ray while a file's tests run, which share actors; what they leave behind ends with the file."""
     import ray
 
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    ray.init(
-        address="local",  # a cluster of another test, or of the user, is none of ours
-        num_cpus=8,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-        object_store_memory=128 * 2**20,
-    )
+    ray.init(address=ray_address, log_to_driver=False, logging_level="ERROR")
     yield
     ray.shutdown()
 
 
 @pytest.fixture(scope="session")
-def quiet_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of the whole loop on stand-ins, which nothing disturbed."""
-    run = tmp_path_factory.mktemp("quiet") / "run"
-    finish(run)
-    return run
+def replug(request: pytest.FixtureRequest) -> CommandLine:
+    """The command line in this process: no imports to wait for, and no Ray to start but the tests' own."""
+    return CommandLine(lambda: request.getfixturevalue("ray_address"))
+
+
+@pytest.fixture(scope="session")
+def finish(replug: CommandLine) -> Callable[..., str]:
+    """`finish(run_dir, *overrides, command="train", config="debug")`: what a command printed that ended well."""
+    return replug.finish
+
+
+@pytest.fixture(scope="session")
+def quiet_run(tmp_path_factory: pytest.TempPathFactory, finish: Callable[..., str]) -> Path:
+    """A finished run of the whole loop on stand-ins, which nothing disturbed. Tests look at it and change nothing."""
+    return made_once(tmp_path_factory, "quiet", lambda run: finish(run))
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 # Ray asks a node every few seconds whether it lives, and several times before it believes that it does not.
 QUICK_DEATHS = {
     "RAY_health_check_initial_delay_ms": "0",
@@ -51,7 +53,6 @@ cluster.shutdown()
 """
 
 
-@pytest.mark.timeout(200)
 def test_replicas_join_and_leave_with_their_nodes():
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],

@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.ray_nodes import RayCluster
 
+pytestmark = pytest.mark.slow
+
 FILES = 24
 
 
@@ -40,7 +42,6 @@ def contents(out: Path) -> dict[str, bytes]:
     return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 
-@pytest.mark.timeout(300)
 def test_a_cluster_gives_the_bytes_of_one_process_also_when_a_node_is_lost(tmp_path):
     source = write_source(tmp_path / "source")
     finish(begin(source, tmp_path / "alone"))

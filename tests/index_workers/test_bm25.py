@@ -107,7 +107,6 @@ def test_a_corpus_without_words_is_refused() -> None:
             Bm25Index(texts)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.skipif(not WIKIPEDIA.exists(), reason=f"{WIKIPEDIA} is not here; it is no part of the repository")
 def test_gold_is_found_among_ten_thousand_passages() -> None:
     with gzip.open(WIKIPEDIA, "rt", encoding="utf-8") as file:

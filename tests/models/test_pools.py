@@ -15,7 +15,7 @@ from replug.models.generation import GenerationOptions
 from replug.models.local.stand_in_lm import StandInLM, StandInSource
 from replug.models.scorer_pool import ScorerPool
 
-pytestmark = [pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.usefixtures("ray_session")
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import tests
 
@@ -44,43 +44,42 @@ def make_pool(size: int, **options: float) -> ActorPool:
 def test_results_come_back_to_whoever_asked():
     pool = make_pool(2)
     futures = [pool.submit("square", x, 0.01) for x in range(20)]
-    assert [future.result(30) for future in futures] == [x * x for x in range(20)]
+    assert [future.result(300) for future in futures] == [x * x for x in range(20)]
     pool.close()
 
 
 def test_killed_replicas_lose_no_work():
     pool = make_pool(2)
     futures = [pool.submit("square", x, 0.05) for x in range(40)]
-    for _ in range(3):
-        pid = ray.get(pool.handles()[0].process.remote(), timeout=30)
+    for kills in (1, 2, 3):
+        pid = ray.get(pool.handles()[0].process.remote(), timeout=300)
         os.kill(pid, signal.SIGKILL)
-        time.sleep(0.3)
-    assert [future.result(60) for future in futures] == [x * x for x in range(40)]
-    assert pool.counts.respawns >= 1
+        wait_until(lambda kills=kills: pool.counts.respawns == kills)  # until then the handle is the dead one's
+    assert [future.result(300) for future in futures] == [x * x for x in range(40)]
     pool.close()
 
 
 def test_an_error_of_the_work_itself_reaches_the_caller_and_is_not_retried():
     pool = make_pool(1)
     with pytest.raises(ValueError, match="doc-7"):
-        pool.submit("fail").result(30)
+        pool.submit("fail").result(300)
     assert pool.counts.respawns == 0
-    assert pool.submit("square", 3).result(30) == 9
+    assert pool.submit("square", 3).result(300) == 9
     pool.close()
 
 
 def test_work_that_always_kills_its_worker_ends_in_an_error():
     pool = make_pool(1, max_attempts=2)
     with pytest.raises(ActorPoolError, match="die failed 2 times"):
-        pool.submit("die").result(60)
-    assert pool.submit("square", 3).result(30) == 9
+        pool.submit("die").result(300)
+    assert pool.submit("square", 3).result(300) == 9
     pool.close()
 
 
 def test_a_hanging_call_is_done_again_by_a_new_replica():
     pool = make_pool(1, timeout_seconds=1.0, max_attempts=2)
     with pytest.raises(ActorPoolError, match="no answer within 1 s"):
-        pool.submit("square", 3, 60.0).result(60)
+        pool.submit("square", 3, 60.0).result(300)
     assert pool.counts.respawns == 2
     pool.close()
 
@@ -110,7 +109,7 @@ def test_the_scorer_pool_answers_from_several_prompts_as_the_lm_itself():
     prompts, weights = ["a b c", "c d"], [0.3, 0.7]
     asked = [GenerationOptions(4, temperature=1.0, seed=seed) for seed in range(6)]
     expected = [StandInLM().generate_ensemble(prompts, weights, options) for options in asked]
-    found = [future.result(30) for future in [pool.submit_ensemble(prompts, weights, options) for options in asked]]
+    found = [future.result(300) for future in [pool.submit_ensemble(prompts, weights, options) for options in asked]]
     assert [answer.text for answer in found] == [answer.text for answer in expected]
     assert [a.token_logprobs.tolist() for a in found] == [a.token_logprobs.tolist() for a in expected]
     assert pool.generate_ensemble(prompts, weights, asked[0]).text == expected[0].text
@@ -157,7 +156,7 @@ def picky_pool(numbers: list[int], **options: float) -> ActorPool:
 
 def test_a_replica_that_cannot_start_or_fails_its_probe_is_quarantined_and_the_others_do_the_work():
     pool = picky_pool([0, 1, 2, 3])
-    who = {future.result(60) for future in [pool.submit("who") for _ in range(200)]}
+    who = {future.result(300) for future in [pool.submit("who") for _ in range(200)]}
     wait_until(lambda: len(pool.quarantined) == 2)
     assert who <= {0, 3}
     assert "no weights in /lm" in pool.quarantined[1]
@@ -169,7 +168,7 @@ def test_a_replica_that_cannot_start_or_fails_its_probe_is_quarantined_and_the_o
 def test_with_no_replica_left_calls_fail_with_every_reason():
     pool = picky_pool([1, 2])
     with pytest.raises(ActorPoolError, match=r"all replicas are quarantined .*no weights in /lm.*-3\.1"):
-        pool.submit("who").result(60)
+        pool.submit("who").result(300)
     with pytest.raises(ActorPoolError, match="all replicas are quarantined"):
         pool.submit("who").result(10)
     pool.close()
@@ -180,11 +179,11 @@ def test_calls_that_find_no_replica_up_end_after_a_while():
         lambda number: ray.remote(Worker).options(num_cpus=1000).remote(), 1, "worker", start_timeout_seconds=1.0
     )
     with pytest.raises(ActorPoolError, match="no replica came up within 1 s; is there room"):
-        pool.submit("square", 3).result(30)
+        pool.submit("square", 3).result(300)
     pool.close()
 
 
-def wait_until(holds, seconds: float = 60) -> None:
+def wait_until(holds, seconds: float = 300) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "waited in vain"
@@ -226,11 +225,11 @@ def test_choices_after_one_prefix_are_one_units_and_cost_its_bytes_once():
 
 
 def test_the_pool_reports_rates_shares_and_padding():
-    pool = ScorerPool(StandInSource(0.05), num_replicas=2, threads=1)
+    pool = ScorerPool(StandInSource(0.3), num_replicas=2, threads=1)
     wait_until(lambda: pool.pool.num_up == 2)  # else the first does it all while the other starts
     pool.metrics()
     futures = [pool.submit(["a b c"] * 4, [" d e"] * 4) for _ in range(10)]
-    [future.result(30) for future in futures]
+    [future.result(300) for future in futures]
     metrics = pool.metrics()
     assert 0.5 < metrics["busy_share"] <= 1
     assert metrics["batch_fill"] == 1

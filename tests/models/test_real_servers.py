@@ -57,7 +57,7 @@ CONTINUATIONS = [
 PREFIXES = [document for document in DOCUMENTS for _ in CONTINUATIONS]
 AFTER = CONTINUATIONS * len(DOCUMENTS)
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.slow
 
 
 def interpreter(variable: str, folder: str) -> str:

@@ -240,7 +240,6 @@ def test_the_library_from_texts_to_an_answer(lm: HuggingFaceLM, encoder: Encoder
 
 
 @pytest.mark.usefixtures("ray_session")
-@pytest.mark.timeout(120)
 def test_round_a_pool_it_gives_what_it_gives_round_the_lm_itself() -> None:
     pool = ScorerPool(StandInSource(), num_replicas=2, threads=1)
     pooled, local = ReplugLM(pool, Shelf(found())), ReplugLM(StandInLM(), Shelf(found()))
@@ -252,7 +251,6 @@ def test_round_a_pool_it_gives_what_it_gives_round_the_lm_itself() -> None:
     pool.close()
 
 
-@pytest.mark.timeout(60)
 def test_round_a_server_scores_are_mixed_and_answers_are_weighed() -> None:
     with FaultServer() as server:
         lm = HttpLM(server_spec(server.url), RequestBudget(None))

@@ -21,7 +21,7 @@ from replug.models.local.stand_in_lm import StandInSource
 from replug.models.scorer_pool import ScorerPool
 
 FULL = os.environ.get("REPLUG_STORM") == "full"
-pytestmark = [pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(1200 if FULL else 200)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(1200 if FULL else 600)]
 
 
 def scorer_processes() -> list[psutil.Process]:

@@ -7,6 +7,8 @@ import pytest
 
 from tests.support.slurm_jobs import NOT_LISTENING, processes_with, submit, wait_until
 
+pytestmark = pytest.mark.slow
+
 BROKEN = """
 import os, sys
 if os.environ["SLURMD_NODENAME"] == "n2":
@@ -29,7 +31,6 @@ def jobs(slurm, tmp_path_factory):
         slurm.run("scancel", job.number, check=False)
 
 
-@pytest.mark.timeout(150)
 def test_a_worker_that_cannot_start_fails_the_job_with_its_log(slurm, jobs):
     assert slurm.wait_for(jobs["broken"].number, "FAILED") == "FAILED"
     assert slurm.field(jobs["broken"].number, "ExitCode") == "1:0"
@@ -40,7 +41,6 @@ def test_a_worker_that_cannot_start_fails_the_job_with_its_log(slurm, jobs):
     assert not jobs["broken"].files()
 
 
-@pytest.mark.timeout(150)
 def test_jobs_at_once_on_the_same_machines_do_not_meet(jobs):
     waiting = [jobs[name] for name in ("steps", "batch", "cancelled")]
     addresses = [re.search(r"ready at ray.address=(\S+)", job.log).group(1) for job in waiting]
@@ -50,7 +50,6 @@ def test_jobs_at_once_on_the_same_machines_do_not_meet(jobs):
         assert "with 2 nodes of 2 CPUs" in job.log  # its own two, of the six that there are
 
 
-@pytest.mark.timeout(150)
 def test_the_token_is_this_users_alone_and_shown_nowhere(jobs):
     tokens = set()
     for name in ("steps", "batch", "cancelled"):
@@ -67,7 +66,6 @@ def test_the_token_is_this_users_alone_and_shown_nowhere(jobs):
     assert len(tokens) == 3
 
 
-@pytest.mark.timeout(150)
 def test_a_signal_to_the_steps_puts_the_job_back_and_it_goes_on(slurm, jobs):
     job = jobs["steps"]
     slurm.run("scancel", "--signal=USR1", job.number)
@@ -80,7 +78,6 @@ def test_a_signal_to_the_steps_puts_the_job_back_and_it_goes_on(slurm, jobs):
     assert not job.files()
 
 
-@pytest.mark.timeout(150)
 def test_a_signal_to_the_script_is_handed_on(slurm, jobs):
     job = jobs["batch"]
     slurm.run("scancel", "--signal=USR1", "--batch", job.number)  # as SLURM does before the time is up
@@ -89,7 +86,6 @@ def test_a_signal_to_the_script_is_handed_on(slurm, jobs):
     assert "asked by SIGUSR1" in job.log
 
 
-@pytest.mark.timeout(150)
 def test_a_cancelled_job_ends_and_leaves_nothing_behind(slurm, jobs):
     job = jobs["cancelled"]
     (folder,) = job.files()
@@ -100,7 +96,6 @@ def test_a_cancelled_job_ends_and_leaves_nothing_behind(slurm, jobs):
     wait_until(lambda: not processes_with(str(folder)), 20, lambda: f"{processes_with(str(folder))} still run")
 
 
-@pytest.mark.timeout(150)
 def test_pre_emption_with_grace_lets_replug_save_and_requeues_once(slurm, tmp_path):
     for number in slurm.run("squeue", "--noheader", "--format=%i").split():
         slurm.run("scancel", number)

@@ -15,6 +15,8 @@ import pytest
 from tests.support.local_slurm import LocalSlurm
 from tests.support.slurm_jobs import Job
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 STEPS = 16
 OPTIONS = ["--nodes=2", "--cpus-per-task=4", "--submit", "--sbatch=--hold"]
@@ -108,7 +110,6 @@ def losses(run: Path) -> list[tuple[int, float]]:
     return [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
 
 
-@pytest.mark.timeout(300)
 def test_a_requeued_run_ends_with_the_losses_of_a_quiet_one(slurm, runs):
     quiet, interrupted, job = runs
     assert slurm.field(job.number, "Restarts") == "1"
@@ -118,13 +119,11 @@ def test_a_requeued_run_ends_with_the_losses_of_a_quiet_one(slurm, runs):
     assert (interrupted / "results.json").read_bytes() == (quiet / "results.json").read_bytes()
 
 
-@pytest.mark.timeout(300)
 def test_edits_after_the_submission_do_not_reach_the_job(runs):
     assert (runs[1] / "results.json").is_file()  # of code and a configuration that no longer work
     assert (runs[1] / "submitted/train/version.json").is_file()
 
 
-@pytest.mark.timeout(300)
 def test_a_job_uses_both_nodes_and_leaves_nothing_behind(runs):
     assert "with 2 nodes of 4 CPUs" in runs[2].log
     assert not runs[2].files()

@@ -1,5 +1,6 @@
-"""Small index versions, planned and written without Ray."""
+"""Small index versions, planned and written without Ray; what of one is on the disk when, and damage to it."""
 
+import itertools
 import json
 import os
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from replug.data.shards import corpus_sha256, write_documents
 from replug.index_workers import build_steps
 from replug.index_workers.kinds import IndexKind
 from replug.index_workers.version_store import BuildPlan, VersionStore
+from tests.support.small_disk import space_of
 
 PLAN = BuildPlan(
     version=3,
@@ -88,7 +90,21 @@ def publish(store: VersionStore, plan: BuildPlan, vectors: np.ndarray = VECTORS)
     store.publish(plan)
 
 
-def flip(path: Path, place: int) -> None:
+def flip(path: Path, place: int = -20) -> None:
     content = bytearray(path.read_bytes())
     content[place] ^= 1
     path.write_bytes(content)
+
+
+def written_before(store: VersionStore, plan: BuildPlan, name: str) -> int:
+    """Bytes that a version has taken when the file of this name is about to be written."""
+    folder = store.folder(plan.version)
+    files = [folder / "encoder", folder / "plan.json"]
+    for path in store.files(plan):
+        files += [path, store_mark(path)]
+    files.append(folder / "manifest.json")
+    return space_of(itertools.takewhile(lambda path: path.name != name, files))
+
+
+def store_mark(path: Path) -> Path:
+    return path.with_name(path.name + ".json") if path.suffix == ".faiss" else path.with_suffix(".json")

@@ -34,7 +34,7 @@ def what_must_be_equal(run: Path) -> list[tuple]:
 
 def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
     """Until this process has logged the step; a resumed run first takes back what it does again."""
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline and process.poll() is None:
         written = (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_mtime > start_time(process)
         if written and len((run / "metrics.jsonl").read_text().splitlines()) > step:

@@ -11,7 +11,7 @@ from replug.configs.errors import RunError
 from replug.data.files import file_sha256
 from replug.models.encoder import Encoder
 from replug.train.run_dir import CheckpointMark, RunDirectory
-from tests.support.command_line import finish, start
+from tests.support.command_line import start
 from tests.support.runs import metrics, wait_for_step, what_must_be_equal
 
 
@@ -74,7 +74,6 @@ def test_only_a_better_version_replaces_the_best(run, tmp_path):
     assert [path.name for path in tmp_path.glob("*.partial")] == []
 
 
-@pytest.mark.timeout(200)
 def test_a_run_keeps_the_retriever_that_was_best_on_held_out_text(quiet_run):
     rows, best = metrics(quiet_run), json.loads((quiet_run / "best.json").read_text())
     assert best["heldout_bpb"] == pytest.approx(min(row["heldout/bpb"] for row in rows))
@@ -83,8 +82,8 @@ def test_a_run_keeps_the_retriever_that_was_best_on_held_out_text(quiet_run):
     assert Encoder(str(quiet_run / "best")).dim == Encoder(str(quiet_run / "retriever")).dim
 
 
-@pytest.mark.timeout(300)
-def test_a_torn_checkpoint_costs_steps_and_no_loss(quiet_run, tmp_path):
+@pytest.mark.slow
+def test_a_torn_checkpoint_costs_steps_and_no_loss(quiet_run, finish, tmp_path):
     """With the newest one cut short, as a disk that lost its last blocks has it, the one before is gone on from."""
     run = tmp_path / "run"
     process = start(run)

@@ -1,21 +1,16 @@
 """Refreshes that fail, on a real service with real Ray: the file is named, the live index goes on serving, and the
-next refresh is as if nothing had been. Then the same by whole runs: full disks, kill -9, builders that stand still.
+next refresh is as if nothing had been. `test_failing_runs.py` has whole runs.
 """
 
-import contextlib
 import itertools
-import json
-import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
@@ -25,20 +20,18 @@ from replug.data.store import PreparedSet
 from replug.index_workers.build import publish_snapshot
 from replug.index_workers.local_index import LocalIndex
 from replug.index_workers.service import IndexService, IndexSettings, WatchedTexts
-from replug.index_workers.version_store import BuildPlan, IndexState, Missing, VersionStore
+from replug.index_workers.version_store import BuildPlan, IndexState, Missing
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.preparing import prepared_set
 from replug.train.fitting import refresh_controller
 from replug.train.refresh import RefreshController, StaleIndexError
 from replug.train.step_clock import StepClock
-from tests.support.command_line import STEPS, finish, start
-from tests.support.runs import descendants, metrics, name_of, what_must_be_equal
+from tests.support.command_line import ROOT
+from tests.support.index_versions import flip, written_before
 from tests.support.small_disk import SmallDisk, small_disk, space_of
 
-ROOT = Path(__file__).parent.parent.parent
 TEXTS = ["some words of a query", "others that are not the same"]
-FULL = os.environ.get("REPLUG_STORM") == "full"
 FLAT, LOSSY = "flat_fp16", "IVF8,SQ8"
 
 
@@ -80,7 +73,7 @@ class Trainer:
         self.config, self.data, self.service = config, data, service
         self.encoder = load_encoder(config.retriever)
         plan = publish_snapshot(config, self.encoder, data, service.store, IndexState(version, 0))
-        service.build(plan).result(60)
+        service.build(plan).result(300)
         service.prepare(version)
         self.control = self.new_control()
         self.control.live = IndexState(version, 0)
@@ -133,20 +126,6 @@ def trainer_of(
     return Trainer(load_config(ROOT / "configs/debug.yaml", overrides), data, service, version)
 
 
-def written_before(store: VersionStore, plan: BuildPlan, name: str) -> int:
-    """Bytes that a version has taken when the file of this name is about to be written."""
-    folder = store.folder(plan.version)
-    files = [folder / "encoder", folder / "plan.json"]
-    for path in store.files(plan):
-        files += [path, store_mark(path)]
-    files.append(folder / "manifest.json")
-    return space_of(itertools.takewhile(lambda path: path.name != name, files))
-
-
-def store_mark(path: Path) -> Path:
-    return path.with_name(path.name + ".json") if path.suffix == ".faiss" else path.with_suffix(".json")
-
-
 FULL_AT = [
     (FLAT, "model.safetensors", r"encoder-v0+\d+\.partial"),
     (FLAT, "tokenizer.json", r"encoder-v0+\d+\.partial"),
@@ -159,7 +138,6 @@ FULL_AT = [
 ]
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize(("kind", "name", "named"), FULL_AT, ids=[f"{name}-{kind}" for kind, name, _ in FULL_AT])
 def test_a_disk_that_is_full_leaves_the_live_index_serving_until_it_is_too_old(
     tmp_path, data, disk, service, versions, kind, name, named
@@ -188,12 +166,6 @@ def test_a_disk_that_is_full_leaves_the_live_index_serving_until_it_is_too_old(
     assert trainer.serves_its_files()
 
 
-def flip(path: Path, place: int = -20) -> None:
-    content = bytearray(path.read_bytes())
-    content[place] ^= 1
-    path.write_bytes(content)
-
-
 DAMAGES: list[tuple[str, str, Callable[[Path], None]]] = [
     (FLAT, "block-00000.npy", flip),
     (FLAT, "block-00010.npy", flip),  # of the second shard: the first one loads its own
@@ -204,7 +176,6 @@ DAMAGES: list[tuple[str, str, Callable[[Path], None]]] = [
 ]
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize(("kind", "name", "damage"), DAMAGES, ids=[f"{d.__name__}-{n}" for _, n, d in DAMAGES])
 def test_damage_between_building_and_loading_is_named_and_never_served(
     tmp_path, data, service, versions, monkeypatch, kind, name, damage
@@ -228,7 +199,6 @@ def test_damage_between_building_and_loading_is_named_and_never_served(
     assert trainer.serves_its_files()
 
 
-@pytest.mark.timeout(200)
 def test_what_is_asked_after_loading_may_fail_and_leaves_nothing_loaded(tmp_path, data, service, versions, monkeypatch):
     trainer = trainer_of(tmp_path, data, service, version := next(versions))
 
@@ -244,7 +214,6 @@ def test_what_is_asked_after_loading_may_fail_and_leaves_nothing_loaded(tmp_path
     assert trainer.serves_its_files()
 
 
-@pytest.mark.timeout(200)
 def test_a_green_group_that_cannot_load_makes_room_again(tmp_path, data, disk, ray_session, monkeypatch):
     """Its searchers stand where the builders were, which the next refresh needs."""
     settings = IndexSettings(num_shards=2, num_builders=2, threads=1, blue_green=True)
@@ -271,7 +240,6 @@ def test_a_green_group_that_cannot_load_makes_room_again(tmp_path, data, disk, r
         service.close()
 
 
-@pytest.mark.timeout(200)
 def test_a_damaged_snapshot_or_quantizer_is_not_built_upon(tmp_path, data, service, versions, monkeypatch):
     trainer = trainer_of(tmp_path, data, service, version := next(versions), LOSSY)
     store = service.store
@@ -295,14 +263,13 @@ def test_a_damaged_snapshot_or_quantizer_is_not_built_upon(tmp_path, data, servi
     assert trainer.serves_its_files()
 
 
-@pytest.mark.timeout(100)
 def test_a_killed_builders_half_written_file_does_not_stay_in_a_published_version(tmp_path, data, service, versions):
     trainer = trainer_of(tmp_path, data, service, version := next(versions))
     store = service.store
     plan = publish_snapshot(trainer.config, trainer.encoder, data, store, IndexState(version + 1, 10))
     building = service.build(plan)
     (store.folder(plan.version) / "block-00000.npy.deadbeef.partial").write_text("half")
-    building.result(60)
+    building.result(300)
     assert [path.name for path in store.folder(plan.version).glob("*.partial")] == []
 
 
@@ -339,7 +306,6 @@ for path, write in (
 """
 
 
-@pytest.mark.timeout(100)
 def test_a_disk_that_takes_all_but_the_last_bytes_is_noticed(tmp_path):
     """numpy and FAISS both close their files without looking whether that succeeded."""
     command = [sys.executable, "-c", WRITE_CUT_SHORT, str(tmp_path)]
@@ -348,153 +314,3 @@ def test_a_disk_that_takes_all_but_the_last_bytes_is_noticed(tmp_path):
     assert len(lines) == 2, done.stdout + done.stderr
     assert re.search(r"block-00000\.npy\.\S*partial cannot be written", lines[0])
     assert re.search(r"shard-00000\.faiss\.\S*partial cannot be written", lines[1])
-
-
-def wait_until(process: subprocess.Popen, holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not holds():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
-
-
-@pytest.fixture
-def begin() -> Iterator[Callable[..., subprocess.Popen]]:
-    """As `start`; what is left of a test that failed is killed, stopped builders too."""
-    processes: list[subprocess.Popen] = []
-
-    def begin(run: Path, *overrides: str) -> subprocess.Popen:
-        processes.append(start(run, *overrides))
-        return processes[-1]
-
-    yield begin
-    for process in processes:
-        for each in [*descendants(process.pid), psutil.Process(process.pid)] if process.poll() is None else []:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
-
-
-def end(process: subprocess.Popen, status: int) -> str:
-    output, _ = process.communicate(timeout=150)
-    assert process.returncode == status, output
-    return output
-
-
-def kill(process: subprocess.Popen) -> None:
-    process.kill()
-    process.communicate(timeout=60)
-
-
-def steps_done(run: Path) -> int:
-    return len((run / "metrics.jsonl").read_text().splitlines()) if (run / "metrics.jsonl").exists() else 0
-
-
-def stop_builders(process: subprocess.Popen) -> list[psutil.Process]:
-    builders = [child for child in descendants(process.pid) if "Builder" in name_of(child)]
-    for builder in builders:
-        builder.suspend()
-    return builders
-
-
-SLOW = "lm.path=stand_in:0.15"
-
-
-@pytest.mark.timeout(300)
-def test_a_run_whose_disk_fills_up_stops_with_the_cause_and_goes_on_when_there_is_space(begin, tmp_path):
-    """Its losses are no quiet run's from there on: the refresh that failed was not adopted at its lag."""
-    run = tmp_path / "run"
-    keys = [SLOW, "refresh.max_age_steps=10"]
-    with small_disk(run / "index", megabytes=4) as disk:
-        process = begin(run, *keys)
-        wait_until(process, lambda: steps_done(run) >= 2)
-        disk.leave(written_before(VersionStore(run / "index"), VersionStore(run / "index").plan(0), "block-00004.npy"))
-        output = end(process, status=1)
-        last = output.splitlines()[-1]
-        assert re.search(r"^replug: step 11: index v0 is 11 steps old, more than refresh.max_age_steps \(10\)", last)
-        assert re.search(r"v000001/block-0000\d\.\S+ cannot be written: No space left on device$", last)
-        assert "saved step 11: the same command goes on from there" in output
-        assert "Traceback" not in output
-        disk.free()
-        assert "resuming at step 11" in finish(run, *keys)
-        rows = metrics(run)
-        assert [row["step"] for row in rows] == list(range(STEPS))
-        assert [row["step"] for row in rows if row["index/swapped"]] == [15, 21]
-        assert sorted(path.name for path in (run / "index").glob("v*")) == ["v000002", "v000003"]
-
-
-@pytest.mark.timeout(300)
-def test_a_run_killed_before_the_refresh_that_failed_was_due_has_the_losses_of_a_quiet_one(begin, quiet_run, tmp_path):
-    run, keys = tmp_path / "run", [SLOW, "checkpoint.every_steps=1"]
-    with small_disk(run / "index", megabytes=4) as disk:
-        process = begin(run, *keys)
-        wait_until(process, lambda: steps_done(run) >= 2)
-        disk.leave(written_before(VersionStore(run / "index"), VersionStore(run / "index").plan(0), "block-00004.npy"))
-        wait_until(process, lambda: steps_done(run) >= 8)
-        kill(process)
-        assert json.loads(sorted(run.glob("checkpoints/*.json"))[-1].read_text())["versions"] == [0, 1]
-        assert not (run / "index/v000001/manifest.json").exists()
-        disk.free()
-        finish(run, *keys)
-        assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
-        assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
-
-
-LOSSY_KEYS = [SLOW, f"index.kind={LOSSY}", "index.num_shards=2", "index.num_builders=2"]
-
-
-@pytest.mark.skipif(not FULL, reason="several minutes of whole runs: REPLUG_STORM=full runs it")
-@pytest.mark.timeout(900)
-def test_killed_in_a_refresh_of_a_lossy_kind_the_resumed_run_has_the_same_losses(begin, tmp_path):
-    """In the first refresh, which takes over version 0's quantizer, and in the second, by a file just written."""
-    quiet, run = tmp_path / "quiet", tmp_path / "run"
-    finish(quiet, *LOSSY_KEYS)
-    kills = [(1, 6, "block-00003.json"), (2, 12, "quantizer.faiss"), (2, 12, "block-00008.json")]
-    for version, started_at, file in kills:
-        process = begin(run, *LOSSY_KEYS)
-        folder = run / f"index/v{version:06d}"
-        wait_until(process, lambda step=started_at: steps_done(run) >= step - 2)
-        builders = stop_builders(process)
-        wait_until(process, lambda step=started_at: steps_done(run) > step)
-        for builder in builders:
-            builder.resume()
-        wait_until(process, (folder / file).exists)
-        kill(process)
-        assert not (folder / "manifest.json").exists(), "the refresh was done before the kill"
-    damaged = run / "index/v000001/block-00002.npy"
-    flip(damaged)
-    assert re.search(rf"replug: {damaged} is damaged", end(begin(run, *LOSSY_KEYS), status=2))
-    flip(damaged)
-    assert "resuming at step" in finish(run, *LOSSY_KEYS)
-    assert what_must_be_equal(run) == what_must_be_equal(quiet)
-    assert (run / "results.json").read_text() == (quiet / "results.json").read_text()
-
-
-@pytest.mark.timeout(300)
-def test_a_blue_green_run_has_the_losses_of_a_double_one(quiet_run, tmp_path):
-    """With fewer builders than shards: the new searchers need more room than the builders leave."""
-    run = tmp_path / "run"
-    finish(run, "index.swap=blue_green", "index.num_shards=2")
-    assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
-    assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
-
-
-@pytest.mark.timeout(300)
-def test_builders_that_stand_still_make_refreshes_be_skipped_and_never_queued(begin, tmp_path):
-    run = tmp_path / "run"
-    # Measuring held-out texts with so slow an LM would outlast the run.
-    slow = ("lm.path=stand_in:0.3", "evaluate.refresh_windows=0")
-    process = begin(run, "refresh.adopt=when_ready", "index.num_builders=2", *slow)
-    wait_until(process, lambda: steps_done(run) >= 3)
-    stopped = stop_builders(process)
-    assert len(stopped) == 2
-    wait_until(process, lambda: steps_done(run) >= 14)  # past the boundaries of 6 and of 12
-    for builder in stopped:
-        builder.resume()
-    output = end(process, status=0)
-    rows = metrics(run)
-    assert [row["index/refreshes_skipped"] for row in rows[:12]] == [0.0] * 12
-    assert rows[12]["index/refreshes_skipped"] == rows[-1]["index/refreshes_skipped"] == 1.0
-    assert output.count("skipping a refresh") == 1
-    swaps = re.findall(r"step (\d+): swapped to index v(\d+) \(weights of step (\d+)\)", output)
-    assert [(version, weights) for _, version, weights in swaps] == [("1", "6"), ("2", "18")], swaps
-    assert int(swaps[0][0]) >= 14

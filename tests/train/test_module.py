@@ -10,7 +10,7 @@ import torch
 from replug.cluster.futures import InlineExecutor
 from replug.configs.schema import Config
 from replug.data.datamodule import Position
-from replug.data.records import SearchResult
+from replug.data.records import ScoredBatch, SearchResult
 from replug.data.sampler import QuerySampler
 from replug.data.store import PreparedSet
 from replug.index_workers.version_store import IndexState
@@ -112,6 +112,38 @@ def test_similarities_equal_one_by_one_encoding(module, data):
     batch = pipeline.take(0).retrieved
     fresh = module.similarities(batch).detach().numpy()
     np.testing.assert_allclose(fresh, batch.similarities, atol=1e-5)  # the index was made by the same weights
+
+
+class Given:
+    """The same batch at every step."""
+
+    def __init__(self, batch: ScoredBatch) -> None:
+        self._batch = batch
+
+    def take(self, step: int) -> ScoredBatch:
+        return self._batch
+
+
+def gradient(module: LSRModule, parts: int = 1) -> dict[str, torch.Tensor]:
+    """Of the mean over the parts of a batch."""
+    module.log_dict = lambda *args, **kwargs: None
+    module.zero_grad()
+    for part in range(parts):
+        (module.training_step(Position(0, part, parts), part) / parts).backward()
+    return {name: weight.grad.clone() for name, weight in module.encoder.named_parameters() if weight.grad is not None}
+
+
+def test_a_gradient_added_up_over_parts_or_computed_again_is_that_of_the_whole_batch(module, data):
+    pipeline = pipeline_for(module, data, InlineLM())
+    pipeline.advance(0, IndexState(0, 0))
+    module.attach(Given(pipeline.take(0)))
+    whole = gradient(module)
+    largest = max(float(values.abs().max()) for values in whole.values())
+    in_parts = gradient(module, parts=4)
+    module.encoder.prepare_training(dropout=False, gradient_checkpointing=True, compiled=False)
+    for other in (in_parts, gradient(module)):
+        for name, values in whole.items():
+            torch.testing.assert_close(other[name], values, rtol=1e-4, atol=1e-5 * largest)
 
 
 def test_the_loss_is_that_of_the_formula(module, data):

@@ -1,75 +1,90 @@
 """Several trainer ranks, real processes joined by gloo: the losses of one rank, and what the death of one does."""
 
-import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+import torch
 
+from replug.configs.errors import UserError
+from replug.configs.load import load_config
 from replug.data.records import RetrievedBatch, ScoredBatch
 from replug.train.batch_broadcast import Share
-from tests.support.command_line import STEPS, finish, start
+from replug.train.module import LSRModule
+from replug.train.run import train
+from tests.support.command_line import ROOT, start
 from tests.support.runs import descendants, metrics, name_of, wait_for_step, what_must_be_equal
 
 TWO = "resources.train=2"
 ONE_IN_TWO_PARTS = "train.micro_batches=2"  # what one rank adds up as two do
-# Sums of 8 texts in another order; the losses are near 1. It holds until a version embedded by weights that differ in
-# their last bits is adopted (at step 9), where documents of nearly equal similarity may change places.
-ROUNDING, STEPS_OF_V0 = 2e-5, 9
-
-
-def losses(run: Path) -> np.ndarray:
-    return np.array([row["train/loss"] for row in metrics(run)])
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def two_ranks(tmp_path_factory: pytest.TempPathFactory, finish: Callable[..., str]) -> Path:
     """A run on two ranks that nothing disturbed."""
     run = tmp_path_factory.mktemp("two") / "run"
     finish(run, TWO)
     return run
 
 
-@pytest.mark.timeout(300)
-def test_two_ranks_have_the_losses_documents_and_versions_of_one(quiet_run, two_ranks):
-    difference = np.abs(losses(two_ranks) - losses(quiet_run))
-    print(
-        f"\nlargest difference of a loss, two ranks and one: {difference[:STEPS_OF_V0].max():.1e} before the first swap"
-    )
-    assert len(losses(two_ranks)) == STEPS
-    assert difference[:STEPS_OF_V0].max() < ROUNDING
+@pytest.mark.slow
+def test_two_ranks_begin_as_one_does_and_see_the_same_versions(quiet_run, two_ranks):
+    """Later losses are another order of additions apart, which Adam magnifies as the processor will have it."""
+    one, two = metrics(quiet_run), metrics(two_ranks)
+    assert two[0]["train/loss"] == pytest.approx(one[0]["train/loss"], abs=2e-5)
+    by_first_weights = 3  # batches that were retrieved before the first step was done
+    scores = [[row["lm/mean_logprob"] for row in rows[:by_first_weights]] for rows in (one, two)]
+    assert scores[1] == pytest.approx(scores[0], abs=2e-5), "other documents"
     same = ("index/version", "index/age_steps", "index/live_version", "index/swapped", "pipeline/query_age_steps")
-    for one, two in zip(metrics(quiet_run), metrics(two_ranks), strict=True):
-        assert [one[key] for key in same] == [two[key] for key in same]
-    scores = [[row["lm/mean_logprob"] for row in metrics(run)[:STEPS_OF_V0]] for run in (quiet_run, two_ranks)]
-    assert np.abs(np.subtract(*scores)).max() < ROUNDING, "other documents"
+    assert [[row[key] for key in same] for row in two] == [[row[key] for key in same] for row in one]
 
 
-@pytest.mark.timeout(200)
-def test_two_ranks_are_one_rank_in_two_parts_to_the_last_bit(two_ranks, tmp_path):
+@pytest.fixture
+def first_gradient(finish, tmp_path, monkeypatch) -> Callable[..., dict[str, torch.Tensor]]:
+    """What the optimizer is given at the first step of a run on the same texts; rank 0 is this process."""
+    finish(tmp_path / "set", f"data.out={tmp_path / 'data'}", command="prepare")
+
+    def first_gradient(*overrides: str) -> dict[str, torch.Tensor]:
+        taken: dict[str, torch.Tensor] = {}
+
+        def take(module: LSRModule, optimizer: object) -> None:
+            weights = module.encoder.named_parameters()
+            taken.update({name: weight.grad.clone() for name, weight in weights if weight.grad is not None})
+
+        monkeypatch.setattr(LSRModule, "on_before_optimizer_step", take)
+        given = ["data.source=null", f"data.prepared={tmp_path / 'data'}"]
+        run = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
+        finish(run, "train.max_steps=1", "evaluate.max_windows=2", *given, *overrides)
+        return taken
+
+    return first_gradient
+
+
+@pytest.mark.slow
+def test_ranks_parts_and_checkpointing_change_the_gradient_by_rounding_alone(first_gradient):
+    whole = first_gradient()
+    largest = max(float(gradient.abs().max()) for gradient in whole.values())
+    for key in (TWO, "train.micro_batches=4", "train.gradient_checkpointing=true"):
+        other = first_gradient(key)
+        assert other.keys() == whole.keys()
+        for name, gradient in whole.items():
+            torch.testing.assert_close(other[name], gradient, rtol=1e-4, atol=1e-5 * largest, msg=f"{key}: {name}")
+
+
+@pytest.mark.slow
+def test_two_ranks_are_one_rank_in_two_parts_to_the_last_bit(two_ranks, finish, tmp_path):
     finish(tmp_path / "run", ONE_IN_TWO_PARTS)
     assert what_must_be_equal(tmp_path / "run") == what_must_be_equal(two_ranks)
     assert (tmp_path / "run/results.json").read_text() == (two_ranks / "results.json").read_text()
 
 
-@pytest.mark.timeout(200)
-def test_an_accumulated_gradient_is_that_of_the_whole_batch(quiet_run, tmp_path):
-    finish(tmp_path / "run", "train.micro_batches=4")
-    assert np.abs(losses(tmp_path / "run") - losses(quiet_run))[:STEPS_OF_V0].max() < ROUNDING
-
-
-@pytest.mark.timeout(200)
-def test_gradient_checkpointing_brings_no_dropout_and_changes_no_loss(quiet_run, tmp_path):
-    finish(tmp_path / "run", "train.gradient_checkpointing=true")
-    assert np.abs(losses(tmp_path / "run") - losses(quiet_run))[:STEPS_OF_V0].max() < ROUNDING
-
-
-@pytest.mark.timeout(400)
-def test_a_killed_rank_ends_the_run_with_its_number_and_the_same_command_goes_on(two_ranks, tmp_path):
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_run_with_its_number_and_the_same_command_goes_on(two_ranks, finish, tmp_path):
     run = tmp_path / "run"
     process = start(run, TWO)
     wait_for_step(run, 9, process)
@@ -82,9 +97,9 @@ def test_a_killed_rank_ends_the_run_with_its_number_and_the_same_command_goes_on
     assert what_must_be_equal(run) == what_must_be_equal(two_ranks)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.slow
 @pytest.mark.parametrize("by", [signal.SIGUSR1, signal.SIGTERM], ids=["SIGUSR1", "SIGTERM"])
-def test_two_ranks_that_are_interrupted_save_their_step_and_one_rank_goes_on(two_ranks, tmp_path, by):
+def test_two_ranks_that_are_interrupted_save_their_step_and_one_rank_goes_on(two_ranks, finish, tmp_path, by):
     """The LM is slow, so that the signal comes while all wait for it; the step is none that a checkpoint was due at."""
     run = tmp_path / "run"
     slow = ("lm.path=stand_in:0.3", "data.source=null", f"data.prepared={two_ranks / 'data'}")
@@ -121,18 +136,8 @@ def test_the_shares_of_all_ranks_and_parts_are_the_batch_in_its_order():
     assert all(share.retrieved.step == 3 for share in shares)
 
 
-@pytest.mark.timeout(200)
 def test_actors_without_room_are_refused_before_anything_starts(tmp_path):
-    process = start(tmp_path / "run", "resources.train=4", "lm.gpus_per_replica=64")
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 2
-    last = output.splitlines()[-1]
-    assert last.startswith("replug: ray: the cluster has") and "64 GPU" in last
+    keys = [f"run_dir={tmp_path}/run", "resources.train=4", "lm.gpus_per_replica=64"]
+    with pytest.raises(UserError, match=r"^ray: the cluster has .*64 GPU"):
+        train(load_config(ROOT / "configs/debug.yaml", keys))
     assert not (tmp_path / "run/index").exists()
-
-
-def test_run_times_add_up(two_ranks):
-    times = json.loads((two_ranks / "run_times.json").read_text())
-    assert set(times) == {"start_up", "first_index", "training", "last_index", "measuring"}
-    steps = sum(row["time/step_seconds"] for row in metrics(two_ranks))
-    assert 0 < steps <= times["training"]

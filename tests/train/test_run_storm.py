@@ -17,10 +17,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.command_line import finish, start
+from tests.support.command_line import start
 from tests.support.fault_server import FaultServer
 from tests.support.ray_nodes import RayCluster
 from tests.support.runs import what_must_be_equal
+
+pytestmark = pytest.mark.slow
 
 FULL = os.environ.get("REPLUG_STORM") == "full"
 KINDS = ["rank 0", "TrainerRank", "Scorer", "Builder", "Searcher", "node"]
@@ -102,7 +104,7 @@ class Storm:
 
 @pytest.mark.skipif(not FULL, reason="minutes of whole runs: make storm")
 @pytest.mark.timeout(5400)
-def test_whoever_is_killed_the_losses_are_the_quiet_runs(tmp_path):
+def test_whoever_is_killed_the_losses_are_the_quiet_runs(finish, tmp_path):
     quiet, run = tmp_path / "quiet", tmp_path / "run"
     finish(quiet, *OVERRIDES)
     with RayCluster() as cluster:
@@ -118,7 +120,7 @@ def test_whoever_is_killed_the_losses_are_the_quiet_runs(tmp_path):
 
 @pytest.mark.skipif(not FULL, reason="minutes of whole runs: make storm")
 @pytest.mark.timeout(1800)
-def test_a_server_that_dies_twenty_times_changes_no_loss(tmp_path):
+def test_a_server_that_dies_twenty_times_changes_no_loss(finish, tmp_path):
     quiet, run, chance = tmp_path / "quiet", tmp_path / "run", random.Random(5)
     finish(quiet, *OVERRIDES)
     served = [*OVERRIDES, *same_data(quiet), "lm.path=null", "lm.model=words", "lm.timeout_seconds=60"]

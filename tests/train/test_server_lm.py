@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command_line import finish, start
+from tests.support.command_line import start
 from tests.support.fault_server import FaultServer
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.slow
 SERVER = ["lm.path=null", "lm.model=words", "data.source=null", "lm.prompts_per_request=8", "lm.max_concurrency=8"]
 
 
@@ -31,7 +31,7 @@ def wait_for_step(run: Path, step: int) -> None:
         time.sleep(0.02)
 
 
-def test_a_run_through_a_faulty_server_has_the_losses_of_the_lm_itself(quiet_run, tmp_path):
+def test_a_run_through_a_faulty_server_has_the_losses_of_the_lm_itself(quiet_run, finish, tmp_path):
     with FaultServer(fault_share=0.2) as server:
         finish(tmp_path / "run", *served(server, quiet_run, "lm.timeout_seconds=2", "lm.max_attempts=10"))
         assert sum(server.faults.values()) > 10
@@ -40,7 +40,9 @@ def test_a_run_through_a_faulty_server_has_the_losses_of_the_lm_itself(quiet_run
     assert results[0] == results[1]
 
 
-def test_a_server_that_is_gone_for_good_stops_the_run_with_a_checkpoint_and_another_one_goes_on(quiet_run, tmp_path):
+def test_a_server_that_is_gone_for_good_stops_the_run_with_a_checkpoint_and_another_one_goes_on(
+    quiet_run, finish, tmp_path
+):
     run, patience = tmp_path / "run", ("lm.timeout_seconds=5", "lm.max_attempts=2", "checkpoint.every_steps=100")
     with FaultServer(seconds=0.02) as server:
         process = start(run, *served(server, quiet_run, *patience))
@@ -55,7 +57,9 @@ def test_a_server_that_is_gone_for_good_stops_the_run_with_a_checkpoint_and_anot
     assert losses(run) == losses(quiet_run)
 
 
-def test_a_budget_stops_the_run_before_it_is_passed_and_only_a_larger_one_and_the_same_lm_go_on(quiet_run, tmp_path):
+def test_a_budget_stops_the_run_before_it_is_passed_and_only_a_larger_one_and_the_same_lm_go_on(
+    quiet_run, finish, tmp_path
+):
     run = tmp_path / "run"
     with FaultServer() as server:
         process = start(run, *served(server, quiet_run, "lm.max_requests=60"))

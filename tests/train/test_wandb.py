@@ -5,19 +5,22 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.support.command_line import finish, start
+from tests.support.command_line import start
 from tests.support.runs import metrics, wait_for_step
+
+pytestmark = pytest.mark.slow
 
 WANDB = str(Path(sys.executable).parent / "wandb")
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory, finish: Callable[..., str]) -> Path:
     """A run on two ranks, interrupted and resumed, with every logger there is."""
     run = tmp_path_factory.mktemp("wandb") / "run"
     overrides = ("wandb.mode=offline", "train.tensorboard=true", "resources.train=2", "lm.path=stand_in:0.05")
@@ -39,7 +42,6 @@ def summary(log: Path) -> dict:
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
 
 
-@pytest.mark.timeout(300)
 def test_a_resumed_run_of_two_ranks_is_one_run_with_every_metric(run):
     assert len(logs(run)) == 2, "one file for each time that the command was run, by rank 0 alone"
     assert {log.stem.removeprefix("run-") for log in logs(run)} == {json.loads((run / "wandb.json").read_text())["id"]}
@@ -50,7 +52,6 @@ def test_a_resumed_run_of_two_ranks_is_one_run_with_every_metric(run):
     assert find(last, "loss.beta") is not None
 
 
-@pytest.mark.timeout(300)
 def test_the_table_and_the_tuned_retriever_go_there_too(run):
     last, results = summary(logs(run)[-1]), json.loads((run / "results.json").read_text())
     assert find(last, "results/bpb/all/lsr") == pytest.approx(results["bpb"]["all"]["lsr"])
@@ -60,7 +61,6 @@ def test_the_table_and_the_tuned_retriever_go_there_too(run):
     assert b"model.safetensors" in logs(run)[-1].read_bytes(), "the artifact names the file"
 
 
-@pytest.mark.timeout(300)
 def test_tensorboard_has_what_metrics_jsonl_has(run):
     events = EventAccumulator(str(run / "tensorboard")).Reload()
     losses = {event.step: event.value for event in events.Scalars("train/loss")}

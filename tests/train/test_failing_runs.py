@@ -1,0 +1,175 @@
+"""Whole runs whose refreshes fail: full disks, kill -9, builders that stand still."""
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from replug.index_workers.version_store import VersionStore
+from tests.support.command_line import STEPS, start
+from tests.support.index_versions import flip, written_before
+from tests.support.runs import descendants, metrics, name_of, what_must_be_equal
+from tests.support.small_disk import small_disk
+
+FULL = os.environ.get("REPLUG_STORM") == "full"
+pytestmark = pytest.mark.slow
+
+
+def wait_until(process: subprocess.Popen, holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 300
+    while not holds():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def begin() -> Iterator[Callable[..., subprocess.Popen]]:
+    """As `start`; what is left of a test that failed is killed, stopped builders too."""
+    processes: list[subprocess.Popen] = []
+
+    def begin(run: Path, *overrides: str) -> subprocess.Popen:
+        processes.append(start(run, *overrides))
+        return processes[-1]
+
+    yield begin
+    for process in processes:
+        for each in [*descendants(process.pid), psutil.Process(process.pid)] if process.poll() is None else []:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+
+
+def end(process: subprocess.Popen, status: int) -> str:
+    output, _ = process.communicate(timeout=500)
+    assert process.returncode == status, output
+    return output
+
+
+def kill(process: subprocess.Popen) -> None:
+    process.kill()
+    process.communicate(timeout=60)
+
+
+def steps_done(run: Path) -> int:
+    return len((run / "metrics.jsonl").read_text().splitlines()) if (run / "metrics.jsonl").exists() else 0
+
+
+def builders_of(process: subprocess.Popen) -> list[psutil.Process]:
+    return [child for child in descendants(process.pid) if "Builder" in name_of(child)]
+
+
+def stop_builders(process: subprocess.Popen, count: int = 2) -> list[psutil.Process]:
+    """All of them: one may have begun the run while the other was still being started."""
+    wait_until(process, lambda: len(builders_of(process)) == count)
+    builders = builders_of(process)
+    for builder in builders:
+        builder.suspend()
+    return builders
+
+
+SLOW = "lm.path=stand_in:0.15"
+
+
+def test_a_run_whose_disk_fills_up_stops_with_the_cause_and_goes_on_when_there_is_space(begin, finish, tmp_path):
+    """Its losses are no quiet run's from there on: the refresh that failed was not adopted at its lag."""
+    run = tmp_path / "run"
+    keys = [SLOW, "refresh.max_age_steps=10"]
+    with small_disk(run / "index", megabytes=4) as disk:
+        process = begin(run, *keys)
+        wait_until(process, lambda: steps_done(run) >= 2)
+        disk.leave(written_before(VersionStore(run / "index"), VersionStore(run / "index").plan(0), "block-00004.npy"))
+        output = end(process, status=1)
+        last = output.splitlines()[-1]
+        assert re.search(r"^replug: step 11: index v0 is 11 steps old, more than refresh.max_age_steps \(10\)", last)
+        assert re.search(r"v000001/block-0000\d\.\S+ cannot be written: No space left on device$", last)
+        assert "saved step 11: the same command goes on from there" in output
+        assert "Traceback" not in output
+        disk.free()
+        assert "resuming at step 11" in finish(run, *keys)
+        rows = metrics(run)
+        assert [row["step"] for row in rows] == list(range(STEPS))
+        assert [row["step"] for row in rows if row["index/swapped"]] == [15, 21]
+        assert sorted(path.name for path in (run / "index").glob("v*")) == ["v000002", "v000003"]
+
+
+def test_a_run_killed_before_the_refresh_that_failed_was_due_has_the_losses_of_a_quiet_one(
+    begin, finish, quiet_run, tmp_path
+):
+    run, keys = tmp_path / "run", [SLOW, "checkpoint.every_steps=1"]
+    with small_disk(run / "index", megabytes=4) as disk:
+        process = begin(run, *keys)
+        wait_until(process, lambda: steps_done(run) >= 2)
+        disk.leave(written_before(VersionStore(run / "index"), VersionStore(run / "index").plan(0), "block-00004.npy"))
+        wait_until(process, lambda: steps_done(run) >= 8)
+        kill(process)
+        assert json.loads(sorted(run.glob("checkpoints/*.json"))[-1].read_text())["versions"] == [0, 1]
+        assert not (run / "index/v000001/manifest.json").exists()
+        disk.free()
+        finish(run, *keys)
+        assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
+        assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
+
+
+LOSSY_KEYS = [SLOW, "index.kind=IVF8,SQ8", "index.num_shards=2", "index.num_builders=2"]
+
+
+@pytest.mark.skipif(not FULL, reason="several minutes of whole runs: REPLUG_STORM=full runs it")
+@pytest.mark.timeout(900)
+def test_killed_in_a_refresh_of_a_lossy_kind_the_resumed_run_has_the_same_losses(begin, finish, tmp_path):
+    """In the first refresh, which takes over version 0's quantizer, and in the second, by a file just written."""
+    quiet, run = tmp_path / "quiet", tmp_path / "run"
+    finish(quiet, *LOSSY_KEYS)
+    kills = [(1, 6, "block-00003.json"), (2, 12, "quantizer.faiss"), (2, 12, "block-00008.json")]
+    for version, started_at, file in kills:
+        process = begin(run, *LOSSY_KEYS)
+        folder = run / f"index/v{version:06d}"
+        wait_until(process, lambda step=started_at: steps_done(run) >= step - 2)
+        builders = stop_builders(process)
+        wait_until(process, lambda step=started_at: steps_done(run) > step)
+        for builder in builders:
+            builder.resume()
+        wait_until(process, (folder / file).exists)
+        kill(process)
+        assert not (folder / "manifest.json").exists(), "the refresh was done before the kill"
+    damaged = run / "index/v000001/block-00002.npy"
+    flip(damaged)
+    assert re.search(rf"replug: {damaged} is damaged", end(begin(run, *LOSSY_KEYS), status=2))
+    flip(damaged)
+    assert "resuming at step" in finish(run, *LOSSY_KEYS)
+    assert what_must_be_equal(run) == what_must_be_equal(quiet)
+    assert (run / "results.json").read_text() == (quiet / "results.json").read_text()
+
+
+def test_a_blue_green_run_has_the_losses_of_a_double_one(quiet_run, finish, tmp_path):
+    """With fewer builders than shards: the new searchers need more room than the builders leave."""
+    run = tmp_path / "run"
+    finish(run, "index.swap=blue_green", "index.num_shards=2")
+    assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
+    assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
+
+
+def test_builders_that_stand_still_make_refreshes_be_skipped_and_never_queued(begin, finish, tmp_path):
+    run = tmp_path / "run"
+    # Measuring held-out texts with so slow an LM would outlast the run.
+    slow = ("lm.path=stand_in:0.3", "evaluate.refresh_windows=0")
+    process = begin(run, "refresh.adopt=when_ready", "index.num_builders=2", *slow)
+    wait_until(process, lambda: steps_done(run) >= 3)
+    stopped = stop_builders(process)
+    wait_until(process, lambda: steps_done(run) >= 14)  # past the boundaries of 6 and of 12
+    for builder in stopped:
+        builder.resume()
+    output = end(process, status=0)
+    rows = metrics(run)
+    assert [row["index/refreshes_skipped"] for row in rows[:12]] == [0.0] * 12
+    assert rows[12]["index/refreshes_skipped"] == rows[-1]["index/refreshes_skipped"] == 1.0
+    assert output.count("skipping a refresh") == 1
+    swaps = re.findall(r"step (\d+): swapped to index v(\d+) \(weights of step (\d+)\)", output)
+    assert [(version, weights) for _, version, weights in swaps] == [("1", "6"), ("2", "18")], swaps
+    assert int(swaps[0][0]) >= 14
