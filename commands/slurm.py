@@ -36,7 +36,7 @@ from replug.data.files import replace_file, write_json, writing
 from replug.train.environment import describe_environment
 from replug.train.run_dir import RunDirectory
 
-CODE = Path(__file__).parents[1]  # the package, whose rooms may be links
+CODE = Path(__file__).parents[1]  # the package, whose folders may be links
 ROLES = {"train": resources.ROLES, "prepare": (), "evaluate": ("score", "index")}
 JOBS = tuple(ROLES)
 ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
@@ -159,7 +159,7 @@ def freeze(config: Config, folder: Path, script: str) -> None:
     code, partial = folder / "code", folder / "code.partial"
     shutil.rmtree(partial, ignore_errors=True)
     with writing(partial):
-        # Links are followed: in a checkout the rooms lie beside the package.
+        # Links are followed: in a checkout the folders lie beside `replug/`.
         shutil.copytree(CODE, partial / CODE.name, ignore=shutil.ignore_patterns("__pycache__", "*.py[co]"))
     if code.exists():
         shutil.rmtree(code)

@@ -1,4 +1,4 @@
-"""The frozen records that cross rooms and processes. Shapes: B queries, K documents."""
+"""The frozen records that cross packages and processes. Shapes: B queries, K documents."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,7 @@
 """How a prefix and its continuation become token ids, the same for local weights and for a server.
 
 The two are tokenized apart, so a continuation has the same tokens after every document, without which
-its scores could not be compared. Local and served LM both send what this room makes: with the same
+its scores could not be compared. Local and served LM both send what this module makes: with the same
 weights they give the same scores.
 """
 

@@ -1,6 +1,6 @@
 """From a configuration to its prepared set, made now where it is not there yet.
 
-It stands in this room because texts are cut by the tokens of the LM or the retriever; the work is `data.prepare`'s.
+It stands in this package because texts are cut by the tokens of the LM or the retriever; the work is `data.prepare`'s.
 """
 
 from pathlib import Path

@@ -56,7 +56,7 @@ def make_plan(
     measured_run: Path | None = None,
     assumptions: Assumptions = Assumptions(),
 ) -> Plan:
-    """Raises UserError for what cannot be planned, with the flag or key that mends it."""
+    """Raises UserError for what cannot be planned, with the flag or key that fixes it."""
     if assumptions.efficiency is not None and not 0 < assumptions.efficiency <= 1:
         raise UserError(f"--efficiency is {assumptions.efficiency:g}; expected a share of the peak above 0 and up to 1")
     if measured_run is not None:

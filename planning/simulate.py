@@ -92,7 +92,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class StageTimes:
+class Milestones:
     """When stages began and ended, seconds since the start of the run."""
 
     training_began: float
@@ -116,7 +116,7 @@ class IndexHistory:
 class SimulatedRun:
     """A run as it was simulated. Times in seconds since its start."""
 
-    times: StageTimes
+    times: Milestones
     step_ends: list[float]
     spans: dict[str, list[Span]]  # by role
     waits: dict[str, float]  # of the trainer, by cause
@@ -224,7 +224,7 @@ class _Run:
     def simulated(self) -> SimulatedRun:
         lags = (self._max_lag_steps, self._max_lag_seconds)
         return SimulatedRun(
-            times=StageTimes(self._training_began, self._steps_began, self._training_ended, wall=self.env.now),
+            times=Milestones(self._training_began, self._steps_began, self._training_ended, wall=self.env.now),
             step_ends=self._step_ends,
             spans=self._spans,
             waits=self._waits,

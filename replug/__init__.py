@@ -1,6 +1,6 @@
 """REPLUG LSR: tune a dense retriever to a frozen, black-box language model.
 
-The rooms lie at the top of the repository and have one name here, `replug.ROOM`. What README shows is imported from
+The packages lie at the top of the repository and have one name here, `replug.NAME`. What README shows is imported from
 `replug` itself, and only when it is asked for: torch and transformers take seconds.
 """
 

@@ -46,7 +46,7 @@ from replug.train.callbacks import (
 )
 from replug.train.evaluation import heldout_bpb
 from replug.train.module import LossSettings, LSRModule, OptimizerSettings
-from replug.train.pipeline import BatchPipeline, Horizon, Retrieval, Scoring
+from replug.train.pipeline import BatchPipeline, Horizon, RetrievalStage, ScoringStage
 from replug.train.ranks import OtherRanks, RankEnvironment, other_ranks
 from replug.train.refresh import RefreshController
 from replug.train.run_dir import CheckpointMark, RunDirectory
@@ -216,14 +216,14 @@ def batch_pipeline(
     check: Callable[[], None],
 ) -> BatchPipeline:
     is_live = config.index.rerank is Rerank.live
-    retrieval = Retrieval(
+    retrieval = RetrievalStage(
         module.encode_queries,
         document_search(config, module.encoder, data, workers.index),
         executor=InlineExecutor() if is_live else background,  # live: its weights are those of the boundary
         k=config.retrieve.k,
         exclude_own_source=config.retrieve.exclude_own_source,
     )
-    scoring = Scoring(workers.lm.submit_sums, workers.template)
+    scoring = ScoringStage(workers.lm.submit_sums, workers.template)
     sampler = QuerySampler(len(data.queries), config.train.batch_size, config.seed)
     horizon = Horizon(config.train.pipeline_depth, config.train.max_steps)
     return BatchPipeline(sampler, data, retrieval, scoring, horizon, clock, check)

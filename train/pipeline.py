@@ -37,7 +37,7 @@ class _Submitted:
 
 
 @dataclass(frozen=True, slots=True)
-class Retrieval:
+class RetrievalStage:
     """How documents are found: `encode` maps texts to vectors [B, D] by the live weights, `executor` runs `search`."""
 
     encode: Callable[[Sequence[str]], np.ndarray]
@@ -48,7 +48,7 @@ class Retrieval:
 
 
 @dataclass(frozen=True, slots=True)
-class Scoring:
+class ScoringStage:
     """How texts are put to the LM: `score` takes prefixes and continuations."""
 
     score: Callable[[Sequence[str], Sequence[str]], "Future[list[ScoreSum]]"]
@@ -80,8 +80,8 @@ class BatchPipeline:
         self,
         sampler: QuerySampler,
         data: TrainingTexts,
-        retrieval: Retrieval,
-        scoring: Scoring,
+        retrieval: RetrievalStage,
+        scoring: ScoringStage,
         horizon: Horizon,
         clock: StepClock,
         check: Callable[[], None] = lambda: None,

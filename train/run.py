@@ -56,7 +56,7 @@ def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dic
     data = prepared_set(config, run.data)
     check_data(config, data, lm)
     index_kind(config, module_encoder.dim, len(data.corpus))
-    run.claim(config, lm.identity)  # only now: a mistake mended above must not be a changed key of an unfinished run
+    run.claim(config, lm.identity)  # only now: a mistake fixed above must not be a changed key of an unfinished run
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
     loggers = loggers_of(config, run)

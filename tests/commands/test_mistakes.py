@@ -462,7 +462,7 @@ def test_a_corpus_smaller_than_k_is_refused(debug_config, tmp_path):
     assert_says(lambda: check_data(debug_config, data, spec), "retrieve.k", "8 documents", "corpus holds 1")
 
 
-def test_a_mistake_in_the_data_leaves_no_run_begun_whose_keys_could_not_be_mended(debug_config, tmp_path):
+def test_a_mistake_in_the_data_leaves_no_run_begun_whose_keys_could_not_be_fixed(debug_config, tmp_path):
     corpus, queries, heldout = map(str, write_three(tmp_path, {}))
     data = debug_config.data
     data.source, data.corpus, data.queries, data.heldout = None, corpus, queries, heldout

@@ -21,8 +21,7 @@ from replug.index_workers.kinds import (
     resolve_kind,
     training_rows,
 )
-
-ROOT = Path(__file__).parents[2]
+from tests.support.packages import ROOT, modules
 
 
 def resolve(name: str, num_documents: int = 100_000, nprobe: int | None = None, rerank: bool = True) -> IndexKind:
@@ -144,7 +143,5 @@ def test_a_preset_that_is_added_to_the_table_is_built_searched_and_planned(
 
 
 def test_a_preset_is_named_in_two_files() -> None:
-    rooms = ("commands", "configs", "data", "evals", "index_workers", "models", "planning", "train")
-    files = [file for room in rooms for file in (ROOT / room).rglob("*.py")]
-    named = {str(file.relative_to(ROOT)) for file in files if re.search(r"\bsq8\b", file.read_text())}
+    named = {str(file.relative_to(ROOT)) for file in modules() if re.search(r"\bsq8\b", file.read_text())}
     assert named == {"index_workers/kinds.py", "configs/schema.py"}

@@ -309,8 +309,8 @@ def test_an_encoder_that_diverged_fails_the_refresh_and_the_next_one_works(
         service.refresh(broken, live).result(300)
     assert not service.store.is_published(failing)
     assert service.search(live, queries, 5).doc_rows.tolist() == before.doc_rows.tolist()
-    mended = publish(debug_config, moved(encoder), data, service, failing)  # under the number that failed
-    assert service.refresh(mended, live).result(300).measures.overlap < 1
+    repaired = publish(debug_config, moved(encoder), data, service, failing)  # under the number that failed
+    assert service.refresh(repaired, live).result(300).measures.overlap < 1
     assert service.search(failing, queries, 5).similarities.tolist() != before.similarities.tolist()
 
 

@@ -5,24 +5,20 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-ROOMS = (
-    *("configs", "data", "cluster", "models", "index_workers"),
-    *("evals", "planning", "train", "commands", "slurm"),
-)
+from tests.support.packages import ROOT, modules
+
 MOST_PARAMETERS = 8
 OF_TYPER = "COMMAND"  # in a command's file: what typer reads as options is not called by us
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
-    for room in ROOMS:
-        for path in sorted((ROOT / room).rglob("*.py")):
-            yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
+def parsed() -> Iterator[tuple[str, ast.Module]]:
+    for path in modules():
+        yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
 
 
 def test_one_name_is_one_class() -> None:
     places = defaultdict(list)
-    for path, module in modules():
+    for path, module in parsed():
         for node in module.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(path)
@@ -32,7 +28,7 @@ def test_one_name_is_one_class() -> None:
 def test_no_signature_has_more_than_eight_parameters() -> None:
     long = [
         f"{path}:{node.lineno} {node.name}"
-        for path, module in modules()
+        for path, module in parsed()
         for node in ast.walk(module)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and not _is_command(path, module, node)

@@ -19,6 +19,7 @@ from replug.models.local.stand_in_lm import WORD, StandInLM, StandInSource
 from tests.support import toy_backend
 from tests.support.command_line import BASE, ROOT
 from tests.support.fault_server import MODEL, FaultServer
+from tests.support.packages import modules
 from tests.support.runs import what_must_be_equal
 from tests.support.toy_backend import ToySource
 
@@ -119,13 +120,7 @@ def replug(*arguments: str) -> str:
 def test_nothing_but_the_list_imports_a_backend() -> None:
     """So a backend is added in its file and in the list."""
     backends = {backend.__module__ for backend in build.BACKENDS}
-    rooms = [path for path in (ROOT / "replug").iterdir() if path.is_dir()]
-    importing = {
-        str(file.relative_to(ROOT / "replug"))
-        for room in rooms
-        for file in room.rglob("*.py")
-        if backends & set(imported_modules(file))
-    }
+    importing = {str(file.relative_to(ROOT)) for file in modules() if backends & set(imported_modules(file))}
     assert importing == {"models/build.py"}
 
 

@@ -233,7 +233,7 @@ def test_redirects_are_not_followed(opened: Opened) -> None:
     assert server.requests == 1
 
 
-def test_an_unreachable_server_a_wrong_address_and_an_unknown_model_are_the_users_to_mend() -> None:
+def test_an_unreachable_server_a_wrong_address_and_an_unknown_model_are_the_users_to_fix() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{free.getsockname()[1]}/v1"

@@ -2,7 +2,6 @@
 
 import math
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,8 +19,8 @@ from replug.train.loss import (
     log_likelihood,
     lsr_loss,
 )
+from tests.support.packages import ROOT, modules
 
-ROOMS = ("commands", "planning", "train", "evals", "index_workers", "models", "cluster", "data", "configs")
 GAMMA, BETA = 0.5, 0.25
 SIMILARITIES = [[0.9, 0.2, 0.4], [-0.1, 0.3, 0.3]]  # two queries, three documents
 LM_SCORES = [[-2.0, -1.5, -1.8], [-0.2, -0.9, -0.3]]
@@ -76,9 +75,8 @@ def test_a_loss_is_named_in_two_files() -> None:
 
 
 def files_that_name(name: str) -> set[str]:
-    root = Path(__file__).parents[2]
-    files = [file for room in ROOMS for file in (root / room).rglob("*.py")]
-    return {str(file.relative_to(root)) for file in files if re.search(rf"\b{name}\b", file.read_text())}
+    files = [file for file in modules() if re.search(rf"\b{name}\b", file.read_text())]
+    return {str(file.relative_to(ROOT)) for file in files}
 
 
 def test_the_two_directions_differ() -> None:

@@ -22,7 +22,7 @@ from replug.models.prompt import PromptTemplate
 from replug.train.fitting import lsr_module
 from replug.train.loss import log_likelihood, lsr_loss
 from replug.train.module import LSRModule, OptimizerSettings, learning_rate_factor
-from replug.train.pipeline import BatchPipeline, Horizon, Retrieval, ScoreError, Scoring
+from replug.train.pipeline import BatchPipeline, Horizon, RetrievalStage, ScoreError, ScoringStage
 from replug.train.step_clock import StepClock
 
 
@@ -62,8 +62,8 @@ def pipeline_for(module: LSRModule, data: PreparedSet, lm: InlineLM, depth: int 
     pipeline = BatchPipeline(
         QuerySampler(len(data.queries), 4, 0),
         data,
-        Retrieval(module.encode_queries, search, InlineExecutor(), k=5),
-        Scoring(lm.submit_sums, PromptTemplate("\n")),
+        RetrievalStage(module.encode_queries, search, InlineExecutor(), k=5),
+        ScoringStage(lm.submit_sums, PromptTemplate("\n")),
         Horizon(depth, steps),
         StepClock(),
     )
