@@ -92,10 +92,12 @@ class EvidenceBook:
 
     def digest(self) -> str:
         """Of which documents every method gives every example, and of what they weigh."""
-        digest = hashlib.sha256()
-        for row in range(len(self._retrieves)):
-            for name, evidence in self.of(row).items():
-                digest.update(f"{name} {evidence.doc_rows}".encode() + evidence.similarities.tobytes())
+        digest = hashlib.sha256(repr((self.methods, self._retrieves)).encode())
+        for method in self.methods:
+            if method.source != NONE:
+                found = self._found[method.source]
+                for values in (found.doc_rows, found.similarities):
+                    digest.update(values[:, : method.k].tobytes())
         return digest.hexdigest()
 
     def all_texts(self) -> Iterator[str]:
