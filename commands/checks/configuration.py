@@ -17,7 +17,7 @@ from replug.cluster import layout as resources
 from replug.commands.checks.machine import GIB, Check, Checks, State, can_connect, ray_token, shared_memory, wandb
 from replug.configs.errors import UserError
 from replug.configs.paths import check_paths
-from replug.configs.schema import Config, Swap
+from replug.configs.schema import Config, SwapMode
 from replug.models.build import cache_path
 from replug.models.hardware import available_cores
 from replug.models.packaged import MINILM, SMOLLM2, SMOLLM2_FILE, packaged_file
@@ -248,7 +248,7 @@ def memory_needs(config: Config) -> int:
     documents, retriever = num_documents(config) or 0, stored_retriever(config)
     scorers = config.lm.num_replicas * weights_bytes(config.lm.path) if config.lm.path else 0
     size = vector_size(config, documents or 1, retriever.dim)
-    vectors = search_bytes(documents, size.bytes_per_vector, two_versions=config.index.swap is Swap.double)
+    vectors = search_bytes(documents, size.bytes_per_vector, two_versions=config.index.swap is SwapMode.double)
     return int(
         TRAINED_BYTES * retriever.parameters
         + (0 if config.lm.gpus_per_replica else scorers)
