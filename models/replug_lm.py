@@ -178,7 +178,10 @@ class EncoderRetriever:
         if self._query_encoder.dim != encoder.dim:
             raise ValueError(f"queries have {self._query_encoder.dim} numbers, documents {encoder.dim}")
         self._ids = list(ids) if ids is not None else [str(row) for row in range(len(texts))]
-        self._vectors = encoder.encode(self._texts).numpy()  # [N, D]
+        # Equal texts are encoded once: at two places of a batch their vectors may differ in the last bit.
+        place = {text: number for number, text in enumerate(dict.fromkeys(self._texts))}
+        vectors = encoder.encode(list(place)).numpy()
+        self._vectors = vectors[[place[text] for text in self._texts]]  # [N, D]
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
         return [self._nearest(vector, k) for vector in self._query_encoder.encode(queries).numpy()]

@@ -66,9 +66,8 @@ def test_no_flipped_byte_and_no_torn_end_is_ever_read(tmp_path: Path, capsys: py
     for content in [*flipped, *torn]:
         path.write_bytes(content)
         assert blocks.read(0) is None
-    assert capsys.readouterr().err.splitlines() == [f"{path} is damaged; tokenizing these documents again"] * len(
-        flipped + torn
-    )
+    said = f"warning: {path} is damaged; tokenizing these documents again"
+    assert capsys.readouterr().err.splitlines() == [said] * len(flipped + torn)
     blocks.write(0, some_ids())
     assert blocks.read(0) is not None
 

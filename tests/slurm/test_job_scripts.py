@@ -172,7 +172,9 @@ def test_what_is_frozen_is_whole_and_says_its_version(tmp_path):
     config = load_config(DEBUG, ["lm.separator=|"])
     freeze(config, tmp_path, "#!/bin/sh\n")
     assert load_config(tmp_path / "config.yaml") == config
-    assert {path.name for path in (tmp_path / "code").iterdir()} >= {"train", "slurm", "configs", "data", "models"}
+    assert [path.name for path in (tmp_path / "code").iterdir()] == ["replug"]
+    rooms = {path.name for path in (tmp_path / "code/replug").iterdir()}
+    assert rooms >= {"train", "slurm", "configs", "data", "models"}
     assert not list((tmp_path / "code").rglob("__pycache__"))
     assert code_sha256(tmp_path / "code") in (tmp_path / "version.json").read_text()
     freeze(config, tmp_path, "#!/bin/sh\n")  # again, over what is there
