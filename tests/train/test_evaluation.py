@@ -75,7 +75,7 @@ def found(shift: int) -> RetrievedDocuments:
 
 
 def evaluate(config: Config, data: Data, lm: CountingLM, folder: Path, shift: int = 7) -> dict:
-    workers = Workers(pool=lm, lm=lm, index=None, template=PromptTemplate("\n"))
+    workers = Workers(lm=lm, index=None, template=PromptTemplate("\n"))
     return evaluate_heldout(config, data, workers, {"replug": found(shift), "lsr": found(0)}, folder)
 
 
@@ -129,7 +129,7 @@ def test_other_documents_another_lm_or_another_prompt_are_measured_anew(config, 
 def test_fewer_documents_than_recall_is_of_are_all_there_are(config, data, tmp_path):
     few = {name: RetrievedDocuments(of.doc_rows[:, :4], of.similarities[:, :4]) for name, of in
            (("replug", found(7)), ("lsr", found(3)))}  # fmt: skip
-    workers = Workers(pool=None, lm=CountingLM(), index=None, template=PromptTemplate("\n"))
+    workers = Workers(lm=CountingLM(), index=None, template=PromptTemplate("\n"))
     results = evaluate_heldout(config, data, workers, few, tmp_path / "out")
     assert results["retrieval"]["before"] == {"R@1": 0.0, "R@5": 0.0, "R@20": 0.0}
     assert results["retrieval"]["after"] == {"R@1": 0.0, "R@5": 1.0, "R@20": 1.0}
