@@ -2,8 +2,7 @@
 
 import ast
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from replug.models.build import lm_source, lm_tokenizer_json, opened_lm
 from replug.models.local.hf_source import HuggingFaceSource
 from replug.models.local.stand_in_lm import WORD, StandInLM, StandInSource
 from tests.support import toy_backend
-from tests.support.command_line import BASE, ROOT
+from tests.support.command_line import ROOT, CommandLine
 from tests.support.fault_server import MODEL, FaultServer
 from tests.support.packages import modules
 from tests.support.runs import what_must_be_equal
@@ -94,27 +93,19 @@ def test_a_toy_is_scored_and_cached_without_ray(with_toy: None, tmp_path: Path) 
             assert opened.metrics()["batch_fill"] == 1
 
 
-@pytest.mark.timeout(240)
 def test_a_toy_trains_answers_and_scores_through_the_command_line_with_the_stand_ins_numbers(
-    quiet_run: Path, tmp_path: Path
+    with_toy: None, quiet_run: Path, finish: Callable[..., str], replug: CommandLine, tmp_path: Path
 ) -> None:
     run, rows = tmp_path / "run", tmp_path / "in.jsonl"
-    replug("train", str(ROOT / "configs/debug.yaml"), f"run_dir={run}", *BASE, "lm.path=toy")
+    finish(run, "lm.path=toy")
     assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
     assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
-    assert json.loads(replug("generate", "a b", "--index", str(run), "--max-new-tokens", "3", "--json"))["answer"]
+    answered = replug("generate", "a b", "--index", run, "--max-new-tokens", 3, "--json")
+    assert json.loads(answered.output)["answer"], answered.printed
     rows.write_text('{"id": 1, "prefix": "a b c", "continuation": " a b"}\n')
-    replug("score", "--in", str(rows), "--out", str(tmp_path / "out.jsonl"), "lm.path=toy")
+    replug("score", "--in", rows, "--out", tmp_path / "out.jsonl", "lm.path=toy")
     [expected] = StandInLM().score(["a b c"], [" a b"])
     assert json.loads((tmp_path / "out.jsonl").read_text())["sum"] == pytest.approx(expected.sum_logprob, abs=1e-6)
-
-
-def replug(*arguments: str) -> str:
-    """What the command prints with the toy among its backends."""
-    command = [sys.executable, "-m", "tests.support.toy_backend", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_nothing_but_the_list_imports_a_backend() -> None:

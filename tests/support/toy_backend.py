@@ -1,14 +1,11 @@
 """A backend as somebody else would add it: this file, and its place in the list of `replug/models/build.py`.
 
-`lm.path=toy` scores as the stand-in does, by another name, in the process that asks. It wants no actors. As a program
-this is the `replug` command with the backend in its list.
+`lm.path=toy` scores as the stand-in does, by another name, in the process that asks. It wants no actors.
 """
 
 from transformers import PreTrainedTokenizerBase
 
-from replug.commands.cli import main
 from replug.configs.schema import LMConfig
-from replug.models import build
 from replug.models.black_box_lm import AsyncLM
 from replug.models.in_process_lm import InProcessLM
 from replug.models.lm_source import LMFiles
@@ -39,8 +36,3 @@ class ToySource:
 
     def open_here(self) -> AsyncLM:
         return InProcessLM(ToyLM())
-
-
-if __name__ == "__main__":
-    build.BACKENDS.insert(0, source)
-    main()
