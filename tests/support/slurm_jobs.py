@@ -69,8 +69,8 @@ def submit(slurm: LocalSlurm, folder: Path, replug: str = WAITING, on_nodes: str
     package = folder / "code/replug"
     shutil.copytree(ROOT / "slurm", package / "slurm")
     (package / "commands").mkdir()
-    for folder in (package, package / "commands"):
-        (folder / "__init__.py").touch()
+    for part in (package, package / "commands"):
+        (part / "__init__.py").touch()
     (package / "commands/cli.py").write_text(replug)
     ray_node = package / "slurm/ray_node.py"
     ray_node.write_text(f"{on_nodes}\n{ray_node.read_text()}")
