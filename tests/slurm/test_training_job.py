@@ -58,7 +58,7 @@ def edit_everything(checkout: Path) -> None:
     """What a user does while the jobs wait: change the configuration, break the code, of driver and actors both."""
     (checkout / "mine.yaml").write_text("run_dir: runs/elsewhere\nno_such_key: 1\n")
     for module in ("train/run.py", "commands/cli.py", "models/local/stand_in_lm.py", "index_workers/searcher.py"):
-        (checkout / module).write_text("raise SystemExit('an edit after the submission was run')\n")
+        (checkout / "replug" / module).write_text("raise SystemExit('an edit after the submission was run')\n")
 
 
 @pytest.fixture(scope="module")
