@@ -163,10 +163,22 @@ MEGABYTES = DOCUMENTS * DIM * 2 / 2 / 2**20  # of one shard's float16 vectors
 def synthetic_version(service: IndexService, version: int, kind: IndexKind) -> BuildPlan:
     """A version whose blocks are there already, by no encoder."""
     plan = BuildPlan(
-        version, version, f"{version}", "none", "none", DOCUMENTS, BLOCK, "dot", 8, DIM, "float32", 8, kind=kind,
+        version=version,
+        step=version,
+        weights_sha256=f"{version}",
+        corpus_path="none",
+        corpus_sha256="none",
+        num_documents=DOCUMENTS,
+        block_documents=BLOCK,
+        similarity="dot",
+        max_tokens=8,
+        dim=DIM,
+        dtype="float32",
+        tokens_per_batch=8,
+        kind=kind,
         num_shards=1 if kind.is_exact else 2,
         quantizer_from=None if kind.is_exact or not version else version - 1,
-    )  # fmt: skip
+    )
     service.store.folder(version).mkdir(parents=True)
     service.store.begin(plan)
     rows = np.random.default_rng(version).normal(size=(DOCUMENTS, DIM)).astype(np.float16)
