@@ -50,12 +50,15 @@ def test_results_come_back_to_whoever_asked():
 
 def test_killed_replicas_lose_no_work():
     pool = make_pool(2)
-    futures = [pool.submit("square", x, 0.05) for x in range(40)]
+    futures = []
     for kills in (1, 2, 3):
+        wait_until(lambda: pool.num_up == 2)
         pid = ray.get(pool.handles()[0].process.remote(), timeout=300)
+        os.kill(pid, signal.SIGSTOP)  # so that it dies with work in hand, however fast the other is
+        futures += [pool.submit("square", x) for x in range(10)]
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda kills=kills: pool.counts.respawns == kills)  # until then the handle is the dead one's
-    assert [future.result(300) for future in futures] == [x * x for x in range(40)]
+        wait_until(lambda kills=kills: pool.counts.respawns == kills)
+    assert [future.result(300) for future in futures] == [x * x for x in range(10)] * 3
     pool.close()
 
 
