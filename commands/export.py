@@ -22,12 +22,10 @@ def export(
     run_dir: Annotated[Path, typer.Argument(help="A run directory, finished or not.")],
     out: Annotated[Path, typer.Argument(help="The folder to write.")],
 ) -> None:
-    """Write the tuned retriever as a folder for transformers and sentence-transformers."""
-    run_export(run_dir, out)
+    """Write the tuned retriever as a folder for transformers and sentence-transformers.
 
-
-def run_export(run_dir: Path, out: Path) -> None:
-    """The retriever of a finished run, or of an unfinished run's newest checkpoint."""
+    Of an unfinished run it is the newest checkpoint's.
+    """
     from replug.models.build import load_encoder
     from replug.train.run_dir import RunDirectory
 

@@ -13,6 +13,7 @@ from replug.data.sources.rejected import Rejected
 from replug.data.sources.shards import plan_source_shards, read_source_shard
 from replug.data.store import Corpus, PreparedSet
 from replug.data.tokenizing import load_plain, token_offsets
+from replug.evals.folder import EvaluationFolder
 from replug.evals.windows import windows_of
 from replug.models.build import lm_tokenizer_json
 from replug.models.preparing import prepared_set
@@ -47,7 +48,7 @@ def _windows(config: EvaluationConfig, corpus: Corpus | None) -> Iterable[Window
     data = (
         corpus
         if isinstance(corpus, PreparedSet)
-        else prepared_set(config.run_config(), Path(config.out).expanduser() / "data")
+        else prepared_set(config.run_config(), EvaluationFolder(Path(config.out).expanduser()).data)
     )
     return data.heldout.windows()
 

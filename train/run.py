@@ -1,4 +1,4 @@
-"""The composition root: `replug train`, from configuration to report, each stage a call.
+"""The composition root: `replug train`, from configuration to report, each stage a call; and its table alone.
 
 Every stage leaves its result in the run directory and is passed over when it is there, so the same
 command goes on where an interrupted one stopped.
@@ -21,6 +21,7 @@ from replug.index_workers.build import build_version, index_kind
 from replug.index_workers.installation import check_faiss
 from replug.index_workers.version_store import IndexState
 from replug.models.build import lm_source, load_encoder
+from replug.models.encoder import Encoder
 from replug.models.preparing import prepared_set
 from replug.train.data_checks import check_data
 from replug.train.evaluation import evaluate_heldout, search_heldout
@@ -79,6 +80,28 @@ def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dic
     return show_results(run)
 
 
+def evaluate(config: Config) -> None:
+    """The table of `replug train`, for the retriever as it is configured and the run's tuned one, if any."""
+    check_faiss()
+    run = RunDirectory(Path(config.run_dir).expanduser())
+    lm = lm_source(config.lm, run.budget_file, run.scores)
+    data = prepared_set(config, run.data)
+    check_data(config, data, lm)
+    paths = {"replug": None, **({"lsr": run.retriever} if run.retriever.is_dir() else {})}
+    with (
+        ray_cluster(config, ("index", *lm.roles)) as laid_out,
+        start_workers(laid_out, lm, data, run.evaluation / "index", run.scores) as workers,
+    ):
+        found = {
+            name: _found_with(laid_out, data, workers, load_encoder(config.retriever, path), IndexState(number, 0))
+            for number, (name, path) in enumerate(paths.items())
+        }
+        results = evaluate_heldout(laid_out, data, workers, found, run.evaluation)
+    write_json(run.evaluation / "results.json", results)
+    print_results(results)
+    print(f"results: {run.evaluation / 'results.json'}")
+
+
 def show_results(run: RunDirectory) -> dict:
     """Write the report, print the table and where things are."""
     results = json.loads(run.results.read_text())
@@ -94,9 +117,7 @@ def _before(config: Config, run: RunDirectory, data: PreparedSet, workers: Worke
     saved = run.path / "heldout_before.npz"
     if saved.exists():
         return RetrievedDocuments.load(saved)
-    encoder = load_encoder(config.retriever)
-    build_version(config, encoder, data, workers.index, IndexState(0, 0))
-    found = search_heldout(config, data, workers.index, encoder, version=0)
+    found = _found_with(config, data, workers, load_encoder(config.retriever), IndexState(0, 0))
     found.save(saved)
     return found
 
@@ -118,13 +139,20 @@ def _after(
     version = fit(config, run, data, workers, module, loggers, interruption)
     times.next("last_index")
     module.encoder.cpu().eval()
-    build_version(config, module.encoder, data, workers.index, IndexState(version, config.train.max_steps))
-    found = search_heldout(config, data, workers.index, module.encoder, version)
+    found = _found_with(config, data, workers, module.encoder, IndexState(version, config.train.max_steps))
     module.encoder.save(run.retriever)
     found.save(saved)
     # Only now: a checkpoint may need other versions until then.
     workers.index.store.remove_all_but({version - 1, version})
     return found
+
+
+def _found_with(
+    config: Config, data: PreparedSet, workers: Workers, encoder: Encoder, index: IndexState
+) -> RetrievedDocuments:
+    """What an encoder finds for the held-out texts in an index of its own."""
+    build_version(config, encoder, data, workers.index, index)
+    return search_heldout(config, data, workers.index, encoder, index.version)
 
 
 def _write_examples(

@@ -12,8 +12,6 @@ import pyarrow as pa
 
 from replug.data.files import writing
 
-RUNS_AT_A_TIME = 64
-
 
 @dataclass(frozen=True, slots=True)
 class DocumentPiece:

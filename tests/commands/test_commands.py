@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.commands.export import run_export
+from replug.commands.export import export
 from replug.commands.report import report as run_report
 from replug.commands.search import run_search
 from replug.configs.errors import UserError
@@ -39,14 +39,14 @@ def test_search_without_an_index_says_so(tmp_path):
 
 
 def test_the_exported_retriever_is_the_one_that_made_the_last_index(quiet_run, tmp_path):
-    run_export(quiet_run, tmp_path / "out")
+    export(quiet_run, tmp_path / "out")
     store = VersionStore(quiet_run / "index")
     version = store.published()[-1]
     texts = ["some words", "other words"]
     exported = Encoder(str(tmp_path / "out")).encode(texts).numpy()
     np.testing.assert_array_equal(exported, Encoder(str(store.encoder_folder(version))).encode(texts).numpy())
     with pytest.raises(UserError, match="is not empty"):
-        run_export(quiet_run, tmp_path / "out")
+        export(quiet_run, tmp_path / "out")
 
 
 def test_the_report_is_made_again_with_a_picture(quiet_run, tmp_path, capsys):

@@ -34,6 +34,7 @@ PLANTED = {
     "index_workers/planted_evals.py": ("import replug.evals.metrics", "packages stand on each other"),
     "evals/planted_train.py": ("import replug.train.loss", "packages stand on each other"),
     "planning/planted_train.py": ("import replug.train.loss", "packages stand on each other"),
+    "slurm/planted_configs.py": ("import replug.configs.errors", "slurm starts commands as processes"),
     "train/planted_commands.py": ("import replug.commands.cli", "packages stand on each other"),
 }
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from replug.commands.export import run_export
+from replug.commands.export import export
 from tests.support.command_line import STEPS, arguments, start, wait_for
 from tests.support.runs import descendants, metrics, name_of, wait_for_step, what_must_be_equal
 
@@ -81,7 +81,7 @@ def test_killed_again_and_again_the_resumed_run_has_the_same_losses(quiet_run, f
         os.kill(process.pid, by)
         wait_for(process, status=75 if by == signal.SIGTERM else -by)
         assert not (run / "results.json").exists(), "the run ended before it was killed"
-    run_export(run, tmp_path / "so-far")  # a run that is unfinished has a retriever too
+    export(run, tmp_path / "so-far")  # a run that is unfinished has a retriever too
     assert (tmp_path / "so-far/model.safetensors").is_file()
     output = finish(run)
     assert "resuming at step" in output
