@@ -10,7 +10,7 @@ rounds, each within its round, since a machine's speed drifts. MiniLM, unit vect
 - sentence-transformers: its encode in bfloat16, at the best of its batch sizes on this machine; it sorts by length
 - replug: Encoder.encode in bfloat16; in float32; and without tokenizing, as every refresh after the first embeds
 
---growth instead embeds growing corpora through Builder.embed_block, from the texts to marked files, and fits how the
+--growth instead embeds growing corpora through Builder.embed_file, from the texts to marked files, and fits how the
 time grows. The larger ones repeat the texts of the smaller, in other blocks.
 """
 
@@ -162,7 +162,7 @@ def seconds_to_build(
 
 
 def embed_all(builder: Builder, plan: BuildPlan) -> np.ndarray:
-    return np.array([builder.embed_block(plan, block) for block in range(plan.num_blocks)])
+    return np.array([builder.embed_file(plan, file) for file in range(plan.num_files)])
 
 
 def make_plan(store: VersionStore, encoder: Encoder, corpus: Path, number: int, tokens_per_batch: int) -> BuildPlan:

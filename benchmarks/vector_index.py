@@ -46,8 +46,8 @@ def write_version(store: VersionStore, version: int, vectors: np.ndarray, kind: 
     store.folder(version).mkdir(parents=True, exist_ok=True)
     missing, seconds = store.begin(plan), {}
     with timed(seconds, "blocks"):
-        for block in missing.blocks:
-            store.write_block(version, block, vectors[slice_of(plan.rows_of_block(block))])
+        for file in missing.files:
+            store.write_vectors(version, file, vectors[slice_of(plan.rows_of_file(file))])
     with timed(seconds, "train"):
         if missing.quantizer:
             build_steps.make_quantizer(store, plan)

@@ -204,7 +204,9 @@ class IndexConfig:
     )
     num_shards: int = key(1, "actors that serve searches, each one part of the corpus", ABOVE_0)
     num_builders: int = key(1, "actors that embed the corpus", ABOVE_0, resumable=True)
-    block_documents: int = key(1024, "documents embedded, written and checksummed as one unit", ABOVE_0)
+    block_documents: int = key(
+        1024, "documents that are embedded together; the files of an index hold whole blocks", ABOVE_0
+    )
     dtype: DType = key(DType.auto, "precision the corpus is embedded in")
     tokens_per_batch: int | None = key(
         None, "padded tokens in one forward pass (default: 2,048; builders on a GPU 32,768)", ABOVE_0
@@ -222,9 +224,11 @@ class IndexConfig:
         resumable=True,
     )
     timeout_seconds: float = key(
-        3600.0, "a block, or one step of a lossy kind's build, that takes longer is done again", ABOVE_0, resumable=True
+        3600.0, "for a file of vectors, a step of a lossy kind's build, loading a version", ABOVE_0, resumable=True
     )
-    max_attempts: int = key(3, "times a block is tried before the refresh counts as failed", ABOVE_0, resumable=True)
+    max_attempts: int = key(
+        3, "times each of these is tried before the refresh counts as failed", ABOVE_0, resumable=True
+    )
     out: str | None = key(None, "where `replug index` writes (default: RUN_DIR/index)")
 
 

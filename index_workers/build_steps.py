@@ -22,7 +22,9 @@ def make_quantizer(store: VersionStore, plan: BuildPlan) -> None:
 
     def save(partial: Path) -> int:
         if plan.quantizer_from is not None:
-            shutil.copyfile(store.checked(plan.quantizer_from, store.quantizer_path(plan.quantizer_from)), partial)
+            before = store.quantizer_path(plan.quantizer_from)
+            store.check(plan.quantizer_from, [before])
+            shutil.copyfile(before, partial)
             return 0
         assert plan.kind.factory is not None
         rows = training_rows(plan.kind.factory, plan.num_documents)
@@ -32,10 +34,11 @@ def make_quantizer(store: VersionStore, plan: BuildPlan) -> None:
 
 
 def build_shard(store: VersionStore, plan: BuildPlan, shard: int) -> None:
-    """Fill the trained index with one shard's blocks, one in memory at a time."""
-    blocks = store.open_blocks(plan, plan.blocks_of_shard(shard))
-    quantizer = store.checked(plan.version, store.quantizer_path(plan.version))
-    store.write_marked(store.shard_path(plan.version, shard), lambda out: faiss_index.fill(quantizer, blocks, out))
+    """Fill the trained index with one shard's vectors, those of a file in memory at a time."""
+    files, quantizer = plan.files_of_shard(shard), store.quantizer_path(plan.version)
+    store.check(plan.version, [quantizer, *store.vectors_paths(plan, files)])
+    vectors = store.open_vectors(plan, files)
+    store.write_marked(store.shard_path(plan.version, shard), lambda out: faiss_index.fill(quantizer, vectors, out))
 
 
 def search_exactly(
@@ -52,5 +55,5 @@ def drift(store: VersionStore, previous: BuildPlan, plan: BuildPlan) -> float:
 
 
 def _vectors(store: VersionStore, plan: BuildPlan, part: int, parts: int) -> BlockVectors:
-    blocks = store.open_blocks(plan, plan.blocks_of_shard(part, parts), checked=False)
-    return BlockVectors(plan.rows_of_shard(part, parts).start, blocks, plan.dim)
+    vectors = store.open_vectors(plan, plan.files_of_shard(part, parts))
+    return BlockVectors(plan.rows_of_shard(part, parts).start, vectors, plan.dim)

@@ -1,7 +1,8 @@
-"""Embedding the corpus, block by block. A plain class; `service` makes actors of it.
+"""Embedding the corpus, file by file, each block by block. A plain class; `service` makes actors of it.
 
 A block's vectors follow from its texts and the snapshot alone, so whoever embeds it, and however
 often, the bytes are the same. One call computes while another reads its documents or writes its vectors.
+A builder that is killed has lost the files that it was at: at most a 256th of the corpus, or 130,000 documents.
 """
 
 import threading
@@ -15,7 +16,7 @@ import torch
 from replug.configs.errors import UserError
 from replug.data.store import CorpusStore
 from replug.index_workers import build_steps
-from replug.index_workers.token_blocks import TokenBlocks, token_fingerprint
+from replug.index_workers.token_files import TokenFiles, token_fingerprint
 from replug.index_workers.version_store import BuildPlan, VersionStore, weights_sha256
 from replug.models.encoder import Encoder
 from replug.models.hardware import DTYPES, default_device
@@ -23,17 +24,17 @@ from replug.models.hardware import DTYPES, default_device
 
 @dataclass(frozen=True)
 class _Loaded:
-    """What the blocks of a plan are made with, and of plans that differ in no more than version, step and index."""
+    """What the files of a plan are made with, and of plans that differ in no more than version, step and index."""
 
     vectors: dict[str, object]
     encoder: Encoder
     corpus: CorpusStore
-    tokens: TokenBlocks
+    tokens: TokenFiles
     has_token_ids: bool  # the corpus was prepared for this tokenizer
 
 
 class Builder:
-    """Embeds blocks of whichever version it is asked for; holds one encoder at a time. Calls may overlap."""
+    """Embeds files of whichever version it is asked for; holds one encoder at a time. Calls may overlap."""
 
     def __init__(self, root: Path, threads: int) -> None:
         torch.set_num_threads(threads)
@@ -41,17 +42,21 @@ class Builder:
         self._loaded: _Loaded | None = None
         self._loading, self._tokenizing, self._computing = threading.Lock(), threading.Lock(), threading.Lock()
 
-    def embed_block(self, plan: BuildPlan, block: int) -> int:
-        """Embed, check and write one block; returns the number of documents.
+    def embed_file(self, plan: BuildPlan, file: int) -> int:
+        """Embed, check and write one file of vectors; returns the number of documents.
 
         Raises UserError where encoder or corpus are not those of the plan.
         """
-        loaded, rows = self._load(plan), plan.rows_of_block(block)
-        ids = self._block_ids(loaded, block, rows)
-        with self._computing:
-            vectors = loaded.encoder.encode_tokens(ids, plan.tokens_per_batch).numpy()
-        _check_finite(plan, loaded.corpus, vectors, rows)
-        self._store.write_block(plan.version, block, vectors)
+        loaded, rows = self._load(plan), plan.rows_of_file(file)
+        ids = self._file_ids(loaded, plan, file)
+        vectors = np.empty((len(rows), plan.dim), np.float16)
+        for block in plan.blocks_of_file(file):
+            of_file = slice(block.start - rows.start, block.stop - rows.start)
+            with self._computing:
+                embedded = loaded.encoder.encode_tokens(ids[of_file], plan.tokens_per_batch).numpy()
+            vectors[of_file] = embedded
+            _check_finite(plan, loaded.corpus, vectors[of_file], block)
+        self._store.write_vectors(plan.version, file, vectors)
         return len(rows)
 
     def encode(self, plan: BuildPlan, texts: Sequence[str]) -> np.ndarray:
@@ -75,13 +80,14 @@ class Builder:
     def drift(self, previous: BuildPlan, plan: BuildPlan) -> float:
         return build_steps.drift(self._store, previous, plan)
 
-    def _block_ids(self, loaded: _Loaded, block: int, rows: range) -> list[np.ndarray]:
+    def _file_ids(self, loaded: _Loaded, plan: BuildPlan, file: int) -> list[np.ndarray]:
         if loaded.has_token_ids:
-            return loaded.corpus.token_ids(rows)
-        ids = loaded.tokens.read(block)
+            return loaded.corpus.token_ids(plan.rows_of_file(file))
+        ids = loaded.tokens.read(file)
         if ids is None:
-            ids = self._token_ids(loaded.encoder, loaded.corpus.texts(rows))
-            loaded.tokens.write(block, ids)
+            texts = map(loaded.corpus.texts, plan.blocks_of_file(file))  # those of a block in memory at a time
+            ids = [row for block in texts for row in self._token_ids(loaded.encoder, block)]
+            loaded.tokens.write(file, ids)
         return ids
 
     def _token_ids(self, encoder: Encoder, texts: Sequence[str]) -> list[np.ndarray]:
@@ -94,7 +100,7 @@ class Builder:
         with self._loading:
             if self._loaded is None or self._loaded.vectors != vectors:
                 encoder = self._load_encoder(plan)
-                tokens = TokenBlocks(self._store.root, token_fingerprint(encoder.tokenizer, plan))
+                tokens = TokenFiles(self._store.root, token_fingerprint(encoder.tokenizer, plan))
                 corpus = self._load_corpus(plan)
                 prepared = corpus.tokens_by == encoder.token_rule.fingerprint
                 self._loaded = _Loaded(vectors, encoder, corpus, tokens, prepared)
@@ -126,7 +132,7 @@ class Builder:
 
 
 def _check_finite(plan: BuildPlan, corpus: CorpusStore, vectors: np.ndarray, rows: range) -> None:
-    bad = np.flatnonzero(~np.isfinite(vectors.astype(np.float16)).all(axis=1))
+    bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if len(bad):
         documents = corpus.documents([rows[int(i)] for i in bad[:3]])
         raise ValueError(

@@ -145,20 +145,18 @@ def _yield_to_searches() -> None:
 
 def open_shard(store: VersionStore, plan: BuildPlan, shard: int, num_shards: int, device: str = "cpu") -> Shard:
     """One shard of a published version, in main memory or on `cuda`; raises UserError naming a damaged file."""
-    vectors = None
-    if plan.kind.uses_vectors:
-        blocks = store.open_blocks(plan, plan.blocks_of_shard(shard, num_shards))
-        vectors = BlockVectors(plan.rows_of_shard(shard, num_shards).start, blocks, plan.dim)
-    if plan.kind.is_exact:
-        assert vectors is not None
-        return ExactShard(vectors, torch.device(device))
-    if num_shards != plan.num_shards:
+    if not plan.kind.is_exact and num_shards != plan.num_shards:
         raise UserError(f"index version {plan.version} has {plan.num_shards} shards, asked for {num_shards}")
-    first_row = plan.rows_of_shard(shard).start
-    return FaissShard(
-        store.checked(plan.version, store.shard_path(plan.version, shard)),
-        first_row,
-        plan.kind,
-        vectors,
-        on_gpu=device == "cuda",
-    )
+    files = plan.files_of_shard(shard, num_shards) if plan.kind.uses_vectors else range(0)
+    if not plan.kind.is_exact:  # before FAISS reads it, which trusts its files
+        store.check(plan.version, [store.shard_path(plan.version, shard)])
+    with store.checking(plan.version, store.vectors_paths(plan, files)):
+        vectors = BlockVectors(plan.rows_of_shard(shard, num_shards).start, store.open_vectors(plan, files), plan.dim)
+        return _shard_of(store, plan, shard, vectors, device)
+
+
+def _shard_of(store: VersionStore, plan: BuildPlan, shard: int, vectors: BlockVectors, device: str) -> Shard:
+    if plan.kind.is_exact:
+        return ExactShard(vectors, torch.device(device))
+    path, on_gpu = store.shard_path(plan.version, shard), device == "cuda"
+    return FaissShard(path, vectors.first_row, plan.kind, vectors if plan.kind.rerank else None, on_gpu)

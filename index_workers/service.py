@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-BUILDER_CALLS = 2  # of one builder at once: while one block is computed, the next is read and the last written
+BUILDER_CALLS = 2  # of one builder at once: while one file is computed, the next is read and the last written
 
 # What a dropped version and a search took goes back to the system, whichever thread it was of: else the C library
 # keeps a heap for each thread, and memory grows with the swaps.
@@ -47,7 +47,7 @@ RETURN_MEMORY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(2**20)}
 
 @dataclass(frozen=True, slots=True)
 class Tries:
-    """How often a block, or one step of a lossy kind's build, is tried, and how long each time."""
+    """How often a file, one step of a lossy kind's build, or loading a version is tried, and how long each time."""
 
     max_attempts: int = 3
     timeout_seconds: float = 3600.0
@@ -216,23 +216,24 @@ class IndexService:
 
     def _build(self, plan: BuildPlan, missing: Missing) -> float:
         start = time.monotonic()
-        documents = self._embed(plan, missing.blocks)
+        self.store.remove_stale()  # first: the disk may need the room
+        documents = self._embed(plan, missing.files)
         seconds = time.monotonic() - start
         self._build_shards(plan, missing)
         self.store.publish(plan)
         return documents / seconds if seconds else 0.0
 
-    def _embed(self, plan: BuildPlan, blocks: list[int]) -> int:
-        """Hand out blocks, a few ahead of what is done; returns the number of documents.
+    def _embed(self, plan: BuildPlan, files: list[int]) -> int:
+        """Hand out files, a few ahead of what is done; returns the number of documents.
 
         After an error what is under way is waited for: it must not write once the version is begun anew.
         """
-        total = sum(len(plan.rows_of_block(block)) for block in blocks)
+        total = sum(len(plan.rows_of_file(file)) for file in files)
         progress = Progress(f"embedding index v{plan.version}", total)
         under_way: deque[Future[int]] = deque()
         try:
-            for block in blocks:
-                under_way.append(self.builders.submit("embed_block", plan, block))
+            for file in files:
+                under_way.append(self.builders.submit("embed_file", plan, file))
                 if len(under_way) > 2 * BUILDER_CALLS * self._settings.num_builders:
                     progress.advance(under_way.popleft().result())
             while under_way:

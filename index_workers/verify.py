@@ -11,7 +11,8 @@ from replug.data.progress import Progress
 from replug.data.shards import corpus_sha256, shard_paths
 from replug.data.store import CorpusStore
 from replug.index_workers.faiss_index import count_vectors
-from replug.index_workers.version_store import BuildPlan, VersionStore, require_intact
+from replug.index_workers.vector_files import require_intact
+from replug.index_workers.version_store import BuildPlan, VersionStore
 
 
 def verify_index(root: Path) -> tuple[list[str], list[str]]:
@@ -73,11 +74,10 @@ def _file_problem(store: VersionStore, plan: BuildPlan, path: Path, sha256: str)
     try:
         require_intact(path, sha256)
         if path.suffix == ".npy":
-            block = int(path.stem.partition("-")[2])
-            vectors = store.open_blocks(plan, [block], checked=False)[0]
+            (vectors,) = store.open_vectors(plan, [int(path.stem.partition("-")[2])])
             if not np.isfinite(vectors).all():
                 yield f"{path} holds numbers that are not finite"
-    except (UserError, ValueError) as error:
+    except UserError as error:
         yield str(error)
 
 

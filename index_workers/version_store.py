@@ -1,23 +1,28 @@
-"""Index versions on disk. A version is its encoder, its vectors in blocks, and a manifest that is written last.
+"""Index versions on disk. A version is its encoder, its vectors, and a manifest that is written last.
 
     INDEX/v000003/encoder/            the snapshot of the retriever that embedded it, loadable by AutoModel
-    INDEX/v000003/block-00000.npy     float16 [rows, D]
-    INDEX/v000003/block-00000.json    written after the block: its checksum
+    INDEX/v000003/vectors-00000.npy   float16 [rows, D], whole blocks (`file_size` says how many)
+    INDEX/v000003/vectors-00000.json  written after the file: its checksum
     INDEX/v000003/quantizer.faiss     what a lossy kind learnt before vectors were added; handed on to later versions
     INDEX/v000003/shard-00000.faiss   a lossy kind's index over the blocks of one shard, and its mark
     INDEX/v000003/manifest.json       written when everything is there: the version is published
+    INDEX/v000002.0a1b.stale/         what nothing needs any more, until someone has the time to remove it
 
 What is not published is never searched. A build that was interrupted goes on after its last marked file,
 if it is by the same weights over the same corpus; otherwise it starts anew.
+
+What a training step waits for (`save_snapshot`, `begin`, `set_aside_all_but`) lists and renames folders; it reads,
+writes and removes no file of vectors, of which a large corpus has hundreds.
 """
 
 import hashlib
-import io
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,11 +33,13 @@ import numpy as np
 from replug.configs.errors import RunError, UserError
 from replug.data.files import file_sha256, write_json, writing
 from replug.data.shards import shard_paths
+from replug.index_workers.file_size import rows_per_file
 from replug.index_workers.kinds import IndexKind
+from replug.index_workers.vector_files import MEND, map_vectors, require_intact, write_vectors
 
-FORMAT = 3
+FORMAT = 4
 WEIGHTS = "model.safetensors"
-MEND = "remove it and run the command that built the index: only what is missing is made"
+READERS = 4  # files whose checksums are compared at once: one stream does not have all that a disk can give
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,24 +75,33 @@ class BuildPlan:
     quantizer_from: int | None = None  # the version whose quantizer a lossy kind takes over; None trains one
 
     @property
-    def num_blocks(self) -> int:
-        return -(-self.num_documents // self.block_documents)
+    def rows_per_file(self) -> int:
+        return rows_per_file(self.num_documents, self.block_documents)
 
-    def rows_of_block(self, block: int) -> range:
-        start = block * self.block_documents
-        return range(start, min(start + self.block_documents, self.num_documents))
+    @property
+    def num_files(self) -> int:
+        """Files of vectors."""
+        return -(-self.num_documents // self.rows_per_file)
 
-    def blocks_of_shard(self, shard: int, num_shards: int | None = None) -> range:
-        """The contiguous blocks that a shard serves."""
-        bounds = np.linspace(0, self.num_blocks, (num_shards or self.num_shards) + 1).round().astype(int)
+    def rows_of_file(self, file: int) -> range:
+        return self._rows_of_files(range(file, file + 1))
+
+    def blocks_of_file(self, file: int) -> list[range]:
+        """The rows of each block: what is embedded together is the same however many of them a file holds."""
+        rows, size = self.rows_of_file(file), self.block_documents
+        return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+    def files_of_shard(self, shard: int, num_shards: int | None = None) -> range:
+        """The contiguous files that a shard serves."""
+        bounds = np.linspace(0, self.num_files, (num_shards or self.num_shards) + 1).round().astype(int)
         return range(bounds[shard], bounds[shard + 1])
 
     def rows_of_shard(self, shard: int, num_shards: int | None = None) -> range:
-        blocks = self.blocks_of_shard(shard, num_shards)
-        return range(
-            min(blocks.start * self.block_documents, self.num_documents),
-            min(blocks.stop * self.block_documents, self.num_documents),
-        )
+        return self._rows_of_files(self.files_of_shard(shard, num_shards))
+
+    def _rows_of_files(self, files: range) -> range:
+        start, stop = (min(file * self.rows_per_file, self.num_documents) for file in (files.start, files.stop))
+        return range(start, stop)
 
     def vectors(self) -> dict[str, object]:
         """What the vectors follow from; of the corpus its hash, wherever it lies."""
@@ -99,9 +115,9 @@ class BuildPlan:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What a build still has to make."""
+    """What a build still has to make; `files` are those of vectors."""
 
-    blocks: list[int]
+    files: list[int]
     quantizer: bool
     shards: list[int]
 
@@ -111,6 +127,7 @@ class VersionStore:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._removing = threading.Lock()
 
     def folder(self, version: int) -> Path:
         return self.root / f"v{version:06d}"
@@ -180,7 +197,7 @@ class VersionStore:
             _save_encoder(save, partial)
             digest = weights_sha256(partial)
             if (target / WEIGHTS).is_file() and weights_sha256(target) != digest:
-                shutil.rmtree(self.folder(version))
+                self._set_aside(self.folder(version))
             shutil.rmtree(target, ignore_errors=True)  # the same weights: written anew all the same, it may be damaged
             target.parent.mkdir(parents=True, exist_ok=True)
             partial.rename(target)
@@ -199,40 +216,39 @@ class VersionStore:
                 )
 
     def begin(self, plan: BuildPlan) -> Missing:
-        """What is still to be made. Blocks of other vectors are removed, and index files of another kind."""
+        """What is still to be made. Other vectors are set aside, and index files of another kind are removed."""
         record = self._plan_path(plan.version)
         before = self.pending_plan(plan.version) if record.exists() else None
         if before != plan:
             self._discard_stale(before, plan)
         self._remove_partials(plan.version)
         write_json(record, asdict(plan))
-        lossy = not plan.kind.is_exact
+        lossy, version = not plan.kind.is_exact, plan.version
+        names = {path.name for path in self.folder(version).iterdir()}  # one listing, where each `stat` is a call
         return Missing(
-            [block for block in range(plan.num_blocks) if not self._is_marked(self.block_path(plan.version, block))],
-            lossy and not self._is_marked(self.quantizer_path(plan.version)),
-            [s for s in range(plan.num_shards) if lossy and not self._is_marked(self.shard_path(plan.version, s))],
+            [file for file in range(plan.num_files) if not _is_marked(names, self.vectors_path(version, file))],
+            lossy and not _is_marked(names, self.quantizer_path(version)),
+            [s for s in range(plan.num_shards) if lossy and not _is_marked(names, self.shard_path(version, s))],
         )
 
     def _discard_stale(self, before: BuildPlan | None, plan: BuildPlan) -> None:
-        """Remove what another plan left; first what says that it may be searched. The encoder stays."""
+        """Drop what another plan left; first what says that it may be searched. The encoder stays."""
+        folder = self.folder(plan.version)
         self._manifest_path(plan.version).unlink(missing_ok=True)
         same_vectors = before is not None and before.vectors() == plan.vectors()
         if before is not None and same_vectors and before.built() == plan.built():
             return
-        for path in self.folder(plan.version).glob("*.faiss*" if same_vectors else "*"):
-            if path.is_file():
+        if same_vectors:
+            for path in folder.glob("*.faiss*"):
                 path.unlink()
+        elif any(path.is_file() for path in folder.iterdir()):
+            stale = self._set_aside(folder)
+            folder.mkdir()
+            (stale / "encoder").rename(self.encoder_folder(plan.version))
 
-    def write_block(self, version: int, block: int, vectors: np.ndarray) -> None:
+    def write_vectors(self, version: int, file: int, vectors: np.ndarray) -> None:
         """Write vectors [rows, D] as float16, then the mark that makes them count. Raises RunError naming the file."""
-
-        def save(partial: Path) -> int:
-            content = io.BytesIO()  # into a file, numpy would ignore that the last bytes could not be written
-            np.save(content, vectors.astype(np.float16), allow_pickle=False)
-            partial.write_bytes(content.getbuffer())
-            return len(vectors)
-
-        self.write_marked(self.block_path(version, block), save)
+        self.write_marked(self.vectors_path(version, file), lambda partial: write_vectors(partial, vectors))
 
     def write_marked(self, path: Path, save: Callable[[Path], int]) -> None:
         """`save` writes a file beside `path` and returns its rows; then it is renamed, then marked.
@@ -250,9 +266,9 @@ class VersionStore:
     def publish(self, plan: BuildPlan) -> None:
         """Mark a version as searchable; raises RunError where a file of it is not marked or its rows are not right."""
         files = {path.name: _read_json(_mark(path)) for path in self.files(plan)}
-        rows = sum(files[self.block_path(plan.version, block).name]["rows"] for block in range(plan.num_blocks))
+        rows = sum(files[self.vectors_path(plan.version, file).name]["rows"] for file in range(plan.num_files))
         if rows != plan.num_documents:
-            raise RunError(f"{self.folder(plan.version)}: its blocks hold {rows} rows, expected {plan.num_documents}")
+            raise RunError(f"{self.folder(plan.version)}: its files hold {rows} rows, expected {plan.num_documents}")
         self._remove_partials(plan.version)
         encoder = self.encoder_folder(plan.version)
         snapshot = {str(p.relative_to(encoder)): file_sha256(p) for p in sorted(encoder.rglob("*")) if p.is_file()}
@@ -274,27 +290,36 @@ class VersionStore:
 
     def files(self, plan: BuildPlan) -> list[Path]:
         """Every file of vectors or index that a version needs."""
-        blocks = [self.block_path(plan.version, block) for block in range(plan.num_blocks)]
+        vectors = self.vectors_paths(plan, range(plan.num_files))
         if plan.kind.is_exact:
-            return blocks
+            return vectors
         shards = [self.shard_path(plan.version, shard) for shard in range(plan.num_shards)]
-        return [*blocks, self.quantizer_path(plan.version), *shards]
+        return [*vectors, self.quantizer_path(plan.version), *shards]
 
-    def open_blocks(self, plan: BuildPlan, blocks: Iterable[int], checked: bool = True) -> list[np.ndarray]:
-        """Memory-mapped vectors [rows, D] float16; raises UserError naming a file that is missing or damaged."""
-        arrays = []
-        marks = self._marks(plan.version) if checked else None
-        for block in blocks:
-            path = self.block_path(plan.version, block)
-            if marks is not None:
-                require_intact(path, marks(path)["sha256"])
-            arrays.append(_map_vectors(path, (len(plan.rows_of_block(block)), plan.dim)))
-        return arrays
+    def open_vectors(self, plan: BuildPlan, files: Iterable[int]) -> list[np.ndarray]:
+        """Memory-mapped vectors [rows, D] float16 of some files; raises UserError naming one that is missing."""
+        shapes = [(file, (len(plan.rows_of_file(file)), plan.dim)) for file in files]
+        return [map_vectors(self.vectors_path(plan.version, file), shape) for file, shape in shapes]
 
-    def checked(self, version: int, path: Path) -> Path:
-        """A file of a version after its checksum was compared; raises UserError naming it."""
-        require_intact(path, self._marks(version)(path)["sha256"])
-        return path
+    @contextmanager
+    def checking(self, version: int, paths: Iterable[Path]) -> Iterator[None]:
+        """Compare checksums of files of a version while the block opens and copies them.
+
+        So each is read from the disk once. A file that is missing or damaged is raised as such, whatever the
+        block made of it.
+        """
+        mark_of = self._marks(version)
+        with ThreadPoolExecutor(READERS) as readers:
+            checks = [readers.submit(lambda path: require_intact(path, mark_of(path)["sha256"]), p) for p in paths]
+            try:
+                yield
+            finally:
+                _first_error(checks, readers)
+
+    def check(self, version: int, paths: Iterable[Path]) -> None:
+        """Compare checksums of files of a version; raises UserError naming one that is missing or damaged."""
+        with self.checking(version, paths):
+            pass
 
     def _marks(self, version: int) -> Callable[[Path], dict[str, Any]]:
         """What was marked of each file: by the manifest, or while the version is being built by the file's own mark."""
@@ -303,16 +328,35 @@ class VersionStore:
         files = self.manifest(version)["files"]
         return lambda path: files[path.name]
 
-    def remove_all_but(self, keep: set[int]) -> None:
-        """Remove versions and half-written snapshots that nothing needs any more."""
+    def set_aside_all_but(self, keep: set[int]) -> None:
+        """Versions and half-written snapshots that nothing needs any more are no longer there, by a rename each."""
         for version in set(self.versions()) - keep:
-            self._manifest_path(version).unlink(missing_ok=True)  # first: what is half removed is not published
-            shutil.rmtree(self.folder(version))
+            self._set_aside(self.folder(version))
         for path in self.root.glob("*.partial"):
-            shutil.rmtree(path)
+            self._set_aside(path)
 
-    def block_path(self, version: int, block: int) -> Path:
-        return self.folder(version) / f"block-{block:05d}.npy"
+    def remove_stale(self) -> None:
+        """Remove what was set aside; raises RunError naming what cannot be."""
+        with self._removing:
+            for path in self.root.glob("*.stale"):
+                try:
+                    shutil.rmtree(path)
+                except OSError as error:
+                    raise RunError(f"{path} cannot be removed: {error.strerror or error}") from error
+
+    def remove_all_but(self, keep: set[int]) -> None:
+        """Both, for who has the time."""
+        self.set_aside_all_but(keep)
+        self.remove_stale()
+
+    def _set_aside(self, folder: Path) -> Path:
+        return folder.rename(self.root / f"{folder.name}.{uuid4().hex}.stale")
+
+    def vectors_path(self, version: int, file: int) -> Path:
+        return self.folder(version) / f"vectors-{file:05d}.npy"
+
+    def vectors_paths(self, plan: BuildPlan, files: Iterable[int]) -> list[Path]:
+        return [self.vectors_path(plan.version, file) for file in files]
 
     def shard_path(self, version: int, shard: int) -> Path:
         return self.folder(version) / f"shard-{shard:05d}.faiss"
@@ -325,9 +369,6 @@ class VersionStore:
 
     def _plan_path(self, version: int) -> Path:
         return self.folder(version) / "plan.json"
-
-    def _is_marked(self, path: Path) -> bool:
-        return path.is_file() and _mark(path).is_file()
 
 
 def plan_from_json(content: dict[str, Any]) -> BuildPlan:
@@ -349,26 +390,17 @@ def weights_sha256(folder: Path) -> str:
     return file_sha256(folder / WEIGHTS)
 
 
-def require_intact(path: Path, sha256: str) -> None:
-    """Raise UserError where a file is missing or its bytes are not those that were marked."""
-    if not path.is_file():
-        raise UserError(f"{path} is missing; run the command that built the index: only what is missing is made")
-    if file_sha256(path) != sha256:
-        raise UserError(f"{path} is damaged, its checksum differs from manifest.json's; {MEND}")
-
-
-def _map_vectors(path: Path, shape: tuple[int, int]) -> np.ndarray:
+def _first_error(checks: list["Future[None]"], readers: ThreadPoolExecutor) -> None:
+    """Wait for all and raise what the first found, by the order of the files; others need not begin then."""
     try:
-        vectors = np.load(path, mmap_mode="c", allow_pickle=False)  # "c": torch warns of arrays it may not write to
-    except FileNotFoundError:
-        raise UserError(
-            f"{path} is missing; run the command that built the index: only what is missing is made"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is damaged, it holds no vectors ({error}); {MEND}") from error
-    if vectors.shape != shape or vectors.dtype != np.float16:
-        raise UserError(f"{path} holds {vectors.dtype} {list(vectors.shape)}, expected float16 {list(shape)}; {MEND}")
-    return vectors
+        for check in checks:
+            check.result()
+    finally:
+        readers.shutdown(cancel_futures=True)
+
+
+def _is_marked(names: set[str], path: Path) -> bool:
+    return path.name in names and _mark(path).name in names
 
 
 def _mark(path: Path) -> Path:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from replug.configs.refresh_policy import RefreshPolicy, Start
 from replug.configs.schema import Config
+from replug.index_workers.file_size import rows_per_file
 from replug.planning.workload import IndexSize, Shape
 
 FLOAT32, FLOAT16 = 4, 2
@@ -20,7 +21,7 @@ OFFSET_BYTES = 4  # where a string of a row ends
 TOKEN_END_BYTES = 8  # where a document's token ids end
 SPECIAL_TOKENS = 2  # the retriever's, round a document's own
 SMALL_VOCABULARY = 1 << 16  # token ids below it take two bytes, others four
-BLOCK_BYTES = 350  # beside the vectors of a block: header, mark, entry in the manifest
+FILE_BYTES = 350  # beside the vectors in a file: header, mark, entry in the manifest
 SCORE_BYTES = 46  # a row of the cache: key, sum and counts, in pages that random keys fill to two thirds
 
 
@@ -89,11 +90,11 @@ def windows_bytes(num_windows: int, row: MeanRow) -> float:
 
 
 def version_bytes(num_documents: int, retriever: StoredRetriever, index: StoredIndex) -> float:
-    """One index version: its encoder, its float16 vectors in blocks, and the files of a lossy kind."""
-    blocks = -(-num_documents // index.block_documents) * BLOCK_BYTES
+    """One index version: its encoder, its float16 vectors, and the files of a lossy kind."""
+    files = -(-num_documents // rows_per_file(num_documents, index.block_documents)) * FILE_BYTES
     vectors = num_documents * (FLOAT16 * retriever.dim + index.code_bytes)
     centroids = (index.num_shards + 1) * index.num_lists * FLOAT32 * retriever.dim
-    return vectors + blocks + centroids + FLOAT32 * retriever.parameters
+    return vectors + files + centroids + FLOAT32 * retriever.parameters
 
 
 def checkpoint_bytes(parameters: int) -> int:

@@ -69,7 +69,7 @@ def test_verify_finds_it_whole(index, replug):
 
 def test_verify_names_the_file_that_is_damaged(index, tmp_path, replug):
     copy = Path(shutil.copytree(index, tmp_path / "index"))
-    path = VersionStore(copy).block_path(0, 1)
+    path = VersionStore(copy).vectors_path(0, 1)
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     ended = replug("verify", copy)
     assert ended.status == 1
@@ -99,7 +99,7 @@ def test_search_gives_all_where_more_is_asked_for_than_there_is(index, replug):
 def test_another_kind_is_built_of_the_same_vectors_and_finds_the_same(index, folder, finish, replug):
     """In a copy, so that the other tests have theirs."""
     copy = Path(shutil.copytree(index, folder / "lossy" / "index"))
-    blocks = sorted((copy / "v000000").glob("block-*.npy"))
+    blocks = sorted((copy / "v000000").glob("vectors-*.npy"))
     stamps = [path.stat().st_mtime_ns for path in blocks]
     changes = {"index.kind": "IVF4,SQ8", "index.nprobe": 4, "index.overretrieve": 20, "index.num_shards": 2}
     output = finish(folder / "run", *overrides(folder, copy, **changes), command="index", config="own_data")

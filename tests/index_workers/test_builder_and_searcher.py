@@ -25,7 +25,7 @@ from replug.index_workers.version_store import BuildPlan, VersionStore
 from replug.models.encoder import Encoder
 from replug.models.stand_in_encoder import write_stand_in_encoder
 
-K, NUM_DOCUMENTS, BLOCK_DOCUMENTS = 7, 62, 12  # six blocks, the last of two documents
+K, NUM_DOCUMENTS, BLOCK_DOCUMENTS = 7, 62, 12  # six blocks in as many files, the last of two documents
 TEXTS = [text.text for text, _ in zip(stand_in_texts(), range(NUM_DOCUMENTS), strict=False)]
 QUERIES = [" ".join(text.split()[5 : 5 + length]) for text, length in zip(TEXTS[::9], range(4, 40, 4), strict=False)]
 
@@ -72,10 +72,10 @@ def make_plan(store: VersionStore, encoder: Encoder, corpus: Path, version: int 
     return plan
 
 
-def build(store: VersionStore, plan: BuildPlan, blocks: list[int] | None = None) -> None:
+def build(store: VersionStore, plan: BuildPlan, files: list[int] | None = None) -> None:
     builder = Builder(store.root, threads=1)
-    for block in blocks or range(plan.num_blocks):
-        assert builder.embed_block(plan, block) == len(plan.rows_of_block(block))
+    for file in files or range(plan.num_files):
+        assert builder.embed_file(plan, file) == len(plan.rows_of_file(file))
     store.publish(plan)
 
 
@@ -93,7 +93,7 @@ def search(store: VersionStore, queries: np.ndarray, num_shards: int) -> tuple[n
 
 
 def test_the_index_holds_the_encoders_vectors_rounded_to_float16(store: VersionStore, encoder: Encoder) -> None:
-    held = np.concatenate(store.open_blocks(store.plan(0), range(6)))
+    held = np.concatenate(store.open_vectors(store.plan(0), range(6)))
     np.testing.assert_allclose(held, encoder.encode(TEXTS).numpy(), atol=1e-3)
 
 
@@ -132,10 +132,10 @@ def test_a_block_has_the_same_bytes_whoever_embeds_it(
 ) -> None:
     other = VersionStore(tmp_path / "index")
     plan = make_plan(other, encoder, corpus)
-    Builder(other.root, threads=1).embed_block(plan, 4)  # a builder that dies after its first block
-    build(other, plan, blocks=[5, 2, 0, 4, 3, 1])
-    for block in range(plan.num_blocks):
-        name = f"block-{block:05d}.npy"
+    Builder(other.root, threads=1).embed_file(plan, 4)  # a builder that dies after its first file
+    build(other, plan, files=[5, 2, 0, 4, 3, 1])
+    for file in range(plan.num_files):
+        name = f"vectors-{file:05d}.npy"
         assert (other.folder(0) / name).read_bytes() == (store.folder(0) / name).read_bytes()
 
 
@@ -149,10 +149,10 @@ def test_two_calls_at_once_give_the_bytes_that_one_after_the_other_give(
         build(other, plan)
     builder = Builder(other.root, threads=1)
     with ThreadPoolExecutor(2) as pool:
-        sizes = list(pool.map(lambda block: builder.embed_block(plan, block), range(plan.num_blocks)))
+        sizes = list(pool.map(lambda file: builder.embed_file(plan, file), range(plan.num_files)))
     assert sum(sizes) == NUM_DOCUMENTS
-    for block in range(plan.num_blocks):
-        assert other.block_path(0, block).read_bytes() == store.block_path(0, block).read_bytes()
+    for file in range(plan.num_files):
+        assert other.vectors_path(0, file).read_bytes() == store.vectors_path(0, file).read_bytes()
 
 
 def test_a_builder_encodes_other_texts_by_the_encoder_of_a_version(store: VersionStore, encoder: Encoder) -> None:
@@ -168,7 +168,7 @@ def test_later_versions_do_not_tokenize_again(
     plan = make_plan(other, encoder, corpus, version=1)
     monkeypatch.setattr(Encoder, "token_ids", lambda *_: pytest.fail("tokenized again"))
     build(other, plan)
-    assert other.block_path(1, 3).read_bytes() == store.block_path(0, 3).read_bytes()
+    assert other.vectors_path(1, 3).read_bytes() == store.vectors_path(0, 3).read_bytes()
 
 
 def copy_with_token_ids(corpus: Path, folder: Path, rule: TokenIds) -> Path:
@@ -191,8 +191,8 @@ def test_token_ids_that_were_prepared_are_embedded_without_tokenizing(
     plan = make_plan(other, encoder, prepared)
     monkeypatch.setattr(Encoder, "token_ids", lambda *_: pytest.fail("tokenized again"))
     build(other, plan)
-    for block in range(plan.num_blocks):
-        assert other.block_path(0, block).read_bytes() == store.block_path(0, block).read_bytes()
+    for file in range(plan.num_files):
+        assert other.vectors_path(0, file).read_bytes() == store.vectors_path(0, file).read_bytes()
     assert list(other.root.glob("tokens-*")) == []
 
 
@@ -202,8 +202,8 @@ def test_token_ids_that_were_prepared_with_another_limit_are_not_read(
     prepared = copy_with_token_ids(corpus, tmp_path / "documents", replace(encoder.token_rule, max_tokens=5))
     other = VersionStore(tmp_path / "index")
     build(other, plan := make_plan(other, encoder, prepared))
-    for block in range(plan.num_blocks):
-        assert other.block_path(0, block).read_bytes() == store.block_path(0, block).read_bytes()
+    for file in range(plan.num_files):
+        assert other.vectors_path(0, file).read_bytes() == store.vectors_path(0, file).read_bytes()
 
 
 def test_damaged_tokens_are_said_and_made_again_from_the_texts(
@@ -213,13 +213,13 @@ def test_damaged_tokens_are_said_and_made_again_from_the_texts(
     plan = make_plan(other, encoder, corpus)
     build(other, plan)
     (folder,) = other.root.glob("tokens-*")
-    path = folder / "block-00003.npy"
+    path = folder / "tokens-00003.npy"
     good = path.read_bytes()
     path.write_bytes(good[:-40])
-    Builder(other.root, threads=1).embed_block(plan, 3)
+    Builder(other.root, threads=1).embed_file(plan, 3)
     assert f"{path} is damaged" in capsys.readouterr().err
     assert path.read_bytes() == good
-    assert other.block_path(0, 3).read_bytes() == store.block_path(0, 3).read_bytes()
+    assert other.vectors_path(0, 3).read_bytes() == store.vectors_path(0, 3).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -239,8 +239,8 @@ def test_a_plan_that_encoder_or_corpus_do_not_fit_is_refused(
     store = VersionStore(tmp_path / "index")
     plan = replace(make_plan(store, encoder, corpus), **changed)
     with pytest.raises(UserError, match=message):
-        Builder(store.root, threads=1).embed_block(plan, 0)
-    assert not store.block_path(0, 0).exists()
+        Builder(store.root, threads=1).embed_file(plan, 0)
+    assert not store.vectors_path(0, 0).exists()
 
 
 def test_a_builder_follows_the_plan_to_other_weights(encoder: Encoder, corpus: Path, tmp_path: Path) -> None:
@@ -249,11 +249,11 @@ def test_a_builder_follows_the_plan_to_other_weights(encoder: Encoder, corpus: P
     store = VersionStore(tmp_path / "index")
     plans = [make_plan(store, encoder, corpus, version=0), make_plan(store, other, corpus, version=1)]
     builder = Builder(store.root, threads=1)
-    for block in (0, 1):
+    for file in (0, 1):
         for plan in plans:
-            builder.embed_block(plan, block)
+            builder.embed_file(plan, file)
     for plan, model in zip(plans, (encoder, other), strict=True):
-        block = np.load(store.folder(plan.version) / "block-00001.npy")
+        block = np.load(store.folder(plan.version) / "vectors-00001.npy")
         np.testing.assert_allclose(block, model.encode(TEXTS[12:24]).numpy(), atol=1e-3)
 
 
@@ -261,12 +261,12 @@ def test_a_builder_follows_the_plan_to_another_token_limit(encoder: Encoder, cor
     store = VersionStore(tmp_path / "index")
     plan = make_plan(store, encoder, corpus)
     builder = Builder(store.root, threads=1)
-    builder.embed_block(plan, 0)
+    builder.embed_file(plan, 0)
     shorter = replace(plan, max_tokens=16)
     store.begin(shorter)
-    builder.embed_block(shorter, 0)
+    builder.embed_file(shorter, 0)
     expected = Encoder(str(store.encoder_folder(0)), max_tokens=16).encode(TEXTS[:12]).numpy()
-    np.testing.assert_allclose(np.load(store.folder(0) / "block-00000.npy"), expected, atol=1e-3)
+    np.testing.assert_allclose(np.load(store.folder(0) / "vectors-00000.npy"), expected, atol=1e-3)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
@@ -278,8 +278,8 @@ def test_vectors_that_float16_cannot_hold_are_refused_and_not_written(corpus: Pa
     store = VersionStore(tmp_path / "index")
     plan = make_plan(store, broken, corpus)
     with pytest.raises(ValueError, match=r"float16 cannot hold for 12 documents, first d12, d13, d14: did training"):
-        Builder(store.root, threads=1).embed_block(plan, 1)
-    assert store.begin(plan).blocks == list(range(6))
+        Builder(store.root, threads=1).embed_file(plan, 1)
+    assert store.begin(plan).files == list(range(6))
 
 
 def test_a_searcher_made_anew_answers_the_same_without_being_told_to_load(
@@ -302,7 +302,7 @@ def test_a_searcher_refuses_a_version_that_is_not_published(
 ) -> None:
     other = VersionStore(tmp_path / "index")
     plan = make_plan(other, encoder, corpus)
-    Builder(other.root, threads=1).embed_block(plan, 0)
+    Builder(other.root, threads=1).embed_file(plan, 0)
     searcher = Searcher(other.root, 0, 1, threads=1)
     with pytest.raises(UserError, match="index version 0 is not published"):
         searcher.search(0, np.zeros((1, encoder.dim)), 1)
@@ -312,7 +312,7 @@ def test_a_searcher_refuses_a_damaged_block_by_name(encoder: Encoder, corpus: Pa
     store = VersionStore(tmp_path / "index")
     plan = make_plan(store, encoder, corpus)
     build(store, plan)
-    path = store.folder(0) / "block-00003.npy"
+    path = store.folder(0) / "vectors-00003.npy"
     content = bytearray(path.read_bytes())
     content[200] ^= 4
     path.write_bytes(content)

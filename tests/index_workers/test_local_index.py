@@ -78,8 +78,8 @@ def test_nothing_published_is_refused(store: VersionStore, tmp_path: Path) -> No
 
 
 def test_damage_is_refused_by_the_name_of_the_file(store: VersionStore) -> None:
-    flip(store.block_path(0, 2), -1)
-    with pytest.raises(UserError, match=rf"{store.block_path(0, 2)} is damaged, its checksum differs"):
+    flip(store.vectors_path(0, 2), -1)
+    with pytest.raises(UserError, match=rf"{store.vectors_path(0, 2)} is damaged, its checksum differs"):
         LocalIndex(store.root, threads=1)
 
 

@@ -32,9 +32,9 @@ EXACT = replace(PLAN, version=0, num_documents=ROWS, block_documents=BLOCK, dim=
 def publish(store: VersionStore, plan: BuildPlan, vectors: np.ndarray = VECTORS) -> None:
     store.save_snapshot(plan.version, save_weights(b"one"))
     store.begin(plan)
-    for block in range(plan.num_blocks):
-        rows = plan.rows_of_block(block)
-        store.write_block(plan.version, block, vectors[rows.start : rows.stop])
+    for file in range(plan.num_files):
+        rows = plan.rows_of_file(file)
+        store.write_vectors(plan.version, file, vectors[rows.start : rows.stop])
     if not plan.kind.is_exact:
         build_steps.make_quantizer(store, plan)
         for shard in range(plan.num_shards):

@@ -178,7 +178,7 @@ def test_searches_go_on_during_a_refresh_and_answer_from_one_version_each(
         assert answer.doc_rows.tolist() == expected.doc_rows.tolist()
         assert answer.similarities.tolist() == expected.similarities.tolist()
     assert before.similarities.tolist() != after.similarities.tolist()
-    first_blocks = [service.store.open_blocks(service.store.plan(version), [0])[0] for version in (old, new)]
+    first_blocks = [service.store.open_vectors(service.store.plan(version), [0])[0] for version in (old, new)]
     assert not np.array_equal(*first_blocks)
 
 
@@ -259,8 +259,8 @@ def test_killed_builders_leave_the_same_bytes(debug_config, data, encoder, servi
         os.kill(pid, signal.SIGKILL)
     building.result(300)
     assert service.builders.counts.respawns >= 1
-    for block in range(quiet.num_blocks):
-        paths = [service.store.block_path(plan.version, block) for plan in (quiet, stormy)]
+    for file in range(quiet.num_files):
+        paths = [service.store.vectors_path(plan.version, file) for plan in (quiet, stormy)]
         assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
@@ -269,12 +269,12 @@ def test_an_interrupted_build_goes_on_after_its_marked_blocks(debug_config, data
     service.build(plan).result(300)
     folder = service.store.folder(plan.version)
     (folder / "manifest.json").unlink()
-    (folder / "block-00002.json").unlink()
+    (folder / "vectors-00002.json").unlink()
     stamps = block_stamps(service, plan)
     assert not service.store.is_published(plan.version)
     service.build(plan).result(300)
     changed = {name for name, stamp in block_stamps(service, plan).items() if stamp != stamps[name]}
-    assert changed == {"block-00002.npy"}
+    assert changed == {"vectors-00002.npy"}
     assert service.store.is_published(plan.version)
 
 
@@ -288,7 +288,7 @@ def test_a_version_that_is_not_published_cannot_be_searched(debug_config, data, 
 def test_a_damaged_file_is_named_without_a_traceback_round_it(debug_config, data, encoder, service, versions):
     plan = publish(debug_config, encoder, data, service, next(versions))
     service.build(plan).result(300)
-    path = service.store.block_path(plan.version, 1)
+    path = service.store.vectors_path(plan.version, 1)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(UserError, match=rf"^{path} is damaged, its checksum differs from manifest\.json's"):
         service.prepare(plan.version)
@@ -320,7 +320,7 @@ def test_a_version_that_was_loaded_in_part_does_not_answer_for_the_next_of_its_n
     live, number = next(versions), next(versions)
     service.build(publish(debug_config, encoder, data, service, live)).result(300)
     plan = publish(debug_config, encoder, data, service, number)
-    last_block = service.store.block_path(number, plan.num_blocks - 1)
+    last_block = service.store.vectors_path(number, plan.num_files - 1)
     with monkeypatch.context() as patch:
         patch.setattr(service, "_questions", lambda *_: last_block.unlink())  # between building and loading
         with pytest.raises(UserError, match=f"{last_block} is missing"):
@@ -403,7 +403,7 @@ def wait_until(holds: Callable[[], object]) -> None:
 
 
 def block_stamps(service: IndexService, plan: BuildPlan) -> dict[str, int]:
-    paths = [service.store.block_path(plan.version, block) for block in range(plan.num_blocks)]
+    paths = [service.store.vectors_path(plan.version, file) for file in range(plan.num_files)]
     return {path.name: path.stat().st_mtime_ns for path in paths}
 
 

@@ -44,7 +44,7 @@ def manifest(store: VersionStore) -> Path:
 def publish_wrong_block(store: VersionStore, vectors: np.ndarray) -> None:
     """Marked and published as if it were right."""
     plan = store.plan(0)
-    store.write_block(0, 1, vectors)
+    store.write_vectors(0, 1, vectors)
     store.publish(plan)
 
 
@@ -64,21 +64,21 @@ def swap_shards(store: VersionStore) -> None:
 
 DAMAGE: dict[str, tuple[Damage, str]] = {
     "a flipped byte of a block": (
-        lambda store: flip(store.block_path(0, 1), -1),
-        "{v}/block-00001.npy is damaged, its checksum differs from manifest.json's; " + MEND,
+        lambda store: flip(store.vectors_path(0, 1), -1),
+        "{v}/vectors-00001.npy is damaged, its checksum differs from manifest.json's; " + MEND,
     ),
     "a flipped byte of a block's header": (
-        lambda store: flip(store.block_path(0, 1), 3),
-        "{v}/block-00001.npy is damaged, its checksum differs",
+        lambda store: flip(store.vectors_path(0, 1), 3),
+        "{v}/vectors-00001.npy is damaged, its checksum differs",
     ),
     "a truncated block": (
-        lambda store: store.block_path(0, 2).write_bytes(store.block_path(0, 2).read_bytes()[:-3]),
-        "{v}/block-00002.npy is damaged, its checksum differs",
+        lambda store: store.vectors_path(0, 2).write_bytes(store.vectors_path(0, 2).read_bytes()[:-3]),
+        "{v}/vectors-00002.npy is damaged, its checksum differs",
     ),
-    "an empty block": (lambda store: store.block_path(0, 2).write_bytes(b""), "{v}/block-00002.npy is damaged"),
+    "an empty block": (lambda store: store.vectors_path(0, 2).write_bytes(b""), "{v}/vectors-00002.npy is damaged"),
     "a missing block": (
-        lambda store: store.block_path(0, 0).unlink(),
-        "{v}/block-00000.npy is missing; run the command that built the index: only what is missing is made",
+        lambda store: store.vectors_path(0, 0).unlink(),
+        "{v}/vectors-00000.npy is missing; run the command that built the index: only what is missing is made",
     ),
     "a flipped byte of an index file": (
         lambda store: flip(store.shard_path(0, 1), 60),
@@ -107,11 +107,11 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
     ),
     "a block of other dimensions": (
         lambda store: publish_wrong_block(store, VECTORS[4:8, :3]),
-        "{v}/block-00001.npy holds float16 [4, 3], expected float16 [4, 4]",
+        "{v}/vectors-00001.npy holds float16 [4, 3], expected float16 [4, 4]",
     ),
     "a block with numbers that are not finite": (
         lambda store: publish_wrong_block(store, VECTORS[4:8] * [[np.inf], [1], [1], [1]]),
-        "{v}/block-00001.npy holds numbers that are not finite",
+        "{v}/vectors-00001.npy holds numbers that are not finite",
     ),
     "an index file of too few vectors": (swap_shards, "{v}/shard-00000.faiss holds 2 vectors, expected 8"),
     "other weights, published as if they were right": (
@@ -166,14 +166,14 @@ def test_damage_is_named_with_its_file_and_nothing_else_is(store: VersionStore, 
 
 
 def test_everything_that_is_wrong_is_named(store: VersionStore) -> None:
-    flip(store.block_path(0, 0), -1)
-    store.block_path(0, 2).unlink()
+    flip(store.vectors_path(0, 0), -1)
+    store.vectors_path(0, 2).unlink()
     flip(store.shard_path(0, 0), 60)
     flip(store.encoder_folder(0) / "tokenizer.json", 20)
     shutil.rmtree(store.corpus_path(store.plan(0)))
     lines, problems = verify_index(store.root)
     assert lines == ["v000000: wrong in 5 places"]
-    names = ("tokenizer", "documents", "block-00000", "block-00002", "shard-00000")
+    names = ("tokenizer", "documents", "vectors-00000", "vectors-00002", "shard-00000")
     for name, problem in zip(names, problems, strict=True):
         assert name in problem
 
@@ -202,7 +202,7 @@ def test_a_missing_file_of_the_snapshot_is_made_again_by_building_again(store: V
 
 
 def test_a_mark_that_is_gone_is_of_no_matter_once_the_version_is_published(store: VersionStore) -> None:
-    for mark in (*store.folder(0).glob("block-*.json"), store.folder(0) / "shard-00000.faiss.json"):
+    for mark in (*store.folder(0).glob("vectors-*.json"), store.folder(0) / "shard-00000.faiss.json"):
         mark.unlink()
     assert verify_index(store.root)[1] == []
 

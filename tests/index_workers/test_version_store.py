@@ -12,7 +12,8 @@ import pytest
 
 from replug.configs.errors import RunError, UserError
 from replug.index_workers.kinds import IndexKind
-from replug.index_workers.version_store import MEND, BuildPlan, Missing, VersionStore, _json_sha256
+from replug.index_workers.vector_files import MEND
+from replug.index_workers.version_store import BuildPlan, Missing, VersionStore, _json_sha256
 from tests.support.index_versions import PLAN, save_weights
 
 VECTORS = np.arange(20, dtype=np.float32).reshape(10, 2) / 8  # exact in float16
@@ -20,16 +21,16 @@ SQ8 = replace(PLAN, kind=IndexKind("SQ8", rerank=True, overretrieve=4), num_shar
 IVF = replace(PLAN, kind=IndexKind("IVF2,SQ8", nprobe=1), num_shards=2)
 
 
-def write_blocks(store: VersionStore, plan: BuildPlan, blocks: list[int]) -> None:
-    for block in blocks:
-        rows = plan.rows_of_block(block)
-        store.write_block(plan.version, block, VECTORS[rows.start : rows.stop])
+def write_vectors_of(store: VersionStore, plan: BuildPlan, files: list[int]) -> None:
+    for file in files:
+        rows = plan.rows_of_file(file)
+        store.write_vectors(plan.version, file, VECTORS[rows.start : rows.stop])
 
 
 def write_files(store: VersionStore, plan: BuildPlan) -> None:
     """Every file of a lossy kind; what is in them is not looked at here."""
-    write_blocks(store, plan, list(range(plan.num_blocks)))
-    for path in store.files(plan)[plan.num_blocks :]:
+    write_vectors_of(store, plan, list(range(plan.num_files)))
+    for path in store.files(plan)[plan.num_files :]:
         store.write_marked(path, lambda partial: partial.write_bytes(b"index"))
 
 
@@ -48,38 +49,38 @@ def store(tmp_path: Path) -> VersionStore:
 
 @pytest.fixture
 def published(store: VersionStore) -> VersionStore:
-    write_blocks(store, PLAN, [2, 0, 1])
+    write_vectors_of(store, PLAN, [2, 0, 1])
     store.publish(PLAN)
     return store
 
 
-def test_a_plans_blocks_cover_every_document_once() -> None:
-    assert PLAN.num_blocks == 3
-    assert [list(PLAN.rows_of_block(block)) for block in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+def test_a_plans_files_cover_every_document_once() -> None:
+    assert PLAN.num_files == 3
+    assert [list(PLAN.rows_of_file(file)) for file in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     exact = replace(PLAN, num_documents=8)
-    assert [len(exact.rows_of_block(block)) for block in range(exact.num_blocks)] == [4, 4]
+    assert [len(exact.rows_of_file(file)) for file in range(exact.num_files)] == [4, 4]
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 5, 9])
-def test_shards_cover_every_block_and_every_row_once_and_in_order(num_shards: int) -> None:
+def test_shards_cover_every_file_and_every_row_once_and_in_order(num_shards: int) -> None:
     plan = replace(PLAN, num_documents=4 * 7 - 1)
-    shards = [list(plan.blocks_of_shard(shard, num_shards)) for shard in range(num_shards)]
-    assert [block for shard in shards for block in shard] == list(range(7))
+    shards = [list(plan.files_of_shard(shard, num_shards)) for shard in range(num_shards)]
+    assert [file for shard in shards for file in shard] == list(range(7))
     assert max(map(len, shards)) - min(map(len, shards)) <= 1
     rows = [list(plan.rows_of_shard(shard, num_shards)) for shard in range(num_shards)]
     assert [row for shard in rows for row in shard] == list(range(27))
-    for blocks, own in zip(shards, rows, strict=True):
-        assert own == [row for block in blocks for row in plan.rows_of_block(block)]
+    for files, own in zip(shards, rows, strict=True):
+        assert own == [row for file in files for row in plan.rows_of_file(file)]
 
 
 def test_a_plans_own_number_of_shards_is_the_default() -> None:
     plan = replace(PLAN, num_shards=3)
-    assert [plan.blocks_of_shard(shard) for shard in range(3)] == [range(0, 1), range(1, 2), range(2, 3)]
+    assert [plan.files_of_shard(shard) for shard in range(3)] == [range(0, 1), range(1, 2), range(2, 3)]
     assert plan.rows_of_shard(2) == range(8, 10)
 
 
 def test_a_version_that_is_not_published_is_refused(store: VersionStore) -> None:
-    write_blocks(store, PLAN, [0, 1, 2])  # all is there but the manifest
+    write_vectors_of(store, PLAN, [0, 1, 2])  # all is there but the manifest
     assert store.published() == []
     assert not store.is_published(3)
     with pytest.raises(UserError, match=r"index version 3 is not published: .*manifest\.json is missing"):
@@ -90,9 +91,9 @@ def test_a_version_that_is_not_published_is_refused(store: VersionStore) -> None
     assert store.plan(3) == PLAN
 
 
-def test_publishing_with_a_block_unmarked_fails_and_publishes_nothing(store: VersionStore) -> None:
-    write_blocks(store, PLAN, [0, 2])
-    with pytest.raises(RunError, match=rf"{store.folder(3)}/block-00001\.json is missing"):
+def test_publishing_with_a_file_unmarked_fails_and_publishes_nothing(store: VersionStore) -> None:
+    write_vectors_of(store, PLAN, [0, 2])
+    with pytest.raises(RunError, match=rf"{store.folder(3)}/vectors-00001\.json is missing"):
         store.publish(PLAN)
     assert store.published() == []
 
@@ -102,7 +103,7 @@ def test_published_versions_are_listed_oldest_first(published: VersionStore) -> 
         plan = replace(PLAN, version=version)
         published.save_snapshot(version, save_weights(b"one"))
         published.begin(plan)
-        write_blocks(published, plan, [0, 1, 2])
+        write_vectors_of(published, plan, [0, 1, 2])
         published.publish(plan)
     assert published.published() == [0, 3, 10]
 
@@ -117,74 +118,78 @@ def test_folders_that_are_no_versions_are_passed_over_and_stay(published: Versio
     assert sorted(path.name for path in published.root.iterdir()) == ["v000003", "vocabulary"]
 
 
-def test_blocks_without_a_mark_are_embedded_again(store: VersionStore) -> None:
-    write_blocks(store, PLAN, [0, 1, 2])
-    (store.folder(3) / "block-00001.json").unlink()
+def test_files_without_a_mark_are_embedded_again(store: VersionStore) -> None:
+    write_vectors_of(store, PLAN, [0, 1, 2])
+    (store.folder(3) / "vectors-00001.json").unlink()
     assert store.begin(PLAN) == Missing([1], False, [])
-    (store.folder(3) / "block-00002.json").unlink()
+    (store.folder(3) / "vectors-00002.json").unlink()
     assert store.begin(PLAN) == Missing([1, 2], False, [])
 
 
 @pytest.mark.parametrize(
     "change", [{"max_tokens": 32}, {"corpus_sha256": "other"}, {"weights_sha256": "other"}, {"block_documents": 5}]
 )
-def test_blocks_of_another_plan_are_dropped(published: VersionStore, change: dict) -> None:
+def test_files_of_another_plan_are_dropped(published: VersionStore, change: dict) -> None:
     other = replace(PLAN, **change)
-    assert published.begin(other).blocks == list(range(other.num_blocks))
+    assert published.begin(other).files == list(range(other.num_files))
     assert not published.is_published(3)
-    assert not list(published.folder(3).glob("block-*"))
+    assert not list(published.folder(3).glob("vectors-*"))
     assert (published.encoder_folder(3) / "model.safetensors").read_bytes() == b"one"
     assert published.pending_plan(3) == other
 
 
-def test_blocks_of_the_same_plan_are_kept(published: VersionStore) -> None:
+def test_files_of_the_same_plan_are_kept(published: VersionStore) -> None:
     assert published.begin(PLAN) == Missing([], False, [])
     assert published.is_published(3)
 
 
 def test_marks_without_a_plan_are_dropped(store: VersionStore) -> None:
-    write_blocks(store, PLAN, [0, 1])
+    write_vectors_of(store, PLAN, [0, 1])
     (store.folder(3) / "plan.json").unlink()
-    assert store.begin(replace(PLAN, max_tokens=32)).blocks == [0, 1, 2]
+    assert store.begin(replace(PLAN, max_tokens=32)).files == [0, 1, 2]
 
 
-def test_blocks_read_back_as_they_were_written_and_are_mapped(published: VersionStore) -> None:
-    blocks = published.open_blocks(PLAN, range(3))
-    assert all(isinstance(block, np.memmap) and block.dtype == np.float16 for block in blocks)
-    np.testing.assert_array_equal(np.concatenate(blocks), VECTORS)
-    np.testing.assert_array_equal(published.open_blocks(PLAN, [2])[0], VECTORS[8:])
+def test_files_read_back_as_they_were_written_and_are_mapped(published: VersionStore) -> None:
+    files = published.open_vectors(PLAN, range(3))
+    maps = Path("/proc/self/maps").read_text()
+    assert all(str(published.vectors_path(3, file)) in maps for file in range(3))
+    assert all(vectors.dtype == np.float16 for vectors in files)
+    np.testing.assert_array_equal(np.concatenate(files), VECTORS)
+    np.testing.assert_array_equal(published.open_vectors(PLAN, [2])[0], VECTORS[8:])
 
 
 def test_a_flipped_byte_is_an_error_that_names_the_file(published: VersionStore) -> None:
-    path = published.block_path(3, 1)
+    path = published.vectors_path(3, 1)
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    published.open_blocks(PLAN, [0, 2])
+    published.check(3, published.vectors_paths(PLAN, [0, 2]))
     with pytest.raises(UserError, match=rf"{path} is damaged, its checksum differs from manifest\.json's; {MEND}"):
-        published.open_blocks(PLAN, range(3))
+        published.check(3, published.vectors_paths(PLAN, range(3)))
 
 
-def test_a_missing_block_is_an_error_that_names_the_file(published: VersionStore) -> None:
-    path = published.block_path(3, 2)
+def test_a_missing_file_is_an_error_that_names_the_file(published: VersionStore) -> None:
+    path = published.vectors_path(3, 2)
     path.unlink()
     says = f"{path} is missing; run the command that built the index: only what is missing is made"
     with pytest.raises(UserError, match=says):
-        published.open_blocks(PLAN, range(3))
+        published.open_vectors(PLAN, range(3))
+    with pytest.raises(UserError, match=says):
+        published.check(3, published.vectors_paths(PLAN, range(3)))
 
 
 @pytest.mark.parametrize("vectors", [VECTORS[:4, :1], VECTORS[:3]], ids=["dimensions", "rows"])
-def test_a_block_of_another_shape_is_an_error_that_says_which(published: VersionStore, vectors: np.ndarray) -> None:
-    published.write_block(3, 0, vectors)
-    says = rf"block-00000\.npy holds float16 \[{len(vectors)}, {vectors.shape[1]}\], expected float16 \[4, 2\]"
+def test_a_file_of_another_shape_is_an_error_that_says_which(published: VersionStore, vectors: np.ndarray) -> None:
+    published.write_vectors(3, 0, vectors)
+    says = rf"vectors-00000\.npy holds float16 \[{len(vectors)}, {vectors.shape[1]}\], expected float16 \[4, 2\]"
     with pytest.raises(UserError, match=says):
-        published.open_blocks(PLAN, [0], checked=False)
+        published.open_vectors(PLAN, [0])
 
 
-def test_blocks_with_too_few_rows_are_not_published(store: VersionStore) -> None:
-    write_blocks(store, PLAN, [0, 1, 2])
-    store.write_block(3, 1, VECTORS[:3])
-    with pytest.raises(RunError, match="its blocks hold 9 rows, expected 10"):
+def test_files_with_too_few_rows_are_not_published(store: VersionStore) -> None:
+    write_vectors_of(store, PLAN, [0, 1, 2])
+    store.write_vectors(3, 1, VECTORS[:3])
+    with pytest.raises(RunError, match="its files hold 9 rows, expected 10"):
         store.publish(PLAN)
     assert store.published() == []
 
@@ -198,17 +203,17 @@ def test_the_manifest_lists_every_file_with_checksum_and_rows(store: VersionStor
     store.publish(SQ8)
     files = store.manifest(3)["files"]
     assert list(files) == [
-        *("block-00000.npy", "block-00001.npy", "block-00002.npy"),
+        *("vectors-00000.npy", "vectors-00001.npy", "vectors-00002.npy"),
         *("quantizer.faiss", "shard-00000.faiss", "shard-00001.faiss"),
     ]
-    assert [files[f"block-0000{block}.npy"]["rows"] for block in range(3)] == [4, 4, 2]
+    assert [files[f"vectors-0000{file}.npy"]["rows"] for file in range(3)] == [4, 4, 2]
     assert store.plan(3) == SQ8
 
 
 def test_the_manifest_lists_the_files_of_the_encoder_with_their_checksums(store: VersionStore) -> None:
     (store.encoder_folder(3) / "pooling").mkdir()
     (store.encoder_folder(3) / "pooling" / "config.json").write_bytes(b"mean")
-    write_blocks(store, PLAN, [0, 1, 2])
+    write_vectors_of(store, PLAN, [0, 1, 2])
     store.publish(PLAN)
     expected = {"model.safetensors": b"one", "pooling/config.json": b"mean"}
     assert store.manifest(3)["encoder"] == {
@@ -225,7 +230,7 @@ def test_a_flipped_bit_anywhere_in_the_manifest_is_noticed(published: VersionSto
             published.plan(3)
 
 
-@pytest.mark.parametrize("format", [None, 2, 4])
+@pytest.mark.parametrize("format", [None, 3, 5])
 def test_a_version_of_another_format_is_refused(published: VersionStore, format: int | None) -> None:
     path = published.folder(3) / "manifest.json"
     content = {**json.loads(path.read_text()), "format": format}
@@ -260,15 +265,15 @@ def test_a_lossy_kind_wants_a_quantizer_and_its_shards(store: VersionStore) -> N
     assert store.begin(SQ8) == Missing([], False, [1])
 
 
-def test_another_kind_of_the_same_vectors_keeps_the_blocks_and_drops_the_index_files(store: VersionStore) -> None:
+def test_another_kind_of_the_same_vectors_keeps_the_vectors_and_drops_the_index_files(store: VersionStore) -> None:
     store.begin(SQ8)
     write_files(store, SQ8)
     store.publish(SQ8)
-    blocks = {path: path.stat().st_mtime_ns for path in store.folder(3).glob("block-*")}
+    stamps = {path: path.stat().st_mtime_ns for path in store.folder(3).glob("vectors-*")}
     assert store.begin(IVF) == Missing([], True, [0, 1])
     assert not store.is_published(3)
     assert names(store, "*.faiss*") == []
-    assert {path: path.stat().st_mtime_ns for path in store.folder(3).glob("block-*")} == blocks
+    assert {path: path.stat().st_mtime_ns for path in store.folder(3).glob("vectors-*")} == stamps
     assert store.begin(PLAN) == Missing([], False, [])
 
 
@@ -399,11 +404,11 @@ def test_a_plan_without_a_relative_path_has_its_absolute_one(tmp_path: Path) -> 
     assert VersionStore(tmp_path / "index").corpus_path(plan) == tmp_path / "data" / "documents"
 
 
-def test_the_same_corpus_elsewhere_keeps_the_blocks(store: VersionStore) -> None:
+def test_the_same_corpus_elsewhere_keeps_the_vectors(store: VersionStore) -> None:
     moved = replace(PLAN, corpus_path="/moved/corpus", corpus_relative="../../moved/corpus")
-    write_blocks(store, PLAN, [0, 1])
+    write_vectors_of(store, PLAN, [0, 1])
     store.require_same_vectors(moved)
-    assert store.begin(moved).blocks == [2]
+    assert store.begin(moved).files == [2]
 
 
 # Disk and snapshots -------------------------------------------------------------------------------------
@@ -420,15 +425,15 @@ def test_a_disk_that_takes_no_file_is_an_error_that_names_it_and_leaves_no_mark(
     assert names(store, "shard-*") == []
 
 
-def test_a_snapshot_of_the_same_weights_keeps_the_blocks_and_of_others_drops_them(store: VersionStore) -> None:
-    write_blocks(store, PLAN, [0, 1])
+def test_a_snapshot_of_the_same_weights_keeps_the_vectors_and_of_others_drops_them(store: VersionStore) -> None:
+    write_vectors_of(store, PLAN, [0, 1])
     first = store.save_snapshot(3, save_weights(b"one"))
-    assert store.begin(PLAN).blocks == [2]
+    assert store.begin(PLAN).files == [2]
     second = store.save_snapshot(3, save_weights(b"two"))
     assert first != second
     assert sorted(path.name for path in store.folder(3).iterdir()) == ["encoder"]
     assert (store.encoder_folder(3) / "model.safetensors").read_bytes() == b"two"
-    assert store.begin(PLAN).blocks == [0, 1, 2]
+    assert store.begin(PLAN).files == [0, 1, 2]
 
 
 def test_a_half_written_snapshot_is_written_anew(store: VersionStore) -> None:

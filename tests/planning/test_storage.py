@@ -105,8 +105,8 @@ def test_an_index_version_takes_the_bytes_estimated(
     plan = replace(small, num_documents=rows, dim=dim, kind=replace(small.kind, factory=factory))
     random = np.random.default_rng(0)
     missing = store.begin(plan)
-    for block in missing.blocks:
-        store.write_block(0, block, random.normal(size=(len(plan.rows_of_block(block)), dim)))
+    for file in missing.files:
+        store.write_vectors(0, file, random.normal(size=(len(plan.rows_of_file(file)), dim)))
     if missing.quantizer:
         make_quantizer(store, plan)
     for shard in missing.shards:

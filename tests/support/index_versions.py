@@ -80,9 +80,9 @@ def begin(store: VersionStore, version: int = 0, **changes: object) -> BuildPlan
 
 
 def publish(store: VersionStore, plan: BuildPlan, vectors: np.ndarray = VECTORS) -> None:
-    for block in range(plan.num_blocks):
-        rows = plan.rows_of_block(block)
-        store.write_block(plan.version, block, vectors[rows.start : rows.stop])
+    for file in range(plan.num_files):
+        rows = plan.rows_of_file(file)
+        store.write_vectors(plan.version, file, vectors[rows.start : rows.stop])
     if not plan.kind.is_exact:
         build_steps.make_quantizer(store, plan)
         for shard in range(plan.num_shards):

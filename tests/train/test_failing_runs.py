@@ -84,11 +84,13 @@ def test_a_run_whose_disk_fills_up_stops_with_the_cause_and_goes_on_when_there_i
     with small_disk(run / "index", megabytes=4) as disk:
         process = begin(run, *keys)
         wait_until(process, lambda: steps_done(run) >= 2)
-        disk.leave(written_before(VersionStore(run / "index"), VersionStore(run / "index").plan(0), "block-00004.npy"))
+        disk.leave(
+            written_before(VersionStore(run / "index"), VersionStore(run / "index").plan(0), "vectors-00004.npy")
+        )
         output = end(process, status=1)
         last = output.splitlines()[-1]
         assert re.search(r"^replug: step 11: index v0 is 11 steps old, more than refresh.max_age_steps \(10\)", last)
-        assert re.search(r"v000001/block-0000\d\.\S+ cannot be written: No space left on device$", last)
+        assert re.search(r"v000001/vectors-0000\d\.\S+ cannot be written: No space left on device$", last)
         assert "saved step 11: the same command goes on from there" in output
         assert "Traceback" not in output
         disk.free()
@@ -106,7 +108,9 @@ def test_a_run_killed_before_the_refresh_that_failed_was_due_has_the_losses_of_a
     with small_disk(run / "index", megabytes=4) as disk:
         process = begin(run, *keys)
         wait_until(process, lambda: steps_done(run) >= 2)
-        disk.leave(written_before(VersionStore(run / "index"), VersionStore(run / "index").plan(0), "block-00004.npy"))
+        disk.leave(
+            written_before(VersionStore(run / "index"), VersionStore(run / "index").plan(0), "vectors-00004.npy")
+        )
         wait_until(process, lambda: steps_done(run) >= 8)
         kill(process)
         assert json.loads(sorted(run.glob("checkpoints/*.json"))[-1].read_text())["versions"] == [0, 1]
@@ -126,7 +130,7 @@ def test_killed_in_a_refresh_of_a_lossy_kind_the_resumed_run_has_the_same_losses
     """In the first refresh, which takes over version 0's quantizer, and in the second, by a file just written."""
     quiet, run = tmp_path / "quiet", tmp_path / "run"
     finish(quiet, *LOSSY_KEYS)
-    kills = [(1, 6, "block-00003.json"), (2, 12, "quantizer.faiss"), (2, 12, "block-00008.json")]
+    kills = [(1, 6, "vectors-00003.json"), (2, 12, "quantizer.faiss"), (2, 12, "vectors-00008.json")]
     for version, started_at, file in kills:
         process = begin(run, *LOSSY_KEYS)
         folder = run / f"index/v{version:06d}"
@@ -138,7 +142,7 @@ def test_killed_in_a_refresh_of_a_lossy_kind_the_resumed_run_has_the_same_losses
         wait_until(process, (folder / file).exists)
         kill(process)
         assert not (folder / "manifest.json").exists(), "the refresh was done before the kill"
-    damaged = run / "index/v000001/block-00002.npy"
+    damaged = run / "index/v000001/vectors-00002.npy"
     flip(damaged)
     assert re.search(rf"replug: {damaged} is damaged", end(begin(run, *LOSSY_KEYS), status=2))
     flip(damaged)

@@ -130,8 +130,8 @@ FULL_AT = [
     (FLAT, "model.safetensors", r"encoder-v0+\d+\.partial"),
     (FLAT, "tokenizer.json", r"encoder-v0+\d+\.partial"),
     (FLAT, "plan.json", r"plan\.json\.partial"),
-    (FLAT, "block-00000.npy", r"block-000\d\d\.\S*partial"),
-    (FLAT, "block-00005.json", r"block-000\d\d\.\S*partial"),
+    (FLAT, "vectors-00000.npy", r"vectors-000\d\d\.\S*partial"),
+    (FLAT, "vectors-00005.json", r"vectors-000\d\d\.\S*partial"),
     (FLAT, "manifest.json", r"manifest\.json\.partial"),
     (LOSSY, "quantizer.faiss", r"quantizer\.faiss\.\S*partial"),
     (LOSSY, "shard-00001.faiss", r"shard-0000[01]\.faiss\.\S*partial"),
@@ -167,9 +167,9 @@ def test_a_disk_that_is_full_leaves_the_live_index_serving_until_it_is_too_old(
 
 
 DAMAGES: list[tuple[str, str, Callable[[Path], None]]] = [
-    (FLAT, "block-00000.npy", flip),
-    (FLAT, "block-00010.npy", flip),  # of the second shard: the first one loads its own
-    (FLAT, "block-00010.npy", Path.unlink),  # half copied
+    (FLAT, "vectors-00000.npy", flip),
+    (FLAT, "vectors-00010.npy", flip),  # of the second shard: the first one loads its own
+    (FLAT, "vectors-00010.npy", Path.unlink),  # half copied
     (FLAT, "manifest.json", flip),
     (LOSSY, "shard-00001.faiss", flip),
     (LOSSY, "shard-00001.faiss", Path.unlink),
@@ -224,7 +224,7 @@ def test_a_green_group_that_cannot_load_makes_room_again(tmp_path, data, disk, r
 
         def publish_and_damage(plan: BuildPlan) -> None:
             publish(plan)
-            flip(service.store.folder(plan.version) / "block-00010.npy")
+            flip(service.store.folder(plan.version) / "vectors-00010.npy")
 
         monkeypatch.setattr(service.store, "publish", publish_and_damage)
         trainer.step_to(10, 13)
@@ -268,7 +268,7 @@ def test_a_killed_builders_half_written_file_does_not_stay_in_a_published_versio
     store = service.store
     plan = publish_snapshot(trainer.config, trainer.encoder, data, store, IndexState(version + 1, 10))
     building = service.build(plan)
-    (store.folder(plan.version) / "block-00000.npy.deadbeef.partial").write_text("half")
+    (store.folder(plan.version) / "vectors-00000.npy.deadbeef.partial").write_text("half")
     building.result(300)
     assert [path.name for path in store.folder(plan.version).glob("*.partial")] == []
 
@@ -286,13 +286,13 @@ from replug.index_workers.version_store import VersionStore
 store, vectors = VersionStore(Path(sys.argv[1])), np.random.default_rng(0).normal(size=(1000, 33)).astype(np.float16)
 kind = IndexKind("SQ8")
 store.folder(0).mkdir(parents=True)
-store.write_block(0, 0, vectors)
+store.write_vectors(0, 0, vectors)
 store.write_marked(store.quantizer_path(0), lambda out: train_quantizer(kind, vectors, out))
 fill_shard = lambda out: fill(store.quantizer_path(0), [vectors], out)
 store.write_marked(store.shard_path(0, 0), fill_shard)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 for path, write in (
-    (store.block_path(0, 0), lambda: store.write_block(0, 0, vectors)),
+    (store.vectors_path(0, 0), lambda: store.write_vectors(0, 0, vectors)),
     (store.shard_path(0, 0), lambda: store.write_marked(store.shard_path(0, 0), fill_shard)),
 ):
     size = path.stat().st_size
@@ -312,5 +312,5 @@ def test_a_disk_that_takes_all_but_the_last_bytes_is_noticed(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, cwd=ROOT)
     lines = done.stdout.splitlines()
     assert len(lines) == 2, done.stdout + done.stderr
-    assert re.search(r"block-00000\.npy\.\S*partial cannot be written", lines[0])
+    assert re.search(r"vectors-00000\.npy\.\S*partial cannot be written", lines[0])
     assert re.search(r"shard-00000\.faiss\.\S*partial cannot be written", lines[1])

@@ -182,8 +182,8 @@ def synthetic_version(service: IndexService, version: int, kind: IndexKind) -> B
     service.store.folder(version).mkdir(parents=True)
     service.store.begin(plan)
     rows = np.random.default_rng(version).normal(size=(DOCUMENTS, DIM)).astype(np.float16)
-    for block in range(plan.num_blocks):
-        service.store.write_block(version, block, rows[plan.rows_of_block(block).start :][:BLOCK])
+    for file in range(plan.num_files):
+        service.store.write_vectors(version, file, rows[plan.rows_of_file(file).start :][:BLOCK])
     return plan
 
 

@@ -224,7 +224,7 @@ def test_a_build_that_failed_is_counted_and_its_number_used_again():
     service = FakeService()
     control = controller(service)
     control.at_boundary(10)
-    service.builds[1].set_exception(RunError("index builder: embed_block failed 3 times"))
+    service.builds[1].set_exception(RunError("index builder: embed_file failed 3 times"))
     walk(control, service, range(11, 24))
     assert control.num_failed == 1
     assert service.previous == {1: 0}

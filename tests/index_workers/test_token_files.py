@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.index_workers.token_blocks import TokenBlocks, token_fingerprint
+from replug.index_workers.token_files import TokenFiles, token_fingerprint
 from replug.index_workers.version_store import BuildPlan
 from replug.models.encoder import Encoder
 from replug.models.stand_in_encoder import write_stand_in_encoder
@@ -41,44 +41,44 @@ def some_ids(dtype: type[np.unsignedinteger] = np.uint16) -> list[np.ndarray]:
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
 @pytest.mark.parametrize("num_rows", [1, 4])
 def test_ids_come_back_as_they_were(tmp_path: Path, dtype: type[np.unsignedinteger], num_rows: int) -> None:
-    blocks, ids = TokenBlocks(tmp_path, "f"), some_ids(dtype)[:num_rows]
-    blocks.write(7, ids)
-    found = blocks.read(7)
+    files, ids = TokenFiles(tmp_path, "f"), some_ids(dtype)[:num_rows]
+    files.write(7, ids)
+    found = files.read(7)
     assert found is not None
     for row, expected in zip(found, ids, strict=True):
         assert row.dtype == dtype
         np.testing.assert_array_equal(row, expected)
-    assert [path.name for path in blocks.folder.iterdir()] == ["block-00007.npy"]
+    assert [path.name for path in files.folder.iterdir()] == ["tokens-00007.npy"]
 
 
 def test_what_is_not_there_is_none_and_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert TokenBlocks(tmp_path, "f").read(0) is None
+    assert TokenFiles(tmp_path, "f").read(0) is None
     assert capsys.readouterr().err == ""
 
 
 def test_no_flipped_byte_and_no_torn_end_is_ever_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    blocks = TokenBlocks(tmp_path, "f")
-    blocks.write(0, some_ids())
-    path = blocks.path(0)
+    files = TokenFiles(tmp_path, "f")
+    files.write(0, some_ids())
+    path = files.path(0)
     good = path.read_bytes()
     flipped = [good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :] for at in range(0, len(good), 11)]
     torn = [good[:size] for size in range(0, len(good), 13)]
     for content in [*flipped, *torn]:
         path.write_bytes(content)
-        assert blocks.read(0) is None
+        assert files.read(0) is None
     said = f"warning: {path} is damaged; tokenizing these documents again"
     assert capsys.readouterr().err.splitlines() == [said] * len(flipped + torn)
-    blocks.write(0, some_ids())
-    assert blocks.read(0) is not None
+    files.write(0, some_ids())
+    assert files.read(0) is not None
 
 
 def test_a_disk_that_takes_nothing_is_said_and_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "tokens-f").write_text("a file where the folder should be")
-    blocks = TokenBlocks(tmp_path, "f")
-    blocks.write(0, some_ids())
-    assert blocks.read(0) is None
+    files = TokenFiles(tmp_path, "f")
+    files.write(0, some_ids())
+    assert files.read(0) is None
     said = capsys.readouterr().err
-    assert f"{blocks.path(0)} cannot be written (File exists); the next refresh will tokenize these again" in said
+    assert f"{files.path(0)} cannot be written (File exists); the next refresh will tokenize these again" in said
 
 
 def test_a_full_disk_leaves_no_half_of_a_file(
@@ -90,13 +90,13 @@ def test_a_full_disk_leaves_no_half_of_a_file(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", write_half)
-    blocks = TokenBlocks(tmp_path, "f")
-    blocks.write(0, some_ids())
-    assert list(blocks.folder.iterdir()) == []
+    files = TokenFiles(tmp_path, "f")
+    files.write(0, some_ids())
+    assert list(files.folder.iterdir()) == []
     assert "cannot be written (No space left on device)" in capsys.readouterr().err
 
 
-def test_the_folder_follows_from_tokenizer_limit_corpus_and_blocks_and_from_no_call(
+def test_the_folder_follows_from_tokenizer_limit_corpus_and_files_and_from_no_call(
     encoder: Encoder, tmp_path: Path
 ) -> None:
     first = token_fingerprint(encoder.tokenizer, PLAN)

@@ -1,6 +1,6 @@
-"""Token ids of the corpus, block by block, so that a refresh after the first does not tokenize again.
+"""Token ids of the corpus, a file for each of vectors, so that a refresh after the first does not tokenize again.
 
-    INDEX/tokens-3f2a9c01d4e5b677/block-00000.npy   row lengths, then all rows' ids, then a checksum of both
+    INDEX/tokens-3f2a9c01d4e5b677/tokens-00000.npy   row lengths, then all rows' ids, then a checksum of both
 
 The folder's name is a hash of all that the ids follow from, so every version by the same tokenizer over the same corpus
 shares them. It is a cache: what is missing or damaged is made again from the texts, and what cannot be kept is said.
@@ -26,15 +26,15 @@ log = logging.getLogger(__name__)
 CHECKSUM_BYTES = 32  # of sha256
 
 
-class TokenBlocks:
-    """The blocks under one folder, each read and written as a whole; nothing of them stays in memory."""
+class TokenFiles:
+    """The files under one folder, each read and written as a whole; nothing of them stays in memory."""
 
     def __init__(self, root: Path, fingerprint: str) -> None:
         self.folder = root / f"tokens-{fingerprint}"
 
-    def read(self, block: int) -> list[np.ndarray] | None:
+    def read(self, file: int) -> list[np.ndarray] | None:
         """Ids of each row; None where they are not kept, and where they are damaged, which is said."""
-        path = self.path(block)
+        path = self.path(file)
         try:
             content = path.read_bytes()
         except FileNotFoundError:
@@ -48,29 +48,29 @@ class TokenBlocks:
             return None
         return _unpack(body)
 
-    def write(self, block: int, ids: Sequence[np.ndarray]) -> None:
+    def write(self, file: int, ids: Sequence[np.ndarray]) -> None:
         """Keep the ids of each row. A disk that does not take them is said and does not stop the build."""
         body = _pack(ids)
-        partial = self.folder / f"{self.path(block).name}.{uuid4().hex}.partial"  # two builders may write the same
+        partial = self.folder / f"{self.path(file).name}.{uuid4().hex}.partial"  # two builders may write the same
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             partial.write_bytes(body + hashlib.sha256(body).digest())
-            partial.replace(self.path(block))
+            partial.replace(self.path(file))
         except OSError as error:
             with suppress(OSError):
                 partial.unlink()
             log.warning(
-                f"{self.path(block)} cannot be written ({error.strerror}); the next refresh will tokenize these again"
+                f"{self.path(file)} cannot be written ({error.strerror}); the next refresh will tokenize these again"
             )
 
-    def path(self, block: int) -> Path:
-        return self.folder / f"block-{block:05d}.npy"
+    def path(self, file: int) -> Path:
+        return self.folder / f"tokens-{file:05d}.npy"
 
 
 def token_fingerprint(tokenizer: PreTrainedTokenizerBase, plan: BuildPlan) -> str:
-    """Hash of what a block's ids follow from: the tokenizer and its limit, the corpus and how it is cut in blocks."""
+    """Hash of what a file's ids follow from: the tokenizer and its limit, the corpus and how it is cut in files."""
     rules = plain_rules(tokenizer.backend_tokenizer.to_str())
-    parts = [rules, plan.max_tokens, plan.corpus_sha256, plan.block_documents]
+    parts = [rules, plan.max_tokens, plan.corpus_sha256, plan.rows_per_file]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
