@@ -12,33 +12,34 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from replug.configs.errors import RunError, UserError
 from replug.index_workers.merge import merge_top_k
 
-# A searcher that was killed is restarted and loads its shard again before it answers.
-TIMEOUT_SECONDS = 600.0
-
 
 class SearcherGroup:
-    """`make_actor(shard)` gives the actor of each shard; Ray restarts one that dies and asks it again."""
+    """`make_actor(shard)` gives the actor of each shard; Ray restarts one that dies and asks it again.
 
-    def __init__(self, make_actor: Callable[[int], Any], num_shards: int) -> None:
+    It then loads its shard before it answers, so every answer has the time that loading has.
+    """
+
+    def __init__(self, make_actor: Callable[[int], Any], num_shards: int, timeout_seconds: float) -> None:
         self.actors = [make_actor(shard) for shard in range(num_shards)]
+        self._timeout = timeout_seconds
         self._lock = threading.Lock()
         self._in_flight, self._is_retired = 0, False
 
     def load(self, version: int, num_documents: int) -> None:
         """Load a published version on every shard, beside those already there."""
-        sizes: list[int] = _ask([actor.load.remote(version) for actor in self.actors])
+        sizes: list[int] = self._ask([actor.load.remote(version) for actor in self.actors])
         if sum(sizes) != num_documents:
             raise RunError(f"index version {version}: shards hold {sum(sizes)} documents, expected {num_documents}")
 
     def search(self, version: int, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows and similarities [B, k], best first, merged from every shard."""
         with self._flight():
-            parts = _ask([actor.search.remote(version, queries, k) for actor in self.actors])
+            parts = self._ask([actor.search.remote(version, queries, k) for actor in self.actors])
         return merge_top_k(parts, k)
 
     def release(self, keep: list[int]) -> None:
         """Free the memory of the other versions."""
-        _ask([actor.release.remote(keep) for actor in self.actors])
+        self._ask([actor.release.remote(keep) for actor in self.actors])
 
     def retire(self) -> None:
         """End the actors once the searches under way are answered."""
@@ -63,15 +64,14 @@ class SearcherGroup:
                 if self._is_retired and not self._in_flight:
                     self.close()
 
-
-def _ask(references: list[Any]) -> list[Any]:
-    """Every answer; raises what an actor says without Ray's traceback round it."""
-    try:
-        return ray.get(references, timeout=TIMEOUT_SECONDS)
-    except RayTaskError as error:
-        raise (error.cause if isinstance(error.cause, UserError | RunError) else error) from None
-    except (GetTimeoutError, RayActorError) as error:
-        raise RunError(
-            f"the index's searchers do not answer ({type(error).__name__}, after at most {TIMEOUT_SECONDS:g} s): is "
-            "there room in the cluster for index.num_shards of them?"
-        ) from error
+    def _ask(self, references: list[Any]) -> list[Any]:
+        """Every answer; raises what an actor says without Ray's traceback round it."""
+        try:
+            return ray.get(references, timeout=self._timeout)
+        except RayTaskError as error:
+            raise (error.cause if isinstance(error.cause, UserError | RunError) else error) from None
+        except (GetTimeoutError, RayActorError) as error:
+            raise RunError(
+                f"the index's searchers do not answer ({type(error).__name__}, after at most {self._timeout:g} s, "
+                "index.timeout_seconds): is there room in the cluster for index.num_shards of them?"
+            ) from error

@@ -7,11 +7,11 @@ there are.
 """
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,9 +19,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 import ray
+from ray.exceptions import RayError
 
 from replug.cluster.actor_pool import ActorPool, thread_env
-from replug.configs.errors import UserError
+from replug.cluster.futures import in_background
+from replug.configs.errors import RunError, UserError
 from replug.data.progress import Progress
 from replug.data.records import SearchResult
 from replug.data.store import CorpusStore
@@ -98,7 +100,7 @@ class IndexService:
         self._builders: ActorPool | None = None
         self._corpus: CorpusStore | None = None  # one for all versions
         self._groups: dict[int, SearcherGroup] = {}  # by version
-        self._shared = None if settings.blue_green else SearcherGroup(self._make_searcher, settings.num_shards)
+        self._shared = None if settings.blue_green else self._make_group()
         self.builders  # noqa: B018 - starts them, so that they are there when they are needed
 
     @property
@@ -127,12 +129,12 @@ class IndexService:
         Its result is the documents embedded a second.
         """
         missing = self.store.begin(plan)  # now: a checkpoint may name this version as soon as this returns
-        return _in_background(lambda: self._build(plan, missing))
+        return _build_in_background(lambda: self._build(plan, missing))
 
     def refresh(self, plan: BuildPlan, previous: int) -> "Future[Refreshed]":
         """Build a version and load it on every shard, beside the previous one, in the background."""
         missing = self.store.begin(plan)
-        return _in_background(lambda: self._refresh(plan, missing, previous))
+        return _build_in_background(lambda: self._refresh(plan, missing, previous))
 
     def prepare(self, version: int) -> None:
         """Load a published version on every shard, beside the one that is served."""
@@ -170,6 +172,14 @@ class IndexService:
                 group.retire()
         self._groups[version].release([version])
 
+    def prune(self, keep: set[int]) -> None:
+        """Versions that nothing needs are no longer there. Their files are removed in the background.
+
+        What cannot be removed is said, and tried again with the next; `store.remove_all_but` raises it at the end.
+        """
+        self.store.set_aside_all_but(keep)
+        in_background(self.store.remove_stale, "index-prune").add_done_callback(_say_failed_removal)
+
     def close(self) -> None:
         if self._builders is not None:
             self._builders.close()
@@ -198,19 +208,29 @@ class IndexService:
         rate = self._build(plan, missing)
         seconds = time.monotonic() - start
         ask = self._questions(plan, previous)
+        for _ in range(self._settings.tries.max_attempts - 1):
+            try:
+                return Refreshed(self._load(plan.version, previous, ask), seconds, rate)
+            except (RunError, RayError) as error:  # not what is wrong with a file: that stays
+                log.warning(f"index v{plan.version} is built and could not be loaded; trying again: {error}")
+        return Refreshed(self._load(plan.version, previous, ask), seconds, rate)
+
+    def _load(self, version: int, previous: int, ask: Callable[[], Measures]) -> Measures:
+        """Load a published version and ask the searchers; where that fails, no searcher answers for it."""
         try:
-            self.prepare(plan.version)
-            return Refreshed(ask(), seconds, rate)
+            self.prepare(version)
+            return ask()
         except Exception:
-            if plan.version != previous:
-                self._forget(plan.version)
+            if version != previous:
+                self._forget(version)
             raise
 
     def _forget(self, version: int) -> None:
         """What some searchers have loaded must not answer for the next version, which has the same number."""
         group = self._groups.pop(version, None)
         if group is not None and group is self._shared:
-            group.release(list(self._groups))
+            with suppress(RunError):  # who does not answer now compares what it holds when it loads the next
+                group.release(list(self._groups))
         elif group is not None:
             group.close()
 
@@ -281,7 +301,10 @@ class IndexService:
         if self._builders is not None:
             self._builders.close()
             self._builders = None
-        return SearcherGroup(self._make_searcher, self._settings.num_shards)
+        return self._make_group()
+
+    def _make_group(self) -> SearcherGroup:
+        return SearcherGroup(self._make_searcher, self._settings.num_shards, self._settings.tries.timeout_seconds)
 
     def _make_searcher(self, shard: int) -> Any:
         actor = ray.remote(Searcher).options(
@@ -305,15 +328,17 @@ class IndexService:
         return actor.remote(self.store.root, self._threads)
 
 
-def _in_background(work: Callable[[], Result]) -> "Future[Result]":
-    done: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except Exception as error:  # noqa: BLE001 - whatever stopped it is the caller's to see, by the future
-            log.warning(f"building the index failed: {error}")
-            done.set_exception(error)
-
-    threading.Thread(target=run, daemon=True, name="index-build").start()
+def _build_in_background(work: Callable[[], Result]) -> "Future[Result]":
+    done = in_background(work, "index-build")
+    done.add_done_callback(_say_failed_build)
     return done
+
+
+def _say_failed_build(done: Future) -> None:
+    if error := done.exception():
+        log.warning(f"building the index failed: {error}")
+
+
+def _say_failed_removal(done: "Future[None]") -> None:
+    if error := done.exception():
+        log.warning(f"{error}; trying again when the next versions are removed")

@@ -160,7 +160,7 @@ def _callbacks(
     """Rank 0's, in the order they act."""
     store = workers.index.store
     stop_others = sender.stop if sender else lambda reason: None
-    publish = PublishCheckpoint(run, config.checkpoint.keep_last, parts.refresh, store.remove_all_but, stop_others)
+    publish = PublishCheckpoint(run, config.checkpoint.keep_last, parts.refresh, workers.index.prune, stop_others)
     best = BestRetriever(run, store.encoder_folder)
     return [
         OwnSettings(interruption.install, _threads(config)),

@@ -1,7 +1,8 @@
 """When the corpus is re-embedded, and when the new index takes over: decided at step boundaries only.
 
 `configs.refresh_policy` says what happens at which step; here it is done. A refresh that failed leaves the live index
-serving, up to `max_age_steps`.
+serving, up to `max_age_steps`. A version whose measurement failed serves without one. A run that is resumed with an
+index that is too old waits for a new one before its first step; else the same command could never go on.
 """
 
 import logging
@@ -12,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from replug.cluster.interruption import LOOK_SECONDS, wait_for
-from replug.configs.errors import RunError
+from replug.configs.errors import Interrupted, RunError
 from replug.configs.refresh_policy import RefreshPolicy, Start
 from replug.index_workers.service import IndexService, Refreshed
 from replug.index_workers.version_store import BuildPlan, IndexState
@@ -75,12 +76,13 @@ class RefreshController:
         self.adopted_step = 0  # at whose boundary the live version took over
         self._pending: _Pending | None = None
         self._last_error: BaseException | None = None
+        self._is_resumed = False
         self.last, self.last_swap = Refreshed(Measures(), 0.0, 0.0), SwapTimes()  # those of the live version
         self.num_skipped = self.num_failed = 0
 
     def at_boundary(self, step: int) -> SwapTimes | None:
         """Adopt what is due, start what is due, and refuse to go on with an index that is too old."""
-        swap = self._adopt(step)
+        swap = self._recover(step) or self._adopt(step)
         self._trigger(step)
         if self._policy.adopts_at_start:
             swap = self._adopt(step) or swap
@@ -91,7 +93,9 @@ class RefreshController:
         """Serve version 0, and measure it: what a lossy kind finds is not what exact search would."""
         pending = self._begin(IndexState(0, 0), self._service.store.plan(0))
         self.last = wait_for(pending.ready, self._check_run)
-        self.heldout_bpb = wait_for(pending.heldout, self._check_run)
+        while wait([pending.heldout], timeout=LOOK_SECONDS).not_done:
+            self._check_run()
+        self.heldout_bpb = _measured(pending)
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint: the live version and the refresh under way."""
@@ -106,6 +110,7 @@ class RefreshController:
             "adopted_step": self.adopted_step,
             "num_skipped": self.num_skipped,
             "num_failed": self.num_failed,
+            "last_error": str(self._last_error) if self._last_error else None,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -114,6 +119,7 @@ class RefreshController:
         self.last = Refreshed(**{**state["last"], "measures": Measures(**state["last"]["measures"])})
         self.heldout_bpb, self.adopted_step = state["heldout_bpb"], state["adopted_step"]
         self.num_skipped, self.num_failed = state["num_skipped"], state["num_failed"]
+        self._last_error, self._is_resumed = RunError(state["last_error"]) if state["last_error"] else None, True
         self._service.build(self._service.store.pending_plan(self.live.version)).result()  # a file that is gone
         self._service.prepare(self.live.version)
         if state["pending_version"] is not None and state["pending_step"] is not None:
@@ -156,14 +162,24 @@ class RefreshController:
         ready = self._service.refresh(plan, self.live.version)
         return _Pending(index, ready, self._measure_heldout(index.version, ready))
 
-    def _adopt(self, step: int) -> SwapTimes | None:
-        if self._pending is None or not self._is_due(self._pending, step):
+    def _recover(self, step: int) -> SwapTimes | None:
+        is_resumed, self._is_resumed = self._is_resumed, False
+        if not is_resumed or self._last_error is None or not self._policy.is_too_old(step, self.live.step):
             return None
+        if self._pending is None:
+            self._start(IndexState(self.live.version + 1, step))
+        return self._adopt_pending(step) if self._pending else None
+
+    def _adopt(self, step: int) -> SwapTimes | None:
+        return self._adopt_pending(step) if self._pending and self._is_due(self._pending, step) else None
+
+    def _adopt_pending(self, step: int) -> SwapTimes | None:
+        assert self._pending is not None
         start, pending = time.monotonic(), self._pending
         with self._clock.measure("wait_index"):
             error = self._wait(pending)
         if error is None:
-            heldout = pending.heldout.result()  # before anything changes: what it raises ends the run at this step
+            heldout = _measured(pending)  # before anything changes: an interruption ends the run at this step
         self._pending = None
         if error is not None:
             self._fail(step, pending.index, error)
@@ -201,3 +217,17 @@ class RefreshController:
                 "refresh.max_age_steps "
                 f"({self._policy.max_age_steps}), because its refresh failed: {self._last_error}"
             ) from self._last_error
+
+
+def _measured(pending: _Pending) -> float | None:
+    """What a version is worth; None where that could not be measured, which is said.
+
+    An LM that cannot go on ends the run by the next batch. Raises Interrupted.
+    """
+    try:
+        return pending.heldout.result()
+    except Interrupted:
+        raise
+    except Exception as error:  # noqa: BLE001 - a measurement beside the training, whatever stopped it
+        log.warning(f"index v{pending.index.version} could not be measured on held-out text: {error}")
+        return None

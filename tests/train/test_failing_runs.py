@@ -97,8 +97,8 @@ def test_a_run_whose_disk_fills_up_stops_with_the_cause_and_goes_on_when_there_i
         assert "resuming at step 11" in finish(run, *keys)
         rows = metrics(run)
         assert [row["step"] for row in rows] == list(range(STEPS))
-        assert [row["step"] for row in rows if row["index/swapped"]] == [15, 21]
-        assert sorted(path.name for path in (run / "index").glob("v*")) == ["v000002", "v000003"]
+        assert [row["step"] for row in rows if row["index/swapped"]] == [11, 15, 21]
+        assert sorted(path.name for path in (run / "index").glob("v*")) == ["v000003", "v000004"]
 
 
 def test_a_run_killed_before_the_refresh_that_failed_was_due_has_the_losses_of_a_quiet_one(

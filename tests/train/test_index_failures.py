@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from replug.configs.errors import RunError
 from replug.configs.load import load_config
 from replug.configs.schema import Config
 from replug.data.store import PreparedSet
@@ -161,8 +162,10 @@ def test_a_disk_that_is_full_leaves_the_live_index_serving_until_it_is_too_old(
     disk.free()
     state, trainer.control = trainer.control.state(), trainer.new_control()  # as the same command does
     trainer.control.restore(state)
-    trainer.step_to(16, 17, 20, 21, 23)
-    assert trainer.control.live == IndexState(version + 1, 20)
+    trainer.step_to(16)
+    assert trainer.control.live == IndexState(version + 1, 16)
+    trainer.step_to(17, 20, 21, 23)
+    assert trainer.control.live == IndexState(version + 2, 20)
     assert trainer.serves_its_files()
 
 
@@ -212,6 +215,43 @@ def test_what_is_asked_after_loading_may_fail_and_leaves_nothing_loaded(tmp_path
     trainer.step_to(20, 23)
     assert trainer.control.live == IndexState(version + 1, 20)
     assert trainer.serves_its_files()
+
+
+@pytest.mark.parametrize("failures", [2, 3])
+def test_a_version_that_could_not_be_loaded_is_loaded_again_without_embedding(
+    tmp_path, data, service, versions, monkeypatch, failures
+):
+    trainer = trainer_of(tmp_path, data, service, version := next(versions))
+    prepare, left, stamps = service.prepare, [failures], []
+
+    def prepare_at_last(number: int) -> None:
+        paths = service.store.vectors_paths(plan := service.store.plan(number), range(plan.num_files))
+        stamps.append([path.stat().st_mtime_ns for path in paths])
+        prepare(number)
+        left[0] -= 1
+        if left[0] >= 0:
+            raise RunError("the index's searchers do not answer")
+
+    monkeypatch.setattr(service, "prepare", prepare_at_last)
+    trainer.step_to(10, 13)
+    monkeypatch.undo()
+    assert len(stamps) == 3 and stamps[0] == stamps[1] == stamps[2]
+    assert trainer.control.num_failed == (failures == 3)
+    assert trainer.control.live.version == version + (failures < 3)
+    assert trainer.serves_its_files()
+
+
+def test_a_version_whose_loading_failed_for_good_keeps_its_files(tmp_path, data, service, versions, monkeypatch):
+    trainer = trainer_of(tmp_path, data, service, version := next(versions))
+
+    def fail(_: int) -> None:
+        raise RunError("the index's searchers do not answer")
+
+    monkeypatch.setattr(service, "prepare", fail)
+    trainer.step_to(10, 13)
+    monkeypatch.undo()
+    assert trainer.control.num_failed == 1
+    assert service.store.begin(service.store.pending_plan(version + 1)) == Missing([], False, [])
 
 
 def test_a_green_group_that_cannot_load_makes_room_again(tmp_path, data, disk, ray_session, monkeypatch):

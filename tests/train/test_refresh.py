@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from replug.configs.errors import RunError
+from replug.configs.errors import Interrupted, RunError
 from replug.configs.refresh_policy import AtLag, WhenReady
 from replug.index_workers.service import Refreshed
 from replug.index_workers.version_store import IndexState
@@ -54,9 +54,10 @@ def controller(
     max_age: int = 30,
     max_steps: int = 100,
     publish: Callable[[IndexState], int] = lambda index: index.version,
+    measure: Callable[[int, Future], Future] | None = None,
 ) -> RefreshController:
     policy = WhenReady(every, 0, max_age, max_steps) if lag is None else AtLag(every, lag, max_age, max_steps)
-    return RefreshController(service, policy, publish, measured_at_once, StepClock())
+    return RefreshController(service, policy, publish, measure or measured_at_once, StepClock())
 
 
 def measured_at_once(version: int, ready: Future) -> Future:
@@ -220,6 +221,80 @@ def test_a_build_that_cannot_even_begin_is_a_refresh_that_failed():
         walk(control, service, range(15, 17))
 
 
+def failed_at_13(max_age: int = 15) -> RefreshController:
+    service = FakeService()
+    control = controller(service, max_age=max_age)
+    control.at_boundary(10)
+    service.builds[1].set_exception(OSError("disk full"))
+    control.at_boundary(13)
+    return control
+
+
+def test_the_age_limit_and_its_cause_are_those_of_the_run_that_was_resumed():
+    service = FakeService()
+    resumed = controller(service, max_age=15)
+    resumed.restore(failed_at_13().state())
+    walk(resumed, service, range(14, 16))
+    with pytest.raises(StaleIndexError, match=r"step 16: .*refresh\.max_age_steps \(15\).*disk full"):
+        resumed.at_boundary(16)
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_run_resumed_with_an_index_that_is_too_old_waits_for_a_new_one(works):
+    control, service = failed_at_13(), FakeService()
+    with pytest.raises(StaleIndexError):
+        control.at_boundary(16)
+    resumed = controller(service, max_age=15)
+    resumed.restore(control.state())
+    service.refresh = lambda version, previous: _done(version) if works else _failed("still full")
+    if works:
+        assert resumed.at_boundary(16) is not None
+        assert resumed.live == IndexState(1, 16)
+        walk(resumed, service, range(17, 24))
+        assert resumed.live == IndexState(2, 20)
+    else:
+        with pytest.raises(StaleIndexError, match=r"step 16: .*still full"):
+            resumed.at_boundary(16)
+        assert resumed.num_failed == 2
+
+
+def unmeasured(error: Exception) -> Callable[[int, Future], Future]:
+    def measure(version: int, ready: Future) -> Future:
+        measured: Future = Future()
+        ready.add_done_callback(lambda _: measured.set_exception(error))
+        return measured
+
+    return measure
+
+
+def test_a_measurement_that_fails_is_said_and_the_version_serves_without_one(caplog):
+    service = FakeService()
+    control = controller(service, measure=unmeasured(RunError("the LM refused")))
+    walk(control, service, range(14))
+    assert control.live == IndexState(1, 10)
+    assert control.heldout_bpb is None
+    assert control.num_failed == 0
+    assert "index v1 could not be measured on held-out text: the LM refused" in caplog.text
+
+
+def test_a_first_version_that_cannot_be_measured_serves_without_a_number():
+    service = FakeService()
+    service.refresh = lambda version, previous: _done(version)
+    control = controller(service, measure=unmeasured(RunError("the LM refused")))
+    control.start()
+    assert control.heldout_bpb is None
+    assert control.last == refreshed(0)
+
+
+def test_an_interruption_of_a_measurement_interrupts_the_run_and_the_version_stays_pending():
+    service = FakeService()
+    control = controller(service, measure=unmeasured(Interrupted("interrupted by SIGTERM")))
+    with pytest.raises(Interrupted):
+        walk(control, service, range(14))
+    assert control.live.version == 0
+    assert control.state()["pending_version"] == 1
+
+
 def test_a_build_that_failed_is_counted_and_its_number_used_again():
     service = FakeService()
     control = controller(service)
@@ -234,4 +309,10 @@ def test_a_build_that_failed_is_counted_and_its_number_used_again():
 def _done(version: int) -> Future:
     future: Future = Future()
     future.set_result(refreshed(version))
+    return future
+
+
+def _failed(cause: str) -> Future:
+    future: Future = Future()
+    future.set_exception(OSError(cause))
     return future
