@@ -35,7 +35,7 @@ from replug.data.files import file_sha256, write_json, writing
 from replug.data.shards import shard_paths
 from replug.index_workers.file_size import rows_per_file
 from replug.index_workers.kinds import IndexKind
-from replug.index_workers.vector_files import MEND, map_vectors, require_intact, write_vectors
+from replug.index_workers.vector_files import MEND, map_vectors, reading, require_intact, write_vectors
 
 FORMAT = 4
 WEIGHTS = "model.safetensors"
@@ -408,10 +408,12 @@ def _mark(path: Path) -> Path:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise RunError(f"{path} is missing")
+    with reading(path):
+        content = path.read_bytes()
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RunError(f"{path} is missing") from None
+        return json.loads(content)
     except ValueError as error:
         raise UserError(f"{path} is damaged, it is not valid JSON ({error}); {MEND}") from error
 

@@ -18,6 +18,7 @@ from replug.data.shards import corpus_sha256, write_documents, write_token_rules
 from replug.data.sources.stand_in_texts import stand_in_texts
 from replug.data.store import CorpusStore
 from replug.data.tokenizing import TokenIds
+from replug.index_workers import file_size
 from replug.index_workers.builder import Builder
 from replug.index_workers.merge import merge_top_k
 from replug.index_workers.searcher import Searcher
@@ -153,6 +154,23 @@ def test_two_calls_at_once_give_the_bytes_that_one_after_the_other_give(
     assert sum(sizes) == NUM_DOCUMENTS
     for file in range(plan.num_files):
         assert other.vectors_path(0, file).read_bytes() == store.vectors_path(0, file).read_bytes()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_files_of_many_blocks_hold_what_a_file_for_each_block_holds(
+    store: VersionStore, encoder: Encoder, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """Passes are cut by block: with 62 documents, two files of three blocks each, the last cut short."""
+    monkeypatch.setattr(file_size, "FILES", 2)
+    other = VersionStore(tmp_path / "index")
+    plan = make_plan(other, encoder, corpus)
+    assert [list(map(len, plan.blocks_of_file(file))) for file in range(plan.num_files)] == [[12, 12, 12], [12, 12, 2]]
+    for _ in range(1 + again):  # with the tokens that the first build kept
+        build(other, plan)
+    held = np.concatenate(other.open_vectors(plan, range(2)))
+    monkeypatch.undo()
+    expected = np.concatenate(store.open_vectors(store.plan(0), range(6)))
+    assert held.tobytes() == expected.tobytes()
 
 
 def test_a_builder_encodes_other_texts_by_the_encoder_of_a_version(store: VersionStore, encoder: Encoder) -> None:

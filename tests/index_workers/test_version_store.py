@@ -4,6 +4,8 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -456,3 +458,76 @@ def test_only_the_versions_that_are_kept_stay(published: VersionStore) -> None:
     published.remove_all_but({3, 4, 9})
     assert sorted(path.name for path in published.root.iterdir()) == ["v000003", "v000004"]
     assert published.published() == [3]
+
+
+# What a training step waits for -----------------------------------------------------------------------------
+
+
+def test_what_a_step_waits_for_reads_and_removes_no_file_of_vectors(published: VersionStore, monkeypatch) -> None:
+    """A snapshot of other weights, the begin of its build and the end of old versions are renames, however many."""
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise AssertionError(f"{path} is touched")
+
+    touches = ("unlink", "stat", "open", "read_bytes", "read_text", "write_bytes")
+    for name in touches:
+        before = getattr(Path, name)
+        monkeypatch.setattr(Path, name, _refusing_vectors(before, refuse))
+    monkeypatch.setattr(shutil, "rmtree", _refusing_vectors(shutil.rmtree, refuse))
+    published.save_snapshot(3, save_weights(b"two"))
+    assert published.begin(replace(PLAN, weights_sha256="two")) == Missing([0, 1, 2], False, [])
+    published.set_aside_all_but(set())
+    assert published.versions() == []
+    monkeypatch.undo()
+    assert len(list(published.root.rglob("vectors-*.npy"))) == 3
+    published.remove_stale()
+    assert list(published.root.iterdir()) == []
+
+
+def _refusing_vectors(method: Callable, refuse: Callable) -> Callable:
+    def call(path: Path, *args: object, **options: object) -> object:
+        is_folder_of_vectors = method.__name__ == "rmtree" and any(Path(path).rglob("vectors-*"))
+        if Path(path).name.startswith("vectors-") or is_folder_of_vectors:
+            refuse(path)
+        return method(path, *args, **options)
+
+    return call
+
+
+def test_a_version_that_is_set_aside_is_gone_and_its_number_is_free(published: VersionStore) -> None:
+    published.set_aside_all_but({7})
+    assert published.versions() == published.published() == []
+    published.save_snapshot(3, save_weights(b"one"))
+    assert published.begin(PLAN).files == [0, 1, 2]
+    published.remove_stale()
+    assert published.versions() == [3]
+
+
+def test_two_who_remove_at_once_are_not_in_each_others_way(published: VersionStore) -> None:
+    for version in range(4, 24):
+        published.save_snapshot(version, save_weights(b"one"))
+    published.set_aside_all_but({3})
+    with ThreadPoolExecutor(4) as pool:
+        for removed in [pool.submit(published.remove_stale) for _ in range(4)]:
+            removed.result()
+    assert [path.name for path in published.root.iterdir()] == ["v000003"]
+
+
+def test_what_cannot_be_removed_is_named(published: VersionStore, monkeypatch) -> None:
+    def fail(path: Path) -> None:
+        raise OSError(39, "Directory not empty")
+
+    published.set_aside_all_but(set())
+    monkeypatch.setattr(shutil, "rmtree", fail)
+    with pytest.raises(RunError, match=r"v000003\.\w+\.stale cannot be removed: Directory not empty"):
+        published.remove_stale()
+
+
+def test_what_is_wrong_with_a_file_is_raised_rather_than_what_its_reader_made_of_it(published: VersionStore) -> None:
+    path = published.vectors_path(3, 1)
+    path.write_bytes(path.read_bytes()[:-1])
+    with (
+        pytest.raises(UserError, match=rf"{path} is damaged, its checksum differs"),
+        published.checking(3, published.vectors_paths(PLAN, range(3))),
+    ):
+        raise ZeroDivisionError

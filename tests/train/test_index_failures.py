@@ -6,6 +6,8 @@ import itertools
 import re
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -252,6 +254,38 @@ def test_a_version_whose_loading_failed_for_good_keeps_its_files(tmp_path, data,
     monkeypatch.undo()
     assert trainer.control.num_failed == 1
     assert service.store.begin(service.store.pending_plan(version + 1)) == Missing([], False, [])
+
+
+def test_old_versions_go_beside_the_training_and_what_cannot_is_tried_again(
+    tmp_path, data, service, versions, monkeypatch, caplog
+):
+    trainer = trainer_of(tmp_path, data, service, version := next(versions))
+    store, let_on = service.store, threading.Event()
+    remove, left = store.remove_stale, [True]
+
+    def remove_slowly() -> None:
+        assert let_on.wait(60)
+        if left.pop() if left else False:
+            raise RunError("v000001.stale cannot be removed: Directory not empty")
+        remove()
+
+    monkeypatch.setattr(store, "remove_stale", remove_slowly)
+    store.save_snapshot(version + 1, trainer.encoder.save)
+    service.prune({version})
+    assert version + 1 not in store.versions()
+    assert list(store.root.glob("*.stale"))
+    let_on.set()
+    wait_until(lambda: "cannot be removed: Directory not empty; trying again when" in caplog.text)
+    service.prune({version})
+    wait_until(lambda: not list(store.root.glob("*.stale")))
+    assert trainer.serves_its_files()
+
+
+def wait_until(holds: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
 
 
 def test_a_green_group_that_cannot_load_makes_room_again(tmp_path, data, disk, ray_session, monkeypatch):
