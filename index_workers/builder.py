@@ -50,12 +50,11 @@ class Builder:
         loaded, rows = self._load(plan), plan.rows_of_file(file)
         ids = self._file_ids(loaded, plan, file)
         vectors = np.empty((len(rows), plan.dim), np.float16)
-        for block in plan.blocks_of_file(file):
-            of_file = slice(block.start - rows.start, block.stop - rows.start)
-            with self._computing:
-                embedded = loaded.encoder.encode_tokens(ids[of_file], plan.tokens_per_batch).numpy()
-            vectors[of_file] = embedded
-            _check_finite(plan, loaded.corpus, vectors[of_file], block)
+        with self._computing:  # one file after the other, so that the next is read and the last written meanwhile
+            for block in plan.blocks_of_file(file):
+                of_file = slice(block.start - rows.start, block.stop - rows.start)
+                vectors[of_file] = loaded.encoder.encode_tokens(ids[of_file], plan.tokens_per_batch).numpy()
+        _check_finite(plan, loaded.corpus, vectors, rows)
         self._store.write_vectors(plan.version, file, vectors)
         return len(rows)
 

@@ -27,7 +27,7 @@ def write_vectors(path: Path, vectors: np.ndarray) -> int:
     vectors = np.ascontiguousarray(vectors, dtype=np.float16)
     with path.open("wb") as file:  # given a file, np.save ignores that the last bytes could not be written
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(vectors))
-        file.write(memoryview(vectors).cast("B"))
+        file.write(vectors.data)
     return len(vectors)
 
 

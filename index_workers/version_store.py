@@ -54,7 +54,7 @@ class IndexState:
 class BuildPlan:
     """What is to be embedded, by which weights, and what is built of it. Two equal plans give the same bytes.
 
-    `plan.json` and `manifest.json` hold these names, so the record is flat.
+    `plan.json` and `manifest.json` hold these names beside the format.
     """
 
     version: int
@@ -178,12 +178,10 @@ class VersionStore:
     def pending_plan(self, version: int) -> BuildPlan:
         """The plan of a build that was begun, whether it ended or not."""
         path = self._plan_path(version)
-        try:
-            return plan_from_json(_read_json(path))
-        except (KeyError, TypeError) as error:
-            raise UserError(
-                f"{path} was written by another version of replug; remove {path.parent} and build it again"
-            ) from error
+        content = _read_json(path)
+        if content.get("format") != FORMAT:
+            raise UserError(f"{path} was written by another version of replug; remove {path.parent} and build it again")
+        return plan_from_json(content["plan"])
 
     def save_snapshot(self, version: int, save: Callable[[Path], None]) -> str:
         """Write the encoder of a version, beside and renamed; returns the hash of its weights.
@@ -222,7 +220,7 @@ class VersionStore:
         if before != plan:
             self._discard_stale(before, plan)
         self._remove_partials(plan.version)
-        write_json(record, asdict(plan))
+        write_json(record, {"format": FORMAT, "plan": asdict(plan)})
         lossy, version = not plan.kind.is_exact, plan.version
         names = {path.name for path in self.folder(version).iterdir()}  # one listing, where each `stat` is a call
         return Missing(

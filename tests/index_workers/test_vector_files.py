@@ -98,6 +98,7 @@ from pathlib import Path
 import numpy as np
 from replug.configs.errors import RunError
 from replug.index_workers.searcher import Searcher
+from replug.index_workers.vector_files import require_intact
 from replug.index_workers.version_store import VersionStore
 from tests.support.index_versions import PLAN, save_weights
 
@@ -123,7 +124,7 @@ try:
         held.append(open(sys.argv[0]))
 except OSError:
     pass
-for ask in (lambda: store.open_vectors(plan, [7]), lambda: store.check(0, store.vectors_paths(plan, [7]))):
+for ask in (lambda: store.open_vectors(plan, [7]), lambda: require_intact(store.vectors_path(0, 7), "")):
     try:
         ask()
     except RunError as error:

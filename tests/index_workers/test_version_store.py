@@ -354,9 +354,11 @@ def test_an_index_of_the_same_vectors_is_taken_whatever_its_kind(store: VersionS
     store.require_same_vectors(replace(plan, version=7, max_tokens=32))  # which is not begun
 
 
-def test_a_build_begun_by_an_older_version_is_refused_in_one_line(store: VersionStore) -> None:
+@pytest.mark.parametrize("format", [None, 3, 5])
+def test_a_build_begun_by_another_version_is_refused_in_one_line(store: VersionStore, format: int | None) -> None:
     record = store.folder(3) / "plan.json"
-    old = {name: value for name, value in json.loads(record.read_text()).items() if name not in ("kind", "num_shards")}
+    content = json.loads(record.read_text())
+    old = content["plan"] if format is None else {**content, "format": format}
     record.write_text(json.dumps(old))
     with pytest.raises(UserError, match=r"plan\.json was written by another version of replug"):
         store.require_same_vectors(PLAN)
