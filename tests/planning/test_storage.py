@@ -26,6 +26,7 @@ from replug.planning.estimate import job_of
 from replug.planning.model_sizes import encoder_size
 from replug.planning.plans import disk_gb
 from replug.planning.storage import (
+    FILE_BYTES,
     NAME_BYTES,
     SCORE_BYTES,
     MeanRow,
@@ -116,6 +117,11 @@ def test_an_index_version_takes_the_bytes_estimated(
     codes = 0.0 if size.is_exact else size.bytes_per_vector
     estimated = version_bytes(rows, retriever, StoredIndex(config.index.block_documents, codes, size.num_lists, shards))
     assert estimated == pytest.approx(num_bytes(store.folder(0)), rel=0.03)
+
+
+def test_what_lies_beside_the_vectors_grows_with_the_files_and_not_with_the_blocks() -> None:
+    vectors, retriever = 36_000_000 * 2 * 768, StoredRetriever(768, 0, 0)
+    assert version_bytes(36_000_000, retriever, StoredIndex(1024)) == vectors + 550 * FILE_BYTES
 
 
 def resolved_factory(config: Config, dim: int, rows: int) -> str | None:
