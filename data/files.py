@@ -1,4 +1,4 @@
-"""Writing files so that a reader sees all of the old or all of the new, and a full disk is named."""
+"""Writing files so that a reader sees all of the old or all of the new; a full disk, or a limit, is named."""
 
 import hashlib
 import json
@@ -6,9 +6,15 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from errno import EMFILE, ENFILE, ENOMEM
 from pathlib import Path
 
 from replug.configs.errors import RunError
+
+SYSTEM_LIMIT = (
+    "this is a limit of the system and the file may be whole: see `ulimit -n`, `ulimit -v` and "
+    "/proc/sys/vm/max_map_count on that machine"
+)
 
 
 def file_sha256(path: Path) -> str:
@@ -55,3 +61,15 @@ def writing(partial: Path) -> Iterator[None]:
     except OSError as error:
         shutil.rmtree(partial) if partial.is_dir() else partial.unlink(missing_ok=True)
         raise RunError(f"{partial} cannot be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Where the system does not give a file that is there, raise RunError: the file need not be damaged."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        limit = f"; {SYSTEM_LIMIT}" if error.errno in (EMFILE, ENFILE, ENOMEM) else ""
+        raise RunError(f"{path} cannot be read: {error.strerror or error}{limit}") from error

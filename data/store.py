@@ -17,6 +17,7 @@ import pyarrow as pa
 from datasets import Dataset, concatenate_datasets
 
 from replug.configs.errors import UserError
+from replug.data.files import reading
 from replug.data.records import Document, Window
 from replug.data.shards import (
     DOCUMENT_SCHEMA,
@@ -110,10 +111,14 @@ def _open_tokens(folder: Path, shards: Sequence[Path]) -> list[tuple[np.ndarray,
 
 
 def _open_array(path: Path) -> np.ndarray:
-    """Mapped, but as a plain array, which is cut twice as fast."""
+    """Mapped by Arrow, which keeps no descriptor: numpy would keep two for each shard of a corpus."""
     try:
-        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    except (OSError, ValueError) as error:
+        with reading(path), pa.memory_map(str(path)) as file:
+            content = pa.BufferReader(file.read_buffer())
+        np.lib.format.read_magic(content)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(content)
+        return np.frombuffer(content.read_buffer(), dtype).reshape(shape)
+    except (FileNotFoundError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error}); `replug prepare` makes it again") from error
 
 

@@ -8,7 +8,6 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from errno import EMFILE, ENFILE, ENOMEM
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 
 from replug.configs.errors import RunError, UserError
-from replug.data.files import file_sha256
+from replug.data.files import SYSTEM_LIMIT, file_sha256, reading
 
 MEND = "remove it and run the command that built the index: only what is missing is made"
 ITEM_BYTES = 2  # of float16
@@ -36,7 +35,7 @@ def map_vectors(path: Path, shape: tuple[int, int]) -> np.ndarray:
 
     By torch, since Python's own maps each keep a descriptor for as long as they live.
     """
-    with reading(path), path.open("rb") as file:
+    with _reading(path), path.open("rb") as file:
         found, dtype = _read_header(path, file)
         start, size = file.tell(), os.fstat(file.fileno()).st_size
     if found != shape or dtype != np.float16:
@@ -48,30 +47,21 @@ def map_vectors(path: Path, shape: tuple[int, int]) -> np.ndarray:
 
 def require_intact(path: Path, sha256: str) -> None:
     """Raise UserError where a file is missing or its bytes are not those that were marked."""
-    with reading(path):
+    with _reading(path):
         digest = file_sha256(path)
     if digest != sha256:
         raise UserError(f"{path} is damaged, its checksum differs from manifest.json's; {MEND}")
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Say what a file could not be read for."""
+def _reading(path: Path) -> Iterator[None]:
     try:
-        yield
+        with reading(path):
+            yield
     except FileNotFoundError:
         raise UserError(
             f"{path} is missing; run the command that built the index: only what is missing is made"
         ) from None
-    except OSError as error:
-        limit = f"; {_LIMIT}" if error.errno in (EMFILE, ENFILE, ENOMEM) else ""
-        raise RunError(f"{path} cannot be read: {error.strerror or error}{limit}") from error
-
-
-_LIMIT = (
-    "this is a limit of the system and the file may be whole: see `ulimit -n`, `ulimit -v` and "
-    "/proc/sys/vm/max_map_count on that machine"
-)
 
 
 def _read_header(path: Path, file: BinaryIO) -> tuple[tuple[int, ...], np.dtype]:
@@ -90,4 +80,4 @@ def _map(path: Path, size: int) -> torch.Tensor:
     try:
         return torch.from_file(str(path), shared=False, size=size // ITEM_BYTES, dtype=torch.float16)
     except RuntimeError as error:  # the file was read a moment ago: what fails here is the system
-        raise RunError(f"{path} cannot be mapped: {str(error).rpartition(': ')[2]}; {_LIMIT}") from error
+        raise RunError(f"{path} cannot be mapped: {str(error).rpartition(': ')[2]}; {SYSTEM_LIMIT}") from error

@@ -4,7 +4,7 @@
     INDEX/v000003/vectors-00000.npy   float16 [rows, D], whole blocks (`file_size` says how many)
     INDEX/v000003/vectors-00000.json  written after the file: its checksum
     INDEX/v000003/quantizer.faiss     what a lossy kind learnt before vectors were added; handed on to later versions
-    INDEX/v000003/shard-00000.faiss   a lossy kind's index over the blocks of one shard, and its mark
+    INDEX/v000003/shard-00000.faiss   a lossy kind's index over the files of one shard, and its mark
     INDEX/v000003/manifest.json       written when everything is there: the version is published
     INDEX/v000002.0a1b.stale/         what nothing needs any more, until someone has the time to remove it
 
@@ -31,11 +31,11 @@ from uuid import uuid4
 import numpy as np
 
 from replug.configs.errors import RunError, UserError
-from replug.data.files import file_sha256, write_json, writing
+from replug.data.files import file_sha256, reading, write_json, writing
 from replug.data.shards import shard_paths
 from replug.index_workers.file_size import rows_per_file
 from replug.index_workers.kinds import IndexKind
-from replug.index_workers.vector_files import MEND, map_vectors, reading, require_intact, write_vectors
+from replug.index_workers.vector_files import MEND, map_vectors, require_intact, write_vectors
 
 FORMAT = 4
 WEIGHTS = "model.safetensors"
@@ -54,7 +54,7 @@ class IndexState:
 class BuildPlan:
     """What is to be embedded, by which weights, and what is built of it. Two equal plans give the same bytes.
 
-    `plan.json` and `manifest.json` hold these names beside the format.
+    `plan.json` and `manifest.json` hold these names beside their format.
     """
 
     version: int
@@ -334,13 +334,16 @@ class VersionStore:
             self._set_aside(path)
 
     def remove_stale(self) -> None:
-        """Remove what was set aside; raises RunError naming what cannot be."""
+        """Remove what was set aside; raises RunError naming what cannot be, after all that can."""
+        failed: list[tuple[Path, OSError]] = []
         with self._removing:
             for path in self.root.glob("*.stale"):
                 try:
                     shutil.rmtree(path)
                 except OSError as error:
-                    raise RunError(f"{path} cannot be removed: {error.strerror or error}") from error
+                    failed.append((path, error))
+        for path, error in failed:
+            raise RunError(f"{path} cannot be removed: {error.strerror or error}") from error
 
     def remove_all_but(self, keep: set[int]) -> None:
         """Both, for who has the time."""

@@ -1,14 +1,25 @@
 """Rows come back from Arrow files in the order asked for."""
 
 import json
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
+from replug.configs.errors import RunError
 from replug.data.files import write_json
 from replug.data.records import Document, Window
-from replug.data.shards import ROWS_PER_BATCH, write_documents, write_windows
-from replug.data.store import CorpusStore, WindowStore
+from replug.data.shards import (
+    DOCUMENT_SCHEMA,
+    ROWS_PER_BATCH,
+    write_documents,
+    write_rows,
+    write_token_ids,
+    write_token_rules,
+    write_windows,
+)
+from replug.data.store import CorpusStore, WindowStore, _open_tokens
 
 DOCUMENTS = [Document(f"d{i}", f"text {i} 🙂", "odd" if i % 2 else "even", f"s{i // 2}") for i in range(5)]
 WINDOWS = [
@@ -78,3 +89,33 @@ def test_json_that_cannot_be_written_leaves_the_earlier_file(tmp_path):
     with pytest.raises(TypeError):
         write_json(tmp_path / "a.json", object())
     assert json.loads((tmp_path / "a.json").read_text()) == 1
+
+
+def test_an_open_corpus_holds_no_descriptors_however_many_shards_it_has(tmp_path):
+    ids = [np.arange(3, dtype=np.uint16), np.arange(2, dtype=np.uint16)]
+    for number, of_shard in enumerate([ids, [], ids]):
+        documents = [Document(f"d{number}-{row}", "x", "all", "s") for row in range(len(of_shard))]
+        (tmp_path / "documents").mkdir(exist_ok=True)
+        shard = tmp_path / "documents" / f"{number:05d}.arrow"
+        write_rows(shard, DOCUMENT_SCHEMA, documents)
+        write_token_ids(shard, of_shard, np.dtype(np.uint16))
+    write_token_rules(tmp_path / "documents", "f")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    corpus = CorpusStore(tmp_path / "documents")
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert [row.tolist() for row in corpus.token_ids([3, 0, 2])] == [[0, 1], [0, 1, 2], [0, 1, 2]]
+
+
+def test_a_system_without_descriptors_is_not_called_a_damaged_corpus(tmp_path, monkeypatch):
+    write_documents(tmp_path / "documents", DOCUMENTS)
+    write_token_ids(tmp_path / "documents/00000.arrow", [np.arange(3)] * 5, np.dtype(np.uint16))
+    write_token_rules(tmp_path / "documents", "f")
+
+    def refuse(path: str) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(pa, "memory_map", refuse)
+    with pytest.raises(
+        RunError, match=r"00000\.tokens\.npy cannot be read: Too many open files; this is a limit of the"
+    ):
+        _open_tokens(tmp_path / "documents", [tmp_path / "documents/00000.arrow"])

@@ -516,13 +516,19 @@ def test_two_who_remove_at_once_are_not_in_each_others_way(published: VersionSto
 
 
 def test_what_cannot_be_removed_is_named(published: VersionStore, monkeypatch) -> None:
-    def fail(path: Path) -> None:
-        raise OSError(39, "Directory not empty")
+    remove = shutil.rmtree
 
+    def fail(path: Path) -> None:
+        if path.name.startswith("v000003"):
+            raise OSError(39, "Directory not empty")
+        remove(path)
+
+    published.save_snapshot(4, save_weights(b"one"))
     published.set_aside_all_but(set())
     monkeypatch.setattr(shutil, "rmtree", fail)
     with pytest.raises(RunError, match=r"v000003\.\w+\.stale cannot be removed: Directory not empty"):
         published.remove_stale()
+    assert [path.name[:7] for path in published.root.iterdir()] == ["v000003"]
 
 
 def test_what_is_wrong_with_a_file_is_raised_rather_than_what_its_reader_made_of_it(published: VersionStore) -> None:
