@@ -342,8 +342,9 @@ class VersionStore:
                     shutil.rmtree(path)
                 except OSError as error:
                     failed.append((path, error))
-        for path, error in failed:
-            raise RunError(f"{path} cannot be removed: {error.strerror or error}") from error
+        if failed:
+            path, cause = failed[0]
+            raise RunError(f"{path} cannot be removed: {cause.strerror or cause}") from cause
 
     def remove_all_but(self, keep: set[int]) -> None:
         """Both, for who has the time."""
