@@ -110,7 +110,9 @@ class RefreshController:
             "adopted_step": self.adopted_step,
             "num_skipped": self.num_skipped,
             "num_failed": self.num_failed,
-            "last_error": str(self._last_error) if self._last_error else None,
+            "last_error": None
+            if self._last_error is None
+            else str(self._last_error) or type(self._last_error).__name__,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -119,7 +121,8 @@ class RefreshController:
         self.last = Refreshed(**{**state["last"], "measures": Measures(**state["last"]["measures"])})
         self.heldout_bpb, self.adopted_step = state["heldout_bpb"], state["adopted_step"]
         self.num_skipped, self.num_failed = state["num_skipped"], state["num_failed"]
-        self._last_error, self._is_resumed = RunError(state["last_error"]) if state["last_error"] else None, True
+        self._last_error = None if state["last_error"] is None else RunError(state["last_error"])
+        self._is_resumed = True
         self._service.build(self._service.store.pending_plan(self.live.version)).result()  # a file that is gone
         self._service.prepare(self.live.version)
         if state["pending_version"] is not None and state["pending_step"] is not None:
