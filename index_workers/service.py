@@ -178,7 +178,7 @@ class IndexService:
         What cannot be removed is said, and tried again with the next; `store.remove_all_but` raises it at the end.
         """
         self.store.set_aside_all_but(keep)
-        in_background(self.store.remove_stale, "index-prune").add_done_callback(_say_failed_removal)
+        in_background(self._remove_stale, "index-prune")
 
     def close(self) -> None:
         if self._builders is not None:
@@ -235,13 +235,19 @@ class IndexService:
             group.close()
 
     def _build(self, plan: BuildPlan, missing: Missing) -> float:
+        self._remove_stale()  # first: the disk may need the room
         start = time.monotonic()
-        self.store.remove_stale()  # first: the disk may need the room
         documents = self._embed(plan, missing.files)
         seconds = time.monotonic() - start
         self._build_shards(plan, missing)
         self.store.publish(plan)
         return documents / seconds if seconds else 0.0
+
+    def _remove_stale(self) -> None:
+        try:
+            self.store.remove_stale()
+        except RunError as error:
+            log.warning(f"{error}; trying again with the next versions that are removed")
 
     def _embed(self, plan: BuildPlan, files: list[int]) -> int:
         """Hand out files, a few ahead of what is done; returns the number of documents.
@@ -337,8 +343,3 @@ def _build_in_background(work: Callable[[], Result]) -> "Future[Result]":
 def _say_failed_build(done: Future) -> None:
     if error := done.exception():
         log.warning(f"building the index failed: {error}")
-
-
-def _say_failed_removal(done: "Future[None]") -> None:
-    if error := done.exception():
-        log.warning(f"{error}; trying again when the next versions are removed")

@@ -275,7 +275,7 @@ def test_old_versions_go_beside_the_training_and_what_cannot_is_tried_again(
     assert version + 1 not in store.versions()
     assert list(store.root.glob("*.stale"))
     let_on.set()
-    wait_until(lambda: "cannot be removed: Directory not empty; trying again when" in caplog.text)
+    wait_until(lambda: "cannot be removed: Directory not empty; trying again with" in caplog.text)
     service.prune({version})
     wait_until(lambda: not list(store.root.glob("*.stale")))
     assert trainer.serves_its_files()
