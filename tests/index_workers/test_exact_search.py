@@ -225,7 +225,9 @@ def test_the_answer_does_not_depend_on_how_products_are_looked_through(monkeypat
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_a_gpu_gives_the_same_bits() -> None:
-    blocks = [VECTORS[start : start + BLOCK] for start in range(0, 300, BLOCK)]
+@pytest.mark.parametrize("copies", [1, 500])
+def test_a_gpu_gives_the_same_bits(copies: int) -> None:
+    vectors = np.repeat(VECTORS, copies, axis=0)
+    blocks = [vectors[start : start + BLOCK] for start in range(0, len(vectors), BLOCK)]
     on_gpu = ExactShard(BlockVectors(0, blocks, DIM), torch.device("cuda"))
-    assert_same(on_gpu.search(QUERIES, 20), shard_of(VECTORS).search(QUERIES, 20))
+    assert_same(on_gpu.search(QUERIES, 20), shard_of(vectors).search(QUERIES, 20))
