@@ -1,7 +1,8 @@
 """What every source of documents finds for the examples of an evaluation, each found once and kept in a file."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -9,11 +10,11 @@ import numpy as np
 
 from replug.configs.errors import UserError
 from replug.configs.methods import BM25, NONE, RANDOM, REPLUG, WITHOUT_RETRIEVER, Method
-from replug.configs.schema import Config, EvaluationConfig
+from replug.configs.schema import Config, EvaluationConfig, RetrieveConfig
 from replug.data.store import Corpus
 from replug.evals.evidence import RetrievedDocuments, random_documents
 from replug.evals.retrieval import RECALL_DEPTH
-from replug.index_workers.bm25 import Bm25Index
+from replug.index_workers.bm25 import search_bm25
 from replug.index_workers.build import build_version, index_settings, require_same_index
 from replug.index_workers.local_index import LocalIndex
 from replug.index_workers.service import IndexService
@@ -48,13 +49,17 @@ def _find(
         return random_documents(len(corpus.corpus), len(queries), k, config.seed)
     log.info(f"searching for {len(queries)} texts: {source}")
     if source == BM25:
-        texts = [document.text for document in corpus.corpus.iterate()]
-        return RetrievedDocuments(*Bm25Index(texts).search(queries, k))
+        return RetrievedDocuments(*search_bm25(partial(_texts, corpus), queries, k))
     path = _retriever_path(config, source)
     embed = partial(_query_vectors, queries, config.query_encoders.get(source))
     if _is_indexed(path):
         return _find_in_index(corpus, embed, k, Path(path).expanduser())
-    return _find_dense(config.run_config(), corpus, embed, k, path, _root(config, source, out))
+    run = replace(config.run_config(), retrieve=RetrieveConfig(k))
+    return _find_dense(run, corpus, embed, path, _root(config, source, out))
+
+
+def _texts(corpus: Corpus) -> Iterator[str]:
+    return (document.text for document in corpus.corpus.iterate())
 
 
 def _query_vectors(queries: Sequence[str], path: str | None, encoder: Encoder) -> np.ndarray:
@@ -94,15 +99,13 @@ def _find_in_index(corpus: Corpus, embed: Embed, k: int, directory: Path) -> Ret
     return RetrievedDocuments(*index.search(embed(encoder), k))
 
 
-def _find_dense(
-    config: Config, corpus: Corpus, embed: Embed, k: int, encoder_path: str, root: Path
-) -> RetrievedDocuments:
+def _find_dense(config: Config, corpus: Corpus, embed: Embed, encoder_path: str, root: Path) -> RetrievedDocuments:
     encoder = load_encoder(config.retriever, resolve_encoder_path(encoder_path))
     index = IndexService(root, index_settings(config))
     try:
         require_same_index(config, encoder, corpus, index.store)
         build_version(config, encoder, corpus, index, IndexState(0, 0))
-        result = index.search(0, embed(encoder), k)
+        result = index.search(0, embed(encoder), config.retrieve.k)
     finally:
         index.close()
     return RetrievedDocuments(result.doc_rows, result.similarities)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from replug.configs.schema import Config, Rerank, SwapMode
 from replug.data.store import Corpus, PreparedSet
+from replug.index_workers.exclusion import MORE
 from replug.index_workers.faiss_index import check_kind
 from replug.index_workers.kinds import IndexKind, resolve_kind
 from replug.index_workers.rerank import LIVE_OVERRETRIEVE, LiveReranker, Search
@@ -34,12 +35,22 @@ def index_settings(config: Config, data: PreparedSet | None = None) -> IndexSett
 
 
 def index_kind(config: Config, dim: int, num_documents: int) -> IndexKind:
-    """What is built and how it is searched; raises UserError where FAISS cannot build it of so many vectors."""
+    """What is built and how it is searched; raises UserError where FAISS cannot build it of so many vectors.
+
+    Or not search it on the GPU that `index.gpus_per_searcher` gives.
+    """
     index = config.index
     stored = index.rerank is Rerank.stored
     kind = resolve_kind(index.kind, dim, num_documents, index.nprobe, stored, index.overretrieve)
-    check_kind(kind, dim, num_documents)
+    check_kind(kind, dim, num_documents, _documents_asked_for(config) if index.gpus_per_searcher else None)
     return kind
+
+
+def _documents_asked_for(config: Config) -> int:
+    """By one search of the index."""
+    live = config.index.rerank is Rerank.live
+    k = config.retrieve.k * ((config.index.overretrieve or LIVE_OVERRETRIEVE) if live else 1)
+    return k + (MORE if config.retrieve.exclude_own_source else 0)
 
 
 def publish_snapshot(

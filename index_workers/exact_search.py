@@ -1,16 +1,19 @@
 """Exact search over float16 vectors: a matrix product and a top-k, chunk by chunk.
 
 On a CPU the vectors stay memory-mapped files and a chunk becomes float32 in one small buffer, so the memory
-taken is the vectors' own. On a GPU they are copied there block by block; all else is the same.
+taken is the vectors' own. On a GPU they are copied there block by block, and no file is read again; all else is the
+same. The numbers of an answer are summed on the processor, by `order_exactly`, whatever found the candidates.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from replug.index_workers.vectors import BlockVectors, order_exactly, scan_exactly
+from replug.index_workers.merge import merge_top_k
+from replug.index_workers.vectors import BlockVectors, order_exactly
 
 # Rows of a chunk: on a CPU its float32 vectors stay in the processor's cache, nearly; a GPU wants few launches.
 CHUNK_ROWS, CHUNK_ROWS_GPU = 4_096, 262_144
@@ -23,6 +26,49 @@ MARGIN = 8
 ROUNDING = 1e-5  # of a product in float32, as a share of the two lengths; ten times what it is
 QUERIES = 512  # searched at once, if not their candidates' numbers would be more than fit 256 MiB in float64
 CANDIDATE_NUMBERS = 1 << 25
+# Where more documents are as good as the k-th than any margin: rows whose products are computed in float64 at once,
+# and of those the most whose exact order is found at once.
+NEAR_ROWS, ORDERED_ROWS = 16_384, 1_024
+
+
+class Vectors(Protocol):
+    """Vectors [rows, D] float16 where they are multiplied."""
+
+    device: torch.device
+    blocks: list[Tensor]
+
+    def take(self, places: Tensor) -> Tensor:
+        """Vectors [..., D] of places [...], there."""
+        ...
+
+
+class MappedVectors:
+    """Files that stay mapped, multiplied by the CPU."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, vectors: BlockVectors) -> None:
+        self._vectors = vectors
+        self.blocks = [torch.from_numpy(block) for block in vectors.blocks]
+
+    def take(self, places: Tensor) -> Tensor:
+        return torch.from_numpy(self._vectors.take(places.numpy() + self._vectors.first_row))
+
+
+class CopiedVectors:
+    """One matrix on a device; of the files nothing is kept."""
+
+    def __init__(self, vectors: BlockVectors, device: torch.device) -> None:
+        self.device = device
+        self._matrix = torch.empty(len(vectors), vectors.dim, dtype=torch.float16, device=device)
+        self.blocks = [self._matrix]
+        start = 0
+        for block in vectors.blocks:  # so that the host never holds it whole
+            self._matrix[start : start + len(block)] = torch.from_numpy(block)
+            start += len(block)
+
+    def take(self, places: Tensor) -> Tensor:
+        return self._matrix.index_select(0, places.flatten()).view(*places.shape, -1)
 
 
 class ExactShard:
@@ -31,34 +77,42 @@ class ExactShard:
     is_independent = True
 
     def __init__(self, vectors: BlockVectors, device: torch.device) -> None:
-        self._vectors, self._device = vectors, device
+        self._first_row, self._rows, self._dim = vectors.first_row, len(vectors), vectors.dim
+        on_cpu = device.type == "cpu"
+        self._vectors: Vectors = MappedVectors(vectors) if on_cpu else CopiedVectors(vectors, device)
+        self._device = self._vectors.device
         self._max_length: float | None = None
-        self._chunk_rows = CHUNK_ROWS if device.type == "cpu" else CHUNK_ROWS_GPU
-        blocks = [torch.from_numpy(block) for block in vectors.blocks]
-        self._blocks = blocks if device.type == "cpu" else [_copy_to(device, blocks, len(vectors), vectors.dim)]
+        self._chunk_rows = CHUNK_ROWS if on_cpu else CHUNK_ROWS_GPU
 
     def __len__(self) -> int:
-        return len(self._vectors)
+        return self._rows
 
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows and inner products [B, min(k, size)], best first, for queries [B, D]."""
-        at_once = max(1, min(QUERIES, CANDIDATE_NUMBERS // ((k + MARGIN) * self._vectors.dim)))
+        at_once = max(1, min(QUERIES, CANDIDATE_NUMBERS // ((k + MARGIN) * self._dim)))
         parts = [self._search_some(some, k) for some in np.split(queries, range(at_once, len(queries), at_once))]
         rows, similarities = zip(*parts, strict=True)
         return np.concatenate(rows), np.concatenate(similarities)
 
     def _search_some(self, queries: np.ndarray, k: int, margin: int = MARGIN) -> tuple[np.ndarray, np.ndarray]:
         products, places = self._candidates(torch.from_numpy(queries).to(self._device), min(k + margin, len(self)))
-        rows = places.cpu().numpy() + self._vectors.first_row
-        vectors = self._vectors.take(rows)
+        rows, vectors = self._at(places)
         found, similarities = order_exactly(queries, rows, vectors, k)
         if rows.shape[1] < len(self):
             least = products.amin(1).cpu().numpy()  # nothing that was left out has a larger product
-            unsure = similarities[:, -1] - least <= ROUNDING * np.linalg.norm(queries, axis=1) * self._longest(vectors)
-            if unsure.any():  # many documents are equal, or as good as
-                again = self._search_some if margin == MARGIN else self._scan
-                found[unsure], similarities[unsure] = again(queries[unsure], k, 8 * margin)
+            lengths = _lengths(queries) * self._longest(vectors)
+            unsure = similarities[:, -1] - least <= ROUNDING * lengths
+            if unsure.any() and margin == MARGIN:
+                found[unsure], similarities[unsure] = self._search_some(queries[unsure], k, 8 * margin)
+            elif unsure.any():  # many documents are equal, or as good as
+                found[unsure], similarities[unsure] = self._scan(
+                    queries[unsure], k, similarities[unsure, -1], lengths[unsure]
+                )
         return found, similarities
+
+    def _at(self, places: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of the corpus [...] and vectors [..., D] of places in the shard."""
+        return places.cpu().numpy() + self._first_row, self._vectors.take(places).cpu().numpy()
 
     def _longest(self, candidates: np.ndarray) -> float:
         """Length of the longest vector; unit vectors, as for cosine, need not all be looked at."""
@@ -68,14 +122,27 @@ class ExactShard:
         if self._max_length is None and lengths.max() - lengths.min() < 0.01 * lengths.max():
             return float(lengths.max())
         if self._max_length is None:
-            self._max_length = max(float(_lengths(block).max()) for block in self._vectors.blocks if len(block))
+            self._max_length = max(float(chunk.norm(dim=1).max()) for _, chunk in self._chunks())
         return self._max_length
 
-    def _scan(self, queries: np.ndarray, k: int, _: int) -> tuple[np.ndarray, np.ndarray]:
-        """As `search`, by every product in float64: slow, and right however many documents are equal."""
-        found = [scan_exactly(query, self._vectors, k) for query in queries]
-        rows, similarities = zip(*found, strict=True)
-        return np.stack(rows), np.stack(similarities)
+    @torch.inference_mode()
+    def _scan(
+        self, queries: np.ndarray, k: int, least: np.ndarray, lengths: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As `search`, however many documents are as good as the k-th, whose similarity is `least` [B] or more.
+
+        Another pass over products in float32 finds the rows that could be among the k best. `lengths` [B] are those
+        of the query and of the longest vector, multiplied.
+        """
+        asked = torch.from_numpy(queries).to(self._device)
+        floor = torch.from_numpy(least - ROUNDING * lengths).to(self._device)
+        best = _Best(queries, k, least, 4 * self._dim * 2.0**-53 * lengths)
+        for start, products in self._products(asked):
+            near = (products >= floor).any(1).nonzero()[:, 0] + start
+            for places in near.split(NEAR_ROWS):
+                rows, vectors = places.cpu().numpy() + self._first_row, self._vectors.take(places)
+                best.look_through(rows, vectors, vectors.double() @ asked.double().T)
+        return best.found()
 
     @torch.inference_mode()
     def _candidates(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -106,9 +173,9 @@ class ExactShard:
 
     def _chunks(self) -> Iterator[tuple[int, Tensor]]:
         """First place and float32 vectors [rows, D] of each chunk; the buffer is used again for the next."""
-        buffer = torch.empty(min(self._chunk_rows, len(self)), self._vectors.dim, device=self._device)
+        buffer = torch.empty(min(self._chunk_rows, len(self)), self._dim, device=self._device)
         start = filled = 0
-        for piece in (piece for block in self._blocks for piece in block.split(self._chunk_rows)):
+        for piece in (piece for block in self._vectors.blocks for piece in block.split(self._chunk_rows)):
             if filled + len(piece) > len(buffer):
                 yield start, buffer[:filled]
                 start, filled = start + filled, 0
@@ -116,6 +183,40 @@ class ExactShard:
             filled += len(piece)
         if filled:
             yield start, buffer[:filled]
+
+
+class _Best:
+    """The k best rows of each query, of vectors that are looked through in ascending order of rows.
+
+    `least` [B] is what the k-th has at the least, `slack` [B] how far two sums in float64 may lie apart. Equal
+    documents have products that lie within it, so that they get one similarity, and the lowest rows win: of a million
+    such rows the first k are ordered exactly, and no other.
+    """
+
+    def __init__(self, queries: np.ndarray, k: int, least: np.ndarray, slack: np.ndarray) -> None:
+        self._queries, self._k, self._slack = queries, k, torch.from_numpy(slack)
+        self._bar = torch.from_numpy(np.nextafter(least, np.float32(-np.inf)))  # a similarity must be above it
+        nothing = np.empty((1, 0), dtype=np.int64), np.empty((1, 0), dtype=np.float32)
+        self._found = [nothing] * len(queries)
+
+    def found(self) -> tuple[np.ndarray, np.ndarray]:
+        rows, similarities = zip(*self._found, strict=True)
+        return np.concatenate(rows), np.concatenate(similarities)
+
+    def look_through(self, rows: np.ndarray, vectors: Tensor, products: Tensor) -> None:
+        """The next rows [N], their vectors [N, D], and their products [N, B] in float64."""
+        upper = (products + self._slack.to(products.device)).float()
+        while len(queries := (above := upper > self._bar.to(upper.device)).any(0).nonzero()[:, 0].tolist()):
+            for query in queries:
+                chosen = above[:, query].nonzero()[:ORDERED_ROWS, 0]
+                self._order(query, rows[chosen.cpu().numpy()], vectors[chosen].cpu().numpy())
+                upper[: int(chosen[-1]) + 1, query] = -torch.inf
+
+    def _order(self, query: int, rows: np.ndarray, vectors: np.ndarray) -> None:
+        new = order_exactly(self._queries[query : query + 1], rows[None], vectors[None], self._k)
+        self._found[query] = merge_top_k([self._found[query], new], self._k)
+        if len(similarities := self._found[query][1][0]) == self._k:
+            self._bar[query] = float(similarities[-1])  # a higher row of the same similarity comes after
 
 
 def _top_k(products: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -134,13 +235,3 @@ def _top_k(products: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 def _lengths(vectors: np.ndarray) -> np.ndarray:
     return np.sqrt(np.einsum("...d,...d->...", vectors, vectors, dtype=np.float32))
-
-
-def _copy_to(device: torch.device, blocks: Sequence[Tensor], rows: int, dim: int) -> Tensor:
-    """One matrix [rows, D] filled block by block, so that the host never holds it whole."""
-    matrix = torch.empty(rows, dim, dtype=torch.float16, device=device)
-    start = 0
-    for block in blocks:
-        matrix[start : start + len(block)] = block
-        start += len(block)
-    return matrix

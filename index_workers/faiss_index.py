@@ -1,8 +1,11 @@
 """The only module that knows FAISS: the lossy kinds, trained, filled block by block, written and searched.
 
-Inner products throughout. With faiss-gpu a searcher that has a GPU moves its index there.
+Inner products throughout. With faiss-gpu a searcher that has a GPU copies its index there; what FAISS 1.15 does not
+copy is refused by `check_kind`, before anything is embedded.
 """
 
+import math
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,14 +16,29 @@ import torch
 
 from replug.configs.errors import RunError, UserError
 from replug.index_workers.exact_search import MARGIN, ExactShard
-from replug.index_workers.kinds import EXPECTED, IndexKind, num_centroids, num_lists
+from replug.index_workers.kinds import EXPECTED, MOST_LISTS_AT_ONCE, IndexKind, num_centroids, num_lists
 from replug.index_workers.vectors import BlockVectors, most_similar, order_exactly
 
 QUERIES = 64  # searched at once; the vectors of their candidates are held in memory
 
+# What FAISS can do on a GPU, by the sources of version 1.15.
+MOST_ON_GPU = 2_048  # documents, and lists, of one search
+CODES_ON_GPU = (1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96)  # sub-vectors of a product quantizer
+FLOAT32_CODES_ON_GPU = 48  # of more, the tables of a query fit a block's shared memory, 48 KiB, in float16 only
+SCALARS_ON_GPU = tuple(
+    getattr(faiss.ScalarQuantizer, f"QT_{name}")
+    for name in ("8bit", "8bit_uniform", "8bit_direct", "6bit", "4bit", "4bit_uniform", "fp16")
+)
+FLAT = (faiss.IndexFlat, faiss.IndexFlatIP)
+SCALAR_DIMS_ON_GPU = 6_143  # whose ranges fit a block's shared memory
+TRAINS_ALONE = "\x01"  # FAISS's `quantizer_trains_alone` of a quantizer that is not filled with centroids
 
-def check_kind(kind: IndexKind, dim: int, num_documents: int) -> None:
-    """Raise UserError where FAISS cannot build this kind, or the corpus is too small to train it."""
+
+def check_kind(kind: IndexKind, dim: int, num_documents: int, k_on_gpu: int | None = None) -> None:
+    """Raise UserError where FAISS cannot build this kind, or the corpus is too small to train it.
+
+    `k_on_gpu` are the documents that a search on a GPU asks for; None where processors search.
+    """
     if kind.factory is None:
         return
     try:
@@ -39,6 +57,56 @@ def check_kind(kind: IndexKind, dim: int, num_documents: int) -> None:
         raise UserError(
             f"index.kind is {kind.factory}, which needs {least} documents to be trained; the corpus has {num_documents}"
         )
+    if k_on_gpu is not None:
+        _check_on_gpu(kind, index, min(k_on_gpu, num_documents))
+
+
+def _check_on_gpu(kind: IndexKind, index: faiss.Index, k: int) -> None:
+    """Raise UserError where FAISS does not hold such an index on a GPU, or not search it there for k documents."""
+    if reason := refused_on_gpu(index):
+        raise UserError(
+            f"index.kind is {kind.factory}, which FAISS cannot hold on a GPU ({reason}); set index.gpus_per_searcher=0 "
+            "to search it on processors, or expected flat_fp16, ivf_sq8 or IVF...,PQm with m sub-vectors of 8 bits"
+        )
+    for key, number in (("index.nprobe", kind.nprobe), ("retrieve.k times index.overretrieve", k * kind.overretrieve)):
+        if number > MOST_ON_GPU:
+            raise UserError(
+                f"{key} is {number}; expected at most {MOST_ON_GPU}, which is what FAISS looks for on a GPU: lower it, "
+                "or set index.gpus_per_searcher=0 to search on processors"
+            )
+
+
+def refused_on_gpu(index: faiss.Index) -> str | None:
+    """Why `faiss.index_cpu_to_gpu` refuses such an index; None where it copies it."""
+    index = _without_transforms(index)
+    if isinstance(index, faiss.IndexIVF):
+        return _list_refused(index) or _codes_refused(index)
+    whole = isinstance(index, faiss.IndexScalarQuantizer) and index.sq.qtype == faiss.ScalarQuantizer.QT_fp16
+    return None if whole or type(index) in FLAT else f"{type(index).__name__} is not there"
+
+
+def _list_refused(index: faiss.IndexIVF) -> str | None:
+    quantizer = faiss.downcast_index(index.quantizer)
+    return None if type(quantizer) in FLAT else f"lists found by {type(quantizer).__name__} are not there"
+
+
+def _codes_refused(index: faiss.IndexIVF) -> str | None:
+    if type(index) is faiss.IndexIVFFlat:
+        return None
+    if type(index) is faiss.IndexIVFScalarQuantizer:
+        known = index.sq.qtype in SCALARS_ON_GPU and index.d <= SCALAR_DIMS_ON_GPU
+        return None if known else f"its scalar quantizer of {index.d} dimensions is not there"
+    if type(index) is faiss.IndexIVFPQ:
+        known = index.pq.nbits == 8 and index.pq.M in CODES_ON_GPU
+        return (
+            None if known else f"{index.pq.M} sub-vectors of {index.pq.nbits} bits: 8 bits and {CODES_ON_GPU} are there"
+        )
+    return f"{type(index).__name__} is not there"
+
+
+def _without_transforms(index: faiss.Index) -> faiss.Index:
+    """What a rotation or projection is before."""
+    return faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
 
 
 def train_quantizer(kind: IndexKind, sample: np.ndarray, out: Path) -> int:
@@ -46,9 +114,47 @@ def train_quantizer(kind: IndexKind, sample: np.ndarray, out: Path) -> int:
     assert kind.factory is not None
     index = faiss.index_factory(sample.shape[1], kind.factory, faiss.METRIC_INNER_PRODUCT)
     if not index.is_trained:
-        index.train(np.ascontiguousarray(sample, dtype=np.float32))
+        vectors = np.ascontiguousarray(sample, dtype=np.float32)
+        if num_lists(kind.factory) > MOST_LISTS_AT_ONCE:
+            _train_lists(index, vectors)
+        index.train(vectors)
     _write(index, out)
     return len(sample)
+
+
+def _train_lists(index: faiss.Index, vectors: np.ndarray) -> None:
+    """Give an index with very many lists their centroids; FAISS then trains what is not trained yet."""
+    if isinstance(index, faiss.IndexPreTransform):
+        transforms = [faiss.downcast_VectorTransform(index.chain.at(i)) for i in range(index.chain.size())]
+        for transform in transforms:
+            if not transform.is_trained:
+                transform.train(vectors)
+            vectors = transform.apply(vectors)
+    lists = _without_transforms(index)
+    if lists.quantizer_trains_alone == TRAINS_ALONE:  # its lists are no centroids of k-means
+        return
+    centroids = two_level_centroids(vectors, lists.nlist, lists.cp.niter, lists.cp.spherical)
+    lists.quantizer.train(centroids)
+    lists.quantizer.add(centroids)
+
+
+def two_level_centroids(vectors: np.ndarray, count: int, iterations: int, spherical: bool) -> np.ndarray:
+    """Centroids [count, D] of vectors [N, D]: of sqrt(count) clusters first, then within each by its share of vectors.
+
+    Each vector is compared with about 2 sqrt(count) centroids in an iteration, not with all: of 65,536, with 512.
+    """
+
+    def k_means(points: np.ndarray, k: int) -> faiss.Kmeans:
+        means = faiss.Kmeans(points.shape[1], k, niter=iterations, spherical=spherical, min_points_per_centroid=1)
+        means.train(points)
+        return means
+
+    coarse = k_means(vectors, math.isqrt(count))
+    _, cluster_of = coarse.assign(vectors)
+    sizes = np.bincount(cluster_of, minlength=coarse.k)
+    shares = np.diff(np.cumsum(sizes) * count // len(vectors), prepend=0)  # a cluster of a few vectors may have none
+    members = np.split(np.argsort(cluster_of, kind="stable"), np.cumsum(sizes)[:-1])
+    return np.concatenate([k_means(vectors[of], int(k)).centroids for of, k in zip(members, shares, strict=True) if k])
 
 
 def fill(quantizer: Path, blocks: Iterable[np.ndarray], out: Path) -> int:
@@ -75,6 +181,7 @@ class FaissShard:
     ) -> None:
         index = faiss.read_index(str(path))
         self._index = _to_gpu(index) if on_gpu else index
+        self._most = MOST_ON_GPU if on_gpu else sys.maxsize
         self._first_row, self._kind, self._vectors = first_row, kind, vectors
         self._lists = num_lists(kind.factory or "")
 
@@ -105,11 +212,14 @@ class FaissShard:
     def _search_all(self, queries: np.ndarray, wanted: int) -> tuple[np.ndarray, np.ndarray]:
         """As FAISS, but where the lists hold too few vectors for a query, in twice as many lists.
 
-        A graph may give up before it has found enough; the vectors themselves answer then.
+        A graph may give up before it has found enough, and a GPU looks into so many lists for so many documents only;
+        the vectors themselves answer then.
         """
+        if wanted > self._most:
+            return self._search_vectors(queries, wanted)
         similarities, places = self._search_lists(queries, wanted, probes := self._kind.nprobe)
         while len(short := np.flatnonzero((places < 0).any(axis=1))):
-            if probes >= self._lists:
+            if probes >= min(self._lists, self._most):
                 similarities[short], places[short] = self._search_vectors(queries[short], wanted)
                 break
             probes *= 2
@@ -129,7 +239,7 @@ class FaissShard:
         if not self._lists:
             return self._index.search(queries, wanted)
         parameters: Any = faiss.SearchParametersIVF()
-        parameters.nprobe = min(probes, self._lists)
+        parameters.nprobe = min(probes, self._lists, self._most)
         if isinstance(self._index, faiss.IndexPreTransform):  # a rotation before the lists
             inner, parameters = parameters, faiss.SearchParametersPreTransform()
             parameters.index_params = inner
@@ -150,10 +260,13 @@ def _write(index: faiss.Index, out: Path) -> None:
 
 
 def _to_gpu(index: faiss.Index) -> faiss.Index:
-    """Onto the first GPU that this process sees."""
+    """A copy on the first GPU that this process sees."""
     if not hasattr(faiss, "StandardGpuResources"):
         raise UserError("index.gpus_per_searcher is set, but this FAISS knows no GPU: pip install '.[gpu]' instead")
-    return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index)
+    options = faiss.GpuClonerOptions()
+    codes = _without_transforms(index)
+    options.useFloat16 = isinstance(codes, faiss.IndexIVFPQ) and codes.pq.M > FLOAT32_CODES_ON_GPU
+    return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index, options)
 
 
 def _reason(error: RuntimeError) -> str:

@@ -16,6 +16,7 @@ EXACT = "flat_fp16"
 # k-means wants this many points for each centroid; FAISS warns below.
 POINTS_PER_LIST = 39
 LEAST_CENTROIDS = 256  # a sample is at least what so many want
+MOST_LISTS_AT_ONCE = 4_096  # of one k-means, whose time grows with lists x points; more are found in two levels
 
 
 # By preset: the factory string for vectors of `dim` numbers, in `lists` where it has lists. Product quantizers have
@@ -93,8 +94,12 @@ def default_overretrieve(factory: str) -> int:
 
 
 def training_rows(factory: str, num_documents: int) -> np.ndarray:
-    """Rows of the sample that quantizers are trained on: evenly spread, the same every time."""
-    points = 2 * POINTS_PER_LIST * max(num_centroids(factory), LEAST_CENTROIDS)
+    """Rows of the sample that quantizers are trained on: evenly spread, the same every time.
+
+    Twice the points that k-means wants, or, where lists are very many, just those: they are all held in memory.
+    """
+    centroids = max(num_centroids(factory), LEAST_CENTROIDS)
+    points = POINTS_PER_LIST * max(min(2 * centroids, 2 * MOST_LISTS_AT_ONCE), centroids)
     return np.linspace(0, num_documents - 1, min(num_documents, points)).round().astype(np.int64)
 
 

@@ -51,18 +51,3 @@ def most_similar(
     products = torch.bmm(torch.from_numpy(vectors).float(), torch.from_numpy(queries)[:, :, None])[:, :, 0]
     kept = products.topk(keep, dim=1, sorted=False).indices.numpy()
     return np.take_along_axis(rows, kept, axis=1), vectors[np.arange(len(rows))[:, None], kept]
-
-
-def scan_exactly(query: np.ndarray, vectors: BlockVectors, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and inner products [k] of the k best of all vectors for one query [D], in the order of `order_exactly`."""
-    rows, similarities = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
-    start = vectors.first_row
-    for block in vectors.blocks:
-        products = (block.astype(np.float64) @ query.astype(np.float64)).astype(np.float32)
-        better = np.flatnonzero(products > similarities[-1]) if len(rows) == k else np.arange(len(block))
-        rows = np.concatenate([rows, better + start])
-        similarities = np.concatenate([similarities, products[better]])
-        order = np.lexsort((rows, -similarities))[:k]
-        rows, similarities = rows[order], similarities[order]
-        start += len(block)
-    return rows, similarities

@@ -18,6 +18,7 @@ from replug.commands.checks.machine import GIB, Check, Checks, State, can_connec
 from replug.configs.errors import UserError
 from replug.configs.paths import check_paths
 from replug.configs.schema import Config, SwapMode
+from replug.index_workers.installation import check_faiss
 from replug.models.build import cache_path
 from replug.models.hardware import available_cores
 from replug.models.packaged import MINILM, SMOLLM2, SMOLLM2_FILE, packaged_file
@@ -31,6 +32,7 @@ from replug.train.run_dir import RunDirectory
 SHARED = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "weka", "panfs", "orangefs", "afs", "cifs", "9p")
 SAMPLE_BYTES = 2**20
 GGUF_GROWTH = 4  # four bits a weight become sixteen
+UNKNOWN_DOCUMENTS = 10**8  # no kind wants more to be trained
 MANY_GPUS = "lower resources, lm.num_replicas or index.num_builders, or run on more nodes: replug slurm"
 
 
@@ -43,6 +45,7 @@ def config_checks(config: Config) -> Checks:
         "run_dir": run_dir,
         "scores": scores,
         "shared files": shared_files,
+        "index": index,
         "disk": disk,
         "memory": memory,
         "GPUs": gpus,
@@ -158,6 +161,19 @@ def shared_files(config: Config) -> Check | None:
     found = f"{config.run_dir} is on {kind}, which other machines do not see"
     fix = "well if all nodes are this machine; else a run_dir on a shared file system"
     return Check("shared files", State.warning, found, fix)
+
+
+def index(config: Config) -> Check:
+    """Whether FAISS builds the kind of so many vectors, and searches it where it is to be searched."""
+    try:
+        check_faiss()
+        from replug.index_workers.build import index_kind  # it imports FAISS
+
+        kind = index_kind(config, stored_retriever(config).dim, num_documents(config) or UNKNOWN_DOCUMENTS)
+    except UserError as error:
+        return Check("index", State.wrong, str(error), "another index.kind")
+    place = "in GPU memory" if config.index.gpus_per_searcher else "on processors"
+    return Check("index", State.ok, f"{kind.factory or config.index.kind}, searched {place}")
 
 
 def disk(config: Config) -> Check:

@@ -55,6 +55,13 @@ def test_a_configuration_that_does_not_load_is_wrong_and_named(capsys):
     assert found["Python"]["state"] == "ok"  # the machine is looked at nevertheless
 
 
+def test_a_kind_that_cannot_be_built_or_searched_is_wrong(config):
+    assert doctor_config.index(config("index.kind=ivf_sq8")).state is State.ok
+    assert doctor_config.index(config("index.kind=sq7")).state is State.wrong
+    on_gpu = doctor_config.index(config("index.kind=sq8", "index.gpus_per_searcher=0.5"))
+    assert on_gpu.state is State.wrong and "FAISS cannot hold on a GPU" in on_gpu.found
+
+
 def test_lines_read_without_colour(capsys):
     assert run_doctor(DEBUG, ["wandb.mode=online", "ray.address=127.0.0.1:1"], as_json=False) == 1
     lines = capsys.readouterr().out.splitlines()

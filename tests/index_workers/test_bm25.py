@@ -1,15 +1,18 @@
-"""BM25 against the formula worked out word by word, its order."""
+"""BM25 against the formula worked out word by word and against `bm25s`; its order, its memory."""
 
 import gzip
 import json
 import math
+import tracemalloc
 from pathlib import Path
 
+import bm25s
 import numpy as np
 import pytest
 
 from replug.configs.errors import UserError
-from replug.index_workers.bm25 import Bm25Index
+from replug.index_workers import bm25
+from replug.index_workers.bm25 import search_bm25
 
 TEXTS = [
     "red sky over the sea",
@@ -47,9 +50,21 @@ def brute_force(query: list[str], k1: float = 1.5, b: float = 0.75) -> list[floa
     return scores
 
 
-@pytest.fixture(scope="module")
-def index() -> Bm25Index:
-    return Bm25Index(text for text in TEXTS)
+Found = tuple[np.ndarray, np.ndarray]
+
+
+def search(queries: list[str], k: int, texts: list[str] = TEXTS) -> Found:
+    return search_bm25(lambda: iter(texts), queries, k)
+
+
+def by_bm25s(texts: list[str], queries: list[str], k: int) -> Found:
+    """An index of all words of all documents, in memory."""
+    index = bm25s.BM25(method="lucene")
+    index.index(bm25s.tokenize(texts, stopwords="english", show_progress=False), False, show_progress=False)
+    words = [bm25s.tokenize(query, stopwords="english", return_ids=False, show_progress=False)[0] for query in queries]
+    scores = np.stack([index.get_scores_from_ids(index.get_tokens_ids(of)) for of in words])
+    rows = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return rows, np.take_along_axis(scores, rows, axis=1)
 
 
 @pytest.mark.parametrize(
@@ -61,50 +76,83 @@ def index() -> Bm25Index:
         ("sky unheardof", ["sky"]),
     ],
 )
-def test_scores_equal_the_formula(index: Bm25Index, query: str, words: list[str]) -> None:
-    rows, scores = index.search([query], len(TEXTS))
+def test_scores_equal_the_formula(query: str, words: list[str]) -> None:
+    rows, scores = search([query], len(TEXTS))
     expected = brute_force(words)
     assert sorted(rows[0].tolist()) == list(range(len(TEXTS)))
     np.testing.assert_allclose(scores[0], [expected[row] for row in rows[0]], rtol=1e-5, atol=1e-7)
     assert (np.diff(scores[0]) <= 0).all()
 
 
-def test_equal_documents_come_in_the_order_of_their_rows(index: Bm25Index) -> None:
+def test_equal_documents_come_in_the_order_of_their_rows() -> None:
     for k in range(1, len(TEXTS) + 1):
-        rows, scores = index.search(["over red"], k)
-        whole, _ = index.search(["over red"], len(TEXTS))
+        rows, scores = search(["over red"], k)
+        whole, _ = search(["over red"], len(TEXTS))
         assert rows[0].tolist() == whole[0, :k].tolist()
     assert whole[0].tolist() == [0, 6, 1, 2, 3, 4, 5]
     assert scores[0, 0] == scores[0, 1] > scores[0, 2] > scores[0, 3] == 0
 
 
-def test_a_query_without_a_known_word_gets_the_first_rows_with_score_zero(index: Bm25Index) -> None:
+def test_a_query_without_a_known_word_gets_the_first_rows_with_score_zero() -> None:
     for query in ("unheardof", "the", "", "?!", "日本"):
-        rows, scores = index.search([query], 3)
+        rows, scores = search([query], 3)
         assert rows.tolist() == [[0, 1, 2]]
         assert scores.tolist() == [[0, 0, 0]]
 
 
-def test_the_queries_of_a_call_do_not_touch_each_other(index: Bm25Index) -> None:
+def test_the_queries_of_a_call_do_not_touch_each_other() -> None:
     queries = ["red sky", "unheardof", "tree", "evening sea"]
-    rows, scores = index.search(queries, 4)
+    rows, scores = search(queries, 4)
     assert rows.shape == scores.shape == (4, 4) and rows.dtype == np.int64 and scores.dtype == np.float32
     for place, query in enumerate(queries):
-        alone = index.search([query], 4)
+        alone = search([query], 4)
         np.testing.assert_array_equal(rows[place], alone[0][0])
         np.testing.assert_array_equal(scores[place], alone[1][0])
-    assert index.search([], 4)[0].shape == (0, 4)
+    assert search([], 4)[0].shape == (0, 4)
 
 
-def test_where_there_are_fewer_documents_there_are_fewer_columns(index: Bm25Index) -> None:
-    assert len(index) == len(TEXTS)
-    assert index.search(["red"], 100)[0].shape == (1, len(TEXTS))
+def test_where_there_are_fewer_documents_there_are_fewer_columns() -> None:
+    assert search(["red"], 100)[0].shape == (1, len(TEXTS))
 
 
 def test_a_corpus_without_words_is_refused() -> None:
     for texts in ([], ["", "the", "a ?"]):
         with pytest.raises(UserError, match="no word that BM25 could search by"):
-            Bm25Index(texts)
+            search(["red"], 3, texts)
+
+
+@pytest.fixture(scope="module")
+def made_up() -> list[str]:
+    """Words as often as in a language, some documents without any."""
+    rng = np.random.default_rng(0)
+    words = [f"w{number}" for number in range(500)]
+    chances = 1 / np.arange(1, 501)
+    lengths = rng.integers(0, 40, 3000)
+    return [" ".join(rng.choice(words, length, p=chances / chances.sum())) for length in lengths]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 100, 3000])
+@pytest.mark.parametrize("k", [1, 20, 5000])
+def test_rows_and_scores_are_those_of_an_index_of_the_whole_to_the_last_bit(
+    monkeypatch: pytest.MonkeyPatch, made_up: list[str], chunk: int, k: int
+) -> None:
+    monkeypatch.setattr(bm25, "CHUNK_DOCUMENTS", chunk)
+    texts = made_up[:300] if chunk == 1 else made_up
+    queries = ["w3 w70 w71 w3", "w499", "nothing known", *made_up[5:9]]
+    for ours, theirs in zip(search(queries, k, texts), by_bm25s(texts, queries, k), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_memory_follows_from_the_chunk_and_not_from_the_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An index of the whole took 2 KiB for each document while it was built."""
+    monkeypatch.setattr(bm25, "CHUNK_DOCUMENTS", 500)
+    peaks = []
+    for size in (2_000, 16_000):
+        tracemalloc.start()
+        search_bm25(lambda size=size: (f"{TEXTS[row % 7]} word{row}" for row in range(size)), ["red sky"], 10)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0]
 
 
 @pytest.mark.skipif(not WIKIPEDIA.exists(), reason=f"{WIKIPEDIA} is not here; it is no part of the repository")
@@ -114,8 +162,11 @@ def test_gold_is_found_among_ten_thousand_passages() -> None:
     rows_of = {passage["id"]: row for row, passage in enumerate(passages)}
     with gzip.open(WIKIPEDIA.with_name("nq_open_gold.jsonl.gz"), "rt", encoding="utf-8") as file:
         questions = [json.loads(line) for line in file][:300]
-    index = Bm25Index(f"{passage['title']}\n{passage['text']}" for passage in passages)
-    rows, _ = index.search([question["question"] for question in questions], 20)
+    texts = [f"{passage['title']}\n{passage['text']}" for passage in passages]
+    asked = [question["question"] for question in questions]
+    rows, scores = search(asked, 20, texts)
+    for ours, theirs in zip((rows, scores), by_bm25s(texts, asked, 20), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
     gold = [{rows_of[doc] for doc in question["gold"]} for question in questions]
     hits = [bool(wanted & set(found)) for wanted, found in zip(gold, rows.tolist(), strict=True)]
     assert np.mean(hits) > 0.8

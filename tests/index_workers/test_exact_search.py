@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replug.index_workers import exact_search
-from replug.index_workers.exact_search import ExactShard
+from replug.index_workers.exact_search import CopiedVectors, ExactShard
 from replug.index_workers.merge import merge_top_k
-from replug.index_workers.vectors import BlockVectors, scan_exactly
+from replug.index_workers.vectors import BlockVectors, order_exactly
 
 DIM, BLOCK = 16, 32
 RNG = np.random.default_rng(0)
@@ -99,13 +99,60 @@ def test_thousands_of_equal_documents_come_in_the_order_of_their_rows_in_little_
     assert_same(shard_of(vectors, block=1000).search(QUERIES, 20), brute_force(vectors, QUERIES, 20))
 
 
-@pytest.mark.parametrize("block", [1, 7, 300])
-@pytest.mark.parametrize("k", [1, 9, 64, 300, 500])
-def test_a_scan_of_all_vectors_is_brute_force_however_they_are_cut(block: int, k: int) -> None:
-    vectors = np.concatenate([VECTORS[:60]] * 5)  # many are equal
-    blocks = [vectors[start : start + block] for start in range(0, 300, block)]
-    rows, similarities = scan_exactly(QUERIES[0], BlockVectors(1000, blocks, DIM), k)
-    assert_same((rows[None] - 1000, similarities[None]), brute_force(vectors, QUERIES[:1], k))
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors are copied, as to a GPU, and chunks are of a GPU's size."""
+    monkeypatch.setattr(exact_search, "MappedVectors", lambda vectors: CopiedVectors(vectors, torch.device("cpu")))
+
+
+def test_vectors_that_were_copied_are_searched_without_their_files(copied: None) -> None:
+    vectors = VECTORS.copy()
+    shard = shard_of(vectors, first_row=1000)
+    vectors[:] = np.nan  # what the files hold now
+    rows, similarities = shard.search(QUERIES, 9)
+    assert_same((rows - 1000, similarities), brute_force(VECTORS, QUERIES, 9))
+
+
+def test_equal_documents_are_ordered_without_their_files(copied: None) -> None:
+    vectors = np.repeat(VECTORS[:3], 200, axis=0)
+    shard, expected = shard_of(vectors), brute_force(vectors, QUERIES, 20)
+    vectors[:] = np.nan
+    assert_same(shard.search(QUERIES, 20), expected)
+
+
+@pytest.mark.parametrize("k", [1, 9, 64, 200])
+@pytest.mark.parametrize(("near", "ordered"), [(1, 1), (16, 3), (7, 1000), (16_384, 1024)])
+def test_many_documents_of_few_similarities_are_ordered_however_they_are_cut(
+    monkeypatch: pytest.MonkeyPatch, k: int, near: int, ordered: int
+) -> None:
+    """Groups of 200 equal documents, of which the later ones are better liked by some queries."""
+    monkeypatch.setattr(exact_search, "NEAR_ROWS", near)
+    monkeypatch.setattr(exact_search, "ORDERED_ROWS", ordered)
+    vectors = np.repeat(VECTORS[:5], 200, axis=0)
+    assert_same(shard_of(vectors).search(QUERIES[:4], k), brute_force(vectors, QUERIES[:4], k))
+
+
+@given(st.integers(1, 40), st.integers(0, 2**32 - 1), st.integers(1, 200))
+@settings(max_examples=60, deadline=None)
+def test_coarse_vectors_of_many_ties_are_ordered_as_by_brute_force(distinct: int, seed: int, k: int) -> None:
+    rng = np.random.default_rng(seed)
+    vectors = rng.integers(-1, 2, (distinct, DIM)).astype(np.float16)[rng.integers(0, distinct, 900)]
+    queries = rng.integers(-1, 2, (5, DIM)).astype(np.float32)
+    assert_same(shard_of(vectors).search(queries, k), brute_force(vectors, queries, k))
+
+
+def test_of_equal_documents_only_the_first_are_ordered_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a text without words, of which a corpus has thousands, would cost each query minutes."""
+    ordered = []
+
+    def counted(queries: np.ndarray, rows: np.ndarray, vectors: np.ndarray, k: int) -> tuple:
+        ordered.append(rows.size)
+        return order_exactly(queries, rows, vectors, k)
+
+    monkeypatch.setattr(exact_search, "order_exactly", counted)
+    vectors = np.repeat(VECTORS[:1], 50_000, axis=0)
+    assert_same(shard_of(vectors, 1 << 16).search(QUERIES, 20), brute_force(vectors, QUERIES, 20))
+    assert sum(ordered) <= len(QUERIES) * (28 + 84 + 1024)
 
 
 @given(st.lists(st.integers(0, len(QUERIES) - 1), min_size=1, max_size=80), st.integers(1, 40))
@@ -178,7 +225,9 @@ def test_the_answer_does_not_depend_on_how_products_are_looked_through(monkeypat
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_a_gpu_gives_the_same_bits() -> None:
-    blocks = [VECTORS[start : start + BLOCK] for start in range(0, 300, BLOCK)]
+@pytest.mark.parametrize("copies", [1, 500])
+def test_a_gpu_gives_the_same_bits(copies: int) -> None:
+    vectors = np.repeat(VECTORS, copies, axis=0)
+    blocks = [vectors[start : start + BLOCK] for start in range(0, len(vectors), BLOCK)]
     on_gpu = ExactShard(BlockVectors(0, blocks, DIM), torch.device("cuda"))
-    assert_same(on_gpu.search(QUERIES, 20), shard_of(VECTORS).search(QUERIES, 20))
+    assert_same(on_gpu.search(QUERIES, 20), shard_of(vectors).search(QUERIES, 20))

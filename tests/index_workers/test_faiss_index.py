@@ -1,16 +1,29 @@
 """The lossy kinds: what FAISS is asked to build, and what it finds, against brute force."""
 
+import re
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import faiss
 import numpy as np
 import pytest
 
 from replug.configs.errors import RunError, UserError
-from replug.index_workers.faiss_index import FaissShard, check_kind, fill, set_search_threads, train_quantizer
-from replug.index_workers.kinds import IndexKind, resolve_kind
+from replug.configs.load import load_config
+from replug.index_workers import faiss_index
+from replug.index_workers.build import index_kind
+from replug.index_workers.faiss_index import (
+    FaissShard,
+    check_kind,
+    fill,
+    refused_on_gpu,
+    set_search_threads,
+    train_quantizer,
+    two_level_centroids,
+)
+from replug.index_workers.kinds import PRESETS, IndexKind, resolve_kind
 from replug.index_workers.vectors import BlockVectors
 from replug.index_workers.version_store import VersionStore
 from replug.models.hardware import available_cores
@@ -90,6 +103,116 @@ def test_what_needs_no_training_needs_no_documents(factory: str | None) -> None:
 def test_what_could_not_be_filled_or_searched_is_refused_beforehand(factory: str) -> None:
     with pytest.raises(UserError, match=f"index.kind is {factory}"):
         check_kind(IndexKind(factory), DIM, ROWS)
+
+
+# What a GPU can hold --------------------------------------------------------------------------------------
+
+# What `faiss.index_cpu_to_gpu` of FAISS 1.15 copies: classes by its GpuCloner.cpp, tried with faiss-gpu 1.15.1, and the
+# rules of GpuIndexIVFPQ and GpuIndexIVFScalarQuantizer.
+COPIED = ["Flat", "SQfp16", "IVF16,Flat", "IVF16,SQ8", "IVF16,SQ4", "IVF16,SQ6", "IVF16,SQfp16", "IVF16,PQ16"]
+COPIED += ["IVF16,PQ96", "OPQ16_64,IVF16,PQ16", "PCA32,IVF16,SQ8", "PCAR32,Flat", "IVF16,PQ48np"]
+REFUSED = ["SQ8", "SQ4", "SQbf16", "PQ16", "PQ16np", "PQ16x4", "PQ16x4fs", "IVF16,PQ16x4", "IVF16,PQ16x4fs"]
+REFUSED += ["IVF16,PQ32x6", "IVF16,PQ6", "IVF16,PQ192", "IVF16,SQbf16", "IVF16,FlatDedup", "HNSW8", "NSG16"]
+REFUSED += ["IVF16_HNSW8,SQ8", "IVF16,RaBitQ", "IVF16,RaBitQfs", "PCA32,SQ8", "OPQ16_64,PQ16", "IVF256(RCQ2x4),SQ8"]
+
+
+@pytest.mark.parametrize("factory", COPIED)
+def test_what_faiss_copies_to_a_gpu_may_be_searched_there(factory: str) -> None:
+    check_kind(IndexKind(factory), 192, 100_000, k_on_gpu=20)
+
+
+@pytest.mark.parametrize("factory", REFUSED)
+def test_what_faiss_does_not_copy_to_a_gpu_is_refused_with_what_would_do(factory: str) -> None:
+    check_kind(IndexKind(factory), 192, 100_000)
+    with pytest.raises(UserError, match="which FAISS cannot hold on a GPU") as caught:
+        check_kind(IndexKind(factory), 192, 100_000, k_on_gpu=20)
+    assert f"index.kind is {factory}" in str(caught.value) and "set index.gpus_per_searcher=0" in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "copied"), [("sq8", False), ("pq", False), ("ivf_sq8", True), ("ivf_pq", False)])
+def test_of_the_presets_a_gpu_holds_lists_of_scalars(name: str, copied: bool) -> None:
+    index = faiss.index_factory(768, PRESETS[name](768, 4096), faiss.METRIC_INNER_PRODUCT)
+    assert (refused_on_gpu(index) is None) == copied
+
+
+def test_every_preset_is_in_the_table_of_what_a_gpu_holds() -> None:
+    assert set(PRESETS) == {"sq8", "pq", "ivf_sq8", "ivf_pq"}
+
+
+@pytest.mark.skipif(not hasattr(faiss, "StandardGpuResources"), reason="this FAISS knows no GPU")
+def test_the_tables_are_those_of_the_installed_faiss() -> None:
+    """Without a GPU as far as FAISS looks before it asks for one: at the classes."""
+    for factory in COPIED + REFUSED:
+        try:
+            index = faiss.index_factory(192, factory, faiss.METRIC_INNER_PRODUCT)
+            faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index)
+            copied = True
+        except RuntimeError as error:
+            copied = "Invalid GPU device" in str(error) and faiss.get_num_gpus() == 0
+        assert copied or factory in REFUSED, factory
+        assert factory in COPIED or not copied or faiss.get_num_gpus() == 0, factory
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (IndexKind("IVF8192,SQ8", nprobe=2049), "index.nprobe is 2049; expected at most 2048"),
+        (
+            IndexKind("IVF16,SQ8", 1, rerank=True, overretrieve=103),
+            "times index.overretrieve is 2060; expected at most",
+        ),
+    ],
+)
+def test_a_gpu_looks_for_so_many_documents_in_so_many_lists(kind: IndexKind, says: str) -> None:
+    check_kind(kind, DIM, 10**6)
+    with pytest.raises(UserError, match=says):
+        check_kind(kind, DIM, 10**6, k_on_gpu=20)
+
+
+def on_gpu(monkeypatch: pytest.MonkeyPatch, folder: Path, kind: IndexKind) -> FaissShard:
+    """Whose index refuses as one on a GPU does more than a hundred documents or four lists."""
+    monkeypatch.setattr(faiss_index, "MOST_ON_GPU", 100)
+    monkeypatch.setattr(faiss_index, "_to_gpu", lambda index: index)
+    make_shard(folder, kind)
+    vectors = BlockVectors(FIRST_ROW, BLOCKS, DIM) if kind.rerank else None
+    return FaissShard(folder / "shard.faiss", FIRST_ROW, kind, vectors, on_gpu=True)
+
+
+def test_more_documents_than_a_gpu_looks_for_are_found_by_the_vectors(monkeypatch, tmp_path: Path) -> None:
+    """A search that leaves out a text's own source asks for ever more."""
+    shard = on_gpu(monkeypatch, tmp_path, IndexKind("IVF16,SQ8", nprobe=16, rerank=True, overretrieve=6))
+    rows, similarities = shard.search(QUERIES, 20)
+    np.testing.assert_array_equal(rows, brute_force(20)[0])
+    np.testing.assert_array_equal(similarities, brute_force(20)[1])
+    with pytest.raises(RunError, match="finds fewer than 101 of 600 documents"):
+        on_gpu(monkeypatch, tmp_path, IndexKind("IVF16,SQ8", nprobe=16)).search(QUERIES, 101)
+
+
+def test_more_lists_than_a_gpu_looks_into_are_not_asked_of_it(monkeypatch, tmp_path: Path) -> None:
+    shard = on_gpu(monkeypatch, tmp_path, IndexKind("IVF128,SQ8", nprobe=1, rerank=True))
+    monkeypatch.setattr(faiss_index, "MOST_ON_GPU", 4)
+    shard = FaissShard(tmp_path / "shard.faiss", FIRST_ROW, shard._kind, shard._vectors, on_gpu=True)
+    rows, _ = shard.search(QUERIES[:4], 4)
+    assert rows.shape == (4, 4) and (rows >= FIRST_ROW).all()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["index.kind=sq8"], "index.kind is SQ8, which FAISS cannot hold on a GPU (IndexScalarQuantizer is not there)"),
+        (["index.kind=pq"], "IndexPQFastScan is not there"),
+        (["index.kind=ivf_pq"], "IndexIVFPQFastScan is not there"),
+        (["index.kind=ivf_sq8", "index.nprobe=4096"], "index.nprobe is 4096; expected at most 2048"),
+        (["index.kind=ivf_sq8", "retrieve.k=600"], "retrieve.k times index.overretrieve is 2400; expected at most"),
+        (["index.kind=ivf_sq8", "retrieve.k=600", "index.rerank=live"], "is 2400; expected at most 2048"),
+        (["index.kind=ivf_sq8", "retrieve.k=505", "retrieve.exclude_own_source=true"], "is 2052; expected at most"),
+    ],
+)
+def test_a_configuration_that_no_gpu_could_search_is_refused(overrides: list[str], says: str) -> None:
+    debug = Path(__file__).parents[2] / "configs/debug.yaml"
+    index_kind(load_config(debug, overrides), 384, 10**7)
+    with pytest.raises(UserError, match=re.escape(says)):
+        index_kind(load_config(debug, [*overrides, "index.gpus_per_searcher=0.5"]), 384, 10**7)
 
 
 # What is found --------------------------------------------------------------------------------------------
@@ -173,6 +296,53 @@ def test_a_graph_that_reaches_fewer_documents_than_asked_for_leaves_it_to_the_ve
         RunError, match=r"HNSW4 finds fewer than 300 of 600 documents for a text; set index\.rerank=stored"
     ):
         make_shard(tmp_path, IndexKind("HNSW4")).search(QUERIES, 300)
+
+
+# Very many lists ------------------------------------------------------------------------------------------
+
+CLUSTERED = np.repeat(RNG.standard_normal((40, DIM)), 60, axis=0) + 0.05 * RNG.standard_normal((2400, DIM))
+TINY = np.concatenate([1 + 1e-3 * RNG.standard_normal((2390, DIM)), 100 * RNG.standard_normal((10, DIM))])
+DEGENERATE = {
+    "clusters": CLUSTERED,
+    "all equal": np.ones((2400, DIM)),
+    "half equal": np.concatenate([np.ones((1200, DIM)), RNG.standard_normal((1200, DIM))]),
+    "five": np.repeat(RNG.standard_normal((5, DIM)), 480, axis=0),
+    "a few far away": TINY,
+}
+
+
+@pytest.mark.parametrize("name", DEGENERATE)
+@pytest.mark.parametrize("count", [1, 2, 60, 64, 2400])
+def test_two_levels_give_as_many_centroids_as_asked_for(name: str, count: int) -> None:
+    vectors = DEGENERATE[name] / np.linalg.norm(DEGENERATE[name], axis=1, keepdims=True)
+    centroids = two_level_centroids(vectors.astype(np.float32), count, 3, spherical=True)
+    assert centroids.shape == (count, DIM) and centroids.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(centroids, axis=1), 1, rtol=1e-5)
+
+
+def test_centroids_of_two_levels_are_nearly_as_near_as_those_of_one() -> None:
+    vectors = (CLUSTERED / np.linalg.norm(CLUSTERED, axis=1, keepdims=True)).astype(np.float32)
+    whole = faiss.Kmeans(DIM, 60, niter=10, spherical=True)
+    whole.train(vectors)
+    nearest = [
+        (vectors @ c.T).max(axis=1).mean() for c in (whole.centroids, two_level_centroids(vectors, 60, 10, True))
+    ]
+    assert nearest[1] > nearest[0] - 0.01
+
+
+@pytest.mark.parametrize("factory", ["IVF64,SQ8", "PCAR8,IVF64,SQ8", "OPQ4_16,IVF64,PQ4np", "IVF64_HNSW8,SQ8"])
+def test_an_index_of_very_many_lists_finds_as_much_as_any(monkeypatch, tmp_path: Path, factory: str) -> None:
+    kind = IndexKind(factory, nprobe=16, rerank=True, overretrieve=8)
+    at_once = recall(make_shard(tmp_path, kind).search(QUERIES, 10)[0], 10)
+    monkeypatch.setattr(faiss_index, "MOST_LISTS_AT_ONCE", 16)
+    in_two_levels = recall(make_shard(tmp_path, kind).search(QUERIES, 10)[0], 10)
+    assert in_two_levels > at_once - 0.1  # noise without clusters, nine vectors a list: the worst case
+
+
+def test_lists_that_are_no_centroids_are_trained_as_faiss_does(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(faiss_index, "MOST_LISTS_AT_ONCE", 16)
+    monkeypatch.setattr(faiss_index, "two_level_centroids", None)
+    make_shard(tmp_path, IndexKind("IVF64(RCQ2x3),SQ8", nprobe=8))
 
 
 # What the disk does not take --------------------------------------------------------------------------------

@@ -126,6 +126,12 @@ def test_every_centroid_has_twice_the_points_that_k_means_wants(factory: str, ce
     assert len(training_rows(factory, 10**7)) == 2 * POINTS_PER_LIST * centroids
 
 
+def test_of_very_many_lists_each_has_the_points_that_k_means_wants() -> None:
+    """Twice as many would be 16 GB of float32 numbers of 768 dimensions for 65,536 lists."""
+    points = [len(training_rows(f"IVF{lists},SQ8", 10**7)) for lists in (4096, 8192, 16384, 65536)]
+    assert points == [POINTS_PER_LIST * lists for lists in (8192, 8192, 16384, 65536)]
+
+
 def test_a_preset_that_is_added_to_the_table_is_built_searched_and_planned(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
