@@ -103,6 +103,8 @@ def main() -> int:
     for name in FOREIGN:
         os.environ.pop(name, None)
     allocation = JobAllocation.from_environment(os.environ)
+    if "SLURM_GPUS" in os.environ and len(allocation.nodes) > 1:  # no step of one node would start
+        sys.exit("replug job: --gpus is of all nodes together; submit with --gpus-per-node, or --gres=gpu:COUNT")
     again = f", start {allocation.num_restarts + 1}" if allocation.num_restarts else ""
     say(f"job {allocation.job_id} on {' '.join(allocation.nodes)}{again}")
     # Short, and not $TMPDIR: the sockets in it have at most 107 characters, and all nodes take the same path.

@@ -86,7 +86,7 @@ def test_a_line_that_would_be_missed_is_refused(line):
 ON_GPUS = ("resources.train=auto", "resources.score=auto", "resources.index=auto")
 
 
-@pytest.mark.parametrize("spelling", ["--gres=gpu:a100:4", "--gpus-per-node=a100:4", "--gpus=8", "--gpus-per-task=4"])
+@pytest.mark.parametrize("spelling", ["--gres=gpu:a100:4", "--gpus-per-node=a100:4", "--gpus-per-task=4"])
 def test_gpus_that_are_asked_for_in_any_spelling_get_their_actors(prints, spelling):
     expected = prints(*ON_GPUS, nodes=2, gpus_per_node="4")
     printed = prints(*ON_GPUS, nodes=2, extra=(spelling,))
