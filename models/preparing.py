@@ -26,6 +26,7 @@ from replug.models.packaged import resolve_encoder_path, resolve_lm_path
 log = logging.getLogger(__name__)
 
 OF_THE_MODEL = 8  # tokens of an input that stand for no text: those that begin or end it, and what joins its parts
+LM_TOKENS = "lm tokens (document, window)"  # in a set's origin: no piece has more
 ROW_KEYS = ("corpus", "queries", "heldout")
 RAW_KEYS = (
     *("source", "text_field", "id_field", "domain_field", "tokenizer", "document_tokens", "window"),
@@ -102,10 +103,19 @@ def _tokenizer_key(config: Config) -> dict[str, object]:
     return {f"{name}.path": paths[name]} if name in paths else {}
 
 
+def tokens_at_most(config: Config, prepared: PreparedSet) -> tuple[int, int] | None:
+    """The most tokens of this LM in a document, and in a context or continuation; None where nobody has bounded them."""
+    origin = prepared.manifest.get("origin", {})
+    if origin.get("lm.path") != (config.lm.tokenizer or config.lm.path) or LM_TOKENS not in origin:
+        return None
+    document, window = origin[LM_TOKENS]
+    return document, window
+
+
 def _bound_key(config: Config) -> dict[str, object]:
     """Which LM must hold the pieces, and how many of its tokens."""
     limits = _lm_limits(config)
-    return {"lm.path": config.lm.tokenizer or config.lm.path, "tokens of the LM": list(limits)} if limits else {}
+    return {"lm.path": config.lm.tokenizer or config.lm.path, LM_TOKENS: list(limits)} if limits else {}
 
 
 def _lm_limits(config: Config) -> tuple[int, int] | None:

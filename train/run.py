@@ -58,7 +58,7 @@ def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dic
     lm = lm_source(config.lm, run.budget_file, run.scores)
     module_encoder = load_encoder(config.retriever)
     data = prepared_set(config, run.data)
-    check_data(config, data, lm)
+    check_data(config, data, lm, run.data_check)
     index_kind(config, module_encoder.dim, len(data.corpus))
     run.claim(config, lm.identity)  # only now: a mistake fixed above must not be a changed key of an unfinished run
     if config.train.threads:
@@ -90,7 +90,7 @@ def evaluate(config: Config) -> None:
     run = RunDirectory(Path(config.run_dir).expanduser())
     lm = lm_source(config.lm, run.budget_file, run.scores)
     data = prepared_set(config, run.data)
-    check_data(config, data, lm)
+    check_data(config, data, lm, run.data_check)
     paths = {"replug": None, **({"lsr": run.retriever} if run.retriever.is_dir() else {})}
     with (
         ray_cluster(config, ("index", *lm.roles)) as laid_out,

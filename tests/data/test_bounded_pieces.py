@@ -18,7 +18,7 @@ from replug.data.store import PreparedSet
 from replug.data.tokenizing import load_plain, pieces_within, word_tokenizer
 from replug.models.build import lm_source
 from replug.models.local.hf_source import HuggingFaceSource
-from replug.models.preparing import data_origin, prepared_set
+from replug.models.preparing import LM_TOKENS, data_origin, prepared_set
 from replug.train.data_checks import check_data
 from tests.support.preparing import WORDS, contents, rows_of, texts_of, write_jsonl
 from tests.support.real_models import real_encoder, real_lm
@@ -106,7 +106,7 @@ def by_retriever(*overrides: str) -> Config:
 
 
 def limits(config: Config) -> object:
-    return data_origin(config).get("tokens of the LM")
+    return data_origin(config).get(LM_TOKENS)
 
 
 def test_a_document_and_a_text_share_what_the_lm_holds(held):
@@ -120,7 +120,7 @@ def test_a_document_and_a_text_share_what_the_lm_holds(held):
 def test_paper_yaml_is_bounded_by_its_lm(held):
     held(1024)
     origin = data_origin(load_config(ROOT / "configs/paper.yaml", ["data.source=stand_in"]))
-    assert origin["lm.path"] == "gpt2-xl" and origin["tokens of the LM"] == [338, 338]
+    assert origin["lm.path"] == "gpt2-xl" and origin[LM_TOKENS] == [338, 338]
 
 
 def test_texts_cut_by_the_lms_own_tokens_need_no_other_bound(held):
