@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 OF_THE_MODEL = 8  # tokens of an input that stand for no text: those that begin or end it, and what joins its parts
 LM_TOKENS = "lm tokens (document, window)"  # in a set's origin: no piece has more
+RETOKENIZED = 2  # times as many tokens as it was cut by has no piece that is tokenized alone: it differs at its ends
 ROW_KEYS = ("corpus", "queries", "heldout")
 RAW_KEYS = (
     *("source", "text_field", "id_field", "domain_field", "tokenizer", "document_tokens", "window"),
@@ -104,10 +105,16 @@ def _tokenizer_key(config: Config) -> dict[str, object]:
 
 
 def tokens_at_most(config: Config, prepared: PreparedSet) -> tuple[int, int] | None:
-    """The most tokens of this LM in a document, and in a context or continuation; None where nobody has bounded them."""
+    """The most tokens of this LM in a document, and in a context or continuation, by how the set was cut.
+
+    None where it was not cut, or by another's tokens without a bound.
+    """
     origin = prepared.manifest.get("origin", {})
-    if origin.get("lm.path") != (config.lm.tokenizer or config.lm.path) or LM_TOKENS not in origin:
+    if origin.get("lm.path") != (config.lm.tokenizer or config.lm.path):
         return None
+    if origin.get("data.tokenizer") == "lm":
+        window = origin["data.window"]
+        return RETOKENIZED * (origin["data.document_tokens"] or window), RETOKENIZED * window
     document, window = origin[LM_TOKENS]
     return document, window
 

@@ -115,10 +115,18 @@ def test_what_does_not_fit_leaves_no_mark(tmp_path, config, source):
     assert not mark.exists()
 
 
-@pytest.mark.parametrize(("bound", "is_counted"), [([20, 20], False), ([60, 40], True)])
-def test_what_preparing_has_bounded_is_not_counted(tmp_path, config, source, counting, bound, is_counted):
+@pytest.mark.parametrize(
+    ("cut", "is_counted"),
+    [
+        ({LM_TOKENS: [20, 20]}, False),
+        ({LM_TOKENS: [60, 40]}, True),
+        ({"data.tokenizer": "lm", "data.window": 16, "data.document_tokens": None}, False),
+        ({"data.tokenizer": "lm", "data.window": 16, "data.document_tokens": 32}, True),
+    ],
+)
+def test_what_preparing_has_bounded_is_not_counted(tmp_path, config, source, counting, cut, is_counted):
     data = prepared(tmp_path / "set", words(20), words(20), " " + words(20))
-    data.manifest["origin"] = {"lm.path": config.lm.path, LM_TOKENS: bound}
+    data.manifest["origin"] = {"lm.path": config.lm.path, **cut}
     check_data(config, data, source)
     assert (counting.num_texts > 2) == is_counted  # more than the separator and nothing
     counting.num_texts, config.lm.path = 0, "another"  # whose tokens nobody has counted
