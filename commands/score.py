@@ -206,7 +206,10 @@ def _open(config: ScoreConfig, source_of_lm: "LMSource", cache: Path) -> "Iterat
     """The LM behind its cache; Ray runs where the LM wants actors."""
     from replug.cluster.ray_cluster import ray_cluster
     from replug.models.build import opened_lm
+    from replug.models.hardware import check_gpus
 
+    if source_of_lm.roles:
+        check_gpus()
     cluster = ray_cluster(config, source_of_lm.roles) if source_of_lm.roles else nullcontext()
     with cluster, opened_lm(config.lm, source_of_lm, cache) as lm:
         yield lm

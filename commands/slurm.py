@@ -33,6 +33,7 @@ from replug.configs.paths import check_paths
 from replug.configs.resume import require_same
 from replug.configs.schema import Config
 from replug.data.files import replace_file, write_json, writing
+from replug.slurm.gpu_options import gpus_per_node
 from replug.train.environment import describe_environment
 from replug.train.run_dir import RunDirectory
 
@@ -49,7 +50,7 @@ class SlurmRequest:
 
     job: str = "train"
     nodes: int | None = None
-    gpus_per_node: int | None = None
+    gpus_per_node: str | None = None
     cpus_per_task: int | None = None
     time: str | None = None
     partition: str | None = None
@@ -75,7 +76,7 @@ def slurm(
     submit: Annotated[bool, typer.Option("--submit", help="Freeze configuration and code, and submit.")] = False,
     job: Annotated[str, typer.Option(help="train, prepare or evaluate.")] = "train",
     nodes: Annotated[int | None, typer.Option(help="Nodes.", min=1)] = None,
-    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs of each node.", min=0)] = None,
+    gpus_per_node: Annotated[str | None, typer.Option(help="GPUs of each node, such as 4 or a100:4.")] = None,
     cpus_per_task: Annotated[int | None, typer.Option(help="CPUs of each node.", min=1)] = None,
     time: Annotated[str | None, typer.Option(help="Time limit, such as 24:00:00.")] = None,
     partition: Annotated[str | None, typer.Option(help="Partition.")] = None,
@@ -134,7 +135,16 @@ def render(template: str, request: SlurmRequest, folder: Path, submitted_from: P
 
 
 def _option_name(line: str) -> str:
-    return line.removeprefix("#SBATCH --").partition("=")[0] if line.startswith("#SBATCH --") else ""
+    return _read_directive(line)[0] if line.startswith("#SBATCH") else ""
+
+
+def _read_directive(line: str) -> tuple[str, str]:
+    """Name and value of `#SBATCH --name=value` or `--name value`. Raises UserError for another form, such as `-N 2`."""
+    words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
+    name, equals, value = words[0].partition("=") if words else ("", "", "")
+    if not OPTION.fullmatch(name) or len(words) > (1 if equals else 2):
+        raise UserError(f"{line!r} of the job script cannot be read; expected one such as #SBATCH --gpus-per-node=4")
+    return name.removeprefix("--"), value if equals else " ".join(words[1:])
 
 
 def _directive(name: str, value: str) -> str:
@@ -149,8 +159,7 @@ def _set(line: str, variables: Mapping[str, str]) -> str:
 
 def directives(script: str) -> dict[str, str]:
     """The options that a job script asks SLURM for."""
-    lines = (line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH --"))
-    return {name: value for name, _, value in (line.partition("=") for line in lines)}
+    return dict(_read_directive(line) for line in script.splitlines() if line.startswith("#SBATCH"))
 
 
 def freeze(config: Config, folder: Path, script: str) -> None:
@@ -186,24 +195,38 @@ def _load(path: Path, overrides: Sequence[str], job: str) -> Config:
 
 def _require_room(wanted: Sequence[resources.Need], options: Mapping[str, str]) -> None:
     """What the queue would be waited for in vain."""
-    cpus, gpus = int(options["cpus-per-task"]), int(options.get("gpus-per-node", "0"))
-    nodes = [resources.Node(f"node {number}", cpus, gpus) for number in range(_least_nodes(options))]
+    count = _least_nodes(options)
+    cpus, gpus = _number("cpus-per-task", options["cpus-per-task"]), _gpus_of_a_node(options)
+    nodes = [resources.Node(f"node {number}", cpus, gpus) for number in range(count)]
     if problem := resources.shortage(nodes, wanted):
         raise UserError(f"--nodes, --cpus-per-task, --gpus-per-node: {problem}; ask for more, or for fewer actors")
 
 
 def _actors(config: Config, job: str, options: Mapping[str, str]) -> list[resources.Need]:
     """The actors of a job on the GPUs that it asks for. Preparing has tasks only, which take what room there is."""
-    num_gpus = _least_nodes(options) * int(options.get("gpus-per-node", "0"))
+    num_gpus = _least_nodes(options) * _gpus_of_a_node(options)
     laid_out = resources.lay_out(config, num_gpus)
     return resources.needs(
         laid_out, ROLES[job], "train" in ROLES[job] and resources.trains_on_gpu(config, num_gpus > 0)
     )
 
 
+def _gpus_of_a_node(options: Mapping[str, str]) -> int:
+    try:
+        return gpus_per_node(options, _least_nodes(options))
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
 def _least_nodes(options: Mapping[str, str]) -> int:
     """A number of nodes may be a range, such as 2-4."""
-    return int(options["nodes"].partition("-")[0])
+    return max(1, _number("nodes", options["nodes"].partition("-")[0]))
+
+
+def _number(option: str, text: str) -> int:
+    if not text.isdigit():
+        raise UserError(f"--{option}: {text!r} cannot be read; expected a number, such as --{option}=2")
+    return int(text)
 
 
 def _require_unfinished(config: Config, run: RunDirectory, job: str) -> None:
@@ -218,7 +241,7 @@ def _require_unfinished(config: Config, run: RunDirectory, job: str) -> None:
 
 
 def _summary(path: Path, job: str, options: Mapping[str, str], actors: Sequence[resources.Need], folder: Path) -> str:
-    known = ("nodes", "cpus-per-task", "gpus-per-node", "time", "partition", "account")
+    known = ("nodes", "cpus-per-task", "gpus-per-node", "gpus-per-task", "gpus", "gres", "time", "partition", "account")
     own = ("job-name", "ntasks-per-node", "requeue", "open-mode", "output", "signal")
     others = [f"--{name}={value}" for name, value in options.items() if name not in known + own]
     version = describe_environment()

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import Dataset, concatenate_datasets
 
 from replug.configs.errors import UserError
@@ -72,10 +73,15 @@ class CorpusStore:
         for start in range(0, len(self), ROWS_PER_BATCH):
             yield from self.documents(range(start, min(start + ROWS_PER_BATCH, len(self))))
 
+    def num_bytes(self) -> np.ndarray:
+        """UTF-8 bytes of each document's text; the texts themselves are not read."""
+        return _num_bytes(self._table, "text")
+
     def rows_of(self, ids: Iterable[str]) -> dict[str, int]:
         """Row numbers of the documents with these ids; ids that are not there are left out."""
-        wanted = set(ids)
-        return {doc.id: row for row, doc in enumerate(self.iterate()) if doc.id in wanted} if wanted else {}
+        column = self._table.data.column("id")
+        rows = np.flatnonzero(pc.is_in(column, value_set=pa.array(sorted(set(ids)), column.type)))
+        return dict(zip(column.take(pa.array(rows)).to_pylist(), rows.tolist(), strict=True))
 
 
 class WindowStore:
@@ -87,11 +93,25 @@ class WindowStore:
     def __len__(self) -> int:
         return len(self._table)
 
+    def num_bytes(self) -> np.ndarray:
+        """UTF-8 bytes of each text, context and continuation together; the texts themselves are not read."""
+        return _num_bytes(self._table, "context") + _num_bytes(self._table, "continuation")
+
+    def gold(self) -> dict[str, str]:
+        """Documents that texts name as gold, each with the id of a text that does."""
+        lists = self._table.data.column("gold")
+        texts = self._table.data.column("id").take(pc.list_parent_indices(lists))
+        return dict(zip(pc.list_flatten(lists).to_pylist(), texts.to_pylist(), strict=True))
+
     def windows(self, rows: Sequence[int] | np.ndarray | None = None) -> list[Window]:
         """Texts in the order asked for; all of them by default."""
         columns = self._table[:] if rows is None else self._table[[int(row) for row in rows]]
         fields = zip(*(columns[name] for name in WINDOW_SCHEMA.names), strict=True)
         return [Window(*texts, tuple(gold)) for *texts, gold in fields]  # type: ignore[call-arg]
+
+
+def _num_bytes(table: Dataset, column: str) -> np.ndarray:
+    return pc.binary_length(table.data.column(column)).to_numpy()
 
 
 def _token_rules(folder: Path) -> str | None:

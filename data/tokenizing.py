@@ -14,6 +14,8 @@ from functools import lru_cache
 import numpy as np
 from tokenizers import Encoding, Regex, Tokenizer, models, pre_tokenizers
 
+from replug.data.chunks import split_text
+
 SEGMENT_CHARACTERS = 1 << 17  # a text is tokenized in parts of at most this length, cut before white space
 
 
@@ -91,6 +93,26 @@ def token_offsets(tokenizer: Tokenizer, texts: Sequence[str]) -> list[TokenOffse
     ]
     encodings = iter(tokenizer.encode_batch(parts, add_special_tokens=False))
     return [TokenOffsets(list(itertools.islice(encodings, len(cuts))), cuts) for cuts in borders]
+
+
+def pieces_within(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> list[list[str]]:
+    """Each text in pieces of at most `limit` tokens, as even as can be: nearly always it is one piece already.
+
+    A token is at least one byte, so only what is longer in bytes is tokenized.
+    """
+    long = [row for row, text in enumerate(texts) if len(text.encode()) > limit]
+    encodings = tokenizer.encode_batch_fast([texts[row] for row in long], add_special_tokens=False)
+    over = {row for row, encoding in zip(long, encodings, strict=True) if len(encoding) > limit}
+    return [_cut_evenly(tokenizer, text, limit) if row in over else [text] for row, text in enumerate(texts)]
+
+
+def _cut_evenly(tokenizer: Tokenizer, text: str, limit: int) -> list[str]:
+    """What is cut may have other tokens than before, so the pieces are counted again."""
+    offsets = token_offsets(tokenizer, [text])[0]
+    parts = split_text(text, offsets, -(-len(offsets) // max(2, -(-len(offsets) // limit))))
+    if len(parts) == 1:
+        return parts  # one character of many tokens
+    return [piece for pieces in pieces_within(tokenizer, parts, limit) for piece in pieces]
 
 
 def ids_of_texts(tokenizer: Tokenizer, rule: TokenIds, texts: Sequence[str]) -> list[np.ndarray]:

@@ -27,6 +27,7 @@ from replug.evals.outcomes import OutcomeFile
 from replug.evals.results_files import show_results, write_results
 from replug.evals.search import find_all, needs_building
 from replug.index_workers.installation import check_faiss
+from replug.models.hardware import check_gpus
 from replug.models import build as models_build
 from replug.models.build import prompt_template
 from replug.models.lm_source import LMSource
@@ -48,6 +49,7 @@ def evaluate(config: EvaluationConfig) -> dict:
     corpus = corpus_of(run_config, folder, methods)
     dataset = kind.make_dataset(config, corpus)
     check_faiss()
+    check_gpus()
     with evaluation_cluster(config, methods, source) as run_config:
         found = find_all(config, corpus, dataset.queries, methods, folder.found) if corpus else {}
         book = EvidenceBook(

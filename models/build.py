@@ -17,6 +17,7 @@ from replug.models.local import hf_source, stand_in_lm
 from replug.models.packaged import resolve_encoder_path
 from replug.models.prompt import PromptTemplate
 
+NO_LIMIT = 10**9  # a tokenizer of which transformers knows no limit has an absurd one
 # The first that takes the section has it. Local weights come last: they take every path.
 BACKENDS: list[Backend] = [server_source.source, stand_in_lm.source, hf_source.source]
 
@@ -58,6 +59,15 @@ def lm_tokenizer_json(lm: LMConfig) -> str:
     if tokenizer is None:
         raise UserError("lm.tokenizer is missing; expected the server's tokenizer, whose tokens are to be counted")
     return str(tokenizer.backend_tokenizer.to_str())
+
+
+def lm_max_tokens(lm: LMConfig) -> int | None:
+    """Tokens that the LM's files say it holds, without reaching for it; None where they do not, and without a limit."""
+    source = _named_source(lm, LMFiles())
+    if lm.path is not None:
+        return source.max_tokens
+    tokenizer = source.tokenizer()
+    return tokenizer.model_max_length if tokenizer and tokenizer.model_max_length < NO_LIMIT else None
 
 
 def _named_source(lm: LMConfig, files: LMFiles) -> LMSource:

@@ -1,12 +1,27 @@
-"""What the hardware multiplies natively, so that `dtype: auto` means one thing everywhere."""
+"""What the hardware multiplies natively, so that `dtype: auto` means one thing everywhere; and whether torch sees it.
+
+A torch whose CUDA is newer than the driver says nothing: it finds no GPU, and everything would run on the CPU.
+"""
 
 import os
+import re
+from pathlib import Path
 
 import torch
+
+from replug.configs.errors import UserError
 
 # Padded tokens in one forward pass of an LM, where nobody says otherwise. A CPU is busy with few, and few rows of
 # similar length are padded little; a GPU wants many.
 TOKENS_PER_PASS, TOKENS_PER_PASS_GPU = 1024, 32_768
+
+DRIVER, DEVICES = Path("/proc/driver/nvidia/version"), Path("/dev")
+DRIVER_OF_CUDA = {"12": 525, "13": 580}  # the first driver that runs a CUDA of this number
+HIDDEN = ("", "-1", "NoDevFiles")  # in CUDA_VISIBLE_DEVICES
+OLDER_CUDA = (
+    "for drivers from 525 on "
+    "make install FAISS=gpu TORCH='torch==2.13.0+cu126 --index-url https://download.pytorch.org/whl/cu126'"
+)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -37,4 +52,45 @@ def available_cores() -> int:
 
 
 def default_device() -> torch.device:
+    """The GPU that this process sees, else the CPU. Raises UserError where one was given to it that torch cannot use."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES"):
+        check_gpus()
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def check_gpus() -> None:
+    """Raise UserError where GPUs are here that torch cannot use: the CPU would do all the work without a word."""
+    if problem := unusable_gpus():
+        raise UserError(f"{problem}. To run on the CPU, hide the GPUs: CUDA_VISIBLE_DEVICES= replug ...")
+
+
+def unusable_gpus() -> str | None:
+    """Versions and the fix, where a driver gives GPUs and torch finds none; None where they are hidden on purpose."""
+    if torch.cuda.is_available() or os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN or not _gives_gpus():
+        return None
+    driver = _driver_version()
+    if torch.version.cuda is None:
+        return f"a GPU is here (driver {driver}), but torch {torch.__version__} is built without CUDA: {OLDER_CUDA}"
+    needed = DRIVER_OF_CUDA.get(torch.version.cuda.partition(".")[0])
+    found = f"torch {torch.__version__} cannot use the GPUs of driver {driver}: its CUDA {torch.version.cuda}"
+    if needed is None or int(driver.partition(".")[0]) >= needed:
+        return f"{found} should; see nvidia-smi"
+    return f"{found} wants a driver from {needed} on: install one, or {OLDER_CUDA}"
+
+
+def _gives_gpus() -> bool:
+    """A driver is loaded, and a device of it may be opened: a container or a SLURM step may have none of a machine's."""
+    return DRIVER.exists() and any(_opens(device) for device in DEVICES.glob("nvidia[0-9]*"))
+
+
+def _opens(device: Path) -> bool:
+    try:
+        device.open("rb+", buffering=0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _driver_version() -> str:
+    found = re.search(r"Kernel Module\b\D*?(?:x86_64|aarch64)?\s+(\d+(?:\.\d+)+)", DRIVER.read_text())
+    return found.group(1) if found else "0"

@@ -3,23 +3,31 @@
 It stands in this package because texts are cut by the tokens of the LM or the retriever; the work is `data.prepare`'s.
 """
 
+import logging
 from pathlib import Path
 
 from transformers import AutoTokenizer
 
 from replug.cluster.task_pool import RayPool
+from replug.configs.errors import UserError
 from replug.configs.paths import check_paths
-from replug.configs.schema import Config
+from replug.configs.schema import Config, TooLong
 from replug.data.files import file_sha256
+from replug.data.prepare.cutting import LMBound
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import Origin, Tokenizers, import_corpus, prepare_raw, prepare_rows, repair
 from replug.data.prepare.work import require_same
 from replug.data.sources.shards import source_fingerprint
 from replug.data.store import Corpus, PreparedSet, read_manifest
 from replug.data.tokenizing import TokenIds
-from replug.models.build import lm_tokenizer_json, load_encoder
+from replug.models.build import lm_max_tokens, lm_tokenizer_json, load_encoder
 from replug.models.packaged import resolve_encoder_path, resolve_lm_path
 
+log = logging.getLogger(__name__)
+
+OF_THE_MODEL = 8  # tokens of an input that stand for no text: those that begin or end it, and what joins its parts
+LM_TOKENS = "lm tokens (document, window)"  # in a set's origin: no piece has more
+RETOKENIZED = 2  # times as many tokens as it was cut by has no piece that is tokenized alone: it differs at its ends
 ROW_KEYS = ("corpus", "queries", "heldout")
 RAW_KEYS = (
     *("source", "text_field", "id_field", "domain_field", "tokenizer", "document_tokens", "window"),
@@ -66,7 +74,7 @@ def data_origin(config: Config) -> Origin:
     """What a prepared set follows from: the keys, and hashes of the files."""
     data = config.data
     if data.source:
-        origin = {**_data_keys(config, RAW_KEYS), "seed": config.seed, **_tokenizer_key(config)}
+        origin = {**_data_keys(config, RAW_KEYS), "seed": config.seed, **_tokenizer_key(config), **_bound_key(config)}
         found = source_fingerprint(data.source)
         return {**origin, "data.source (files)": found} if found else origin
     files = {name: Path(getattr(data, name)).expanduser() for name in ROW_KEYS}
@@ -96,6 +104,49 @@ def _tokenizer_key(config: Config) -> dict[str, object]:
     return {f"{name}.path": paths[name]} if name in paths else {}
 
 
+def tokens_at_most(config: Config, prepared: PreparedSet) -> tuple[int, int] | None:
+    """The most tokens of this LM in a document, and in a context or continuation, by how the set was cut.
+
+    None where it was not cut, or by another's tokens without a bound.
+    """
+    origin = prepared.manifest.get("origin", {})
+    if origin.get("lm.path") != (config.lm.tokenizer or config.lm.path):
+        return None
+    if origin.get("data.tokenizer") == "lm":
+        window = origin["data.window"]
+        return RETOKENIZED * (origin["data.document_tokens"] or window), RETOKENIZED * window
+    document, window = origin[LM_TOKENS]
+    return document, window
+
+
+def _bound_key(config: Config) -> dict[str, object]:
+    """Which LM must hold the pieces, and how many of its tokens."""
+    limits = _lm_limits(config)
+    return {"lm.path": config.lm.tokenizer or config.lm.path, LM_TOKENS: list(limits)} if limits else {}
+
+
+def _lm_limits(config: Config) -> tuple[int, int] | None:
+    """The LM's tokens in a document, and in a context or continuation, that one input may hold together.
+
+    None where texts are cut by the LM's own tokens, and where what it holds is not known or has no limit.
+    """
+    data, limit = config.data, None if config.data.tokenizer == "lm" else lm_max_tokens(config.lm)
+    if limit is None:
+        return None
+    room = limit - len(config.lm.separator.encode()) - OF_THE_MODEL
+    if config.lm.too_long is TooLong.truncate:
+        return room, room  # all but the continuation is cut where they do not fit together
+    document = data.document_tokens or data.window
+    parts = document + 2 * data.window
+    if room < parts:
+        raise UserError(
+            f"data.window, data.document_tokens: a document of {document} tokens, a context and a continuation of "
+            f"{data.window} each do not fit the LM, which holds {limit}; expected shorter ones, an LM with a longer "
+            "context, or lm.too_long=truncate"
+        )
+    return room * document // parts, room * data.window // parts
+
+
 def _data_keys(config: Config, names: tuple[str, ...]) -> dict[str, object]:
     return {f"data.{name}": getattr(config.data, name) for name in names}
 
@@ -106,7 +157,18 @@ def _tokenizers(config: Config) -> Tokenizers:
     if name == "lm":
         return Tokenizers(lm_tokenizer_json(config.lm), ids)
     path = resolve_encoder_path(config.retriever.path) if name == "retriever" else resolve_lm_path(name)
-    return Tokenizers(str(AutoTokenizer.from_pretrained(path).backend_tokenizer.to_str()), ids)
+    return Tokenizers(str(AutoTokenizer.from_pretrained(path).backend_tokenizer.to_str()), ids, _lm_bound(config))
+
+
+def _lm_bound(config: Config) -> LMBound | None:
+    if (limits := _lm_limits(config)) is not None:
+        return LMBound(lm_tokenizer_json(config.lm), *limits)
+    if config.lm.path is None:
+        log.warning(
+            f"data.tokenizer is {config.data.tokenizer}, and what the LM can hold is not known here: a piece with very "
+            "long words may have more of its tokens than it takes. Give lm.path, or a server's lm.tokenizer"
+        )
+    return None
 
 
 def _token_ids(config: Config) -> TokenIds | None:

@@ -34,6 +34,12 @@ TAIL_LINES = 30
 FIRST_PORT, NUM_PORTS = 20_000, 10_000  # above Ray's usual ports, below those that the kernel hands out
 # Of another cluster, or a promise to keep to loopback; this one is of many machines.
 FOREIGN = ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_TMPDIR", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
+# What the job asked for as a whole. srun would ask for it again for each step, of one node and one task: all GPUs of the
+# job on one node, or fewer than the node has. Without them every step on a node sees all of the job's GPUs there.
+OF_THE_JOB = (
+    *("SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET", "SLURM_NTASKS_PER_GPU"),
+    *("SLURM_CPUS_PER_GPU", "SLURM_MEM_PER_GPU", "SLURM_GPU_BIND", "SLURM_TRES_BIND", "SLURM_TRES_PER_TASK"),
+)
 
 
 class JobError(Exception):
@@ -97,6 +103,8 @@ def main() -> int:
     for name in FOREIGN:
         os.environ.pop(name, None)
     allocation = JobAllocation.from_environment(os.environ)
+    if "SLURM_GPUS" in os.environ and len(allocation.nodes) > 1:  # no step of one node would start
+        sys.exit("replug job: --gpus is of all nodes together; submit with --gpus-per-node, or --gres=gpu:COUNT")
     again = f", start {allocation.num_restarts + 1}" if allocation.num_restarts else ""
     say(f"job {allocation.job_id} on {' '.join(allocation.nodes)}{again}")
     # Short, and not $TMPDIR: the sockets in it have at most 107 characters, and all nodes take the same path.
@@ -130,9 +138,14 @@ def run(allocation: JobAllocation, folder: Path, nodes: list[JobNode], asked: St
 
 
 def job_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """For every step: the token's place, never the token. Actors without a GPU keep what CUDA_VISIBLE_DEVICES says."""
+    """For every step: the token's place, never the token; and GPUs that are the same, by the same numbers, in all.
+
+    Actors without a GPU keep what CUDA_VISIBLE_DEVICES says.
+    """
+    kept = {name: value for name, value in environment.items() if name not in OF_THE_JOB}
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "token")}
-    return {**environment, **token, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    gpus = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}  # as SLURM numbers them
+    return {**kept, **token, **gpus}
 
 
 def own_address() -> str:

@@ -15,6 +15,8 @@ import sys
 import threading
 from pathlib import Path
 
+from replug.slurm.gpu_options import gpus_of_step
+
 OBJECT_STORE_BYTES = 2**30  # ids, queries and answers pass through it, vectors and weights do not
 SHIELDED = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
 
@@ -24,8 +26,12 @@ def main() -> int:
     folder, address, *rest = sys.argv[1:]
     is_first_here = not Path(folder).exists()  # where it is there, another process of the job made it, and removes it
     write_token(Path(folder), sys.stdin.readline().strip())
+    try:
+        command = ray_command(folder, address, "--head" in rest)
+    except ValueError as error:
+        sys.exit(f"replug job: {error}")
     signal.pthread_sigmask(signal.SIG_BLOCK, SHIELDED)  # inherited by all that Ray starts, whatever handlers it sets
-    ray = subprocess.Popen(ray_command(folder, address, "--head" in rest), stdin=subprocess.DEVNULL, process_group=0)
+    ray = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
     asked = threading.Event()
     threading.Thread(target=stop_at_end_of_input, args=(ray, asked), daemon=True).start()
     status = ray.wait()
@@ -53,7 +59,7 @@ def ray_command(folder: str, address: str, is_head: bool) -> list[str]:
     cpus = os.environ.get("SLURM_CPUS_PER_TASK") or os.environ["SLURM_CPUS_ON_NODE"]
     options = {
         "num-cpus": cpus,
-        "num-gpus": os.environ.get("SLURM_GPUS_ON_NODE", "0"),
+        "num-gpus": str(gpus_of_step(os.environ)),
         "object-store-memory": str(OBJECT_STORE_BYTES),
         "temp-dir": f"{folder}/ray",  # not the folder itself, which Ray opens to everybody
         "min-worker-port": "0",

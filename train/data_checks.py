@@ -1,33 +1,60 @@
-"""What the parts of a run must agree on, looked at before anything heavy starts."""
+"""What the parts of a run must agree on, looked at before anything heavy starts.
 
+A set of a paper's size has tens of millions of texts. So what preparing has bounded is not counted again; bytes, which
+are known without reading a text, come before tokens, of which none is shorter than one; and what must be tokenized is,
+in batches and only once for a run.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from replug.configs.errors import UserError
 from replug.configs.schema import Config, TooLong
-from replug.data.records import Window
+from replug.data.files import file_sha256, write_json
 from replug.data.store import PreparedSet
 from replug.models.lm_source import LMSource
+from replug.models.preparing import tokens_at_most
+
+BATCH_ROWS = 1024
 
 
-def check_data(config: Config, data: PreparedSet, source: LMSource) -> None:
-    """What the parts must agree on, before anything heavy starts."""
+def check_data(config: Config, data: PreparedSet, source: LMSource, mark: Path | None = None) -> None:
+    """What the parts must agree on. Lengths that `mark` says were looked at are not looked at again."""
     wanted = max(config.retrieve.k, config.evaluate.k)
     if len(data.corpus) < wanted:
         raise UserError(
             f"retrieve.k or evaluate.k asks for {wanted} documents, but the corpus holds {len(data.corpus)}"
         )
-    windows = [*data.queries.windows(), *data.heldout.windows()]
-    _check_gold(data, windows)
+    _check_gold(data)
     if source.max_tokens is None or (tokenizer := source.tokenizer()) is None:
         return  # no limit, or nothing to count with: a server refuses what it cannot hold
-    if config.lm.too_long is TooLong.error:
-        _check_lengths(data, windows, tokenizer, source.max_tokens, config.lm.separator)
-    else:
-        _check_continuations(windows, tokenizer, source.max_tokens)
+    asked = _question(config, data, source.max_tokens)
+    if mark is not None and mark.is_file() and json.loads(mark.read_text()) == asked:
+        return
+    _LengthCheck(config, data, tokenizer, source.max_tokens).run()
+    if mark is not None:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        write_json(mark, asked)
 
 
-def _check_gold(data: PreparedSet, windows: list[Window]) -> None:
-    named = {doc: window.id for window in windows for doc in window.gold}
+def _question(config: Config, data: PreparedSet, max_tokens: int) -> dict[str, object]:
+    """All that the lengths and what is allowed follow from."""
+    lm = config.lm
+    return {
+        "set": file_sha256(data.folder / "manifest.json"),
+        "lm": lm.tokenizer or lm.path,
+        "max_tokens": max_tokens,
+        "separator": lm.separator,
+        "too_long": lm.too_long.value,
+    }
+
+
+def _check_gold(data: PreparedSet) -> None:
+    named = {**data.queries.gold(), **data.heldout.gold()}
     missing = set(named) - set(data.corpus.rows_of(named))
     if missing:
         doc = min(missing)
@@ -36,39 +63,75 @@ def _check_gold(data: PreparedSet, windows: list[Window]) -> None:
         )
 
 
-def _check_continuations(windows: list[Window], tokenizer: PreTrainedTokenizerBase, limit: int) -> None:
-    """Documents and contexts are cut to fit, continuations never."""
-    for window in windows:
-        text = window.continuation
-        if len(text.encode()) >= limit and len(tokenizer(text, verbose=False)["input_ids"]) >= limit:
-            raise UserError(f"text {window.id}: its continuation alone fills the LM, which holds {limit} tokens")
+class _LengthCheck:
+    """Whether the LM holds what it will be given: a document with the longest text after it, or a continuation alone."""
+
+    def __init__(
+        self, config: Config, data: PreparedSet, tokenizer: PreTrainedTokenizerBase, max_tokens: int
+    ) -> None:
+        self._data, self._tokenizer, self._limit = data, tokenizer, max_tokens
+        self._cuts = config.lm.too_long is TooLong.truncate
+        self._bound = tokens_at_most(config, data)
+        self._between = len(self._ids([config.lm.separator])[0]) + 2
+
+    def run(self) -> None:
+        """Raises UserError for a text or document that is too long."""
+        if self._bound is not None and self._fits(*self._bound):
+            return
+        if self._cuts:
+            self._check_continuations()
+        else:
+            self._check_documents()
+
+    def _fits(self, document: int, window: int) -> bool:
+        added = len(self._ids([""])[0])  # what begins and ends a text, which preparing does not count
+        return (window if self._cuts else document + 2 * window + 3 * added + self._between) < self._limit
+
+    def _check_continuations(self) -> None:
+        """Documents and contexts are cut to fit, continuations never."""
+        for store in (self._data.queries, self._data.heldout):
+            for rows in _batches(np.flatnonzero(store.num_bytes() >= self._limit)):
+                windows = store.windows(rows)
+                for window, ids in zip(windows, self._ids([w.continuation for w in windows]), strict=True):
+                    if len(ids) >= self._limit:
+                        raise UserError(
+                            f"text {window.id}: its continuation alone fills the LM, which holds {self._limit} tokens"
+                        )
+
+    def _check_documents(self) -> None:
+        """No document, with the longest text after it, may exceed the LM's context."""
+        rest, longest = self._longest_text()
+        rest += self._between
+        corpus = self._data.corpus
+        for rows in _batches(np.flatnonzero(corpus.num_bytes() + rest > self._limit)):
+            for row, ids in zip(rows, self._ids(corpus.texts(rows)), strict=True):
+                if len(ids) + rest > self._limit:
+                    raise UserError(
+                        f"document {corpus.documents([row])[0].id} has {len(ids)} tokens and text {longest} up to "
+                        f"{rest}, but the LM holds {self._limit}: cut the documents (data.source does it), take an LM "
+                        "with a longer context, or set lm.too_long=truncate"
+                    )
+
+    def _longest_text(self) -> tuple[int, str]:
+        """Tokens of the longest context and continuation together, and whose they are; by bytes, the longest first."""
+        most, name = 0, ""
+        for store in (self._data.queries, self._data.heldout):
+            num_bytes = store.num_bytes()
+            for rows in _batches(np.argsort(-num_bytes, kind="stable")):
+                rows = rows[num_bytes[rows] > most]
+                if not len(rows):
+                    break
+                windows = store.windows(rows)
+                contexts = self._ids([window.context for window in windows])
+                continuations = self._ids([window.continuation for window in windows])
+                rows_found = zip(contexts, continuations, windows, strict=True)
+                most, name = max((most, name), *((len(c) + len(y), window.id) for c, y, window in rows_found))
+        return most, name
+
+    def _ids(self, texts: list[str]) -> list[list[int]]:
+        return self._tokenizer(texts, verbose=False, return_attention_mask=False)["input_ids"]  # type: ignore[no-any-return]
 
 
-def _check_lengths(
-    data: PreparedSet, windows: list[Window], tokenizer: PreTrainedTokenizerBase, limit: int, separator: str
-) -> None:
-    """No document, with the longest text after it, may exceed the LM's context.
-
-    A token is at least one byte, so only what is longer in bytes is tokenized.
-    """
-
-    def count(text: str) -> int:
-        return len(tokenizer(text, verbose=False)["input_ids"])
-
-    rest, longest = 0, ""
-    for window in sorted(windows, key=_num_bytes, reverse=True):
-        if _num_bytes(window) <= rest:
-            break
-        rest, longest = max((rest, longest), (count(window.context) + count(window.continuation), window.id))
-    rest += count(separator) + 2
-    for doc in data.corpus.iterate():
-        if len(doc.text.encode()) + rest > limit and count(doc.text) + rest > limit:
-            raise UserError(
-                f"document {doc.id} has {count(doc.text)} tokens and text {longest} up to {rest}, but the LM "
-                f"holds {limit}: cut the documents (data.source does it), take an LM with a longer context, or set "
-                "lm.too_long=truncate"
-            )
-
-
-def _num_bytes(window: Window) -> int:
-    return len((window.context + window.continuation).encode())
+def _batches(rows: np.ndarray) -> Iterator[np.ndarray]:
+    for start in range(0, len(rows), BATCH_ROWS):
+        yield rows[start : start + BATCH_ROWS]

@@ -13,7 +13,7 @@ from pytorch_lightning.loggers.logger import Logger
 
 from replug.cluster.interruption import Interruption
 from replug.cluster.ray_cluster import ray_cluster
-from replug.configs.schema import Config
+from replug.configs.schema import Accelerator, Config
 from replug.data.files import write_json
 from replug.data.store import PreparedSet
 from replug.evals.evidence import RetrievedDocuments
@@ -22,6 +22,7 @@ from replug.index_workers.installation import check_faiss
 from replug.index_workers.version_store import IndexState
 from replug.models.build import lm_source, load_encoder
 from replug.models.encoder import Encoder
+from replug.models.hardware import check_gpus
 from replug.models.preparing import prepared_set
 from replug.train.data_checks import check_data
 from replug.train.evaluation import evaluate_heldout, search_heldout
@@ -44,6 +45,8 @@ def train(config: Config) -> dict:
         log.info(f"{run.path} holds a finished run; give another run_dir to train again")
         return show_results(run)
     check_faiss()
+    if config.train.accelerator is not Accelerator.cpu:
+        check_gpus()
     quieten_lightning()
     interruption = Interruption()
     with interruption.installed():
@@ -55,7 +58,7 @@ def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dic
     lm = lm_source(config.lm, run.budget_file, run.scores)
     module_encoder = load_encoder(config.retriever)
     data = prepared_set(config, run.data)
-    check_data(config, data, lm)
+    check_data(config, data, lm, run.data_check)
     index_kind(config, module_encoder.dim, len(data.corpus))
     run.claim(config, lm.identity)  # only now: a mistake fixed above must not be a changed key of an unfinished run
     if config.train.threads:
@@ -83,10 +86,11 @@ def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dic
 def evaluate(config: Config) -> None:
     """The table of `replug train`, for the retriever as it is configured and the run's tuned one, if any."""
     check_faiss()
+    check_gpus()
     run = RunDirectory(Path(config.run_dir).expanduser())
     lm = lm_source(config.lm, run.budget_file, run.scores)
     data = prepared_set(config, run.data)
-    check_data(config, data, lm)
+    check_data(config, data, lm, run.data_check)
     paths = {"replug": None, **({"lsr": run.retriever} if run.retriever.is_dir() else {})}
     with (
         ray_cluster(config, ("index", *lm.roles)) as laid_out,

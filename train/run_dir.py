@@ -6,6 +6,7 @@ data/              the prepared set (unless `data.prepared` names another)
 index/             index versions
 checkpoints/       step-000100.ckpt with its mark step-000100.json, which holds its checksum
 best/              the weights whose documents helped most on held-out text during training, and best.json
+data_check.json    which set was found to fit which LM, so that a resumed run does not count its tokens again
 run_times.json     seconds that the stages of the run took, those before an interruption included
 metrics.jsonl      one object for every logged step
 scores.sqlite      the cache of LM scores
@@ -49,6 +50,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.data = path / "data"
+        self.data_check = path / "data_check.json"
         self.index = path / "index"
         self.checkpoints = path / "checkpoints"
         self.metrics = path / "metrics.jsonl"
@@ -93,6 +95,7 @@ class RunDirectory:
         """What other commands of ours do not leave where a run is to begin."""
         ours = {
             self.data.name,
+            self.data_check.name,
             self.index.name,
             self.budget_file.name,
             self.evaluation.name,

@@ -122,15 +122,14 @@ def cuda() -> Check:
     """GPUs as torch sees them, against the ones that the machine has."""
     import torch
 
+    from replug.models.hardware import unusable_gpus
+
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
         return Check("CUDA", State.ok, f"{torch.version.cuda}, {len(names)} GPUs: {', '.join(sorted(set(names)))}")
-    if not Path("/proc/driver/nvidia/version").exists():
-        return Check("CUDA", State.ok, "no NVIDIA driver here: everything runs on the CPU")
-    if torch.version.cuda is None:
-        return Check("CUDA", State.wrong, "a GPU, but a torch without CUDA", "pip install 'torch>=2.13,<2.15'")
-    found = f"torch {torch.__version__} cannot use the driver that is here"
-    return Check("CUDA", State.wrong, found, "see nvidia-smi, and CUDA_VISIBLE_DEVICES")
+    if problem := unusable_gpus():
+        return Check("CUDA", State.wrong, problem, "or hide the GPUs, to run on the CPU: CUDA_VISIBLE_DEVICES=")
+    return Check("CUDA", State.ok, "no GPU for this process: everything runs on the CPU")
 
 
 def faiss() -> Check:

@@ -20,11 +20,23 @@ from replug.data.sampling import SPLITS, Shares, buckets, piece_key, split_of
 from replug.data.sources.records import FieldMap, Passed, SourceShard, SourceText
 from replug.data.sources.rejected import EXAMPLES, Reason, Rejected
 from replug.data.sources.shards import read_with_passed
-from replug.data.tokenizing import TokenOffsets, load_plain, token_offsets
+from replug.data.tokenizing import load_plain, pieces_within, token_offsets
 
 CHARACTERS_AT_A_TIME = 1 << 19  # texts that are tokenized together
 RUN_CHARACTERS = 6 << 20  # of pieces in memory: a worker never holds more, however much a source shard gives
 KINDS: dict[str, type[Piece]] = {"documents": DocumentPiece, "queries": WindowPiece, "heldout": WindowPiece}
+
+
+@dataclass(frozen=True, slots=True)
+class LMBound:
+    """What the LM can hold of a piece that is cut by another's tokens: a word of any length may be one of those."""
+
+    tokenizer: str  # the LM's own, as JSON
+    document_tokens: int
+    window_tokens: int
+
+    def tokens_of(self, split: str) -> int:
+        return self.document_tokens if split == "documents" else self.window_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +49,7 @@ class CutRules:
     document_tokens: int
     seed: int
     shares: Shares
+    bound: LMBound | None = None
 
     def tokens_of(self, split: str) -> int:
         return self.document_tokens if split == "documents" else self.window
@@ -56,6 +69,7 @@ class SourceShardReport:
     examples: list[Rejected]
     counts: dict[str, dict[int, int]]
     files: dict[str, str]  # names and sha256
+    cut_further: int = 0  # pieces that the LM could not have held
 
     def write(self, path: Path) -> None:
         write_json(path, asdict(self))
@@ -91,7 +105,8 @@ def load_rules(path: Path) -> CutRules:
 @lru_cache(1)
 def _parse_rules(text: str) -> CutRules:
     row = json.loads(text)
-    return CutRules(**{**row, "fields": FieldMap(**row["fields"]), "shares": Shares(**row["shares"])})
+    parts = {"fields": FieldMap(**row["fields"]), "shares": Shares(**row["shares"])}
+    return CutRules(**{**row, **parts, "bound": LMBound(**row["bound"]) if row["bound"] else None})
 
 
 def _batches(source_shard: SourceShard, cut: "_SourceShardCut") -> Iterator[list[SourceText]]:
@@ -133,9 +148,11 @@ class _SourceShardCut:
     counts: dict[str, Counter] = field(default_factory=lambda: {split: Counter() for split in SPLITS})
     pieces: dict[str, list] = field(default_factory=lambda: {split: [] for split in SPLITS})
     characters: int = 0
+    cut_further: int = 0
 
     def __post_init__(self) -> None:
         self._tokenizer = _loaded_tokenizer(self.rules.tokenizer)
+        self._lm_tokenizer = _loaded_tokenizer(self.rules.bound.tokenizer) if self.rules.bound else None
 
     def reject(self, case: Rejected) -> None:
         self.rejected[case.reason.value] += 1
@@ -153,7 +170,8 @@ class _SourceShardCut:
             split = split_of(text.id, self.rules.seed, self.rules.shares)
             assert split is not None
             self.tokens += len(offsets)
-            self._keep(split, list(self._cut(split, text, offsets)))
+            parts = self._bounded(split, split_text(text.text, offsets, self.rules.tokens_of(split)))
+            self._keep(split, list(self._documents(text, parts) if split == "documents" else self._windows(text, parts)))
         if self.characters > RUN_CHARACTERS:
             self._write_runs()
 
@@ -170,11 +188,16 @@ class _SourceShardCut:
             examples=self.examples,
             counts={split: dict(sorted(counts.items())) for split, counts in self.counts.items()},
             files={name: file_sha256(self.folder / name) for name in self.files},
+            cut_further=self.cut_further,
         )
 
-    def _cut(self, split: str, text: SourceText, offsets: TokenOffsets) -> Iterator[Piece]:
-        parts = split_text(text.text, offsets, self.rules.tokens_of(split))
-        return self._documents(text, parts) if split == "documents" else self._windows(text, parts)
+    def _bounded(self, split: str, parts: list[str]) -> list[str]:
+        """Pieces that the LM can hold; all but a few are as they were."""
+        if self.rules.bound is None or self._lm_tokenizer is None:
+            return parts
+        found = pieces_within(self._lm_tokenizer, parts, self.rules.bound.tokens_of(split))
+        self.cut_further += sum(len(pieces) > 1 for pieces in found)
+        return [piece for pieces in found for piece in pieces]
 
     def _documents(self, text: SourceText, parts: list[str]) -> Iterator[DocumentPiece]:
         version = hash64(text.text)
@@ -230,6 +253,6 @@ def _length(piece: Piece) -> int:
     return len(piece.text) if isinstance(piece, DocumentPiece) else len(piece.context) + len(piece.continuation)
 
 
-@lru_cache(1)
+@lru_cache(2)
 def _loaded_tokenizer(tokenizer: str) -> Tokenizer:
     return load_plain(tokenizer)

@@ -36,12 +36,13 @@ class Cut:
         self.counts = {split: KeyCounts(getattr(asked, split), margin) for split in SPLITS}
         self.domains: dict[str, Counter] = {split: Counter() for split in SPLITS}
         self.dropped, self.rejected = Counter[str](), Counter[str]()
-        self.texts = self.tokens = 0
+        self.texts = self.tokens = self.cut_further = 0
 
     def add(self, report: SourceShardReport) -> None:
         self.reports[report.number] = replace(report, counts={}, domains={})
         self.texts += report.texts
         self.tokens += report.tokens
+        self.cut_further += report.cut_further
         self.dropped.update(report.dropped)
         self.rejected.update(report.rejected)
         for split in SPLITS:

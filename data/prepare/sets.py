@@ -17,7 +17,7 @@ from replug.configs.errors import UserError
 from replug.configs.schema import DataConfig
 from replug.data.files import file_sha256, write_json, wrong_files
 from replug.data.prepare.assembly import ShardReport, write_ids_of_shard
-from replug.data.prepare.cutting import CutRules
+from replug.data.prepare.cutting import CutRules, LMBound
 from replug.data.prepare.disjoint import DisjointProof, prove_disjoint, prove_shard, require_disjoint
 from replug.data.prepare.local_pool import Pool
 from replug.data.prepare.overlap_filter import OverlapFilter
@@ -49,10 +49,11 @@ Origin = dict[str, object]  # the keys, and hashes of files, that a set was made
 
 @dataclass(frozen=True, slots=True)
 class Tokenizers:
-    """What cuts the texts (JSON), and how the retriever reads documents, where that is known."""
+    """What cuts the texts (JSON), how the retriever reads documents, and what the LM holds, where that is known."""
 
     cut: str
     token_ids: TokenIds | None = None
+    bound: LMBound | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,7 @@ def _cut_rules(config: DataConfig, seed: int, tokenizers: Tokenizers) -> CutRule
         config.document_tokens or config.window,
         seed,
         Shares(config.query_share, config.heldout_share, config.corpus_share),
+        tokenizers.bound,
     )
 
 
@@ -156,6 +158,8 @@ def _require_some(source: str, splits: Splits) -> None:
             "texts, a smaller data.window, or other shares"
         )
     log.info(f"cut into {said}")
+    if further := splits.cut.cut_further:
+        log.info(f"{further} pieces held more tokens of the LM than it has room for, and were cut further")
 
 
 def _counts(counts: dict[str, int], dropped: Counter) -> str:
@@ -199,7 +203,7 @@ def _finish(
     manifest = {
         "counts": splits.counts,
         "domains": domains,
-        "source": {"texts": cut.texts, "tokens": cut.tokens, "pieces": pieces},
+        "source": {"texts": cut.texts, "tokens": cut.tokens, "pieces": pieces, "cut_further": cut.cut_further},
         "dropped": dict(sorted(splits.dropped.items())),
         "rejected": dict(sorted(cut.rejected.items())),
         "origin": origin,

@@ -14,6 +14,7 @@ from replug.data.shards import write_documents, write_windows
 from replug.data.store import PreparedSet
 from replug.models.local.hf_source import HuggingFaceSource
 from replug.models.local.stand_in_lm import StandInSource
+from replug.models.preparing import LM_TOKENS
 from replug.train.data_checks import check_data
 
 
@@ -75,3 +76,77 @@ def test_where_documents_are_cut_only_a_continuation_that_fills_the_lm_is_refuse
     check_data(config, prepared(tmp_path / "set", words(500), words(90), " " + words(50)), source)
     with pytest.raises(UserError, match="text q: its continuation alone fills the LM, which holds 100 tokens"):
         check_data(config, prepared(tmp_path / "other", words(5), words(5), " " + words(100)), source)
+
+
+class Counting:
+    """A tokenizer that counts the texts it is given."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.tokenizer, self.num_texts = tokenizer, 0
+
+    def __call__(self, texts: list[str], **options: object) -> dict:
+        self.num_texts += len(texts)
+        return self.tokenizer(texts, **options)
+
+
+@pytest.fixture
+def counting(source, monkeypatch) -> Counting:
+    counter = Counting(source.tokenizer())
+    monkeypatch.setattr(Source, "tokenizer", lambda self: counter)
+    return counter
+
+
+def test_a_resumed_run_counts_no_tokens_again(tmp_path, config, source, counting):
+    data, mark = prepared(tmp_path / "set", words(40), words(20), " " + words(20)), tmp_path / "run/data_check.json"
+    check_data(config, data, source, mark)
+    assert counting.num_texts > 0
+    counting.num_texts = 0
+    check_data(config, data, source, mark)
+    assert counting.num_texts == 0
+    config.lm.separator = " | "
+    check_data(config, data, source, mark)
+    assert counting.num_texts > 0
+
+
+def test_what_does_not_fit_leaves_no_mark(tmp_path, config, source):
+    data, mark = prepared(tmp_path / "set", words(70), words(20), " " + words(20)), tmp_path / "data_check.json"
+    with pytest.raises(UserError, match="document d has 70 tokens"):
+        check_data(config, data, source, mark)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("cut", "is_counted"),
+    [
+        ({LM_TOKENS: [20, 20]}, False),
+        ({LM_TOKENS: [60, 40]}, True),
+        ({"data.tokenizer": "lm", "data.window": 16, "data.document_tokens": None}, False),
+        ({"data.tokenizer": "lm", "data.window": 16, "data.document_tokens": 32}, True),
+    ],
+)
+def test_what_preparing_has_bounded_is_not_counted(tmp_path, config, source, counting, cut, is_counted):
+    data = prepared(tmp_path / "set", words(20), words(20), " " + words(20))
+    data.manifest["origin"] = {"lm.path": config.lm.path, **cut}
+    check_data(config, data, source)
+    assert (counting.num_texts > 2) == is_counted  # more than the separator and nothing
+    counting.num_texts, config.lm.path = 0, "another"  # whose tokens nobody has counted
+    check_data(config, data, source)
+    assert counting.num_texts > 2
+
+
+def test_the_longest_of_many_texts_is_found_without_counting_all(tmp_path, config, source, counting):
+    rows = [Window(f"q{i}", words(2), " " + "x" * (i % 50), "all") for i in range(5000)]
+    rows[4321] = Window("longest", words(45), " " + words(45), "all")
+    data = prepared(tmp_path / "set", words(12), words(2), " x")
+    write_windows(data.folder / "queries.arrow", rows)
+    with pytest.raises(UserError, match="text longest up to 92"):
+        check_data(config, PreparedSet(data.folder), source)
+    assert counting.num_texts < 2 * 2 * 1024 + 10
+
+
+def test_a_gold_document_that_is_not_there_is_named_with_its_text(tmp_path, config, source):
+    data = prepared(tmp_path / "set", words(5), words(2), " x")
+    rows = [Window("a", "x", " y", "all", "", ("d",)), Window("b", "x", " y", "all", "", ("d", "e"))]
+    write_windows(data.folder / "heldout.arrow", rows)
+    with pytest.raises(UserError, match=r"text b names gold document 'e', which is not in the corpus \(1 such"):
+        check_data(config, PreparedSet(data.folder), source)

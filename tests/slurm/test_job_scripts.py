@@ -10,6 +10,7 @@ from replug.commands.slurm import SlurmRequest, code_sha256, directives, freeze,
 from replug.configs.errors import RunError, UserError
 from replug.configs.load import load_config
 from replug.slurm.ray_job import FIRST_PORT, NUM_PORTS, JobError, free_port, job_environment
+from replug.slurm.ray_node import ray_command
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPTS = sorted((ROOT / "slurm").glob("*.sbatch"))
@@ -52,7 +53,7 @@ def test_shellcheck_finds_nothing(script):
 
 
 def test_options_replace_the_scripts_own_and_others_are_added(tmp_path):
-    script = rendered(tmp_path, "--mem=64G", "--exclusive", nodes=3, gpus_per_node=4, time="1:00:00", partition="gpu")
+    script = rendered(tmp_path, "--mem=64G", "--exclusive", nodes=3, gpus_per_node="4", time="1:00:00", partition="gpu")
     asked = directives(script)
     assert asked["nodes"] == "3" and asked["time"] == "1:00:00"
     assert asked["gpus-per-node"] == "4" and asked["partition"] == "gpu"
@@ -60,6 +61,49 @@ def test_options_replace_the_scripts_own_and_others_are_added(tmp_path):
     assert asked["cpus-per-task"] == "8"  # nobody said otherwise
     assert "account" not in asked
     assert script.count("#SBATCH --nodes=") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("#SBATCH --gres=gpu:4", ("gres", "gpu:4")),
+        ("#SBATCH --gres gpu:4", ("gres", "gpu:4")),
+        ("#SBATCH   --gres=gpu:4  # of the partition `a100`", ("gres", "gpu:4")),
+        ("#SBATCH --requeue", ("requeue", "")),
+        ('#SBATCH --comment="a b"', ("comment", "a b")),
+    ],
+)
+def test_a_line_of_a_script_is_read_as_slurm_reads_it(line, expected):
+    assert directives(f"#!/bin/sh\n{line}\n") == dict([expected])
+
+
+@pytest.mark.parametrize("line", ["#SBATCH -G 4", "#SBATCH -N2", "#SBATCH", "#SBATCH --gres=gpu:4 --nodes=2"])
+def test_a_line_that_would_be_missed_is_refused(line):
+    with pytest.raises(UserError, match="cannot be read; expected one such as #SBATCH --gpus-per-node=4"):
+        directives(f"#!/bin/sh\n{line}\n")
+
+
+ON_GPUS = ("resources.train=auto", "resources.score=auto", "resources.index=auto")
+
+
+@pytest.mark.parametrize("spelling", ["--gres=gpu:a100:4", "--gpus-per-node=a100:4", "--gpus-per-task=4"])
+def test_gpus_that_are_asked_for_in_any_spelling_get_their_actors(prints, spelling):
+    expected = prints(*ON_GPUS, nodes=2, gpus_per_node="4")
+    printed = prints(*ON_GPUS, nodes=2, extra=(spelling,))
+    actors = [line for line in expected.splitlines() if line.startswith("actors")]
+    assert "GPU" in actors[0] and actors[0] in printed
+    assert spelling.removeprefix("--") in printed
+
+
+@pytest.mark.parametrize("spelling", ["--gres=shard:4", "--gpus=7", "--gpus-per-socket=2"])
+def test_gpus_that_cannot_be_counted_are_refused_before_the_queue(prints, spelling):
+    with pytest.raises(UserError, match=spelling.partition("=")[0]):
+        prints(*ON_GPUS, nodes=2, extra=(spelling,))
+
+
+def test_a_number_of_nodes_that_cannot_be_read_is_refused(prints):
+    with pytest.raises(UserError, match="--nodes: '2,4' cannot be read"):
+        prints(extra=("--nodes=2,4",))
 
 
 def test_what_was_frozen_is_run_from_the_folder_of_submission(tmp_path):
@@ -99,7 +143,7 @@ def test_actors_that_no_node_has_room_for_are_refused_before_the_queue(prints):
         prints("index.num_shards=9")
     with pytest.raises(UserError, match=r"gpus-per-node: .*1 of 2 actors of index.num_builders, each 1 GPU"):
         alone = ("resources.score=null", "resources.index=null", "train.accelerator=cpu")
-        prints(*alone, "index.gpus_per_builder=1", "index.num_builders=2", gpus_per_node=1)
+        prints(*alone, "index.gpus_per_builder=1", "index.num_builders=2", gpus_per_node="1")
     assert "lm.num_replicas 40" in prints("lm.num_replicas=40")  # further scorers join when there is room
 
 
@@ -199,4 +243,24 @@ def test_a_jobs_environment_says_where_the_token_is_and_not_what_it_is():
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": "/tmp/j/token",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
+
+
+def test_a_step_asks_for_no_gpus_of_its_own_so_that_all_steps_on_a_node_see_the_same():
+    asked = {"SLURM_GPUS": "8", "SLURM_GPUS_PER_TASK": "2", "SLURM_GPU_BIND": "single:1", "SLURM_GPUS_ON_NODE": "4"}
+    given = job_environment(asked, Path("/tmp/j"))
+    assert {name for name in given if name.startswith("SLURM")} == {"SLURM_GPUS_ON_NODE"}
+
+
+def test_ray_takes_the_gpus_of_its_step_and_no_other_number(monkeypatch):
+    for name in ("SLURM_GPUS_ON_NODE", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
+    assert "--num-gpus=0" in ray_command("/tmp/j", "h:1", is_head=False)
+    monkeypatch.setenv("SLURM_JOB_GPUS", "0,1,2,3")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    assert "--num-gpus=4" in ray_command("/tmp/j", "h:1", is_head=True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(ValueError, match="shows 1"):
+        ray_command("/tmp/j", "h:1", is_head=False)

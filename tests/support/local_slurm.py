@@ -44,13 +44,21 @@ SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
 ReturnToService=2
 KillWait=10
+GresTypes=gpu
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=8
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=8
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=8 Gres=gpu:a100:2
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=8 Gres=gpu:a100:2
 PartitionName=low Nodes=n1,n2 Default=YES PriorityTier=1 GraceTime=60
 PartitionName=urgent Nodes=n1,n2 PriorityTier=10
+"""
+
+
+# Files that are there on every machine stand for the devices: SLURM hands them out and never opens them.
+GRES = """\
+NodeName=n[1-2] Name=gpu Type=a100 File=/dev/null
+NodeName=n[1-2] Name=gpu Type=a100 File=/dev/zero
 """
 
 
@@ -59,7 +67,7 @@ class SlurmMissing(Exception):
 
 
 class LocalSlurm:
-    """Two nodes, n1 and n2, of eight CPUs each; partition `urgent` pre-empts `low`, which gives 60 s of grace."""
+    """Two nodes, n1 and n2, of eight CPUs and two GPUs each that are none; partition `urgent` pre-empts `low`, which gives 60 s of grace."""
 
     def __init__(self) -> None:
         missing = [name for name in PROGRAMS if program(name) is None]
@@ -71,6 +79,7 @@ class LocalSlurm:
         first_job = secrets.randbelow(10**6) + 1  # what another SLURM's jobs left under /tmp is none of these
         names = {"host": socket.gethostname(), "user": getpass.getuser(), "first_job": first_job}
         conf.write_text(CONF.format(**names, ports=free_ports(3), folder=self.folder))
+        (self.folder / "gres.conf").write_text(GRES)
         (self.folder / "state").mkdir()
         self.environment = {**os.environ, "SLURM_CONF": str(conf)}
         try:

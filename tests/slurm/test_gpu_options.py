@@ -1,0 +1,81 @@
+"""How many GPUs a job asks for, and a step was given: SLURM's spellings as a table."""
+
+import pytest
+
+from replug.slurm.gpu_options import gpus_of_step, gpus_per_node
+
+ASKED = [
+    # options of sbatch, nodes, GPUs of each node
+    ({}, 1, 0),
+    ({"gpus-per-node": "4"}, 2, 4),
+    ({"gpus-per-node": "0"}, 2, 0),
+    ({"gpus-per-node": "a100:4"}, 2, 4),
+    ({"gpus-per-node": "a100"}, 2, 1),
+    ({"gpus-per-node": "a100:2,h100:1"}, 1, 3),
+    ({"gpus-per-node": "nvidia_a100_80gb_pcie_3g.40gb:2"}, 1, 2),
+    ({"gres": "gpu"}, 1, 1),
+    ({"gres": "gpu:4"}, 2, 4),
+    ({"gres": "gpu:a100:4"}, 2, 4),
+    ({"gres": "gpu:a100"}, 2, 1),
+    ({"gres": "gpu:a100:2,gpu:h100:1"}, 1, 3),
+    ({"gres": "lustre:1,gpu:2,nvme:100G"}, 1, 2),
+    ({"gres": "gres:gpu:2"}, 1, 2),
+    ({"gres": "gres/gpu:2"}, 1, 2),
+    ({"gres": "gpu:1K"}, 1, 1024),
+    ({"gres": "none"}, 1, 0),
+    ({"gres": "lustre:1"}, 1, 0),
+    ({"gpus": "8"}, 1, 8),
+    ({"gpus": "h100:8"}, 1, 8),
+    ({"gpus": "a100:4,h100:4"}, 1, 8),
+    ({"gpus-per-task": "4"}, 2, 4),
+    ({"gpus-per-task": "a100:4"}, 2, 4),
+    ({"gpus": "4", "gpus-per-node": "4"}, 1, 4),
+    ({"gres": "gpu:4", "gpus-per-node": "a100:4"}, 2, 4),
+    ({"gres": "lustre:1", "gpus-per-node": "4"}, 2, 4),
+]
+REFUSED = [
+    ({"gres": "shard:4"}, r"--gres=shard:4: shard is a part of a GPU"),
+    ({"gres": "gpu:1,mps:50"}, r"mps is a part of a GPU"),
+    ({"gres": "gpu:four:many"}, r"--gres=gpu:four:many: 'four:many' cannot be read"),
+    ({"gpus-per-node": "4:a100"}, r"--gpus-per-node=4:a100: '4:a100' cannot be read"),
+    ({"gpus-per-node": "4x"}, r"'4x' cannot be read"),
+    ({"gpus-per-node": ""}, r"--gpus-per-node=: '' cannot be read"),
+    ({"gpus-per-node": "-1"}, r"--gpus-per-node"),
+    ({"gpus": "8"}, r"--gpus=8: how SLURM divides them among 2 nodes is not known"),
+    ({"gpus-per-socket": "2"}, r"--gpus-per-socket: how many sockets"),
+    ({"gres": "gpu:2", "gpus-per-node": "4"}, r"they differ .*--gres 2, --gpus-per-node 4"),
+]
+GIVEN = [
+    # variables of a step, GPUs that it sees
+    ({}, 0),
+    ({"CUDA_VISIBLE_DEVICES": "0"}, 0),  # a left-over of the user's shell: SLURM gave none
+    ({"SLURM_GPUS_ON_NODE": "0", "CUDA_VISIBLE_DEVICES": "NoDevFiles"}, 0),
+    ({"SLURM_GPUS_ON_NODE": "4"}, 4),
+    ({"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 4),
+    ({"SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "GPU-5a-1,GPU-77-2"}, 2),
+    ({"SLURM_JOB_GPUS": "0,1,2,3"}, 4),
+    ({"SLURM_JOB_GPUS": "0-3", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 4),
+    ({"SLURM_JOB_GPUS": "0,1,2,3", "SLURM_STEP_GPUS": "2,3"}, 2),
+]
+
+
+@pytest.mark.parametrize(("options", "num_nodes", "expected"), ASKED, ids=str)
+def test_every_spelling_of_gpus_is_counted(options, num_nodes, expected):
+    assert gpus_per_node(options, num_nodes) == expected
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED, ids=str)
+def test_what_cannot_be_counted_is_refused_by_name(options, message):
+    with pytest.raises(ValueError, match=message):
+        gpus_per_node(options, 2)
+
+
+@pytest.mark.parametrize(("environment", "expected"), GIVEN, ids=str)
+def test_a_step_counts_what_slurm_gave_it(environment, expected):
+    assert gpus_of_step(environment) == expected
+
+
+@pytest.mark.parametrize("shown", ["0,1", "", "NoDevFiles"])
+def test_a_step_that_sees_fewer_than_it_was_given_says_so(shown):
+    with pytest.raises(ValueError, match=r"CUDA_VISIBLE_DEVICES: SLURM gave this step 4 GPUs, but .* shows"):
+        gpus_of_step({"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": shown})
