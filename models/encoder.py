@@ -61,7 +61,7 @@ class Encoder(nn.Module):
         return [np.array(row, self.token_rule.dtype) for row in rows]
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Vectors [B, D] in float32 for ids and mask [B, T]; pooled in float32 also where autocast runs the backbone."""
+        """Vectors [B, D] in float32 for ids and mask [B, T]; pooled in float32 under autocast too."""
         hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         pooled = mean_pool(hidden.float(), attention_mask) if self.pooling == MEAN else hidden[:, 0].float()
         return nn.functional.normalize(pooled, dim=-1) if self.similarity == "cosine" else pooled

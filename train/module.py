@@ -110,7 +110,8 @@ class LSRModule(pl.LightningModule):
         if not math.isfinite(metrics["train/loss"]):
             assert self._batch is not None
             losses = torch.cat(self._losses)
-            losses = self.all_gather(losses).flatten() if self._num_ranks > 1 else losses  # in the batch's order
+            if self._num_ranks > 1:
+                losses = self.trainer.strategy.all_gather(losses).flatten()  # in the batch's order
             require_finite_losses(losses.cpu().numpy(), self._batch.retrieved, self._queries, self._corpus)
         self.log_dict(metrics)
 
@@ -134,8 +135,7 @@ class LSRModule(pl.LightningModule):
         query_vectors = self.encoder.encode_with_gradient(self.encoder.token_ids(contexts))  # [B, D]
         doc_vectors = self.encoder.encode_with_gradient(self.encoder.document_ids(self._corpus, unique))  # [U, D]
         chosen = doc_vectors[torch.from_numpy(place.reshape(batch.doc_rows.shape)).to(doc_vectors.device)]
-        with torch.autocast(chosen.device.type, enabled=False):  # else a product of float32 is one of bfloat16
-            return torch.einsum("bd,bkd->bk", query_vectors, chosen)
+        return inner_products(query_vectors, chosen)
 
     def configure_optimizers(self) -> Any:
         settings = self._optimizer
@@ -149,6 +149,12 @@ class LSRModule(pl.LightningModule):
         sums = torch.from_numpy(scored.sum_logprobs).to(self.device, torch.float32)
         counts = torch.from_numpy(scored.num_tokens).to(self.device, torch.float32)
         return lm_scores(sums, counts, self._loss.lm_score)
+
+
+def inner_products(queries: Tensor, documents: Tensor) -> Tensor:
+    """[B, K] of vectors [B, D] and [B, K, D], in float32: autocast would compute them in bfloat16."""
+    with torch.autocast(queries.device.type, enabled=False):
+        return torch.einsum("bd,bkd->bk", queries.float(), documents.float())
 
 
 def learning_rate_factor(step: int, settings: OptimizerSettings) -> float:
