@@ -12,9 +12,9 @@ from replug.configs.errors import NotFiniteError
 from replug.data.datamodule import Position
 from replug.index_workers.version_store import IndexState
 from replug.models.encoder import require_finite_vectors
-from replug.train.batch_broadcast import BatchSender
 from replug.train.finite import require_finite_weights
 from replug.train.module import LSRModule
+from replug.train.pipeline import BatchPipeline
 from replug.train.run_dir import RunDirectory
 from tests.support.command_line import BASE, ROOT
 from tests.support.runs import metrics, what_must_be_equal
@@ -101,9 +101,9 @@ def test_one_vector_among_many_is_named():
 # Whole runs -----------------------------------------------------------------------------------------------
 
 
-def poisoned_batches(monkeypatch: pytest.MonkeyPatch, source: type, step: int, row: int) -> None:
+def poison_batch(monkeypatch: pytest.MonkeyPatch, step: int, row: int) -> None:
     """The LM's sums of one row of the step's batch are no numbers, though they were when they came."""
-    take = source.take
+    take = BatchPipeline.take
 
     def poisoned(self, at: int):
         scored = take(self, at)
@@ -111,7 +111,7 @@ def poisoned_batches(monkeypatch: pytest.MonkeyPatch, source: type, step: int, r
         sums[row] = np.nan
         return replace(scored, sum_logprobs=sums) if at == step else scored
 
-    monkeypatch.setattr(source, "take", poisoned)
+    monkeypatch.setattr(BatchPipeline, "take", poisoned)
 
 
 def arguments(run: Path, *overrides: str) -> list[str]:
@@ -140,7 +140,7 @@ def test_a_run_stops_at_its_step_with_its_checkpoint_and_goes_on_with_the_same_l
 def test_a_loss_that_is_no_number_on_rank_1_alone_ends_both_ranks_with_its_text(replug, tmp_path, monkeypatch):
     """Rank 1 has the last row of the batch."""
     run = tmp_path / "run"
-    poisoned_batches(monkeypatch, BatchSender, step=5, row=-1)
+    poison_batch(monkeypatch, step=5, row=-1)
     ended = replug(*arguments(run, "resources.train=2"))
     assert ended.status == 1
     assert re.search(r"^replug: step 5: the loss of 1 of \d+ texts is not finite \(nan\): \S+; ", ended.errors, re.M)
