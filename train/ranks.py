@@ -113,8 +113,9 @@ class OtherRanks:
         self._heartbeats: Heartbeats | None = None
         self._silence: str | None = None  # what is said of a rank that was killed because of it
         self._closed = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True, name="ranks")
         if self._fits:
-            threading.Thread(target=self._watch, daemon=True, name="ranks").start()
+            self._watcher.start()
 
     def check(self) -> None:
         """Raise RankDied where one has ended by an error, or is silent."""
@@ -130,6 +131,8 @@ class OtherRanks:
     def close(self) -> None:
         self._closed.set()
         self._kill()
+        if self._fits:
+            self._watcher.join()  # it looks into the store, which ends with the process group
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
 
