@@ -13,6 +13,10 @@ class RunError(RuntimeError):
     """A run cannot go on, though nothing was wrong at its start; exit status 1. What it had saved stays."""
 
 
+class NotFiniteError(RunError):
+    """A loss, gradient, weight or vector that is no finite number; nothing of its step is saved."""
+
+
 class Interrupted(RunError):
     """SIGTERM or SIGUSR1 asked the run to stop; it saved its step, and the same command goes on.
 

@@ -20,7 +20,7 @@ from replug.index_workers.local_index import LocalIndex
 from replug.index_workers.service import IndexService
 from replug.index_workers.version_store import IndexState, VersionStore, index_folder
 from replug.models.build import load_encoder
-from replug.models.encoder import Encoder
+from replug.models.encoder import Encoder, require_finite_vectors
 from replug.models.hardware import available_cores
 from replug.models.packaged import resolve_encoder_path
 
@@ -70,7 +70,9 @@ def _query_vectors(queries: Sequence[str], path: str | None, encoder: Encoder) -
             f"query_encoders: vectors of {path} have {own.dim} numbers, those of the documents {encoder.dim}; "
             "expected the two encoders of one retriever"
         )
-    return own.encode(queries).numpy()
+    vectors = own.encode(queries).numpy()
+    require_finite_vectors(vectors, [repr(query[:40]) for query in queries])
+    return vectors
 
 
 def needs_building(config: EvaluationConfig, source: str) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from replug.configs.errors import UserError
+from replug.configs.errors import NotFiniteError, UserError
 from replug.data.store import CorpusStore
 from replug.data.tokenizing import TokenIds
 from replug.models.batching import token_budget_batches
@@ -61,7 +61,7 @@ class Encoder(nn.Module):
         return [np.array(row, self.token_rule.dtype) for row in rows]
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Vectors [B, D] in float32 for ids and mask [B, T]."""
+        """Vectors [B, D] in float32 for ids and mask [B, T]; pooled in float32 under autocast too."""
         hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         pooled = mean_pool(hidden.float(), attention_mask) if self.pooling == MEAN else hidden[:, 0].float()
         return nn.functional.normalize(pooled, dim=-1) if self.similarity == "cosine" else pooled
@@ -78,7 +78,7 @@ class Encoder(nn.Module):
         vectors = torch.empty(len(ids), self.dim, device=self.backbone.device)
 
         def fill(rows: list[int]) -> None:
-            with torch.inference_mode():
+            with torch.inference_mode(), torch.autocast(vectors.device.type, enabled=False):
                 vectors[rows] = self(*self._pad([ids[row] for row in rows]))
 
         if vectors.is_cuda:
@@ -139,6 +139,17 @@ class Encoder(nn.Module):
     def save(self, folder: Path) -> None:
         """Write a folder that `AutoModel` and `SentenceTransformer` load; the latter to the same vectors."""
         save_encoder_files(folder, self.backbone, self.tokenizer, self.pooling, self.max_tokens, self.similarity)
+
+
+def require_finite_vectors(vectors: np.ndarray, ids: Sequence[str]) -> None:
+    """Raise NotFiniteError naming the texts whose vectors [N, D] are no numbers: a search answers such a query too."""
+    bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if len(bad):
+        named = ", ".join(ids[row] for row in bad[:3])
+        raise NotFiniteError(
+            f"the encoder's vectors of {len(bad)} of {len(ids)} texts are not finite, first {named}: did training "
+            "diverge, or is the encoder's folder damaged?"
+        )
 
 
 def _one_per_thread(run: Callable[[list[int]], None], batches: list[list[int]]) -> None:

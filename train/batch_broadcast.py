@@ -10,20 +10,23 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from replug.configs.errors import Interrupted
 from replug.data.records import ScoredBatch
 from replug.train.pipeline import BatchPipeline
 
-# Other ranks wait as long as rank 0 waits for the LM or for a refresh, and these have time limits of their own. A rank
-# that died is noticed by its connection, at once.
-PATIENCE = timedelta(days=30)
+# Other ranks wait for a batch as long as rank 0 waits for the LM or for a refresh, and these have time limits of their
+# own. A rank that died is noticed by its connection, one that hangs by its heartbeat.
+BATCH_PATIENCE = timedelta(days=30)
+
+# All other waits between ranks: to meet at the start, for the gradient, while rank 0 copies a checkpoint's state. All
+# ranks do the same work between them, but for compiling and for loading from a slow disk.
+COLLECTIVE_PATIENCE = timedelta(minutes=10)
 
 
 class BatchSource(Protocol):
     """Where a rank gets its batches."""
 
     def take(self, step: int) -> ScoredBatch:
-        """The whole batch of a step. Raises Interrupted where rank 0 ends the run."""
+        """The whole batch of a step."""
         ...
 
 
@@ -51,44 +54,39 @@ class Share:
         return ScoredBatch(retrieved, batch.sum_logprobs[rows], batch.num_tokens[rows])
 
 
-class _Broadcast:
-    """Sends an object from rank 0 to all ranks. Over gloo: a broadcast that waits must not keep a GPU busy."""
+class BatchChannel:
+    """Carries batches from rank 0 to all ranks. Over gloo: a broadcast that waits must not keep a GPU busy."""
 
     def __init__(self) -> None:
         self._group: Any = None
 
-    def __call__(self, message: ScoredBatch | str | None) -> ScoredBatch | str | None:
-        if self._group is None:
-            self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
-        messages = [message]
+    def open(self) -> None:
+        """A collective: all ranks open it where they have just met, before rank 0 does what takes long."""
+        self._group = dist.new_group(backend="gloo", timeout=BATCH_PATIENCE)
+
+    def carry(self, scored: ScoredBatch | None) -> ScoredBatch:
+        """What rank 0 gives, on every rank."""
+        messages = [scored]
         dist.broadcast_object_list(messages, src=0, group=self._group)
+        assert messages[0] is not None
         return messages[0]
 
 
 class BatchSender:
     """Rank 0's source: takes a batch from the pipeline and sends it to the other ranks."""
 
-    def __init__(self, pipeline: BatchPipeline) -> None:
-        self._pipeline, self._broadcast = pipeline, _Broadcast()
+    def __init__(self, pipeline: BatchPipeline, channel: BatchChannel) -> None:
+        self._pipeline, self._channel = pipeline, channel
 
     def take(self, step: int) -> ScoredBatch:
-        scored = self._pipeline.take(step)
-        self._broadcast(scored)
-        return scored
-
-    def stop(self, reason: str) -> None:
-        """The other ranks raise Interrupted with this reason instead of getting a batch."""
-        self._broadcast(reason)
+        return self._channel.carry(self._pipeline.take(step))
 
 
 class BatchReceiver:
     """Every other rank's source: receives what rank 0 sends."""
 
-    def __init__(self) -> None:
-        self._broadcast = _Broadcast()
+    def __init__(self, channel: BatchChannel) -> None:
+        self._channel = channel
 
     def take(self, step: int) -> ScoredBatch:
-        message = self._broadcast(None)
-        if isinstance(message, ScoredBatch):
-            return message
-        raise Interrupted(str(message))
+        return self._channel.carry(None)

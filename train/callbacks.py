@@ -13,17 +13,19 @@ import torch
 from pytorch_lightning.loggers.logger import Logger, rank_zero_experiment
 from pytorch_lightning.utilities import rank_zero_only
 
-from replug.configs.errors import RunError, UserError
+from replug.configs.errors import NotFiniteError, RunError, UserError
 from replug.data.datamodule import Position
-from replug.data.files import file_sha256, persist, writing
 from replug.data.progress import Progress
 from replug.data.records import RetrievedBatch, ScoredBatch
 from replug.index_workers.version_store import IndexState
+from replug.train.batch_broadcast import BatchChannel
+from replug.train.checkpoints import CheckpointWriter
+from replug.train.finite import require_finite_weights
 from replug.train.loss import lm_scores
 from replug.train.module import LossSettings
 from replug.train.pipeline import BatchPipeline
 from replug.train.refresh import RefreshController
-from replug.train.run_dir import CheckpointMark, RunDirectory
+from replug.train.run_dir import RunDirectory
 from replug.train.step_clock import StepClock
 from replug.train.temperature import temperature_warning
 
@@ -47,8 +49,15 @@ class StepBoundary(pl.Callback):
     ) -> None:
         self._refresh, self._pipeline, self._best, self._clock = refresh, pipeline, best, clock
         self._lm_metrics, self._check = lm_metrics, check
+        self._restored: dict[str, Any] | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Serve version 0 of a new run, or what a checkpoint says. Minutes, in which other ranks wait for a batch."""
+        if self._restored is None:
+            self._refresh.start()
+        else:
+            self._refresh.restore(self._restored["refresh"])
+            self._pipeline.restore([batch_from_state(state) for state in self._restored["batches"]])
         self._best.offer(self._refresh.live, self._refresh.heldout_bpb)
         self._clock.start()
 
@@ -83,8 +92,7 @@ class StepBoundary(pl.Callback):
         return {"refresh": self._refresh.state(), "batches": batches}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._refresh.restore(state_dict["refresh"])
-        self._pipeline.restore([batch_from_state(state) for state in state_dict["batches"]])
+        self._restored = state_dict
 
 
 def _describe_swap(step: int, refresh: RefreshController) -> str:
@@ -173,79 +181,86 @@ class TemperatureCheck(pl.Callback):
         return [warning for warning in found if warning is not None]
 
 
+class OpenChannel(pl.Callback):
+    """Opens the channel for batches where the ranks have just met: rank 0 may then take hours to its first batch."""
+
+    def __init__(self, channel: BatchChannel) -> None:
+        self._channel = channel
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._channel.open()
+
+
 class Checkpointer(pl.Callback):
-    """Writes a checkpoint every so many steps, and where a run ends before its last. On every rank: rank 0 writes.
-
-    Lightning writes a file beside; `publish`, which rank 0 alone has, makes it a checkpoint.
-    """
-
-    def __init__(
-        self, run: RunDirectory, every_steps: int, clock: StepClock, publish: "PublishCheckpoint | None"
-    ) -> None:
-        self._run, self._every, self._clock, self._publish = run, every_steps, clock, publish
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Position, batch_idx: int
-    ) -> None:
-        due = trainer.global_step % self._every == 0 or trainer.global_step == trainer.max_steps
-        if batch.is_last and due:
-            with self._clock.measure("checkpoint"):
-                self.save(trainer)
-
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """A run that cannot go on (pre-empted, no LM answers, a budget is spent) loses none of its steps."""
-        if not isinstance(exception, RunError | UserError):
-            return
-        if self._publish is not None:
-            self._publish.stop_others(str(exception))
-        # Lightning takes every checkpoint for one of a step's end, where that step is not counted yet, and adds it.
-        trainer.fit_loop.epoch_loop._batches_that_stepped -= 1
-        self.save(trainer)
-        if self._publish is not None:
-            log.info(f"saved step {trainer.global_step}: the same command goes on from there")
-
-    def save(self, trainer: pl.Trainer) -> None:
-        """Called by all ranks at the same step."""
-        self._run.checkpoints.mkdir(exist_ok=True)
-        partial = self._run.checkpoint(trainer.global_step).with_suffix(".partial")
-        with writing(partial):
-            trainer.save_checkpoint(partial, weights_only=False)
-        if self._publish is not None:
-            self._publish(trainer.global_step, partial)
-
-
-class PublishCheckpoint:
-    """What only rank 0 does with a checkpoint: rename, mark, and prune what no kept one needs.
+    """Has a checkpoint written every so many steps, and where a run ends before its last. Rank 0's.
 
     An index version stays on disk while the live index or a kept checkpoint uses it.
     """
 
     def __init__(
         self,
-        run: RunDirectory,
-        keep_last: int,
+        writer: CheckpointWriter,
         refresh: RefreshController,
         prune_versions: Callable[[set[int]], None],
-        stop_others: Callable[[str], None],
+        every_steps: int,
+        clock: StepClock,
     ) -> None:
-        self._run, self._keep = run, keep_last
-        self._refresh, self._prune_versions, self.stop_others = refresh, prune_versions, stop_others
+        self._writer, self._refresh, self._prune_versions = writer, refresh, prune_versions
+        self._every, self._clock = every_steps, clock
 
-    def __call__(self, step: int, partial: Path) -> None:
-        path, versions = self._run.checkpoint(step), self._refresh.versions_in_use()
-        self._run.unmark(step)  # where the same step is saved again: else the old mark would be of the new file
-        persist(partial)
-        partial.replace(path)
-        self._run.mark(CheckpointMark(path, step, tuple(sorted(versions)), file_sha256(path)))
-        self._prune(versions)
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Position, batch_idx: int
+    ) -> None:
+        """A checkpoint that could not be written ends the run at the next boundary."""
+        if batch.is_first and self._writer.collect():
+            self._prune()
 
-    def _prune(self, versions: set[int]) -> None:
-        marks = self._run.checkpoint_marks()
-        for old in marks[: -self._keep]:
-            self._run.unmark(old.step)
-            old.path.unlink()
-        kept: list[CheckpointMark] = marks[-self._keep :]
-        self._prune_versions(versions.union(*(mark.versions for mark in kept)))
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Position, batch_idx: int
+    ) -> None:
+        is_end = trainer.global_step == trainer.max_steps
+        if batch.is_last and (trainer.global_step % self._every == 0 or is_end):
+            with self._clock.measure("checkpoint"):
+                self._finish()
+                self._begin(trainer, pl_module)
+                if is_end:
+                    self._finish()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """A run that cannot go on (pre-empted, no LM answers, a budget is spent) loses none of its steps.
+
+        One whose numbers are not finite would fail again. Where the disk is full, the newest checkpoint is what counts.
+        """
+        if not isinstance(exception, RunError | UserError) or isinstance(exception, NotFiniteError):
+            return
+        # Lightning takes every checkpoint for one of a step's end, where that step is not counted yet, and adds it.
+        trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step - 1
+        try:
+            self._save(trainer, pl_module)
+        except RunError as error:
+            log.warning(f"step {trainer.global_step} is not saved, step {self._writer.newest_step} is: {error}")
+        else:
+            log.info(f"saved step {trainer.global_step}: the same command goes on from there")
+
+    def _save(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Nothing where no step was done since the newest: half of what it brings back may be there."""
+        self._finish()
+        if trainer.global_step > self._writer.newest_step:
+            self._begin(trainer, module)
+            self._finish()
+
+    def _begin(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Not `trainer.save_checkpoint`, which ends in a barrier."""
+        require_finite_weights(module.parameters(), trainer.global_step)
+        state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        self._writer.begin(trainer.global_step, state, self._refresh.versions_in_use())
+
+    def _finish(self) -> None:
+        if self._writer.finish():
+            self._prune()
+
+    def _prune(self) -> None:
+        self._prune_versions(self._refresh.versions_in_use() | self._writer.versions())
 
 
 class BestRetriever:
@@ -288,8 +303,12 @@ class JsonLinesLogger(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        with self._path.open("a") as file:
-            file.write(json.dumps({"step": step, **{k: v for k, v in metrics.items() if k != "epoch"}}) + "\n")
+        line = json.dumps({"step": step, **{k: v for k, v in metrics.items() if k != "epoch"}}) + "\n"
+        try:
+            with self._path.open("a") as file:
+                file.write(line)
+        except OSError as error:
+            raise RunError(f"{self._path} cannot be written: {error.strerror or error}") from error
 
 
 class StepProgress(pl.Callback):

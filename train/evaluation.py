@@ -30,7 +30,7 @@ from replug.evals.tasks.retrieval import Retrieval
 from replug.index_workers.build import document_search
 from replug.index_workers.service import IndexService
 from replug.models.build import load_encoder
-from replug.models.encoder import Encoder
+from replug.models.encoder import Encoder, require_finite_vectors
 from replug.train.results import bpb_results, retrieval_results
 from replug.train.workers import Workers
 
@@ -88,6 +88,7 @@ def _search(
     k: int,
 ) -> RetrievedDocuments:
     vectors = encoder.encode([window.context for window in windows]).numpy()
+    require_finite_vectors(vectors, [window.id for window in windows])
     exclude = [window.source for window in windows] if config.retrieve.exclude_own_source else None
     found = document_search(config, encoder, data, index)(version, vectors, k, exclude)
     return RetrievedDocuments(found.doc_rows, found.similarities)

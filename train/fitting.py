@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,6 @@ from pytorch_lightning.strategies import DDPStrategy
 from replug.cluster.futures import InlineExecutor, in_background
 from replug.cluster.interruption import Interruption, ignore_signals
 from replug.cluster.layout import num_ranks, trains_on_gpu
-from replug.configs.errors import Interrupted
 from replug.configs.refresh_policy import refresh_policy
 from replug.configs.schema import Config, LMScore, Rerank
 from replug.data.datamodule import StepDataModule
@@ -33,17 +32,18 @@ from replug.index_workers.service import Refreshed
 from replug.models.build import encoder_location, load_encoder
 from replug.models.encoder import Encoder
 from replug.models.hardware import available_cores, multiplies_bfloat16
-from replug.train.batch_broadcast import PATIENCE, BatchReceiver, BatchSender
+from replug.train.batch_broadcast import COLLECTIVE_PATIENCE, BatchChannel, BatchReceiver, BatchSender
 from replug.train.callbacks import (
     BestRetriever,
     Checkpointer,
     JsonLinesLogger,
+    OpenChannel,
     OwnSettings,
-    PublishCheckpoint,
     StepBoundary,
     StepProgress,
     TemperatureCheck,
 )
+from replug.train.checkpoints import CheckpointWriter
 from replug.train.evaluation import heldout_bpb
 from replug.train.module import LossSettings, LSRModule, OptimizerSettings
 from replug.train.pipeline import BatchPipeline, Horizon, RetrievalStage, ScoringStage
@@ -84,30 +84,32 @@ def fit(
     with (
         _start_other_ranks(config, run, data, newest) as others,
         ThreadPoolExecutor(1, thread_name_prefix="retrieve") as background,
+        CheckpointWriter(run, config.checkpoint.keep_last, newest.step if newest else 0) as writer,
     ):
         parts = _parts(config, module, data, workers, background, _both(interruption.check, others.check))
-        sender = BatchSender(parts.pipeline) if others.num_others else None
-        module.attach(sender or parts.pipeline)
-        callbacks = _callbacks(config, run, workers, parts, interruption, sender)
+        callbacks = _callbacks(config, run, workers, parts, interruption, writer)
+        module.attach(parts.pipeline)
+        if others.num_others:
+            channel = BatchChannel()
+            callbacks.append(OpenChannel(channel))
+            module.attach(BatchSender(parts.pipeline, channel))
         trainer = _trainer(config, run.path, callbacks, loggers, others.environment)
+        _forget_after(run, newest)
         with interruption.deferred():
-            _begin(run, parts.refresh, newest)
             _fit(trainer, config, module, newest.path if newest else None)
             interruption.check()  # a signal that came during the last step; its checkpoint is there
         return parts.refresh.next_version()
 
 
 def fit_as_other_rank(job: RankJob, environment: RankEnvironment) -> None:
-    """What the actors of `ranks` run: the same fit, fed by rank 0. Returns also where rank 0 ended it early."""
+    """What the actors of `ranks` run: the same fit, fed by rank 0. Where rank 0 ends early, the actor is killed."""
     quieten_lightning()
     torch.set_num_threads(_threads(job.config))
-    data, run = PreparedSet(job.prepared), RunDirectory(job.run)
-    module = lsr_module(job.config, load_encoder(job.config.retriever, job.encoder), data)
-    module.attach(BatchReceiver())
-    checkpointer = Checkpointer(run, job.config.checkpoint.every_steps, StepClock(), publish=None)
-    callbacks = [OwnSettings(ignore_signals, _threads(job.config)), checkpointer]
-    with suppress(Interrupted):  # rank 0 says so to the user
-        _fit(_trainer(job.config, job.run, callbacks, [], environment), job.config, module, job.checkpoint)
+    module = lsr_module(job.config, load_encoder(job.config.retriever, job.encoder), PreparedSet(job.prepared))
+    channel = BatchChannel()
+    module.attach(BatchReceiver(channel))
+    callbacks = [OwnSettings(ignore_signals, _threads(job.config)), OpenChannel(channel)]
+    _fit(_trainer(job.config, job.run, callbacks, [], environment), job.config, module, job.checkpoint)
 
 
 def _fit(trainer: pl.Trainer, config: Config, module: LSRModule, checkpoint: Path | None) -> None:
@@ -115,14 +117,12 @@ def _fit(trainer: pl.Trainer, config: Config, module: LSRModule, checkpoint: Pat
     trainer.fit(module, datamodule=steps, ckpt_path=checkpoint, weights_only=True)
 
 
-def _begin(run: RunDirectory, refresh: RefreshController, newest: CheckpointMark | None) -> None:
-    """Forget what is about to be done again; measure version 0 where all is new."""
+def _forget_after(run: RunDirectory, newest: CheckpointMark | None) -> None:
+    """Forget what is about to be done again."""
     run.forget_after(newest.step if newest else 0)
     run.truncate_metrics(newest.step if newest else 0)
     if newest:
         log.info(f"resuming at step {newest.step}")
-    else:
-        refresh.start()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,19 +155,17 @@ def _callbacks(
     workers: Workers,
     parts: _Parts,
     interruption: Interruption,
-    sender: BatchSender | None,
+    writer: CheckpointWriter,
 ) -> list[pl.Callback]:
     """Rank 0's, in the order they act."""
     store = workers.index.store
-    stop_others = sender.stop if sender else lambda reason: None
-    publish = PublishCheckpoint(run, config.checkpoint.keep_last, parts.refresh, workers.index.prune, stop_others)
     best = BestRetriever(run, store.encoder_folder)
     return [
         OwnSettings(interruption.install, _threads(config)),
         StepBoundary(parts.refresh, parts.pipeline, best, parts.clock, partial(_lm_metrics, workers), parts.check),
         TemperatureCheck(parts.pipeline, loss_settings(config)),
         StepProgress(config.train.max_steps),
-        Checkpointer(run, config.checkpoint.every_steps, parts.clock, publish),
+        Checkpointer(writer, parts.refresh, workers.index.prune, config.checkpoint.every_steps, parts.clock),
     ]
 
 
@@ -289,7 +287,7 @@ def _ddp(environment: RankEnvironment, on_gpu: bool) -> DDPStrategy:
     return DDPStrategy(
         cluster_environment=environment,
         process_group_backend="nccl" if on_gpu else "gloo",
-        timeout=PATIENCE,
+        timeout=COLLECTIVE_PATIENCE,
         broadcast_buffers=False,  # the encoder has none that training changes
     )
 

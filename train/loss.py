@@ -54,9 +54,14 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+def text_losses(log_q: Tensor, log_p: Tensor, direction: str) -> Tensor:
+    """The loss named `direction` of each query, nats [B]."""
+    return LOSSES[direction](log_q.detach(), log_p)
+
+
 def lsr_loss(log_q: Tensor, log_p: Tensor, direction: str) -> Tensor:
-    """Mean over the batch of the loss named `direction`, a scalar in nats."""
-    return LOSSES[direction](log_q.detach(), log_p).mean()
+    """Its mean over the batch, a scalar in nats."""
+    return text_losses(log_q, log_p, direction).mean()
 
 
 def entropy(log_p: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ LM's scores arrive as numbers. Lightning hands over a position: the step's numbe
 batches knows the rest.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,8 @@ from replug.data.records import RetrievedBatch, ScoredBatch
 from replug.data.store import CorpusStore, WindowStore
 from replug.models.encoder import Encoder
 from replug.train.batch_broadcast import BatchSource, Share
-from replug.train.loss import entropy, kl_lm_retriever, lm_scores, log_likelihood, lsr_loss
+from replug.train.finite import require_finite_gradient, require_finite_losses
+from replug.train.loss import entropy, kl_lm_retriever, lm_scores, log_likelihood, lsr_loss, text_losses
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class LSRModule(pl.LightningModule):
         self.batches: BatchSource | None = None
         self._batch: ScoredBatch | None = None  # of the step that is under way
         self._metrics: list[dict[str, float | Tensor]] = []  # of its micro-batches so far
+        self._losses: list[Tensor] = []  # of their texts
 
     def attach(self, batches: BatchSource) -> None:
         self.batches = batches
@@ -68,45 +71,71 @@ class LSRModule(pl.LightningModule):
         return self.encoder.encode(texts).numpy()
 
     def training_step(self, position: Position, batch_idx: int) -> Tensor:
-        """The mean loss over this rank's part of the batch; DDP and Lightning average over ranks and parts."""
+        """The mean loss over this rank's part of the batch; DDP and Lightning average over ranks and parts.
+
+        The backbone may run under autocast. Similarities and loss are computed in float32.
+        """
         assert self.batches is not None, "attach a source of batches first"
         if position.is_first:
-            self._batch, self._metrics = self.batches.take(position.step), []
+            self._batch, self._metrics, self._losses = self.batches.take(position.step), [], []
         assert self._batch is not None
         share = self._share(position)
         scored = share.of(self._batch)
         # Dropout's randomness follows from the step and the share, so a resumed run draws the same.
         torch.manual_seed(hash((self._seed, position.step, share.rank, share.part)) % 2**63)
         self.encoder.train_mode()
-        log_p = log_likelihood(self.similarities(scored.retrieved), self._loss.gamma)
-        log_q = log_likelihood(self._lm_scores(scored), self._loss.beta)
-        loss = lsr_loss(log_q, log_p, self._loss.direction)
-        self._metrics.append(_metrics(loss, log_q, log_p, scored))
+        similarities = self.similarities(scored.retrieved)
+        with torch.autocast(self.device.type, enabled=False):
+            log_p = log_likelihood(similarities, self._loss.gamma)
+            log_q = log_likelihood(self._lm_scores(scored), self._loss.beta)
+            loss = lsr_loss(log_q, log_p, self._loss.direction)
+            self._losses.append(text_losses(log_q, log_p.detach(), self._loss.direction))
+            self._metrics.append(_metrics(loss, log_q, log_p, scored))
+        assert log_p.dtype == log_q.dtype == loss.dtype == torch.float32
         if position.is_last:
-            self.log_dict(self._mean_metrics())
+            self._log(self._mean_metrics())
         return loss
 
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """The gradient is that of all ranks, so all end here where it is no number; weights are as they were."""
+        assert self._batch is not None
+        require_finite_gradient(self.encoder.parameters(), self._batch.retrieved, self._queries)
+
     def _share(self, position: Position) -> Share:
-        ranks = self.trainer.world_size if self._trainer is not None else 1
+        ranks = self._num_ranks
         return Share(self.global_rank if ranks > 1 else 0, ranks, position.part, position.parts)
+
+    def _log(self, metrics: dict[str, float | Tensor]) -> None:
+        """All ranks have the same means, so all end here where the loss is no number, before the gradient is used."""
+        if not math.isfinite(metrics["train/loss"]):
+            assert self._batch is not None
+            losses = torch.cat(self._losses)
+            if self._num_ranks > 1:
+                losses = self.trainer.strategy.all_gather(losses).flatten()  # in the batch's order
+            require_finite_losses(losses.cpu().numpy(), self._batch.retrieved, self._queries, self._corpus)
+        self.log_dict(metrics)
+
+    @property
+    def _num_ranks(self) -> int:
+        return self.trainer.world_size if self._trainer is not None else 1
 
     def _mean_metrics(self) -> dict[str, float | Tensor]:
         """Means over the parts of the step and over the ranks, all of which have texts of the same number."""
         names = list(self._metrics[0])
         values = torch.tensor([[float(part[name]) for name in names] for part in self._metrics], device=self.device)
         means = values.mean(0)
-        if self._trainer is not None and self.trainer.world_size > 1:
+        if self._num_ranks > 1:
             means = self.trainer.strategy.reduce(means, reduce_op="mean")
         return dict(zip(names, means.cpu(), strict=True))
 
     def similarities(self, batch: RetrievedBatch) -> Tensor:
-        """s(d, x) [B, K] with gradient; a document that several queries found is encoded once."""
+        """s(d, x) [B, K] in float32 with gradient; a document that several queries found is encoded once."""
         contexts = [window.context for window in self._queries.windows(batch.query_rows)]
         unique, place = np.unique(batch.doc_rows, return_inverse=True)
         query_vectors = self.encoder.encode_with_gradient(self.encoder.token_ids(contexts))  # [B, D]
         doc_vectors = self.encoder.encode_with_gradient(self.encoder.document_ids(self._corpus, unique))  # [U, D]
         chosen = doc_vectors[torch.from_numpy(place.reshape(batch.doc_rows.shape)).to(doc_vectors.device)]
-        return torch.einsum("bd,bkd->bk", query_vectors.float(), chosen.float())
+        return inner_products(query_vectors, chosen)
 
     def configure_optimizers(self) -> Any:
         settings = self._optimizer
@@ -120,6 +149,12 @@ class LSRModule(pl.LightningModule):
         sums = torch.from_numpy(scored.sum_logprobs).to(self.device, torch.float32)
         counts = torch.from_numpy(scored.num_tokens).to(self.device, torch.float32)
         return lm_scores(sums, counts, self._loss.lm_score)
+
+
+def inner_products(queries: Tensor, documents: Tensor) -> Tensor:
+    """[B, K] of vectors [B, D] and [B, K, D], in float32: autocast would compute them in bfloat16."""
+    with torch.autocast(queries.device.type, enabled=False):
+        return torch.einsum("bd,bkd->bk", queries.float(), documents.float())
 
 
 def learning_rate_factor(step: int, settings: OptimizerSettings) -> float:

@@ -5,8 +5,9 @@ step t trains, a thread searches the index that was live at that boundary, and h
 what a batch saw follows from its step and the depth, never from timing. Depth 0 is the strictly sequential method.
 """
 
+import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,20 +21,26 @@ from replug.data.store import CorpusStore, WindowStore
 from replug.index_workers.rerank import Search
 from replug.index_workers.version_store import IndexState
 from replug.models.black_box_lm import ScoreSum
+from replug.models.encoder import require_finite_vectors
 from replug.models.prompt import PromptTemplate
 from replug.train.step_clock import StepClock
+
+log = logging.getLogger(__name__)
 
 
 class ScoreError(RunError):
     """The LM's answer cannot be trained on; the message names the text and the document."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Submitted:
-    """A batch whose documents are known, and what the LM will say: [B * K], the documents of one query in a row."""
+Scores = Future[list[ScoreSum]]  # [B * K], the documents of one query in a row
 
-    retrieved: RetrievedBatch
-    scores: "Future[list[ScoreSum]]"
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A batch whose documents are searched, and then put to the LM."""
+
+    retrieved: Future[RetrievedBatch]
+    scores: Future[Scores]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +58,7 @@ class RetrievalStage:
 class ScoringStage:
     """How texts are put to the LM: `score` takes prefixes and continuations."""
 
-    score: Callable[[Sequence[str], Sequence[str]], "Future[list[ScoreSum]]"]
+    score: Callable[[Sequence[str], Sequence[str]], Scores]
     template: PromptTemplate
 
 
@@ -90,7 +97,8 @@ class BatchPipeline:
         self._retrieval, self._scoring, self._horizon = retrieval, scoring, horizon
         self._clock, self._check_run = clock, check
         self.pairs_per_step = sampler.batch_size * retrieval.k
-        self._in_flight: dict[int, Future[_Submitted]] = {}
+        self._in_flight: dict[int, _InFlight] = {}
+        self._last_search: Future[RetrievedBatch] | None = None
 
     def advance(self, step: int, index: IndexState) -> None:
         """At the boundary before `step`: put into flight all that should be by now."""
@@ -110,24 +118,41 @@ class BatchPipeline:
         return self._result(step)
 
     def settle(self) -> None:
-        """Wait for the searches under way; the index may free their version after."""
-        for step in sorted(self._in_flight):
-            wait_for(self._in_flight[step], self._check_run)
+        """Wait until the searches under way have ended; the index may free their version after.
+
+        One that failed ends the run when its batch is taken.
+        """
+        wait(batch.retrieved for batch in self._in_flight.values())
 
     def state(self) -> list[RetrievedBatch]:
-        """What a resumed run cannot compute again: documents found by weights that are gone."""
-        return [self._in_flight[step].result().retrieved for step in sorted(self._in_flight)]
+        """What a resumed run cannot compute again: documents found by weights that are gone.
+
+        A batch whose search failed has none. The resumed run searches for it with the weights it resumes with, and
+        its `query_step` says so.
+        """
+        self.settle()
+        failed = {step: e for step, batch in self._in_flight.items() if (e := batch.retrieved.exception()) is not None}
+        for step, error in failed.items():
+            log.warning(f"step {step}: its search failed, a resumed run searches again with newer weights: {error}")
+        return [self._in_flight[step].retrieved.result() for step in sorted(self._in_flight.keys() - failed.keys())]
 
     def restore(self, batches: Sequence[RetrievedBatch]) -> None:
         """Put the batches of a checkpoint into flight again; the LM scores them anew, or from its cache."""
-        self._in_flight = {batch.step: self._retrieval.executor.submit(self._submit, batch) for batch in batches}
+        self._in_flight = {batch.step: self._submitted(_found(batch)) for batch in batches}
 
-    def _begin(self, step: int, query_step: int, index: IndexState) -> "Future[_Submitted]":
+    def _begin(self, step: int, query_step: int, index: IndexState) -> _InFlight:
         rows = self._sampler.rows(step)
         windows = self._queries.windows(rows)
         vectors = self._retrieval.encode([window.context for window in windows])
+        require_finite_vectors(vectors, [window.id for window in windows])
         exclude = [window.source for window in windows] if self._retrieval.exclude_own_source else None
-        return self._retrieval.executor.submit(self._retrieve, step, query_step, index, rows, vectors, exclude)
+        given = (step, query_step, index, rows, vectors, exclude, self._last_search)
+        self._last_search = self._retrieval.executor.submit(self._retrieve, *given)
+        return self._submitted(self._last_search)
+
+    def _submitted(self, search: Future[RetrievedBatch]) -> _InFlight:
+        """Also where the LM cannot be asked, the documents are known and a checkpoint keeps them."""
+        return _InFlight(search, self._retrieval.executor.submit(lambda: self._ask(search.result())))
 
     def _retrieve(
         self,
@@ -137,30 +162,35 @@ class BatchPipeline:
         rows: np.ndarray,
         vectors: np.ndarray,
         exclude: Sequence[str | None] | None,
-    ) -> _Submitted:
+        previous: Future[RetrievedBatch] | None,
+    ) -> RetrievedBatch:
+        """After a search that failed there is none: the run ends at that one's step, and each may take minutes."""
+        if previous is not None:
+            previous.result()
         with self._clock.measure("search"):
             found = self._retrieval.search(index.version, vectors, self._retrieval.k, exclude)
         seen = (step, query_step, found.index_version, index.step)
-        return self._submit(RetrievedBatch(*seen, rows, found.doc_rows, found.similarities))
+        return RetrievedBatch(*seen, rows, found.doc_rows, found.similarities)
 
-    def _submit(self, batch: RetrievedBatch) -> _Submitted:
+    def _ask(self, batch: RetrievedBatch) -> Scores:
         """One call for the whole batch, so that the pool can put pairs of similar length together."""
         prefixes, continuations = [], []
         for window, doc_rows in zip(self._queries.windows(batch.query_rows), batch.doc_rows, strict=True):
             for text in self._corpus.texts(doc_rows):
                 prefixes.append(self._scoring.template.prefix(text, window.context, window.continuation))
                 continuations.append(window.continuation)
-        return _Submitted(batch, self._scoring.score(prefixes, continuations))
+        return self._scoring.score(prefixes, continuations)
 
     def _result(self, step: int) -> ScoredBatch:
+        batch = self._in_flight[step]
         with self._clock.measure("wait_scores"):
-            submitted = wait_for(self._in_flight[step], self._check_run)
-            scores = wait_for(submitted.scores, self._check_run)
-        shape = submitted.retrieved.doc_rows.shape
+            retrieved = wait_for(batch.retrieved, self._check_run)
+            scores = wait_for(wait_for(batch.scores, self._check_run), self._check_run)
+        shape = retrieved.doc_rows.shape
         sums = np.array([score.sum_logprob for score in scores]).reshape(shape)
         counts = np.array([score.num_tokens for score in scores]).reshape(shape)[:, 0]
-        self._check(submitted.retrieved, sums)
-        return ScoredBatch(submitted.retrieved, sums, counts)
+        self._check(retrieved, sums)
+        return ScoredBatch(retrieved, sums, counts)
 
     def _check(self, batch: RetrievedBatch, sums: np.ndarray) -> None:
         bad = np.argwhere(~np.isfinite(sums))
@@ -172,3 +202,9 @@ class BatchPipeline:
                 f"the LM's score of text {window.id} after document {document.id} is {sums[query, doc]}; "
                 f"expected a finite number (step {batch.step})"
             )
+
+
+def _found(batch: RetrievedBatch) -> Future[RetrievedBatch]:
+    done: Future[RetrievedBatch] = Future()
+    done.set_result(batch)
+    return done

@@ -22,12 +22,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from replug.cluster.actor_pool import thread_env
 from replug.configs.errors import RunError
+from replug.train.heartbeat import SILENT_SECONDS, Heartbeats, beating
 
 log = logging.getLogger(__name__)
 
 
 LOOK_SECONDS = 1.0
-NOTICE_SECONDS = 60.0  # for rank 0 to notice by its connection that another died; a GPU's may not tell
+NOTICE_SECONDS = 60.0  # for rank 0 to notice by its connections that the others were killed; a GPU's may not tell
 FINISH_SECONDS = 120.0  # for the others to end after rank 0 did
 
 
@@ -82,7 +83,8 @@ class TrainerRank:
     """One of the other ranks; an actor where it is started."""
 
     def run(self, fit: Callable[[RankEnvironment], None], environment: RankEnvironment) -> None:
-        fit(environment)
+        with beating(environment.global_rank(), environment.main_address, environment.main_port):
+            fit(environment)
 
 
 class GPUHolder:
@@ -108,12 +110,15 @@ class OtherRanks:
             rank.run.remote(fit, environment): environment.global_rank()
             for rank, environment in zip(self._actors, environments, strict=True)
         }
+        self._heartbeats: Heartbeats | None = None
+        self._silence: str | None = None  # what is said of a rank that was killed because of it
         self._closed = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True, name="ranks")
         if self._fits:
-            threading.Thread(target=self._watch, daemon=True, name="ranks").start()
+            self._watcher.start()
 
     def check(self) -> None:
-        """Raise RankDied where one has ended by an error."""
+        """Raise RankDied where one has ended by an error, or is silent."""
         if problem := self._problem():
             raise RankDied(problem)
 
@@ -125,21 +130,29 @@ class OtherRanks:
 
     def close(self) -> None:
         self._closed.set()
-        for actor in self._actors:
-            ray.kill(actor)
+        self._kill()
+        if self._fits:
+            self._watcher.join()  # it looks into the store, which ends with the process group
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
 
     def explain(self, error: RuntimeError) -> RuntimeError:
-        """What a broken connection came from, given a moment to show itself."""
+        """What a broken connection came from, given a moment to show itself; a collective has a time limit too."""
         end = time.monotonic() + 10
         while self._fits and time.monotonic() < end:
             if problem := self._problem():
                 return RunError(f"{problem}; the same command goes on from the newest checkpoint")
             time.sleep(0.2)
+        if self._fits and (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            return RunError(
+                f"the trainer's ranks do not reach each other: {str(error).splitlines()[0]}; "
+                "the same command goes on from the newest checkpoint"
+            )
         return error
 
     def _problem(self) -> str | None:
+        if self._silence is not None:
+            return self._silence
         done, _ = ray.wait(list(self._fits), num_returns=len(self._fits), timeout=0) if self._fits else ([], [])
         for fit in done:
             try:
@@ -149,12 +162,32 @@ class OtherRanks:
         return None
 
     def _watch(self) -> None:
-        """End the process where a rank died and rank 0 waits for it for good."""
+        """Where a rank died or is silent, kill all others: whoever waits for one of them in a collective is told so.
+
+        Where even that does not end the wait of rank 0, end the process.
+        """
         while not self._closed.wait(LOOK_SECONDS):
-            problem = self._problem()
-            if problem and not self._closed.wait(NOTICE_SECONDS):
-                log.warning(f"replug: {problem}; rank 0 waits for it in vain and ends; the same command goes on")
-                os._exit(1)
+            self._silence = self._find_silence()
+            if problem := self._problem():
+                self._kill()
+                if not self._closed.wait(NOTICE_SECONDS):
+                    log.warning(f"replug: {problem}; rank 0 waits for it in vain and ends; the same command goes on")
+                    os._exit(1)
+
+    def _find_silence(self) -> str | None:
+        if not dist.is_initialized():
+            return None
+        if self._heartbeats is None:
+            self._heartbeats = Heartbeats(self.environment.main_address, self.environment.main_port)
+        _, running = ray.wait(list(self._fits), num_returns=len(self._fits), timeout=0)
+        for rank in sorted(self._fits[fit] for fit in running):
+            if (seconds := self._heartbeats.silent_seconds(rank)) > SILENT_SECONDS:
+                return f"trainer rank {rank} hangs: no sign of life for {seconds:.0f} s"
+        return None
+
+    def _kill(self) -> None:
+        for actor in self._actors:
+            ray.kill(actor)
 
 
 @contextmanager

@@ -5,13 +5,15 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from replug.cluster.shared_files import require_seen_by_all
 from replug.configs.schema import Config
 from replug.data.store import PreparedSet
 from replug.index_workers.build import index_settings
 from replug.index_workers.service import IndexService
-from replug.models.build import opened_lm, prompt_template
+from replug.models.build import encoder_location, opened_lm, prompt_template
 from replug.models.caching_lm import CachingLM
 from replug.models.lm_source import LMSource
+from replug.models.packaged import resolve_lm_path
 from replug.models.prompt import PromptTemplate
 
 
@@ -28,8 +30,18 @@ class Workers:
 def start_workers(
     config: Config, source: LMSource, data: PreparedSet, index_root: Path, scores: Path
 ) -> Iterator[Workers]:
-    """LM behind its cache, and index service; Ray must run. All are stopped at the end."""
+    """LM behind its cache, and index service; Ray must run. All are stopped at the end.
+
+    Raises UserError where a node of the cluster does not see the files.
+    """
+    require_seen_by_all(index_root, [data.folder, data.corpus_path, *_local_models(config)])
     # First: scorers may wait for room, its actors may not.
     index = IndexService(index_root, index_settings(config, data))
     with opened_lm(config.lm, source, scores) as lm, closing(index):
         yield Workers(lm, index, prompt_template(config.lm, source))
+
+
+def _local_models(config: Config) -> list[Path]:
+    """Folders that scorers and trainer ranks load from; a name on the hub is none."""
+    named = [encoder_location(config.retriever), *([resolve_lm_path(config.lm.path)] if config.lm.path else [])]
+    return [Path(name) for name in named if Path(name).is_dir()]

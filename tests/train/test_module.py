@@ -1,74 +1,22 @@
 """One LSR step on a real (tiny) encoder: what moves, what does not, and what is refused."""
 
-from concurrent.futures import Future
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-from replug.cluster.futures import InlineExecutor
-from replug.configs.schema import Config
 from replug.data.datamodule import Position
-from replug.data.records import ScoredBatch, SearchResult
-from replug.data.sampler import QuerySampler
-from replug.data.store import PreparedSet
+from replug.data.records import ScoredBatch
 from replug.index_workers.version_store import IndexState
 from replug.models.black_box_lm import ContinuationScore
-from replug.models.build import load_encoder
-from replug.models.local.stand_in_lm import StandInLM
-from replug.models.preparing import prepared_set
-from replug.models.prompt import PromptTemplate
-from replug.train.fitting import lsr_module
 from replug.train.loss import log_likelihood, lsr_loss
 from replug.train.module import LSRModule, OptimizerSettings, learning_rate_factor
-from replug.train.pipeline import BatchPipeline, Horizon, RetrievalStage, ScoreError, ScoringStage
-from replug.train.step_clock import StepClock
-
-
-class InlineLM(StandInLM):
-    """The stand-in, answering at once with what training needs."""
-
-    def submit_sums(self, prefixes, continuations):
-        future: Future = Future()
-        future.set_result([score.summed() for score in self.score(prefixes, continuations)])
-        return future
+from replug.train.pipeline import ScoreError
+from tests.support.training import InlineLM, pipeline_for
 
 
 class NanLM(InlineLM):
     def score(self, prefixes, continuations):
         return [ContinuationScore(np.array([np.nan], dtype=np.float32)) for _ in prefixes]
-
-
-@pytest.fixture
-def data(debug_config: Config, tmp_path: Path) -> PreparedSet:
-    return prepared_set(debug_config, tmp_path / "data")
-
-
-@pytest.fixture
-def module(debug_config: Config, data: PreparedSet) -> LSRModule:
-    torch.manual_seed(0)
-    return lsr_module(debug_config, load_encoder(debug_config.retriever), data)
-
-
-def pipeline_for(module: LSRModule, data: PreparedSet, lm: InlineLM, depth: int = 0, steps: int = 3) -> BatchPipeline:
-    vectors = module.encoder.encode([doc.text for doc in data.corpus.iterate()]).numpy()
-
-    def search(version: int, queries: np.ndarray, k: int, exclude: object, at_least: object = None) -> SearchResult:
-        similarities = queries @ vectors.T
-        rows = np.argsort(-similarities, axis=1)[:, :k]
-        return SearchResult(rows, np.take_along_axis(similarities, rows, axis=1), version)
-
-    pipeline = BatchPipeline(
-        QuerySampler(len(data.queries), 4, 0),
-        data,
-        RetrievalStage(module.encode_queries, search, InlineExecutor(), k=5),
-        ScoringStage(lm.submit_sums, PromptTemplate("\n")),
-        Horizon(depth, steps),
-        StepClock(),
-    )
-    module.attach(pipeline)
-    return pipeline
 
 
 def one_step(module: LSRModule) -> torch.Tensor:

@@ -1,0 +1,59 @@
+"""One LSR step in this process: a module on a tiny encoder, and a pipeline with an LM that answers at once."""
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+
+import numpy as np
+
+from replug.cluster.futures import InlineExecutor
+from replug.data.records import SearchResult
+from replug.data.sampler import QuerySampler
+from replug.data.store import PreparedSet
+from replug.models.local.stand_in_lm import StandInLM
+from replug.models.prompt import PromptTemplate
+from replug.train.module import LSRModule
+from replug.train.pipeline import BatchPipeline, Horizon, RetrievalStage, ScoringStage
+from replug.train.step_clock import StepClock
+
+
+class InlineLM(StandInLM):
+    """The stand-in, answering at once with what training needs."""
+
+    def submit_sums(self, prefixes, continuations):
+        future: Future = Future()
+        future.set_result([score.summed() for score in self.score(prefixes, continuations)])
+        return future
+
+
+def exact_search(module: LSRModule, data: PreparedSet) -> Callable[..., SearchResult]:
+    """Over the corpus as the module's encoder has it now."""
+    vectors = module.encoder.encode([doc.text for doc in data.corpus.iterate()]).numpy()
+
+    def search(version: int, queries: np.ndarray, k: int, exclude: object, at_least: object = None) -> SearchResult:
+        similarities = queries @ vectors.T
+        rows = np.argsort(-similarities, axis=1)[:, :k]
+        return SearchResult(rows, np.take_along_axis(similarities, rows, axis=1), version)
+
+    return search
+
+
+def pipeline_for(
+    module: LSRModule,
+    data: PreparedSet,
+    lm: InlineLM,
+    depth: int = 0,
+    steps: int = 3,
+    search: Callable[..., SearchResult] | None = None,
+    executor: Executor | None = None,
+) -> BatchPipeline:
+    """Attached to the module."""
+    pipeline = BatchPipeline(
+        QuerySampler(len(data.queries), 4, 0),
+        data,
+        RetrievalStage(module.encode_queries, search or exact_search(module, data), executor or InlineExecutor(), k=5),
+        ScoringStage(lm.submit_sums, PromptTemplate("\n")),
+        Horizon(depth, steps),
+        StepClock(),
+    )
+    module.attach(pipeline)
+    return pipeline

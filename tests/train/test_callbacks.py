@@ -1,0 +1,105 @@
+"""When a run's state is brought back and when it is saved: what the other ranks wait for meanwhile."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from replug.configs.errors import Interrupted, NotFiniteError, RunError
+from replug.data.datamodule import Position
+from replug.train.callbacks import Checkpointer, StepBoundary
+from replug.train.step_clock import StepClock
+
+
+class Calls:
+    """Remembers the names of the methods that were called."""
+
+    def __init__(self, **values: Any) -> None:
+        self.names: list[str] = []
+        self.__dict__ |= values
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given: self.names.append(name)
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_an_index_is_loaded_after_the_ranks_have_met_and_not_while_they_wait_in_a_collective(restored):
+    refresh, pipeline = Calls(live=None, heldout_bpb=None), Calls()
+    boundary = StepBoundary(refresh, pipeline, Calls(), StepClock(), dict, lambda: None)
+    if restored:
+        boundary.load_state_dict({"refresh": {}, "batches": []})
+    assert refresh.names == pipeline.names == []
+    boundary.on_train_start(SimpleNamespace(), SimpleNamespace())
+    assert (refresh.names, pipeline.names) == ((["restore"], ["restore"]) if restored else (["start"], []))
+
+
+class Writer:
+    """Remembers the steps of checkpoints; each is written when it is waited for, if it can be."""
+
+    def __init__(self, newest_step: int, is_full: bool = False) -> None:
+        self.newest_step, self._is_full, self._step = newest_step, is_full, 0
+
+    def begin(self, step: int, state: dict, versions: set[int]) -> None:
+        self._step = step
+
+    def finish(self) -> bool:
+        if self._is_full and self._step:
+            raise RunError("step-8.partial cannot be written: No space left on device")
+        self.newest_step = max(self.newest_step, self._step)
+        return True
+
+    def collect(self) -> bool:
+        return self.finish()
+
+    def versions(self) -> set[int]:
+        return {1}
+
+
+def trainer(step: int) -> Any:
+    loops = SimpleNamespace(epoch_loop=SimpleNamespace(_batches_that_stepped=step))
+    connector = SimpleNamespace(dump_checkpoint=lambda weights_only: {})
+    return SimpleNamespace(global_step=step, max_steps=24, fit_loop=loops, _checkpoint_connector=connector)
+
+
+def checkpointer(writer: Writer, pruned: list[set[int]]) -> Checkpointer:
+    refresh = SimpleNamespace(versions_in_use=lambda: {2, 3})
+    return Checkpointer(writer, refresh, pruned.append, every_steps=4, clock=StepClock())  # type: ignore[arg-type]
+
+
+def module(value: float = 0.0) -> Any:
+    return SimpleNamespace(parameters=lambda: iter([torch.full((3,), value)]))
+
+
+def test_a_run_that_cannot_go_on_saves_the_steps_it_has_done(capsys):
+    writer, pruned = Writer(newest_step=4), []
+    checkpointer(writer, pruned).on_exception(trainer(7), module(), Interrupted("SIGTERM"))
+    assert writer.newest_step == 7
+    assert pruned[-1] == {1, 2, 3}, "versions in use, and those of checkpoints"
+    assert "saved step 7: the same command goes on from there" in capsys.readouterr().err
+
+
+def test_a_run_that_ends_while_it_is_brought_back_leaves_its_checkpoint_as_it_was():
+    writer = Writer(newest_step=8)
+    checkpointer(writer, []).on_exception(trainer(8), module(), RunError("the index does not load"))
+    assert writer._step == 0
+
+
+@pytest.mark.parametrize("error", [NotFiniteError("nan"), ValueError("a mistake of ours")])
+def test_a_step_that_is_not_to_be_trusted_is_not_saved(error):
+    writer = Writer(newest_step=4)
+    checkpointer(writer, []).on_exception(trainer(7), module(), error)
+    assert writer.newest_step == 4
+
+
+def test_weights_that_are_no_numbers_do_not_replace_a_checkpoint():
+    writer = Writer(newest_step=4)
+    with pytest.raises(NotFiniteError, match="the weights after 8 steps are not finite"):
+        checkpointer(writer, []).on_train_batch_end(trainer(8), module(torch.nan), None, Position(7), 7)
+    assert writer._step == 0
+
+
+def test_where_the_disk_is_full_the_checkpoint_that_counts_is_named(capsys):
+    checkpointer(Writer(newest_step=4, is_full=True), []).on_exception(trainer(8), module(), RunError("full"))
+    said = "step 8 is not saved, step 4 is: step-8.partial cannot be written: No space left on device"
+    assert said in capsys.readouterr().err

@@ -1,0 +1,147 @@
+"""What is no finite number ends a run at its step, with the ids it came from, before a checkpoint is replaced."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from replug.configs.errors import NotFiniteError
+from replug.data.datamodule import Position
+from replug.index_workers.version_store import IndexState
+from replug.models.encoder import require_finite_vectors
+from replug.train.finite import require_finite_weights
+from replug.train.module import LSRModule
+from replug.train.pipeline import BatchPipeline
+from replug.train.run_dir import RunDirectory
+from tests.support.command_line import BASE, ROOT
+from tests.support.runs import metrics, what_must_be_equal
+from tests.support.training import InlineLM, pipeline_for
+
+
+def advanced(module, data):
+    pipeline = pipeline_for(module, data, InlineLM())
+    pipeline.advance(0, IndexState(0, 0))
+    module.log_dict = lambda *args, **kwargs: None
+    return pipeline.peek(0)
+
+
+def test_a_loss_that_is_no_number_is_named_with_its_text_and_its_documents(module, data):
+    scored = advanced(module, data)
+    whole = module.similarities
+    module.similarities = lambda batch: whole(batch).index_put((torch.tensor([2]),), torch.tensor(torch.nan))
+    text = data.queries.windows(scored.retrieved.query_rows[[2]])[0].id
+    documents = ", ".join(document.id for document in data.corpus.documents(scored.retrieved.doc_rows[2]))
+    said = rf"^step 0: the loss of 1 of 4 texts is not finite \(nan\): {text}; documents of the first: {documents};"
+    with pytest.raises(NotFiniteError, match=said):
+        module.training_step(Position(0), 0)
+
+
+def test_a_loss_that_is_no_number_in_the_first_of_two_parts_is_named(module, data):
+    scored = advanced(module, data)
+    module.attach(Given(scored))
+    whole, text = module.similarities, data.queries.windows(scored.retrieved.query_rows[[1]])[0].id
+    poison = {0: torch.tensor([[0.0], [torch.inf]]), 2: torch.zeros(2, 1)}  # by the first row of a part
+    first_rows = scored.retrieved.query_rows.tolist()
+    module.similarities = lambda batch: whole(batch) + poison[first_rows.index(batch.query_rows[0])]
+    module.training_step(Position(0, 0, 2), 0)
+    with pytest.raises(NotFiniteError, match=rf"1 of 4 texts is not finite \(nan\): {text};"):
+        module.training_step(Position(0, 1, 2), 1)
+
+
+class Given:
+    def __init__(self, batch):
+        self.take = lambda step: batch
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_gradient_that_is_no_number_is_named_with_the_texts_of_its_batch(module, data, value):
+    scored = advanced(module, data)
+    loss = module.training_step(Position(0), 0)
+    loss.backward()
+    optimizer = module.configure_optimizers()["optimizer"]
+    module.on_before_optimizer_step(optimizer)  # finite: nothing is said
+    weight = next(weight for weight in module.encoder.parameters() if weight.grad is not None)
+    weight.grad.view(-1)[-1] = value
+    texts = ", ".join(window.id for window in data.queries.windows(scored.retrieved.query_rows))
+    with pytest.raises(NotFiniteError, match=rf"^step 0: the gradient is not finite; its texts are {texts};"):
+        module.on_before_optimizer_step(optimizer)
+
+
+def test_weights_that_are_no_numbers_are_not_saved(module):
+    require_finite_weights(module.parameters(), 7)
+    with torch.no_grad():
+        next(module.parameters()).view(-1)[3] = torch.nan
+    with pytest.raises(NotFiniteError, match="the weights after 7 steps are not finite, and are not saved"):
+        require_finite_weights(module.parameters(), 7)
+
+
+def test_query_vectors_that_are_no_numbers_are_named_before_they_are_searched(module, data):
+    def search(*given):
+        raise AssertionError("searched")
+
+    pipeline = pipeline_for(module, data, InlineLM(), search=search)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.fill_(torch.nan)
+    with pytest.raises(NotFiniteError, match=r"vectors of 4 of 4 texts are not finite, first [^,]+, [^,]+, [^,]+:"):
+        pipeline.advance(0, IndexState(0, 0))
+
+
+def test_one_vector_among_many_is_named():
+    vectors = np.ones((4, 3), np.float32)
+    require_finite_vectors(vectors, "abcd")
+    vectors[2, 1] = np.inf
+    with pytest.raises(NotFiniteError, match="vectors of 1 of 4 texts are not finite, first c:"):
+        require_finite_vectors(vectors, "abcd")
+
+
+# Whole runs -----------------------------------------------------------------------------------------------
+
+
+def poison_batch(monkeypatch: pytest.MonkeyPatch, step: int, row: int) -> None:
+    """The LM's sums of one row of the step's batch are no numbers, though they were when they came."""
+    take = BatchPipeline.take
+
+    def poisoned(self, at: int):
+        scored = take(self, at)
+        sums = scored.sum_logprobs.copy()
+        sums[row] = np.nan
+        return replace(scored, sum_logprobs=sums) if at == step else scored
+
+    monkeypatch.setattr(BatchPipeline, "take", poisoned)
+
+
+def arguments(run: Path, *overrides: str) -> list[str]:
+    return ["train", str(ROOT / "configs/debug.yaml"), f"run_dir={run}", *BASE, *overrides]
+
+
+@pytest.mark.slow
+def test_a_run_stops_at_its_step_with_its_checkpoint_and_goes_on_with_the_same_losses(
+    replug, finish, quiet_run, tmp_path, monkeypatch
+):
+    run, whole = tmp_path / "run", LSRModule.similarities
+    with monkeypatch.context() as patched:
+        patched.setattr(LSRModule, "similarities", lambda self, b: whole(self, b) * (torch.nan if b.step == 9 else 1))
+        ended = replug(*arguments(run))
+    assert ended.status == 1
+    assert re.search(r"^replug: step 9: the loss of \d+ of \d+ texts is not finite \(nan\): ", ended.errors, re.M)
+    assert "saved step" not in ended.printed and "Traceback" not in ended.printed
+    assert [row["step"] for row in metrics(run)] == list(range(9))
+    assert RunDirectory(run).checkpoint_marks()[-1].step == 8
+    assert "resuming at step 8" in finish(run)
+    assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_loss_that_is_no_number_on_rank_1_alone_ends_both_ranks_with_its_text(replug, tmp_path, monkeypatch):
+    """Rank 1 has the last row of the batch."""
+    run = tmp_path / "run"
+    poison_batch(monkeypatch, step=5, row=-1)
+    ended = replug(*arguments(run, "resources.train=2"))
+    assert ended.status == 1
+    assert re.search(r"^replug: step 5: the loss of 1 of \d+ texts is not finite \(nan\): \S+; ", ended.errors, re.M)
+    assert RunDirectory(run).checkpoint_marks()[-1].step == 4

@@ -1,0 +1,86 @@
+"""A rank that hangs is found by its silence, killed, and named: rank 0 waits for it in a collective no longer."""
+
+import os
+import signal
+import threading
+import time
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from replug.configs.errors import RunError
+from replug.train import heartbeat, ranks
+from replug.train.heartbeat import Heartbeats, beating
+from replug.train.ranks import other_ranks
+
+
+def test_a_rank_is_silent_from_its_last_beat_on(monkeypatch):
+    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.01)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    heard = Heartbeats("127.0.0.1", store.port)
+    assert heard.silent_seconds(1) == 0, "it has not begun"
+    with beating(1, "127.0.0.1", store.port):
+        while not store.check(["replug/heartbeat/1"]):
+            time.sleep(0.01)
+        assert heard.silent_seconds(1) == 0
+        time.sleep(0.3)
+        assert heard.silent_seconds(1) < 0.1
+    time.sleep(0.2)
+    heard.silent_seconds(1)
+    time.sleep(0.2)
+    assert heard.silent_seconds(1) > 0.15
+
+
+def test_a_rank_whose_store_is_gone_stops_counting_without_a_word(monkeypatch):
+    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.01)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with beating(1, "127.0.0.1", store.port):
+        thread = next(thread for thread in threading.enumerate() if thread.name == "heartbeat")
+        while not store.check(["replug/heartbeat/1"]):
+            time.sleep(0.01)
+        del store
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "hangs", [pytest.param(True, marks=pytest.mark.slow, id="stopped"), pytest.param(False, id="fails")]
+)
+def test_a_rank_that_hangs_or_fails_ends_a_collective_and_is_named(ray_session, monkeypatch, tmp_path, hangs):
+    """Rank 0 is this process. It waits in an all-reduce, whose own time limit is far off."""
+    monkeypatch.setattr(ranks, "SILENT_SECONDS", 6.0)
+
+    def join(environment):
+        at = f"tcp://{environment.main_address}:{environment.main_port}"
+        rank, size = environment.global_rank(), environment.world_size()
+        dist.init_process_group("gloo", at, rank=rank, world_size=size, timeout=timedelta(minutes=10))
+
+    def reduce_for_ever(folder: Path, fails: bool, environment) -> None:
+        join(environment)
+        dist.all_reduce(torch.ones(1))
+        (folder / "partial").write_text(str(os.getpid()))
+        (folder / "partial").rename(folder / "pid")
+        if fails:
+            raise ValueError("of its own")
+        while True:
+            dist.all_reduce(torch.ones(1))
+
+    said = "trainer rank 1 hangs: no sign of life for" if hangs else "trainer rank 1 died: .*of its own"
+    with (
+        pytest.raises(RunError, match=rf"{said}.*; the same command goes on from the newest checkpoint"),
+        other_ranks(partial(reduce_for_ever, tmp_path, not hangs), 2, 0.0, 1) as others,
+    ):
+        join(others.environment)
+        dist.all_reduce(torch.ones(1))
+        while not (tmp_path / "pid").exists():
+            time.sleep(0.02)
+        if hangs:
+            time.sleep(3)  # for a first beat
+            os.kill(int((tmp_path / "pid").read_text()), signal.SIGSTOP)
+        while True:
+            dist.all_reduce(torch.ones(1))

@@ -1,0 +1,111 @@
+"""What becomes of batches ahead when a search or the LM fails: what is known is kept, what is not is done again."""
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from replug.configs.errors import RunError
+from replug.index_workers.version_store import IndexState
+from tests.support.training import InlineLM, exact_search, pipeline_for
+
+LIVE = IndexState(0, 0)
+
+
+class Searches:
+    """Exact search, but the call of the number that fails, and how often it was asked."""
+
+    def __init__(self, module, data, fails: int) -> None:
+        self._search, self._fails, self.calls = exact_search(module, data), fails, 0
+
+    def __call__(self, *given):
+        self.calls += 1
+        if self.calls == self._fails:
+            raise RunError("the index's searchers do not answer")
+        return self._search(*given)
+
+
+class SilentLM(InlineLM):
+    """Its answers to a call after the first are errors, which come later or at once."""
+
+    def __init__(self, at_once: bool) -> None:
+        super().__init__()
+        self._at_once, self._calls = at_once, 0
+
+    def submit_sums(self, prefixes, continuations):
+        self._calls += 1
+        if self._calls == 1:
+            return super().submit_sums(prefixes, continuations)
+        if self._at_once:
+            raise RunError("the LM is gone")
+        failed: Future = Future()
+        failed.set_exception(RunError("the LM is gone"))
+        return failed
+
+
+def test_a_checkpoint_holds_the_batches_beside_the_one_whose_search_failed(module, data, capsys):
+    pipeline = pipeline_for(module, data, InlineLM(), depth=1, steps=9, search=Searches(module, data, fails=3))
+    pipeline.advance(0, LIVE)
+    pipeline.advance(1, LIVE)
+    kept = pipeline.state()
+    assert [batch.step for batch in kept] == [0, 1]
+    said = "step 2: its search failed, a resumed run searches again with newer weights: the index's searchers do not"
+    assert said in capsys.readouterr().err
+    with pytest.raises(RunError, match="the index's searchers do not answer"):
+        pipeline.take(2)
+
+
+def test_a_resumed_run_searches_again_and_the_batch_says_with_which_weights(module, data):
+    pipeline = pipeline_for(module, data, InlineLM(), depth=2, steps=9, search=Searches(module, data, fails=3))
+    pipeline.advance(0, LIVE)
+    resumed = pipeline_for(module, data, InlineLM(), depth=2, steps=9)
+    resumed.restore(pipeline.state())
+    resumed.advance(1, LIVE)
+    assert [(batch.step, batch.query_step) for batch in resumed.state()] == [(0, 0), (1, 0), (2, 1), (3, 1)]
+    assert resumed.take(2).retrieved.query_step == 1
+
+
+def test_after_a_search_that_failed_no_further_one_waits_for_its_own_time_limit(module, data):
+    searches = Searches(module, data, fails=2)
+    pipeline = pipeline_for(module, data, InlineLM(), depth=6, steps=9, search=searches)
+    pipeline.advance(0, LIVE)
+    assert [batch.step for batch in pipeline.state()] == [0]
+    assert searches.calls == 2
+
+
+def test_a_search_that_failed_does_not_break_a_switch_of_the_index(module, data):
+    pipeline = pipeline_for(module, data, InlineLM(), search=Searches(module, data, fails=1))
+    pipeline.advance(0, LIVE)
+    pipeline.settle()
+
+
+def test_a_switch_waits_for_the_search_under_way(module, data):
+    search, begin = exact_search(module, data), threading.Event()
+
+    def late(*given):
+        assert begin.wait(30)
+        return search(*given)
+
+    with ThreadPoolExecutor(1) as executor:
+        pipeline = pipeline_for(module, data, InlineLM(), search=late, executor=executor)
+        pipeline.advance(0, LIVE)
+        settled = ThreadPoolExecutor(1).submit(pipeline.settle)
+        assert not settled.done()
+        begin.set()
+        settled.result(30)
+        assert len(pipeline.state()) == 1
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_documents_that_the_lm_failed_on_are_kept(module, data, at_once):
+    pipeline = pipeline_for(module, data, SilentLM(at_once), depth=1)
+    pipeline.advance(0, LIVE)
+    assert [batch.step for batch in pipeline.state()] == [0, 1]
+    pipeline.take(0)
+    with pytest.raises(RunError, match="the LM is gone"):
+        pipeline.take(1)
+    kept = pipeline.state()
+    resumed = pipeline_for(module, data, InlineLM(), depth=1)
+    resumed.restore(kept)
+    np.testing.assert_array_equal(resumed.take(1).retrieved.doc_rows, kept[0].doc_rows)

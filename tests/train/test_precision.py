@@ -1,0 +1,102 @@
+"""Under the trainer's autocast only the backbone computes in bfloat16: vectors, similarities and loss are float32."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from replug.data.datamodule import Position
+from replug.index_workers.version_store import IndexState
+from replug.models.encoder_files import CLS
+from replug.train.loss import log_likelihood, lsr_loss
+from replug.train.module import inner_products
+from tests.support.training import InlineLM, pipeline_for
+
+
+def autocast() -> torch.autocast:
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+@pytest.fixture
+def scored(module, data):
+    pipeline = pipeline_for(module, data, InlineLM())
+    pipeline.advance(0, IndexState(0, 0))
+    return pipeline.peek(0)
+
+
+@pytest.fixture
+def same_vectors(module):
+    """The encoder gives random unit vectors, the same with and without autocast."""
+
+    def encode(ids):
+        vectors = torch.randn(len(ids), 768, generator=torch.Generator().manual_seed(len(ids)))
+        return torch.nn.functional.normalize(vectors, dim=-1).requires_grad_()
+
+    module.encoder.encode_with_gradient = encode
+
+
+def test_similarities_are_those_of_float32_to_the_last_bit(module, scored, same_vectors):
+    expected = module.similarities(scored.retrieved)
+    with autocast():
+        assert torch.equal(module.similarities(scored.retrieved), expected)
+
+
+def test_the_loss_is_that_of_float32_to_the_last_bit(module, scored, same_vectors):
+    module.log_dict = lambda *args, **kwargs: None
+    log_q = log_likelihood(torch.tensor(scored.sum_logprobs / scored.num_tokens[:, None]).float(), 0.5)
+    log_p = log_likelihood(module.similarities(scored.retrieved), 0.02)
+    with autocast():
+        loss = module.training_step(Position(0), 0)
+    assert loss.dtype == torch.float32
+    assert loss.item() == lsr_loss(log_q, log_p, "kl_lm_retriever").item()
+
+
+def test_similarities_of_the_real_encoder_are_float32_and_tell_documents_apart(module, scored):
+    exact = module.similarities(scored.retrieved)
+    with autocast():
+        found = module.similarities(scored.retrieved)
+    assert found.dtype == torch.float32
+    assert [len(set(row.tolist())) for row in found] == [len(set(row.tolist())) for row in exact]
+
+
+def test_vectors_of_bfloat16_hidden_states_are_pooled_in_float32(module):
+    hidden = torch.randn(3, 9, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    mask = torch.tensor([[1] * 9, [1] * 5 + [0] * 4, [1] + [0] * 8])
+    mean = (hidden.double() * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+    encoder = module.encoder
+    encoder.backbone.forward = lambda **inputs: SimpleNamespace(last_hidden_state=hidden)
+    for pooling, pooled in ((encoder.pooling, mean), (CLS, hidden[:, 0].double())):
+        encoder.pooling = pooling
+        with autocast():
+            vectors = encoder(mask, mask)
+        assert vectors.dtype == torch.float32
+        torch.testing.assert_close(vectors.double(), torch.nn.functional.normalize(pooled, dim=-1), rtol=0, atol=1e-6)
+
+
+def test_query_vectors_do_not_depend_on_autocast(module, data):
+    texts = [window.context for window in data.queries.windows(range(20))]
+    expected = module.encode_queries(texts)
+    with autocast():
+        assert np.array_equal(module.encode_queries(texts), expected)
+        assert np.array_equal(module.encode_queries(texts[:1]), expected[:1])
+
+
+def test_inner_products_are_float32_under_the_autocast_of_a_gpu():
+    with FakeTensorMode():
+        queries, documents = torch.empty(2, 8, device="cuda"), torch.empty(2, 3, 8, device="cuda")
+        with fake_autocast():
+            assert torch.einsum("bd,bkd->bk", queries, documents).dtype == torch.bfloat16, "this is what autocast does"
+            assert inner_products(queries, documents).dtype == torch.float32
+
+
+class fake_autocast:
+    """That of `cuda`, which `torch.autocast` refuses to switch on where there is none."""
+
+    def __enter__(self) -> None:
+        torch.set_autocast_dtype("cuda", torch.bfloat16)
+        torch.set_autocast_enabled("cuda", True)
+
+    def __exit__(self, *error: object) -> None:
+        torch.set_autocast_enabled("cuda", False)
