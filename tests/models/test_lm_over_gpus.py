@@ -106,10 +106,10 @@ def test_a_gpu_multiplies_in_half_precision_and_gives_float32_under_autocast_too
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with fake_gpus(monkeypatch):
-        linear = torch.nn.Linear(32, VOCABULARY)
+        linear = torch.nn.Linear(32, VOCABULARY).requires_grad_(False)
         for name in ("weight", "bias"):
-            shape = getattr(linear, name).shape
-            setattr(linear, name, torch.nn.Parameter(torch.empty(shape, device="cuda:0", dtype=torch.bfloat16)))
+            empty = torch.empty(getattr(linear, name).shape, device="cuda:0", dtype=torch.bfloat16)
+            setattr(linear, name, torch.nn.Parameter(empty, requires_grad=False))
         hidden = torch.empty(5, 32, device="cuda:0", dtype=torch.bfloat16)
         torch.set_autocast_enabled("cuda", True)
         torch.set_autocast_dtype("cuda", torch.bfloat16)
