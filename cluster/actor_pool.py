@@ -2,11 +2,15 @@
 
 `ray.util.ActorPool` loses a dead actor for good; this one replaces it. Calls must be idempotent, since
 a call whose actor died may have been done. An error that the actor itself raises is not retried:
-it would come again, and it reaches the caller as its cause.
+it would come again, and it reaches the caller as its cause. A fault of its GPU is the actor's death: nothing that it
+computes afterwards can be trusted, and another actor has another context or another GPU.
 
-A replica takes calls once it is up and its probe is accepted. One that the cluster has no room for waits until there
-is, so replicas join when a node joins; when a node leaves, its calls go to the others. A replica that cannot
-start, or whose probe is not accepted, is quarantined; only when none is left do calls fail.
+A replica starts in two stages. Its constructor is quick, so what it waits for there is room in the cluster, and it may
+wait as long as it takes: replicas join when a node joins, and when a node leaves, its calls go to the others. What
+takes long, such as loading a model, is done by `probe`, which has a deadline. A replica that cannot start or hangs,
+or whose probe is not accepted, is quarantined; only when none is left do calls fail.
+
+Nobody waits for a pool that cannot answer: an error of the dispatcher itself fails all calls, and later ones.
 """
 
 import itertools
@@ -21,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
+import torch
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from replug.configs.errors import RunError, UserError
@@ -30,6 +35,10 @@ log = logging.getLogger(__name__)
 
 # Times in a row that a replica may fail in its constructor: a GPU's memory may still be held by the one before it.
 MAX_FAILED_STARTS = 3
+# Of a CUDA library's errors that come as plain RuntimeErrors; torch's own have a class.
+DEVICE_FAULTS = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "CUSOLVER_STATUS", "CUSPARSE_STATUS", "NCCL error")
+# Memory that was not there is no fault: the device is as sound as before.
+OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED")
 
 
 class ActorPoolError(RunError):
@@ -62,6 +71,7 @@ class _Replica:
     handle: Any
     failed_starts: int = 0
     is_up: bool = False
+    start_deadline: float = float("inf")  # once it has its place in the cluster
     in_flight: dict[int, _Call] = field(default_factory=dict)
 
 
@@ -69,7 +79,8 @@ class ActorPool:
     """Up to `size` replicas made by `make_actor(number)`; `submit` returns a future at once.
 
     `validate(number, result)` looks at what a new replica's `probe` method returns and says what is wrong with it.
-    One dispatcher thread owns all state; completions and new calls reach it through one queue.
+    One dispatcher thread owns all state; completions and new calls reach it through one queue. A call's future cannot
+    be cancelled once a replica has it.
     """
 
     def __init__(
@@ -94,6 +105,8 @@ class ActorPool:
         self._replicas: dict[int, _Replica] = {}
         self._quarantined: dict[int, str] = {}
         self._last_up = time.monotonic()
+        self._end: ActorPoolError | None = None  # why no more calls are taken
+        self._end_lock = threading.Lock()  # so that no call is put into the queue after it was emptied
         for number in range(size):
             self._launch(number)
         self._thread = threading.Thread(target=self._run, name=f"{name}-dispatcher", daemon=True)
@@ -102,7 +115,11 @@ class ActorPool:
     def submit(self, method: str, *args: Any) -> Future:
         """Call a method of some replica; the future holds its result or raises."""
         call = _Call(method, args, Future())
-        self._events.put(("submit", call))
+        with self._end_lock:
+            if self._end is None:
+                self._events.put(("submit", call))
+                return call.future
+        _fail(call, self._end)
         return call.future
 
     def handles(self) -> list[Any]:
@@ -130,6 +147,17 @@ class ActorPool:
         self._thread.join()
 
     def _run(self) -> None:
+        try:
+            self._dispatch_until_closed()
+        except Exception as error:
+            log.exception(f"{self.name}: the pool's dispatcher failed")
+            end = ActorPoolError(f"{self.name}: the pool failed: {type(error).__name__}: {error}")
+            end.__cause__ = error
+        else:
+            end = ActorPoolError(f"{self.name} was closed before the call was done")
+        self._shut_down(end)
+
+    def _dispatch_until_closed(self) -> None:
         while True:
             try:
                 event = self._events.get(timeout=self._seconds_to_deadline())
@@ -137,25 +165,36 @@ class ActorPool:
                 self._end_overdue()
                 continue
             if event[0] == "close":
-                return self._shut_down()
-            if event[0] == "submit":
+                return
+            handler = {"placed": self._probe, "started": self._finish_start, "done": self._finish}.get(event[0])
+            if handler is None:
                 self._waiting.append(event[1])
-            elif event[0] == "started":
-                self._finish_start(*event[1:])
             else:
-                self._finish(*event[1:])
+                handler(*event[1:])
             self._dispatch()
 
     def _launch(self, number: int, failed_starts: int = 0) -> None:
-        """A new actor under this number; its probe, or just its being there, makes it take calls."""
+        """A new actor under this number, which waits for its place in the cluster."""
         handle = self._make_actor(number)
         replica = self._replicas[number] = _Replica(number, handle, failed_starts)
-        probe = handle.__ray_ready__ if self._validate is None else handle.probe
-        probe.remote().future().add_done_callback(lambda done: self._events.put(("started", replica, done)))
+        self._when_done(handle.__ray_ready__.remote(), "placed", replica)
+
+    def _probe(self, replica: _Replica, done: Future) -> None:
+        """It has its place; its probe, or just its being there, makes it take calls."""
+        if self._replicas.get(replica.number) is not replica:
+            return None
+        if self._validate is None or done.exception() is not None:
+            return self._finish_start(replica, done)
+        replica.start_deadline = time.monotonic() + self._start_timeout
+        return self._when_done(replica.handle.probe.remote(), "started", replica)
+
+    def _when_done(self, reference: ray.ObjectRef, event: str, *about: Any) -> None:
+        reference.future().add_done_callback(lambda done: self._events.put((event, *about, done)))
 
     def _finish_start(self, replica: _Replica, done: Future) -> None:
         if self._replicas.get(replica.number) is not replica:
             return
+        replica.start_deadline = float("inf")
         error = done.exception()
         if error is not None:
             self._start_again(replica, error)
@@ -165,12 +204,15 @@ class ActorPool:
             replica.is_up, replica.failed_starts, self._last_up = True, 0, time.monotonic()
 
     def _start_again(self, replica: _Replica, error: BaseException) -> None:
-        """A killed one is replaced as often as it takes; one whose own code fails, a few times."""
-        is_its_own = isinstance(error, RayTaskError) or (isinstance(error, ActorDiedError) and error.actor_init_failed)
+        """A killed one is replaced as often as it takes; one whose own code fails or hangs, a few times."""
+        is_its_own = isinstance(error, RayTaskError | TimeoutError) or (
+            isinstance(error, ActorDiedError) and error.actor_init_failed
+        )
         failed_starts = replica.failed_starts + is_its_own
         if failed_starts >= MAX_FAILED_STARTS:
             self._quarantine(replica, f"it failed to start {failed_starts} times: {_last_line(error)}")
             return
+        log.warning(f"{self.name} {replica.number} did not start ({_in_brief(error)}); starting another")
         self.counts.respawns += 1
         ray.kill(replica.handle)
         self._launch(replica.number, failed_starts)
@@ -193,6 +235,8 @@ class ActorPool:
             self._start(replica, self._waiting.popleft())
 
     def _start(self, replica: _Replica, call: _Call) -> None:
+        if call.attempts == 0 and not call.future.set_running_or_notify_cancel():
+            return None  # whoever asked does not want it any more
         ticket = next(self._tickets)
         now = time.monotonic()
         if call.attempts == 0:
@@ -203,8 +247,12 @@ class ActorPool:
         # Calls of one replica queue up behind each other, so each waits for those before it too.
         call.deadline = now + self._timeout * (len(replica.in_flight) + 1)
         replica.in_flight[ticket] = call
-        reference = getattr(replica.handle, call.method).remote(*call.args)
-        reference.future().add_done_callback(lambda done: self._events.put(("done", replica, ticket, done)))
+        try:
+            reference = getattr(replica.handle, call.method).remote(*call.args)
+        except Exception as error:  # noqa: BLE001 - arguments that cannot travel are this call's error and no other's
+            del replica.in_flight[ticket]
+            return call.future.set_exception(error)
+        return self._when_done(reference, "done", replica, ticket)
 
     def _finish(self, replica: _Replica, ticket: int, done: Future) -> None:
         call = replica.in_flight.pop(ticket, None)
@@ -213,25 +261,24 @@ class ActorPool:
         error = done.exception()
         if error is None:
             call.future.set_result(done.result())
-        elif isinstance(error, RayTaskError):
+        elif isinstance(error, RayTaskError) and not is_device_fault(error.cause):
             # What a user is to read comes without Ray's traceback round it.
             is_message = isinstance(error.cause, UserError | RunError)
             call.future.set_exception(error.cause if is_message else error.as_instanceof_cause())
         elif isinstance(error, RayError):
             replica.in_flight[ticket] = call
-            self._replace(replica, error)
+            self._replace(replica, error.cause if isinstance(error, RayTaskError) else error)
         else:
             call.future.set_exception(error)
 
     def _replace(self, replica: _Replica, error: BaseException) -> None:
         """Start a new actor in a dead one's place and give its calls back to the queue, in order."""
-        log.warning(f"{self.name} {replica.number} died ({type(error).__name__}); starting another")
+        log.warning(f"{self.name} {replica.number} died ({_in_brief(error)}); starting another")
+        replica.is_up = False
         self.counts.respawns += 1
-        ray.kill(replica.handle)
         self._last_up = time.monotonic()
         calls = [replica.in_flight[ticket] for ticket in sorted(replica.in_flight)]
         replica.in_flight.clear()  # what the dead one still reports of them does not count
-        self._launch(replica.number)
         for call in reversed(calls):
             if call.attempts >= self._max_attempts:
                 call.future.set_exception(
@@ -239,11 +286,15 @@ class ActorPool:
                 )
             else:
                 self._waiting.appendleft(call)
+        ray.kill(replica.handle)
+        self._launch(replica.number)
 
     def _seconds_to_deadline(self) -> float | None:
         deadlines = [call.deadline for replica in self._replicas.values() for call in replica.in_flight.values()]
+        deadlines += [replica.start_deadline for replica in self._replicas.values()]
         if self._waiting and not self.num_up:
             deadlines.append(self._start_deadline())
+        deadlines = [deadline for deadline in deadlines if deadline < float("inf")]
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     def _start_deadline(self) -> float:
@@ -255,6 +306,8 @@ class ActorPool:
         for replica in list(self._replicas.values()):
             if any(call.deadline <= now for call in replica.in_flight.values()):
                 self._replace(replica, TimeoutError(f"no answer within {self._timeout:g} s"))
+            elif replica.start_deadline <= now:
+                self._start_again(replica, TimeoutError(f"it was not up {self._start_timeout:g} s after it had room"))
         if self._waiting and not self.num_up and self._start_deadline() <= now:
             self._fail_waiting(
                 f"no replica came up within {self._start_timeout:g} s; is there room for one in the cluster?"
@@ -263,20 +316,50 @@ class ActorPool:
 
     def _fail_waiting(self, reason: str) -> None:
         while self._waiting:
-            self._waiting.popleft().future.set_exception(ActorPoolError(f"{self.name}: {reason}"))
+            _fail(self._waiting.popleft(), ActorPoolError(f"{self.name}: {reason}"))
 
-    def _shut_down(self) -> None:
+    def _shut_down(self, end: ActorPoolError) -> None:
+        """Fail what is open and what comes, then kill the actors."""
+        with self._end_lock:
+            self._end = end
         replicas = list(self._replicas.values())
-        open_calls = [*self._waiting, *(c for r in replicas for c in r.in_flight.values())]
+        calls = [*self._waiting, *(call for replica in replicas for call in replica.in_flight.values())]
+        while not self._events.empty():
+            event = self._events.get()
+            calls += [event[1]] if event[0] == "submit" else []
+        for replica in replicas:
+            replica.is_up = False
+        for call in calls:
+            _fail(call, end)
         for replica in replicas:
             ray.kill(replica.handle)
-        for call in open_calls:
-            call.future.set_exception(ActorPoolError(f"{self.name} was closed before {call.method} was done"))
+
+
+def is_device_fault(error: BaseException) -> bool:
+    """Whether a GPU or its context is broken, so that no later call on it can be trusted."""
+    text = str(error)
+    if any(sign in text for sign in OUT_OF_MEMORY):
+        return False
+    is_named = isinstance(error, RuntimeError) and any(sign in text for sign in DEVICE_FAULTS)
+    return isinstance(error, torch.AcceleratorError) or is_named
+
+
+def _fail(call: _Call, error: BaseException) -> None:
+    """A call that waits may have been cancelled, one that a replica has may not; either may be done."""
+    future = call.future
+    if not future.done() and (future.running() or future.set_running_or_notify_cancel()):
+        future.set_exception(error)
+
+
+def _in_brief(error: BaseException) -> str:
+    """Ray's own errors say on one line of a thousand letters what their name says."""
+    is_rays = isinstance(error, RayError) and not isinstance(error, RayTaskError)
+    return type(error).__name__ if is_rays else f"{type(error).__name__}: {_last_line(error)}"
 
 
 def _last_line(error: BaseException) -> str:
     """What a user can act on: Ray puts the remote traceback before it."""
-    return str(error).strip().splitlines()[-1].strip()
+    return (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
 
 
 def thread_env(threads: int) -> dict:

@@ -25,6 +25,8 @@ def in_background(work: Callable[[], Result], name: str) -> "Future[Result]":
 
 
 def _settle(done: "Future[Result]", work: Callable[[], Result]) -> None:
+    if not done.set_running_or_notify_cancel():  # whoever asked for it does not want it any more
+        return
     try:
         done.set_result(work())
     except Exception as error:  # noqa: BLE001 - whatever stopped it is the caller's to see, by the future

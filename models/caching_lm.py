@@ -3,8 +3,9 @@
 Scores do not depend on the retriever, so a sweep over retrievers reads most of them from here.
 The same pair scored in another company may differ in its last bits, so which company computes a pair must
 not depend on timing: calls claim their pairs in the order they are submitted, and a pair that an earlier
-call claimed is awaited and not computed again. What a call has to compute is split into the LM's own units,
-and each unit is stored at once, in one transaction: after kill -9 the same units are left to do.
+call claimed is awaited and not computed again. What a call has to compute is split into the LM's own units, and
+whole units are stored, before anyone has their scores: after kill -9 the same units are left to do. A call's units
+are one transaction, as a rule, written by a thread of its own (`models/score_writer.py`).
 """
 
 import logging
@@ -19,6 +20,7 @@ from replug.configs.errors import RunError
 from replug.models.black_box_lm import AsyncLM, ContinuationScore, ScoreSum
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.score_cache import Key, NewScore, ScoreCache, pair_key
+from replug.models.score_writer import UnitWriter
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,27 @@ class _Claim:
     future: "Future[ContinuationScore]" = field(default_factory=Future)
 
 
+class _Asking:
+    """A call whose units are computed: how many are not there yet."""
+
+    def __init__(self, num_units: int) -> None:
+        self._left, self._lock = num_units, threading.Lock()
+
+    def one_is_there(self) -> bool:
+        """Whether it was the last."""
+        with self._lock:
+            self._left -= 1
+            return self._left == 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """What the LM said of some pairs: their scores, or why there are none."""
+
+    keys: list[Key]
+    outcome: list[ContinuationScore] | BaseException
+
+
 class CachingLM:
     """An `AsyncLM` that asks `lm` only for what the SQLite file at `path` does not hold. Closing it closes `lm`."""
 
@@ -44,6 +67,7 @@ class CachingLM:
         self._cache = ScoreCache(path)
         self.num_hits = self.num_misses = 0
         self._hits_stored = self._misses_stored = 0
+        self._writer = UnitWriter(self._settle)
 
     def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
         return self._lm.units(prefixes, continuations)
@@ -85,6 +109,7 @@ class CachingLM:
 
     def close(self) -> None:
         self._lm.close()  # first: its answers are stored until it is closed
+        self._writer.close()
         with self._lock:
             try:
                 self._store([])
@@ -133,44 +158,67 @@ class CachingLM:
         """Submit what is missing, unit by unit. An error that the LM raises at once gives the claims back too."""
         units = _attempt(self._lm.units, prefixes, continuations)
         if isinstance(units, Exception):
-            return self._settle(keys, units)
+            return self._writer.put(_Unit(keys, units), is_last=True)
         if sorted(row for unit in units for row in unit) != list(range(len(keys))):
-            return self._settle(keys, ValueError(f"the LM's units are not each of {len(keys)} rows once: {units}"))
+            error = ValueError(f"the LM's units are not each of {len(keys)} rows once: {units}")
+            return self._writer.put(_Unit(keys, error), is_last=True)
+        call = _Asking(len(units))
         for unit in units:
-            self._ask_unit(*([texts[row] for row in unit] for texts in (keys, prefixes, continuations)))
+            self._ask_unit(call, *([texts[row] for row in unit] for texts in (keys, prefixes, continuations)))
         return None
 
-    def _ask_unit(self, keys: list[Key], prefixes: list[str], continuations: list[str]) -> None:
+    def _ask_unit(self, call: _Asking, keys: list[Key], prefixes: list[str], continuations: list[str]) -> None:
+        def settle(outcome: list[ContinuationScore] | BaseException) -> None:
+            self._writer.put(_Unit(keys, outcome), call.one_is_there())
+
         inner = _attempt(self._lm.submit, prefixes, continuations)
         if isinstance(inner, Exception):
-            self._settle(keys, inner)
+            settle(inner)
         else:
-            inner.add_done_callback(lambda done: self._settle(keys, _outcome(done)))
+            inner.add_done_callback(lambda done: settle(_outcome(done)))
 
-    def _settle(self, keys: list[Key], outcome: list[ContinuationScore] | BaseException) -> None:
-        """Store a unit, then hand it out; an error goes to all who wait."""
-        with self._lock:
-            claims = [self._claimed.pop(key) for key in keys]
-            if not isinstance(outcome, BaseException):
-                outcome = _attempt(self._store_unit, keys, claims, outcome) or outcome
-        for row, claim in enumerate(claims):
-            if isinstance(outcome, BaseException):
-                claim.future.set_exception(outcome)
-            else:
-                claim.future.set_result(outcome[row])
+    def _settle(self, units: list[_Unit]) -> None:
+        """Store units, then hand them out; an error goes to all who wait. Runs in the writer's thread."""
+        units = [_checked(unit) for unit in units]
+        with self._lock:  # to the end: a claim whose tokens somebody wants meanwhile would be stored without them
+            claims = [[self._claimed[key] for key in unit.keys] for unit in units]
+            error = _attempt(self._store_units, units, claims)
+            for unit in units:
+                for key in unit.keys:
+                    del self._claimed[key]
+        for unit, waiting in zip(units, claims, strict=True):
+            _hand_out(waiting, unit.outcome if isinstance(unit.outcome, BaseException) else error or unit.outcome)
 
-    def _store_unit(self, keys: list[Key], claims: list[_Claim], scores: list[ContinuationScore]) -> None:
-        if len(scores) != len(keys):
-            raise ValueError(f"the LM gave {len(scores)} scores for {len(keys)} inputs")
-        self._store(
-            [NewScore(key, score, claim.with_tokens) for key, score, claim in zip(keys, scores, claims, strict=True)]
-        )
+    def _store_units(self, units: list[_Unit], claims: list[list[_Claim]]) -> None:
+        new = [
+            NewScore(key, score, claim.with_tokens)
+            for unit, waiting in zip(units, claims, strict=True)
+            if not isinstance(unit.outcome, BaseException)
+            for key, score, claim in zip(unit.keys, unit.outcome, waiting, strict=True)
+        ]
+        if new:
+            self._store(new)
 
     def _store(self, scores: list[NewScore]) -> None:
         """Write scores, and the hits and misses that the file has not been told of."""
         hits, misses = self.num_hits, self.num_misses
         self._cache.store(self.identity, scores, hits - self._hits_stored, misses - self._misses_stored)
         self._hits_stored, self._misses_stored = hits, misses
+
+
+def _checked(unit: _Unit) -> _Unit:
+    """An answer of another length is an error."""
+    if isinstance(unit.outcome, BaseException) or len(unit.outcome) == len(unit.keys):
+        return unit
+    return _Unit(unit.keys, ValueError(f"the LM gave {len(unit.outcome)} scores for {len(unit.keys)} inputs"))
+
+
+def _hand_out(claims: list[_Claim], outcome: list[ContinuationScore] | BaseException) -> None:
+    for row, claim in enumerate(claims):
+        if isinstance(outcome, BaseException):
+            claim.future.set_exception(outcome)
+        else:
+            claim.future.set_result(outcome[row])
 
 
 def gather(

@@ -9,13 +9,14 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import ray
 import torch
 
 from replug.cluster.actor_pool import ActorPool, thread_env
-from replug.models.black_box_lm import ContinuationScore
+from replug.models.black_box_lm import ContinuationScore, LocalLM
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.hardware import available_cores
 from replug.models.lm_source import LMLoader
@@ -39,12 +40,16 @@ class Answer:
 
 
 class Scorer:
-    """One replica: a plain class, made an actor where the pool is built."""
+    """One replica: a plain class, made an actor where the pool is built. Its LM is loaded by the first call."""
 
     def __init__(self, lm: LMLoader, threads: int, number: int = 0, spread: bool = False) -> None:
         torch.set_num_threads(threads)
-        self._lm = lm.load(spread)
+        self._loader, self._spread = lm, spread
         self._number = number
+
+    @cached_property
+    def _lm(self) -> LocalLM:
+        return self._loader.load(self._spread)
 
     def probe(self) -> list[np.ndarray]:
         """Log-probs of texts that are the same for every replica."""
@@ -136,6 +141,8 @@ class ScorerPool:
         self.pool.close()
 
     def _hand_out(self, done: "Future[Answer]", scores: "Future[list[ContinuationScore]]") -> None:
+        if not scores.set_running_or_notify_cancel():  # whoever asked does not want them any more
+            return None
         error = done.exception()
         if error is not None:
             return scores.set_exception(error)

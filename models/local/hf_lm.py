@@ -2,16 +2,14 @@
 
 With a causal model and right padding no mask is needed, and left padding without position ids is
 silently wrong for some models, so what is scored is padded on the right. Only the positions that predict
-the continuation reach the output layer, and log-softmax runs in float32 over chunks of them.
+the continuation reach the output layer; logits and log-softmax are float32, whatever the LM's dtype.
 Prefix and continuation are tokenized apart: the continuation has the same tokens after every document.
 How prompts are continued is told in `models.local.decoding`.
 """
 
-import hashlib
 import logging
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -32,9 +30,11 @@ from replug.models.local.decoding import (
     continue_answer,
     find_cache_use,
 )
+from replug.models.local.float32_head import use_float32_head
 from replug.models.local.logprobs import continuation_positions, target_logprobs
 from replug.models.local.prefix_groups import PrefixGroup, prefix_groups
 from replug.models.local.shared_prefix import KeptPrefixes, SharedPrefix, reuses_prefixes, shared_tokens
+from replug.models.local.weights import lm_identity
 from replug.models.pair_tokens import check_lengths, pair_token_ids
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,8 @@ log = logging.getLogger(__name__)
 class HuggingFaceLM:
     """A `BlackBoxLM` over local weights.
 
-    `spread` lays the layers over all visible GPUs, for models larger than one; `compile` is torch's.
+    `spread` lays the layers over all visible GPUs, for models larger than one; `compile` is torch's. `identity` is
+    given where the weights have been hashed already.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class HuggingFaceLM:
         tokens_per_batch: int | None = None,
         compile: bool = False,
         spread: bool = False,
+        identity: str | None = None,
     ) -> None:
         self.tokenizer = load_tokenizer(path)
         if self.tokenizer.eos_token_id is None:
@@ -63,16 +65,16 @@ class HuggingFaceLM:
             self.model.to(device)  # type: ignore[arg-type]
         self.model.eval().requires_grad_(False)
         use_cpu_attention(self.model)
+        use_float32_head(self.model)
         on_cpu = self.model.device.type == "cpu"
         self.tokens_per_batch = tokens_per_batch or (TOKENS_PER_PASS if on_cpu else TOKENS_PER_PASS_GPU)
-        self.identity = lm_identity(path, dtype)
+        self.identity = identity or lm_identity(path, dtype)
         self.max_tokens: int | None = getattr(self.model.config, "max_position_embeddings", None)
         self.counts = PassCounts()
         self._head = _separable_head(self.model)
         self._body = torch.compile(self.model.base_model, dynamic=True) if compile else self.model.base_model
         self._shares = self._head is not None and reuses_prefixes(self.model)
         self._kept = KeptPrefixes(self.model)
-        self._too_large: float = float("inf")  # padded tokens of the smallest pass that memory did not hold
 
     def score(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[ContinuationScore]:
         """Log-probs in nats. Raises UnscorableText for empty continuations and inputs beyond `max_tokens`."""
@@ -145,25 +147,36 @@ class HuggingFaceLM:
     def _score_groups(self, groups: list[PrefixGroup], shared: SharedPrefix | None) -> list[np.ndarray]:
         """Score in one pass, or in halves where memory does not hold it: the log-probs of every row, group by group.
 
-        A size that was too large once is not tried again, so the halves follow from the texts and the
-        machine's memory, never from what came before.
+        A pass is halved only after it had all the memory that can be freed, so the halves follow from the pass and
+        the machine, never from what came before.
         """
         longest = max(group.num_tokens for group in groups)
-        size = len(groups) * (longest + (shared.num_tokens if shared else 0))
-        if len(groups) == 1 or size < self._too_large:
-            try:
-                return self._one_pass(groups, longest, shared)
-            except RuntimeError as error:
-                if _is_out_of_memory(error) and self._kept.clear():
-                    return self._score_groups(groups, shared)
-                _require_out_of_memory(error, len(groups), size)
-            self._too_large = size
-            log.warning(
-                f"the LM ran out of memory at {size} tokens in one pass; halving (lm.tokens_per_batch sets the size)"
-            )
-            torch.cuda.empty_cache()
+        scores = self._pass_in_memory(groups, longest, shared)
+        if scores is None and self._free_memory():
+            scores = self._pass_in_memory(groups, longest, shared)
+        if scores is not None:
+            return scores
+        _report_out_of_memory(len(groups), len(groups) * (longest + (shared.num_tokens if shared else 0)))
         half = len(groups) // 2
         return self._score_groups(groups[:half], shared) + self._score_groups(groups[half:], shared)
+
+    def _pass_in_memory(
+        self, groups: list[PrefixGroup], longest: int, shared: SharedPrefix | None
+    ) -> list[np.ndarray] | None:
+        """None where memory does not hold the pass, whose tensors are gone then: an error in hand would keep them."""
+        try:
+            return self._one_pass(groups, longest, shared)
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                raise
+        return None
+
+    def _free_memory(self) -> bool:
+        """Give back what a pass may have instead; whether there can have been any."""
+        on_gpu = self.model.device.type == "cuda"
+        if on_gpu:
+            torch.cuda.empty_cache()
+        return self._kept.clear() or on_gpu
 
     def _one_pass(self, groups: list[PrefixGroup], longest: int, shared: SharedPrefix | None) -> list[np.ndarray]:
         inputs = nn.utils.rnn.pad_sequence([torch.tensor(group.ids) for group in groups], batch_first=True)
@@ -203,24 +216,28 @@ class HuggingFaceLM:
     def _logits(self, inputs: Tensor, row: Tensor, position: Tensor) -> Tensor:
         """Logits [N, V] from the whole forward pass, computed only where some row predicts."""
         keep = position.unique()
-        logits = self.model(input_ids=inputs, use_cache=False, logits_to_keep=keep.to(inputs.device)).logits
+        # A list, since a tensor would be on the first device, and the hidden states are on the last.
+        logits = self.model(input_ids=inputs, use_cache=False, logits_to_keep=keep.tolist()).logits
         return logits[row.to(logits.device), torch.searchsorted(keep, position).to(logits.device)]
 
 
-def _require_out_of_memory(error: RuntimeError, num_rows: int, size: int) -> None:
-    """Raise all but what fewer rows in a pass would fix."""
-    if not _is_out_of_memory(error):
-        raise error
-    if num_rows == 1:
+def _report_out_of_memory(num_groups: int, size: int) -> None:
+    """Raises RunError for what fewer inputs in a pass would not fix."""
+    if num_groups == 1:
         raise RunError(
             f"the LM ran out of memory on a single input of {size} tokens: take shorter texts, a smaller LM or dtype, "
             "or more memory"
-        ) from error
+        )
+    log.warning(
+        f"the LM ran out of memory at {size} tokens in one pass; halving, as each time it meets such a pass "
+        "(lm.tokens_per_batch sets the size)"
+    )
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
-    """A CPU's allocator has no error class of its own."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+    """A CPU's allocator and CUDA's libraries have no error class of their own."""
+    signs = ("DefaultCPUAllocator", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)
 
 
 def _separable_head(model: PreTrainedModel) -> nn.Module | None:
@@ -235,19 +252,15 @@ def _separable_head(model: PreTrainedModel) -> nn.Module | None:
     with torch.inference_mode():
         whole = model(input_ids=probe, use_cache=False).logits
         apart = head(model.base_model(input_ids=probe, use_cache=False).last_hidden_state)
-    return head if whole.shape == apart.shape and torch.allclose(whole, apart) else None
+    return head if whole.shape == apart.shape and _are_same(whole, apart.to(whole.device)) else None
 
 
-def lm_identity(path: str, dtype: torch.dtype) -> str:
-    """Hash of a local model's configuration, tokenizer and weights, with the dtype it runs in."""
-    digest = hashlib.blake2b(digest_size=16)
-    folder = Path(path)
-    if not folder.is_dir():
-        return f"{path}:{str(dtype).removeprefix('torch.')}"
-    for file in sorted([*folder.glob("*.json"), *folder.glob("*.safetensors")]):
-        with file.open("rb") as stream:
-            digest.update(file.name.encode() + hashlib.file_digest(stream, "blake2b").digest())
-    return f"{digest.hexdigest()}:{str(dtype).removeprefix('torch.')}"
+def _are_same(whole: Tensor, apart: Tensor) -> bool:
+    """Logits in float32, whatever the model's dtype: the same products, so nothing but their rounding may differ.
+
+    A cap of 30, as Gemma 2's, changes a logit of 1 by forty times the tolerance.
+    """
+    return torch.allclose(whole, apart)
 
 
 def load_tokenizer(path: str, key: str = "lm.path") -> PreTrainedTokenizerBase:
@@ -260,8 +273,26 @@ def load_tokenizer(path: str, key: str = "lm.path") -> PreTrainedTokenizerBase:
 
 def _load_model(path: str, dtype: torch.dtype, device_map: str | None) -> PreTrainedModel:
     try:
-        return AutoModelForCausalLM.from_pretrained(
+        model = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, device_map=device_map, use_safetensors=True, trust_remote_code=False
         )
     except (OSError, ValueError) as error:
         raise UserError(f"lm.path: cannot load {path}: {str(error).strip().splitlines()[0]}") from error
+    if device_map is not None and torch.cuda.is_available():
+        _require_on_gpus(model, path)
+    return model
+
+
+def _require_on_gpus(model: PreTrainedModel, path: str) -> None:
+    """Raises UserError where layers were laid into host memory or onto disk, to be copied to a GPU in every pass."""
+    places = {name: str(place) for name, place in getattr(model, "hf_device_map", {}).items()}
+    outside = [name for name, place in places.items() if place in ("cpu", "disk")]
+    if not outside:
+        return
+    needed = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    sizes = [torch.cuda.get_device_properties(gpu).total_memory for gpu in range(torch.cuda.device_count())]
+    raise UserError(
+        f"lm.gpus_per_replica: the weights of {path} alone need {needed / 1e9:.1f} GB, and the {len(sizes)} GPUs of a "
+        f"replica have {sum(sizes) / 1e9:.1f} GB, so {len(outside)} of its {len(places)} parts ({outside[0]}, ...) "
+        "would lie elsewhere; expected all on GPUs: raise lm.gpus_per_replica, or take larger GPUs or a smaller LM"
+    )

@@ -1,13 +1,14 @@
 """Local weights as a backend: a folder, a GGUF file or a hub name in `lm.path`, read by transformers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from replug.configs.schema import LMConfig
-from replug.models.black_box_lm import LocalLM
+from replug.models.black_box_lm import AsyncLM, LocalLM
 from replug.models.hardware import DTYPES, default_device, dtype_name
 from replug.models.lm_source import LMFiles
 from replug.models.local.local_source import LocalSource
+from replug.models.local.weights import HashedFiles, hashed_files, lm_identity
 from replug.models.packaged import resolve_lm_path
 
 if TYPE_CHECKING:
@@ -23,18 +24,20 @@ def source(lm: LMConfig, files: LMFiles) -> "HuggingFaceSource | None":
 
 @dataclass(frozen=True, slots=True)
 class HuggingFaceSource(LocalSource):
-    """Weights in a folder, or under a hub name. hf_lm.py takes seconds to import, so methods do it."""
+    """Weights in a folder, or under a hub name. hf_lm.py takes seconds to import, so methods do it.
+
+    `hashed` is what the files held when the run was started, for replicas, which then need not read them twice.
+    """
 
     path: str
     dtype: str = "float32"
     tokens_per_batch: int | None = None
     compile: bool = False
+    hashed: HashedFiles | None = None
 
     @property
     def identity(self) -> str:
-        from replug.models.local.hf_lm import lm_identity
-
-        return lm_identity(self.path, DTYPES[self.dtype])
+        return lm_identity(self.path, DTYPES[self.dtype], self.hashed)
 
     @property
     def max_tokens(self) -> int | None:
@@ -50,6 +53,8 @@ class HuggingFaceSource(LocalSource):
     def load(self, spread: bool = False) -> LocalLM:
         from replug.models.local.hf_lm import HuggingFaceLM
 
-        return HuggingFaceLM(
-            self.path, DTYPES[self.dtype], default_device(), self.tokens_per_batch, self.compile, spread
-        )
+        options = (default_device(), self.tokens_per_batch, self.compile, spread, self.identity)
+        return HuggingFaceLM(self.path, DTYPES[self.dtype], *options)
+
+    def open(self, lm: LMConfig) -> AsyncLM:
+        return LocalSource.open(replace(self, hashed=hashed_files(self.path, self.hashed)), lm)

@@ -2,7 +2,8 @@
 
 Only positions that predict a token of a continuation come here. The output layer runs on a few hundred of them at a
 time, and the softmax on so few that their float32 logits stay in the processor's cache: on a CPU that is four times
-faster than a logsumexp over the same chunk, which is a quarter of a small LM's whole time.
+faster than a logsumexp over the same chunk, which is a quarter of a small LM's whole time. A half-precision LM on a
+CPU goes the other way: many positions and a piece of the vocabulary, whose float32 weights and logits stay in cache.
 """
 
 from collections.abc import Sequence
@@ -10,16 +11,25 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from replug.models.local.float32_head import Float32Head
 from replug.models.pair_tokens import PairIds
 
 # Positions given to the output layer at once: enough for an efficient matrix product, little memory.
 POSITIONS_PER_PRODUCT = 256
+# As many where logits come in pieces of the vocabulary: each piece's weights are made float32 once for all of them.
+POSITIONS_PER_SWEEP = 1024
 # Float32 logits that one softmax works on: a CPU's share of cache, and on a GPU as many as one product gives.
 SOFTMAX_BYTES = {"cpu": 4 * 2**20}
 
 
 def target_logprobs(rows: Tensor, target: Tensor, head: nn.Module | None) -> Tensor:
-    """Float32 log-probs [N] of targets [N] given hidden states [N, D] and the output layer, or given logits [N, V]."""
+    """Float32 log-probs [N] of targets [N] given hidden states [N, D] and the output layer, or given logits [N, V].
+
+    They are on the device of the logits, which is the output layer's where layers are spread over several.
+    """
+    if isinstance(head, Float32Head) and head.weight.device.type == "cpu":
+        sweeps = zip(rows.split(POSITIONS_PER_SWEEP), target.split(POSITIONS_PER_SWEEP), strict=True)
+        return torch.cat([_in_pieces(some, wanted, head) for some, wanted in sweeps])
     parts = []
     for some, wanted in zip(rows.split(POSITIONS_PER_PRODUCT), target.split(POSITIONS_PER_PRODUCT), strict=True):
         parts.append(_from_logits(head(some) if head is not None else some, wanted))
@@ -28,13 +38,25 @@ def target_logprobs(rows: Tensor, target: Tensor, head: nn.Module | None) -> Ten
 
 def _from_logits(logits: Tensor, target: Tensor) -> Tensor:
     """Float32 log-probs [N] of targets [N] given logits [N, V] of any dtype."""
-    size = _positions_per_softmax(logits)
+    size, target = _positions_per_softmax(logits), target.to(logits.device)
     return torch.cat(
         [
             -nn.functional.cross_entropy(some.float(), wanted, reduction="none")
             for some, wanted in zip(logits.split(size), target.split(size), strict=True)
         ]
     )
+
+
+def _in_pieces(rows: Tensor, target: Tensor, head: Float32Head) -> Tensor:
+    """As from all logits at once: a piece's logsumexp is one entry of the whole's."""
+    ordered, order = target.sort()
+    wanted, totals = torch.empty(len(rows)), []
+    for start, logits in head.pieces(rows):
+        first, end = torch.searchsorted(ordered, torch.tensor([start, start + logits.shape[1]])).tolist()
+        here = order[first:end]
+        wanted[here] = logits[here, ordered[first:end] - start]
+        totals.append(logits.logsumexp(1))
+    return wanted - torch.stack(totals, 1).logsumexp(1)
 
 
 def _positions_per_softmax(logits: Tensor) -> int:

@@ -3,6 +3,7 @@
 import hashlib
 import sqlite3
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -11,10 +12,11 @@ import numpy as np
 import pytest
 
 from replug.configs.errors import RunError
+from replug.models import score_writer
 from replug.models.black_box_lm import AsyncLM, ContinuationScore, ScoreSum
 from replug.models.caching_lm import CachingLM
 from replug.models.generation import Generated, GenerationOptions
-from replug.models.score_cache import ScoreCache, pair_key
+from replug.models.score_cache import NewScore, ScoreCache, pair_key
 
 Pair = tuple[str, str]
 
@@ -299,14 +301,71 @@ def test_a_call_is_computed_unit_by_unit_and_answered_whole_and_in_order(path: P
     assert bits(call.result(1)) == bits([score for answer in lm.answers for score in answer])
 
 
-def test_a_unit_that_is_done_is_stored_though_its_call_is_not(path: Path) -> None:
+def stored_texts(path: Path, texts: str, at_least: int) -> set[str]:
+    """Those of the texts that the file holds, once it holds so many."""
+    cache, end = ScoreCache(path), time.monotonic() + 30
+    keys = {pair_key("fake", text, "y"): text for text in texts}
+    while len(found := cache.scores([*keys])) < at_least:
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+    cache.close()
+    return {keys[key] for key in found}
+
+
+def test_a_unit_that_is_done_is_stored_after_a_while_though_its_call_is_not(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(score_writer, "SECONDS_BETWEEN_WRITES", 0.05)
     lm = CountingLM(held=True, unit_size=2)
     CachingLM(lm, path).submit(list("abcde"), ["y"] * 5)
     lm.finish(1)
-    cache = ScoreCache(path)
-    assert set(cache.scores([pair_key("fake", text, "y") for text in "abcde"])) == {
-        pair_key("fake", text, "y") for text in "cd"
-    }
+    assert stored_texts(path, "abcde", at_least=2) == set("cd")
+
+
+def test_the_units_of_a_call_are_one_transaction_and_nobody_has_a_score_before_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = CountingLM(held=True, unit_size=2)
+    cached = CachingLM(lm, path)
+    written, store = [], cached._cache.store
+
+    def recorded(identity: str, scores: list[NewScore], hits: int = 0, misses: int = 0) -> None:
+        assert not call.done()
+        written.append(len(scores))
+        store(identity, scores, hits, misses)
+
+    monkeypatch.setattr(cached._cache, "store", recorded)
+    call = cached.submit(list("abcde"), ["y"] * 5)
+    for unit in (1, 2, 0):
+        lm.finish(unit)
+    assert len(call.result(10)) == 5
+    assert written == [5]
+
+
+def test_who_computes_does_not_wait_for_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = CountingLM(held=True)
+    cached = CachingLM(lm, path)
+    disk, store = threading.Event(), cached._cache.store
+
+    def slow(*arguments: object) -> None:
+        disk.wait(30)
+        store(*arguments)
+
+    monkeypatch.setattr(cached._cache, "store", slow)
+    call = cached.submit(["a"], ["y"])
+    lm.finish(0)  # as the pool's dispatcher does
+    assert not call.done()
+    disk.set()
+    assert bits(call.result(10)) == bits(lm.answers[0])
+
+
+def test_closing_writes_what_waits(path: Path) -> None:
+    lm = CountingLM(held=True, unit_size=2)
+    cached = CachingLM(lm, path)
+    cached.submit(list("abcde"), ["y"] * 5)
+    lm.finish(1)
+    cached.close()
+    assert stored_texts(path, "abcde", at_least=2) == set("cd")
 
 
 def test_the_units_of_an_interrupted_call_are_computed_again_in_the_same_company(tmp_path: Path) -> None:
@@ -315,9 +374,11 @@ def test_the_units_of_an_interrupted_call_are_computed_again_in_the_same_company
     for done in ([], [0], [5], [1, 3], [0, 2, 4], [1, 2, 3, 4, 5]):
         path = tmp_path / f"interrupted after {done}.sqlite"
         killed = CompanyLM(held=True, unit_size=4)
-        CachingLM(killed, path).submit(texts, texts)
+        cached = CachingLM(killed, path)
+        cached.submit(texts, texts)
         for unit in done:
             killed.finish(unit)
+        cached._writer.close()  # as if killed after the next write
         resumed = CompanyLM(unit_size=4)
         assert bits(CachingLM(resumed, path).score(texts, texts)) == bits(quiet)
         assert resumed.calls == [call for unit, call in enumerate(killed.calls) if unit not in done]
@@ -337,6 +398,7 @@ def test_overlapping_calls_are_computed_in_the_same_company_after_an_interruptio
     cached.submit(second, second)
     for unit in (1, 4):  # one of each call
         killed.finish(unit)
+    cached._writer.close()
     assert both(tmp_path / "killed.sqlite") == quiet
 
 

@@ -1,9 +1,13 @@
 """The local LM against one pair at a time through the whole model, on tiny random models and on SmolLM2."""
 
+import hashlib
+import pickle
 import re
 import shutil
 import subprocess
 import sys
+import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +20,12 @@ from transformers import (
 )
 
 from replug.configs.errors import RunError
-from replug.models.local import shared_prefix
-from replug.models.local.hf_lm import HuggingFaceLM, lm_identity
+from replug.models.local import shared_prefix, weights
+from replug.models.local.hf_lm import HuggingFaceLM
+from replug.models.local.hf_source import HuggingFaceSource
 from replug.models.local.prefix_groups import PrefixGroup, prefix_groups
 from replug.models.local.shared_prefix import KeptPrefixes, shared_tokens
+from replug.models.local.weights import hashed_files, lm_identity
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import pair_token_ids
 from tests.support.tiny_lms import (
@@ -186,10 +192,46 @@ def test_the_identity_follows_the_weights_and_the_dtype(folder: Path, lm: Huggin
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     assert lm_identity(str(tmp_path), torch.float32) == lm.identity
     assert lm_identity(str(tmp_path), torch.bfloat16) != lm.identity
-    weights = load_file(tmp_path / "model.safetensors")
-    next(iter(weights.values())).view(-1)[0] += 1e-3
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    changed = load_file(tmp_path / "model.safetensors")
+    next(iter(changed.values())).view(-1)[0] += 1e-3
+    save_file(changed, tmp_path / "model.safetensors", metadata={"format": "pt"})
     assert lm_identity(str(tmp_path), torch.float32) != lm.identity
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files whose bytes were hashed."""
+    names, digest = [], hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda file, kind: names.append(file.name) or digest(file, kind))
+    return names
+
+
+def test_weights_are_hashed_once_and_not_by_replicas_that_find_the_same_files(
+    folder: Path, tmp_path: Path, hashed: list[str]
+) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    source = HuggingFaceSource(str(tmp_path))
+    identity, once = source.identity, len(hashed)
+    assert once > 0
+    sent = pickle.loads(pickle.dumps(replace(source, hashed=hashed_files(source.path))))
+    weights._digest.cache_clear()  # another process
+    assert sent.load().identity == sent.identity == source_identity_of(source) == identity
+    assert len(hashed) == 2 * once  # the source that was sent without the hash, and no other
+
+
+def source_identity_of(source: HuggingFaceSource) -> str:
+    return replace(source, hashed=None).identity
+
+
+def test_a_replica_that_finds_other_files_hashes_them(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    source = HuggingFaceSource(str(tmp_path))
+    sent = replace(source, hashed=hashed_files(source.path))
+    before = sent.identity
+    changed = load_file(tmp_path / "model.safetensors")
+    next(iter(changed.values())).view(-1)[0] += 1e-3
+    save_file(changed, tmp_path / "model.safetensors", metadata={"format": "pt"})  # as long as before
+    assert sent.identity != before
 
 
 def test_a_real_lm_equals_a_naive_loop_and_knows_a_fact(smollm2: HuggingFaceLM) -> None:
@@ -282,26 +324,72 @@ def test_kept_prefixes_give_way_before_a_pass_is_halved(lm: HuggingFaceLM, monke
     assert tried == [len(prefixes)] * 2
 
 
-def test_passes_that_memory_does_not_hold_are_halved_and_their_size_is_remembered(
+def test_passes_that_memory_does_not_hold_are_halved_as_often_as_they_come(
     folder: Path, lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = HuggingFaceLM(str(folder))
     passes = limit_memory(small, monkeypatch, most_rows=2)
     assert_same_scores(lm, small)
-    assert max(rows for rows, _ in passes) > 2  # tried once
+    first = passes.copy()
+    assert max(rows for rows, _ in first) > 2
+    passes.clear()
+    small.score(PREFIXES[:3], CONTINUATIONS[:3])
     passes.clear()
     assert_same_scores(lm, small)
-    assert all(fits for _, fits in passes)  # and not again
+    assert passes == first  # the halves follow from the pass, whatever came before
 
 
-def limit_memory(lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch, most_rows: int) -> list[tuple[int, bool]]:
+def test_a_failed_pass_is_gone_before_the_next_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small, failed = HuggingFaceLM(str(folder)), []
+    one_pass = small._one_pass
+
+    def limited(groups, longest, shared):
+        assert not any(activations() is not None for activations in failed)
+        activations = torch.empty(10)
+        failed.append(weakref.ref(activations))
+        if len(groups) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return one_pass(groups, longest, shared)
+
+    monkeypatch.setattr(small, "_one_pass", limited)
+    small.score(PREFIXES, CONTINUATIONS)
+    assert len(failed) == 2 * len(PREFIXES) - 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        torch.AcceleratorError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+    ],
+    ids=lambda error: str(error)[:30],
+)
+def test_each_way_of_saying_that_memory_is_spent_halves_the_pass(
+    folder: Path, error: RuntimeError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = HuggingFaceLM(str(folder))
+    limit_memory(small, monkeypatch, most_rows=2, error=error)
+    assert len(small.score(PREFIXES, CONTINUATIONS)) == len(PREFIXES)
+
+
+OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
+
+
+def limit_memory(
+    lm: HuggingFaceLM,
+    monkeypatch: pytest.MonkeyPatch,
+    most_rows: int,
+    error: RuntimeError = OUT_OF_MEMORY,
+) -> list[tuple[int, bool]]:
     """A pass of more rows than `most_rows` runs out of memory; returns a list of (rows, fits) that fills."""
     passes, one_pass = [], lm._one_pass
 
     def limited(groups, longest, shared):
         passes.append((len(groups), len(groups) <= most_rows))
         if len(groups) > most_rows:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise error
         return one_pass(groups, longest, shared)
 
     monkeypatch.setattr(lm, "_one_pass", limited)

@@ -3,13 +3,17 @@
 import os
 import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
 import ray
+import torch
 
-from replug.cluster.actor_pool import ActorPool, ActorPoolError
+from replug.cluster.actor_pool import ActorPool, ActorPoolError, is_device_fault
 from replug.models.black_box_lm import AsyncLM, UnscorableText
 from replug.models.generation import GenerationOptions
 from replug.models.local.stand_in_lm import StandInLM, StandInSource
@@ -184,6 +188,166 @@ def test_calls_that_find_no_replica_up_end_after_a_while():
     with pytest.raises(ActorPoolError, match="no replica came up within 1 s; is there room"):
         pool.submit("square", 3).result(300)
     pool.close()
+
+
+class Loading:
+    """A worker whose number decides how long it loads its model, and what its GPU does."""
+
+    def __init__(self, number: int, lives: Path | None = None) -> None:
+        self.number, self.lives = number, lives
+
+    def probe(self) -> int:
+        time.sleep(600 if self.number == 1 else 0)
+        return self.number
+
+    def who(self) -> int:
+        return self.number
+
+    def fault(self, error: Exception, times: int) -> int:
+        """Fails so many times in all, each time in another process; returns in how many it has been."""
+        (self.lives / f"{os.getpid()}").touch()
+        if len(list(self.lives.iterdir())) <= times:
+            raise error
+        return len(list(self.lives.iterdir()))
+
+
+def loading_pool(numbers: list[int], lives: Path | None = None, **options: float) -> ActorPool:
+    actor = ray.remote(Loading).options(num_cpus=0)
+    return ActorPool(
+        lambda n: actor.remote(numbers[n], lives), len(numbers), "worker", validate=lambda *_: None, **options
+    )
+
+
+def test_a_replica_that_hangs_while_it_starts_is_quarantined_beside_one_that_is_up():
+    pool = loading_pool([0, 1], start_timeout_seconds=0.5)
+    wait_until(lambda: pool.quarantined)
+    assert pool.quarantined == {1: "it failed to start 3 times: it was not up 0.5 s after it had room"}
+    assert pool.submit("who").result(300) == 0
+    pool.close()
+
+
+def test_a_replica_that_waits_for_room_is_not_one_that_hangs():
+    actors = [ray.remote(Loading).options(num_cpus=cpus) for cpus in (0, 1000)]
+    pool = ActorPool(lambda n: actors[n].remote(0), 2, "worker", start_timeout_seconds=0.2, validate=lambda *_: None)
+    wait_until(lambda: pool.num_up == 1)
+    pending = pool.handles()[1]
+    time.sleep(1)
+    assert pool.submit("who").result(300) == 0
+    assert (pool.quarantined, pool.counts.respawns) == ({}, 0)
+    assert pool.handles()[1] is pending
+    pool.close()
+
+
+ILLEGAL = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+
+def test_a_fault_of_the_gpu_replaces_the_replica_and_the_call_is_done_again(tmp_path):
+    pool = loading_pool([0], tmp_path, max_attempts=3)
+    assert pool.submit("fault", ILLEGAL, 2).result(300) == 3
+    assert (pool.counts.respawns, pool.counts.retries) == (2, 2)
+    pool.close()
+
+
+def test_a_fault_that_comes_wherever_the_call_is_done_ends_in_an_error(tmp_path):
+    pool = loading_pool([0], tmp_path, max_attempts=2)
+    with pytest.raises(ActorPoolError, match="fault failed 2 times; last: CUDA error: an illegal memory access"):
+        pool.submit("fault", ILLEGAL, 9).result(300)
+    pool.close()
+
+
+def test_memory_that_is_not_there_is_no_fault_of_the_gpu(tmp_path):
+    pool = loading_pool([0], tmp_path)
+    with pytest.raises(torch.OutOfMemoryError, match="tried to allocate"):
+        pool.submit("fault", torch.OutOfMemoryError("CUDA out of memory: tried to allocate 9 GiB"), 1).result(300)
+    assert pool.counts.respawns == 0
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_fault"),
+    [
+        (RuntimeError("CUDA error: device-side assert triggered"), True),
+        (RuntimeError("CUDA error: uncorrectable ECC error encountered"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`"), True),
+        (RuntimeError("NCCL error in: unhandled cuda error"), True),
+        (torch.AcceleratorError("CUDA error: out of memory"), False),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("CUDA error"), False),
+    ],
+    ids=str,
+)
+def test_what_is_a_fault_of_the_gpu(error: Exception, is_fault: bool):
+    assert is_device_fault(error) is is_fault
+
+
+# The dispatcher itself ----------------------------------------------------------------------------------------
+
+
+def fail_with(error: Exception) -> Callable:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
+def test_a_dispatcher_that_fails_fails_its_calls_and_later_ones_with_the_cause():
+    pool = ActorPool(
+        lambda number: ray.remote(Loading).options(num_cpus=0).remote(number), 1, "worker",
+        validate=fail_with(KeyError("no such token")),
+    )  # fmt: skip
+    calls = [pool.submit("who") for _ in range(3)]
+    for call in [*calls, pool.submit("who")]:
+        with pytest.raises(ActorPoolError, match="worker: the pool failed: KeyError: 'no such token'") as caught:
+            call.result(60)
+        assert isinstance(caught.value.__cause__, KeyError)
+    with pytest.raises(ActorPoolError, match="the pool failed"):
+        pool.submit("who").result(0)
+    pool.close()
+
+
+def test_an_actor_that_cannot_be_made_again_fails_the_calls_in_hand():
+    made = []
+
+    def make(number: int) -> object:
+        if made:
+            raise OSError("the cluster is gone")
+        made.append(ray.remote(Worker).options(num_cpus=0).remote())
+        return made[0]
+
+    pool = ActorPool(make, 1, "worker")
+    calls = [pool.submit("die"), pool.submit("square", 3, 60.0), pool.submit("square", 4)]
+    for call in calls:
+        with pytest.raises(ActorPoolError, match="the cluster is gone"):
+            call.result(60)
+    pool.close()
+
+
+def test_a_cancelled_call_is_not_done_and_hurts_no_other():
+    pool = make_pool(1)
+    first = pool.submit("square", 2, 0.5)
+    calls = [pool.submit("square", x) for x in range(6)]
+    assert calls[5].cancel()
+    assert first.result(300) == 4
+    assert [call.result(300) for call in calls[:5]] == [x * x for x in range(5)]
+    wait_until(lambda: pool.counts.calls == 6)
+    assert pool.submit("square", 9).result(300) == 81
+    pool.close()
+
+
+def test_arguments_that_cannot_travel_are_their_own_calls_error():
+    pool = make_pool(1)
+    with pytest.raises(TypeError, match="serialize"):
+        pool.submit("square", threading.Lock()).result(60)
+    assert pool.submit("square", 3).result(300) == 9
+    pool.close()
+
+
+def test_a_closed_pool_refuses_calls():
+    pool = make_pool(1)
+    pool.close()
+    with pytest.raises(ActorPoolError, match="worker was closed"):
+        pool.submit("square", 3).result(10)
 
 
 def wait_until(holds, seconds: float = 300) -> None:

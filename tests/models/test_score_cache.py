@@ -16,8 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replug.configs.errors import RunError, UserError
+from replug.data import file_systems
+from replug.models import score_cache
 from replug.models.black_box_lm import ContinuationScore, ScoreSum
-from replug.models.score_cache import NewScore, ScoreCache, pair_key
+from replug.models.score_cache import FORMAT, NewScore, ScoreCache, pair_key
 
 UNIT = 20
 # Fresh processes, forked from one that has imported what they need and never from this one with its threads.
@@ -115,7 +117,7 @@ def test_an_old_cache_is_refused_and_left_as_it_is(path: Path) -> None:
         database.execute("CREATE TABLE scores (key BLOB PRIMARY KEY, logprobs BLOB NOT NULL) WITHOUT ROWID")
     database.close()
     before = path.read_bytes()
-    refused(path, "format 2", "older cache", "remove")
+    refused(path, f"format {FORMAT}", "older cache", "remove")
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
@@ -123,15 +125,15 @@ def test_an_old_cache_is_refused_and_left_as_it_is(path: Path) -> None:
 def test_another_programs_database_is_refused_though_its_version_is_ours(path: Path) -> None:
     with sqlite3.connect(path) as database:
         database.execute("CREATE TABLE scores (key)")
-        database.execute("PRAGMA user_version = 2")
+        database.execute(f"PRAGMA user_version = {FORMAT}")
     refused(path, "another program's file")
 
 
 def test_a_cache_of_a_later_format_is_refused(path: Path) -> None:
     ScoreCache(path).close()
     with sqlite3.connect(path) as database:
-        database.execute("PRAGMA user_version = 3")
-    refused(path, "but format 3")
+        database.execute(f"PRAGMA user_version = {FORMAT + 1}")
+    refused(path, f"but format {FORMAT + 1}")
 
 
 def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(path: Path) -> None:
@@ -150,6 +152,110 @@ def test_an_empty_file_becomes_a_cache(path: Path) -> None:
     path.touch()
     ScoreCache(path).close()
     assert path.stat().st_size > 0
+
+
+def test_a_cache_of_the_format_before_this_one_is_refused(path: Path) -> None:
+    ScoreCache(path).close()
+    with sqlite3.connect(path) as database:
+        database.execute("PRAGMA user_version = 2")
+    refused(path, f"format {FORMAT}", "but format 2", "remove")
+
+
+# Network file systems -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def network(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test's folder lies on NFS, by what the system says."""
+    mounts = path.parent / "mountinfo"
+    mounts.write_text(f"1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 0:5 / {path.parent} rw - nfs4 server:/x rw\n")
+    monkeypatch.setattr(file_systems, "MOUNTS", mounts)
+    monkeypatch.setattr(score_cache, "SECONDS_TO_WAIT_FOR_WRITERS", 0.1)
+
+
+def beside(path: Path) -> set[str]:
+    return {file.name.removeprefix(path.name) for file in path.parent.iterdir() if file.name.startswith(path.name)}
+
+
+def test_on_a_local_disk_there_is_a_write_ahead_log(cache: ScoreCache, path: Path) -> None:
+    cache.store("lm", unit_of(0))
+    assert beside(path) == {"", "-wal", "-shm"}
+
+
+@pytest.mark.usefixtures("network")
+def test_on_a_network_file_system_no_memory_is_shared_and_what_is_stored_comes_back(path: Path) -> None:
+    cache = ScoreCache(path)
+    for number in range(5):
+        cache.store("lm", unit_of(number))
+        assert beside(path) == {"", "-journal"}
+    cache.close()
+    cache = ScoreCache(path)
+    assert len(cache.sums([key_of(row) for row in range(5 * UNIT)])) == 5 * UNIT
+    assert cache.damage() is None
+    cache.close()
+
+
+@pytest.mark.usefixtures("network")
+def test_on_a_network_file_system_a_second_process_is_refused_by_name(path: Path) -> None:
+    cache = ScoreCache(path)
+    refused(path, "network file system (nfs4)", "one process at a time", "lm.cache")
+    cache.store("lm", unit_of(0))
+    cache.close()
+    ScoreCache(path).close()
+
+
+def test_a_cache_may_move_between_a_local_disk_and_a_network(path: Path, request: pytest.FixtureRequest) -> None:
+    cache = ScoreCache(path)
+    cache.store("lm", unit_of(0))
+    cache.close()
+    request.getfixturevalue("network")
+    cache = ScoreCache(path)
+    cache.store("lm", unit_of(1))
+    assert beside(path) == {"", "-journal"}
+    cache.close()
+    file_systems.MOUNTS.write_text("1 0 8:1 / / rw - ext4 /dev/sda1 rw\n")
+    cache = ScoreCache(path)
+    cache.store("lm", unit_of(2))
+    assert cache.num_rows() == 3 * UNIT
+    assert "-wal" in beside(path)
+    cache.close()
+
+
+@pytest.mark.usefixtures("network")
+def test_kill_9_on_a_network_file_system_leaves_whole_units_and_the_file_free(path: Path) -> None:
+    process = os.fork()
+    if process == 0:
+        cache = ScoreCache(path)
+        cache.store("lm", unit_of(0))
+        cache._database.execute("BEGIN")
+        cache._database.execute("DELETE FROM scores")
+        cache._database.execute("PRAGMA cache_spill = 1")
+        os._exit(0)  # as by kill -9: nothing is rolled back
+    os.waitpid(process, 0)
+    cache = ScoreCache(path)
+    assert cache.num_rows() == UNIT
+    assert cache.damage() is None
+    cache.close()
+
+
+# What a step writes -------------------------------------------------------------------------------------
+
+
+def test_the_rows_of_a_step_lie_side_by_side(path: Path) -> None:
+    """64 queries with 20 documents each, in a file of 100,000 rows: a few pages for each query."""
+    cache = ScoreCache(path)
+    score = score_of(0)
+
+    def step(number: int, queries: int) -> list[NewScore]:
+        pairs = [(f"document {i}", f"{number} {query}") for query in range(queries) for i in range(20)]
+        return [NewScore(pair_key("lm", *pair), score, False) for pair in pairs]
+
+    cache.store("lm", step(0, 5000))
+    cache._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    cache.store("lm", step(1, 64))
+    pages = path.with_name(path.name + "-wal").stat().st_size / 4096
+    assert pages < 4 * 64  # with random keys 1,200; a leaf that is full is shared with its neighbours
+    cache.close()
 
 
 # Damage -------------------------------------------------------------------------------------------------

@@ -1,0 +1,143 @@
+"""An LM whose layers lie on two GPUs, and float32 logits there: on devices that compute nothing.
+
+GPT-2's output layer is its embedding, on the first GPU, while its last layer is on the second; Llama's lies last.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from replug.configs.errors import UserError
+from replug.models.generation import GenerationOptions
+from replug.models.local import decoding, hf_lm, shared_prefix
+from replug.models.local.decoding import CacheUse
+from replug.models.local.float32_head import Float32Head
+from replug.models.local.hf_lm import HuggingFaceLM
+from tests.support.fake_devices import fake_gpus, spread
+from tests.support.tiny_lms import CONTINUATIONS, DEMONSTRATIONS, MAX_TOKENS, PREFIXES, VOCABULARY, write_tokenizer
+
+SIZES = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 1}
+
+
+def untied_llama(dtype: torch.dtype) -> PreTrainedModel:
+    config = LlamaConfig(
+        **SIZES, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=MAX_TOKENS, tie_word_embeddings=False,
+    )  # fmt: skip
+    first = ["model.embed_tokens", "model.rotary_emb", "model.layers.0"]
+    last = ["model.layers.1", "model.norm", "lm_head"]
+    places = dict.fromkeys(first, "cuda:0") | dict.fromkeys(last, "cuda:1")
+    return spread(LlamaForCausalLM(config).eval(), places, dtype)
+
+
+def tied_gpt2(dtype: torch.dtype) -> PreTrainedModel:
+    config = GPT2Config(**SIZES, n_embd=32, n_layer=2, n_head=4, n_positions=MAX_TOKENS)
+    first = [f"transformer.{name}" for name in ("wte", "wpe", "drop", "h.0")]
+    places = dict.fromkeys(first, "cuda:0") | {"transformer.h.1": "cuda:1", "transformer.ln_f": "cuda:1"}
+    return spread(GPT2LMHeadModel(config).eval(), {**places, "lm_head": "cuda:0"}, dtype)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("lm")
+    write_tokenizer(path)
+    return path
+
+
+@pytest.fixture(
+    params=[(make, dtype) for make in (untied_llama, tied_gpt2) for dtype in (torch.float32, torch.bfloat16)],
+    ids=lambda case: f"{case[0].__name__}-{case[1]}",
+)
+def lm(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HuggingFaceLM]:
+    make, dtype = request.param
+    with fake_gpus(monkeypatch):
+        # What compares values has none here.
+        monkeypatch.setattr(shared_prefix, "_same_direction", lambda a, b: (a == b).shape == a.shape)
+        monkeypatch.setattr(hf_lm, "find_cache_use", lambda model: CacheUse(True, True, True))
+        monkeypatch.setattr(hf_lm, "_load_model", lambda *_: make(dtype))
+        yield HuggingFaceLM(str(folder), dtype, spread=True)
+
+
+def test_its_layers_lie_on_both(lm: HuggingFaceLM) -> None:
+    assert {str(weight.device) for weight in lm.model.parameters()} == {"cuda:0", "cuda:1"}
+    assert lm._head is not None
+    assert lm._shares
+    assert isinstance(lm._head, Float32Head) is (lm.model.dtype == torch.bfloat16)
+
+
+def test_it_scores(lm: HuggingFaceLM) -> None:
+    scores = lm.score(PREFIXES, CONTINUATIONS)
+    assert len(scores) == len(PREFIXES)
+
+
+def test_it_scores_after_a_prefix_that_all_share(lm: HuggingFaceLM) -> None:
+    prefixes = [f"{DEMONSTRATIONS}{text}" for text in ("a mat", "x", "the cat slept, and")]
+    before = lm.counts.tokens
+    assert len(lm.score(prefixes, [" sat", " on", "!"])) == 3
+    assert lm.counts.tokens - before < 2 * len(lm.tokenizer(DEMONSTRATIONS)["input_ids"])
+
+
+def test_it_scores_through_its_whole_forward_pass(lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "unique", lambda self: self)  # how many there are is a value
+    lm._head, lm._shares = None, False
+    assert len(lm.score(PREFIXES, CONTINUATIONS)) == len(PREFIXES)
+
+
+def test_it_continues_prompts(lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = []
+
+    def choose(_: object, logprobs: torch.Tensor) -> int:
+        logits.append(logprobs)
+        return 7
+
+    monkeypatch.setattr(decoding.TokenChooser, "choose", choose)
+    monkeypatch.setattr(torch.Tensor, "__float__", lambda _: -1.0)
+    monkeypatch.setattr(torch.Tensor, "__bool__", lambda _: True)
+    answer = lm.generate_ensemble(["the cat sat", "x"], [0.5, 0.5], GenerationOptions(3))
+    assert len(answer.token_logprobs) == 3
+    assert all(row.dtype == torch.float32 for row in logits)
+
+
+def test_a_gpu_multiplies_in_half_precision_and_gives_float32_under_autocast_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with fake_gpus(monkeypatch):
+        linear = torch.nn.Linear(32, VOCABULARY).requires_grad_(False)
+        for name in ("weight", "bias"):
+            empty = torch.empty(getattr(linear, name).shape, device="cuda:0", dtype=torch.bfloat16)
+            setattr(linear, name, torch.nn.Parameter(empty, requires_grad=False))
+        hidden = torch.empty(5, 32, device="cuda:0", dtype=torch.bfloat16)
+        torch.set_autocast_enabled("cuda", True)
+        torch.set_autocast_dtype("cuda", torch.bfloat16)
+        try:
+            assert (hidden.float() @ linear.weight.float().T).dtype == torch.bfloat16  # what autocast does
+            assert Float32Head(linear)(hidden).dtype == torch.float32
+        finally:
+            torch.set_autocast_enabled("cuda", False)
+
+
+# Layers that do not fit on the GPUs ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outside", ["cpu", "disk"])
+def test_layers_outside_of_the_gpus_are_refused_with_what_they_need(
+    outside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = torch.nn.Linear(1000, 1000, bias=False)
+    model.hf_device_map = {"model.embed": 0, "model.layers.0": 1, "model.layers.1": outside}
+    loader = SimpleNamespace(from_pretrained=lambda *_, **__: model)
+    monkeypatch.setattr(hf_lm, "AutoModelForCausalLM", loader)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu: SimpleNamespace(total_memory=80e9))
+    with pytest.raises(UserError) as caught:
+        hf_lm._load_model("big", torch.float32, "auto")
+    message = str(caught.value)
+    for part in ("lm.gpus_per_replica", "need 0.0 GB", "2 GPUs", "160.0 GB", "1 of its 3", "model.layers.1"):
+        assert part in message
+    model.hf_device_map["model.layers.1"] = 1
+    assert hf_lm._load_model("big", torch.float32, "auto") is model

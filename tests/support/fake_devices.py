@@ -1,0 +1,108 @@
+"""GPUs that compute nothing: tensors have a device, a shape and a dtype, and no values (torch's FakeTensorMode).
+
+What mixes devices fails as it would on GPUs. A torch built without CUDA lacks a few of the ways there, mended here.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from accelerate.hooks import attach_align_device_hook_on_blocks
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from transformers import PreTrainedModel, masking_utils
+
+aten = torch.ops.aten
+
+
+@contextmanager
+def fake_gpus(patch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
+    with patch.context() as mended:
+        if hasattr(torch._C, "_ensureCUDADeviceGuardSet"):
+            torch._C._ensureCUDADeviceGuardSet()
+        mended.setattr(Tensor, "__getitem__", _indexing(Tensor.__getitem__))
+        mended.setattr(Tensor, "contiguous", lambda self, **_: aten.clone(self, memory_format=torch.contiguous_format))
+        mended.setattr(Tensor, "__deepcopy__", _copying(Tensor.__deepcopy__))
+        mended.setattr(Tensor, "numpy", lambda self: np.zeros(tuple(self.shape), dtype=np.float32))
+        mended.setattr(FakeTensor, "tolist", lambda self: [0] * len(self))
+        mended.setattr(torch, "tensor", _making(torch.tensor))
+        mended.setitem(masking_utils.ALL_MASK_ATTENTION_FUNCTIONS._global_mapping, "sdpa", _mask)
+        mended.setattr(masking_utils, "find_packed_sequence_indices", lambda positions: None)
+        mended.setattr(torch, "allclose", _equal_somewhere)
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            mode.cache_enabled = False
+            yield mode
+
+
+def spread(model: PreTrainedModel, places: dict[str, str], dtype: torch.dtype) -> PreTrainedModel:
+    """Lay modules on devices, and move what is between them, as `device_map` does."""
+    laid: dict[int, nn.Parameter] = {}  # tied weights stay tied, where they were laid first
+    for name, device in places.items():
+        for module in model.get_submodule(name).modules():
+            for key, weight in module.named_parameters(recurse=False):
+                new = nn.Parameter(torch.empty(weight.shape, dtype=dtype, device=device), requires_grad=False)
+                module._parameters[key] = laid.setdefault(id(weight), new)
+                laid.setdefault(id(module._parameters[key]), module._parameters[key])
+            for key, buffer in module.named_buffers(recurse=False):
+                module._buffers[key] = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
+    attach_align_device_hook_on_blocks(
+        model,
+        execution_device={**places, "": "cuda:0"},
+        offload=dict.fromkeys(places, False),
+        skip_keys=model._skip_keys_device_placement,
+    )
+    return model
+
+
+def _mask(batch_size: int, q_length: int, kv_length: int, device: object = None, **_: object) -> Tensor:
+    return torch.empty((batch_size, 1, q_length, kv_length), dtype=torch.bool, device=device)
+
+
+def _copying(of_real: Callable) -> Callable:
+    def deepcopy(self: Tensor, memo: dict) -> Tensor:
+        return aten.clone(self) if self.device.type == "cuda" else of_real(self, memo)
+
+    return deepcopy
+
+
+def _making(of_real: Callable) -> Callable:
+    def tensor(data: object, dtype: torch.dtype | None = None, device: object = None) -> Tensor:
+        real = of_real(data, dtype=dtype)
+        return real if device is None else torch.empty(real.shape, dtype=real.dtype, device=device)
+
+    return tensor
+
+
+def _equal_somewhere(a: Tensor, b: Tensor, *_: float) -> bool:
+    """As far as devices go."""
+    return (a == b).shape == a.shape
+
+
+def _indexing(of_real: Callable) -> Callable:
+    def getitem(self: Tensor, index: object) -> Tensor:
+        if self.device.type != "cuda":
+            return of_real(self, index)
+        indices = [
+            torch.empty(len(i), dtype=torch.long, device=self.device) if isinstance(i, list) else i
+            for i in (index if isinstance(index, tuple) else (index,))
+        ]
+        if any(isinstance(i, Tensor) for i in indices):
+            if any(i.device not in (self.device, torch.device("cpu")) for i in indices if isinstance(i, Tensor)):
+                raise RuntimeError(f"indices on other devices than {self.device}")
+            return aten.index.Tensor(self, [i if isinstance(i, Tensor) else None for i in indices])
+        given = sum(i is not None and i is not Ellipsis for i in indices)
+        out, axis = self, 0
+        for i in indices:
+            if i is None:
+                out, axis = aten.unsqueeze(out, axis), axis + 1
+            elif i is Ellipsis:
+                axis += self.dim() - given
+            elif isinstance(i, slice):
+                out, axis = aten.slice(out, axis, i.start, i.stop, i.step or 1), axis + 1
+            else:
+                out = aten.select(out, axis, int(i))
+        return out
+
+    return getitem
