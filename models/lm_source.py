@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from replug.configs.schema import LMConfig
-from replug.models.black_box_lm import AsyncLM, LocalLM
+from replug.models.black_box_lm import AsyncLM
 
 if TYPE_CHECKING:  # seconds to import, which the stand-in's actors can do without
     from transformers import PreTrainedTokenizerBase
@@ -68,23 +68,4 @@ class Backend(Protocol):
 
     def __call__(self, lm: LMConfig, files: LMFiles) -> LMSource | None:
         """The source that the section names; None where another backend is meant."""
-        ...
-
-
-class LMLoader(Protocol):
-    """All that a process needs to load an LM. Travels to actors by pickle."""
-
-    @property
-    def identity(self) -> str: ...
-
-    @property
-    def max_tokens(self) -> int | None: ...
-
-    @property
-    def tokens_per_batch(self) -> int | None:
-        """Padded tokens in one pass; None for the hardware's default."""
-        ...
-
-    def load(self, spread: bool = False) -> LocalLM:
-        """The LM in this process; `spread` lays its layers over all visible GPUs."""
         ...

@@ -19,7 +19,7 @@ from replug.cluster.actor_pool import ActorPool, thread_env
 from replug.models.black_box_lm import ContinuationScore, LocalLM
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.hardware import available_cores
-from replug.models.lm_source import LMLoader
+from replug.models.local.local_source import LocalSource
 from replug.models.units import bytes_per_unit, units_of_similar_length
 
 PROBE = (["The capital of France is", "one two three four five"], [" Paris, and that of Italy is Rome.", " six seven"])
@@ -42,7 +42,7 @@ class Answer:
 class Scorer:
     """One replica: a plain class, made an actor where the pool is built. Its LM is loaded by the first call."""
 
-    def __init__(self, lm: LMLoader, threads: int, number: int = 0, spread: bool = False) -> None:
+    def __init__(self, lm: LocalSource, threads: int, number: int = 0, spread: bool = False) -> None:
         torch.set_num_threads(threads)
         self._loader, self._spread = lm, spread
         self._number = number
@@ -76,7 +76,7 @@ class ScorerPool:
 
     def __init__(
         self,
-        lm: LMLoader,
+        lm: LocalSource,
         num_replicas: int = 1,
         threads: int | None = None,
         gpus: float = 0.0,

@@ -158,8 +158,7 @@ def _callbacks(
     writer: CheckpointWriter,
 ) -> list[pl.Callback]:
     """Rank 0's, in the order they act."""
-    store = workers.index.store
-    best = BestRetriever(run, store.encoder_folder)
+    best = BestRetriever(run, workers.index.store.encoder_folder)
     return [
         OwnSettings(interruption.install, _threads(config)),
         StepBoundary(parts.refresh, parts.pipeline, best, parts.clock, partial(_lm_metrics, workers), parts.check),

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class LocalSource(ABC):
-    """An `LMSource` and `LMLoader` for whatever `load` loads. Subclasses are records that can be pickled."""
+    """An `LMSource` for whatever `load` loads. Subclasses are records that travel to actors by pickle."""
 
     roles = ("score",)
-    tokens_per_batch: int | None
+    tokens_per_batch: int | None  # padded tokens in one pass; None for the hardware's default
 
     @property
     @abstractmethod

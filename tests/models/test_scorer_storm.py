@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from replug.models.caching_lm import CachingLM
-from replug.models.lm_source import LMLoader
+from replug.models.local.local_source import LocalSource
 from replug.models.local.hf_source import HuggingFaceSource
 from replug.models.local.stand_in_lm import StandInSource
 from replug.models.scorer_pool import ScorerPool
@@ -52,7 +52,7 @@ class Killer(threading.Thread):
 
 
 def epoch(
-    source: LMLoader, path: Path, replicas: int, calls: list, killer: Killer | None
+    source: LocalSource, path: Path, replicas: int, calls: list, killer: Killer | None
 ) -> tuple[list, float, ScorerPool]:
     """All calls through a pool behind a cache: the scores, how long it took once all replicas were up, and the pool."""
     pool = ScorerPool(source, replicas, threads=1 if isinstance(source, StandInSource) else 2, max_attempts=20)
@@ -73,7 +73,7 @@ def epoch(
     return scores, seconds, pool
 
 
-def storm(tmp_path: Path, source: LMLoader, replicas: int, calls: list, kills: int, every_seconds: float) -> None:
+def storm(tmp_path: Path, source: LocalSource, replicas: int, calls: list, kills: int, every_seconds: float) -> None:
     quiet, quiet_seconds, pool = epoch(source, tmp_path / "quiet.sqlite", replicas, calls, None)
     pool.close()
     killer = Killer(kills, every_seconds)
