@@ -109,9 +109,9 @@ def measure_load(vectors: np.ndarray, folder: Path) -> None:
     store, plan = VersionStore(folder), make_plan(0, vectors, IndexKind())
     store.folder(0).mkdir(parents=True)
     start = time.perf_counter()
-    for block in store.begin(plan).blocks:
-        rows = plan.rows_of_block(block)
-        store.write_block(0, block, vectors[rows.start : rows.stop])
+    for file in store.begin(plan).files:
+        rows = plan.rows_of_file(file)
+        store.write_vectors(0, file, vectors[rows.start : rows.stop])
     store.publish(plan)
     show("writing a version", time.perf_counter() - start, by_bytes(vectors))
     show(
