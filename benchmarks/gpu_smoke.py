@@ -339,18 +339,25 @@ def _run_apart(name: str, place: Place, seconds: float) -> Result:
 
 
 def _wait(process: subprocess.Popen, seconds: float) -> str:
-    """Empty for an end in time. SIGTERM lets a run end its Ray; what does not end by it is killed."""
+    """Empty for an end in time. SIGTERM lets a run end its Ray; what does not end by it is killed, with all it began."""
     try:
         return "" if process.wait(seconds) == 0 else "failed"
     except subprocess.TimeoutExpired:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            os.killpg(process.pid, number)
-            try:
-                process.wait(END_SECONDS)
-                break
-            except subprocess.TimeoutExpired:
-                continue
+        _end(process)
         return "timed out"
+    except KeyboardInterrupt:
+        _end(process)
+        raise
+
+
+def _end(process: subprocess.Popen) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        os.killpg(process.pid, number)
+        try:
+            process.wait(END_SECONDS)
+            return
+        except subprocess.TimeoutExpired:
+            continue
 
 
 # The report ---------------------------------------------------------------------------------------------------
