@@ -118,11 +118,11 @@ def encoder_bfloat16(place: Place) -> list[Figure]:
 
 
 def exact_search(place: Place) -> list[Figure]:
-    """A million made-up vectors in GPU memory: the same rows as by products in float64."""
+    """A million made-up vectors in GPU memory: the same rows as from host memory."""
     import torch
 
     from replug.index_workers.exact_search import ExactShard
-    from replug.index_workers.vectors import BlockVectors, scan_exactly
+    from replug.index_workers.vectors import BlockVectors
 
     rows, rng = 20_000 if place.pretends else 1_000_000, np.random.default_rng(0)
     vectors = rng.standard_normal((rows, 384), dtype=np.float32)
@@ -132,7 +132,7 @@ def exact_search(place: Place) -> list[Figure]:
     start = time.monotonic()
     found, _ = ExactShard(stored, torch.device(place.device())).search(queries, 20)
     seconds = time.monotonic() - start
-    expected = np.stack([scan_exactly(query, stored, 20)[0] for query in queries])
+    expected, _ = ExactShard(stored, torch.device("cpu")).search(queries, 20)
     return [Figure("rows that differ", float((found != expected).sum()), 0), Figure("seconds with loading", seconds)]
 
 
@@ -257,9 +257,7 @@ def _memory() -> list[Figure]:
     return [Figure(f"GiB of GPU {gpu}", torch.cuda.max_memory_allocated(gpu) / 2**30) for gpu in gpus]
 
 
-def _train(
-    place: Place, name: str, overrides: Mapping[str, object], environment: Mapping[str, str]
-) -> list[Figure]:
+def _train(place: Place, name: str, overrides: Mapping[str, object], environment: Mapping[str, str]) -> list[Figure]:
     """A short run of the command line; it swaps the index twice, and ends with the evaluation."""
     keys = {
         **FLOAT32,
@@ -316,8 +314,8 @@ def _missing(check: Check, num_gpus: int, results: Mapping[str, Result], pretend
 
 
 def _has_faiss_gpu() -> bool:
-    import torch  # noqa: F401 - before faiss: of two CUDAs in one process the newer goes first
     import faiss
+    import torch  # noqa: F401 - before faiss: of two CUDAs in one process the newer goes first
 
     return hasattr(faiss, "StandardGpuResources")
 
@@ -343,14 +341,21 @@ def _wait(process: subprocess.Popen, seconds: float) -> str:
     try:
         return "" if process.wait(seconds) == 0 else "failed"
     except subprocess.TimeoutExpired:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            os.killpg(process.pid, number)
-            try:
-                process.wait(END_SECONDS)
-                break
-            except subprocess.TimeoutExpired:
-                continue
+        _end(process)
         return "timed out"
+    except KeyboardInterrupt:
+        _end(process)
+        raise
+
+
+def _end(process: subprocess.Popen) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        os.killpg(process.pid, number)
+        try:
+            process.wait(END_SECONDS)
+            return
+        except subprocess.TimeoutExpired:
+            continue
 
 
 # The report ---------------------------------------------------------------------------------------------------

@@ -27,9 +27,9 @@ from replug.evals.outcomes import OutcomeFile
 from replug.evals.results_files import show_results, write_results
 from replug.evals.search import find_all, needs_building
 from replug.index_workers.installation import check_faiss
-from replug.models.hardware import check_gpus
 from replug.models import build as models_build
 from replug.models.build import prompt_template
+from replug.models.hardware import check_gpus
 from replug.models.lm_source import LMSource
 from replug.models.preparing import corpus_to_index
 

@@ -52,7 +52,7 @@ def available_cores() -> int:
 
 
 def default_device() -> torch.device:
-    """The GPU that this process sees, else the CPU. Raises UserError where one was given to it that torch cannot use."""
+    """The GPU that this process sees, else the CPU. Raises UserError for one that was given to it in vain."""
     if os.environ.get("CUDA_VISIBLE_DEVICES"):
         check_gpus()
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -79,7 +79,7 @@ def unusable_gpus() -> str | None:
 
 
 def _gives_gpus() -> bool:
-    """A driver is loaded, and a device of it may be opened: a container or a SLURM step may have none of a machine's."""
+    """A driver is loaded, and a device of it may be opened: a container or a SLURM step may have none."""
     return DRIVER.exists() and any(_opens(device) for device in DEVICES.glob("nvidia[0-9]*"))
 
 

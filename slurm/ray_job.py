@@ -34,8 +34,8 @@ TAIL_LINES = 30
 FIRST_PORT, NUM_PORTS = 20_000, 10_000  # above Ray's usual ports, below those that the kernel hands out
 # Of another cluster, or a promise to keep to loopback; this one is of many machines.
 FOREIGN = ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_TMPDIR", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
-# What the job asked for as a whole. srun would ask for it again for each step, of one node and one task: all GPUs of the
-# job on one node, or fewer than the node has. Without them every step on a node sees all of the job's GPUs there.
+# What the job asked for as a whole. srun would ask for it again for each step, of one node and one task: all GPUs of
+# the job on one node, or fewer than the node has. Without them every step sees all of the job's GPUs on its node.
 OF_THE_JOB = (
     *("SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET", "SLURM_NTASKS_PER_GPU"),
     *("SLURM_CPUS_PER_GPU", "SLURM_MEM_PER_GPU", "SLURM_GPU_BIND", "SLURM_TRES_BIND", "SLURM_TRES_PER_TASK"),

@@ -64,11 +64,9 @@ def _check_gold(data: PreparedSet) -> None:
 
 
 class _LengthCheck:
-    """Whether the LM holds what it will be given: a document with the longest text after it, or a continuation alone."""
+    """Whether the LM holds a document with the longest text after it; where they are cut, a continuation alone."""
 
-    def __init__(
-        self, config: Config, data: PreparedSet, tokenizer: PreTrainedTokenizerBase, max_tokens: int
-    ) -> None:
+    def __init__(self, config: Config, data: PreparedSet, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> None:
         self._data, self._tokenizer, self._limit = data, tokenizer, max_tokens
         self._cuts = config.lm.too_long is TooLong.truncate
         self._bound = tokens_at_most(config, data)

@@ -171,7 +171,9 @@ class _SourceShardCut:
             assert split is not None
             self.tokens += len(offsets)
             parts = self._bounded(split, split_text(text.text, offsets, self.rules.tokens_of(split)))
-            self._keep(split, list(self._documents(text, parts) if split == "documents" else self._windows(text, parts)))
+            self._keep(
+                split, list(self._documents(text, parts) if split == "documents" else self._windows(text, parts))
+            )
         if self.characters > RUN_CHARACTERS:
             self._write_runs()
 

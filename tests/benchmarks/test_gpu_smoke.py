@@ -28,7 +28,8 @@ def test_without_a_gpu_it_says_so_and_exits_with_2(tmp_path):
 def test_a_check_that_fails_or_hangs_hides_no_other(tmp_path, monkeypatch):
     python = "import json, sys, time; name, out = sys.argv[-3], sys.argv[-1]\n"
     python += "if name == 'hangs': time.sleep(60)\nif name == 'fails': raise OSError('no such device')\n"
-    python += "json.dump([{'name': 'd', 'value': 2.0, 'at_most': 1.0 if name == 'wrong' else 3.0}], open(f'{out}/{name}.json', 'w'))"
+    python += "figure = {'name': 'd', 'value': 2.0, 'at_most': 1.0 if name == 'wrong' else 3.0}\n"
+    python += "json.dump([figure], open(f'{out}/{name}.json', 'w'))"
     started = subprocess.Popen
 
     def stand_in(command: list[str], **options: object) -> subprocess.Popen:

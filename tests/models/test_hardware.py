@@ -22,7 +22,9 @@ FOR_ARM = "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  535.104  Re
 def driver(tmp_path, monkeypatch):
     """A driver of the given text with one GPU, and a torch of the given CUDA that finds none."""
 
-    def install(text: str | None = PROPRIETARY, cuda: str | None = "13.0", devices: tuple[str, ...] = ("nvidia0",)) -> Path:
+    def install(
+        text: str | None = PROPRIETARY, cuda: str | None = "13.0", devices: tuple[str, ...] = ("nvidia0",)
+    ) -> Path:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         monkeypatch.setattr(torch.version, "cuda", cuda)

@@ -67,7 +67,10 @@ class SlurmMissing(Exception):
 
 
 class LocalSlurm:
-    """Two nodes, n1 and n2, of eight CPUs and two GPUs each that are none; partition `urgent` pre-empts `low`, which gives 60 s of grace."""
+    """Two nodes, n1 and n2, of eight CPUs each and two GPUs that are none.
+
+    Partition `urgent` pre-empts `low`, which gives 60 s of grace.
+    """
 
     def __init__(self) -> None:
         missing = [name for name in PROGRAMS if program(name) is None]
