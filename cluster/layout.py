@@ -11,7 +11,19 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, Generic, TypeVar
 
-from replug.cluster.packing import USABLE, Actor, Group, Node, Packing, PlannedGPU
+from replug.cluster.packing import (
+    BUILDER,
+    NAMES,
+    SCORER,
+    SEARCHER,
+    TRAINER,
+    USABLE,
+    Actor,
+    Group,
+    Node,
+    Packing,
+    PlannedGPU,
+)
 from replug.configs.errors import UserError
 from replug.configs.schema import Accelerator, Config, IndexConfig, LMConfig, ScoreConfig, SwapMode
 
@@ -21,9 +33,6 @@ EXACT_KINDS = ("flat_fp16",)  # whose vectors any number of searchers may share
 
 OBJECT_STORE_BYTES = 256 << 20  # shared memory of a cluster started here
 
-# Actors are known by the key that sets their number.
-TRAINER, SEARCHER, BUILDER, SCORER = "resources.train", "index.num_shards", "index.num_builders", "lm.num_replicas"
-NAMES = {TRAINER: "trainer rank", SEARCHER: "searcher", BUILDER: "builder", SCORER: "scorer"}
 SMALLER = {
     TRAINER: "train.gradient_checkpointing=true, a larger train.micro_batches, or more ranks (resources.train)",
     SEARCHER: "more index.num_shards, index.gpus_per_searcher=0 (host memory), or index.kind=ivf_pq",
@@ -58,6 +67,11 @@ class Layout(Generic[AnyConfig]):
     def trains_on_gpu(self) -> bool:
         return any(actor.key == TRAINER and actor.gpus for actor in self.actors)
 
+    def on_node(self, name: str, known: str) -> "Layout[AnyConfig]":
+        """With the name that Ray gave to a node."""
+        gpus = (replace(gpu, node=replace(gpu.node, name=known)) if gpu.node.name == name else gpu for gpu in self.gpus)
+        return replace(self, gpus=tuple(gpus))
+
     @property
     def reserved(self) -> tuple[PlannedGPU, ...]:
         """GPUs that are held for their actors; scorers alone take what is left, also on nodes that join."""
@@ -81,12 +95,19 @@ class IndexActors:
     gpus_per_searcher: float
 
 
-class OutOfMemory(UserError):
+UNKNOWN = Sizes()
+
+
+class NoRoom(UserError):
+    """Actors that find no place on the nodes."""
+
+
+class OutOfMemory(NoRoom):
     """Actors that their GPU's memory does not hold."""
 
 
 def lay_out(
-    config: AnyConfig, nodes: Sequence[Node], sizes: Sizes = Sizes(), roles: Collection[str] = ROLES
+    config: AnyConfig, nodes: Sequence[Node], sizes: Sizes = UNKNOWN, roles: Collection[str] = ROLES
 ) -> Layout[AnyConfig]:
     """Places for the actors of those roles. Raises UserError, with numbers, where they find no room.
 
@@ -132,22 +153,37 @@ def _lay_out(
     """Trainers take their places first, since rank 0's must be here; then the index; scorers take what is left."""
     packing = Packing(nodes)
     groups: list[Group] = []
+    laid: Any = config  # a type variable cannot be narrowed
     gpus = _gpus_by_role(config, nodes, sizes, roles, may_search_on_gpu)
     if isinstance(config, Config):
-        if "train" in roles:
-            config = replace(config, resources=_trainer(config, gpus.get("train"), nodes))
-        groups += _rank_groups(config, "train" in gpus, sizes) if "train" in roles else []
-        index = _index(config, gpus.get("index", 0.0), may_search_on_gpu, len(nodes))
-        config = replace(config, index=index)
-        groups += _index_groups(index, sizes) if "index" in roles else []
+        laid, groups = _with_ranks_and_index(config, gpus, nodes, sizes, roles, may_search_on_gpu)
     for group in groups:
         _require_place(packing, group, groups)
     waiting = 0
     if config.lm.path and "score" in roles:
         lm, own, waiting = _scorers(config, gpus, packing, groups, sizes)
-        config, groups = replace(config, lm=lm), [*groups, *own]
+        laid, groups = replace(laid, lm=lm), [*groups, *own]
     actors, planned = tuple(actor for group in groups for actor in group.actors), packing.planned()
-    return Layout(config, planned, actors, waiting, tuple(_notes(config, nodes, sizes, planned, actors)))
+    return Layout(laid, planned, actors, waiting, tuple(_notes(laid, nodes, sizes, planned, actors)))
+
+
+def _with_ranks_and_index(
+    config: Config,
+    gpus: dict[str, float],
+    nodes: Sequence[Node],
+    sizes: Sizes,
+    roles: Collection[str],
+    may_search_on_gpu: bool,
+) -> tuple[Any, list[Group]]:
+    """The configuration with their numbers, and their groups."""
+    groups: list[Group] = []
+    if "train" in roles:
+        config = replace(config, resources=_trainer(config, gpus.get("train"), nodes))
+        groups += _rank_groups(config, "train" in gpus, sizes)
+    if "index" in roles:
+        config = replace(config, index=_index(config, gpus.get("index", 0.0), may_search_on_gpu, len(nodes)))
+        groups += _index_groups(config.index, sizes)
+    return config, groups
 
 
 def _gpus_by_role(
@@ -171,9 +207,7 @@ def _gpus_by_role(
     return {**found, "train": _dividing(config, found["train"])} if "train" in open_roles else found
 
 
-def _of_a_large_lm(
-    lm: LMConfig, left: float, open_roles: int, nodes: Sequence[Node], sizes: Sizes
-) -> dict[str, float]:
+def _of_a_large_lm(lm: LMConfig, left: float, open_roles: int, nodes: Sequence[Node], sizes: Sizes) -> dict[str, float]:
     """GPUs of one replica, where these leave the other roles less than a GPU each."""
     each = lm.gpus_per_replica or _gpus_of_replica(lm, math.inf, nodes, sizes)
     is_told = lm.gpus_per_replica is not None or each > 1
@@ -220,7 +254,9 @@ def _gpus_of_vectors(config: Config, nodes: Sequence[Node], sizes: Sizes, most: 
     else:
         wanted = math.ceil(2 * sizes.vectors / max(1.0, limit - (sizes.embedding or 0.0)))
     host = min((node.memory_bytes for node in nodes if node.memory_bytes is not None), default=math.inf)
-    is_worth_it = wanted <= max(1, sum(node.gpus for node in nodes) // 4) or _host_bytes(index, sizes, len(nodes)) > host
+    is_worth_it = (
+        wanted <= max(1, sum(node.gpus for node in nodes) // 4) or _host_bytes(index, sizes, len(nodes)) > host
+    )
     return wanted if wanted <= most and is_worth_it else 1
 
 
@@ -371,7 +407,7 @@ def _require_place(packing: Packing, group: Group, groups: Sequence[Group]) -> N
     if not packing.place(group):
         if packing.lacks_memory_only(group):
             raise OutOfMemory(_describe_memory(packing, group))
-        raise UserError(_describe_shortage(packing, group, groups))
+        raise NoRoom(_describe_shortage(packing, group, groups))
 
 
 def _describe_memory(packing: Packing, group: Group) -> str:
@@ -398,7 +434,8 @@ def _describe_shortage(packing: Packing, group: Group, groups: Sequence[Group]) 
     need = f"{all_gpus:g} GPUs" if math.isinf(cpus) else f"{len(actors)} CPUs and {all_gpus:g} GPUs"
     return (
         f"the cluster has {has} on {len(nodes)} nodes, but the actors need at least {need} ({keys}): "
-        f"{alike.index(group)} of {len(alike)} actors of {group.key}{each} find room{where}; ask for fewer, or add nodes"
+        f"{alike.index(group)} of {len(alike)} actors of {group.key}{each} find room{where}; ask for fewer, "
+        "or add nodes"
     )
 
 

@@ -8,6 +8,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+# Actors are known by the key that sets their number.
+TRAINER, SEARCHER, BUILDER, SCORER = "resources.train", "index.num_shards", "index.num_builders", "lm.num_replicas"
+NAMES = {TRAINER: "trainer rank", SEARCHER: "searcher", BUILDER: "builder", SCORER: "scorer"}
+
 USABLE = 0.92  # of a device's memory: the rest is the driver's, the allocator's gaps
 
 
@@ -78,6 +82,10 @@ class PlannedGPU:
         """As far as is known; of an actor on several GPUs its part."""
         return sum((actor.num_bytes or 0.0) / max(1.0, actor.gpus) for actor in self.actors)
 
+    def describe(self) -> str:
+        """Who is on it, as `builder 0 and searcher 0`."""
+        return " and ".join(f"{NAMES[actor.key]} {actor.number}" for actor in self.actors)
+
     @property
     def free(self) -> float:
         return round(1.0 - sum(min(1.0, actor.gpus) for actor in self.actors), 4)
@@ -120,7 +128,7 @@ class Packing:
         return tuple(gpu for node in self.nodes for gpu in self.gpus[node.name])
 
     def _places(self, group: Group, by_memory: bool = True) -> Iterator[tuple[str, list[int]]]:
-        """Nodes with the numbers of GPUs there: each GPU with so large a share left, or the first so many whole ones."""
+        """Nodes with numbers of GPUs there: each with so large a share left, or the first so many whole ones."""
         for node in self.nodes:
             if self.cpus[node.name] < len(group.actors) or (group.on_driver and not node.is_driver):
                 continue

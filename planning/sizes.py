@@ -14,8 +14,14 @@ TOKENS_PER_PASS_GPU = 32_768
 Resolve = Callable[[str], str]  # what `auto` and `bf16_mixed` come to on the hardware
 
 
-def run_sizes(config: Config | ScoreConfig, num_documents: int | None, resolve: Resolve) -> Sizes:
+def run_sizes(config: Config | ScoreConfig, num_documents: int | None, has_bfloat16: bool) -> Sizes:
     """Of a run on GPUs. What no table and no file on this machine tells stays unknown."""
+
+    def resolve(name: str) -> str:
+        if name == "auto":
+            return "bfloat16" if has_bfloat16 else "float32"
+        return "bfloat16" if name == "bf16_mixed" else name
+
     lm = _known(lm_size, config.lm.path) if config.lm.path else None
     if isinstance(config, ScoreConfig):
         return Sizes(scoring=scoring_bytes(config, lm, resolve) if lm else None)
