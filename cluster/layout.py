@@ -19,7 +19,7 @@ from replug.cluster.packing import (
     TRAINER,
     USABLE,
     Actor,
-    Group,
+    ActorGroup,
     Node,
     Packing,
     PlannedGPU,
@@ -152,7 +152,7 @@ def _lay_out(
 ) -> Layout[AnyConfig]:
     """Trainers take their places first, since rank 0's must be here; then the index; scorers take what is left."""
     packing = Packing(nodes)
-    groups: list[Group] = []
+    groups: list[ActorGroup] = []
     laid: Any = config  # a type variable cannot be narrowed
     gpus = _gpus_by_role(config, nodes, sizes, roles, may_search_on_gpu)
     if isinstance(config, Config):
@@ -174,9 +174,9 @@ def _with_ranks_and_index(
     sizes: Sizes,
     roles: Collection[str],
     may_search_on_gpu: bool,
-) -> tuple[Any, list[Group]]:
+) -> tuple[Any, list[ActorGroup]]:
     """The configuration with their numbers, and their groups."""
-    groups: list[Group] = []
+    groups: list[ActorGroup] = []
     if "train" in roles:
         config = replace(config, resources=_trainer(config, gpus.get("train"), nodes))
         groups += _rank_groups(config, "train" in gpus, sizes)
@@ -326,16 +326,16 @@ def _filled(index: IndexConfig, shards: int, per_builder: float, per_searcher: f
     }
 
 
-def _rank_groups(config: Config, on_gpu: bool, sizes: Sizes) -> list[Group]:
+def _rank_groups(config: Config, on_gpu: bool, sizes: Sizes) -> list[ActorGroup]:
     """Rank 0 is the process that was started; on a processor it takes no place."""
     ranks = num_ranks(config)
     gpus = min(1.0, float(config.resources.train)) if on_gpu else 0.0
     num_bytes = None if sizes.trained is None else sizes.trained + (sizes.batch or 0.0) / ranks
     numbers = range(0 if on_gpu else 1, ranks)
-    return [Group((Actor(TRAINER, number, gpus, num_bytes),), on_driver=number == 0) for number in numbers]
+    return [ActorGroup((Actor(TRAINER, number, gpus, num_bytes),), on_driver=number == 0) for number in numbers]
 
 
-def _index_groups(index: IndexConfig, sizes: Sizes) -> list[Group]:
+def _index_groups(index: IndexConfig, sizes: Sizes) -> list[ActorGroup]:
     """A builder and a searcher on each GPU together, where both find room there."""
     asked = index_actors(index)
     blue_green = index.swap is SwapMode.blue_green
@@ -353,8 +353,8 @@ def _index_groups(index: IndexConfig, sizes: Sizes) -> list[Group]:
     shards = asked.num_shards * (2 if blue_green and not asked.gpus_per_searcher else 1)
     searchers = [Actor(SEARCHER, n, asked.gpus_per_searcher, searches) for n in range(shards)]
     if apart:
-        return [Group((actor,)) for actor in [*searchers, *builders]]
-    return [Group(tuple(filter(None, pair))) for pair in zip_longest(searchers, builders)]
+        return [ActorGroup((actor,)) for actor in [*searchers, *builders]]
+    return [ActorGroup(tuple(filter(None, pair))) for pair in zip_longest(searchers, builders)]
 
 
 def _index_bytes(
@@ -368,8 +368,8 @@ def _index_bytes(
 
 
 def _scorers(
-    config: Config | ScoreConfig, gpus: dict[str, float], packing: Packing, others: Sequence[Group], sizes: Sizes
-) -> tuple[LMConfig, list[Group], int]:
+    config: Config | ScoreConfig, gpus: dict[str, float], packing: Packing, others: Sequence[ActorGroup], sizes: Sizes
+) -> tuple[LMConfig, list[ActorGroup], int]:
     """The section with a number for each key, its groups, and how many of these wait for room."""
     lm, share = config.lm, gpus.get("score", 0.0)
     if not share:
@@ -381,8 +381,8 @@ def _scorers(
             raise UserError(f"resources.score is {share:g}, less than the {each:g} GPUs of lm.gpus_per_replica")
         count = lm.num_replicas or (0 if math.isinf(share) else int(share / each + 1e-4))
 
-    def group(number: int) -> Group:
-        return Group((Actor(SCORER, number, each, sizes.scoring if each else None),), may_wait=number > 0)
+    def group(number: int) -> ActorGroup:
+        return ActorGroup((Actor(SCORER, number, each, sizes.scoring if each else None),), may_wait=number > 0)
 
     groups = [group(number) for number in range(count or 1)]
     _require_place(packing, groups[0], [*others, *groups])
@@ -403,14 +403,14 @@ def _gpus_of_replica(lm: LMConfig, share: float, nodes: Sequence[Node], sizes: S
     return float(max(1, math.ceil((sizes.scoring or 0.0) / limit)))
 
 
-def _require_place(packing: Packing, group: Group, groups: Sequence[Group]) -> None:
+def _require_place(packing: Packing, group: ActorGroup, groups: Sequence[ActorGroup]) -> None:
     if not packing.place(group):
         if packing.lacks_memory_only(group):
             raise OutOfMemory(_describe_memory(packing, group))
         raise NoRoom(_describe_shortage(packing, group, groups))
 
 
-def _describe_memory(packing: Packing, group: Group) -> str:
+def _describe_memory(packing: Packing, group: ActorGroup) -> str:
     parts = " + ".join(f"{NAMES[actor.key]} {_gb(actor.num_bytes or 0.0)}" for actor in group.actors)
     each = f" on each of {group.gpus:g} GPUs" if group.gpus > 1 else ""
     most = max(packing.planned(), key=lambda gpu: gpu.node.gpu_limit - gpu.num_bytes)
@@ -421,7 +421,7 @@ def _describe_memory(packing: Packing, group: Group) -> str:
     )
 
 
-def _describe_shortage(packing: Packing, group: Group, groups: Sequence[Group]) -> str:
+def _describe_shortage(packing: Packing, group: ActorGroup, groups: Sequence[ActorGroup]) -> str:
     nodes, wanted = packing.nodes, [one for one in groups if not one.may_wait]
     cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
     all_gpus = sum(one.gpus for one in wanted)

@@ -1,6 +1,6 @@
 """Actors onto nodes and GPUs: who lies with whom, and what of a GPU and of its memory is taken. Pure.
 
-Ray packs fractions of GPUs as it likes. So what must lie together is a `Group`, and a GPU that holds one is reserved
+Ray packs fractions of GPUs as it likes. So what must lie together is a `ActorGroup`, and a GPU that holds one is reserved
 for its actors as a whole (`cluster.places`); this module decides which.
 """
 
@@ -49,7 +49,7 @@ class Actor:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ActorGroup:
     """Actors on one GPU together, or one actor on several GPUs or on none. One that `may_wait` may join later."""
 
     actors: tuple[Actor, ...]
@@ -90,7 +90,7 @@ class PlannedGPU:
     def free(self) -> float:
         return round(1.0 - sum(min(1.0, actor.gpus) for actor in self.actors), 4)
 
-    def holds(self, group: Group, by_memory: bool = True) -> bool:
+    def holds(self, group: ActorGroup, by_memory: bool = True) -> bool:
         """Whether there is room for a group, or for one GPU's part of it."""
         fits = not by_memory or self.num_bytes + group.num_bytes <= self.node.gpu_limit
         return self.free >= min(1.0, group.gpus) and fits
@@ -108,7 +108,7 @@ class Packing:
         self.gpus = {node.name: [PlannedGPU(node)] * int(node.gpus) for node in self.nodes}
         self.cpus = {node.name: node.cpus for node in self.nodes}
 
-    def place(self, group: Group) -> bool:
+    def place(self, group: ActorGroup) -> bool:
         """Take a place; False where there is none."""
         found = min(self._places(group), key=lambda place: self._order(*place), default=None)
         if found is None:
@@ -120,14 +120,14 @@ class Packing:
             self.gpus[name][number] = PlannedGPU(gpu.node, (*gpu.actors, *group.actors))
         return True
 
-    def lacks_memory_only(self, group: Group) -> bool:
+    def lacks_memory_only(self, group: ActorGroup) -> bool:
         """Of a group without a place: whether it would have one if GPUs were large enough."""
         return any(self._places(group, by_memory=False))
 
     def planned(self) -> tuple[PlannedGPU, ...]:
         return tuple(gpu for node in self.nodes for gpu in self.gpus[node.name])
 
-    def _places(self, group: Group, by_memory: bool = True) -> Iterator[tuple[str, list[int]]]:
+    def _places(self, group: ActorGroup, by_memory: bool = True) -> Iterator[tuple[str, list[int]]]:
         """Nodes with numbers of GPUs there: each with so large a share left, or the first so many whole ones."""
         for node in self.nodes:
             if self.cpus[node.name] < len(group.actors) or (group.on_driver and not node.is_driver):
