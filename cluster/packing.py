@@ -1,6 +1,6 @@
 """Actors onto nodes and GPUs: who lies with whom, and what of a GPU and of its memory is taken. Pure.
 
-Ray packs fractions of GPUs as it likes. So what must lie together is a `ActorGroup`, and a GPU that holds one is reserved
+Ray packs fractions of GPUs as it likes. What must lie together is an `ActorGroup`, and a GPU that holds one is reserved
 for its actors as a whole (`cluster.places`); this module decides which.
 """
 
