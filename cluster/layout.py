@@ -312,7 +312,8 @@ def _index(config: Config, gpus: float, may_search_on_gpu: bool, num_nodes: int)
         return replace(index, num_builders=builders, **_filled(index, shards, per_builder, 0.0))
     apart = index.swap is SwapMode.blue_green and count > 1
     count, half = (count // 2, whole) if apart else (count, whole / 2)
-    builders, shards = index.num_builders or count, index.num_shards or count
+    # The files of a lossy kind have as many parts as there are shards: these must not follow from the GPUs at hand.
+    builders, shards = index.num_builders or count, index.num_shards or (count if exact else 1)
     per_builder, per_searcher = (_share(half / math.ceil(number / count)) for number in (builders, shards))
     return replace(index, num_builders=builders, **_filled(index, shards, per_builder, per_searcher))
 
