@@ -4,8 +4,9 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,8 +16,11 @@ import torch
 from ray._private.services import find_gcs_addresses  # what ray.init itself looks for `auto` by
 from ray.exceptions import AuthenticationError
 
-from replug.cluster import layout
+from replug.cluster import layout, places
 from replug.cluster.interruption import Interruption
+from replug.cluster.layout import Layout, Sizes
+from replug.cluster.packing import Node
+from replug.cluster.this_machine import this_node
 from replug.configs.errors import UserError
 from replug.configs.schema import Config, ScoreConfig
 
@@ -30,41 +34,45 @@ AnyConfig = TypeVar("AnyConfig", Config, ScoreConfig)
 
 @contextmanager
 def ray_cluster(
-    config: AnyConfig, roles: Collection[str] = layout.ROLES, interruption: Interruption | None = None
+    config: AnyConfig,
+    roles: Collection[str] = layout.ROLES,
+    interruption: Interruption | None = None,
+    sizes: Sizes = layout.UNKNOWN,
 ) -> Iterator[AnyConfig]:
     """Ray while the block runs. A cluster started here ends with it; one that was joined goes on.
 
-    Yields the configuration with `resources` laid out on the cluster, which has room for the actors of the roles.
+    Yields the configuration as it is laid out on the cluster, whose GPUs are held for the actors of the roles.
     A signal ends the process at once, unless the interruption is deferred; the same command resumes.
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
-        laid_out = (_start if config.ray.address is None else _join)(config, roles)
+        laid_out = (_start if config.ray.address is None else _join)(config, roles, sizes)
         with (interruption or Interruption()).installed():  # Ray's own handler raises wherever the process stands
-            yield laid_out
+            places.reserve(laid_out)
+            _say(laid_out)
+            yield laid_out.config
     finally:
+        places.forget()
         ray.shutdown()
 
 
-def _start(config: AnyConfig, roles: Collection[str]) -> AnyConfig:
-    num_gpus = torch.cuda.device_count()
-    laid_out = _lay_out(config, num_gpus)
-    wanted = layout.needs(laid_out, roles, layout.trains_on_gpu(config, num_gpus > 0))
-    num_cpus = max(1, layout.logical_cpus(wanted))
-    _require_room("ray", [layout.Node("this machine", num_cpus, num_gpus)], wanted)
+def _start(config: AnyConfig, roles: Collection[str], sizes: Sizes) -> Layout[AnyConfig]:
+    """Logical CPUs are made for as many actors as there are; GPUs are those that torch sees."""
+    here = this_node()
+    laid_out = _lay_out("ray", config, [here], sizes, roles)
     ray.init(
         address="local",  # None would join whatever cluster somebody has started on this machine
-        num_cpus=num_cpus,
-        num_gpus=num_gpus,
+        num_cpus=max(1, len(laid_out.actors)),
+        num_gpus=int(here.gpus),
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.ERROR,
         object_store_memory=layout.OBJECT_STORE_BYTES,
     )
-    return laid_out
+    return laid_out.on_node(here.name, ray.get_runtime_context().get_node_id())
 
 
-def _join(config: AnyConfig, roles: Collection[str]) -> AnyConfig:
+def _join(config: AnyConfig, roles: Collection[str], sizes: Sizes) -> Layout[AnyConfig]:
     address = str(config.ray.address)
     try:
         _require_answer(address)
@@ -72,11 +80,45 @@ def _join(config: AnyConfig, roles: Collection[str]) -> AnyConfig:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, AuthenticationError) as error:
         raise UserError(_why_not(address, error)) from error
-    nodes = list(layout.nodes_of(ray.nodes()))
-    laid_out = _lay_out(config, int(sum(node.gpus for node in nodes)))
-    on_gpu = layout.trains_on_gpu(config, torch.cuda.device_count() > 0)
-    _require_room("ray.address", nodes, layout.needs(laid_out, roles, on_gpu))
+    here = ray.get_runtime_context().get_node_id()
+    nodes = list(layout.nodes_of(ray.nodes(), here, {}))
+    known = places.gpu_bytes(nodes)
+    nodes = [replace(node, gpu_bytes=known.get(node.name)) for node in nodes]
+    laid_out = _lay_out("ray.address", config, nodes, sizes, roles)
+    _require_same_gpus(laid_out, config, roles, torch.cuda.device_count())
     return laid_out
+
+
+def _lay_out(
+    key: str, config: AnyConfig, nodes: Sequence[Node], sizes: Sizes, roles: Collection[str]
+) -> Layout[AnyConfig]:
+    try:
+        return layout.lay_out(config, nodes, sizes, roles)
+    except layout.NoRoom as error:
+        raise UserError(f"{key}: {error}") from error
+
+
+def _require_same_gpus(laid_out: Layout[AnyConfig], config: AnyConfig, roles: Collection[str], visible: int) -> None:
+    """Rank 0 is this process: what Ray counts here, torch must see, and the other way round."""
+    if "train" not in roles or laid_out.trains_on_gpu == layout.trains_on_gpu(config, visible > 0):
+        return
+    if visible:
+        raise UserError(
+            f"ray.address: torch sees {visible} GPUs on this machine, but Ray was started here without any; expected "
+            "`ray start` with --num-gpus, or train.accelerator=cpu"
+        )
+    raise UserError(
+        "ray.address: Ray counts GPUs on this machine, but torch sees none in this command; expected a torch for the "
+        f"driver that is here, CUDA_VISIBLE_DEVICES as Ray was started with (it is "
+        f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}), or train.accelerator=cpu"
+    )
+
+
+def _say(laid_out: Layout[AnyConfig]) -> None:
+    for note in laid_out.notes:
+        log.info(note)
+    if laid_out.num_waiting:
+        log.info(f"the cluster has room for all but {laid_out.num_waiting} scorers, which join later")
 
 
 def _why_not(address: str, error: Exception) -> str:
@@ -89,19 +131,6 @@ def _why_not(address: str, error: Exception) -> str:
             f"own (RAY_AUTH_MODE is {mode}, RAY_AUTH_TOKEN_PATH {path or 'not set'})"
         )
     return f"{start}; start one with `ray start --head`, or leave ray.address out"
-
-
-def _lay_out(config: AnyConfig, num_gpus: int) -> AnyConfig:
-    return layout.lay_out(config, num_gpus) if isinstance(config, Config) else config  # type: ignore[return-value]
-
-
-def _require_room(key: str, nodes: list[layout.Node], wanted: list[layout.Need]) -> None:
-    """Room for all but further scorers, which join when a node does."""
-    problem = layout.shortage(nodes, wanted)
-    if problem:
-        raise UserError(f"{key}: {problem}; ask for fewer, or add nodes")
-    if late := layout.latecomers(nodes, wanted):
-        log.info(f"the cluster has room for all but {late} scorers, which join later")
 
 
 def _require_answer(address: str) -> None:

@@ -24,8 +24,9 @@ def run_index(config: Config) -> None:
     from replug.index_workers.service import IndexService
     from replug.index_workers.version_store import IndexState, VersionStore
     from replug.models.build import load_encoder
-    from replug.models.hardware import check_gpus
+    from replug.models.hardware import check_gpus, multiplies_bfloat16
     from replug.models.preparing import corpus_to_index
+    from replug.planning.sizes import run_sizes
     from replug.train.run_dir import RunDirectory
 
     check_faiss()
@@ -35,7 +36,8 @@ def run_index(config: Config) -> None:
     data = corpus_to_index(config, run.data, root)
     encoder = load_encoder(config.retriever)
     require_same_index(config, encoder, data, VersionStore(root.absolute()))
-    with ray_cluster(config, roles=["index"]) as config:
+    sizes = run_sizes(config, len(data.corpus), multiplies_bfloat16())
+    with ray_cluster(config, roles=["index"], sizes=sizes) as config:
         service = IndexService(root, index_settings(config))
         build_version(config, encoder, data, service, IndexState(0, 0))
         service.close()

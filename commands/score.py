@@ -206,11 +206,13 @@ def _open(config: ScoreConfig, source_of_lm: "LMSource", cache: Path) -> "Iterat
     """The LM behind its cache; Ray runs where the LM wants actors."""
     from replug.cluster.ray_cluster import ray_cluster
     from replug.models.build import opened_lm
-    from replug.models.hardware import check_gpus
+    from replug.models.hardware import check_gpus, multiplies_bfloat16
+    from replug.planning.sizes import run_sizes
 
     if source_of_lm.roles:
         check_gpus()
-    cluster = ray_cluster(config, source_of_lm.roles) if source_of_lm.roles else nullcontext()
+    sizes = run_sizes(config, None, multiplies_bfloat16())
+    cluster = ray_cluster(config, source_of_lm.roles, sizes=sizes) if source_of_lm.roles else nullcontext()
     with cluster, opened_lm(config.lm, source_of_lm, cache) as lm:
         yield lm
 

@@ -25,7 +25,9 @@ from typing import Annotated
 
 import typer
 
-from replug.cluster import layout as resources
+from replug.cluster.layout import ROLES as ALL_ROLES
+from replug.cluster.layout import Layout, NoRoom, lay_out
+from replug.cluster.packing import Node
 from replug.commands.command import Command, ConfigFile, Group, Overrides
 from replug.configs.errors import RunError, UserError
 from replug.configs.load import config_to_yaml, load_config
@@ -38,7 +40,7 @@ from replug.train.environment import describe_environment
 from replug.train.run_dir import RunDirectory
 
 CODE = Path(__file__).parents[1]  # the package, whose folders may be links
-ROLES = {"train": resources.ROLES, "prepare": (), "evaluate": ("score", "index")}
+ROLES = {"train": ALL_ROLES, "prepare": (), "evaluate": ("score", "index")}
 JOBS = tuple(ROLES)
 ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
 OPTION = re.compile(r"--[a-z][a-z-]*(=.+)?")
@@ -102,8 +104,7 @@ def run_slurm(path: Path, overrides: Sequence[str], request: SlurmRequest, submi
     folder = run.path / "submitted" / request.job
     script = render((CODE / "slurm" / f"{request.job}.sbatch").read_text(), request, folder, Path.cwd(), sys.executable)
     options = directives(script)
-    actors = _actors(config, request.job, options)
-    _require_room(actors, options)
+    actors = _layout(config, request.job, options).describe()
     _require_unfinished(config, run, request.job)
     print(_summary(path, request.job, options, actors, folder))
     if not submit:
@@ -193,22 +194,16 @@ def _load(path: Path, overrides: Sequence[str], job: str) -> Config:
     return config
 
 
-def _require_room(wanted: Sequence[resources.Need], options: Mapping[str, str]) -> None:
-    """What the queue would be waited for in vain."""
-    count = _least_nodes(options)
+def _layout(config: Config, job: str, options: Mapping[str, str]) -> Layout[Config]:
+    """Of a job's actors on the nodes that it asks for, whose GPUs' memory is not known yet. Else the queue would be
+    waited for in vain. Preparing has tasks only, which take what room there is.
+    """
     cpus, gpus = _number("cpus-per-task", options["cpus-per-task"]), _gpus_of_a_node(options)
-    nodes = [resources.Node(f"node {number}", cpus, gpus) for number in range(count)]
-    if problem := resources.shortage(nodes, wanted):
-        raise UserError(f"--nodes, --cpus-per-task, --gpus-per-node: {problem}; ask for more, or for fewer actors")
-
-
-def _actors(config: Config, job: str, options: Mapping[str, str]) -> list[resources.Need]:
-    """The actors of a job on the GPUs that it asks for. Preparing has tasks only, which take what room there is."""
-    num_gpus = _least_nodes(options) * _gpus_of_a_node(options)
-    laid_out = resources.lay_out(config, num_gpus)
-    return resources.needs(
-        laid_out, ROLES[job], "train" in ROLES[job] and resources.trains_on_gpu(config, num_gpus > 0)
-    )
+    nodes = [Node(f"node {number}", cpus, gpus, is_driver=number == 0) for number in range(_least_nodes(options))]
+    try:
+        return lay_out(config, nodes, roles=ROLES[job])
+    except NoRoom as error:
+        raise UserError(f"--nodes, --cpus-per-task, --gpus-per-node: {error}") from error
 
 
 def _gpus_of_a_node(options: Mapping[str, str]) -> int:
@@ -240,7 +235,7 @@ def _require_unfinished(config: Config, run: RunDirectory, job: str) -> None:
         require_same(load_config(begun), config, run.path)
 
 
-def _summary(path: Path, job: str, options: Mapping[str, str], actors: Sequence[resources.Need], folder: Path) -> str:
+def _summary(path: Path, job: str, options: Mapping[str, str], actors: str, folder: Path) -> str:
     known = ("nodes", "cpus-per-task", "gpus-per-node", "gpus-per-task", "gpus", "gres", "time", "partition", "account")
     own = ("job-name", "ntasks-per-node", "requeue", "open-mode", "output", "signal")
     others = [f"--{name}={value}" for name, value in options.items() if name not in known + own]
@@ -249,7 +244,7 @@ def _summary(path: Path, job: str, options: Mapping[str, str], actors: Sequence[
     rows = {
         "job": f"replug {job} {path}",
         "of SLURM": "  ".join([*(f"{name} {options[name]}" for name in known if name in options), *others]),
-        "actors": resources.describe(actors) or "none",
+        "actors": actors or "none",
         "run directory": f"{folder.parent.parent} (all nodes must see it)",
         "Python": f"{sys.executable} (all nodes must see it)",
         "code": f"{commit}{' with changes' if version['git_dirty'] else ''}, a copy in {folder / 'code'}",

@@ -121,7 +121,7 @@ def _lm_problems(lm: LMConfig) -> Iterator[str]:
     name, colon, seconds = (lm.path or "").partition(":")
     if name == "stand_in" and colon and not seconds.replace(".", "", 1).isdigit():
         yield f"lm.path is {lm.path}; expected stand_in, or stand_in:SECONDS such as stand_in:0.05"
-    if lm.gpus_per_replica > 1 and lm.gpus_per_replica % 1:
+    if lm.gpus_per_replica and lm.gpus_per_replica > 1 and lm.gpus_per_replica % 1:
         yield f"lm.gpus_per_replica is {lm.gpus_per_replica}; expected a share of one GPU, or whole GPUs"
     if lm.url:
         yield from _server_problems(lm)
@@ -176,7 +176,7 @@ def _index_problems(config: Config | EvaluationConfig) -> Iterator[str]:
     if not index.kind.strip():
         yield "index.kind is empty; expected a preset such as flat_fp16, or a FAISS factory string"
     for key in ("gpus_per_builder", "gpus_per_searcher"):
-        if getattr(index, key) > 1:
+        if (getattr(index, key) or 0.0) > 1:
             yield f"index.{key} is {getattr(index, key)}; expected at most 1: take more builders or shards instead"
 
 
@@ -187,7 +187,7 @@ def _resource_problems(config: Config) -> Iterator[str]:
             yield f"resources.{role} is {value}; expected a number or auto"
         elif isinstance(value, int | float) and (not 0 < value < math.inf or (value > 1 and value % 1)):
             yield f"resources.{role} is {value}; expected a whole number above 0, a share of one GPU, or auto"
-    if config.resources.score is not None and config.lm.url:
+    if config.resources.score != "auto" and config.lm.url:
         yield "resources.score is set, but lm.url has the LM; expected it with lm.path only"
     ranks = config.resources.train
     parts = config.train.micro_batches * (int(max(1, ranks)) if isinstance(ranks, int | float) else 1)

@@ -138,14 +138,17 @@ class LMConfig:
     tokens_per_batch: int | None = key(
         None, "padded tokens in one pass (default: 1,024 on a CPU, 32,768 on a GPU)", ABOVE_0
     )
-    num_replicas: int = key(
-        1, "scorer actors; those that the cluster has no room for yet join when it has", ABOVE_0, resumable=True
+    num_replicas: int | None = key(
+        None, "scorer actors (default: by resources.score); those without room yet join later", ABOVE_0, resumable=True
     )
     threads_per_replica: int | None = key(
         None, "CPU threads of each scorer (default: cores / replicas)", ABOVE_0, resumable=True
     )
-    gpus_per_replica: float = key(
-        0.0, "GPUs of each scorer; fractions share one, above 1 the layers are spread", FROM_0, resumable=True
+    gpus_per_replica: float | None = key(
+        None,
+        "GPUs of each scorer (default: by resources.score); fractions share one, above 1 the layers are spread, 0: CPU",
+        FROM_0,
+        resumable=True,
     )
     url: str | None = key(None, "OpenAI-compatible server, such as http://127.0.0.1:8000/v1", resumable=True)
     model: str | None = key(None, "the name under which the server at lm.url serves the LM")
@@ -202,8 +205,12 @@ class IndexConfig:
     retrain_every: int | None = key(
         None, "refreshes between trainings of a lossy kind (default: trained once)", ABOVE_0
     )
-    num_shards: int = key(1, "actors that serve searches, each one part of the corpus", ABOVE_0)
-    num_builders: int = key(1, "actors that embed the corpus", ABOVE_0, resumable=True)
+    num_shards: int | None = key(
+        None, "actors that serve searches, each one part of the corpus (default: by resources.index)", ABOVE_0
+    )
+    num_builders: int | None = key(
+        None, "actors that embed the corpus (default: by resources.index)", ABOVE_0, resumable=True
+    )
     block_documents: int = key(
         1024, "documents that are embedded together; the files of an index hold whole blocks", ABOVE_0
     )
@@ -214,9 +221,14 @@ class IndexConfig:
     threads_per_worker: int | None = key(
         None, "CPU threads of each actor (default: all cores)", ABOVE_0, resumable=True
     )
-    gpus_per_builder: float = key(0.0, "GPUs of each builder; fractions share one", FROM_0, resumable=True)
-    gpus_per_searcher: float = key(
-        0.0, "GPUs of each shard's searcher; vectors are then held in GPU memory", FROM_0, resumable=True
+    gpus_per_builder: float | None = key(
+        None, "share of a GPU of each builder (default: by resources.index); 0: CPU", FROM_0, resumable=True
+    )
+    gpus_per_searcher: float | None = key(
+        None,
+        "share of a GPU of each shard's searcher, which then holds the vectors (default: a GPU where they fit); 0: CPU",
+        FROM_0,
+        resumable=True,
     )
     swap: SwapMode = key(
         SwapMode.double,
@@ -234,16 +246,13 @@ class IndexConfig:
 
 @dataclass
 class ResourcesConfig:
-    # What trains, scores and indexes: GPUs where the cluster has any (whole ones, or a share of one), else processes.
+    # GPUs of each role where the cluster has any (whole ones, or a share of one), else processes. Keys of `lm` and
+    # `index` that are set stay as they are; the others follow from here.
     train: int | float | str = key(
-        1, "trainer ranks, a GPU each; a share below 1 is one rank on it; or auto", RULED, resumable=True
+        "auto", "trainer ranks, a GPU each; a share below 1 is one rank on it; auto", RULED, resumable=True
     )
-    score: int | float | str | None = key(
-        None, "for scorers; auto; null: as lm.num_replicas and lm.gpus_per_replica say", RULED, resumable=True
-    )
-    index: int | float | str | None = key(
-        None, "for builders and searchers; auto; null: as the keys of index say", RULED, resumable=True
-    )
+    score: int | float | str = key("auto", "for scorers; auto: what training and index leave", RULED, resumable=True)
+    index: int | float | str = key("auto", "for builders and searchers; auto", RULED, resumable=True)
 
 
 @dataclass

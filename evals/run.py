@@ -29,9 +29,10 @@ from replug.evals.search import find_all, needs_building
 from replug.index_workers.installation import check_faiss
 from replug.models import build as models_build
 from replug.models.build import prompt_template
-from replug.models.hardware import check_gpus
+from replug.models.hardware import check_gpus, multiplies_bfloat16
 from replug.models.lm_source import LMSource
 from replug.models.preparing import corpus_to_index
+from replug.planning.sizes import run_sizes
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ def evaluate(config: EvaluationConfig) -> dict:
     dataset = kind.make_dataset(config, corpus)
     check_faiss()
     check_gpus()
-    with evaluation_cluster(config, methods, source) as run_config:
+    with evaluation_cluster(config, methods, source, len(corpus.corpus) if corpus else None) as run_config:
         found = find_all(config, corpus, dataset.queries, methods, folder.found) if corpus else {}
         book = EvidenceBook(
             methods, corpus.corpus if corpus else None, found, [bool(query.strip()) for query in dataset.queries]
@@ -78,13 +79,14 @@ def corpus_of(config: Config, folder: EvaluationFolder, methods: Sequence[Method
 
 @contextmanager
 def evaluation_cluster(
-    config: EvaluationConfig, methods: Sequence[Method], source: LMSource | None
+    config: EvaluationConfig, methods: Sequence[Method], source: LMSource | None, num_documents: int | None
 ) -> Iterator[Config]:
     """Ray, where an index is to be built or the LM wants actors."""
     builds = any(needs_building(config, method.source) for method in methods)
     roles = [*(source.roles if source else ()), *(["index"] if builds else [])]
     run_config = config.run_config()
-    with ray_cluster(run_config, roles=roles) if roles else nullcontext(run_config) as laid_out:
+    sizes = run_sizes(run_config, num_documents, multiplies_bfloat16())
+    with ray_cluster(run_config, roles=roles, sizes=sizes) if roles else nullcontext(run_config) as laid_out:
         yield laid_out
 
 

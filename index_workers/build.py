@@ -4,6 +4,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from replug.cluster.layout import index_actors
 from replug.configs.schema import Config, Rerank, SwapMode
 from replug.data.store import Corpus, PreparedSet
 from replug.index_workers.exclusion import MORE
@@ -20,14 +21,14 @@ WATCHED_TEXTS = 64  # by which every refresh is measured: recall, overlap
 
 def index_settings(config: Config, data: PreparedSet | None = None) -> IndexSettings:
     """With `data`, its first training texts measure every refresh."""
-    index = config.index
+    index, actors = config.index, index_actors(config.index)
     watched = data.queries.windows(range(min(WATCHED_TEXTS, len(data.queries)))) if data else []
     return IndexSettings(
-        num_shards=index.num_shards,
-        num_builders=index.num_builders,
+        num_shards=actors.num_shards,
+        num_builders=actors.num_builders,
         threads=index.threads_per_worker,
-        gpus_per_builder=index.gpus_per_builder,
-        gpus_per_searcher=index.gpus_per_searcher,
+        gpus_per_builder=actors.gpus_per_builder,
+        gpus_per_searcher=actors.gpus_per_searcher,
         blue_green=index.swap is SwapMode.blue_green,
         tries=Tries(index.max_attempts, index.timeout_seconds),
         watched=WatchedTexts(tuple(window.context for window in watched), config.retrieve.k),
@@ -80,7 +81,8 @@ def build_plan(
         dtype=dtype_name(config.index.dtype.value),
         tokens_per_batch=config.index.tokens_per_batch or _tokens_per_pass(config),
         kind=kind,
-        num_shards=1 if kind.is_exact else config.index.num_shards,  # any number of searchers share exact vectors
+        # Any number of searchers share exact vectors.
+        num_shards=1 if kind.is_exact else index_actors(config.index).num_shards,
         quantizer_from=None if retrain else store.latest_quantizer(kind.factory, index.version),
     )
 

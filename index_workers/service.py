@@ -23,6 +23,8 @@ from ray.exceptions import RayError
 
 from replug.cluster.actor_pool import ActorPool, thread_env
 from replug.cluster.futures import in_background
+from replug.cluster.packing import BUILDER, SEARCHER
+from replug.cluster.places import place
 from replug.configs.errors import RunError, UserError
 from replug.data.progress import Progress
 from replug.data.records import SearchResult
@@ -100,6 +102,7 @@ class IndexService:
         self._builders: ActorPool | None = None
         self._corpus: CorpusStore | None = None  # one for all versions
         self._groups: dict[int, SearcherGroup] = {}  # by version
+        self._builders_at, self._searchers_at = BUILDER, SEARCHER  # whose places they take; blue_green changes them
         self._shared = None if settings.blue_green else self._make_group()
         self.builders  # noqa: B018 - starts them, so that they are there when they are needed
 
@@ -303,33 +306,32 @@ class IndexService:
         return merge_top_k([part.result() for part in found], k)[0]
 
     def _make_green(self) -> SearcherGroup:
-        """Searchers of one version, where the builders were; these come back for the next build."""
+        """Searchers of one version, where the builders were; these come back for the next build, on the other side."""
         if self._builders is not None:
             self._builders.close()
             self._builders = None
+        if self._settings.gpus_per_searcher:
+            self._builders_at, self._searchers_at = self._searchers_at, self._builders_at
         return self._make_group()
 
     def _make_group(self) -> SearcherGroup:
         return SearcherGroup(self._make_searcher, self._settings.num_shards, self._settings.tries.timeout_seconds)
 
     def _make_searcher(self, shard: int) -> Any:
+        gpus, env = self._settings.gpus_per_searcher, {**thread_env(self._threads)["env_vars"], **RETURN_MEMORY}
         actor = ray.remote(Searcher).options(
-            num_cpus=1,
-            num_gpus=self._settings.gpus_per_searcher,
+            **place(self._searchers_at, shard, gpus, env),
             max_restarts=-1,
             max_task_retries=-1,
             max_concurrency=8,  # searches go on while a version is loaded
-            runtime_env={"env_vars": {**thread_env(self._threads)["env_vars"], **RETURN_MEMORY}},
         )
-        device = "cuda" if self._settings.gpus_per_searcher else "cpu"
+        device = "cuda" if gpus else "cpu"
         return actor.remote(self.store.root, shard, self._settings.num_shards, self._threads, device)
 
     def _make_builder(self, number: int) -> Any:
+        env = thread_env(self._threads)["env_vars"]
         actor = ray.remote(Builder).options(
-            num_cpus=1,
-            num_gpus=self._settings.gpus_per_builder,
-            max_concurrency=BUILDER_CALLS,
-            runtime_env=thread_env(self._threads),
+            **place(self._builders_at, number, self._settings.gpus_per_builder, env), max_concurrency=BUILDER_CALLS
         )
         return actor.remote(self.store.root, self._threads)
 

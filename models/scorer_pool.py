@@ -16,6 +16,8 @@ import ray
 import torch
 
 from replug.cluster.actor_pool import ActorPool, thread_env
+from replug.cluster.packing import SCORER
+from replug.cluster.places import place
 from replug.models.black_box_lm import ContinuationScore, LocalLM
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.hardware import available_cores
@@ -87,11 +89,11 @@ class ScorerPool:
         self.max_tokens = lm.max_tokens
         self._unit_bytes = bytes_per_unit(lm.tokens_per_batch, on_gpu=gpus > 0)
         threads = threads or max(1, available_cores() // num_replicas)
-        actor = ray.remote(Scorer).options(num_cpus=1, num_gpus=gpus, runtime_env=thread_env(threads))
+        env, actor = thread_env(threads)["env_vars"], ray.remote(Scorer)
         self._meter = PoolMeter(num_replicas)
         self._reference: list[np.ndarray] | None = None
         self.pool = ActorPool(
-            lambda number: actor.remote(lm, threads, number, gpus > 1),
+            lambda number: actor.options(**place(SCORER, number, gpus, env)).remote(lm, threads, number, gpus > 1),
             num_replicas,
             "scorer",
             max_attempts=max_attempts,

@@ -5,6 +5,7 @@ Rates come from an accelerator's peak and the efficiency assumed, or from a run 
 
 from dataclasses import dataclass, field
 
+from replug.cluster.layout import Sizes
 from replug.configs.schema import Config, SwapMode
 from replug.planning import memory
 from replug.planning.accelerators import DeviceModel, Devices
@@ -19,6 +20,7 @@ from replug.planning.simulate import (
     StageSeconds,
     simulate,
 )
+from replug.planning.sizes import TOKENS_PER_PASS_GPU, sizes_of
 from replug.planning.workload import IndexSize, Shape, Workload, index_size, shape_of, work_of
 
 # Where searches run when the vectors do not fit the index GPUs: one node's processors and memory, 64 cores.
@@ -28,7 +30,7 @@ RING_WITHIN, RING_BETWEEN = 1e11, 1e10
 GRADIENT_BYTES = 4
 RECOMPUTED = 4 / 3
 # Tokens of a forward pass, and passes of one call to a replica (models/hardware.py, models/scorer_pool.py).
-TOKENS_PER_PASS, TOKENS_PER_PASS_GPU = 1024, 32_768
+TOKENS_PER_PASS = 1024
 PASSES_PER_UNIT, PASSES_PER_UNIT_GPU = 8, 1
 EMBED_TOKENS_PER_PASS = 2048  # of a builder on a CPU (models/encoder.py)
 
@@ -78,7 +80,7 @@ class Job:
 class Split:
     """Devices by role. Roles in `shared` are on the same ones and take turns; searches are where the index is.
 
-    `gpus_per_replica` of the devices in `score` hold one LM together.
+    `gpus_per_replica` of the devices in `score` hold one LM together. Where searches are is the layout's to say.
     """
 
     score: int
@@ -87,6 +89,8 @@ class Split:
     shared: tuple[str, ...] = ()
     gpus_per_replica: int = 1
     search_on_gpu: bool = False
+    num_searchers: int | None = None  # side by side; None: one on each node
+    num_builders: int | None = None  # of the GPUs in `embed`, those that build at once; None: all
     recompute: bool = False  # gradient checkpointing: a third more work for much less memory
 
     @property
@@ -151,7 +155,7 @@ def pairs_per_unit(job: Job, is_gpu: bool) -> int:
 
 
 def scores_on_gpu(job: Job, devices: Devices) -> bool:
-    return not devices.accelerator.is_cpu or job.config.lm.gpus_per_replica > 0
+    return not devices.accelerator.is_cpu or bool(job.config.lm.gpus_per_replica)
 
 
 def durations_of(job: Job, rates: Rates, devices: Devices, split: Split) -> Durations:
@@ -159,10 +163,10 @@ def durations_of(job: Job, rates: Rates, devices: Devices, split: Split) -> Dura
     shape, work = job.shape, job.work
     units = -(-shape.step.pairs // pairs_per_unit(job, scores_on_gpu(job, devices)))
     pair, asleep = work.pair / rates.score, job.seconds_per_call
-    build = shape.num_documents * work.document / (rates.embed * split.embed)
+    build = shape.num_documents * work.document / (rates.embed * (split.num_builders or split.embed))
     return Durations(
         encode=work.encode_batch / rates.encode,
-        search=search_seconds(job, rates, split.embed if split.search_on_gpu else devices.nodes),
+        search=search_seconds(job, rates, split.num_searchers or devices.nodes),
         scoring=ScoringSeconds(
             unit=asleep + shape.step.pairs * pair / units, units=units, window=asleep + shape.heldout.k * pair
         ),
@@ -228,10 +232,10 @@ def allocation_of(split: Split) -> DeviceAllocation:
 
 def role_hours(job: Job, durations: Durations, split: Split, devices: Devices) -> dict[str, float]:
     """Device hours of each role's work in training and indexing; of `search`, hours of its GPUs, or of nodes."""
-    shape, searching = job.shape, split.embed if split.search_on_gpu else devices.nodes
+    shape, searching = job.shape, split.num_searchers or devices.nodes
     seconds = {
         "score": scoring_seconds(shape, durations),
-        "embed": split.embed
+        "embed": (split.num_builders or split.embed)
         * (durations.stages.first_build + durations.stages.last_build + shape.num_refreshes * durations.build),
         "train": split.train * shape.steps * durations.train,
         "search": searching * shape.steps * durations.search,
@@ -282,11 +286,7 @@ def memory_of(job: Job, accelerator: DeviceModel, split: Split) -> memory.RoleMe
     return memory.RoleMemory(*(part / 1e9 for part in parts))
 
 
-def device_gb(job: Job, accelerator: DeviceModel, split: Split) -> dict[str, float]:
-    """GB that each role's device must hold; roles that share a device add up."""
-    needed = memory_of(job, accelerator, split)
-    vectors = needed.search / split.embed if split.search_on_gpu else 0.0
-    trained = needed.train_checkpointed if split.recompute else needed.train
-    by_role = {"score": needed.score, "embed": needed.embed + vectors, "train": trained}
-    together = sum(by_role[role] for role in split.shared)
-    return {role: together if role in split.shared else gb for role, gb in by_role.items()}
+def sizes_on(job: Job, accelerator: DeviceModel, config: Config) -> Sizes:
+    """What the layout is to know of the job's models, by a configuration that may recompute activations."""
+    lm = job.lm if config.lm.path else None
+    return sizes_of(config, job.retriever, lm, job.shape.num_documents, accelerator.resolve_dtype)

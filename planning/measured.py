@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from replug.cluster.layout import lay_out
+from replug.cluster.layout import scorers
 from replug.configs.errors import UserError
 from replug.configs.load import load_config
 from replug.configs.schema import Config
@@ -27,7 +27,7 @@ from replug.planning.estimate import (
     scores_on_gpu,
     scoring_seconds,
 )
-from replug.planning.processors import configured_allocation, configured_split
+from replug.planning.processors import configured_allocation, configured_split, on_cores
 from replug.planning.simulate import Durations, SimulatedRun, simulate
 
 MEASURED = "measured"
@@ -92,7 +92,7 @@ def read_run(path: Path) -> MeasuredRun:
     if not isinstance(cores, int):
         raise UserError(f"--measured: {path / 'environment.json'} has no number of cores; expected `cores`")
     times = json.loads((path / "run_times.json").read_text())
-    return MeasuredRun(path, lay_out(load_config(path / "config.yaml"), 0), cores, rows, times)
+    return MeasuredRun(path, on_cores(load_config(path / "config.yaml")).config, cores, rows, times)
 
 
 def observe(run: MeasuredRun, job: Job) -> Observed:
@@ -107,7 +107,7 @@ def observe(run: MeasuredRun, job: Job) -> Observed:
         )
     train = fmean(_values(run, later, "time/train_seconds"))
     pair, first = _seconds_per_pair(run, job), _time(run, "first_index")
-    build = _build_seconds(run, job, heldout_seconds(job, pair, run.config.lm.num_replicas))
+    build = _build_seconds(run, job, heldout_seconds(job, pair, scorers(run.config.lm)[0]))
     return Observed(
         encode=sum(_values(run, later, "time/retrieve_seconds")) / (len(later) - depth),
         search=sum(_values(run, later, "time/search_seconds")) / (len(later) - depth),
@@ -256,7 +256,7 @@ def _built(job: Job, simulated: SimulatedRun) -> list[float]:
 
 def _busy_rate(run: MeasuredRun, row: Row) -> float:
     """Tokens a second of a busy replica. Not from `busy_share`, which is cut at 1 where an answer took many steps."""
-    keys = [f"scoring/replica_{number}/tokens_per_second" for number in range(run.config.lm.num_replicas)]
+    keys = [f"scoring/replica_{number}/tokens_per_second" for number in range(scorers(run.config.lm)[0])]
     return fmean(value for key in keys for value in _values(run, [row], key) if value)
 
 

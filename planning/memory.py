@@ -6,13 +6,13 @@ Activations follow Korthikanti et al. 2022 (arXiv:2205.05198): 34 bytes for each
 
 from dataclasses import dataclass
 
+from replug.cluster.packing import USABLE
 from replug.planning.model_sizes import ModelSize
 from replug.planning.workload import Shape
 
 TRAINED_BYTES = 16  # of a weight in float32: itself, gradient, and Adam's two moments
 ACTIVATION_BYTES = 34  # of a token, in a layer, for each unit of width, kept for the backward pass in 16 bits
 POSITIONS_PER_PRODUCT = 256  # given to the output layer at once (models/local/logprobs.py)
-USABLE = 0.92  # of a device's memory: the rest is the driver's, the allocator's gaps
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -66,7 +66,3 @@ def gpus_for(num_bytes: float, memory_gb: float) -> int:
     if memory_gb == 0:
         return 1
     return max(1, -int(-num_bytes // (USABLE * memory_gb * 1e9)))
-
-
-def fits(num_bytes: float, memory_gb: float) -> bool:
-    return memory_gb == 0 or num_bytes <= USABLE * memory_gb * 1e9

@@ -1,11 +1,13 @@
 """A plan: the request, the estimate of its best split, and what it says as one JSON object whose names stay."""
 
+import math
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from replug.cluster.layout import lay_out
+from replug.cluster.layout import Layout
+from replug.cluster.packing import NAMES, USABLE
 from replug.configs.errors import UserError
 from replug.configs.schema import Config
 from replug.planning import measured
@@ -20,13 +22,11 @@ from replug.planning.estimate import (
     memory_of,
     rates_of,
 )
-from replug.planning.processors import configured_allocation, configured_split, of_actors, threads_by_role
+from replug.planning.processors import configured_allocation, configured_split, of_actors, on_cores, threads_by_role
 from replug.planning.simulate import ROLES
 from replug.planning.split import best_split, estimate_split, given_split
 from replug.planning.storage import StoredRetriever, run_bytes
 from replug.planning.workload import network_gb, total_flop, total_tokens
-
-RESOURCES = {"train": "train", "score": "score", "index": "embed"}  # keys of `resources`, and whose they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,13 @@ class Assumptions:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One configuration on so many devices."""
+    """One configuration on so many devices, and on GPUs the layout that `settings` give a run there."""
 
     job: Job
     devices: Devices
     estimate: Estimate
+    layout: Layout[Config]
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 def make_plan(
@@ -60,35 +62,39 @@ def make_plan(
     if assumptions.efficiency is not None and not 0 < assumptions.efficiency <= 1:
         raise UserError(f"--efficiency is {assumptions.efficiency:g}; expected a share of the peak above 0 and up to 1")
     if measured_run is not None:
-        return _measured_plan(lay_out(config, 0), gpus, measured_run, assumptions)
+        return _measured_plan(on_cores(config), gpus, measured_run, assumptions)
     if gpus is None:
         raise UserError(
             "--gpus is missing; expected such as --gpus 8xA100, or --measured RUN_DIR for that run's machine"
         )
     devices = parse_devices(gpus, nodes)
     if devices.accelerator.is_cpu:
-        return _plan_of_cores(_job(lay_out(config, 0), assumptions, None), devices, assumptions)
+        return _plan_of_cores(on_cores(config), devices, assumptions)
     job = _job(config, assumptions, None)
     if assumptions.split is not None:
-        split = given_split(job, devices, assumptions.split)
-        return Plan(job, devices, estimate_split(job, devices, split, assumptions.efficiency))
-    return Plan(job, devices, best_split(job, devices, assumptions.efficiency))
+        laid = given_split(job, devices, assumptions.split)
+        found = estimate_split(job, devices, laid.split, assumptions.efficiency)
+    else:
+        laid, found = best_split(job, devices, assumptions.efficiency)
+    return Plan(job, devices, found, laid.layout, laid.settings)
 
 
 def _job(config: Config, given: Assumptions, counted: int | None) -> Job:
     return job_of(config, given.lm_parameters, given.retriever_parameters, given.num_documents or counted)
 
 
-def _plan_of_cores(job: Job, devices: Devices, given: Assumptions) -> Plan:
+def _plan_of_cores(layout: Layout[Config], devices: Devices, given: Assumptions) -> Plan:
     """On processors the roles are what the configuration says, and share the cores."""
+    job = _job(layout.config, given, None)
     if given.split is not None:
         raise UserError("--split is for GPUs; expected lm.num_replicas, index.num_builders and their threads instead")
     rates = of_actors(rates_of(devices, job.config, given.efficiency), threads_by_role(job.config, devices.count))
     split, allocation = configured_split(job.config), configured_allocation(job, devices.count)
-    return Plan(job, devices, estimate(job, rates, devices, split, allocation))
+    return Plan(job, devices, estimate(job, rates, devices, split, allocation), layout)
 
 
-def _measured_plan(config: Config, gpus: str | None, path: Path, given: Assumptions) -> Plan:
+def _measured_plan(layout: Layout[Config], gpus: str | None, path: Path, given: Assumptions) -> Plan:
+    config = layout.config
     run = measured.read_run(path)
     job_then = measured.job_of_run(run, given.lm_parameters, given.retriever_parameters)
     same_data = (config.data.num_documents, config.data.source) == (
@@ -100,7 +106,7 @@ def _measured_plan(config: Config, gpus: str | None, path: Path, given: Assumpti
     allocation = configured_allocation(job, run.cores, devices.count)
     now, then = (threads_by_role(one, run.cores) for one in (config, run.config))
     rates = of_actors(measured.calibrate(run, job_then), {role: now[role] / then[role] for role in ROLES})
-    return Plan(job, devices, estimate(job, rates, devices, configured_split(config), allocation))
+    return Plan(job, devices, estimate(job, rates, devices, configured_split(config), allocation), layout)
 
 
 def _machines(gpus: str | None) -> int:
@@ -136,6 +142,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "gradient_checkpointing": found.split.recompute,
         "memory_gb": _memory(plan),
         "memory_limit_gb": plan.devices.accelerator.memory_gb,
+        "gpus": gpus_by_roles(plan.layout),
         "idle": idle_shares(found),
         "waits": {cause: seconds / 3600 for cause, seconds in simulated.waits.items()},
         "index_lag": {
@@ -187,18 +194,24 @@ def idle_shares(found: Estimate) -> dict[str, float]:
 
 def settings(plan: Plan) -> list[str]:
     """The keys that make a run of this split; none where the layout is the configuration's own."""
-    split = plan.estimate.split
-    if plan.devices.accelerator.is_cpu:
-        return []
-    counts = split.by_role()
-    lines = [f"resources.{key}={counts[role]:.3g}" for key, role in RESOURCES.items()]
-    lines += [f"lm.gpus_per_replica={split.gpus_per_replica}"] if split.gpus_per_replica > 1 else []
-    return lines + (["train.gradient_checkpointing=true"] if split.recompute else [])
+    return [f"{key}={str(value).lower() if value is True else f'{value:g}'}" for key, value in plan.settings.items()]
+
+
+def gpus_by_roles(layout: Layout[Config]) -> list[dict[str, Any]]:
+    """GPUs with the same roles and as much of their memory taken, once for each such kind, as a run lays them out."""
+    kinds: dict[tuple, dict[str, Any]] = {}
+    for gpu in layout.gpus:
+        roles, taken = [NAMES[actor.key] for actor in gpu.actors], round(gpu.num_bytes / 1e9, 3)
+        kind = kinds.setdefault((*roles, taken), {"roles": roles, "count": 0, "gb": taken, "nodes": []})
+        kind["count"] += 1
+        kind["nodes"] += [gpu.node.name] if gpu.node.name not in kind["nodes"] else []
+        kind["limit_gb"] = USABLE * (gpu.node.gpu_bytes or math.nan) / 1e9
+    return list(kinds.values())
 
 
 def notes(plan: Plan) -> list[str]:
     """What the reader should know before believing the figures."""
-    return [text for applies, text in _possible_notes(plan) if applies]
+    return [*(plan.layout.notes if plan.layout.gpus else ()), *(t for applies, t in _possible_notes(plan) if applies)]
 
 
 def _possible_notes(plan: Plan) -> list[tuple[bool, str]]:
@@ -215,10 +228,6 @@ def _possible_notes(plan: Plan) -> list[tuple[bool, str]]:
             split.replicas > most,
             f"{split.replicas} replicas, but only {most} units of work in flight; a larger train.pipeline_depth or "
             "a smaller lm.tokens_per_batch feeds them",
-        ),
-        (
-            not split.search_on_gpu and not plan.devices.accelerator.is_cpu,
-            "the index does not fit the GPUs of the index role and is searched in host memory",
         ),
         (split.recompute, "training fits with gradient checkpointing only, which is counted as a third more work"),
         (split.gpus_per_replica > 1, f"each LM is spread over {split.gpus_per_replica} GPUs, one at work at a time"),

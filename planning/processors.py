@@ -1,24 +1,32 @@
 """A run without GPUs: its actors as the configuration has them, on one set of cores that they share."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from replug.cluster.layout import num_ranks
+from replug.cluster.layout import Layout, index_actors, lay_out, num_ranks, scorers
+from replug.cluster.packing import Node
 from replug.configs.schema import Config
 from replug.planning.estimate import Job, Rates, Split
 from replug.planning.simulate import DeviceAllocation, Place
 
 
+def on_cores(config: Config) -> Layout[Config]:
+    """On a machine without GPUs."""
+    return lay_out(config, [Node("this machine", math.inf, 0, is_driver=True)])
+
+
 def configured_split(config: Config) -> Split:
     """Actors by role: replicas, builders, and the trainer."""
     recompute = config.train.gradient_checkpointing
-    return Split(config.lm.num_replicas, config.index.num_builders, num_ranks(config), recompute=recompute)
+    replicas, _ = scorers(config.lm)
+    return Split(replicas, index_actors(config.index).num_builders, num_ranks(config), recompute=recompute)
 
 
 def threads_by_role(config: Config, cores: int) -> dict[str, int]:
     """Threads of one actor of each role, as the actors set them."""
     return {
-        "score": config.lm.threads_per_replica or max(1, cores // config.lm.num_replicas),
+        "score": config.lm.threads_per_replica or max(1, cores // scorers(config.lm)[0]),
         "embed": config.index.threads_per_worker or cores,
         "train": config.train.threads or max(1, cores // configured_split(config).train),
         "search": config.index.threads_per_worker or cores,

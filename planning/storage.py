@@ -8,6 +8,7 @@ both take their figures from here.
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from replug.cluster.layout import index_actors
 from replug.configs.refresh_policy import RefreshPolicy, Start
 from replug.configs.schema import Config
 from replug.index_workers.file_size import rows_per_file
@@ -58,7 +59,7 @@ class MeanRow:
 def run_bytes(config: Config, shape: Shape, retriever: StoredRetriever, index: IndexSize) -> dict[str, float]:
     """What a run directory holds at most, by part. A set that is prepared elsewhere takes nothing."""
     codes = 0.0 if index.is_exact else index.bytes_per_vector
-    stored = StoredIndex(config.index.block_documents, codes, index.num_lists, config.index.num_shards)
+    stored = StoredIndex(config.index.block_documents, codes, index.num_lists, index_actors(config.index).num_shards)
     version, kept = version_bytes(shape.num_documents, retriever, stored), config.checkpoint.keep_last
     return {
         "prepared_set": 0.0 if config.data.prepared else prepared_bytes(shape, retriever),

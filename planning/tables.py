@@ -34,6 +34,7 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
         f"disk {gigabytes(plan['disk_gb']['total'])}, of it index versions "
         f"{gigabytes(plan['disk_gb']['index_versions'])}; between roles {gigabytes(plan['network_gb']['total'])}",
     ]
+    lines += [_gpu_line(kind) for kind in plan["gpus"]]
     if plan["settings"]:
         lines.append(f"to run it so: {' '.join(plan['settings'])}")
     return lines + [f"note: {note}" for note in plan["notes"]]
@@ -102,3 +103,10 @@ def _memory_cell(role: str, plan: dict[str, Any]) -> str:
     if role == "train":
         return f"{needed} ({gigabytes(plan['memory_gb']['train_checkpointed'])} with gradient checkpointing)"
     return f"{needed} in all" if role == "search" else needed
+
+
+def _gpu_line(kind: dict[str, Any]) -> str:
+    roles = " + ".join(kind["roles"]) or "idle"
+    where = f"{kind['nodes'][0]}" if len(kind["nodes"]) == 1 else f"{len(kind['nodes'])} nodes"
+    each = f"{kind['gb']:.1f} of {kind['limit_gb']:.1f} GB" + (" each" if kind["count"] > 1 else "")
+    return f"{kind['count']} GPU{'s' if kind['count'] > 1 else ''} on {where}: {roles}, {each}"

@@ -1,7 +1,7 @@
 """The trainer's other ranks: Ray actors that run the same fit, joined by Lightning's DDP.
 
-Rank 0 is the process that was started; it alone retrieves, scores, refreshes and writes. Ray finds the places, on
-whichever node, so one command trains on one machine or many. Each rank counts as a node of its own for Lightning,
+Rank 0 is the process that was started; it alone retrieves, scores, refreshes and writes. The others are on whichever
+node has room, so one command trains on one machine or many. Each rank counts as a node of its own for Lightning,
 which then need not know how many there are on which machine.
 """
 
@@ -18,9 +18,11 @@ import ray
 import torch.distributed as dist
 from pytorch_lightning.plugins.environments import ClusterEnvironment
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from replug.cluster.actor_pool import thread_env
+from replug.cluster.interfaces import use_interface_of
+from replug.cluster.packing import TRAINER
+from replug.cluster.places import device_of, gpu_of_rank_0, place
 from replug.configs.errors import RunError
 from replug.train.heartbeat import SILENT_SECONDS, Heartbeats, beating
 
@@ -83,15 +85,9 @@ class TrainerRank:
     """One of the other ranks; an actor where it is started."""
 
     def run(self, fit: Callable[[RankEnvironment], None], environment: RankEnvironment) -> None:
+        use_interface_of(ray.util.get_node_ip_address())
         with beating(environment.global_rank(), environment.main_address, environment.main_port):
             fit(environment)
-
-
-class GPUHolder:
-    """Holds the place of rank 0 among the GPUs that Ray hands out."""
-
-    def gpu(self) -> str:
-        return ray.get_runtime_context().get_accelerator_ids()["GPU"][0]
 
 
 class OtherRanks:
@@ -99,12 +95,14 @@ class OtherRanks:
 
     def __init__(self, fit: Callable[[RankEnvironment], None], ranks: int, gpus: float, threads: int) -> None:
         address, port = ray.util.get_node_ip_address(), _free_port()
-        self._holder = _hold_gpu(gpus) if gpus else None
-        device = _place(ray.get(self._holder.gpu.remote(), timeout=FINISH_SECONDS)) if self._holder else 0
+        use_interface_of(address)
+        device = device_of(gpu_of_rank_0(gpus)) if gpus else 0
         self.environment = RankEnvironment(0, ranks, address, port, device)
         self.num_others = ranks - 1
-        actor = ray.remote(TrainerRank).options(num_cpus=1, num_gpus=gpus, runtime_env=thread_env(threads))
-        self._actors: list[Any] = [actor.remote() for _ in range(1, ranks)]
+        actor, env = ray.remote(TrainerRank), thread_env(threads)["env_vars"]
+        self._actors: list[Any] = [
+            actor.options(**place(TRAINER, rank, gpus, env)).remote() for rank in range(1, ranks)
+        ]
         environments = [RankEnvironment(rank, ranks, address, port) for rank in range(1, ranks)]
         self._fits = {
             rank.run.remote(fit, environment): environment.global_rank()
@@ -203,18 +201,6 @@ def other_ranks(fit: Callable[[RankEnvironment], None], ranks: int, gpus: float,
         raise others.explain(error) from error
     finally:
         others.close()
-
-
-def _hold_gpu(gpus: float) -> Any:
-    """An actor that holds rank 0's share of a GPU on this machine for as long as it is referred to."""
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return ray.remote(GPUHolder).options(num_cpus=1, num_gpus=gpus, scheduling_strategy=here).remote()
-
-
-def _place(gpu: str) -> int:
-    """torch's number of a GPU among those that this process sees."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible.split(",").index(gpu) if visible else int(gpu)
 
 
 def _free_port() -> int:

@@ -22,8 +22,9 @@ from replug.index_workers.installation import check_faiss
 from replug.index_workers.version_store import IndexState
 from replug.models.build import lm_source, load_encoder
 from replug.models.encoder import Encoder
-from replug.models.hardware import check_gpus
+from replug.models.hardware import check_gpus, multiplies_bfloat16
 from replug.models.preparing import prepared_set
+from replug.planning.sizes import run_sizes
 from replug.train.data_checks import check_data
 from replug.train.evaluation import evaluate_heldout, search_heldout
 from replug.train.fitting import fit, loggers_of, lsr_module, publish, quieten_lightning
@@ -63,9 +64,9 @@ def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dic
     run.claim(config, lm.identity)  # only now: a mistake fixed above must not be a changed key of an unfinished run
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
-    loggers = loggers_of(config, run)
+    loggers, sizes = loggers_of(config, run), run_sizes(config, len(data.corpus), multiplies_bfloat16())
     with (
-        ray_cluster(config, ("train", "index", *lm.roles), interruption) as laid_out,
+        ray_cluster(config, ("train", "index", *lm.roles), interruption, sizes) as laid_out,
         start_workers(laid_out, lm, data, run.index, run.scores) as workers,
     ):
         times.next("first_index")
@@ -91,9 +92,10 @@ def evaluate(config: Config) -> None:
     lm = lm_source(config.lm, run.budget_file, run.scores)
     data = prepared_set(config, run.data)
     check_data(config, data, lm, run.data_check)
+    sizes = run_sizes(config, len(data.corpus), multiplies_bfloat16())
     paths = {"replug": None, **({"lsr": run.retriever} if run.retriever.is_dir() else {})}
     with (
-        ray_cluster(config, ("index", *lm.roles)) as laid_out,
+        ray_cluster(config, ("index", *lm.roles), sizes=sizes) as laid_out,
         start_workers(laid_out, lm, data, run.evaluation / "index", run.scores) as workers,
     ):
         found = {

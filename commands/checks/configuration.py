@@ -7,13 +7,16 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from huggingface_hub import try_to_load_from_cache
 
-from replug.cluster import layout as resources
+from replug.cluster.layout import ROLES, Layout, lay_out
+from replug.cluster.layout import scorers as scorers_of
+from replug.cluster.packing import PlannedGPU
 from replug.commands.checks.machine import GIB, Check, Checks, State, can_connect, ray_token, shared_memory, wandb
 from replug.configs.errors import UserError
 from replug.configs.paths import check_paths
@@ -25,6 +28,7 @@ from replug.models.packaged import MINILM, SMOLLM2, SMOLLM2_FILE, packaged_file
 from replug.models.score_cache import ScoreCache
 from replug.planning.memory import TRAINED_BYTES, search_bytes
 from replug.planning.model_sizes import encoder_size
+from replug.planning.sizes import run_sizes
 from replug.planning.storage import FLOAT32, StoredRetriever, run_bytes
 from replug.planning.workload import IndexSize, index_size, shape_of
 from replug.train.run_dir import RunDirectory
@@ -196,32 +200,34 @@ def memory(config: Config) -> Check:
 
 
 def gpus(config: Config) -> Check | None:
-    """Whether all actors find room on the GPUs that are here; on a cluster the other nodes have theirs."""
+    """Whether all actors find room on the GPUs that are here, and in their memory, as a run lays them out."""
     import torch
 
     here = torch.cuda.device_count()
+    if config.ray.address is not None:
+        return Check("GPUs", State.ok, f"{here} here; the cluster at ray.address has its own, which a run looks at")
     try:
-        wanted = actors(config, here)
+        found = layout(config)
     except UserError as error:
         return Check("GPUs", State.wrong, str(error), MANY_GPUS)
-    if here == 0 and not any(need.gpus for need in wanted):
+    if here == 0:
         return None
-    found = f"{here} here; {resources.describe(wanted)}"
-    if config.ray.address is not None:
-        return Check("GPUs", State.ok, f"{found}; the cluster at ray.address has its own")
-    node = resources.Node("this machine", resources.logical_cpus(wanted), here)
-    if resources.shortage([node], wanted):
-        return Check("GPUs", State.wrong, found, MANY_GPUS)
-    if late := resources.latecomers([node], wanted):
-        return Check("GPUs", State.warning, f"{found}: {late} scorers find no room", MANY_GPUS)
-    return Check("GPUs", State.ok, found)
+    said = "; ".join([f"{here} here", found.describe(), *map(_planned, found.gpus), *found.notes])
+    if found.num_waiting:
+        return Check("GPUs", State.warning, f"{said}: {found.num_waiting} scorers find no room", MANY_GPUS)
+    return Check("GPUs", State.ok, said)
+
+
+def _planned(gpu: PlannedGPU) -> str:
+    limit = "" if gpu.node.gpu_bytes is None else f" of {gpu.node.gpu_limit / GIB:.1f}"
+    return f"{gpu.describe() or 'nobody'}: {gpu.num_bytes / GIB:.1f}{limit} GiB"
 
 
 def cpus(config: Config) -> Check | None:
     """Actors beside cores: more are allowed, and slow each other down."""
     if config.ray.address is not None:
         return None
-    count = resources.logical_cpus(resources.needs(config, ("score", "index"), trainer_on_gpu=False))
+    count = len(layout(config, ("score", "index")).actors)
     cores = available_cores()
     found = f"{cores} cores here; {count} actors and the trainer"
     if count + 1 > 2 * cores:
@@ -229,10 +235,13 @@ def cpus(config: Config) -> Check | None:
     return Check("CPUs", State.ok, found)
 
 
-def actors(config: Config, num_gpus: int) -> list[resources.Need]:
-    """The actors of a run on so many GPUs. Raises UserError where `resources` cannot be had of them."""
-    laid_out = resources.lay_out(config, num_gpus)
-    return resources.needs(laid_out, resources.ROLES, resources.trains_on_gpu(config, num_gpus > 0))
+def layout(config: Config, roles: Collection[str] = ROLES) -> Layout[Config]:
+    """Of a run on this machine. Raises UserError where its GPUs have no room for it."""
+    from replug.cluster.this_machine import this_node
+    from replug.models.hardware import multiplies_bfloat16
+
+    sizes = run_sizes(config, num_documents(config), multiplies_bfloat16())
+    return lay_out(config, [this_node()], sizes, roles)
 
 
 def cluster(config: Config) -> Check | None:
@@ -261,13 +270,14 @@ def disk_needs(config: Config) -> tuple[int, str]:
 
 def memory_needs(config: Config) -> int:
     """Bytes on this machine: the trainer, the LM's replicas and the searchers' vectors that no GPU holds."""
-    documents, retriever = num_documents(config) or 0, stored_retriever(config)
-    scorers = config.lm.num_replicas * weights_bytes(config.lm.path) if config.lm.path else 0
+    documents, retriever, config = num_documents(config) or 0, stored_retriever(config), layout(config).config
+    num_scorers, gpus_per_scorer = scorers_of(config.lm)
+    weights = num_scorers * weights_bytes(config.lm.path) if config.lm.path else 0
     size = vector_size(config, documents or 1, retriever.dim)
     vectors = search_bytes(documents, size.bytes_per_vector, two_versions=config.index.swap is SwapMode.double)
     return int(
         TRAINED_BYTES * retriever.parameters
-        + (0 if config.lm.gpus_per_replica else scorers)
+        + (0 if gpus_per_scorer else weights)
         + (0 if config.index.gpus_per_searcher else vectors)
     )
 

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from replug.cluster.layout import scorers
 from replug.configs.schema import LMConfig
 from replug.models.black_box_lm import AsyncLM, LocalLM
 from replug.models.in_process_lm import InProcessLM
@@ -41,9 +42,8 @@ class LocalSource(ABC):
     def open(self, lm: LMConfig) -> AsyncLM:
         from replug.models.scorer_pool import ScorerPool  # imports Ray, which `open_here` does without
 
-        return ScorerPool(
-            self, lm.num_replicas, lm.threads_per_replica, lm.gpus_per_replica, lm.timeout_seconds, lm.max_attempts
-        )
+        replicas, gpus = scorers(lm)
+        return ScorerPool(self, replicas, lm.threads_per_replica, gpus, lm.timeout_seconds, lm.max_attempts)
 
     def open_here(self) -> AsyncLM:
         return InProcessLM(self.load(), self.tokens_per_batch)

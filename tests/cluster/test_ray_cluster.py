@@ -1,132 +1,165 @@
 """What a cluster must have room for, and who gets what of it."""
 
+from collections.abc import Sequence
+
 import pytest
 
-from replug.cluster.layout import ROLES, Need, Node, lay_out, needs, num_ranks, shortage, trains_on_gpu
-from replug.cluster.ray_cluster import _require_room
+import replug.cluster.ray_cluster as ray_cluster_module
+from replug.cluster.layout import ROLES, UNKNOWN, Layout, NoRoom, Sizes, lay_out, num_ranks, trains_on_gpu
+from replug.cluster.packing import BUILDER, NAMES, SCORER, SEARCHER, TRAINER, Node
+from replug.cluster.ray_cluster import _lay_out, _require_same_gpus, _say
 from replug.configs.errors import UserError
 from replug.configs.load import load_config
-from replug.configs.schema import Config, ScoreConfig, SwapMode
+from replug.configs.schema import Config, LMConfig, ScoreConfig
+from replug.planning.sizes import run_sizes
 
-NEEDS = [Need("index.num_shards", 1), Need("index.num_builders", 2), Need("lm.num_replicas", 4, at_least=1)]
+A100 = 80e9
 
 
 def cpus(count: int) -> list[Node]:
-    return [Node("here", count, 0)]
+    return [Node("here", count, 0, is_driver=True)]
+
+
+def gpus(*counts: int, num_bytes: float | None = None, memory: float | None = None) -> list[Node]:
+    """Nodes with so many GPUs each; the command runs on the first."""
+    return [Node(f"node {n}", 64, each, num_bytes, memory, n == 0) for n, each in enumerate(counts)]
 
 
 def configured(*overrides: str) -> Config:
     return load_config("configs/debug.yaml", overrides)
 
 
-def by_key(config: Config | ScoreConfig, roles: tuple = ROLES, on_gpu: bool = False) -> dict[str, tuple[int, float]]:
-    return {need.key: (need.count, need.gpus) for need in needs(config, roles, on_gpu)}
+def paper(*overrides: str) -> tuple[Config, Sizes]:
+    config = load_config("configs/paper.yaml", overrides)
+    return config, run_sizes(config, config.data.num_documents, has_bfloat16=True)
+
+
+def by_key(layout: Layout) -> dict[str, tuple[int, float]]:
+    """Number of actors, and GPUs of each."""
+    keys = dict.fromkeys(actor.key for actor in layout.actors)
+    each = {actor.key: actor.gpus for actor in layout.actors}
+    return {key: (sum(actor.key == key for actor in layout.actors), each[key]) for key in keys}
+
+
+def on_gpus(layout: Layout) -> list[list[str]]:
+    return [[f"{NAMES[actor.key]} {actor.number}" for actor in gpu.actors] for gpu in layout.gpus]
+
+
+def refused(config: Config, nodes: Sequence[Node], sizes: Sizes = UNKNOWN) -> str:
+    with pytest.raises(UserError) as error:
+        lay_out(config, nodes, sizes)
+    return str(error.value)
 
 
 def test_one_scorer_is_enough_to_begin_and_the_others_are_said_to_join_later(capsys):
-    _require_room("ray.address", cpus(4), NEEDS)
+    config = configured("lm.num_replicas=4", "index.num_builders=2")
+    _say(lay_out(config, cpus(4)))
     assert "room for all but 3 scorers, which join later" in capsys.readouterr().err
-    _require_room("ray.address", cpus(7), NEEDS)
+    _say(lay_out(config, cpus(7)))
     assert capsys.readouterr().err == ""
 
 
 def test_without_room_for_one_scorer_and_the_index_the_numbers_are_named():
-    expected = r"ray.address: the cluster has 3 CPUs and 0 GPUs on 1 nodes, but the actors need at least 4 CPUs"
-    with pytest.raises(UserError, match=expected) as error:
-        _require_room("ray.address", cpus(3), NEEDS)
-    assert "index.num_shards + index.num_builders + lm.num_replicas" in str(error.value)
+    config = configured("lm.num_replicas=4", "index.num_builders=2")
+    with pytest.raises(UserError, match=r"ray.address: the cluster has 3 CPUs and 0 GPUs on 1 nodes, but .* 4 CPUs"):
+        _lay_out("ray.address", config, cpus(3), UNKNOWN, ROLES)
+    assert "(index.num_shards + index.num_builders + lm.num_replicas)" in refused(config, cpus(3))
 
 
 def test_every_trainer_rank_needs_room():
-    wanted = needs(configured("resources.train=4"), ROLES, False)
-    assert "resources.train" in str(shortage(cpus(3), wanted))
-    assert shortage(cpus(6), wanted) is None
+    config = configured("resources.train=4")
+    assert "resources.train" in refused(config, cpus(3))
+    assert lay_out(config, cpus(6)).num_waiting == 0
 
 
 def test_an_lm_on_a_server_needs_no_room():
-    _require_room("ray.address", cpus(3), NEEDS[:2])
-    with pytest.raises(UserError, match="need at least 3 CPUs"):
-        _require_room("ray.address", cpus(2), NEEDS[:2])
+    config = configured("lm.path=null", "lm.url=http://127.0.0.1:1/v1", "lm.model=m", "index.num_builders=2")
+    assert by_key(lay_out(config, cpus(3))) == {SEARCHER: (1, 0.0), BUILDER: (2, 0.0)}
+    assert "need at least 3 CPUs" in refused(config, cpus(2))
 
 
 def test_scorers_builders_and_searchers_are_counted_and_each_command_counts_its_own():
     config = configured("lm.num_replicas=4", "index.num_shards=3", "index.num_builders=2", "resources.train=2")
-    index = {"index.num_shards": (3, 0.0), "index.num_builders": (2, 0.0)}
-    assert by_key(config) == {"resources.train": (1, 0.0), **index, "lm.num_replicas": (4, 0.0)}
-    assert by_key(config, ("index",)) == index
-    assert by_key(ScoreConfig(lm=config.lm)) == {"lm.num_replicas": (4, 0.0)}
-    assert by_key(config, ()) == {}
-
-
-def test_without_weights_of_an_lm_no_scorers_are_counted():
-    config = configured("lm.path=null", "lm.url=http://127.0.0.1:1/v1", "lm.model=m")
-    assert by_key(config) == {"index.num_shards": (1, 0.0), "index.num_builders": (1, 0.0)}
+    index = {SEARCHER: (3, 0.0), BUILDER: (2, 0.0)}
+    assert by_key(lay_out(config, cpus(99))) == {TRAINER: (1, 0.0), **index, SCORER: (4, 0.0)}
+    assert by_key(lay_out(config, cpus(99), roles=["index"])) == index
+    assert by_key(lay_out(ScoreConfig(lm=config.lm), cpus(99), roles=["score"])) == {SCORER: (4, 0.0)}
+    assert by_key(lay_out(config, cpus(99), roles=())) == {}
 
 
 def test_blue_green_counts_the_searchers_of_two_versions():
-    config = configured("index.num_shards=3")
-    config.index.swap = SwapMode.blue_green
-    assert by_key(config)["index.num_shards"] == (6, 0.0)
+    assert by_key(lay_out(configured("index.num_shards=3", "index.swap=blue_green"), cpus(99)))[SEARCHER] == (6, 0.0)
 
 
-def test_auto_gives_most_of_eight_gpus_to_the_lm_and_counts_every_place():
-    config = lay_out(configured("resources.train=auto", "resources.score=auto", "resources.index=auto"), 8)
-    assert by_key(config, on_gpu=True) == {
-        "resources.train": (1, 1.0),
-        "index.num_shards": (1, 0.5),
-        "index.num_builders": (1, 0.5),
-        "lm.num_replicas": (6, 1.0),
+def test_nothing_said_takes_the_gpus_that_are_there():
+    assert by_key(lay_out(configured(), gpus(8))) == {
+        TRAINER: (1, 1.0),
+        SEARCHER: (1, 0.5),
+        BUILDER: (1, 0.5),
+        SCORER: (6, 1.0),
     }
-    assert shortage([Node("a", 16, 8)], needs(config, ROLES, True)) is None
 
 
-@pytest.mark.parametrize("gpus", [1, 2, 3, 4, 8, 16, 64])
-def test_auto_fits_whatever_there_is(gpus):
-    config = lay_out(configured("resources.train=auto", "resources.score=auto", "resources.index=auto"), gpus)
-    nodes = [Node(str(node), 64, min(8, gpus)) for node in range(-(-gpus // 8))]
-    wanted = needs(config, ROLES, True)
-    assert shortage(nodes, wanted) is None
-    assert sum(need.count * need.gpus for need in wanted) == gpus
+def test_scoring_alone_takes_all_gpus():
+    assert by_key(lay_out(ScoreConfig(lm=LMConfig(path="gpt2")), gpus(4), roles=["score"])) == {SCORER: (4, 1.0)}
+
+
+def test_without_scorers_or_a_trainer_their_gpus_go_to_the_others():
+    assert by_key(lay_out(configured(), gpus(4), roles=["index"])) == {SEARCHER: (4, 0.5), BUILDER: (4, 0.5)}
+    assert by_key(lay_out(configured(), gpus(8), roles=["index", "score"]))[SCORER] == (7, 1.0)
+    assert by_key(lay_out(configured("lm.gpus_per_replica=0"), gpus(8)))[BUILDER] == (7, 0.5)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 8, 16, 64])
+def test_auto_fits_whatever_there_is_and_leaves_nothing_unused(count):
+    nodes = gpus(*[min(8, count)] * -(-count // 8))
+    found = lay_out(configured(), nodes)
+    assert sum(actor.gpus for actor in found.actors) == pytest.approx(count)
+    assert found.num_waiting == 0 and all(gpu.actors for gpu in found.gpus)
 
 
 def test_auto_takes_as_many_ranks_as_divide_the_batch():
-    config = configured("resources.train=auto", "train.batch_size=12")
-    assert num_ranks(lay_out(config, 64)) == 6
-    assert num_ranks(lay_out(configured("resources.train=auto", "train.batch_size=7"), 16)) == 1
-    assert lay_out(config, 1).resources.train == 0.25
+    config = configured("train.batch_size=12")
+    assert num_ranks(lay_out(config, gpus(*[8] * 8)).config) == 6
+    assert num_ranks(lay_out(configured("train.batch_size=7"), gpus(8, 8)).config) == 1
+    assert lay_out(config, gpus(1)).config.resources.train == 0.25
 
 
 def test_a_large_lm_takes_several_gpus_for_each_replica():
-    config = lay_out(configured("resources.score=6", "lm.gpus_per_replica=2"), 8)
-    assert (config.lm.num_replicas, config.lm.gpus_per_replica) == (3, 2)
-    with pytest.raises(UserError, match=r"resources.score is 1, less than the 2 GPUs of lm.gpus_per_replica"):
-        lay_out(configured("resources.score=1", "lm.gpus_per_replica=2"), 8)
+    found = lay_out(configured("resources.score=6", "lm.gpus_per_replica=2"), gpus(8)).config
+    assert (found.lm.num_replicas, found.lm.gpus_per_replica) == (3, 2)
+    reason = refused(configured("resources.score=1", "lm.gpus_per_replica=2"), gpus(8))
+    assert "resources.score is 1, less than the 2 GPUs of lm.gpus_per_replica" in reason
+    config, sizes = paper("lm.path=llama-3-70b")
+    assert by_key(lay_out(config, gpus(8, num_bytes=A100), sizes))[SCORER] == (1, 3.0)
 
 
 def test_without_gpus_numbers_are_of_processes_and_a_share_is_refused():
-    config = lay_out(configured("resources.train=2", "resources.score=3", "resources.index=2"), 0)
-    assert (num_ranks(config), config.lm.num_replicas, config.index.num_builders) == (2, 3, 2)
-    with pytest.raises(UserError, match=r"resources.score is 0.5, a share of a GPU, but the cluster has no GPU"):
-        lay_out(configured("resources.score=0.5"), 0)
+    found = lay_out(configured("resources.train=2", "resources.score=3", "resources.index=2"), cpus(99)).config
+    assert (num_ranks(found), found.lm.num_replicas, found.index.num_builders) == (2, 3, 2)
+    reason = refused(configured("resources.score=0.5"), cpus(99))
+    assert "resources.score is 0.5, a share of a GPU, but the cluster has no GPU" in reason
 
 
-def test_what_resources_leaves_open_stays_as_the_keys_say():
-    config = configured("lm.num_replicas=3", "index.num_builders=2")
-    assert lay_out(config, 0) == config
-    assert lay_out(config, 8) == config
+@pytest.mark.parametrize("nodes", [cpus(99), gpus(8)], ids=["processors", "gpus"])
+def test_keys_that_are_set_stay_as_they_are(nodes):
+    keys = ["lm.num_replicas=3", "lm.gpus_per_replica=0", "index.num_builders=2", "index.num_shards=3"]
+    config = configured(*keys, "index.gpus_per_searcher=0", "index.gpus_per_builder=0", "resources.index=1")
+    found = lay_out(config, nodes).config
+    assert (found.lm, found.index) == (config.lm, config.index)
 
 
 def test_two_gpus_of_one_replica_must_lie_on_one_node():
-    wanted = [Need("lm.num_replicas", 1, 2.0)]
-    assert "0 of 1 actors of lm.num_replicas, each 2 GPU find room" in str(
-        shortage([Node("a", 8, 1), Node("b", 8, 1)], wanted)
-    )
-    assert shortage([Node("a", 8, 1), Node("b", 8, 2)], wanted) is None
+    config = configured("lm.gpus_per_replica=2", "train.accelerator=cpu", "index.gpus_per_builder=0")
+    config.index.gpus_per_searcher = 0.0
+    assert "0 of 1 actors of lm.num_replicas, each 2 GPU find room" in refused(config, gpus(1, 1))
+    assert lay_out(config, gpus(1, 2)).gpus[1].node.name == "node 1"
 
 
 def test_a_share_must_lie_on_one_gpu():
-    wanted = [Need("index.num_builders", 3, 0.6)]
-    assert "2 of 3 actors" in str(shortage([Node("a", 8, 2)], wanted))
+    keys = ["train.accelerator=cpu", "lm.gpus_per_replica=0", "index.gpus_per_searcher=0"]
+    config = configured(*keys, "index.num_builders=3", "index.gpus_per_builder=0.6")
+    assert "2 of 3 actors of index.num_builders" in refused(config, gpus(2))
 
 
 def test_a_trainer_that_must_have_a_gpu_says_where_there_is_none():
@@ -135,6 +168,120 @@ def test_a_trainer_that_must_have_a_gpu_says_where_there_is_none():
         trains_on_gpu(config, has_gpu=False)
     assert trains_on_gpu(config, has_gpu=True)
     assert not trains_on_gpu(configured("train.accelerator=cpu"), has_gpu=True)
+
+
+def test_rank_0_takes_its_gpu_on_the_commands_node_before_anybody_else():
+    found = lay_out(configured("resources.train=2", "resources.score=5", "resources.index=1"), gpus(4, 4))
+    assert on_gpus(found)[:2] == [["trainer rank 0"], ["trainer rank 1"]]
+    nodes = [Node("a", 64, 4), Node("b", 64, 4, is_driver=True)]
+    first = next(gpu for gpu in lay_out(configured(), nodes).gpus if gpu.actors and gpu.actors[0].key == TRAINER)
+    assert first.node.name == "b"
+    assert first in lay_out(configured(), nodes).reserved
+
+
+def test_a_command_without_a_gpu_does_not_train_on_its_processor_beside_a_cluster_with_gpus():
+    nodes = [Node("login", 64, 0, is_driver=True, address="10.0.0.1"), Node("worker", 64, 8)]
+    reason = refused(configured(), nodes)
+    assert "runs on 10.0.0.1, where rank 0 trains, and that has no GPU, but the cluster has 8" in reason
+    assert "train.accelerator=cpu" in reason
+    assert TRAINER not in by_key(lay_out(configured("train.accelerator=cpu"), nodes))
+
+
+def test_what_ray_counts_on_the_commands_node_torch_must_see(monkeypatch):
+    config = configured()
+    with pytest.raises(UserError, match="Ray counts GPUs on this machine, but torch sees none"):
+        _require_same_gpus(lay_out(config, gpus(2)), config, ROLES, visible=0)
+    with pytest.raises(UserError, match="torch sees 2 GPUs on this machine, but Ray was started here without any"):
+        _require_same_gpus(lay_out(config, cpus(9)), config, ROLES, visible=2)
+    _require_same_gpus(lay_out(config, gpus(2)), config, ROLES, visible=2)
+    _require_same_gpus(lay_out(config, gpus(2), roles=["index"]), config, ["index"], visible=0)
+
+
+def test_more_than_there_is_leaves_nothing_for_auto():
+    assert "resources.train=2 leaves no GPU of 2 for resources.score=auto" in refused(
+        configured("resources.train=2"), gpus(2)
+    )
+
+
+def test_what_stays_idle_is_said(capsys):
+    found = lay_out(configured("lm.num_replicas=3"), gpus(8))
+    assert "3 of 8 GPUs stay idle (node 0)" in found.notes
+    _say(found)
+    assert "3 of 8 GPUs stay idle" in capsys.readouterr().err
+    assert not any("idle" in note for note in lay_out(configured(), gpus(8)).notes)
+
+
+def test_two_versions_of_the_papers_vectors_lie_on_two_gpus_each_with_its_builder():
+    config, sizes = paper()
+    for nodes in (gpus(8, num_bytes=A100), gpus(4, 4, num_bytes=A100)):
+        found = lay_out(config, nodes, sizes)
+        assert on_gpus(found)[:3] == [["trainer rank 0"], ["searcher 0", "builder 0"], ["searcher 1", "builder 1"]]
+        assert by_key(found)[SCORER] == (5, 1.0)
+        assert found.gpus[1].num_bytes == pytest.approx(55.3e9 + 0.92e9, rel=0.01)
+        assert all(0 < gpu.num_bytes < gpu.node.gpu_limit for gpu in found.gpus)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_vectors_that_would_take_too_many_gpus_are_searched_in_host_memory(count):
+    config, sizes = paper()
+    found = lay_out(config, gpus(count, num_bytes=A100), sizes)
+    assert by_key(found)[SEARCHER] == (1, 0.0)
+    assert "the index is searched in host memory: two versions take 110.6 GB of each node" in found.notes
+    assert all(gpu.num_bytes < gpu.node.gpu_limit for gpu in found.gpus)
+
+
+def test_where_host_memory_is_too_small_more_gpus_hold_the_vectors():
+    config, sizes = paper()
+    found = lay_out(config, gpus(4, num_bytes=A100, memory=64e9), sizes)
+    assert by_key(found) == {TRAINER: (1, 1.0), SEARCHER: (2, 0.5), BUILDER: (2, 0.5), SCORER: (1, 1.0)}
+    alone = lay_out(config, gpus(1, num_bytes=A100, memory=64e9), sizes)
+    assert any("memory has 64.0 GB, less than two versions" in note for note in alone.notes)
+
+
+def test_on_several_nodes_each_searches_a_part_in_host_memory():
+    config, sizes = paper("index.gpus_per_searcher=0")
+    assert by_key(lay_out(config, gpus(4, 4, num_bytes=A100), sizes))[SEARCHER] == (2, 0.0)
+
+
+def test_gpus_that_are_asked_for_and_do_not_hold_the_vectors_are_refused_with_numbers():
+    config, sizes = paper("resources.index=1", "index.gpus_per_searcher=0.5")
+    reason = refused(config, gpus(8, num_bytes=A100), sizes)
+    assert reason.startswith(
+        "index.num_shards: searcher 110.6 GB + builder 0.9 GB need 111.5 GB, but a GPU has 73.6 GB"
+    )
+    assert "index.gpus_per_searcher=0 (host memory)" in reason
+    config, sizes = paper("resources.index=1")
+    assert by_key(lay_out(config, gpus(8, num_bytes=A100), sizes))[SEARCHER] == (1, 0.0)
+
+
+def test_a_trainer_too_large_for_its_gpu_is_refused_with_the_keys_that_make_it_smaller():
+    config, sizes = paper()
+    reason = refused(config, gpus(8, num_bytes=24e9), sizes)
+    assert reason.startswith("resources.train: trainer rank 55.6 GB need 55.6 GB, but a GPU has 22.1 GB to give (92%")
+    assert "train.gradient_checkpointing=true" in reason
+
+
+def test_blue_green_lets_builders_and_searchers_change_places():
+    config, sizes = paper("index.swap=blue_green")
+    found = lay_out(config, gpus(8, num_bytes=A100), sizes)
+    assert on_gpus(found)[1:3] == [["searcher 0"], ["builder 0"]]
+    assert [gpu.num_bytes for gpu in found.gpus[1:3]] == [pytest.approx(55.3e9, rel=0.01)] * 2  # the next version's too
+    config, sizes = paper("index.swap=blue_green", "index.num_builders=2", "resources.index=2")
+    assert "index.num_builders is 2; expected index.num_shards=1" in refused(config, gpus(8, num_bytes=A100), sizes)
+
+
+def test_memory_that_is_not_known_is_not_checked_and_said():
+    config, sizes = paper()
+    assert "the memory of the GPUs is not known" in " ".join(lay_out(config, gpus(8), sizes).notes)
+    unknown = lay_out(config, gpus(8, num_bytes=A100), Sizes(vectors=sizes.vectors, embedding=sizes.embedding))
+    assert "what a trainer rank and a scorer takes of GPU memory is not known" in " ".join(unknown.notes)
+
+
+def test_what_does_not_fit_is_an_error_by_the_key_of_the_cluster():
+    with pytest.raises(UserError, match=r"^ray: the cluster has 1 GPUs on 1 nodes"):
+        local = [Node("this machine", float("inf"), 1, is_driver=True)]
+        _lay_out("ray", configured("resources.train=1", "resources.score=4"), local, UNKNOWN, ["train", "score"])
+    assert issubclass(NoRoom, UserError) and ray_cluster_module.layout.NoRoom is NoRoom
 
 
 @pytest.mark.parametrize(

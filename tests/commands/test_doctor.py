@@ -228,14 +228,36 @@ def test_the_papers_corpus_needs_more_disk_and_memory_than_a_small_machine_has(c
     assert doctor_config.disk(config()).state is State.ok
 
 
-def test_gpus_that_are_not_there_are_wrong(config, monkeypatch):
+@pytest.fixture
+def one_gpu(monkeypatch):
+    """Of 24 GB."""
+    properties = type("Properties", (), {"total_memory": 24e9})
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    alone = ("resources.train=1", "resources.score=null", "resources.index=null", "train.accelerator=cpu")
-    assert doctor_config.gpus(config(*alone, "index.gpus_per_searcher=1", "index.num_shards=2")).state is State.wrong
-    assert doctor_config.gpus(config(*alone, "lm.gpus_per_replica=1", "lm.num_replicas=2")).state is State.warning
-    assert doctor_config.gpus(config(*alone, "lm.gpus_per_replica=1")).state is State.ok
-    elsewhere = config(*alone, "lm.gpus_per_replica=1", "lm.num_replicas=9", "ray.address=head:1")
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda number: properties)
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_gpus_that_are_not_there_are_wrong(config):
+    alone = ("train.accelerator=cpu", "index.gpus_per_builder=0")
+    shards = ("index.gpus_per_searcher=1", "index.num_shards=2", "lm.gpus_per_replica=0")
+    assert doctor_config.gpus(config(*alone, *shards)).state is State.wrong
+    scorers = (*alone, "index.gpus_per_searcher=0", "lm.gpus_per_replica=1")
+    assert doctor_config.gpus(config(*scorers, "lm.num_replicas=2")).state is State.warning
+    assert doctor_config.gpus(config(*scorers)).state is State.ok
+    elsewhere = config(*scorers, "lm.num_replicas=9", "ray.address=head:1")
     assert doctor_config.gpus(elsewhere).state is State.ok
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_gpus_whose_memory_does_not_hold_the_run_are_wrong_with_the_gigabytes(config):
+    found = doctor_config.gpus(config())
+    assert found.state is State.ok
+    assert "1 here; resources.train 1 x 0.25 GPU" in found.found and "of 20.6 GiB" in found.found
+    large = config("lm.path=gpt2-xl", "retriever.path=facebook/contriever", "train.batch_size=64", "retrieve.k=20")
+    large.data.window = 128
+    found = doctor_config.gpus(large)
+    assert found.state is State.wrong
+    assert "a GPU has 22.1 GB to give" in found.found and "train.gradient_checkpointing=true" in found.found
 
 
 def test_a_trainer_that_must_have_a_gpu_and_finds_none_is_wrong(config, monkeypatch):

@@ -20,7 +20,7 @@ ROLES = {"score", "embed", "train", "search"}
 NAMES = {
     *("devices", "nodes", "lm", "retriever", "documents", "tokens", "flop", "hours", "query_encoding_hours"),
     *("wall_hours", "wall", "steps_per_minute", "dominates", "split", "gpus_per_replica", "search_on"),
-    *("gradient_checkpointing", "memory_gb", "memory_limit_gb", "idle", "waits", "index_lag", "disk_gb"),
+    *("gradient_checkpointing", "memory_gb", "memory_limit_gb", "gpus", "idle", "waits", "index_lag", "disk_gb"),
     *("network_gb", "settings", "notes"),
 }
 
@@ -77,6 +77,7 @@ def test_the_table_names_the_roles_and_what_dominates(capsys: pytest.CaptureFixt
     assert "LM scoring" in output
     assert "dominated by" in output
     assert "resources.score=" in output
+    assert "5 GPUs on node 1: scorer, 4.7 of 73.6 GB each" in output
 
 
 def test_sixty_four_gpus_lie_over_the_nodes_given(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ def short(paper: Config) -> Config:
 
 
 def test_the_best_of_eight_gives_most_gpus_to_scoring(short: Config) -> None:
-    found = best_split(job_of(short), parse_devices("8xA100"))
+    found = best_split(job_of(short), parse_devices("8xA100"))[1]
     counts = found.split.by_role()
     assert sum(counts.values()) == 8
     assert counts["score"] >= 5
@@ -25,20 +25,20 @@ def test_the_best_of_eight_gives_most_gpus_to_scoring(short: Config) -> None:
 
 def test_no_other_split_ends_sooner(short: Config) -> None:
     job, devices = job_of(short), parse_devices("4xA100")
-    best = best_split(job, devices)
+    best = best_split(job, devices)[1]
     walls = [estimate_split(job, devices, split).simulated.times.wall for split in fitting_splits(job, devices)]
     assert best.simulated.times.wall == min(walls)
 
 
 def test_more_gpus_never_take_longer(short: Config) -> None:
     job = job_of(short)
-    walls = [best_split(job, parse_devices(f"{count}xA100")).simulated.times.wall for count in (1, 2, 4, 8, 64)]
+    walls = [best_split(job, parse_devices(f"{count}xA100"))[1].simulated.times.wall for count in (1, 2, 4, 8, 64)]
     assert walls == sorted(walls, reverse=True)
 
 
 def test_one_gpu_is_shared_in_turns(short: Config) -> None:
     short.data.num_documents = 360_000
-    found = best_split(job_of(short), parse_devices("1xH200"))
+    found = best_split(job_of(short), parse_devices("1xH200"))[1]
     assert found.split.shared == ("score", "embed", "train")
     assert found.split.by_role() == {role: pytest.approx(1 / 3) for role in ("score", "embed", "train")}
     total = sum(found.hours.values()) + short.train.max_steps * found.durations.encode / 3600
@@ -46,14 +46,14 @@ def test_one_gpu_is_shared_in_turns(short: Config) -> None:
 
 
 def test_two_gpus_let_the_busiest_role_have_one_for_itself(short: Config) -> None:
-    split = best_split(job_of(short), parse_devices("2xA100")).split
+    split = best_split(job_of(short), parse_devices("2xA100"))[1].split
     assert split.shared == ("embed", "train")
     assert split.by_role() == {"score": 1, "embed": 0.5, "train": 0.5}
 
 
 def test_an_lm_larger_than_a_gpu_takes_several_for_each_replica(short: Config) -> None:
     short.lm.path = "llama-2-70b"
-    found = best_split(job_of(short), parse_devices("16xA100"))
+    found = best_split(job_of(short), parse_devices("16xA100"))[1]
     assert found.split.gpus_per_replica == 2
     assert found.split.score == 2 * found.split.replicas
 
@@ -61,12 +61,12 @@ def test_an_lm_larger_than_a_gpu_takes_several_for_each_replica(short: Config) -
 def test_what_no_gpu_holds_is_an_error_with_the_gigabytes(short: Config) -> None:
     short.lm.path = "llama-2-70b"
     with pytest.raises(UserError, match=r"2xA10 do not hold the run: scoring needs 14\d GB \(7 GPUs for each LM\)"):
-        best_split(job_of(short), parse_devices("2xA10"))
+        best_split(job_of(short), parse_devices("2xA10"))[1]
 
 
 def test_small_gpus_train_with_recomputed_activations(paper: Config) -> None:
     paper.train.max_steps = 20
-    split = best_split(job_of(paper), parse_devices("4xL4")).split
+    split = best_split(job_of(paper), parse_devices("4xL4"))[1].split
     assert split.recompute
     assert not split.search_on_gpu
 
@@ -77,7 +77,7 @@ def test_trainers_share_the_batch_evenly(short: Config) -> None:
 
 
 def test_a_given_split_is_taken_as_it_is(short: Config) -> None:
-    split = given_split(job_of(short), parse_devices("8xA100"), "6/1/1")
+    split = given_split(job_of(short), parse_devices("8xA100"), "6/1/1").split
     assert (split.score, split.embed, split.train, split.shared) == (6, 1, 1, ())
 
 
@@ -88,3 +88,8 @@ def test_a_given_split_is_taken_as_it_is(short: Config) -> None:
 def test_a_split_that_cannot_be_is_an_error(short: Config, text: str, reason: str) -> None:
     with pytest.raises(UserError, match=f"--split is .*{reason}"):
         given_split(job_of(short), parse_devices("8xA100"), text)
+
+
+def test_resources_that_are_given_are_the_split(short: Config) -> None:
+    short.resources.score, short.resources.index = 4, 3
+    assert best_split(job_of(short), parse_devices("8xA100"))[1].split.by_role() == {"score": 4, "embed": 3, "train": 1}

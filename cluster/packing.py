@@ -1,0 +1,145 @@
+"""Actors onto nodes and GPUs: who lies with whom, and what of a GPU and of its memory is taken. Pure.
+
+Ray packs fractions of GPUs as it likes. What must lie together is an `ActorGroup`, and a GPU that holds one is reserved
+for its actors as a whole (`cluster.places`); this module decides which.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+# Actors are known by the key that sets their number.
+TRAINER, SEARCHER, BUILDER, SCORER = "resources.train", "index.num_shards", "index.num_builders", "lm.num_replicas"
+NAMES = {TRAINER: "trainer rank", SEARCHER: "searcher", BUILDER: "builder", SCORER: "scorer"}
+
+USABLE = 0.92  # of a device's memory: the rest is the driver's, the allocator's gaps
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What Ray may hand out on one machine; bytes are None where they are not known, and then not looked at."""
+
+    name: str  # no other node's
+    cpus: float
+    gpus: float
+    gpu_bytes: float | None = None  # of the smallest of its GPUs
+    memory_bytes: float | None = None  # of the machine
+    is_driver: bool = False  # the command was started here
+    address: str = ""
+
+    @property
+    def where(self) -> str:
+        """For people."""
+        return self.address or self.name
+
+    @property
+    def gpu_limit(self) -> float:
+        """Bytes of one GPU that actors may take."""
+        return math.inf if self.gpu_bytes is None else USABLE * self.gpu_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """One process. `key` sets the number of its kind; `num_bytes` are of GPU memory, None where nobody knows."""
+
+    key: str
+    number: int
+    gpus: float = 0.0
+    num_bytes: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ActorGroup:
+    """Actors on one GPU together, or one actor on several GPUs or on none. One that `may_wait` may join later."""
+
+    actors: tuple[Actor, ...]
+    on_driver: bool = False
+    may_wait: bool = False
+
+    @property
+    def key(self) -> str:
+        return self.actors[0].key
+
+    @property
+    def gpus(self) -> float:
+        return round(sum(actor.gpus for actor in self.actors), 4)
+
+    @property
+    def num_bytes(self) -> float:
+        """Of each of its GPUs, as far as is known."""
+        return sum(actor.num_bytes or 0.0 for actor in self.actors) / max(1.0, self.gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedGPU:
+    """A GPU, and who is to be on it."""
+
+    node: Node
+    actors: tuple[Actor, ...] = ()
+
+    @property
+    def num_bytes(self) -> float:
+        """As far as is known; of an actor on several GPUs its part."""
+        return sum((actor.num_bytes or 0.0) / max(1.0, actor.gpus) for actor in self.actors)
+
+    def describe(self) -> str:
+        """Who is on it, as `builder 0 and searcher 0`."""
+        return " and ".join(f"{NAMES[actor.key]} {actor.number}" for actor in self.actors)
+
+    @property
+    def free(self) -> float:
+        return round(1.0 - sum(min(1.0, actor.gpus) for actor in self.actors), 4)
+
+    def holds(self, group: ActorGroup, by_memory: bool = True) -> bool:
+        """Whether there is room for a group, or for one GPU's part of it."""
+        fits = not by_memory or self.num_bytes + group.num_bytes <= self.node.gpu_limit
+        return self.free >= min(1.0, group.gpus) and fits
+
+
+@dataclass
+class Packing:
+    """What is placed so far. Whole GPUs and shares go where least is free, what needs no GPU where most CPUs are."""
+
+    nodes: Sequence[Node]
+    gpus: dict[str, list[PlannedGPU]] = field(init=False)
+    cpus: dict[str, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.gpus = {node.name: [PlannedGPU(node)] * int(node.gpus) for node in self.nodes}
+        self.cpus = {node.name: node.cpus for node in self.nodes}
+
+    def place(self, group: ActorGroup) -> bool:
+        """Take a place; False where there is none."""
+        found = min(self._places(group), key=lambda place: self._order(*place), default=None)
+        if found is None:
+            return False
+        name, numbers = found
+        self.cpus[name] -= len(group.actors)
+        for number in numbers:
+            gpu = self.gpus[name][number]
+            self.gpus[name][number] = PlannedGPU(gpu.node, (*gpu.actors, *group.actors))
+        return True
+
+    def lacks_memory_only(self, group: ActorGroup) -> bool:
+        """Of a group without a place: whether it would have one if GPUs were large enough."""
+        return any(self._places(group, by_memory=False))
+
+    def planned(self) -> tuple[PlannedGPU, ...]:
+        return tuple(gpu for node in self.nodes for gpu in self.gpus[node.name])
+
+    def _places(self, group: ActorGroup, by_memory: bool = True) -> Iterator[tuple[str, list[int]]]:
+        """Nodes with numbers of GPUs there: each with so large a share left, or the first so many whole ones."""
+        for node in self.nodes:
+            if self.cpus[node.name] < len(group.actors) or (group.on_driver and not node.is_driver):
+                continue
+            gpus = self.gpus[node.name]
+            numbers = [number for number, gpu in enumerate(gpus) if gpu.holds(group, by_memory)] if group.gpus else []
+            if group.gpus == 0 or (group.gpus > 1 and len(numbers) >= group.gpus):
+                yield node.name, numbers[: math.ceil(group.gpus)]
+            elif group.gpus <= 1:
+                yield from ((node.name, [number]) for number in numbers)
+
+    def _order(self, name: str, numbers: Sequence[int]) -> tuple[float, float]:
+        if not numbers:
+            return 0.0, -self.cpus[name]
+        return sum(self.gpus[name][number].free for number in numbers), sum(gpu.free for gpu in self.gpus[name])

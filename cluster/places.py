@@ -1,0 +1,138 @@
+"""Places of actors on the cluster that this process is connected to: GPUs held for those that a layout puts there.
+
+`reserve` holds them before any actor starts, a placement group for each GPU, so that those who belong together meet
+and rank 0 finds its GPU on the command's own node. Ray is one for each process, and so are its places.
+"""
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup, placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from replug.cluster.layout import Layout
+from replug.cluster.packing import SEARCHER, TRAINER, Node, PlannedGPU
+from replug.configs.errors import UserError
+
+log = logging.getLogger(__name__)
+
+RESERVE_SECONDS = 60.0  # for GPUs that another job gives back
+ASK_SECONDS = 60.0  # for a node to say what GPUs it has: torch is imported there
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # of an actor without GPUs: else it would take the first of the node, uncounted
+
+_strategies: dict[tuple[str, int], Any] = {}  # by key and number of an actor
+
+
+@dataclass(frozen=True, slots=True)
+class SeenGPU:
+    """A GPU as a process on its node sees it: Ray's id, and torch's name of it (None where torch sees none)."""
+
+    ray_id: str
+    uuid: str | None
+
+
+def reserve(layout: Layout) -> None:
+    """Hold the layout's GPUs for its actors. Raises UserError where somebody else has them."""
+    groups = [_group(gpu) for gpu in layout.reserved]
+    for gpu, group in zip(layout.reserved, groups, strict=True):
+        if not group.wait(RESERVE_SECONDS):
+            raise UserError(
+                f"ray.address: a GPU for {gpu.describe()} is not free within {RESERVE_SECONDS:g} s, though the cluster "
+                "has enough of them: does another job hold it? `ray status` says what is taken"
+            )
+        strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
+        _strategies.update({(actor.key, actor.number): strategy for actor in gpu.actors})
+    if layout.gpus:  # searches in host memory want the memory of every node
+        hosts = [actor for actor in layout.actors if actor.key == SEARCHER and not actor.gpus]
+        _strategies.update({(actor.key, actor.number): "SPREAD" for actor in hosts})
+
+
+def forget() -> None:
+    """With the connection the places are gone."""
+    _strategies.clear()
+
+
+def place(key: str, number: int, gpus: float, env: dict[str, str]) -> dict[str, Any]:
+    """Ray's options of one actor: a logical CPU, its GPUs, where it is put, and its environment."""
+    return {
+        "num_cpus": 1,
+        "num_gpus": gpus,
+        "scheduling_strategy": _strategies.get((key, number), "DEFAULT"),
+        "runtime_env": {"env_vars": env if gpus else {**env, **NO_GPU}},
+    }
+
+
+def gpu_of_rank_0(gpus: float) -> SeenGPU:
+    """Asked in its place."""
+    seen: SeenGPU = ray.get(
+        ray.remote(_seen).options(max_calls=1, **place(TRAINER, 0, gpus, {})).remote(), timeout=ASK_SECONDS
+    )
+    return seen
+
+
+def device_of(gpu: SeenGPU) -> int:
+    """torch's number of a GPU among those that this process sees, whatever Ray's number of it is."""
+    own = [_uuid(number) for number in range(torch.cuda.device_count())]
+    if gpu.uuid is None or own.count(gpu.uuid) != 1:
+        raise UserError(
+            f"Ray gives rank 0 the GPU {gpu.ray_id} ({gpu.uuid or 'which its workers do not see'}), but this command "
+            f"sees {', '.join(own) or 'none'}: expected CUDA_VISIBLE_DEVICES as Ray was started with; it is "
+            f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}"
+        )
+    return own.index(gpu.uuid)
+
+
+def gpu_bytes(nodes: Sequence[Node]) -> dict[str, float]:
+    """Memory of a GPU of each node, by the node's name; a node that cannot be asked is not there."""
+    if torch.version.cuda is None and torch.version.hip is None:
+        return {}
+    ask = ray.remote(_own_gpu_bytes)
+    asked = {
+        ask.options(
+            num_cpus=0, num_gpus=0.01, max_calls=1, scheduling_strategy=NodeAffinitySchedulingStrategy(node.name, False)
+        ).remote(): node
+        for node in nodes
+        if node.gpus
+    }
+    answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ASK_SECONDS) if asked else ([], [])
+    found = {asked[answer].name: _answer(answer) for answer in answered}
+    return {name: num_bytes for name, num_bytes in found.items() if num_bytes is not None}
+
+
+def _group(gpu: PlannedGPU) -> PlacementGroup:
+    """Rank 0's GPU must be on its node; others are meant to, and may come up elsewhere when a node is lost."""
+    is_rank_0s = any(actor.key == TRAINER and actor.number == 0 for actor in gpu.actors)
+    return placement_group(
+        [{"CPU": len(gpu.actors), "GPU": 1}],
+        strategy="STRICT_PACK",
+        bundle_label_selector=[{"ray.io/node-id": gpu.node.name}] if is_rank_0s else None,
+        _soft_target_node_id=None if is_rank_0s else gpu.node.name,
+    )
+
+
+def _answer(reference: Any) -> float | None:
+    try:
+        found: float | None = ray.get(reference)
+    except RayError as error:
+        log.warning(f"a node does not say what GPUs it has: {str(error).strip().splitlines()[-1]}")
+        return None
+    return found
+
+
+def _seen() -> SeenGPU:
+    ray_id = ray.get_runtime_context().get_accelerator_ids()["GPU"][0]
+    return SeenGPU(ray_id, _uuid(0) if torch.cuda.is_available() else None)
+
+
+def _own_gpu_bytes() -> float | None:
+    return float(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None
+
+
+def _uuid(number: int) -> str:
+    return str(torch.cuda.get_device_properties(number).uuid)

@@ -1,0 +1,68 @@
+"""Bytes that the actors of a configuration hold on GPUs, for the layout: of a plan's models, or of a run's."""
+
+from collections.abc import Callable
+
+from replug.cluster.layout import Sizes
+from replug.configs.errors import UserError
+from replug.configs.schema import Config, ScoreConfig
+from replug.planning import memory
+from replug.planning.model_sizes import ModelSize, encoder_size, lm_size
+from replug.planning.workload import index_size, shape_of
+
+# Tokens of a forward pass on a GPU where no key says otherwise (models/hardware.py).
+TOKENS_PER_PASS_GPU = 32_768
+Resolve = Callable[[str], str]  # what `auto` and `bf16_mixed` come to on the hardware
+
+
+def run_sizes(config: Config | ScoreConfig, num_documents: int | None, has_bfloat16: bool) -> Sizes:
+    """Of a run on GPUs. What no table and no file on this machine tells stays unknown."""
+
+    def resolve(name: str) -> str:
+        if name == "auto":
+            return "bfloat16" if has_bfloat16 else "float32"
+        return "bfloat16" if name == "bf16_mixed" else name
+
+    lm = _known(lm_size, config.lm.path) if config.lm.path else None
+    if isinstance(config, ScoreConfig):
+        return Sizes(scoring=scoring_bytes(config, lm, resolve) if lm else None)
+    retriever = _known(encoder_size, config.retriever.path) if config.retriever.path else None
+    return sizes_of(config, retriever, lm, num_documents, resolve)
+
+
+def sizes_of(
+    config: Config, retriever: ModelSize | None, lm: ModelSize | None, num_documents: int | None, resolve: Resolve
+) -> Sizes:
+    """What is None is not known."""
+    scoring = scoring_bytes(config, lm, resolve) if lm else None
+    if retriever is None:
+        return Sizes(scoring=scoring)
+    tokens = config.index.tokens_per_batch or TOKENS_PER_PASS_GPU
+    shape, recomputes = shape_of(config, num_documents or 1), config.train.gradient_checkpointing
+    fixed = float(memory.TRAINED_BYTES * retriever.parameters)
+    whole = memory.train_bytes(retriever, shape, 1, resolve(config.train.precision.value), recomputes)
+    return Sizes(
+        vectors=_vector_bytes(config, retriever.hidden, num_documents) if num_documents else None,
+        embedding=memory.embed_bytes(retriever, tokens, resolve(config.index.dtype.value)),
+        scoring=scoring,
+        trained=fixed,
+        batch=whole - fixed,
+    )
+
+
+def scoring_bytes(config: Config | ScoreConfig, lm: ModelSize, resolve: Resolve) -> float:
+    """Of one LM, over all its GPUs."""
+    return memory.score_bytes(lm, config.lm.tokens_per_batch or TOKENS_PER_PASS_GPU, resolve(config.lm.dtype.value))
+
+
+def _vector_bytes(config: Config, dim: int, num_documents: int) -> float | None:
+    try:
+        return num_documents * index_size(config, dim, num_documents).bytes_per_vector
+    except UserError:  # a factory string whose bytes only FAISS knows
+        return None
+
+
+def _known(size: Callable[[str], ModelSize], path: str) -> ModelSize | None:
+    try:
+        return size(path)
+    except UserError:
+        return None

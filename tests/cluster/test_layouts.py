@@ -1,0 +1,210 @@
+"""The paper's actors on fake nodes with Ray's fake GPUs: the real index service, stand-ins for scorers and ranks.
+
+Who is on which GPU is asked of the actors themselves.
+"""
+
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+
+from replug.cluster import places
+from replug.cluster.actor_pool import ActorPool
+from replug.cluster.layout import lay_out, nodes_of
+from replug.cluster.packing import BUILDER, SCORER, SEARCHER, TRAINER
+from replug.cluster.ray_cluster import ray_cluster
+from replug.configs.errors import UserError
+from replug.configs.load import load_config
+from replug.configs.schema import Config
+from replug.index_workers.build import index_settings
+from replug.index_workers.service import IndexService
+from replug.planning.sizes import run_sizes
+from tests.support.command_line import ROOT
+
+A100 = 80e9
+SECONDS = 120
+Where = tuple[str, tuple[str, ...], str | None]  # node, GPU ids, CUDA_VISIBLE_DEVICES
+
+
+class StandIn:
+    """A scorer or a rank that computes nothing."""
+
+    def answer(self) -> str:
+        return "here"
+
+
+def where(actor: Any) -> Where:
+    import os
+
+    context = ray.get_runtime_context()
+    gpus = tuple(context.get_accelerator_ids()["GPU"])
+    return context.get_node_id(), gpus, os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    """`cluster(4, 4)`: the address of nodes with so many fake GPUs of 80 GB; the command runs on the first."""
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setattr(places, "gpu_bytes", lambda nodes: {node.name: A100 for node in nodes if node.gpus})
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    started = []
+
+    def start(*gpus: int) -> str:
+        room = {"num_cpus": 64, "object_store_memory": 80 * 2**20}
+        folder = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
+        head = {**room, "num_gpus": gpus[0], "include_dashboard": False, "temp_dir": folder.name}
+        started.append((cluster := Cluster(initialize_head=True, head_node_args=head), folder))
+        for count in gpus[1:]:
+            cluster.add_node(**room, num_gpus=count)
+        return str(cluster.address)
+
+    yield start
+    for running, folder in started:
+        running.shutdown()
+        folder.cleanup()
+
+
+def paper(address: str, *overrides: str) -> Config:
+    return load_config(ROOT / "configs/paper.yaml", [f"ray.address={address}", *overrides])
+
+
+def all_places(config: Config, index: IndexService) -> dict[tuple[str, int], Where]:
+    """Where every actor is: the index service's own, and stand-ins made as scorers and ranks are."""
+    stand_in = ray.remote(StandIn)
+    gpus = {TRAINER: min(1.0, float(config.resources.train)), SCORER: config.lm.gpus_per_replica or 0.0}
+    counts = {TRAINER: int(config.resources.train), SCORER: config.lm.num_replicas or 0}
+    actors = {
+        (key, number): stand_in.options(**places.place(key, number, gpus[key], {})).remote()
+        for key, count in counts.items()
+        for number in range(count)
+    }
+    actors.update({(BUILDER, number): actor for number, actor in enumerate(index.builders.handles())})
+    actors.update({(SEARCHER, number): actor for number, actor in enumerate(index.searchers)})
+    asked = {of: actor.__ray_call__.remote(where) for of, actor in actors.items()}
+    found = ray.get(list(asked.values()), timeout=SECONDS)  # which an actor without a place would not answer
+    return dict(zip(asked, found, strict=True))
+
+
+def check_layout(address: str, folder: Path, *overrides: str) -> dict[tuple[str, int], Where]:
+    config = paper(address, *overrides)
+    sizes = run_sizes(config, config.data.num_documents, has_bfloat16=True)
+    with ray_cluster(config, sizes=sizes) as laid_out:
+        here = ray.get_runtime_context().get_node_id()
+        nodes = list(nodes_of(ray.nodes(), here, {node["NodeID"]: A100 for node in ray.nodes()}))
+        with closing(IndexService(folder, index_settings(laid_out))) as index:
+            found = all_places(laid_out, index)
+        planned = lay_out(config, nodes, sizes)
+    num_bytes = {(actor.key, actor.number): (actor.num_bytes or 0.0) / max(1.0, actor.gpus) for actor in planned.actors}
+    on_gpu: dict[tuple[str, str], float] = defaultdict(float)
+    for actor, (node, gpus, visible) in found.items():
+        assert visible == ",".join(gpus), actor  # an actor without GPUs sees none
+        for gpu in gpus:
+            on_gpu[node, gpu] += num_bytes[actor]
+    assert set(num_bytes) == set(found)
+    assert found[TRAINER, 0][0] == here
+    assert len(on_gpu) == sum(bool(gpu.actors) for gpu in planned.gpus)
+    assert sorted(on_gpu.values()) == pytest.approx(sorted(gpu.num_bytes for gpu in planned.gpus if gpu.actors))
+    assert max(on_gpu.values()) <= 0.92 * A100
+    return found
+
+
+def test_one_node_of_eight(cluster, tmp_path):
+    found = check_layout(cluster(8), tmp_path)
+    assert found[SEARCHER, 0] == found[BUILDER, 0] != found[SEARCHER, 1] == found[BUILDER, 1]
+    assert len({found[SCORER, number][1] for number in range(5)}) == 5
+
+
+def test_two_nodes_of_four(cluster, tmp_path):
+    found = check_layout(cluster(4, 4), tmp_path, "resources.train=2", "resources.score=4", "resources.index=2")
+    assert found[SEARCHER, 0] == found[BUILDER, 0] != found[SEARCHER, 1] == found[BUILDER, 1]
+    assert found[TRAINER, 0][0] == found[TRAINER, 1][0]
+
+
+@pytest.mark.slow
+def test_eight_nodes_of_eight(cluster, tmp_path):
+    """Two index GPUs: a builder and a searcher import torch, and eight of each would take minutes on two cores."""
+    keys = ["resources.train=8", "resources.score=54", "resources.index=2"]
+    found = check_layout(cluster(*[8] * 8), tmp_path, *keys)
+    assert len({found[TRAINER, number][:1] for number in range(8)}) == 1
+    assert len({found[SCORER, number][:2] for number in range(54)}) == 54
+
+
+def test_a_search_in_host_memory_leaves_the_gpus_to_others(cluster, tmp_path):
+    found = check_layout(cluster(2, 2), tmp_path, "lm.num_replicas=2")
+    assert [found[SEARCHER, number][1:] for number in range(2)] == [((), "")] * 2
+    assert len({found[SEARCHER, number][0] for number in range(2)}) == 2  # each node's memory has a half
+
+
+def test_scorers_without_gpus_see_none_and_others_keep_theirs(cluster, tmp_path):
+    found = check_layout(cluster(2), tmp_path, "lm.gpus_per_replica=0", "lm.num_replicas=2")
+    assert [found[SCORER, number][1:] for number in range(2)] == [((), "")] * 2
+
+
+def test_at_a_swap_the_next_versions_searchers_come_where_the_builders_were(cluster, tmp_path):
+    config = paper(cluster(3), "index.swap=blue_green", "resources.score=1", "resources.index=2")
+    with (
+        ray_cluster(config, ("train", "index"), sizes=run_sizes(config, 3_600_000, has_bfloat16=True)) as laid_out,
+        closing(IndexService(tmp_path, index_settings(laid_out))) as index,
+    ):
+        first_builder, sides = places_of(index.builders.handles()), []
+        for _ in range(2):
+            green = index._make_green()
+            searcher, builder = places_of(green.actors), places_of(index.builders.handles())
+            sides.append((searcher, builder))
+            assert searcher != builder
+            green.close()
+        assert sides[0][0] == first_builder
+        assert sides[1] == sides[0][::-1]
+
+
+def places_of(actors: list[Any]) -> list[Where]:
+    found: list[Where] = ray.get([actor.__ray_call__.remote(where) for actor in actors], timeout=SECONDS)
+    return found
+
+
+def test_rank_0_keeps_its_gpu_on_the_commands_node_whatever_scorers_take(cluster):
+    """A pool asks for more scorers than there is room for; the trainer's GPU is held all the while."""
+    config = paper(cluster(1, 2), "resources.train=1", "index.gpus_per_builder=0", "index.gpus_per_searcher=0")
+    config.lm.num_replicas = 8
+    with ray_cluster(config) as laid_out:
+        gpus = laid_out.lm.gpus_per_replica or 0.0
+        scorer = ray.remote(StandIn)
+        pool = ActorPool(lambda n: scorer.options(**places.place(SCORER, n, gpus, {})).remote(), 8, "scorer")
+        assert pool.submit("answer").result(SECONDS) == "here"
+        assert places.gpu_of_rank_0(1.0).uuid is None  # fake GPUs have none
+        pool.close()
+
+
+def test_gpus_that_another_job_holds_are_said_so(cluster, monkeypatch):
+    monkeypatch.setattr(places, "RESERVE_SECONDS", 1.0)
+    address = cluster(1)
+    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    holder = ray.remote(StandIn).options(num_gpus=1, lifetime="detached", name="other", namespace="other").remote()
+    ray.get(holder.answer.remote(), timeout=SECONDS)
+    ray.shutdown()
+    with pytest.raises(UserError, match=r"a GPU for trainer rank 0 .* is not free within 1 s"):  # noqa: SIM117
+        with ray_cluster(paper(address)):
+            pass
+
+
+def gpu(uuid: str) -> Any:
+    return type("Properties", (), {"uuid": uuid, "total_memory": 80 * 2**30})
+
+
+def test_the_gpu_of_rank_0_is_found_by_its_name_and_not_by_rays_number(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: gpu(["uuid-b", "uuid-a"][number]))
+    assert places.device_of(places.SeenGPU("0", "uuid-a")) == 1
+    assert places.device_of(places.SeenGPU("GPU-6e6a1b5c", "uuid-b")) == 0
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
+    with pytest.raises(UserError, match=r"GPU 7 \(uuid-c\), but this command sees uuid-b, uuid-a: .* it is 3,4"):
+        places.device_of(places.SeenGPU("7", "uuid-c"))
+    with pytest.raises(UserError, match="which its workers do not see"):
+        places.device_of(places.SeenGPU("7", None))
