@@ -158,6 +158,12 @@ class ActorPool:
         self._shut_down(end)
 
     def _dispatch_until_closed(self) -> None:
+        handlers: dict[str, Callable[..., None]] = {
+            "submit": self._waiting.append,
+            "placed": self._probe,
+            "started": self._finish_start,
+            "done": self._finish,
+        }
         while True:
             try:
                 event = self._events.get(timeout=self._seconds_to_deadline())
@@ -166,11 +172,8 @@ class ActorPool:
                 continue
             if event[0] == "close":
                 return
-            handler = {"placed": self._probe, "started": self._finish_start, "done": self._finish}.get(event[0])
-            if handler is None:
-                self._waiting.append(event[1])
-            else:
-                handler(*event[1:])
+            kind, *about = event
+            handlers[kind](*about)
             self._dispatch()
 
     def _launch(self, number: int, failed_starts: int = 0) -> None:

@@ -161,8 +161,8 @@ def _lay_out(
         _require_place(packing, group, groups)
     waiting = 0
     if config.lm.path and "score" in roles:
-        lm, own, waiting = _scorers(config, gpus, packing, groups, sizes)
-        laid, groups = replace(laid, lm=lm), [*groups, *own]
+        lm, scoring, waiting = _scorers(config, gpus, packing, groups, sizes)
+        laid, groups = replace(laid, lm=lm), groups + scoring
     actors, planned = tuple(actor for group in groups for actor in group.actors), packing.planned()
     return Layout(laid, planned, actors, waiting, tuple(_notes(laid, nodes, sizes, planned, actors)))
 

@@ -122,15 +122,16 @@ def train_quantizer(kind: IndexKind, sample: np.ndarray, out: Path) -> int:
     return len(sample)
 
 
-def _train_lists(index: faiss.Index, vectors: np.ndarray) -> None:
+def _train_lists(index: Any, vectors: np.ndarray) -> None:
     """Give an index with very many lists their centroids; FAISS then trains what is not trained yet."""
     if isinstance(index, faiss.IndexPreTransform):
-        transforms = [faiss.downcast_VectorTransform(index.chain.at(i)) for i in range(index.chain.size())]
+        chain: Any = index.chain
+        transforms = [faiss.downcast_VectorTransform(chain.at(i)) for i in range(chain.size())]
         for transform in transforms:
             if not transform.is_trained:
                 transform.train(vectors)
             vectors = transform.apply(vectors)
-    lists = _without_transforms(index)
+    lists: Any = _without_transforms(index)
     if lists.quantizer_trains_alone == TRAINS_ALONE:  # its lists are no centroids of k-means
         return
     centroids = two_level_centroids(vectors, lists.nlist, lists.cp.niter, lists.cp.spherical)

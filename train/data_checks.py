@@ -127,7 +127,7 @@ class _LengthCheck:
         return most, name
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
-        return self._tokenizer(texts, verbose=False, return_attention_mask=False)["input_ids"]  # type: ignore[no-any-return]
+        return self._tokenizer(texts, verbose=False, return_attention_mask=False)["input_ids"]
 
 
 def _batches(rows: np.ndarray) -> Iterator[np.ndarray]:
