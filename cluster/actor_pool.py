@@ -166,11 +166,14 @@ class ActorPool:
                 continue
             if event[0] == "close":
                 return
-            handler = {"placed": self._probe, "started": self._finish_start, "done": self._finish}.get(event[0])
-            if handler is None:
+            if event[0] == "submit":
                 self._waiting.append(event[1])
+            elif event[0] == "placed":
+                self._probe(*event[1:])
+            elif event[0] == "started":
+                self._finish_start(*event[1:])
             else:
-                handler(*event[1:])
+                self._finish(*event[1:])
             self._dispatch()
 
     def _launch(self, number: int, failed_starts: int = 0) -> None:
