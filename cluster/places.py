@@ -16,6 +16,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from replug.cluster.gpus import rehearsal
 from replug.cluster.layout import Layout
 from replug.cluster.packing import SEARCHER, TRAINER, Node, PlannedGPU
 from replug.configs.errors import UserError
@@ -71,13 +72,15 @@ def place(key: str, number: int, gpus: float, env: dict[str, str]) -> dict[str, 
 def gpu_of_rank_0(gpus: float) -> SeenGPU:
     """Asked in its place."""
     seen: SeenGPU = ray.get(
-        ray.remote(_seen).options(max_calls=1, **place(TRAINER, 0, gpus, {})).remote(), timeout=ASK_SECONDS
+        ray.remote(max_calls=1)(_seen).options(**place(TRAINER, 0, gpus, {})).remote(), timeout=ASK_SECONDS
     )
     return seen
 
 
 def device_of(gpu: SeenGPU) -> int:
     """torch's number of a GPU among those that this process sees, whatever Ray's number of it is."""
+    if rehearsal() is not None:
+        return 0  # of none: a rehearsal computes on the processor
     own = [_uuid(number) for number in range(torch.cuda.device_count())]
     if gpu.uuid is None or own.count(gpu.uuid) != 1:
         raise UserError(
@@ -90,12 +93,14 @@ def device_of(gpu: SeenGPU) -> int:
 
 def gpu_bytes(nodes: Sequence[Node]) -> dict[str, float]:
     """Memory of a GPU of each node, by the node's name; a node that cannot be asked is not there."""
+    if (rehearsed := rehearsal()) is not None:
+        return {node.name: rehearsed.memory_gb * 1e9 for node in nodes if node.gpus}
     if torch.version.cuda is None and torch.version.hip is None:
         return {}
-    ask = ray.remote(_own_gpu_bytes)
+    ask = ray.remote(max_calls=1)(_own_gpu_bytes)
     asked = {
         ask.options(
-            num_cpus=0, num_gpus=0.01, max_calls=1, scheduling_strategy=NodeAffinitySchedulingStrategy(node.name, False)
+            num_cpus=0, num_gpus=0.01, scheduling_strategy=NodeAffinitySchedulingStrategy(node.name, False)
         ).remote(): node
         for node in nodes
         if node.gpus

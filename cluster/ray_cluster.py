@@ -12,11 +12,10 @@ from typing import TypeVar
 
 import grpc
 import ray
-import torch
 from ray._private.services import find_gcs_addresses  # what ray.init itself looks for `auto` by
 from ray.exceptions import AuthenticationError
 
-from replug.cluster import layout, places
+from replug.cluster import gpus, layout, places
 from replug.cluster.interruption import Interruption
 from replug.cluster.layout import Layout, Sizes
 from replug.cluster.packing import Node
@@ -44,6 +43,7 @@ def ray_cluster(
     Yields the configuration as it is laid out on the cluster, whose GPUs are held for the actors of the roles.
     A signal ends the process at once, unless the interruption is deferred; the same command resumes.
     """
+    gpus.check_rehearsal(config.ray.address)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         laid_out = (_start if config.ray.address is None else _join)(config, roles, sizes)
@@ -85,7 +85,7 @@ def _join(config: AnyConfig, roles: Collection[str], sizes: Sizes) -> Layout[Any
     known = places.gpu_bytes(nodes)
     nodes = [replace(node, gpu_bytes=known.get(node.name)) for node in nodes]
     laid_out = _lay_out("ray.address", config, nodes, sizes, roles)
-    _require_same_gpus(laid_out, config, roles, torch.cuda.device_count())
+    _require_same_gpus(laid_out, config, roles, gpus.num_gpus())
     return laid_out
 
 

@@ -46,6 +46,14 @@ class PlanRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class HostRoom:
+    """What a rehearsal is told of the machines; None is what this one has."""
+
+    disk_gb: float | None = None
+    memory_gb: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PlanOutput:
     """How plans are shown; as a table for a terminal where nothing is said."""
 
@@ -75,16 +83,40 @@ def plan(
     documents: Annotated[int | None, typer.Option(help="Documents of the corpus, where no file tells.", min=1)] = None,
     efficiency: Annotated[float | None, typer.Option(help="Share of the peak that is reached (GPUs: 0.35).")] = None,
     chart: Annotated[Path | None, typer.Option(help="Write the time line of the first plan as a PNG.")] = None,
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="Run it on fake GPUs with stand-ins; say what would not fit.")
+    ] = False,
+    disk: Annotated[
+        float | None, typer.Option(help="GB under run_dir, to rehearse for (default: here).", min=0)
+    ] = None,
+    host_memory: Annotated[
+        float | None, typer.Option(help="GB of a node's memory, to rehearse for (default: here).", min=0)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="A Markdown table of a row each.")] = False,
 ) -> None:
     """Say what a run costs before anyone pays for it: hours, memory, disk, the best split of the GPUs.
 
     replug plan configs/paper.yaml --gpus 8xA100 --what-if lm.path=gpt2
+    replug plan configs/paper.yaml --gpus 8xA100 --rehearse
     """
     given = Assumptions(lm_parameters, retriever_parameters, documents, efficiency, split)
     request = PlanRequest(config, gpus or (), overrides or (), what_if or (), nodes, measured, given)
-    run_plan(request, PlanOutput(as_json, as_markdown, chart))
+    if rehearse:
+        return run_rehearsal(request, HostRoom(disk, host_memory))
+    if disk is not None or host_memory is not None:
+        raise UserError("--disk and --host-memory are for --rehearse; expected it beside them")
+    return run_plan(request, PlanOutput(as_json, as_markdown, chart))
+
+
+def run_rehearsal(request: PlanRequest, room: HostRoom) -> None:
+    """Rehearse one plan. Raises RunError where something would not fit."""
+    if len(request.gpus) != 1 or request.what_if or request.measured is not None:
+        raise UserError("--rehearse runs one plan: expected one --gpus, such as 8xA100, no --what-if and no --measured")
+    plan = _plan(request, Variant(SAME, request.gpus[0]))
+    from replug.rehearsal.command import rehearse_plan  # torch and Ray
+
+    rehearse_plan(f"{request.config} on {plan.devices}", plan, room.disk_gb, room.memory_gb)
 
 
 def run_plan(request: PlanRequest, output: PlanOutput) -> None:

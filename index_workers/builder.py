@@ -100,7 +100,7 @@ class Builder:
             if self._loaded is None or self._loaded.vectors != vectors:
                 encoder = self._load_encoder(plan)
                 tokens = TokenFiles(self._store.root, token_fingerprint(encoder.tokenizer, plan))
-                corpus = self._load_corpus(plan)
+                corpus = self._corpus(plan)
                 prepared = corpus.tokens_by == encoder.token_rule.fingerprint
                 self._loaded = _Loaded(vectors, encoder, corpus, tokens, prepared)
             return self._loaded
@@ -118,6 +118,12 @@ class Builder:
                     f"{name} {found}, expected {expected}; remove {self._store.folder(plan.version)} and build it again"
                 )
         return encoder.to(default_device(), DTYPES[plan.dtype])
+
+    def _corpus(self, plan: BuildPlan) -> CorpusStore:
+        """Opened once for all versions over it: thousands of files take seconds, and twice the mappings."""
+        if self._loaded is not None and self._loaded.vectors["corpus_sha256"] == plan.corpus_sha256:
+            return self._loaded.corpus
+        return self._load_corpus(plan)
 
     def _load_corpus(self, plan: BuildPlan) -> CorpusStore:
         path = self._store.corpus_path(plan)

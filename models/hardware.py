@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from replug.cluster.gpus import torch_device
 from replug.configs.errors import UserError
 
 # Padded tokens in one forward pass of an LM, where nobody says otherwise. A CPU is busy with few, and few rows of
@@ -55,7 +56,7 @@ def default_device() -> torch.device:
     """The GPU that this process sees, else the CPU. Raises UserError for one that was given to it in vain."""
     if os.environ.get("CUDA_VISIBLE_DEVICES"):
         check_gpus()
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(torch_device(torch.cuda.is_available()))
 
 
 def check_gpus() -> None:

@@ -20,6 +20,7 @@ from pytorch_lightning.plugins.environments import LightningEnvironment
 from pytorch_lightning.strategies import DDPStrategy
 
 from replug.cluster.futures import InlineExecutor, in_background
+from replug.cluster.gpus import num_gpus, torch_device
 from replug.cluster.interruption import Interruption, ignore_signals
 from replug.cluster.layout import num_ranks, trains_on_gpu
 from replug.configs.refresh_policy import refresh_policy
@@ -258,7 +259,7 @@ def _trainer(
     config: Config, folder: Path, callbacks: list[pl.Callback], loggers: list[Logger], environment: RankEnvironment
 ) -> pl.Trainer:
     train, ranks = config.train, environment.world_size()
-    on_gpu = trains_on_gpu(config, torch.cuda.is_available())
+    on_gpu = torch_device(trains_on_gpu(config, num_gpus() > 0)) == "cuda"
     return pl.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
         devices=[environment.device] if on_gpu else 1,
@@ -296,7 +297,7 @@ def _threads(config: Config) -> int:
 
 
 def _gpus_of_a_rank(config: Config) -> float:
-    return min(1.0, float(config.resources.train)) if trains_on_gpu(config, torch.cuda.is_available()) else 0.0
+    return min(1.0, float(config.resources.train)) if trains_on_gpu(config, num_gpus() > 0) else 0.0
 
 
 def _start_other_ranks(

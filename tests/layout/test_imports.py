@@ -35,6 +35,7 @@ PLANTED = {
     "evals/planted_train.py": ("import replug.train.loss", "packages stand on each other"),
     "planning/planted_train.py": ("import replug.train.loss", "packages stand on each other"),
     "slurm/planted_configs.py": ("import replug.configs.errors", "slurm starts commands as processes"),
+    "train/planted_rehearsal.py": ("import replug.rehearsal.scaling", "packages stand on each other"),
     "train/planted_commands.py": ("import replug.commands.cli", "packages stand on each other"),
 }
 

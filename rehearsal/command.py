@@ -1,0 +1,42 @@
+"""`replug plan --rehearse`: from a plan to what was found, on the screen and as the exit status."""
+
+import os
+import shutil
+from pathlib import Path
+
+from replug.configs.errors import RunError
+from replug.configs.schema import Config
+from replug.planning.plans import Plan, disk_gb
+from replug.rehearsal.findings import Needed, Room, findings
+from replug.rehearsal.report import misfits, print_report
+from replug.rehearsal.run import rehearse
+
+
+def rehearse_plan(title: str, plan: Plan, disk: float | None, host_memory: float | None) -> None:
+    """Raises RunError where something does not fit. GB that are not given are those of this machine."""
+    rehearsed = rehearse(plan.layout.config, plan.devices, plan.job.shape.num_documents)
+    found = findings(plan.layout, rehearsed, _needed(plan), _room(plan.job.config, disk, host_memory))
+    print_report(title, plan.layout, rehearsed, found)
+    if wrong := misfits(found):
+        raise RunError(f"--rehearse: {len(wrong)} of {len(found)} things do not fit, each with what to change above")
+
+
+def _needed(plan: Plan) -> Needed:
+    hours = plan.estimate.simulated.times.wall / 3600
+    return Needed(disk_gb(plan.job)["total"], _host_gb(plan), hours)
+
+
+def _host_gb(plan: Plan) -> float:
+    """Of each node, for two versions of vectors that no GPU holds; 0 where GPUs do."""
+    index, shape = plan.layout.config.index, plan.job.shape
+    if index.gpus_per_searcher:
+        return 0.0
+    whole = 2 * shape.num_documents * plan.job.index.bytes_per_vector / 1e9
+    return whole / min(plan.devices.nodes, index.num_shards or 1)
+
+
+def _room(config: Config, disk: float | None, host_memory: float | None) -> Room:
+    folder = Path(config.run_dir).expanduser().absolute()
+    there = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
+    own = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Room(disk or shutil.disk_usage(there).free / 1e9, host_memory or own / 1e9)

@@ -1,0 +1,111 @@
+"""A Ray cluster on this machine whose nodes and GPUs are numbers, and what runs in it.
+
+Each node has an address of its own on loopback, so that nodes are told apart by it as on real ones.
+"""
+
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from replug.cluster.environment import configure_ray_environment
+from replug.cluster.gpus import Rehearsal
+from replug.configs.schema import ScoreConfig
+
+CPUS_OF_NODE = 64  # logical: each actor takes one
+OBJECT_STORE_BYTES = 80 << 20  # Ray takes no less
+# Actors want an environment of their own: workers started ahead would only take the cores.
+NO_SPARE_WORKERS = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
+
+
+@dataclass(frozen=True, slots=True)
+class FakeActor:
+    """One actor as the cluster has it; `gpus` are the numbers of those of its node that it has a share of."""
+
+    job: str
+    role: str
+    node: str
+    pid: int
+    gpus: tuple[int, ...]
+    is_up: bool
+    was_up: bool  # now or before
+
+
+class FakeCluster:
+    """`nodes` with `gpus` each, started now; the first is the driver's."""
+
+    def __init__(self, rehearsal: Rehearsal, nodes: int, folder: str) -> None:
+        from ray.cluster_utils import Cluster  # reads the environment, which is set by now
+
+        self.address = rehearsal.address
+        host, _, port = rehearsal.address.rpartition(":")
+        room = {"num_cpus": CPUS_OF_NODE, "num_gpus": rehearsal.gpus_of_node, "object_store_memory": OBJECT_STORE_BYTES}
+        head = {"gcs_server_port": int(port), "include_dashboard": False, "temp_dir": folder}
+        self._cluster = Cluster(initialize_head=True, head_node_args={**room, **head, "node_ip_address": host})
+        for number in range(1, nodes):
+            self._cluster.add_node(wait=False, node_ip_address=_host(number), **room)
+        self._cluster.wait_for_nodes()
+
+    def actors(self) -> list[FakeActor]:
+        """Those that are there, wait for room or have ended."""
+        from ray.core.generated.gcs_pb2 import ActorTableData
+
+        table = self._cluster.global_state._connect_and_get_accessor().get_actor_table(None, None)
+        return [_actor(ActorTableData.FromString(row)) for row in table]
+
+    def close(self) -> None:
+        self._cluster.shutdown()
+
+
+@contextmanager
+def fake_cluster(nodes: int, gpus: int, memory_gb: float) -> Iterator[FakeCluster]:
+    """The cluster while the block runs, and the environment of its processes, which is as before at the end."""
+    rehearsal = Rehearsal(f"{_host(0)}:{_free_port()}", gpus, memory_gb)
+    with _environment(rehearsal), tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        cluster = FakeCluster(rehearsal, nodes, folder)  # in a folder where no other Ray looks for one
+        try:
+            yield cluster
+        finally:
+            cluster.close()
+
+
+@contextmanager
+def _environment(rehearsal: Rehearsal) -> Iterator[None]:
+    before = dict(os.environ)
+    configure_ray_environment(ScoreConfig())
+    os.environ.update({**NO_SPARE_WORKERS, **rehearsal.environment()})
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind((_host(0), 0))
+        return int(listener.getsockname()[1])
+
+
+def _host(number: int) -> str:
+    return f"127.0.0.{number + 2}"
+
+
+def _actor(row: Any) -> FakeActor:
+    from ray.core.generated.gcs_pb2 import ActorTableData
+
+    # In a placement group a share has the group's own names, of the same numbers.
+    entries = (entry for entry in row.resource_mapping if entry.name == "GPU" or entry.name.startswith("GPU_group_"))
+    gpus = tuple(sorted({share.index for entry in entries for share in entry.resource_ids}))
+    return FakeActor(
+        row.job_id.hex(),
+        row.class_name,
+        row.address.ip_address,
+        row.pid,
+        gpus,
+        row.state == ActorTableData.ALIVE,
+        row.start_time > 0,
+    )
