@@ -72,11 +72,7 @@ def _exact_bfloat16_products(rows: Tensor) -> Iterator[None]:
 
     The setting is the process's. A scorer computes in one thread and nothing beside it.
     """
-<<<<<<< HEAD
-    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-=======
     matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # set when torch is imported
->>>>>>> lm
     before = matmul.fp32_precision
     if rows.device.type == "cpu" and rows.dtype == torch.bfloat16:
         matmul.fp32_precision = "bf16"
