@@ -51,7 +51,7 @@ class FakeCluster:
 
     def actors(self) -> list[FakeActor]:
         """Those that are there, wait for room or have ended."""
-        from ray.core.generated.gcs_pb2 import ActorTableData
+        from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
 
         table = self._cluster.global_state._connect_and_get_accessor().get_actor_table(None, None)
         return [_actor(ActorTableData.FromString(row)) for row in table]
@@ -95,7 +95,7 @@ def _host(number: int) -> str:
 
 
 def _actor(row: Any) -> FakeActor:
-    from ray.core.generated.gcs_pb2 import ActorTableData
+    from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
 
     # In a placement group a share has the group's own names, of the same numbers.
     entries = (entry for entry in row.resource_mapping if entry.name == "GPU" or entry.name.startswith("GPU_group_"))

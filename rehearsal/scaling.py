@@ -139,8 +139,13 @@ def _stand_in_lm(lm: LMConfig) -> LMConfig:
     stand_in = LMConfig(path="stand_in", separator=lm.separator, too_long=lm.too_long, threads_per_replica=1)
     if lm.path is None:
         return stand_in
-    counts = {"num_replicas": min(lm.num_replicas or 1, MOST_SCORERS), "gpus_per_replica": lm.gpus_per_replica}
-    return replace(stand_in, **counts, timeout_seconds=lm.timeout_seconds, max_attempts=lm.max_attempts)
+    return replace(
+        stand_in,
+        num_replicas=min(lm.num_replicas or 1, MOST_SCORERS),
+        gpus_per_replica=lm.gpus_per_replica,
+        timeout_seconds=lm.timeout_seconds,
+        max_attempts=lm.max_attempts,
+    )
 
 
 def _kind(kind: str) -> str:
