@@ -70,9 +70,8 @@ def place(key: str, number: int, gpus: float, env: dict[str, str]) -> dict[str, 
 
 def gpu_of_rank_0(gpus: float) -> SeenGPU:
     """Asked in its place."""
-    seen: SeenGPU = ray.get(
-        ray.remote(_seen).options(max_calls=1, **place(TRAINER, 0, gpus, {})).remote(), timeout=ASK_SECONDS
-    )
+    ask = ray.remote(max_calls=1)(_seen)  # its process ends, and leaves nothing on the GPU
+    seen: SeenGPU = ray.get(ask.options(**place(TRAINER, 0, gpus, {})).remote(), timeout=ASK_SECONDS)
     return seen
 
 
@@ -92,10 +91,10 @@ def gpu_bytes(nodes: Sequence[Node]) -> dict[str, float]:
     """Memory of a GPU of each node, by the node's name; a node that cannot be asked is not there."""
     if torch.version.cuda is None and torch.version.hip is None:
         return {}
-    ask = ray.remote(_own_gpu_bytes)
+    ask = ray.remote(max_calls=1)(_own_gpu_bytes)
     asked = {
         ask.options(
-            num_cpus=0, num_gpus=0.01, max_calls=1, scheduling_strategy=NodeAffinitySchedulingStrategy(node.name, False)
+            num_cpus=0, num_gpus=0.01, scheduling_strategy=NodeAffinitySchedulingStrategy(node.name, False)
         ).remote(): node
         for node in nodes
         if node.gpus
