@@ -71,9 +71,8 @@ def place(key: str, number: int, gpus: float, env: dict[str, str]) -> dict[str, 
 
 def gpu_of_rank_0(gpus: float) -> SeenGPU:
     """Asked in its place."""
-    seen: SeenGPU = ray.get(
-        ray.remote(max_calls=1)(_seen).options(**place(TRAINER, 0, gpus, {})).remote(), timeout=ASK_SECONDS
-    )
+    ask = ray.remote(max_calls=1)(_seen)  # its process ends, and leaves nothing on the GPU
+    seen: SeenGPU = ray.get(ask.options(**place(TRAINER, 0, gpus, {})).remote(), timeout=ASK_SECONDS)
     return seen
 
 

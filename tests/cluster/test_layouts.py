@@ -137,7 +137,7 @@ def test_eight_nodes_of_eight(cluster, tmp_path):
 
 
 def test_a_search_in_host_memory_leaves_the_gpus_to_others(cluster, tmp_path):
-    found = check_layout(cluster(2, 2), tmp_path, "lm.num_replicas=2")
+    found = check_layout(cluster(2, 2), tmp_path, "lm.num_replicas=2", "index.gpus_per_searcher=0")
     assert [found[SEARCHER, number][1:] for number in range(2)] == [((), "")] * 2
     assert len({found[SEARCHER, number][0] for number in range(2)}) == 2  # each node's memory has a half
 
@@ -192,6 +192,23 @@ def test_gpus_that_another_job_holds_are_said_so(cluster, monkeypatch):
     with pytest.raises(UserError, match=r"a GPU for trainer rank 0 .* is not free within 1 s"):  # noqa: SIM117
         with ray_cluster(paper(address)):
             pass
+
+
+def test_a_node_says_what_its_gpus_hold(cluster, monkeypatch):
+    """Fake GPUs: torch sees none on the nodes, so what they say is that they do not know."""
+    ask = places.gpu_bytes
+    address = cluster(1, 1)
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    try:
+        nodes = list(nodes_of(ray.nodes(), "", {}))
+        assert ask is not places.gpu_bytes
+        assert places.gpu_bytes(nodes) == {}
+        monkeypatch.setattr(places, "_own_gpu_bytes", lambda: 80e9)
+        assert places.gpu_bytes(nodes) == {node.name: 80e9 for node in nodes}
+    finally:
+        ray.shutdown()
 
 
 def gpu(uuid: str) -> Any:
