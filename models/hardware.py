@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from replug.cluster.gpus import torch_device
+from replug.cluster.gpus import rehearsal, torch_device
 from replug.configs.errors import UserError
 
 # Padded tokens in one forward pass of an LM, where nobody says otherwise. A CPU is busy with few, and few rows of
@@ -54,7 +54,7 @@ def available_cores() -> int:
 
 def default_device() -> torch.device:
     """The GPU that this process sees, else the CPU. Raises UserError for one that was given to it in vain."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES"):
+    if os.environ.get("CUDA_VISIBLE_DEVICES") and rehearsal() is None:
         check_gpus()
     return torch.device(torch_device(torch.cuda.is_available()))
 

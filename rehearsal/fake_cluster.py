@@ -4,10 +4,11 @@ Each node has an address of its own on loopback, so that nodes are told apart by
 """
 
 import os
+import random
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from replug.cluster.gpus import Rehearsal
 from replug.configs.schema import ScoreConfig
 
 CPUS_OF_NODE = 64  # logical: each actor takes one
+PORTS = range(20_000, 30_000)
 OBJECT_STORE_BYTES = 80 << 20  # Ray takes no less
 # Actors want an environment of their own: workers started ahead would only take the cores.
 NO_SPARE_WORKERS = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
@@ -85,9 +87,12 @@ def _environment(rehearsal: Rehearsal) -> Iterator[None]:
 
 
 def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((_host(0), 0))
-        return int(listener.getsockname()[1])
+    """Not of those that the system gives to connections: one may be taken before the cluster listens on it."""
+    while True:
+        with suppress(OSError), socket.socket() as listener:
+            port = random.choice(PORTS)
+            listener.bind(("", port))
+            return port
 
 
 def _host(number: int) -> str:

@@ -43,6 +43,7 @@ class Rehearsed:
 def rehearse(config: Config, devices: Devices, num_documents: int) -> Rehearsed:
     """Run a configuration that is laid out on these devices, on nothing but this machine."""
     began = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that what was started ends
     files = corpus_files(config, num_documents)
     small = scaled_files(files, max(config.retrieve.k, config.evaluate.k))
     with tempfile.TemporaryDirectory(prefix="rehearsal-") as name:

@@ -275,6 +275,17 @@ def test_a_builder_follows_the_plan_to_other_weights(encoder: Encoder, corpus: P
         np.testing.assert_allclose(block, model.encode(TEXTS[12:24]).numpy(), atol=1e-3)
 
 
+def test_a_builder_opens_the_corpus_once_for_all_versions(
+    encoder: Encoder, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_stand_in_encoder(tmp_path / "other", seed=1)
+    store, builder = VersionStore(tmp_path / "index"), Builder(tmp_path / "index", threads=1)
+    builder.embed_file(make_plan(store, encoder, corpus, version=0), 0)
+    other = make_plan(store, Encoder(str(tmp_path / "other"), max_tokens=100), corpus, version=1)
+    monkeypatch.setattr("replug.index_workers.builder.CorpusStore", lambda *_: pytest.fail("opened again"))
+    builder.embed_file(other, 0)
+
+
 def test_a_builder_follows_the_plan_to_another_token_limit(encoder: Encoder, corpus: Path, tmp_path: Path) -> None:
     store = VersionStore(tmp_path / "index")
     plan = make_plan(store, encoder, corpus)
