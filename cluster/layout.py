@@ -159,10 +159,12 @@ def _lay_out(
         laid, groups = _with_ranks_and_index(config, gpus, nodes, sizes, roles, may_search_on_gpu)
     for group in groups:
         _require_place(packing, group, groups)
+    own: list[ActorGroup] = []
     waiting = 0
     if config.lm.path and "score" in roles:
         lm, own, waiting = _scorers(config, gpus, packing, groups, sizes)
-        laid, groups = replace(laid, lm=lm), [*groups, *own]
+        laid = replace(laid, lm=lm)
+    groups = [*groups, *own]
     actors, planned = tuple(actor for group in groups for actor in group.actors), packing.planned()
     return Layout(laid, planned, actors, waiting, tuple(_notes(laid, nodes, sizes, planned, actors)))
 
