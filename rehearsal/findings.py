@@ -175,8 +175,8 @@ def _counts(config: Config, rehearsed: Rehearsed) -> Iterator[Finding]:
     all_came = not failed and (swaps == wanted.refreshes or config.refresh.adopt is Adopt.when_ready)
     yield Finding("index refreshes", str(swaps), str(wanted.refreshes), all_came, "refresh.every_steps")
     checkpoints = sum(row["time/checkpoint_seconds"] > 0 for row in metrics)
-    # A step at which the run was interrupted is saved without a line of its own.
-    all_there = checkpoints >= wanted.checkpoints - 1
+    # Its seconds are in the line after its step: the last has none, nor one that the interruption follows.
+    all_there = checkpoints >= wanted.checkpoints - 2
     yield Finding("checkpoints", str(checkpoints), str(wanted.checkpoints), all_there, "checkpoint.every_steps")
     versions, most = rehearsed.watch.most_versions, wanted.most_versions + 1  # one that is being removed
     yield Finding("index versions on disk", str(versions), str(most), versions <= most, "checkpoint.keep_last")
