@@ -33,8 +33,10 @@ from replug.configs.errors import RunError, UserError
 log = logging.getLogger(__name__)
 
 
-# Times in a row that a replica may fail in its constructor: a GPU's memory may still be held by the one before it.
+# Times in a row that a replica may fail to start: a GPU's memory may still be held by the one before it.
 MAX_FAILED_STARTS = 3
+# Times in a row that it may be killed while it starts: nodes leave, but a node without the memory kills each one.
+MAX_KILLED_STARTS = 20
 # Of a CUDA library's errors that come as plain RuntimeErrors; torch's own have a class.
 DEVICE_FAULTS = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "CUSOLVER_STATUS", "CUSPARSE_STATUS", "NCCL error")
 # Memory that was not there is no fault: the device is as sound as before.
@@ -70,15 +72,21 @@ class _Replica:
     number: int
     handle: Any
     failed_starts: int = 0
+    killed_starts: int = 0
     is_up: bool = False
-    start_deadline: float = float("inf")  # once it has its place in the cluster
+    start_deadline: float = float("inf")  # once it has its place in the cluster, until it is up
     in_flight: dict[int, _Call] = field(default_factory=dict)
+
+    @property
+    def waits_for_room(self) -> bool:
+        return not self.is_up and self.start_deadline == float("inf")
 
 
 class ActorPool:
     """Up to `size` replicas made by `make_actor(number)`; `submit` returns a future at once.
 
     `validate(number, result)` looks at what a new replica's `probe` method returns and says what is wrong with it.
+    A placed replica has `start_timeout_seconds` for its probe, and the cluster as long to find room for a first one.
     One dispatcher thread owns all state; completions and new calls reach it through one queue. A call's future cannot
     be cancelled once a replica has it.
     """
@@ -104,7 +112,7 @@ class ActorPool:
         self._tickets = itertools.count()
         self._replicas: dict[int, _Replica] = {}
         self._quarantined: dict[int, str] = {}
-        self._last_up = time.monotonic()
+        self._last_launch = time.monotonic()
         self._end: ActorPoolError | None = None  # why no more calls are taken
         self._end_lock = threading.Lock()  # so that no call is put into the queue after it was emptied
         for number in range(size):
@@ -149,7 +157,7 @@ class ActorPool:
     def _run(self) -> None:
         try:
             self._dispatch_until_closed()
-        except Exception as error:
+        except BaseException as error:  # whatever it is, nobody else would end the calls
             log.exception(f"{self.name}: the pool's dispatcher failed")
             end = ActorPoolError(f"{self.name}: the pool failed: {type(error).__name__}: {error}")
             end.__cause__ = error
@@ -176,10 +184,11 @@ class ActorPool:
             handlers[kind](*about)
             self._dispatch()
 
-    def _launch(self, number: int, failed_starts: int = 0) -> None:
+    def _launch(self, number: int, failed_starts: int = 0, killed_starts: int = 0) -> None:
         """A new actor under this number, which waits for its place in the cluster."""
         handle = self._make_actor(number)
-        replica = self._replicas[number] = _Replica(number, handle, failed_starts)
+        replica = self._replicas[number] = _Replica(number, handle, failed_starts, killed_starts)
+        self._last_launch = time.monotonic()
         self._when_done(handle.__ray_ready__.remote(), "placed", replica)
 
     def _probe(self, replica: _Replica, done: Future) -> None:
@@ -204,21 +213,22 @@ class ActorPool:
         elif self._validate and (problem := self._validate(replica.number, done.result())):
             self._quarantine(replica, f"its probe is not accepted: {problem}")
         else:
-            replica.is_up, replica.failed_starts, self._last_up = True, 0, time.monotonic()
+            replica.is_up, replica.failed_starts, replica.killed_starts = True, 0, 0
 
     def _start_again(self, replica: _Replica, error: BaseException) -> None:
-        """A killed one is replaced as often as it takes; one whose own code fails or hangs, a few times."""
+        """A killed one is replaced many times; one whose own code fails or hangs, a few."""
         is_its_own = isinstance(error, RayTaskError | TimeoutError) or (
             isinstance(error, ActorDiedError) and error.actor_init_failed
         )
-        failed_starts = replica.failed_starts + is_its_own
-        if failed_starts >= MAX_FAILED_STARTS:
-            self._quarantine(replica, f"it failed to start {failed_starts} times: {_last_line(error)}")
+        failed, killed = replica.failed_starts + is_its_own, replica.killed_starts + (not is_its_own)
+        if failed >= MAX_FAILED_STARTS or killed >= MAX_KILLED_STARTS:
+            times = failed if is_its_own else killed
+            self._quarantine(replica, f"it failed to start {times} times: {_telling_line(error)}")
             return
         log.warning(f"{self.name} {replica.number} did not start ({_in_brief(error)}); starting another")
         self.counts.respawns += 1
         ray.kill(replica.handle)
-        self._launch(replica.number, failed_starts)
+        self._launch(replica.number, failed, killed)
 
     def _quarantine(self, replica: _Replica, reason: str) -> None:
         log.warning(f"{self.name} {replica.number} is quarantined: {reason}")
@@ -228,8 +238,7 @@ class ActorPool:
 
     def _dispatch(self) -> None:
         if not self._replicas:
-            numbers = ", ".join(f"{number}: {reason}" for number, reason in sorted(self._quarantined.items()))
-            self._fail_waiting(f"all replicas are quarantined ({numbers})")
+            self._fail_waiting(f"all replicas are quarantined{self._reasons()}")
         while self._waiting:
             up = [replica for replica in self._replicas.values() if replica.is_up]
             replica = min(up, key=lambda r: (len(r.in_flight), r.number), default=None)
@@ -258,9 +267,9 @@ class ActorPool:
         return self._when_done(reference, "done", replica, ticket)
 
     def _finish(self, replica: _Replica, ticket: int, done: Future) -> None:
-        call = replica.in_flight.pop(ticket, None)
+        call = replica.in_flight.get(ticket)
         if call is None:  # its replica was replaced, and the call was given to another
-            return
+            return None
         error = done.exception()
         if error is None:
             call.future.set_result(done.result())
@@ -269,17 +278,17 @@ class ActorPool:
             is_message = isinstance(error.cause, UserError | RunError)
             call.future.set_exception(error.cause if is_message else error.as_instanceof_cause())
         elif isinstance(error, RayError):
-            replica.in_flight[ticket] = call
-            self._replace(replica, error.cause if isinstance(error, RayTaskError) else error)
+            return self._replace(replica, error.cause if isinstance(error, RayTaskError) else error)
         else:
             call.future.set_exception(error)
+        del replica.in_flight[ticket]  # last: what fails before it is a call in hand
+        return None
 
     def _replace(self, replica: _Replica, error: BaseException) -> None:
         """Start a new actor in a dead one's place and give its calls back to the queue, in order."""
         log.warning(f"{self.name} {replica.number} died ({_in_brief(error)}); starting another")
         replica.is_up = False
         self.counts.respawns += 1
-        self._last_up = time.monotonic()
         calls = [replica.in_flight[ticket] for ticket in sorted(replica.in_flight)]
         replica.in_flight.clear()  # what the dead one still reports of them does not count
         for call in reversed(calls):
@@ -295,14 +304,19 @@ class ActorPool:
     def _seconds_to_deadline(self) -> float | None:
         deadlines = [call.deadline for replica in self._replicas.values() for call in replica.in_flight.values()]
         deadlines += [replica.start_deadline for replica in self._replicas.values()]
-        if self._waiting and not self.num_up:
-            deadlines.append(self._start_deadline())
+        deadlines.append(self._room_deadline())
         deadlines = [deadline for deadline in deadlines if deadline < float("inf")]
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
-    def _start_deadline(self) -> float:
-        """When calls that find no replica up are given up: counted from the first of them, or from the last death."""
-        return max(self._last_up, self._waiting[0].submitted) + self._start_timeout
+    def _room_deadline(self) -> float:
+        """When calls are given up while all replicas wait for room, counted from the first call or the last launch.
+
+        One that has room ends the wait by itself: it comes up, or is quarantined.
+        """
+        replicas = self._replicas.values()
+        if not (self._waiting and replicas and all(replica.waits_for_room for replica in replicas)):
+            return float("inf")
+        return max(self._last_launch, self._waiting[0].submitted) + self._start_timeout
 
     def _end_overdue(self) -> None:
         now = time.monotonic()
@@ -311,11 +325,17 @@ class ActorPool:
                 self._replace(replica, TimeoutError(f"no answer within {self._timeout:g} s"))
             elif replica.start_deadline <= now:
                 self._start_again(replica, TimeoutError(f"it was not up {self._start_timeout:g} s after it had room"))
-        if self._waiting and not self.num_up and self._start_deadline() <= now:
+        if self._room_deadline() <= now:
             self._fail_waiting(
                 f"no replica came up within {self._start_timeout:g} s; is there room for one in the cluster?"
+                f"{self._reasons()}"
             )
         self._dispatch()
+
+    def _reasons(self) -> str:
+        """Why replicas are quarantined, in brackets; empty where none is."""
+        reasons = ", ".join(f"{number}: {reason}" for number, reason in sorted(self._quarantined.items()))
+        return f" ({reasons})" if reasons else ""
 
     def _fail_waiting(self, reason: str) -> None:
         while self._waiting:
@@ -356,13 +376,17 @@ def _fail(call: _Call, error: BaseException) -> None:
 
 def _in_brief(error: BaseException) -> str:
     """Ray's own errors say on one line of a thousand letters what their name says."""
-    is_rays = isinstance(error, RayError) and not isinstance(error, RayTaskError)
-    return type(error).__name__ if is_rays else f"{type(error).__name__}: {_last_line(error)}"
+    if isinstance(error, RayTaskError):
+        return _in_brief(error.cause)
+    return type(error).__name__ if isinstance(error, RayError) else f"{type(error).__name__}: {_telling_line(error)}"
 
 
-def _last_line(error: BaseException) -> str:
-    """What a user can act on: Ray puts the remote traceback before it."""
-    return (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
+def _telling_line(error: BaseException) -> str:
+    """What a user can act on: Ray puts the remote traceback before it, CUDA general advice after it."""
+    if isinstance(error, RayTaskError) and not isinstance(error.cause, RayError):
+        return _in_brief(error.cause)
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[-1 if isinstance(error, RayError) else 0].strip()
 
 
 def thread_env(threads: int) -> dict:

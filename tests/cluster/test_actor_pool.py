@@ -1,0 +1,159 @@
+"""How the pool's dispatcher ends what cannot go on, on actors that are no processes. On real Ray: `test_pools.py`."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from ray.exceptions import ActorDiedError, RayTaskError
+
+from replug.cluster import actor_pool
+from replug.cluster.actor_pool import MAX_FAILED_STARTS, MAX_KILLED_STARTS, ActorPool, ActorPoolError
+
+SOON = 1  # seconds: far more than any of this takes
+
+
+class Reference:
+    """What a remote call returns."""
+
+    def __init__(self, future: Future) -> None:
+        self._future = future
+
+    def future(self) -> Future:
+        return self._future
+
+
+class Method:
+    """A method of an actor, as its handle has it."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer, self.asked = answer, Future()
+
+    def remote(self, *args: Any) -> Reference:
+        self.asked = Future()
+        if isinstance(self._answer, Exception):
+            self.asked.set_exception(self._answer)
+        elif self._answer is not None:
+            self.asked.set_result(self._answer(*args) if callable(self._answer) else self._answer)
+        return Reference(self.asked)
+
+
+def actor(**answers: Any) -> SimpleNamespace:
+    """A handle whose methods answer at once with a value, an error or a function's result; with None they hang."""
+    answers = {"__ray_ready__": True, "probe": None, "square": None, **answers}
+    return SimpleNamespace(**{name: Method(answer) for name, answer in answers.items()})
+
+
+def task_error(cause: Exception) -> RayTaskError:
+    return RayTaskError("score", f"Traceback of {cause!r}", cause, "worker", 1, "127.0.0.1")
+
+
+def square(x: int) -> int:
+    return x * x
+
+
+@pytest.fixture
+def make_pool(monkeypatch: pytest.MonkeyPatch):
+    """`make_pool(make_actor, size, ...)`; pools are closed after the test."""
+    monkeypatch.setattr(actor_pool.ray, "kill", lambda handle: None)
+    pools = []
+
+    def make(make_actor: Callable[[int], SimpleNamespace], size: int = 1, **options: Any) -> ActorPool:
+        pools.append(ActorPool(make_actor, size, "worker", **options))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+def numbered(*starts: list[SimpleNamespace]) -> Callable[[int], SimpleNamespace]:
+    """Actors by number: those of each list one after the other, the last of them again and again."""
+    lists = [list(actors) for actors in starts]
+    return lambda number: lists[number].pop(0) if len(lists[number]) > 1 else lists[number][0]
+
+
+def good() -> SimpleNamespace:
+    return actor(probe=1, square=square)
+
+
+def accept(number: int, result: Any) -> None:
+    return None
+
+
+def until(holds: Callable[[], bool]) -> None:
+    tick, end = threading.Event(), SOON * 100
+    while not holds():
+        tick.wait(0.01)
+        end -= 1
+        assert end, "waited in vain"
+
+
+def test_a_replica_that_hangs_while_it_starts_is_replaced_beside_one_that_works(make_pool):
+    pool = make_pool(numbered([good()], [actor(), good()]), 2, validate=accept, start_timeout_seconds=0.05)
+    until(lambda: pool.num_up == 2)
+    assert pool.counts.respawns == 1
+    assert pool.quarantined == {}
+
+
+def test_calls_that_wait_for_the_only_replica_which_hangs_learn_why(make_pool):
+    pool = make_pool(numbered([actor()]), validate=accept, start_timeout_seconds=0.05)
+    with pytest.raises(ActorPoolError, match=r"all replicas are quarantined \(0: .* it was not up 0\.05 s after"):
+        pool.submit("square", 3).result(SOON)
+
+
+def test_calls_for_which_no_replica_finds_room_learn_what_became_of_the_others(make_pool):
+    pending, broken = actor(__ray_ready__=None), actor(probe=task_error(OSError("no weights in /lm")))
+    pool = make_pool(numbered([pending], [broken]), 2, validate=accept, start_timeout_seconds=0.05)
+    with pytest.raises(ActorPoolError, match=r"is there room for one.*\(1: it failed .*OSError: no weights in /lm"):
+        pool.submit("square", 3).result(SOON)
+
+
+def test_a_replica_killed_at_every_start_is_quarantined_in_the_end(make_pool):
+    pool = make_pool(numbered([good()], [actor(probe=ActorDiedError())]), 2, validate=accept)
+    until(lambda: 1 in pool.quarantined)
+    assert pool.counts.respawns == MAX_KILLED_STARTS - 1 > MAX_FAILED_STARTS
+
+
+ILLEGAL = torch.AcceleratorError(
+    "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be asynchronously reported\n"
+    "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\nCompile with `TORCH_USE_CUDA_DSA`\n"
+)
+
+
+def test_a_device_that_breaks_at_every_start_is_named_and_not_the_advice_after_it(make_pool, caplog):
+    pool = make_pool(numbered([actor(probe=task_error(ILLEGAL))]), validate=accept)
+    until(lambda: 0 in pool.quarantined)
+    error = "AcceleratorError: CUDA error: an illegal memory access was encountered"
+    assert pool.quarantined == {0: f"it failed to start {MAX_FAILED_STARTS} times: {error}"}
+    assert f"worker 0 did not start ({error}); starting another" in caplog.text
+
+
+# A failure of the dispatcher itself ----------------------------------------------------------------------------
+
+
+class Unraisable(RayTaskError):
+    """An error of the work that the dispatcher fails to hand on."""
+
+    def as_instanceof_cause(self) -> RayTaskError:
+        raise TypeError("no error can be made of it")
+
+
+def test_the_call_at_which_the_dispatcher_fails_ends_with_the_others(make_pool):
+    cause = ValueError("no such document")
+    pool = make_pool(numbered([actor(square=Unraisable("score", "Traceback", cause, "worker", 1, "127.0.0.1"))]))
+    for future in [pool.submit("square", x) for x in range(3)]:
+        with pytest.raises(ActorPoolError, match="worker: the pool failed: TypeError: no error can be made of it"):
+            future.result(SOON)
+
+
+def test_also_what_is_no_exception_ends_the_calls(make_pool):
+    def leave(number: int, result: Any) -> None:
+        raise SystemExit("leaving")
+
+    pool = make_pool(numbered([good()]), validate=leave)
+    with pytest.raises(ActorPoolError, match="worker: the pool failed: SystemExit: leaving"):
+        pool.submit("square", 3).result(SOON)
