@@ -29,7 +29,7 @@ from replug.planning.storage import most_versions
 WIDTH = 16  # numbers of a vector
 LEAST_STEPS = 2  # between two checkpoints
 LEAST_BLOCK = 4  # documents
-MOST_SCORERS = 16  # they are alike, and each takes 200 MB and seconds of a core to start
+MOST_SCORERS = 8  # they are alike, and each takes 200 MB and seconds of a core to start
 MOST_WINDOWS = 16  # held-out texts that are measured at the end
 NUM_RESAMPLES = 100
 
