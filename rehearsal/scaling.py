@@ -152,7 +152,7 @@ def _kind(kind: str) -> str:
     """Presets suit every size; a string for FAISS is rehearsed by the preset that is most like it."""
     if kind in (EXACT, *PRESETS):
         return kind
-    return "ivf_sq8" if num_lists(kind) else "sq8"
+    return next(name for name, factory in PRESETS.items() if bool(num_lists(factory(8, 1))) == bool(num_lists(kind)))
 
 
 def _fewer_windows(evaluate: EvaluateConfig) -> EvaluateConfig:
