@@ -21,6 +21,7 @@ from replug.index_workers.kinds import IndexKind
 from replug.index_workers.merge import merge_top_k
 from replug.index_workers.searcher import Found, Searcher, _Loaded
 from replug.index_workers.version_store import BuildPlan, VersionStore
+from tests.support import index_versions
 from tests.support.index_versions import PLAN, save_weights
 
 DIM, ROWS, BLOCK = 16, 300, 50
@@ -33,14 +34,7 @@ EXACT = replace(PLAN, version=0, num_documents=ROWS, block_documents=BLOCK, dim=
 def publish(store: VersionStore, plan: BuildPlan, vectors: np.ndarray = VECTORS) -> None:
     store.save_snapshot(plan.version, save_weights(b"one"))
     store.begin(plan)
-    for file in range(plan.num_files):
-        rows = plan.rows_of_file(file)
-        store.write_vectors(plan.version, file, vectors[rows.start : rows.stop])
-    if not plan.kind.is_exact:
-        build_steps.make_quantizer(store, plan)
-        for shard in range(plan.num_shards):
-            build_steps.build_shard(store, plan, shard)
-    store.publish(plan)
+    index_versions.publish(store, plan, vectors)
 
 
 @pytest.fixture
