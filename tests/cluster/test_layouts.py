@@ -28,7 +28,7 @@ from replug.planning.sizes import run_sizes
 from tests.support.command_line import ROOT
 
 A100 = 80e9
-SECONDS = 120
+SECONDS = 400  # a process of Ray takes a second to start, of which 66 share two cores
 Where = tuple[str, tuple[str, ...], str | None]  # node, GPU ids, CUDA_VISIBLE_DEVICES
 
 
