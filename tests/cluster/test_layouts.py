@@ -28,7 +28,7 @@ from replug.planning.sizes import run_sizes
 from tests.support.command_line import ROOT
 
 A100 = 80e9
-SECONDS = 120
+SECONDS = 400  # a process of Ray takes a second to start, of which 66 share two cores
 Where = tuple[str, tuple[str, ...], str | None]  # node, GPU ids, CUDA_VISIBLE_DEVICES
 
 
@@ -115,6 +115,7 @@ def check_layout(address: str, folder: Path, *overrides: str) -> dict[tuple[str,
     return found
 
 
+@pytest.mark.slow
 def test_one_node_of_eight(cluster, tmp_path):
     found = check_layout(cluster(8), tmp_path)
     assert found[SEARCHER, 0] == found[BUILDER, 0] != found[SEARCHER, 1] == found[BUILDER, 1]
@@ -136,17 +137,20 @@ def test_eight_nodes_of_eight(cluster, tmp_path):
     assert len({found[SCORER, number][:2] for number in range(54)}) == 54
 
 
+@pytest.mark.slow
 def test_a_search_in_host_memory_leaves_the_gpus_to_others(cluster, tmp_path):
     found = check_layout(cluster(2, 2), tmp_path, "lm.num_replicas=2", "index.gpus_per_searcher=0")
     assert [found[SEARCHER, number][1:] for number in range(2)] == [((), "")] * 2
     assert len({found[SEARCHER, number][0] for number in range(2)}) == 2  # each node's memory has a half
 
 
+@pytest.mark.slow
 def test_scorers_without_gpus_see_none_and_others_keep_theirs(cluster, tmp_path):
     found = check_layout(cluster(2), tmp_path, "lm.gpus_per_replica=0", "lm.num_replicas=2")
     assert [found[SCORER, number][1:] for number in range(2)] == [((), "")] * 2
 
 
+@pytest.mark.slow
 def test_at_a_swap_the_next_versions_searchers_come_where_the_builders_were(cluster, tmp_path):
     config = paper(cluster(3), "index.swap=blue_green", "resources.score=1", "resources.index=2")
     with (
