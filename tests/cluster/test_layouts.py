@@ -25,26 +25,12 @@ from replug.configs.schema import Config
 from replug.index_workers.build import index_settings
 from replug.index_workers.service import IndexService
 from replug.planning.sizes import run_sizes
+from replug.rehearsal.fake_cluster import NO_SPARE_WORKERS
 from tests.support.command_line import ROOT
+from tests.support.stand_in_actors import StandIn, Where, where
 
 A100 = 80e9
 SECONDS = 400  # a process of Ray takes a second to start, of which 66 share two cores
-Where = tuple[str, tuple[str, ...], str | None]  # node, GPU ids, CUDA_VISIBLE_DEVICES
-
-
-class StandIn:
-    """A scorer or a rank that computes nothing."""
-
-    def answer(self) -> str:
-        return "here"
-
-
-def where(actor: Any) -> Where:
-    import os
-
-    context = ray.get_runtime_context()
-    gpus = tuple(context.get_accelerator_ids()["GPU"])
-    return context.get_node_id(), gpus, os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 @pytest.fixture
@@ -54,6 +40,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
 
     monkeypatch.setattr(places, "gpu_bytes", lambda nodes: {node.name: A100 for node in nodes if node.gpus})
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    for name, value in NO_SPARE_WORKERS.items():
+        monkeypatch.setenv(name, value)
     started = []
 
     def start(*gpus: int) -> str:
