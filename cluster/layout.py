@@ -255,13 +255,13 @@ def _gpus_of_vectors(config: Config, nodes: Sequence[Node], sizes: Sizes, most: 
         wanted = math.ceil(2 * sizes.vectors / max(1.0, limit - (sizes.embedding or 0.0)))
     host = min((node.memory_bytes for node in nodes if node.memory_bytes is not None), default=math.inf)
     is_worth_it = (
-        wanted <= max(1, sum(node.gpus for node in nodes) // 4) or _host_bytes(index, sizes, len(nodes)) > host
+        wanted <= max(1, sum(node.gpus for node in nodes) // 4) or host_bytes(index, sizes, len(nodes)) > host
     )
     return wanted if wanted <= most and is_worth_it else 1
 
 
-def _host_bytes(index: IndexConfig, sizes: Sizes, num_nodes: int) -> float:
-    """Of both versions on each node, whose searchers share them."""
+def host_bytes(index: IndexConfig, sizes: Sizes, num_nodes: int) -> float:
+    """Of each node's memory, for both versions of vectors that no GPU holds: searchers of one node share them."""
     return 2 * (sizes.vectors or 0.0) / min(num_nodes, index.num_shards or num_nodes)
 
 
@@ -464,7 +464,7 @@ def _host_notes(index: IndexConfig, nodes: Sequence[Node], sizes: Sizes) -> Iter
     """Of a search in host memory on a cluster with GPUs."""
     if index.gpus_per_searcher:
         return
-    needed = _host_bytes(index, sizes, len(nodes))
+    needed = host_bytes(index, sizes, len(nodes))
     yield f"the index is searched in host memory: two versions take {_gb(needed)} of each node"
     host = min((node.memory_bytes for node in nodes if node.memory_bytes is not None), default=math.inf)
     if needed > host:

@@ -8,23 +8,25 @@ import re
 from pathlib import Path
 
 MOUNTS = Path("/proc/self/mountinfo")
-SHARED = frozenset({
-    "9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "ocfs2", "orangefs",
-    "panfs", "pvfs2", "smb3", "smbfs", "virtiofs", "wekafs",
-})  # fmt: skip
+SHARED = (
+    "9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "ocfs2", "orangefs",
+    "panfs", "pvfs2", "smb3", "smbfs", "virtiofs", "weka",
+)  # fmt: skip
 
 
 def shared_file_system(path: Path) -> str | None:
     """The type of the file system that `path` will lie on, such as nfs4; None where it is this machine's own."""
-    found = _file_system(path.absolute())
-    return found if found in SHARED or found.startswith("fuse") else None
+    found = file_system(path)
+    return found if found.startswith(SHARED) else None
 
 
-def _file_system(path: Path) -> str:
-    """The type of the mount nearest above the path; of several at one place the last, which hides the others."""
+def file_system(path: Path) -> str:
+    """The type of the mount nearest above a path, there or not; of several at one place the last, which hides the
+    others. Empty where the system has no table of them.
+    """
     if not MOUNTS.exists():  # another system than Linux
         return ""
-    real = Path(path.resolve())
+    real = path.resolve()
     nearest, kind = Path("/"), ""
     for line in MOUNTS.read_text().splitlines():
         before, _, after = line.partition(" - ")

@@ -21,6 +21,7 @@ from replug.commands.checks.machine import GIB, Check, Checks, State, can_connec
 from replug.configs.errors import UserError
 from replug.configs.paths import check_paths
 from replug.configs.schema import Config, SwapMode
+from replug.data.file_systems import file_system, shared_file_system
 from replug.index_workers.installation import check_faiss
 from replug.models.build import cache_path
 from replug.models.hardware import available_cores
@@ -33,7 +34,6 @@ from replug.planning.storage import FLOAT32, StoredRetriever, run_bytes
 from replug.planning.workload import IndexSize, index_size, shape_of
 from replug.train.run_dir import RunDirectory
 
-SHARED = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "weka", "panfs", "orangefs", "afs", "cifs", "9p")
 SAMPLE_BYTES = 2**20
 GGUF_GROWTH = 4  # four bits a weight become sixteen
 UNKNOWN_DOCUMENTS = 10**8  # no kind wants more to be trained
@@ -159,10 +159,10 @@ def shared_files(config: Config) -> Check | None:
     """Actors on other nodes read and write the run directory under the same path."""
     if config.ray.address is None and "SLURM_JOB_ID" not in os.environ:
         return None
-    kind = file_system(existing(Path(config.run_dir)))
-    if kind.startswith("fuse.") or kind.startswith(SHARED):
+    path = Path(config.run_dir).expanduser()
+    if (kind := shared_file_system(path)) is not None:
         return Check("shared files", State.ok, f"{config.run_dir} is on {kind}")
-    found = f"{config.run_dir} is on {kind}, which other machines do not see"
+    found = f"{config.run_dir} is on {file_system(path)}, which other machines do not see"
     fix = "well if all nodes are this machine; else a run_dir on a shared file system"
     return Check("shared files", State.warning, found, fix)
 
@@ -176,8 +176,7 @@ def index(config: Config) -> Check:
         kind = index_kind(config, stored_retriever(config).dim, num_documents(config) or UNKNOWN_DOCUMENTS)
     except UserError as error:
         return Check("index", State.wrong, str(error), "another index.kind")
-    place = "in GPU memory" if config.index.gpus_per_searcher else "on processors"
-    return Check("index", State.ok, f"{kind.factory or config.index.kind}, searched {place}")
+    return Check("index", State.ok, kind.factory or config.index.kind)
 
 
 def disk(config: Config) -> Check:
@@ -355,13 +354,6 @@ def existing(path: Path) -> Path:
     """The path, or the nearest folder above it that exists."""
     path = path.expanduser().absolute()
     return next(folder for folder in (path, *path.parents) if folder.is_dir())
-
-
-def file_system(path: Path) -> str:
-    """Type of the file system that a path is on, as /proc/mounts names it."""
-    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
-    on = [(len(point), kind) for point, kind in mounts if path.resolve().is_relative_to(point.replace(r"\040", " "))]
-    return max(on)[1]
 
 
 def available_memory() -> int:

@@ -164,14 +164,10 @@ def test_a_run_directory_of_one_machine_is_a_warning_on_a_cluster(config, monkey
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert doctor_config.shared_files(config()) is None
     on_cluster = config("ray.address=head:6379")
-    monkeypatch.setattr(doctor_config, "file_system", lambda path: "ext4")
+    monkeypatch.setattr(doctor_config, "shared_file_system", lambda path: None)
     assert doctor_config.shared_files(on_cluster).state is State.warning
-    monkeypatch.setattr(doctor_config, "file_system", lambda path: "nfs4")
+    monkeypatch.setattr(doctor_config, "shared_file_system", lambda path: "nfs4")
     assert doctor_config.shared_files(on_cluster).state is State.ok
-
-
-def test_the_file_system_of_a_path_is_the_innermost_mount():
-    assert doctor_config.file_system(Path("/proc/self")) == "proc"
 
 
 def test_models_are_found_by_folder_package_and_name(config, tmp_path, monkeypatch):
