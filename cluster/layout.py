@@ -254,9 +254,7 @@ def _gpus_of_vectors(config: Config, nodes: Sequence[Node], sizes: Sizes, most: 
     else:
         wanted = math.ceil(2 * sizes.vectors / max(1.0, limit - (sizes.embedding or 0.0)))
     host = min((node.memory_bytes for node in nodes if node.memory_bytes is not None), default=math.inf)
-    is_worth_it = (
-        wanted <= max(1, sum(node.gpus for node in nodes) // 4) or host_bytes(index, sizes, len(nodes)) > host
-    )
+    is_worth_it = wanted <= max(1, sum(node.gpus for node in nodes) // 4) or host_bytes(index, sizes, len(nodes)) > host
     return wanted if wanted <= most and is_worth_it else 1
 
 

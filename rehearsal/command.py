@@ -4,6 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
+from replug.cluster.layout import Sizes, host_bytes
 from replug.configs.errors import RunError
 from replug.configs.schema import Config
 from replug.planning.plans import Plan, disk_gb
@@ -27,12 +28,9 @@ def _needed(plan: Plan) -> Needed:
 
 
 def _host_gb(plan: Plan) -> float:
-    """Of each node, for two versions of vectors that no GPU holds; 0 where GPUs do."""
-    index, shape = plan.layout.config.index, plan.job.shape
-    if index.gpus_per_searcher:
-        return 0.0
-    whole = 2 * shape.num_documents * plan.job.index.bytes_per_vector / 1e9
-    return whole / min(plan.devices.nodes, index.num_shards or 1)
+    """Of each node, for vectors that no GPU holds; 0 where GPUs do."""
+    index, vectors = plan.layout.config.index, plan.job.shape.num_documents * plan.job.index.bytes_per_vector
+    return 0.0 if index.gpus_per_searcher else host_bytes(index, Sizes(vectors), plan.devices.nodes) / 1e9
 
 
 def _room(config: Config, disk: float | None, host_memory: float | None) -> Room:
