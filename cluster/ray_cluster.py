@@ -56,6 +56,14 @@ def ray_cluster(
         ray.shutdown()
 
 
+def layout_on_cluster(config: Config, sizes: Sizes) -> Layout[Config]:
+    """Of a run on the cluster at `ray.address`, joined only to ask its nodes; UserError where nothing fits."""
+    try:
+        return _join(config, layout.ROLES, sizes)
+    finally:
+        ray.shutdown()
+
+
 def _start(config: AnyConfig, roles: Collection[str], sizes: Sizes) -> Layout[AnyConfig]:
     """Logical CPUs are made for as many actors as there are; GPUs are those that torch sees."""
     here = this_node()

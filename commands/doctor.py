@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from replug.cluster.environment import configure_ray_environment
 from replug.commands.checks.machine import Check, Checks, State, machine_checks, run_checks
 from replug.commands.command import Command, Group, Overrides
 from replug.configs.errors import UserError
@@ -46,6 +47,7 @@ def _checks(path: Path | None, overrides: Sequence[str]) -> Checks:
     except UserError as error:
         wrong = Check("configuration", State.wrong, str(error), "fix this first: nothing else of it was looked at")
         return [*machine_checks(), ("configuration", lambda: wrong)]
+    configure_ray_environment(config)  # before a check imports Ray
     own = config_checks(config)
     loaded = Check("configuration", State.ok, f"{path}: keys, types and rules are well")
     names = {name for name, _ in own}

@@ -39,13 +39,13 @@ class FakeActor:
 class FakeCluster:
     """`nodes` with `gpus` each, started now; the first is the driver's."""
 
-    def __init__(self, rehearsal: Rehearsal, nodes: int, folder: str) -> None:
+    def __init__(self, rehearsal: Rehearsal, nodes: int) -> None:
         from ray.cluster_utils import Cluster  # reads the environment, which is set by now
 
         self.address = rehearsal.address
         host, _, port = rehearsal.address.rpartition(":")
         room = {"num_cpus": CPUS_OF_NODE, "num_gpus": rehearsal.gpus_of_node, "object_store_memory": OBJECT_STORE_BYTES}
-        head = {"gcs_server_port": int(port), "include_dashboard": False, "temp_dir": folder}
+        head = {"gcs_server_port": int(port), "include_dashboard": False}
         self._cluster = Cluster(initialize_head=True, head_node_args={**room, **head, "node_ip_address": host})
         for number in range(1, nodes):
             self._cluster.add_node(wait=False, node_ip_address=_host(number), **room)
@@ -66,8 +66,11 @@ class FakeCluster:
 def fake_cluster(nodes: int, gpus: int, memory_gb: float) -> Iterator[FakeCluster]:
     """The cluster while the block runs, and the environment of its processes, which is as before at the end."""
     rehearsal = Rehearsal(f"{_host(0)}:{_free_port()}", gpus, memory_gb)
-    with _environment(rehearsal), tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        cluster = FakeCluster(rehearsal, nodes, folder)  # in a folder where no other Ray looks for one
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder,
+        _environment(rehearsal, folder),
+    ):
+        cluster = FakeCluster(rehearsal, nodes)
         try:
             yield cluster
         finally:
@@ -75,10 +78,11 @@ def fake_cluster(nodes: int, gpus: int, memory_gb: float) -> Iterator[FakeCluste
 
 
 @contextmanager
-def _environment(rehearsal: Rehearsal) -> Iterator[None]:
+def _environment(rehearsal: Rehearsal, folder: str) -> Iterator[None]:
+    """Ray's files lie in a folder where no other Ray looks for a cluster."""
     before = dict(os.environ)
     configure_ray_environment(ScoreConfig())
-    os.environ.update({**NO_SPARE_WORKERS, **rehearsal.environment()})
+    os.environ.update({**NO_SPARE_WORKERS, **rehearsal.environment(), "RAY_TMPDIR": folder})
     try:
         yield
     finally:

@@ -5,7 +5,6 @@ one cluster for each process: a test either uses `ray_session`, or calls command
 """
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from replug.commands.console import log_to_stderr
 from replug.configs.load import load_config
 from replug.configs.schema import Config
 from tests.support.command_line import ROOT, CommandLine
+from tests.support.local_cluster import local_cluster
 from tests.support.made_once import made_once
 
 log_to_stderr()  # as the command line does, so that tests read what a user would
@@ -32,13 +32,8 @@ log_to_stderr()  # as the command line does, so that tests read what a user woul
 @pytest.fixture(scope="session")
 def ray_address() -> Iterator[str]:
     """A cluster of eight logical CPUs on loopback, which ends with the test process."""
-    from ray.cluster_utils import Cluster
-
-    room = {"num_cpus": 8, "object_store_memory": 256 * 2**20, "include_dashboard": False}
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:  # no other Ray looks there
-        cluster = Cluster(initialize_head=True, head_node_args={**room, "temp_dir": folder})
-        yield cluster.address
-        cluster.shutdown()
+    with local_cluster({"num_cpus": 8, "object_store_memory": 256 * 2**20}) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

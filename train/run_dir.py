@@ -33,6 +33,8 @@ from replug.train.environment import describe_environment
 
 log = logging.getLogger(__name__)
 
+CHECKPOINT_FORMAT = 2  # of what the callbacks put into a checkpoint
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMark:
@@ -111,8 +113,8 @@ class RunDirectory:
 
     def mark(self, mark: CheckpointMark) -> None:
         """From now on the checkpoint counts."""
-        content = {"step": mark.step, "versions": list(mark.versions), "sha256": mark.sha256}
-        write_json(mark.path.with_suffix(".json"), content)
+        kept = {"step": mark.step, "versions": list(mark.versions), "sha256": mark.sha256}
+        write_json(mark.path.with_suffix(".json"), {"format": CHECKPOINT_FORMAT, **kept})
 
     def unmark(self, step: int) -> None:
         self.checkpoint(step).with_suffix(".json").unlink(missing_ok=True)
@@ -122,9 +124,9 @@ class RunDirectory:
         marks = []
         for path in sorted(self.checkpoints.glob("step-*.json")):
             content = json.loads(path.read_text())
-            if "sha256" not in content:
+            if content.get("format") != CHECKPOINT_FORMAT:
                 raise UserError(
-                    f"{path} is of an earlier version of replug; end that run with it, or give another run_dir"
+                    f"{path} is of another version of replug; end that run with it, or give another run_dir"
                 )
             versions = tuple(content["versions"])
             marks.append(CheckpointMark(path.with_suffix(".ckpt"), content["step"], versions, content["sha256"]))

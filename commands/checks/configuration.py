@@ -202,19 +202,21 @@ def gpus(config: Config) -> Check | None:
     """Whether all actors find room on the GPUs that are here, and in their memory, as a run lays them out."""
     import torch
 
-    here = torch.cuda.device_count()
-    if config.ray.address is not None:
-        return Check("GPUs", State.ok, f"{here} here; the cluster at ray.address has its own, which a run looks at")
+    if config.ray.address is not None:  # the cluster's own count
+        return None
     try:
         found = layout(config)
     except UserError as error:
         return Check("GPUs", State.wrong, str(error), MANY_GPUS)
-    if here == 0:
-        return None
-    said = "; ".join([f"{here} here", found.describe(), *map(_planned, found.gpus), *found.notes])
+    here = torch.cuda.device_count()
+    return _laid_out("GPUs", f"{here} here", found) if here else None
+
+
+def _laid_out(name: str, where: str, found: Layout[Config]) -> Check:
+    said = "; ".join([where, found.describe(), *map(_planned, found.gpus), *found.notes])
     if found.num_waiting:
-        return Check("GPUs", State.warning, f"{said}: {found.num_waiting} scorers find no room", MANY_GPUS)
-    return Check("GPUs", State.ok, said)
+        return Check(name, State.warning, f"{said}: {found.num_waiting} scorers find no room", MANY_GPUS)
+    return Check(name, State.ok, said)
 
 
 def _planned(gpu: PlannedGPU) -> str:
@@ -244,17 +246,22 @@ def layout(config: Config, roles: Collection[str] = ROLES) -> Layout[Config]:
 
 
 def cluster(config: Config) -> Check | None:
-    """Whether anything listens at `ray.address`."""
+    """Whether the cluster at `ray.address` can be joined, and how a run is laid out on it, by what its nodes have."""
     if config.ray.address is None:
         return None
-    host, _, port = config.ray.address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
-        found = f"ray.address: {config.ray.address} is no HOST:PORT, so it cannot be asked"
-        return Check("cluster", State.warning, found, "HOST:PORT, as `ray start --head` prints it")
-    if why := can_connect(host, int(port)):
-        found = f"ray.address: {host}:{port} does not answer: {why}"
-        return Check("cluster", State.wrong, found, "ray start --head, or leave ray.address out")
-    return Check("cluster", State.ok, f"{host}:{port} answers")
+    from replug.cluster.ray_cluster import layout_on_cluster
+    from replug.models.hardware import multiplies_bfloat16
+
+    try:
+        found = layout_on_cluster(config, run_sizes(config, num_documents(config), multiplies_bfloat16()))
+    except UserError as error:
+        return Check(
+            "cluster",
+            State.wrong,
+            str(error),
+            "ray start --head, another ray.address, or resources that the cluster has",
+        )
+    return _laid_out("cluster", config.ray.address, found)
 
 
 def disk_needs(config: Config) -> tuple[int, str]:

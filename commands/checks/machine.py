@@ -1,8 +1,8 @@
 """`replug doctor`: what a run needs of this machine, and what a configuration needs beside it, one line each.
 
 A check is a function that returns a frozen `Check`, or None where there is nothing to say. None starts Ray, loads a
-model or downloads anything, and none may take longer than `LIMIT_SECONDS`: an unreachable file system is found, not
-waited for. The checks of a configuration are in `commands.checks.configuration`.
+model or downloads anything; a cluster that runs is joined, to ask its nodes. None takes longer than `LIMIT_SECONDS`: an
+unreachable file system is found, not waited for. The checks of a configuration are in `commands.checks.configuration`.
 """
 
 import importlib.metadata
@@ -24,7 +24,7 @@ from packaging.specifiers import SpecifierSet
 from replug.cluster.layout import OBJECT_STORE_BYTES
 from replug.configs.schema import RayAuth, RayConfig, WandbConfig, WandbMode
 
-LIMIT_SECONDS = 15.0
+LIMIT_SECONDS = 30.0
 LIBRARIES = ("torch", "pytorch-lightning", "transformers", "ray")
 REINSTALL = "make install, or pip install --editable '.[cpu]'"
 WANDB_HOST = "api.wandb.ai"

@@ -53,14 +53,15 @@ cluster.shutdown()
 """
 
 
-def test_replicas_join_and_leave_with_their_nodes():
+def test_replicas_join_and_leave_with_their_nodes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ray")
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         capture_output=True,
         text=True,
         timeout=180,
         check=False,
-        env={**os.environ, "RAY_AUTH_MODE": "disabled", **QUICK_DEATHS},
+        env={**os.environ, "RAY_AUTH_MODE": "disabled", **QUICK_DEATHS, "RAY_TMPDIR": str(folder)},
         start_new_session=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]

@@ -3,10 +3,9 @@
 Who is on which GPU is asked of the actors themselves.
 """
 
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from replug.index_workers.service import IndexService
 from replug.planning.sizes import run_sizes
 from replug.rehearsal.fake_cluster import NO_SPARE_WORKERS
 from tests.support.command_line import ROOT
+from tests.support.local_cluster import local_cluster
 from tests.support.stand_in_actors import StandIn, Where, where
 
 A100 = 80e9
@@ -36,27 +36,17 @@ SECONDS = 400  # a process of Ray takes a second to start, of which 66 share two
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
     """`cluster(4, 4)`: the address of nodes with so many fake GPUs of 80 GB; the command runs on the first."""
-    from ray.cluster_utils import Cluster
-
     monkeypatch.setattr(places, "gpu_bytes", lambda nodes: {node.name: A100 for node in nodes if node.gpus})
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     for name, value in NO_SPARE_WORKERS.items():
         monkeypatch.setenv(name, value)
-    started = []
+    with ExitStack() as started:
 
-    def start(*gpus: int) -> str:
-        room = {"num_cpus": 64, "object_store_memory": 80 * 2**20}
-        folder = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
-        head = {**room, "num_gpus": gpus[0], "include_dashboard": False, "temp_dir": folder.name}
-        started.append((cluster := Cluster(initialize_head=True, head_node_args=head), folder))
-        for count in gpus[1:]:
-            cluster.add_node(**room, num_gpus=count)
-        return str(cluster.address)
+        def start(*gpus: int) -> str:
+            room = {"num_cpus": 64, "object_store_memory": 80 * 2**20}
+            return started.enter_context(local_cluster(*({**room, "num_gpus": count} for count in gpus)))
 
-    yield start
-    for running, folder in started:
-        running.shutdown()
-        folder.cleanup()
+        yield start
 
 
 def paper(address: str, *overrides: str) -> Config:

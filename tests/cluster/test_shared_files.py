@@ -1,7 +1,6 @@
 """A node that does not see the run's files is named before anything heavy starts."""
 
 import re
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from replug.cluster import shared_files
 from replug.cluster.shared_files import require_seen_by_all
 from replug.configs.errors import UserError
+from tests.support.local_cluster import local_cluster
 
 # Another folder for every process: that of the worker on the other node is none of ours.
 OWN_FOLDER = Path("/proc/self/cwd")
@@ -20,16 +20,12 @@ OWN_FOLDER = Path("/proc/self/cwd")
 def two_nodes() -> Iterator[None]:
     """The driver's, and one other."""
     import ray
-    from ray.cluster_utils import Cluster
 
     room = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        cluster = Cluster(initialize_head=True, head_node_args={**room, "include_dashboard": False, "temp_dir": folder})
-        cluster.add_node(**room)
-        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    with local_cluster(room, room) as address:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
         yield
         ray.shutdown()
-        cluster.shutdown()
 
 
 def test_files_that_all_nodes_see_are_accepted_and_nothing_is_left_of_the_look(two_nodes, tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -141,13 +140,16 @@ def test_online_wandb_wants_a_login_and_never_shows_it(monkeypatch, tmp_path):
     assert "WANDB_API_KEY" in doctor.wandb(online).found and "hunter3" not in doctor.wandb(online).found
 
 
-def test_a_cluster_that_answers_is_well_and_one_that_does_not_is_wrong(config):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        assert doctor_config.cluster(config(f"ray.address={address}")).state is State.ok
-    assert doctor_config.cluster(config(f"ray.address={address}")).state is State.wrong
-    assert doctor_config.cluster(config("ray.address=auto")).state is State.warning
+def test_a_cluster_is_joined_and_says_how_a_run_would_be_laid_out_on_it(config, ray_address):
+    check = doctor_config.cluster(config(f"ray.address={ray_address}", "lm.num_replicas=2"))
+    assert check.state is State.ok
+    assert check.found.startswith(f"{ray_address}; index.num_shards 1, index.num_builders 1, lm.num_replicas 2")
+    few = doctor_config.cluster(config(f"ray.address={ray_address}", "lm.num_replicas=20"))
+    assert few.state is State.warning and "scorers find no room" in few.found
+    none = doctor_config.cluster(config(f"ray.address={ray_address}", "index.num_builders=20"))
+    assert none.state is State.wrong and "the cluster has 8 CPUs and 0 GPUs on 1 nodes" in none.found
     assert doctor_config.cluster(config()) is None
+    assert not sys.modules["ray"].is_initialized()
 
 
 def test_a_run_directory_that_nobody_may_write_is_wrong(config, monkeypatch):
@@ -240,8 +242,7 @@ def test_gpus_that_are_not_there_are_wrong(config):
     scorers = (*alone, "index.gpus_per_searcher=0", "lm.gpus_per_replica=1")
     assert doctor_config.gpus(config(*scorers, "lm.num_replicas=2")).state is State.warning
     assert doctor_config.gpus(config(*scorers)).state is State.ok
-    elsewhere = config(*scorers, "lm.num_replicas=9", "ray.address=head:1")
-    assert doctor_config.gpus(elsewhere).state is State.ok
+    assert doctor_config.gpus(config(*scorers, "ray.address=head:1")) is None  # the cluster is asked instead
 
 
 @pytest.mark.usefixtures("one_gpu")

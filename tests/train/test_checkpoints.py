@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.configs.errors import RunError
+from replug.configs.errors import RunError, UserError
 from replug.data.files import file_sha256
 from replug.models.encoder import Encoder
 from replug.train.run_dir import CheckpointMark, RunDirectory
@@ -46,6 +46,13 @@ def test_a_checkpoint_that_is_gone_is_passed_over_too(run):
     newest = run.newest_checkpoint()
     assert newest is not None
     assert newest.step == 4
+
+
+def test_a_checkpoint_of_another_version_is_refused_by_name(run):
+    mark = checkpoint(run, 4).with_suffix(".json")
+    mark.write_text(json.dumps({"step": 4, "versions": [0], "sha256": "of an older version"}))
+    with pytest.raises(UserError, match=r"step-000004.json is of another version of replug; end that run with it"):
+        run.newest_checkpoint()
 
 
 def test_where_no_checkpoint_is_whole_the_run_does_not_silently_begin_anew(run):
