@@ -16,8 +16,10 @@ from ray._private.services import find_gcs_addresses  # what ray.init itself loo
 from ray.exceptions import AuthenticationError
 
 from replug.cluster import gpus, layout, places
+from replug.cluster.gpu_shares import ROLES, Sizes, trains_on_gpu
 from replug.cluster.interruption import Interruption
-from replug.cluster.layout import Layout, Sizes
+from replug.cluster.layout import Layout
+from replug.cluster.layout_messages import NoRoom
 from replug.cluster.packing import Node
 from replug.cluster.this_machine import this_node
 from replug.configs.errors import UserError
@@ -34,7 +36,7 @@ AnyConfig = TypeVar("AnyConfig", Config, ScoreConfig)
 @contextmanager
 def ray_cluster(
     config: AnyConfig,
-    roles: Collection[str] = layout.ROLES,
+    roles: Collection[str] = ROLES,
     interruption: Interruption | None = None,
     sizes: Sizes = layout.UNKNOWN,
 ) -> Iterator[AnyConfig]:
@@ -59,7 +61,7 @@ def ray_cluster(
 def layout_on_cluster(config: Config, sizes: Sizes) -> Layout[Config]:
     """Of a run on the cluster at `ray.address`, joined only to ask its nodes; UserError where nothing fits."""
     try:
-        return _join(config, layout.ROLES, sizes)
+        return _join(config, ROLES, sizes)
     finally:
         ray.shutdown()
 
@@ -102,13 +104,13 @@ def _lay_out(
 ) -> Layout[AnyConfig]:
     try:
         return layout.lay_out(config, nodes, sizes, roles)
-    except layout.NoRoom as error:
+    except NoRoom as error:
         raise UserError(f"{key}: {error}") from error
 
 
 def _require_same_gpus(laid_out: Layout[AnyConfig], config: AnyConfig, roles: Collection[str], visible: int) -> None:
     """Rank 0 is this process: what Ray counts here, torch must see, and the other way round."""
-    if "train" not in roles or laid_out.trains_on_gpu == layout.trains_on_gpu(config, visible > 0):
+    if "train" not in roles or laid_out.trains_on_gpu == trains_on_gpu(config, visible > 0):
         return
     if visible:
         raise UserError(

@@ -40,7 +40,7 @@ class LMSource(Protocol):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Whose actors a cluster must make room for: `score` (`cluster.layout.ROLES`), or none and no need of Ray."""
+        """Whose actors a cluster must make room for: `score` (`cluster.gpu_shares`), or none and no need of Ray."""
         ...
 
     def tokenizer(self) -> "PreTrainedTokenizerBase | None":

@@ -5,7 +5,7 @@ Rates come from an accelerator's peak and the efficiency assumed, or from a run 
 
 from dataclasses import dataclass, field
 
-from replug.cluster.layout import Sizes
+from replug.cluster.gpu_shares import Sizes
 from replug.configs.schema import Config, SwapMode
 from replug.planning import memory
 from replug.planning.accelerators import DeviceModel, Devices

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from replug.cluster.layout import Sizes
+from replug.cluster.gpu_shares import Sizes
 from replug.configs.errors import UserError
 from replug.configs.schema import Config, ScoreConfig
 from replug.planning import memory

@@ -4,7 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
-from replug.cluster.layout import Sizes, host_bytes
+from replug.cluster.gpu_shares import Sizes, host_bytes
 from replug.configs.errors import RunError
 from replug.configs.schema import Config
 from replug.planning.plans import Plan, disk_gb

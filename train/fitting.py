@@ -20,9 +20,10 @@ from pytorch_lightning.plugins.environments import LightningEnvironment
 from pytorch_lightning.strategies import DDPStrategy
 
 from replug.cluster.futures import InlineExecutor, in_background
+from replug.cluster.gpu_shares import trains_on_gpu
 from replug.cluster.gpus import num_gpus, torch_device
 from replug.cluster.interruption import Interruption, ignore_signals
-from replug.cluster.layout import num_ranks, trains_on_gpu
+from replug.cluster.layout import num_ranks
 from replug.configs.refresh_policy import refresh_policy
 from replug.configs.schema import Config, LMScore, Rerank
 from replug.data.datamodule import StepDataModule

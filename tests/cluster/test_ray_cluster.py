@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-import replug.cluster.ray_cluster as ray_cluster_module
-from replug.cluster.layout import ROLES, UNKNOWN, Layout, NoRoom, Sizes, lay_out, num_ranks, trains_on_gpu
+from replug.cluster.gpu_shares import ROLES, Sizes, trains_on_gpu
+from replug.cluster.layout import UNKNOWN, Layout, lay_out, num_ranks
+from replug.cluster.layout_messages import NoRoom
 from replug.cluster.packing import BUILDER, NAMES, SCORER, SEARCHER, TRAINER, Node
 from replug.cluster.ray_cluster import _lay_out, _require_same_gpus, _say
 from replug.configs.errors import UserError
@@ -281,7 +282,7 @@ def test_what_does_not_fit_is_an_error_by_the_key_of_the_cluster():
     with pytest.raises(UserError, match=r"^ray: the cluster has 1 GPUs on 1 nodes"):
         local = [Node("this machine", float("inf"), 1, is_driver=True)]
         _lay_out("ray", configured("resources.train=1", "resources.score=4"), local, UNKNOWN, ["train", "score"])
-    assert issubclass(NoRoom, UserError) and ray_cluster_module.layout.NoRoom is NoRoom
+    assert issubclass(NoRoom, UserError)
 
 
 @pytest.mark.parametrize(

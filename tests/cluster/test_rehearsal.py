@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from replug.cluster import gpus
-from replug.cluster.layout import Layout, Sizes, lay_out
+from replug.cluster.gpu_shares import Sizes
+from replug.cluster.layout import Layout, lay_out
 from replug.cluster.packing import Node
 from replug.configs.errors import UserError
 from replug.configs.load import load_config

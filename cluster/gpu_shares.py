@@ -1,0 +1,131 @@
+"""How many GPUs each role has: `resources`, with what `auto` comes to on the nodes and for these sizes. Pure."""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from replug.cluster.packing import Node
+from replug.configs.errors import UserError
+from replug.configs.schema import Accelerator, Config, IndexConfig, LMConfig, ScoreConfig, SwapMode
+
+ROLES = ("train", "score", "index")
+WEIGHTS = {"train": 1, "score": 2, "index": 1}  # by which they share fewer GPUs than there are roles
+EXACT_KINDS = ("flat_fp16",)  # whose vectors any number of searchers may share
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes that actors hold on their GPUs (`planning.sizes`); None where they are not known, and then not checked."""
+
+    vectors: float | None = None  # of one index version as it is searched, all shards together
+    embedding: float | None = None  # a builder: its encoder and one pass
+    scoring: float | None = None  # an LM and one pass, over all its GPUs
+    trained: float | None = None  # weights, gradients and moments of a rank
+    batch: float | None = None  # activations of a whole batch, which ranks share
+
+
+def trains_on_gpu(config: Config | ScoreConfig, has_gpu: bool) -> bool:
+    """Whether the trainer runs on a GPU. Raises UserError where it must and there is none."""
+    if isinstance(config, ScoreConfig) or config.train.accelerator is Accelerator.cpu:
+        return False
+    if config.train.accelerator is Accelerator.gpu and not has_gpu:
+        raise UserError("train.accelerator is gpu, but torch finds no GPU on this machine; expected auto or cpu")
+    return has_gpu
+
+
+def gpus_by_role(
+    config: Config | ScoreConfig, nodes: Sequence[Node], sizes: Sizes, roles: Collection[str], may_search_on_gpu: bool
+) -> dict[str, float]:
+    """GPUs of the roles that have any, `auto` resolved; of `score` infinity where it takes all that are left."""
+    num_gpus = int(sum(node.gpus for node in nodes))
+    if isinstance(config, ScoreConfig):
+        return {"score": math.inf} if num_gpus and config.lm.gpus_per_replica != 0 else {}
+    takers = [role for role in ROLES if role in roles and _takes_gpus(config, role, nodes)]
+    asked = {role: getattr(config.resources, role) for role in takers}
+    given = {role: float(value) for role, value in asked.items() if value != "auto"}
+    if "score" in takers and "score" not in given:
+        given.update(_of_a_large_lm(config.lm, num_gpus - sum(given.values()), len(takers) - len(given), nodes, sizes))
+    open_roles, left = [role for role in takers if role not in given], num_gpus - sum(given.values())
+    if open_roles and left <= 0:
+        taken = " + ".join(f"resources.{role}={value:g}" for role, value in given.items())
+        raise UserError(f"{taken} leaves no GPU of {num_gpus} for resources.{open_roles[0]}=auto; ask for fewer")
+    index = _gpus_of_vectors(config, nodes, sizes, left - len(open_roles) + 1) if may_search_on_gpu else 1
+    found = {**given, **_automatic(left, open_roles, index)}
+    return {**found, "train": _dividing(config, found["train"])} if "train" in open_roles else found
+
+
+def _of_a_large_lm(lm: LMConfig, left: float, open_roles: int, nodes: Sequence[Node], sizes: Sizes) -> dict[str, float]:
+    """GPUs of one replica, where these leave the other roles less than a GPU each."""
+    each = lm.gpus_per_replica or gpus_of_replica(lm, math.inf, nodes, sizes)
+    is_told = lm.gpus_per_replica is not None or each > 1
+    return {"score": each} if is_told and left - each < open_roles - 1 else {}
+
+
+def _takes_gpus(config: Config, role: str, nodes: Sequence[Node]) -> bool:
+    """Whether a role has GPUs, by its keys and by what is there."""
+    has_gpus = any(node.gpus for node in nodes)
+    if role == "score":
+        return has_gpus and config.lm.path is not None and config.lm.gpus_per_replica != 0
+    if role == "index":
+        return has_gpus and not config.index.gpus_per_builder == config.index.gpus_per_searcher == 0
+    here = next(node for node in nodes if node.is_driver)
+    if has_gpus and not here.gpus and config.train.accelerator is not Accelerator.cpu:
+        raise UserError(
+            f"the command runs on {here.where}, where rank 0 trains, and that has no GPU, but the cluster has "
+            f"{sum(node.gpus for node in nodes):g}: start it on a node with a GPU, or set train.accelerator=cpu"
+        )
+    return trains_on_gpu(config, here.gpus > 0)
+
+
+def _automatic(left: float, roles: Sequence[str], index_gpus: int) -> dict[str, float]:
+    """The LM has by far the most to do: of eight GPUs six score (a paper-size run's hours)."""
+    if not roles:
+        return {}
+    if left < len(roles):
+        total = sum(WEIGHTS[role] for role in roles)
+        return {role: min(1.0, ray_share(left * WEIGHTS[role] / total)) for role in roles}
+    many = max(1, int(left // 8))
+    found: dict[str, float] = {"train": many, "index": max(many, index_gpus), "score": math.inf}
+    if "score" not in roles:
+        found["index" if "index" in roles else "train"] = int(left) - (many if len(roles) > 1 else 0)
+    return {role: found[role] for role in roles}
+
+
+def _gpus_of_vectors(config: Config, nodes: Sequence[Node], sizes: Sizes, most: float) -> int:
+    """GPUs that hold two versions, where those are a quarter of all or host memory is too small; else 1."""
+    index, limit = config.index, min(node.gpu_limit for node in nodes)
+    if sizes.vectors is None or math.isinf(limit) or index.kind not in EXACT_KINDS or index.gpus_per_searcher == 0:
+        return 1
+    if index.swap is SwapMode.blue_green:
+        wanted = 2 * math.ceil(sizes.vectors / limit)
+    else:
+        wanted = math.ceil(2 * sizes.vectors / max(1.0, limit - (sizes.embedding or 0.0)))
+    host = min((node.memory_bytes for node in nodes if node.memory_bytes is not None), default=math.inf)
+    is_worth_it = wanted <= max(1, sum(node.gpus for node in nodes) // 4) or host_bytes(index, sizes, len(nodes)) > host
+    return wanted if wanted <= most and is_worth_it else 1
+
+
+def host_bytes(index: IndexConfig, sizes: Sizes, num_nodes: int) -> float:
+    """Of each node's memory, for both versions of vectors that no GPU holds: searchers of one node share them."""
+    return 2 * (sizes.vectors or 0.0) / min(num_nodes, index.num_shards or num_nodes)
+
+
+def _dividing(config: Config, ranks: float) -> float:
+    """So many ranks, or fewer, that all have parts of one size."""
+    parts = config.train.batch_size // config.train.micro_batches
+    return next((n for n in range(int(ranks), 1, -1) if parts % n == 0), min(ranks, 1))
+
+
+def gpus_of_replica(lm: LMConfig, share: float, nodes: Sequence[Node], sizes: Sizes) -> float:
+    """What is said, else the share that there is, else as many as hold the LM."""
+    if lm.gpus_per_replica is not None:
+        return lm.gpus_per_replica
+    if share < 1:
+        return ray_share(share / (lm.num_replicas or 1))
+    limit = min(node.gpu_limit for node in nodes)
+    return float(max(1, math.ceil((sizes.scoring or 0.0) / limit)))
+
+
+def ray_share(value: float) -> float:
+    """Ray counts in ten-thousandths; rounded down, so that shares fit."""
+    return math.floor(value * 1e4 + 1e-6) / 1e4
