@@ -182,13 +182,11 @@ class RefreshController:
         with self._clock.measure("wait_index"):
             error = self._wait(pending)
         if error is None:
-            heldout = _measured(pending)  # before anything changes: an interruption ends the run at this step
+            heldout = _measured(pending)
+            return self._switch(pending, heldout, step, time.monotonic() - start)
         self._pending = None
-        if error is not None:
-            self._fail(step, pending.index, error)
-            return None
-        self._last_error, self.heldout_bpb, self.adopted_step = None, heldout, step
-        return self._switch(pending, time.monotonic() - start)
+        self._fail(step, pending.index, error)
+        return None
 
     def _wait(self, pending: _Pending) -> BaseException | None:
         """Until version and measurement are there; returns what the refresh failed by."""
@@ -205,10 +203,12 @@ class RefreshController:
         is_ready = all(future.done() for future in pending.futures)
         return self._policy.is_due(step, self.live.step, pending.index.step, is_ready)
 
-    def _switch(self, pending: _Pending, waited: float) -> SwapTimes:
+    def _switch(self, pending: _Pending, heldout: float | None, step: int, waited: float) -> SwapTimes:
         start = time.monotonic()
-        self._before_switch()
+        self._before_switch()  # nothing has changed yet: an interruption until here ends the run at this step
         self.live, self.last = pending.index, pending.ready.result()
+        self.heldout_bpb, self.adopted_step = heldout, step
+        self._pending = self._last_error = None
         self._service.commit(self.live.version)
         self.last_swap = SwapTimes(waited, 1000 * (time.monotonic() - start))
         return self.last_swap

@@ -316,3 +316,17 @@ def _failed(cause: str) -> Future:
     future: Future = Future()
     future.set_exception(OSError(cause))
     return future
+
+
+def test_an_interruption_just_before_the_switch_leaves_the_refresh_under_way():
+    def interrupted() -> None:
+        raise Interrupted("SIGUSR1")
+
+    service = FakeService()
+    control = controller(service)
+    walk(control, service, range(13))
+    control._before_switch = interrupted
+    with pytest.raises(Interrupted):
+        control.at_boundary(13)
+    state = control.state()
+    assert (state["live_version"], state["pending_version"], state["adopted_step"]) == (0, 1, 0)
