@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # Before Ray is imported, which reads these once: no token file in the home directory, loopback only, and no workers
-# started ahead: ours want an environment of their own, so that those would only take the cores.
+# started ahead: ours want an environment of their own, so that those would only take the cores. Workers are as
+# important as the tests that wait for them: at Ray's own niceness the other test process starves them.
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_enable_worker_prestart", "0")
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest

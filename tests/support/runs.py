@@ -40,6 +40,8 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
         if written and len((run / "metrics.jsonl").read_text().splitlines()) > step:
             return
         time.sleep(0.005)
+    ended = "" if process.poll() is None else f"; it ended with {process.returncode}: {process.communicate()[0]}"
+    raise AssertionError(f"{run} did not come to step {step}{ended}")
 
 
 def start_time(process: subprocess.Popen) -> float:
