@@ -8,7 +8,7 @@ from replug.configs.methods import Method
 from replug.configs.rules import QUESTION
 from replug.configs.schema import EvaluationConfig
 from replug.evals.examples import Example
-from replug.evals.open_qa import OpenQuestion
+from replug.evals.open_qa import Question
 
 
 def question_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
@@ -21,7 +21,7 @@ def queries_of(config: EvaluationConfig, examples: Iterable[Example]) -> list[st
     return [config.questions.query.replace(QUESTION, example.query) for example in examples]
 
 
-def draw_questions(questions: list[OpenQuestion], num: int | None, seed: int) -> list[OpenQuestion]:
+def draw_questions(questions: list[Question], num: int | None, seed: int) -> list[Question]:
     """So many questions, drawn by the seed, in the file's order; all where there are no more."""
     if num is None or num >= len(questions):
         return questions
