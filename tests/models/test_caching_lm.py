@@ -64,7 +64,8 @@ class CountingLM:
     def generate_ensemble(
         self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
     ) -> Generated:
-        return Generated(f"{list(prompts)} {list(weights)} {options.max_new_tokens}", np.empty(0, np.float32))
+        said = f"{list(prompts)} {list(weights)} {options.max_new_tokens}"
+        return Generated(said, np.empty(0, np.float32), None, len(prompts), len(prompts))
 
     def metrics(self) -> dict[str, float]:
         return {"calls": float(len(self.calls))}

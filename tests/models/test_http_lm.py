@@ -587,6 +587,6 @@ def test_a_broken_first_character_does_no_harm_away_from_the_border() -> None:
 
 def test_nothing_generated_is_an_empty_text() -> None:
     body = {"choices": [{"index": 0, "text": "", "logprobs": None}]}
-    assert [(text, len(logprobs)) for text, logprobs in read_generated([PAIR], body)] == [("", 0)]
+    assert [(text, len(logprobs)) for text, logprobs in read_generated([PAIR], body).answers] == [("", 0)]
     with pytest.raises(IllFormed):
         read_generated([PAIR], {"choices": [{"index": 0, "text": None}]})
