@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from replug.configs.methods import Method
+from replug.configs.methods import GENREAD, Method
 from replug.configs.rules import QUESTION
 from replug.configs.schema import EvaluationConfig
 from replug.evals.examples import Example
@@ -14,6 +14,17 @@ from replug.evals.open_qa import Question
 def question_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
     if not config.questions.path:
         yield f"questions.path is missing; evaluation={config.evaluation} expects the questions"
+
+
+def unasked_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
+    """What only evaluations have that put questions to an LM."""
+    if any(method.source == GENREAD for method in methods):
+        yield f"methods: genread writes a document for a question; evaluation={config.evaluation} asks the LM none"
+    if config.questions.latency_questions:
+        yield (
+            f"questions.latency_questions is {config.questions.latency_questions}, but "
+            f"evaluation={config.evaluation} asks the LM no questions; expected 0"
+        )
 
 
 def queries_of(config: EvaluationConfig, examples: Iterable[Example]) -> list[str]:

@@ -98,6 +98,11 @@ class CachingLM:
         return self._lm.generate_ensemble(prompts, weights, options)
 
     @property
+    def uncached(self) -> AsyncLM:
+        """The LM itself, for who measures how long it takes."""
+        return self._lm
+
+    @property
     def hit_share(self) -> float:
         """Share of the pairs asked for since the start that did not have to be computed."""
         return self.num_hits / max(1, self.num_hits + self.num_misses)
