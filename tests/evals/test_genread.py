@@ -105,10 +105,9 @@ def test_what_the_lm_wrote_is_the_evidence_of_genread():
 class Asking:
     """A task that puts the first text of its evidence to the LM."""
 
-    examples = [Example(str(number), f"q{number}", "all") for number in range(3)]
-
     def __init__(self, lm):
         self._lm = lm
+        self.examples = [Example(str(number), f"q{number}", "all") for number in range(3)]
 
     def submit(self, row, evidence):
         futures = [self._lm.submit_ensemble([str(one.texts[0])], [1.0], None) for one in evidence.values()]
