@@ -18,7 +18,7 @@ def mix_next_token(logits: Tensor, log_weights: Tensor) -> Tensor:
 def entropy(logprobs: Tensor) -> float:
     """Nats, of a distribution given by its log-probs [V]. What has no probability adds nothing."""
     least = torch.finfo(logprobs.dtype).min  # 0 times minus infinity is no number
-    return -float((logprobs.exp() * logprobs.clamp(min=least)).sum())
+    return max(0.0, -float((logprobs.exp() * logprobs.clamp(min=least)).sum()))
 
 
 class TokenChooser:

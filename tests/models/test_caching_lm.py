@@ -110,7 +110,7 @@ def test_it_is_the_language_model_that_it_wraps(path: Path) -> None:
     cached = CachingLM(CountingLM(), path)
     assert isinstance(cached, AsyncLM)
     assert (cached.identity, cached.max_tokens) == ("fake", None)
-    assert cached.generate(["a"], 1) == ["a!"]
+    assert cached.generate(["a"], 1) == ["['a'] [1.0] 1"]
     assert cached.generate_ensemble(["a"], [1.0], GenerationOptions(7)).text == "['a'] [1.0] 7"
     assert cached.submit_ensemble(["a"], [1.0], GenerationOptions(7)).result().text == "['a'] [1.0] 7"
     assert cached.score([], []) == []
