@@ -117,11 +117,6 @@ class CachingLM:
         return self._counts.misses
 
     @property
-    def uncached(self) -> AsyncLM:
-        """The LM itself, for who measures how long it takes."""
-        return self._lm
-
-    @property
     def hit_share(self) -> float:
         """Share of hits in what was asked for since the start."""
         return self.num_hits / max(1, self.num_hits + self.num_misses)
