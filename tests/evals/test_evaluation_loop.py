@@ -11,7 +11,7 @@ from replug.configs.methods import parse_methods
 from replug.configs.schema import PaperConfig
 from replug.data.records import Document
 from replug.evals.comparison import compare, markdown_table
-from replug.evals.evidence import EvidenceBook, RetrievedDocuments, texts_of
+from replug.evals.evidence import NOTHING, Evidence, EvidenceBook, RetrievedDocuments, texts_of
 from replug.evals.examples import Example
 from replug.evals.loop import Metric, Outcome, run_task
 from replug.evals.outcomes import OutcomeFile, outcomes_of, write_examples
@@ -53,6 +53,13 @@ def test_each_method_gets_its_documents():
 def test_the_order_of_methods_does_not_change_that_of_texts():
     names = ["none", "random", "replug", "replug@3/concat"]
     assert list(texts_of(book(names).of(0)).items()) == list(texts_of(book(names[::-1]).of(0)).items())
+
+
+def test_what_the_lm_wrote_comes_between_no_document_and_those_that_were_found():
+    of = book(["replug"]).of(0)
+    written = {"genread": Evidence(("written",), np.zeros(1)), "none": NOTHING}
+    for evidence in ({**of, **written}, {**written, **of}):
+        assert list(texts_of(evidence)) == [None, "written", "one", "three"]
 
 
 def test_the_digest_tells_which_documents_were_measured():
