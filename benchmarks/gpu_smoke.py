@@ -144,17 +144,32 @@ def train_ranks_on_cpu(place: Place) -> list[Figure]:
     return _train(place, "train_ranks_on_cpu", {"train.accelerator": "cpu", **RANKS}, HIDDEN)
 
 
-def trained(reference: str, overrides: Mapping[str, object], tolerance: float) -> Callable[[Place], list[Figure]]:
-    """A check that trains with every role on GPUs, and compares the loss of each step with a run's on the CPU."""
+def trained(
+    reference: str, overrides: Mapping[str, object], tolerance: float, finds_the_same: bool = True
+) -> Callable[[Place], list[Figure]]:
+    """A check that trains with every role on GPUs, and compares the loss of each step with a run's on the CPU.
+
+    Vectors in bfloat16 may put documents of nearly equal similarity in another order, and other documents have another
+    loss: after the first swap, whose index is of trained vectors, the difference is only told.
+    """
 
     def run(place: Place) -> list[Figure]:
         name = f"run-{len(list(place.folder.glob('run-*')))}"
         on_gpus = {key: value for key, value in overrides.items() if not (place.pretends and key in OF_GPUS)}
         figures = _train(place, name, on_gpus, HIDDEN if place.pretends else {})
-        losses, expected = (np.array(_losses(place.folder / one)) for one in (name, reference))
-        if losses.shape != expected.shape:
-            return [*figures, Figure("steps that are missing", float(len(expected) - len(losses)), 0)]
-        return [*figures, Figure("loss, largest difference", float(np.abs(losses - expected).max()), tolerance)]
+        steps, expected = _steps(place.folder / name), _steps(place.folder / reference)
+        if len(steps) != len(expected):
+            return [*figures, Figure("steps that are missing", float(len(expected) - len(steps)), 0)]
+        difference = {version: 0.0 for version, _ in expected}
+        for (_, loss), (version, wanted) in zip(steps, expected, strict=True):
+            difference[version] = max(difference[version], abs(loss - wanted))
+        first, *later = difference.values()
+        later_at_most = tolerance if finds_the_same else None
+        return [
+            *figures,
+            Figure("loss, largest difference before a swap", first, tolerance),
+            Figure("after", max(later), later_at_most),
+        ]
 
     return run
 
@@ -179,7 +194,9 @@ CHECKS = {
     # Two swaps while steps go on are in each of these.
     "train_on_cpu": Check(train_on_cpu, num_gpus=0),
     "train_float32": Check(trained("train_on_cpu", ALL_ROLES, 0.01), reference="train_on_cpu"),
-    "train_bfloat16": Check(trained("train_on_cpu", {**ALL_ROLES, **BFLOAT16}, 0.1), reference="train_on_cpu"),
+    "train_bfloat16": Check(
+        trained("train_on_cpu", {**ALL_ROLES, **BFLOAT16}, 0.1, finds_the_same=False), reference="train_on_cpu"
+    ),
     "train_checkpointing": Check(
         trained("train_on_cpu", {**ALL_ROLES, "train.gradient_checkpointing": True}, 0.01), reference="train_on_cpu"
     ),
@@ -285,9 +302,10 @@ def _train(place: Place, name: str, overrides: Mapping[str, object], environment
     return [Figure("seconds of the run", time.monotonic() - start)]
 
 
-def _losses(run: Path) -> list[float]:
+def _steps(run: Path) -> list[tuple[int, float]]:
+    """Of each step, the index version that it saw and its loss."""
     rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [row["train/loss"] for row in rows if "train/loss" in row]
+    return [(int(row["index/version"]), row["train/loss"]) for row in rows if "train/loss" in row]
 
 
 # One after the other ------------------------------------------------------------------------------------------
