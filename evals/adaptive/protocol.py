@@ -1,9 +1,9 @@
 """What a policy is worth on questions it was not fitted to (Mallen et al. 2023, section 6.1). Pure.
 
 Questions are split at random, 100 times: thresholds are fitted to 75% and applied to the other 25%, and what is
-measured there is averaged over the splits. All policies are measured on the same splits. Intervals come from a bootstrap
-over questions that fits anew in every resample. A question drawn twice lies on one side of a split with all its copies,
-so that nothing is measured on what it was fitted to.
+measured there is averaged over the splits. All policies are measured on the same splits. Intervals come from a
+bootstrap over questions that fits anew in every resample. A question drawn twice lies on one side of a split with all
+its copies, so that nothing is measured on what it was fitted to.
 
 Letters: N questions, S splits, B resamples, R relations.
 """
@@ -60,7 +60,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """A policy with intervals: accuracy, share that retrieves, and accuracy above `better`, the best way without one."""
+    """A policy with intervals: accuracy, share that retrieves, and accuracy above `better` (never or always)."""
 
     accuracy: Interval
     share: Interval
@@ -147,9 +147,7 @@ def _joined(parts: Sequence[Rates]) -> Rates:
     return Rates(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("right", "retrieved")))
 
 
-def _rates(
-    questions: Questions, rules: Mapping[str, Rule], splits: np.ndarray, counts: np.ndarray
-) -> dict[str, Rates]:
+def _rates(questions: Questions, rules: Mapping[str, Rule], splits: np.ndarray, counts: np.ndarray) -> dict[str, Rates]:
     """Of resamples with counts [B, N] of each question."""
     by_name = {
         NEVER_RETRIEVE: _constant(questions.closed, 0.0, splits, counts),

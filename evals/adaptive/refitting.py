@@ -100,9 +100,7 @@ def _cuts(places: _Sorted, fitted: np.ndarray, gained: np.ndarray) -> np.ndarray
     return cuts
 
 
-def _take_pooled(
-    cuts: np.ndarray, places: _Sorted, fitted: np.ndarray, gains: np.ndarray, number: np.ndarray
-) -> None:
+def _take_pooled(cuts: np.ndarray, places: _Sorted, fitted: np.ndarray, gains: np.ndarray, number: np.ndarray) -> None:
     """Where nothing of a group was fitted to, its place under the threshold of all questions."""
     nothing = np.diff(number[:, places.bounds], axis=1) == 0  # [B, G]
     rows = np.flatnonzero(nothing.any(axis=1))

@@ -3,9 +3,9 @@
 A signal grows with the LM's own knowledge: who reads it the other way round, such as an entropy, negates it. A question
 retrieves where its value is below the threshold. An unknown value is given as -inf: it retrieves unless nothing does.
 
-Candidates are NEVER, every value observed in fitting, and ALWAYS; the paper's code tries 11 edges of bins instead, which
-it computes from all questions, those of the test part included. Of thresholds that are equally right the lowest is
-taken: it retrieves least.
+Candidates are NEVER, every value observed in fitting, and ALWAYS; the paper's code tries 11 edges of bins instead,
+which it computes from all questions, those of the test part included. Of thresholds that are equally right the lowest
+is taken: it retrieves least.
 """
 
 from collections.abc import Sequence

@@ -1,0 +1,167 @@
+"""A policy of retrieval: by which signal and below which value documents are retrieved (Mallen et al. 2023, section 6).
+
+`replug adapt fit` writes one from an evaluation's outcomes, as a file of JSON; `ReplugLM(policy=...)` and
+`replug generate --policy` follow it. It was fitted to one LM, one retriever over its documents and two ways to answer,
+and says nothing of others: who loads it compares.
+
+    {"format": 1, "lm": ..., "retriever": ..., "closed": "none", "augmented": "replug@1", "signal": "popularity",
+     "retrieves_when": "below", "thresholds": {"capital": 1841.0, "genre": "always"}, "pooled": 2310.0, "fitted": {...}}
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal
+
+from replug.configs.errors import UserError
+from replug.data.files import write_json
+
+FORMAT = 1
+Threshold = float | Literal["never", "always"]
+NEVER: Threshold = "never"
+ALWAYS: Threshold = "always"
+
+
+class KnownFrom(Enum):
+    """What a signal costs."""
+
+    question = "the question"  # nothing, but it must be given
+    closed_answer = "the closed-book answer"  # one call of the LM
+    search = "the search"  # one call of the retriever
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """A number of a question by which retrieval is decided; `retrieves_when` it is below or above a threshold."""
+
+    name: str
+    retrieves_when: Literal["below", "above"]
+    known_from: KnownFrom
+    title: str
+
+    @property
+    def sign(self) -> float:
+        """1, or -1 for a signal that is turned round so that retrieval is used below a threshold."""
+        return 1.0 if self.retrieves_when == "below" else -1.0
+
+
+# A question is answered from documents where the LM is unsure, or where the retriever is sure of what it found.
+SIGNALS = {
+    signal.name: signal
+    for signal in (
+        Signal("popularity", "below", KnownFrom.question, "popularity"),
+        Signal("frequency", "below", KnownFrom.question, "documents that name the subject"),
+        Signal("mean_logprob", "below", KnownFrom.closed_answer, "mean log-prob of the closed-book answer"),
+        Signal("mean_entropy", "above", KnownFrom.closed_answer, "mean entropy of the closed-book answer"),
+        Signal("top_score", "above", KnownFrom.search, "similarity of the first document"),
+        Signal("margin", "above", KnownFrom.search, "similarity of the first document above the second's"),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Thresholds in the signal's own unit, by relation; `pooled` is for other relations, and where none is given.
+
+    `lm` and `retriever` are identities; `closed` and `augmented` are methods as `configs.methods` reads them. `fitted`
+    says from what and how well, for a reader.
+    """
+
+    lm: str
+    retriever: str
+    closed: str
+    augmented: str
+    signal: str
+    thresholds: Mapping[str, Threshold]
+    pooled: Threshold
+    fitted: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.signal not in SIGNALS:
+            raise UserError(f"signal {self.signal!r} is unknown; expected one of {', '.join(SIGNALS)}")
+        for relation, threshold in (*self.thresholds.items(), ("pooled", self.pooled)):
+            if not _is_threshold(threshold):
+                raise UserError(f"threshold {threshold!r} of {relation}: expected a finite number, 'never' or 'always'")
+
+    @property
+    def decides_by(self) -> Signal:
+        return SIGNALS[self.signal]
+
+    def threshold(self, relation: str | None = None) -> Threshold:
+        return self.pooled if relation is None else self.thresholds.get(relation, self.pooled)
+
+    def retrieves(self, value: float | None, relation: str | None = None) -> bool:
+        """Whether a question with this value of the signal retrieves. Where it has none it does, unless none should."""
+        threshold = self.threshold(relation)
+        if isinstance(threshold, str):
+            return threshold == ALWAYS
+        if value is None or math.isnan(value):
+            return True
+        return self.decides_by.sign * value < self.decides_by.sign * threshold
+
+    def require_lm(self, identity: str) -> None:
+        """Raise UserError for another LM than the one that the policy was fitted to."""
+        if identity != self.lm:
+            raise UserError(
+                f"the policy was fitted to another LM ({self.lm} then, {identity} now): bring that one back, or fit a "
+                "policy to this one's outcomes"
+            )
+
+    def require_retriever(self, identity: str | None) -> None:
+        """Raise UserError for another retriever, for other documents, and for a retriever that does not say which."""
+        if identity is None:
+            raise UserError(
+                f"the policy was fitted to the retriever {self.retriever}, and this one does not say which it is; "
+                "expected a retriever with an attribute `identity`"
+            )
+        if identity != self.retriever:
+            raise UserError(
+                f"the policy was fitted to another retriever or to other documents ({self.retriever} then, {identity} "
+                "now): bring those back, or fit a policy to outcomes with these"
+            )
+
+    def save(self, path: Path) -> None:
+        content = {"format": FORMAT, **asdict(self), "retrieves_when": self.decides_by.retrieves_when}
+        write_json(path, content)
+
+
+def load_policy(path: Path) -> Policy:
+    """A policy from its file. Raises UserError naming the file and what of it cannot be read."""
+    content = _read(path)
+    names = list(Policy.__dataclass_fields__)
+    missing = [name for name in (*names, "retrieves_when") if name not in content]
+    unknown = [name for name in content if name not in (*names, "format", "retrieves_when")]
+    if missing or unknown:
+        what = f"{missing[0]} is missing" if missing else f"{unknown[0]} is unknown"
+        raise UserError(f"{path}: {what}; expected what `replug adapt fit` writes")
+    when = content.pop("retrieves_when")
+    try:
+        policy = Policy(**{name: content[name] for name in names})
+    except (UserError, AttributeError, TypeError) as error:
+        raise UserError(f"{path}: {error}") from error
+    if when != policy.decides_by.retrieves_when:
+        raise UserError(
+            f"{path}: retrieves_when is {when!r}; expected {policy.decides_by.retrieves_when!r} of {policy.signal}"
+        )
+    return policy
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; expected a policy that `replug adapt fit` wrote")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON ({error}); expected what `replug adapt fit` writes") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UserError(f"{path} is no policy of format {FORMAT}; `replug adapt fit` writes it anew")
+    return content
+
+
+def _is_threshold(value: object) -> bool:
+    if isinstance(value, str):
+        return value in (NEVER, ALWAYS)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
