@@ -1,8 +1,8 @@
-"""Work done at once, and work done beside: two ways of getting a Future."""
+"""Work done at once, and work done beside: two ways of getting a Future, and what came of one."""
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import CancelledError, Executor, Future
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -22,6 +22,21 @@ def in_background(work: Callable[[], Result], name: str) -> "Future[Result]":
     done: Future[Result] = Future()
     threading.Thread(target=_settle, args=(done, work), daemon=True, name=name).start()
     return done
+
+
+def attempt(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The function's result, or the error it raised."""
+    try:
+        return function(*arguments)
+    except Exception as error:  # noqa: BLE001 - handed to whoever waits for the result
+        return error
+
+
+def outcome(done: "Future[Result]") -> Result | BaseException:
+    """What a finished future holds: its result, or why there is none."""
+    if done.cancelled():
+        return CancelledError()
+    return done.exception() or done.result()
 
 
 def _settle(done: "Future[Result]", work: Callable[[], Result]) -> None:

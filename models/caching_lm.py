@@ -1,25 +1,29 @@
-"""A disk cache of scores round any LM: what was scored once is never scored again.
+"""A disk cache of scores and answers round any LM: what it said once is never asked again.
 
 Scores do not depend on the retriever, so a sweep over retrievers reads most of them from here.
 The same pair scored in another company may differ in its last bits, so which company computes a pair must
 not depend on timing: calls claim their pairs in the order they are submitted, and a pair that an earlier
 call claimed is awaited and not computed again. What a call has to compute is split into the LM's own units, and
 whole units are stored, before anyone has their scores: after kill -9 the same units are left to do. A call's units
-are one transaction, as a rule, written by a thread of its own (`models/score_writer.py`).
+are one transaction, as a rule, written by a thread of its own (`models/score_writer.py`). Answers are
+`models/cached_generations.py`'s.
 """
 
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from replug.cluster.futures import attempt, outcome
 from replug.configs.errors import RunError
 from replug.models.black_box_lm import AsyncLM, ContinuationScore, ScoreSum
+from replug.models.cached_generations import CachedGenerations
 from replug.models.generation import Generated, GenerationOptions
-from replug.models.score_cache import Key, NewScore, ScoreCache, pair_key
+from replug.models.generation_cache import GenerationCache
+from replug.models.score_cache import HitCounts, Key, NewScore, ScoreCache, pair_key
 from replug.models.score_writer import UnitWriter
 
 log = logging.getLogger(__name__)
@@ -57,20 +61,23 @@ class _Unit:
 
 
 class CachingLM:
-    """An `AsyncLM` that asks `lm` only for what the SQLite file at `path` does not hold. Closing it closes `lm`."""
+    """An `AsyncLM` that asks `lm` only for what the SQLite file at `path` does not hold. Closing it closes `lm`.
+
+    `uncached` is `lm`, for who measures how long it takes.
+    """
 
     def __init__(self, lm: AsyncLM, path: Path) -> None:
-        self._lm = lm
+        self.uncached = lm
         self.identity, self.max_tokens = lm.identity, lm.max_tokens
         self._lock = threading.Lock()  # round the claims, the counts and the file
         self._claimed: dict[Key, _Claim] = {}
         self._cache = ScoreCache(path)
-        self.num_hits = self.num_misses = 0
-        self._hits_stored = self._misses_stored = 0
+        self._counts = HitCounts()
         self._writer = UnitWriter(self._settle)
+        self._generations = CachedGenerations(lm, GenerationCache(self._cache), self._lock, self._counts)
 
     def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
-        return self._lm.units(prefixes, continuations)
+        return self.uncached.units(prefixes, continuations)
 
     def submit(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[list[ContinuationScore]]":
         """Answer from the cache, from calls under way, and from the LM, in this order."""
@@ -84,32 +91,45 @@ class CachingLM:
         return self.submit(prefixes, continuations).result()
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
-        return self._lm.generate(prompts, max_new_tokens, stop)
+        """Greedy answers, each of a call of its own."""
+        options = GenerationOptions(max_new_tokens, stop or None)
+        answers = [self.submit_ensemble([prompt], [1.0], options) for prompt in prompts]
+        return [answer.result().text for answer in answers]
 
     def submit_ensemble(
         self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
     ) -> "Future[Generated]":
-        """Not cached."""
-        return self._lm.submit_ensemble(prompts, weights, options)
+        """Answer from the cache, from calls under way, and from the LM. Errors are the future's, those at once too."""
+        return self._generations.submit(prompts, weights, options)
 
     def generate_ensemble(
         self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
     ) -> Generated:
-        return self._lm.generate_ensemble(prompts, weights, options)
+        return self.submit_ensemble(prompts, weights, options).result()
+
+    @property
+    def num_hits(self) -> int:
+        """Pairs and answers asked for since the start that did not have to be computed."""
+        return self._counts.hits
+
+    @property
+    def num_misses(self) -> int:
+        return self._counts.misses
 
     @property
     def hit_share(self) -> float:
-        """Share of the pairs asked for since the start that did not have to be computed."""
+        """Share of hits in what was asked for since the start."""
         return self.num_hits / max(1, self.num_hits + self.num_misses)
 
     def metrics(self) -> dict[str, float]:
         """The LM's own, and hits and misses since the start."""
         hits = {"hit_share": self.hit_share, "hits": float(self.num_hits), "misses": float(self.num_misses)}
-        return self._lm.metrics() | hits
+        return self.uncached.metrics() | hits
 
     def close(self) -> None:
-        self._lm.close()  # first: its answers are stored until it is closed
+        self.uncached.close()  # first: its answers are stored until it is closed
         self._writer.close()
+        self._generations.close()
         with self._lock:
             try:
                 self._store([])
@@ -150,13 +170,12 @@ class CachingLM:
                 missing[key] = row
             self._claimed[key].with_tokens |= with_tokens
             answers.append(self._claimed[key].future)
-        self.num_misses += len(missing)
-        self.num_hits += len(keys) - len(missing)
+        self._counts.add(hits=len(keys) - len(missing), misses=len(missing))
         return answers, missing
 
     def _ask(self, keys: list[Key], prefixes: list[str], continuations: list[str]) -> None:
         """Submit what is missing, unit by unit. An error that the LM raises at once gives the claims back too."""
-        units = _attempt(self._lm.units, prefixes, continuations)
+        units = attempt(self.uncached.units, prefixes, continuations)
         if isinstance(units, Exception):
             return self._writer.put(_Unit(keys, units), is_last=True)
         if sorted(row for unit in units for row in unit) != list(range(len(keys))):
@@ -171,18 +190,18 @@ class CachingLM:
         def settle(outcome: list[ContinuationScore] | BaseException) -> None:
             self._writer.put(_Unit(keys, outcome), call.one_is_there())
 
-        inner = _attempt(self._lm.submit, prefixes, continuations)
+        inner = attempt(self.uncached.submit, prefixes, continuations)
         if isinstance(inner, Exception):
             settle(inner)
         else:
-            inner.add_done_callback(lambda done: settle(_outcome(done)))
+            inner.add_done_callback(lambda done: settle(outcome(done)))
 
     def _settle(self, units: list[_Unit]) -> None:
         """Store units, then hand them out; an error goes to all who wait. Runs in the writer's thread."""
         units = [_checked(unit) for unit in units]
         with self._lock:  # to the end: a claim whose tokens somebody wants meanwhile would be stored without them
             claims = [[self._claimed[key] for key in unit.keys] for unit in units]
-            error = _attempt(self._store_units, units, claims)
+            error = attempt(self._store_units, units, claims)
             for unit in units:
                 for key in unit.keys:
                     del self._claimed[key]
@@ -201,9 +220,8 @@ class CachingLM:
 
     def _store(self, scores: list[NewScore]) -> None:
         """Write scores, and the hits and misses that the file has not been told of."""
-        hits, misses = self.num_hits, self.num_misses
-        self._cache.store(self.identity, scores, hits - self._hits_stored, misses - self._misses_stored)
-        self._hits_stored, self._misses_stored = hits, misses
+        self._cache.store(self.identity, scores, *self._counts.untold)
+        self._counts.are_told()
 
 
 def _checked(unit: _Unit) -> _Unit:
@@ -247,17 +265,3 @@ def gather(
     for future in pending:
         future.add_done_callback(finish_one)
     return whole
-
-
-def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The function's result, or the error it raised."""
-    try:
-        return function(*arguments)
-    except Exception as error:  # noqa: BLE001 - handed to whoever waits for the scores
-        return error
-
-
-def _outcome(done: "Future[list[ContinuationScore]]") -> list[ContinuationScore] | BaseException:
-    if done.cancelled():
-        return CancelledError()
-    return done.exception() or done.result()

@@ -35,17 +35,48 @@ class GenerationOptions:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """An answer, and the log-probs (nats, float32 [T]) of all tokens chosen for it under the mixture.
+    """An answer, and what its LM said of the `num_tokens` tokens that it chose.
 
-    The tokens that ended the answer are among them: the end token, or those that hold the stop.
+    `token_logprobs` (nats, float32 [T]) and `token_entropies` (nats, float32 [T]) are of the mixture's next-token
+    distribution at each token, before temperature and nucleus. The tokens that ended the answer are among them: the
+    end token, or those that hold the stop. A server shows no distribution, so its answers have no entropies; of
+    several prompts only whole answers are seen there, so T is 1, and `answer_tokens` says how many tokens that one
+    log-prob is of. `prompt_tokens` are those of all `num_prompts` prompts together, with the opening, as the LM counted
+    them; None where neither the server nor its tokenizer tells. Raises ValueError for entropies of other tokens.
     """
 
     text: str
     token_logprobs: np.ndarray
+    token_entropies: np.ndarray | None
+    num_prompts: int
+    prompt_tokens: int | None
+    answer_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.token_entropies is not None:
+            counts = len(self.token_entropies), len(self.token_logprobs)
+            _require(counts[0] == counts[1], "the number of token_entropies", counts[0], f"{counts[1]}, one a token")
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that were generated for the answer."""
+        return len(self.token_logprobs) if self.answer_tokens is None else self.answer_tokens
 
     @property
     def sum_logprob(self) -> float:
         return float(self.token_logprobs.sum(dtype=np.float64))
+
+    @property
+    def mean_logprob(self) -> float | None:
+        """Nats a token; None where nothing was generated."""
+        return self.sum_logprob / self.num_tokens if self.num_tokens else None
+
+    @property
+    def mean_entropy(self) -> float | None:
+        """Nats a token; None where nothing was generated, or the LM's distributions are not seen."""
+        if self.token_entropies is None or not len(self.token_entropies):
+            return None
+        return float(self.token_entropies.mean(dtype=np.float64))
 
 
 def before_stop(text: str, stop: str | None) -> str:

@@ -1,5 +1,7 @@
 """The file of LM scores: what was computed, by which model, and how often it was asked for.
 
+Answers are in it too: their table is `models/generation_cache.py`'s.
+
 A run of the paper's size asks for 32 million pairs, of which training needs the sum and the length only: a row
 without its tokens takes 45 bytes. Texts are not stored, only the hash of model, prefix and continuation.
 The file is SQLite, and kill -9 loses at most the transactions under way. On a disk of this machine it has a
@@ -15,7 +17,7 @@ of 20 documents changes some 64 pages of the file, where random keys changed 1,2
 import hashlib
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +42,11 @@ CREATE TABLE IF NOT EXISTS scores (
     key BLOB PRIMARY KEY, model INTEGER NOT NULL, sum REAL NOT NULL, num_tokens INTEGER NOT NULL,
     created INTEGER NOT NULL, logprobs BLOB
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS generations (
+    key BLOB PRIMARY KEY, model INTEGER NOT NULL, created INTEGER NOT NULL, checksum BLOB NOT NULL,
+    text BLOB NOT NULL, logprobs BLOB NOT NULL, entropies BLOB,
+    num_prompts INTEGER NOT NULL, prompt_tokens INTEGER, answer_tokens INTEGER
+);
 """
 # Tokens join a row that has only its sum; every other row stays as the first writer left it.
 INSERT = """
@@ -72,13 +79,33 @@ class NewScore:
     with_tokens: bool
 
 
+class HitCounts:
+    """How often what was asked for was there, since the start. Safe under the lock round the file only."""
+
+    def __init__(self) -> None:
+        self.hits = self.misses = 0
+        self._told = (0, 0)
+
+    def add(self, hits: int, misses: int) -> None:
+        self.hits, self.misses = self.hits + hits, self.misses + misses
+
+    @property
+    def untold(self) -> tuple[int, int]:
+        """Hits and misses that the file does not know of."""
+        return self.hits - self._told[0], self.misses - self._told[1]
+
+    def are_told(self) -> None:
+        self._told = self.hits, self.misses
+
+
 @dataclass(frozen=True, slots=True)
 class ModelUse:
-    """What the file holds of one LM. Times are unix seconds, None where it holds no rows."""
+    """What the file holds of one LM: rows of scores, and answers. Times are unix seconds, None where there are none."""
 
     identity: str
     rows: int
     rows_with_tokens: int
+    generations: int
     hits: int
     misses: int
     oldest: int | None
@@ -90,10 +117,11 @@ def pair_key(identity: str, prefix: str, continuation: str) -> Key:
 
     The first six are the same for all prefixes: they say where in the file a query's rows lie.
     """
-    return _hash(identity, continuation, size=6) + _hash(identity, prefix, continuation, size=10)
+    return hashed(identity, continuation, size=6) + hashed(identity, prefix, continuation, size=10)
 
 
-def _hash(*parts: str, size: int) -> bytes:
+def hashed(*parts: str, size: int) -> bytes:
+    """So many bytes, of the parts and of where one ends."""
     digest = hashlib.blake2b(digest_size=size)
     for part in parts:
         encoded = part.encode()
@@ -116,20 +144,20 @@ class ScoreCache:
 
     def sums(self, keys: Sequence[Key]) -> dict[Key, ScoreSum]:
         """Sums of those keys that are stored, with tokens or without."""
-        rows = self._select("SELECT key, sum, num_tokens FROM scores WHERE key IN ({})", keys)
+        rows = self.select("SELECT key, sum, num_tokens FROM scores WHERE key IN ({})", keys)
         return {key: ScoreSum(total, num_tokens) for key, total, num_tokens in rows}
 
     def scores(self, keys: Sequence[Key]) -> dict[Key, ContinuationScore]:
         """Scores of those keys that are stored with their tokens."""
         query = "SELECT key, num_tokens, logprobs FROM scores WHERE logprobs IS NOT NULL AND key IN ({})"
-        rows = self._select(query, keys)
+        rows = self.select(query, keys)
         return {key: self._score(num_tokens, logprobs) for key, num_tokens, logprobs in rows}
 
     def store(self, identity: str, scores: Iterable[NewScore], hits: int = 0, misses: int = 0) -> None:
         """Add scores of a model, and to its counts of pairs asked for, in one transaction."""
         now = int(time.time())
-        with self._transaction():
-            model = self._count(identity, hits, misses)
+        with self.transaction():
+            model = self.count(identity, hits, misses)
             rows = [_row(new, model, now) for new in scores if _is_sound(new.score)]
             self._database.executemany(INSERT, sorted(rows))  # by key: a page is filled once
 
@@ -141,7 +169,7 @@ class ScoreCache:
         if not np.isfinite(fingerprint).all():
             raise ValueError(f"the fingerprint of {name} holds log-probs that are not finite")
         now = np.ascontiguousarray(fingerprint, dtype=LOGPROBS_DTYPE)
-        with self._transaction():
+        with self.transaction():
             rows = self._database.execute("SELECT identity, fingerprint FROM models WHERE fingerprint IS NOT NULL")
             stored = {who: np.frombuffer(blob, LOGPROBS_DTYPE) for who, blob in rows if who.rpartition("#")[0] == name}
             alike = {who: float(np.abs(then - now).mean()) for who, then in stored.items() if _is_alike(then, now)}
@@ -153,18 +181,13 @@ class ScoreCache:
 
     def models(self) -> list[ModelUse]:
         """Every LM that the file knows, in the order it met them."""
-        summary = "SELECT count(*), count(logprobs), min(created), max(created) FROM scores WHERE model = ?"
         with self._explained():
             known = self._database.execute("SELECT id, identity, hits, misses FROM models ORDER BY id").fetchall()
-            uses = []
-            for model, identity, hits, misses in known:
-                rows, with_tokens, oldest, newest = self._database.execute(summary, (model,)).fetchone()
-                uses.append(ModelUse(identity, rows, with_tokens, hits, misses, oldest, newest))
-        return uses
+            return [self._use(*model) for model in known]
 
-    def num_rows(self) -> int:
+    def num_rows(self, table: str = "scores") -> int:
         with self._explained():
-            return self._database.execute("SELECT count(*) FROM scores").fetchone()[0]
+            return self._database.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
 
     def num_bytes(self) -> int:
         """Size on disk, with the write-ahead log."""
@@ -181,15 +204,20 @@ class ScoreCache:
 
     def check_rows(self) -> Iterator[tuple[Key, str | None]]:
         """Every key, with what is wrong with its row."""
+        return self.checked_rows("scores", "sum, num_tokens, logprobs", lambda _, *score: _mistake(*score))
+
+    def checked_rows(
+        self, table: str, columns: str, mistake: Callable[..., str | None]
+    ) -> Iterator[tuple[Key, str | None]]:
+        """Every key of a table, with what `mistake(key, *columns)` finds wrong with its row."""
         with self._explained():
             models = {model for (model,) in self._database.execute("SELECT id FROM models")}
-            rows = self._database.execute("SELECT key, model, sum, num_tokens, logprobs FROM scores")
-            for key, model, *score in rows:
-                yield key, _mistake(*score) if model in models else "it is of no model that the file knows"
+            for key, model, *values in self._database.execute(f"SELECT key, model, {columns} FROM {table}"):
+                yield key, mistake(key, *values) if model in models else "it is of no model that the file knows"
 
-    def delete_rows(self, keys: Sequence[Key]) -> None:
-        with self._transaction():
-            self._database.executemany("DELETE FROM scores WHERE key = ?", [(key,) for key in keys])
+    def delete_rows(self, keys: Sequence[Key], table: str = "scores") -> None:
+        with self.transaction() as database:
+            database.executemany(f"DELETE FROM {table} WHERE key = ?", [(key,) for key in keys])
 
     def compact(self) -> None:
         """Give the space of deleted rows back to the disk; takes as much again while it works."""
@@ -197,19 +225,29 @@ class ScoreCache:
             self._database.execute("VACUUM")
             self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
-    def _count(self, identity: str, hits: int, misses: int) -> int:
-        """The model's number, looked up at each write: `replug verify --delete-wrong` may be at work too."""
+    def count(self, identity: str, hits: int, misses: int) -> int:
+        """Add to a model's counts, within a transaction. Its number in the file, as of now."""
         self._database.execute("INSERT INTO models (identity) VALUES (?) ON CONFLICT DO NOTHING", (identity,))
         self._database.execute(
             "UPDATE models SET hits = hits + ?, misses = misses + ? WHERE identity = ?", (hits, misses, identity)
         )
         return self._database.execute("SELECT id FROM models WHERE identity = ?", (identity,)).fetchone()[0]
 
-    def _select(self, query: str, keys: Sequence[Key]) -> Iterator[tuple]:
+    def select(self, query: str, keys: Sequence[Key]) -> Iterator[tuple]:
+        """Rows of a query that ends in `key IN ({})`."""
         with self._explained():
             for start in range(0, len(keys), KEYS_PER_QUERY):
                 some = keys[start : start + KEYS_PER_QUERY]
                 yield from self._database.execute(query.format(",".join("?" * len(some))), some)
+
+    def _use(self, model: int, identity: str, hits: int, misses: int) -> ModelUse:
+        scores = "SELECT count(*), count(logprobs), min(created), max(created) FROM scores WHERE model = ?"
+        answers = "SELECT count(*), min(created), max(created) FROM generations WHERE model = ?"
+        rows, with_tokens, *times = self._database.execute(scores, (model,)).fetchone()
+        generations, *other_times = self._database.execute(answers, (model,)).fetchone()
+        known = [seconds for seconds in (*times, *other_times) if seconds is not None]
+        first, last = min(known, default=None), max(known, default=None)
+        return ModelUse(identity, rows, with_tokens, generations, hits, misses, first, last)
 
     def _score(self, num_tokens: int, logprobs: bytes) -> ContinuationScore:
         if len(logprobs) != 4 * num_tokens:
@@ -217,10 +255,11 @@ class ScoreCache:
         return ContinuationScore(np.frombuffer(logprobs, dtype=LOGPROBS_DTYPE))
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Raises RunError for what SQLite raises in it."""
         with self._explained(), self._database:  # which commits at the end and rolls back on an error
             self._database.execute("BEGIN IMMEDIATE")
-            yield
+            yield self._database
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -244,7 +283,7 @@ def _open(path: Path) -> sqlite3.Connection:
             database.executescript("BEGIN EXCLUSIVE; COMMIT;")
         is_new = not _is_ours(path, database)
         _switch_journal(database, "TRUNCATE" if is_shared else "WAL")
-        if is_new:
+        if is_new or not _has_answers(database):
             _make(database)
         database.execute("PRAGMA synchronous=NORMAL")
     except (sqlite3.Error, OSError) as error:
@@ -269,8 +308,15 @@ def _is_ours(path: Path, database: sqlite3.Connection) -> bool:
     )
 
 
+def _has_answers(database: sqlite3.Connection) -> bool:
+    return database.execute("SELECT count(*) FROM sqlite_master WHERE name = 'generations'").fetchone()[0] == 1
+
+
 def _make(database: sqlite3.Connection) -> None:
-    """Tables and header in one transaction: nobody sees half of them, and a second maker finds them whole."""
+    """Tables and header in one transaction: nobody sees half of them, and a second maker finds them whole.
+
+    A file of before answers were stored gets their table; the rest of it stays.
+    """
     header = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT};"
     database.executescript(f"BEGIN IMMEDIATE; {SCHEMA} {header} COMMIT;")
 

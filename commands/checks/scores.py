@@ -1,6 +1,6 @@
-"""A cache of LM scores: is it sound, and what does it hold?
+"""A cache of LM scores and answers: is it sound, and what does it hold?
 
-Scores can always be computed again, so a wrong row is fixed by deleting it.
+What it holds can always be computed again, so a wrong row is fixed by deleting it.
 """
 
 import json
@@ -15,6 +15,7 @@ from rich.table import Table
 
 from replug.configs.errors import RunError
 from replug.data.progress import Progress
+from replug.models.generation_cache import GenerationCache
 from replug.models.score_cache import Key, ModelUse, ScoreCache
 
 log = logging.getLogger(__name__)
@@ -46,15 +47,18 @@ def check(cache: ScoreCache, delete_wrong: bool) -> int:
             f"{cache.path} is damaged ({damage}), so none of its rows can be trusted: remove it, and its scores are "
             "computed again"
         )
-    total, wrong = cache.num_rows(), _wrong_rows(cache)
-    if wrong and not delete_wrong:
+    tables: list[ScoreCache | GenerationCache] = [cache, GenerationCache(cache)]
+    total, wrong = sum(table.num_rows() for table in tables), [_wrong_rows(table) for table in tables]
+    mistakes = [mistake for rows in wrong for mistake in rows.values()]
+    if mistakes and not delete_wrong:
         raise RunError(
-            f"{cache.path}: {len(wrong)} of {total} rows are wrong, the first because {next(iter(wrong.values()))}; "
+            f"{cache.path}: {len(mistakes)} of {total} rows are wrong, the first because {mistakes[0]}; "
             f"`replug verify {cache.path} --delete-wrong` deletes them; they are computed again when needed"
         )
-    cache.delete_rows(list(wrong))
-    log.info(f"verified: {total - len(wrong)} of {total} rows are right")
-    return len(wrong)
+    for table, rows in zip(tables, wrong, strict=True):
+        table.delete_rows(list(rows))
+    log.info(f"verified: {total - len(mistakes)} of {total} rows are right")
+    return len(mistakes)
 
 
 def show(cache: ScoreCache, done: dict[str, int], as_json: bool) -> None:
@@ -64,19 +68,20 @@ def show(cache: ScoreCache, done: dict[str, int], as_json: bool) -> None:
         print(json.dumps(_as_json(cache, models) | done, ensure_ascii=False))
         return
     rows, with_tokens = sum(use.rows for use in models), sum(use.rows_with_tokens for use in models)
+    answers = sum(use.generations for use in models)
     console = Console(width=120)
     if done["deleted_rows"]:
         freed = _megabytes(done["freed_bytes"])
         console.print(f"deleted {done['deleted_rows']} rows and freed {freed}", highlight=False)
     size = _megabytes(cache.num_bytes())
-    print(f"{cache.path}: {size}, {rows} rows, {with_tokens} of them with their tokens")
+    print(f"{cache.path}: {size}, {rows} rows, {with_tokens} of them with their tokens, {answers} answers")
     console.print(_table(models))
 
 
-def _wrong_rows(cache: ScoreCache) -> dict[Key, str]:
+def _wrong_rows(table: ScoreCache | GenerationCache) -> dict[Key, str]:
     wrong = {}
-    progress = Progress("rows checked", cache.num_rows())
-    for number, (key, mistake) in enumerate(cache.check_rows(), start=1):
+    progress = Progress("rows checked", table.num_rows())
+    for number, (key, mistake) in enumerate(table.check_rows(), start=1):
         if mistake is not None:
             wrong[key] = mistake
         if number % ROWS_BETWEEN_REPORTS == 0:
@@ -90,6 +95,7 @@ def _as_json(cache: ScoreCache, models: list[ModelUse]) -> dict[str, object]:
         "bytes": cache.num_bytes(),
         "rows": sum(use.rows for use in models),
         "rows_with_tokens": sum(use.rows_with_tokens for use in models),
+        "generations": sum(use.generations for use in models),
         "models": [asdict(use) | {"hit_share": _hit_share(use)} for use in models],
     }
 
@@ -97,13 +103,13 @@ def _as_json(cache: ScoreCache, models: list[ModelUse]) -> dict[str, object]:
 def _table(models: list[ModelUse]) -> Table:
     table = Table()
     table.add_column("LM", overflow="fold")
-    for name in ("rows", "with tokens", "hits", "misses", "hit share", "oldest", "newest"):
+    for name in ("rows", "with tokens", "answers", "hits", "misses", "hit share", "oldest", "newest"):
         table.add_column(name, justify="right")
     for use in models:
         share = _hit_share(use)
         table.add_row(
             escape(use.identity),
-            *(str(number) for number in (use.rows, use.rows_with_tokens, use.hits, use.misses)),
+            *(str(number) for number in (use.rows, use.rows_with_tokens, use.generations, use.hits, use.misses)),
             "-" if share is None else f"{share:.1%}",
             *(_date(seconds) for seconds in (use.oldest, use.newest)),
         )
@@ -111,7 +117,7 @@ def _table(models: list[ModelUse]) -> Table:
 
 
 def _hit_share(use: ModelUse) -> float | None:
-    """Share of the pairs ever asked for that were not computed; None where nothing was asked for."""
+    """Share of the pairs and answers ever asked for that were not computed; None where nothing was asked for."""
     asked = use.hits + use.misses
     return use.hits / asked if asked else None
 

@@ -63,6 +63,17 @@ class TokenScores:
     tokens: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class GeneratedTexts:
+    """What a request generated: each text with its tokens' log-probs (nats), float32 [T].
+
+    `prompt_tokens` are those of the request's prompts together, None where the server does not say.
+    """
+
+    answers: list[tuple[str, np.ndarray]]
+    prompt_tokens: int | None
+
+
 def context_length(models: Any, model: str) -> int | None:
     """From the answer to `GET /models`, where it is given. Raises UserError where the model is not served."""
     data = models.get("data") if isinstance(models, dict) else None
@@ -97,9 +108,15 @@ def most_tokens(payload: dict[str, Any]) -> int:
 
 def tokens_used(body: Any, bound: int) -> int:
     """What the server says that a request cost, else the bound."""
+    total = _usage(body, "total_tokens")
+    return bound if total is None else total
+
+
+def _usage(body: Any, name: str) -> int | None:
+    """A count of the server's, or None where it does not say."""
     usage = body.get("usage") if isinstance(body, dict) else None
-    total = usage.get("total_tokens") if isinstance(usage, dict) else None
-    return total if isinstance(total, int) and total >= 0 else bound
+    count = usage.get(name) if isinstance(usage, dict) else None
+    return count if isinstance(count, int) and count >= 0 else None
 
 
 def read_scores(api: str, pairs: Sequence[Pair], body: Any) -> list[TokenScores]:
@@ -107,9 +124,10 @@ def read_scores(api: str, pairs: Sequence[Pair], body: Any) -> list[TokenScores]
     return [_read_pair(api, pair, choice) for pair, choice in zip(pairs, _choices(body, len(pairs)), strict=True)]
 
 
-def read_generated(pairs: Sequence[Pair], body: Any) -> list[tuple[str, np.ndarray]]:
-    """What follows each prefix, as text and log-probs of its tokens. Raises IllFormed."""
-    return [_well_formed(partial(_generated, choice)) for choice in _choices(body, len(pairs))]
+def read_generated(pairs: Sequence[Pair], body: Any) -> GeneratedTexts:
+    """What follows each prefix. Raises IllFormed."""
+    answers = [_well_formed(partial(_generated, choice)) for choice in _choices(body, len(pairs))]
+    return GeneratedTexts(answers, _usage(body, "prompt_tokens") or None)  # a server that says 0 does not count
 
 
 def _choices(body: Any, count: int) -> list[dict]:

@@ -23,7 +23,7 @@ from replug.models.black_box_lm import ContinuationScore, UnscorableText, check_
 from replug.models.ensemble import ensemble_answers
 from replug.models.generation import Generated, GenerationOptions, before_stop
 from replug.models.http import completions_api as api
-from replug.models.http.completions_api import Pair, ServerFault, TokenScores
+from replug.models.http.completions_api import GeneratedTexts, Pair, ServerFault, TokenScores
 from replug.models.http.connection import ServerConnection, ServerError, ServerSpec
 from replug.models.http.request_budget import RequestBudget
 from replug.models.http.request_meter import RequestMeter
@@ -86,7 +86,7 @@ class HttpLM:
         self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None
     ) -> list[tuple[str, np.ndarray]]:
         """Greedy continuations, each with the log-probs (nats) of its tokens, float32 [T]."""
-        return self._run(self._generate(self._prompts(prompts, max_new_tokens), max_new_tokens, stop)).result()
+        return self._run(self._generate(self._prompts(prompts, max_new_tokens), max_new_tokens, stop)).result().answers
 
     def submit_ensemble(
         self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
@@ -175,25 +175,30 @@ class HttpLM:
         payload = api.score_payload(self.spec.api, pairs)
         return await self._ask(pairs, payload, partial(api.read_scores, self.spec.api, pairs))
 
-    async def _generate(self, pairs: list[Pair], max_new_tokens: int, stop: str | None) -> list[tuple[str, np.ndarray]]:
+    async def _generate(self, pairs: list[Pair], max_new_tokens: int, stop: str | None) -> GeneratedTexts:
         chunks = _chunks(pairs, self.spec.limits.prompts_per_request)
-        payloads = [api.generate_payload(chunk, max_new_tokens, stop) for chunk in chunks]
-        return await _all(
-            self._ask(chunk, payload, partial(api.read_generated, chunk))
-            for chunk, payload in zip(chunks, payloads, strict=True)
-        )
+        parts = await _all(self._generate_request(chunk, max_new_tokens, stop) for chunk in chunks)
+        return GeneratedTexts([answer for part in parts for answer in part.answers], _prompt_tokens(pairs, parts))
+
+    async def _generate_request(self, pairs: list[Pair], max_new_tokens: int, stop: str | None) -> list[GeneratedTexts]:
+        payload = api.generate_payload(pairs, max_new_tokens, stop)
+        return [await self._ask(pairs, payload, partial(api.read_generated, pairs))]
 
     async def _generate_ensemble(
         self, pairs: list[Pair], weights: list[float], options: GenerationOptions
     ) -> Generated:
         found = await self._generate(pairs, options.max_new_tokens, options.stop)
-        answers = [before_stop(text, options.stop) for text, _ in found]
-        if any(answer and not len(logprobs) for answer, (_, logprobs) in zip(answers, found, strict=True)):
+        answers = [before_stop(text, options.stop) for text, _ in found.answers]
+        logprobs = [logprobs for _, logprobs in found.answers]
+        if any(answer and not len(some) for answer, some in zip(answers, logprobs, strict=True)):
             raise RunError(f"{self.spec.url} gives no log-probs of what it generates: its answers cannot be weighed")
-        best = ensemble_answers(answers, [float(logprobs.sum()) for _, logprobs in found], weights)
+        best = ensemble_answers(answers, [float(some.sum()) for some in logprobs], weights)
         if best is None:  # nothing was generated after any prompt
-            return Generated("", np.empty(0, dtype=np.float32))
-        return Generated(answers[best.prompt], np.array([best.logprob], dtype=np.float32))
+            return Generated("", np.empty(0, dtype=np.float32), None, len(pairs), found.prompt_tokens)
+        whole = np.array([best.logprob], dtype=np.float32)
+        return Generated(
+            answers[best.prompt], whole, None, len(pairs), found.prompt_tokens, answer_tokens=len(logprobs[best.prompt])
+        )
 
     async def _ask(self, pairs: list[Pair], payload: dict[str, Any], read: Callable[[Any], T]) -> T:
         """One request, tried until `read` accepts its answer."""
@@ -239,6 +244,15 @@ async def _all(work: Iterable[Coroutine[Any, Any, list[T]]]) -> list[T]:
     finally:
         for task in tasks:
             task.cancel()
+
+
+def _prompt_tokens(pairs: list[Pair], parts: list[GeneratedTexts]) -> int | None:
+    """Of all prompts: as the server counted them, else by its tokenizer; None where neither is there."""
+    counted = [part.prompt_tokens for part in parts if part.prompt_tokens is not None]
+    if len(counted) == len(parts):
+        return sum(counted)
+    sent = [len(pair.ids[0]) for pair in pairs if pair.ids is not None]
+    return sum(sent) if len(sent) == len(pairs) else None
 
 
 def _check_same_tokens(pairs: list[Pair], scores: list[TokenScores]) -> None:

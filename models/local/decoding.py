@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from replug.models.black_box_lm import PassCounts
 from replug.models.generation import Generated, GenerationOptions, before_stop
-from replug.models.local.next_token import TokenChooser, mix_next_token
+from replug.models.local.next_token import TokenChooser, entropy, mix_next_token
 from replug.models.local.shared_prefix import SharedPrefix, probe_ids, reuses_prefixes
 
 # Nats by which log-probs may differ with and without padding, on average by the tokens' probabilities.
@@ -129,24 +129,28 @@ def find_cache_use(model: PreTrainedModel) -> CacheUse:
 
 def continue_answer(
     prompts: GrowingPrompts,
+    prompt_tokens: int,
     log_weights: Tensor,
     ends: frozenset[int],
     decode: Callable[[list[int]], str],
     options: GenerationOptions,
 ) -> Generated:
-    """The answer of the mixture, token by token, each given to all prompts."""
+    """The answer of the mixture, token by token, each given to all prompts, which hold `prompt_tokens` together."""
     chooser = TokenChooser(options)
     ids: list[int] = []
     logprobs: list[float] = []
+    entropies: list[float] = []
     while True:
         mixed = mix_next_token(prompts.logits, log_weights.to(prompts.logits.device))
         ids.append(chooser.choose(mixed))
         logprobs.append(float(mixed[ids[-1]]))
+        entropies.append(entropy(mixed))
         is_end = ids[-1] in ends
         text = decode(ids[:-1] if is_end else ids)  # all of it, since a token may hold a part of a character
         answer = before_stop(text, options.stop)
         if is_end or answer != text or len(ids) == options.max_new_tokens:
-            return Generated(answer, np.array(logprobs, dtype=np.float32))
+            said, unsure = np.array([logprobs, entropies], dtype=np.float32)
+            return Generated(answer, said, unsure, len(log_weights), prompt_tokens)
         prompts.append(ids[-1])
 
 

@@ -108,7 +108,8 @@ class HuggingFaceLM:
         log_weights = torch.tensor(weights, dtype=torch.float64).log()
         with torch.inference_mode():
             growing = self._grow(rows, options.opening)
-            return continue_answer(growing, log_weights, self._ends, self._decode, options)
+            prompt_tokens = sum(len(row) for row in rows)
+            return continue_answer(growing, prompt_tokens, log_weights, self._ends, self._decode, options)
 
     @cached_property
     def _cache_use(self) -> CacheUse:

@@ -15,6 +15,12 @@ def mix_next_token(logits: Tensor, log_weights: Tensor) -> Tensor:
     return torch.logsumexp(logits.float().log_softmax(-1) + log_weights.float()[:, None], 0)
 
 
+def entropy(logprobs: Tensor) -> float:
+    """Nats, of a distribution given by its log-probs [V]. What has no probability adds nothing."""
+    least = torch.finfo(logprobs.dtype).min  # 0 times minus infinity is no number
+    return max(0.0, -float((logprobs.exp() * logprobs.clamp(min=least)).sum()))
+
+
 class TokenChooser:
     """Chooses token after token as the options say; what it draws follows from the seed and the distributions."""
 

@@ -23,7 +23,7 @@ from replug.models.ensemble import mix_token_logprobs
 from replug.models.generation import Generated, GenerationOptions, before_stop
 from replug.models.lm_source import LMFiles
 from replug.models.local.local_source import LocalSource
-from replug.models.local.next_token import TokenChooser
+from replug.models.local.next_token import TokenChooser, entropy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -91,23 +91,28 @@ class StandInLM:
     ) -> Generated:
         """The words of all prompts are the choice, as likely as the mixture of what `score` says after each prompt.
 
-        Words are joined by spaces. Prompts without a word have an empty answer.
+        Words are joined by spaces. Prompts without a word have an empty answer. Entropies are those of the choice,
+        whose probabilities are made to sum to 1.
         """
         check_ensemble(prompts, weights)
         time.sleep(self.delay_seconds)
         counts = [Counter(word.strip() for word in WORD.findall(prompt)) for prompt in prompts]
         words = sorted({word for known in counts for word in known if word})
+        prompt_tokens = sum(known.total() for known in counts)
         chooser, answer = TokenChooser(options), ""
         logprobs: list[float] = []
+        entropies: list[float] = []
         while words and len(logprobs) < options.max_new_tokens and answer == before_stop(answer, options.stop):
             mixed = _mixed_logprobs(counts, words, weights)
             chosen = chooser.choose(torch.from_numpy(mixed))
             logprobs.append(mixed[chosen])
+            entropies.append(entropy(torch.from_numpy(mixed).log_softmax(-1)))
             answer = f"{answer} {words[chosen]}" if answer else words[chosen]
             for known in counts:
                 known[words[chosen]] += 1
         self.counts.add(len(logprobs), len(logprobs))
-        return Generated(before_stop(answer, options.stop), np.array(logprobs, dtype=np.float32))
+        said, unsure = np.array([logprobs, entropies], dtype=np.float32)
+        return Generated(before_stop(answer, options.stop), said, unsure, len(prompts), prompt_tokens)
 
 
 def _mixed_logprobs(counts: list[Counter[str]], words: list[str], weights: Sequence[float]) -> np.ndarray:

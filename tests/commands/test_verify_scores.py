@@ -14,6 +14,8 @@ import pytest
 from replug.commands.checks.scores import verify_scores
 from replug.configs.errors import RunError
 from replug.models.black_box_lm import ContinuationScore
+from replug.models.generation import Generated
+from replug.models.generation_cache import GenerationCache
 from replug.models.score_cache import NewScore, ScoreCache
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +77,7 @@ def test_json_says_all_that_is_known(path: Path, capsys: pytest.CaptureFixture) 
 def test_the_table_has_a_line_for_each_lm_and_its_name_as_it_is(path: Path, capsys: pytest.CaptureFixture) -> None:
     verify_scores(path, delete_wrong=False, as_json=False)
     printed = capsys.readouterr().out
-    assert f"{path}: 0.3 MB, 1000 rows, 400 of them with their tokens" in printed
+    assert f"{path}: 0.3 MB, 1000 rows, 400 of them with their tokens, 0 answers" in printed
     assert "llama#[bold]" in printed
     assert "66.7%" in printed
     assert time.strftime("%Y-%m-%d", time.localtime(time.time() - 3 * DAY)) in printed
@@ -133,6 +135,21 @@ def test_wrong_rows_are_counted_with_what_mends_them(path: Path, capsys: pytest.
     assert (answer["deleted_rows"], rows_by_lm(answer)) == (2, {"llama#[bold]": 599, "gpt:float32": 399})
     assert answer["freed_bytes"] >= 0
     assert shown(path, capsys)["rows"] == 998
+
+
+def test_answers_are_checked_shown_and_deleted_too(path: Path, capsys: pytest.CaptureFixture) -> None:
+    cache = ScoreCache(path)
+    answer = Generated("said", np.array([-1.0], np.float32), None, 1, 3)
+    GenerationCache(cache).store("llama#[bold]", {number.to_bytes(16, "big"): answer for number in range(4)})
+    cache.close()
+    answers = shown(path, capsys)
+    assert (answers["rows"], answers["generations"]) == (1000, 4)
+    assert [use["generations"] for use in answers["models"]] == [4, 0]
+    change(path, "UPDATE generations SET text = x'00' WHERE key = ?", 2)
+    with pytest.raises(RunError, match=r"1 of 1004 rows are wrong, the first because its answer is not what was st"):
+        shown(path, capsys)
+    answers = shown(path, capsys, delete_wrong=True)
+    assert (answers["deleted_rows"], answers["rows"], answers["generations"]) == (1, 1000, 3)
 
 
 def test_deleting_gives_the_space_back(path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -46,7 +46,8 @@ class KnownLM:
         self.prompts.append(list(prompts))
         assert math.isclose(sum(weights), 1)
         done = Future()
-        done.set_result(Generated(self.rule(prompts[int(np.argmax(weights))], ""), np.zeros(1)))
+        said = self.rule(prompts[int(np.argmax(weights))], "")
+        done.set_result(Generated(said, np.zeros(1), np.zeros(1), len(prompts), sum(map(len, prompts))))
         return done
 
 

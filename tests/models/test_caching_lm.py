@@ -64,7 +64,8 @@ class CountingLM:
     def generate_ensemble(
         self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
     ) -> Generated:
-        return Generated(f"{list(prompts)} {list(weights)} {options.max_new_tokens}", np.empty(0, np.float32))
+        said = f"{list(prompts)} {list(weights)} {options.max_new_tokens}"
+        return Generated(said, np.empty(0, np.float32), None, len(prompts), len(prompts))
 
     def metrics(self) -> dict[str, float]:
         return {"calls": float(len(self.calls))}
@@ -109,7 +110,7 @@ def test_it_is_the_language_model_that_it_wraps(path: Path) -> None:
     cached = CachingLM(CountingLM(), path)
     assert isinstance(cached, AsyncLM)
     assert (cached.identity, cached.max_tokens) == ("fake", None)
-    assert cached.generate(["a"], 1) == ["a!"]
+    assert cached.generate(["a"], 1) == ["['a'] [1.0] 1"]
     assert cached.generate_ensemble(["a"], [1.0], GenerationOptions(7)).text == "['a'] [1.0] 7"
     assert cached.submit_ensemble(["a"], [1.0], GenerationOptions(7)).result().text == "['a'] [1.0] 7"
     assert cached.score([], []) == []

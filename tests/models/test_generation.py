@@ -31,7 +31,7 @@ from replug.models.generation import Generated, GenerationOptions, before_stop
 from replug.models.local import decoding, shared_prefix
 from replug.models.local.decoding import CacheUse, find_cache_use
 from replug.models.local.hf_lm import HuggingFaceLM
-from replug.models.local.next_token import TokenChooser, mix_next_token, nucleus
+from replug.models.local.next_token import TokenChooser, entropy, mix_next_token, nucleus
 from tests.support.tiny_lms import (
     DEMONSTRATIONS,
     MAX_TOKENS,
@@ -116,15 +116,19 @@ def llama(llama_folder: Path) -> HuggingFaceLM:
 def assert_equals_reference(
     lm: HuggingFaceLM, found: Generated, prompts: Sequence[str], weights: Sequence[float], count: int = 12
 ) -> None:
-    ids, logprobs = reference(lm, prompts, weights, count)
+    ids, logprobs, entropies = reference(lm, prompts, weights, count)
     assert found.text == lm.tokenizer.decode(ids, skip_special_tokens=True)
     np.testing.assert_allclose(found.token_logprobs, logprobs, atol=1e-4)
-    assert found.token_logprobs.dtype == np.float32
+    np.testing.assert_allclose(found.token_entropies, entropies, atol=1e-4)
+    assert found.token_logprobs.dtype == found.token_entropies.dtype == np.float32
+    lengths = [len(lm.tokenizer(prompt)["input_ids"]) for prompt in prompts]
+    assert (found.num_prompts, found.prompt_tokens, found.num_tokens) == (len(prompts), sum(lengths), len(ids))
 
 
 def assert_same(one: Generated, other: Generated) -> None:
     assert one.text == other.text
     np.testing.assert_allclose(one.token_logprobs, other.token_logprobs, atol=1e-4)
+    np.testing.assert_allclose(one.token_entropies, other.token_entropies, atol=1e-4)
 
 
 GREEDY = GenerationOptions(12)
@@ -154,6 +158,33 @@ def test_a_prompt_of_no_weight_counts_for_nothing_and_half_precision_is_mixed_in
 
 def test_greedy_takes_the_likeliest_token_and_the_first_of_equals() -> None:
     assert TokenChooser(GREEDY).choose(torch.tensor([-3.0, -1.0, -1.0])) == 1
+
+
+def test_the_entropy_is_the_naive_one_and_what_has_no_probability_adds_nothing() -> None:
+    probabilities = [0.5, 0.25, 0.25, 0.0]
+    assert entropy(torch.tensor(probabilities).log()) == pytest.approx(1.5 * math.log(2))
+    assert entropy(torch.zeros(7).log_softmax(-1)) == pytest.approx(math.log(7))
+    assert math.copysign(1, entropy(torch.tensor([0.0, -math.inf]))) == 1  # and never below 0
+    assert entropy(torch.tensor([1e-7, -200.0])) == 0
+
+
+def test_means_of_an_answer_are_by_its_tokens_and_none_where_nothing_is_seen() -> None:
+    logprobs, entropies = np.array([-1.0, -3.0], np.float32), np.array([0.5, 1.0], np.float32)
+    local = Generated("a b", logprobs, entropies, 1, 7)
+    assert (local.num_tokens, local.mean_logprob, local.mean_entropy) == (2, -2, 0.75)
+    served = Generated("a b c d", logprobs[1:], None, 3, None, answer_tokens=4)
+    assert (served.num_tokens, served.mean_logprob, served.mean_entropy) == (4, -0.75, None)
+    empty = Generated("", logprobs[:0], entropies[:0], 1, 7)
+    assert (empty.num_tokens, empty.sum_logprob, empty.mean_logprob, empty.mean_entropy) == (0, 0, None, None)
+    with pytest.raises(ValueError, match="number of token_entropies is 1; expected 2, one a token"):
+        Generated("a b", logprobs, entropies[:1], 1, 7)
+
+
+def test_a_temperature_and_a_nucleus_change_no_entropy(llama: HuggingFaceLM) -> None:
+    greedy = llama.generate_ensemble(PROMPTS, WEIGHTS, GREEDY)
+    sharp = GenerationOptions(12, temperature=1e-4, top_p=0.1)
+    assert_same(llama.generate_ensemble(PROMPTS, WEIGHTS, sharp), greedy)
+    assert greedy.mean_entropy == pytest.approx(float(np.mean(greedy.token_entropies)))
 
 
 def test_samples_have_the_frequencies_of_the_tempered_mixture() -> None:
@@ -292,6 +323,7 @@ def test_an_opening_is_read_once_for_all_calls_and_changes_no_answer(llama: Hugg
         plain = llama.counts.tokens - before
         opened = llama.generate_ensemble([prompt], [1.0], options)
         assert_same(alone, opened)
+        assert opened.prompt_tokens == alone.prompt_tokens == num_tokens(llama, prompt)
     assert llama.counts.tokens - before - plain <= plain - 64
 
 
@@ -352,7 +384,7 @@ def test_reading_anew_gives_the_same_answers_in_passes_of_any_size(
 
 def texts_by_length(lm: HuggingFaceLM, count: int) -> list[str]:
     """The answer's text after each of its tokens."""
-    ids, _ = reference(lm, PROMPTS, WEIGHTS, count)
+    ids, *_ = reference(lm, PROMPTS, WEIGHTS, count)
     return [lm.tokenizer.decode(ids[: number + 1], skip_special_tokens=True) for number in range(len(ids))]
 
 
@@ -381,7 +413,7 @@ def test_a_stop_that_never_comes_changes_nothing(llama: HuggingFaceLM) -> None:
 def test_an_answer_ends_at_every_end_token_of_the_models_configuration(
     llama_folder: Path, llama: HuggingFaceLM, tmp_path: Path, as_list: bool
 ) -> None:
-    ids, logprobs = reference(llama, PROMPTS, WEIGHTS, 12)
+    ids, logprobs, _ = reference(llama, PROMPTS, WEIGHTS, 12)
     number = next(n for n, token in enumerate(ids) if n >= 2 and token not in ids[:n] and token != 1)
     shutil.copytree(llama_folder, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "generation_config.json"
@@ -393,7 +425,7 @@ def test_an_answer_ends_at_every_end_token_of_the_models_configuration(
 
 
 def test_the_tokenizers_end_token_ends_an_answer(llama: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    ids, _ = reference(llama, PROMPTS, WEIGHTS, 12)
+    ids, *_ = reference(llama, PROMPTS, WEIGHTS, 12)
     number = next(n for n, token in enumerate(ids) if n >= 2 and token not in ids[:n])
     monkeypatch.setitem(llama.__dict__, "_ends", frozenset([ids[number]]))
     assert len(llama.generate_ensemble(PROMPTS, WEIGHTS, GREEDY).token_logprobs) == number + 1

@@ -23,6 +23,7 @@ from replug.configs.errors import RunError, UserError
 from replug.models.black_box_lm import AsyncLM, ContinuationScore
 from replug.models.generation import GenerationOptions
 from replug.models.http import connection as server_connection
+from replug.models.http import http_lm
 from replug.models.http.completions_api import (
     IllFormed,
     NoPromptLogprobs,
@@ -358,8 +359,10 @@ def test_the_heaviest_answer_of_several_prompts_is_the_answer(opened: Opened, to
         lm = opened(server, tokenizer=tokenizer if with_ids else None, prompts_per_request=3, timeout_seconds=0.5)
         futures = [lm.submit_ensemble(prompts, weights, GenerationOptions(2)) for _ in range(2)]
         for future in futures:
-            assert future.result(30).text == " red fin"
-            np.testing.assert_allclose(future.result().token_logprobs, [np.log(mass)], rtol=1e-5)
+            found = future.result(30)
+            assert (found.text, found.num_tokens, found.num_prompts, found.prompt_tokens) == (" red fin", 2, 4, 12)
+            np.testing.assert_allclose(found.token_logprobs, [np.log(mass)], rtol=1e-5)
+            assert (found.mean_logprob, found.mean_entropy) == (pytest.approx(np.log(mass) / 2), None)
         assert lm.generate_ensemble(prompts, [0, 1, 0, 0], GenerationOptions(2)).text == " boat fin"
         assert lm.generate_ensemble(prompts, weights, GenerationOptions(2, stop=" fin")).text == " red"
 
@@ -371,7 +374,22 @@ def test_one_prompt_of_a_server_equals_plain_generation(opened: Opened) -> None:
         assert found.text == lm.generate(["red red blue"], 3)[0]
         assert found.sum_logprob == pytest.approx(answers_of(["red red blue"], 3)[0][1], rel=1e-5)
         empty = lm.generate_ensemble(["red red blue"], [1.0], GenerationOptions(3, stop=" "))
-        assert (empty.text, len(empty.token_logprobs)) == ("", 0)
+        assert (empty.text, len(empty.token_logprobs), empty.prompt_tokens) == ("", 0, 3)
+        opened = lm.generate_ensemble(["red red blue"], [1.0], GenerationOptions(3, opening="red red"))
+        assert opened.prompt_tokens == found.prompt_tokens == 3
+
+
+@pytest.mark.parametrize("said", [None, {}, {"prompt_tokens": 0}, {"prompt_tokens": "3"}], ids=str)
+def test_a_server_that_does_not_count_has_its_tokenizer_count_and_nobody_guesses(
+    opened: Opened, tokenizer: str, monkeypatch: pytest.MonkeyPatch, said: dict | None
+) -> None:
+    read = http_lm.api.read_generated
+    monkeypatch.setattr(http_lm.api, "read_generated", lambda pairs, body: read(pairs, body | {"usage": said}))
+    prompts, weights = ["red red blue", "red blue"], [0.5, 0.5]
+    for folder, counted in ((tokenizer, 5), (None, None)):
+        with FaultServer(tokenizer=folder) as server:
+            lm = opened(server, tokenizer=folder, prompts_per_request=1)
+            assert lm.generate_ensemble(prompts, weights, GenerationOptions(2)).prompt_tokens == counted
 
 
 def test_a_server_cannot_sample_and_must_say_how_likely_its_answers_are(opened: Opened) -> None:
@@ -587,6 +605,6 @@ def test_a_broken_first_character_does_no_harm_away_from_the_border() -> None:
 
 def test_nothing_generated_is_an_empty_text() -> None:
     body = {"choices": [{"index": 0, "text": "", "logprobs": None}]}
-    assert [(text, len(logprobs)) for text, logprobs in read_generated([PAIR], body)] == [("", 0)]
+    assert [(text, len(logprobs)) for text, logprobs in read_generated([PAIR], body).answers] == [("", 0)]
     with pytest.raises(IllFormed):
         read_generated([PAIR], {"choices": [{"index": 0, "text": None}]})

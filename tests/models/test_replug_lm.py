@@ -140,7 +140,7 @@ def test_answers_are_the_mixtures(lm: HuggingFaceLM) -> None:
     answers = ReplugLM(lm, Shelf(found())).answer(CONTEXTS[:2], GREEDY)
     weights = [math.exp(s) / sum(map(math.exp, SIMILARITIES)) for s in SIMILARITIES]
     for answer, context in zip(answers, CONTEXTS[:2], strict=True):
-        ids, logprobs = reference(lm, [f"{text}\n{context}" for text in TEXTS], weights, 8)
+        ids, logprobs, _ = reference(lm, [f"{text}\n{context}" for text in TEXTS], weights, 8)
         assert answer.text == lm.tokenizer.decode(ids, skip_special_tokens=True)
         np.testing.assert_allclose(answer.token_logprobs, logprobs, atol=1e-4)
 
@@ -232,7 +232,7 @@ def test_the_library_from_texts_to_an_answer(lm: HuggingFaceLM, encoder: Encoder
     (documents,) = replug.retrieve(["the cat sat"])
     weights = document_weights([document.similarity for document in documents])
     (answer,) = replug.answer(["the cat sat"], GREEDY, [documents])
-    ids, _ = reference(lm, [f"{document.text}\nthe cat sat" for document in documents], weights.tolist(), 8)
+    ids, *_ = reference(lm, [f"{document.text}\nthe cat sat" for document in documents], weights.tolist(), 8)
     assert answer.text == lm.tokenizer.decode(ids, skip_special_tokens=True)
 
 

@@ -504,7 +504,7 @@ def test_a_killed_writer_does_not_lock_the_others_out(path: Path) -> None:
 def hold_the_lock(path: Path) -> None:
     """Stand in the middle of a transaction until killed."""
     cache = ScoreCache(path)
-    with cache._transaction():
+    with cache.transaction():
         cache._database.execute("INSERT INTO scores VALUES (?, 1, -1.0, 1, 0, NULL)", (key_of(-1),))
         path.with_suffix(".held").touch()
         time.sleep(600)

@@ -80,6 +80,31 @@ def test_an_answer_has_the_log_probs_that_scoring_gives_it() -> None:
     assert found.token_logprobs.dtype == np.float32
 
 
+def test_the_entropies_of_an_answer_are_those_of_the_words_that_it_chooses_from() -> None:
+    found = LM.generate_ensemble(["aa bb aa", "bb"], [0.75, 0.25], GenerationOptions(2))
+    words, counts, expected = ["aa", "bb"], [["aa", "bb", "aa"], ["bb"]], []
+    for chosen in found.text.split():
+        masses = [
+            sum(
+                weight * (0.5 * known.count(word) / len(known) + 0.5 / 256**3)
+                for weight, known in zip([0.75, 0.25], counts, strict=True)
+            )
+            for word in words
+        ]
+        shares = [mass / sum(masses) for mass in masses]
+        expected.append(-sum(share * math.log(share) for share in shares))
+        counts = [[*known, chosen] for known in counts]
+    np.testing.assert_allclose(found.token_entropies, expected, rtol=1e-6)
+    assert (found.num_prompts, found.prompt_tokens, found.num_tokens) == (2, 4, 2)
+    nothing = LM.generate_ensemble([""], [1.0], GenerationOptions(2))
+    assert (nothing.prompt_tokens, nothing.num_tokens, nothing.mean_entropy) == (0, 0, None)
+
+
+def test_an_opening_is_among_the_prompts_tokens() -> None:
+    asked = [GenerationOptions(1), GenerationOptions(1, opening="a b")]
+    assert [LM.generate_ensemble(["a b c"], [1.0], options).prompt_tokens for options in asked] == [3, 3]
+
+
 def test_the_answer_of_several_prompts_is_the_mixtures() -> None:
     # A word of three bytes with its space: 0.5 * its share + 0.5 / 256**3.
     prompts = ["aa aa bb", "bb bb bb"]

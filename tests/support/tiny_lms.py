@@ -101,14 +101,18 @@ def load(write: Callable[[Path], None], folder: Path, **options: int) -> Hugging
 
 def reference(
     lm: HuggingFaceLM, prompts: Sequence[str], weights: Sequence[float], count: int
-) -> tuple[list[int], list[float]]:
-    """Tokens and log-probs of the greedy answer: every prompt alone, read anew for every token, in float64."""
+) -> tuple[list[int], list[float], list[float]]:
+    """Tokens of the greedy answer, their log-probs and entropies (nats).
+
+    Every prompt alone, read anew for every token, in float64.
+    """
     rows = [lm.tokenizer(prompt)["input_ids"] for prompt in prompts]
-    new, logprobs = [], []
+    new, logprobs, entropies = [], [], []
     while len(new) < count and (not new or new[-1] != lm.tokenizer.eos_token_id):
         with torch.no_grad():
             given = [lm.model(torch.tensor([row + new]), use_cache=False).logits[0, -1] for row in rows]
         mixed = sum(weight * row.double().softmax(-1) for weight, row in zip(weights, given, strict=True))
         new.append(int(mixed.argmax()))
         logprobs.append(math.log(mixed[new[-1]]))
-    return new, logprobs
+        entropies.append(-sum(p * math.log(p) for p in mixed.tolist() if p > 0))
+    return new, logprobs, entropies

@@ -1,0 +1,339 @@
+"""Answers behind the cache: the LM is asked once for each, whoever comes, and whatever is killed."""
+
+import multiprocessing
+import sqlite3
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from replug.configs.errors import RunError, UserError
+from replug.models.caching_lm import CachingLM
+from replug.models.generation import Generated, GenerationOptions
+from replug.models.generation_cache import GenerationCache, generation_key
+from replug.models.http.http_lm import HttpLM
+from replug.models.http.request_budget import RequestBudget
+from replug.models.in_process_lm import InProcessLM
+from replug.models.local.hf_lm import HuggingFaceLM
+from replug.models.local.stand_in_lm import StandInLM
+from replug.models.score_cache import ScoreCache
+from tests.support.fault_server import FaultServer, server_spec
+from tests.support.tiny_lms import load, write_llama
+
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["replug.models.caching_lm", "tests.support.fault_server"])
+PROMPTS, WEIGHTS, OPTIONS = ["the cat sat", "on the mat the cat"], [0.25, 0.75], GenerationOptions(6)
+SAMPLED = replace(OPTIONS, temperature=1.0, seed=5)
+
+
+class AskedLM(InProcessLM):
+    """Records what it is asked. While `held`, an answer waits for `finish`. No two answers are the same."""
+
+    def __init__(self, held: bool = False) -> None:
+        super().__init__(StandInLM())
+        self.held = held
+        self.calls: list[tuple] = []
+        self.futures: list[Future[Generated]] = []
+        self._lock = threading.Lock()
+
+    def submit_ensemble(
+        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
+    ) -> "Future[Generated]":
+        with self._lock:
+            self.calls.append((*prompts, options))
+            self.futures.append(Future())
+            number = len(self.calls)
+        if not self.held:
+            self.finish(number - 1)
+        return self.futures[number - 1]
+
+    def finish(self, call: int) -> None:
+        self.futures[call].set_result(answer_of(call))
+
+
+def answer_of(number: int) -> Generated:
+    return Generated(f"answer {number}", *np.full((2, 3), -number, np.float32), 1, number)
+
+
+def bits(answer: Generated) -> tuple:
+    entropies = None if answer.token_entropies is None else answer.token_entropies.tobytes()
+    counts = answer.num_prompts, answer.prompt_tokens, answer.answer_tokens
+    return answer.text, answer.token_logprobs.tobytes(), entropies, *counts
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "scores.sqlite"
+
+
+def stored(path: Path) -> int:
+    """Answers in the file, as another process sees them."""
+    scores = ScoreCache(path)
+    number = GenerationCache(scores).num_rows()
+    scores.close()
+    return number
+
+
+# Asked once ---------------------------------------------------------------------------------------------
+
+
+def test_an_equal_call_is_not_asked_twice_nor_after_the_file_was_opened_again(path: Path) -> None:
+    lm = AskedLM()
+    cached = CachingLM(lm, path)
+    first = cached.generate_ensemble(PROMPTS, WEIGHTS, OPTIONS)
+    assert bits(cached.generate_ensemble(PROMPTS, WEIGHTS, replace(OPTIONS, opening="the"))) == bits(first)
+    assert cached.metrics()["hits"] == cached.metrics()["misses"] == 1
+    cached.close()
+    again = CachingLM(lm, path)
+    assert bits(again.submit_ensemble(tuple(PROMPTS), np.array(WEIGHTS), OPTIONS).result()) == bits(first)
+    assert len(lm.calls) == 1
+    again.close()
+    scores = ScoreCache(path)
+    assert [(use.generations, use.hits, use.misses) for use in scores.models()] == [(1, 2, 1)]
+    scores.close()
+
+
+def test_whatever_changes_the_answer_is_asked_anew(path: Path) -> None:
+    lm = AskedLM()
+    cached = CachingLM(lm, path)
+    asked = [
+        (PROMPTS, WEIGHTS, OPTIONS),
+        (PROMPTS[::-1], WEIGHTS, OPTIONS),
+        (PROMPTS[:1], [1.0], OPTIONS),
+        (PROMPTS, WEIGHTS[::-1], OPTIONS),
+        *((PROMPTS, WEIGHTS, replace(SAMPLED, seed=seed)) for seed in (5, 6)),
+        *((PROMPTS, WEIGHTS, replace(OPTIONS, stop=stop)) for stop in ("a", "b")),
+        (PROMPTS, WEIGHTS, replace(OPTIONS, max_new_tokens=7)),
+    ]
+    answers = [[cached.generate_ensemble(*one).text for one in asked] for _ in range(2)]
+    assert answers[0] == answers[1] == [f"answer {number}" for number in range(len(asked))]
+    assert len(lm.calls) == len(asked)
+
+
+def test_plain_generation_is_cached_with_the_ensembles_of_one_prompt(path: Path) -> None:
+    lm = AskedLM()
+    cached = CachingLM(lm, path)
+    assert cached.generate(["a", "b", "a"], 4, stop="") == ["answer 0", "answer 1", "answer 0"]
+    assert cached.generate_ensemble(["b"], [1.0], GenerationOptions(4)).text == "answer 1"
+    assert len(lm.calls) == 2
+
+
+def test_calls_under_way_are_one_and_nobody_has_the_answer_before_it_is_stored(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = AskedLM(held=True)
+    cached = CachingLM(lm, path)
+    calls = [cached.submit_ensemble(PROMPTS, WEIGHTS, OPTIONS) for _ in range(3)]
+    assert len(lm.calls) == 1
+    store = GenerationCache.store
+
+    def watched(*arguments: object) -> None:
+        assert not any(call.done() for call in calls)
+        store(*arguments)
+        assert not any(call.done() for call in calls)
+
+    monkeypatch.setattr(GenerationCache, "store", watched)
+    lm.finish(0)
+    assert {call.result(10).text for call in calls} == {"answer 0"}
+    assert stored(path) == 1
+
+
+def test_who_gives_up_takes_the_answer_from_nobody(path: Path) -> None:
+    lm = AskedLM(held=True)
+    cached = CachingLM(lm, path)
+    first, second = (cached.submit_ensemble(PROMPTS, WEIGHTS, OPTIONS) for _ in range(2))
+    assert not first.cancel()
+    lm.finish(0)
+    assert second.result(10).text == "answer 0"
+
+
+def test_many_threads_ask_once_and_agree(path: Path) -> None:
+    lm = AskedLM()
+    cached = CachingLM(lm, path)
+    answers: list[list[str]] = []
+
+    def ask() -> None:
+        futures = [cached.submit_ensemble([str(number)], [1.0], OPTIONS) for number in range(40)]
+        answers.append([future.result(20).text for future in futures])
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(answers) == 8
+    assert all(answer == answers[0] for answer in answers)
+    assert len(lm.calls) == 40
+
+
+def test_scores_and_answers_share_the_file_and_the_counts(path: Path) -> None:
+    cached = CachingLM(InProcessLM(StandInLM()), path)
+    for _ in range(2):
+        cached.score(["a b"], [" b"])
+        cached.generate(["a b"], 2)
+    assert (cached.num_hits, cached.num_misses) == (2, 2)
+    cached.close()
+    scores = ScoreCache(path)
+    assert [(use.rows, use.generations, use.hits, use.misses) for use in scores.models()] == [(1, 1, 2, 2)]
+    scores.close()
+
+
+# Errors -------------------------------------------------------------------------------------------------
+
+
+def test_an_error_reaches_every_waiter_and_leaves_nothing_behind(path: Path) -> None:
+    lm = AskedLM(held=True)
+    cached = CachingLM(lm, path)
+    calls = [cached.submit_ensemble(PROMPTS, WEIGHTS, OPTIONS) for _ in range(2)]
+    other = cached.submit_ensemble(PROMPTS[:1], [1.0], OPTIONS)
+    lm.futures[0].set_exception(OSError("the scorer is gone"))
+    lm.finish(1)
+    for call in calls:
+        with pytest.raises(OSError, match="the scorer is gone"):
+            call.result(10)
+    assert other.result(10).text == "answer 1"
+    lm.held = False
+    assert cached.generate_ensemble(PROMPTS, WEIGHTS, OPTIONS).text == "answer 2"
+
+
+def test_an_error_raised_at_once_and_a_cancelled_call_leave_nothing_behind(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = AskedLM(held=True)
+    cached = CachingLM(lm, path)
+    with monkeypatch.context() as patch:
+        patch.setattr(lm, "submit_ensemble", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            cached.generate_ensemble(PROMPTS, WEIGHTS, OPTIONS)
+    call = cached.submit_ensemble(PROMPTS, WEIGHTS, OPTIONS)
+    lm.futures[0].cancel()
+    assert call.exception(10) is not None
+    lm.held = False
+    assert cached.generate_ensemble(PROMPTS, WEIGHTS, OPTIONS).text == "answer 1"
+
+
+def test_weights_that_are_no_distribution_are_refused_behind_the_cache_too(path: Path) -> None:
+    cached = CachingLM(InProcessLM(StandInLM()), path)
+    with pytest.raises(ValueError, match=r"sum to 0\.5"):
+        cached.generate_ensemble(["a"], [0.5], OPTIONS)
+    assert stored(path) == 0
+
+
+def test_an_answer_that_cannot_be_stored_is_an_error_to_all_who_wait(path: Path) -> None:
+    lm = AskedLM(held=True)
+    cached = CachingLM(lm, path)
+    calls = [cached.submit_ensemble(PROMPTS, WEIGHTS, OPTIONS) for _ in range(2)]
+    with sqlite3.connect(path) as database:
+        database.execute("DROP TABLE generations")
+    database.close()
+    lm.finish(0)
+    for call in calls:
+        with pytest.raises(RunError, match=str(path)):
+            call.result(10)
+
+
+def test_an_answer_that_is_not_finite_is_handed_on_and_asked_again(path: Path) -> None:
+    lm = AskedLM(held=True)
+    cached = CachingLM(lm, path)
+    call = cached.submit_ensemble(PROMPTS, WEIGHTS, OPTIONS)
+    lm.futures[0].set_result(replace(answer_of(0), token_logprobs=np.full(3, np.nan, np.float32)))
+    assert np.isnan(call.result(10).sum_logprob)
+    lm.held = False
+    assert cached.generate_ensemble(PROMPTS, WEIGHTS, OPTIONS).text == "answer 1"
+
+
+# Killed -------------------------------------------------------------------------------------------------
+
+
+def ask_for_ever(path: Path, seen: Path) -> None:
+    """Ask for an answer after another, several at once, and report each that came."""
+    cached = CachingLM(InProcessLM(StandInLM()), path)
+    with seen.open("a") as report:
+        for start in range(0, 10**9, 4):
+            futures = {
+                cached.submit_ensemble([f"prompt {number}"], [1.0], OPTIONS): number
+                for number in range(start, start + 4)
+            }
+            wait(futures)
+            report.writelines(f"{number}\n" for number in futures.values())
+            report.flush()
+
+
+def test_what_a_killed_process_was_answered_is_read_by_the_next(path: Path, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    for kill_after in (1, 40, 200):
+        process = PROCESSES.Process(target=ask_for_ever, args=(path, seen), daemon=True)
+        process.start()
+        end = time.monotonic() + 120
+        while not seen.exists() or len(seen.read_text().splitlines()) < kill_after:
+            assert time.monotonic() < end, "waited in vain"
+            time.sleep(0.005)
+        process.kill()
+        process.join(20)
+        lines = seen.read_text().splitlines(keepends=True)
+        numbers = {int(line) for line in lines if line.endswith("\n")}
+        lm = AskedLM()
+        cached = CachingLM(lm, path)
+        for number in numbers:
+            prompt = f"prompt {number}"
+            assert bits(cached.generate_ensemble([prompt], [1.0], OPTIONS)) == bits(
+                StandInLM().generate_ensemble([prompt], [1.0], OPTIONS)
+            )
+        assert lm.calls == []
+        cached.close()
+
+
+def test_closing_stores_what_came(path: Path) -> None:
+    lm = AskedLM(held=True)
+    cached = CachingLM(lm, path)
+    cached.submit_ensemble(PROMPTS, WEIGHTS, OPTIONS)
+    lm.finish(0)
+    cached.close()
+    assert stored(path) == 1
+
+
+# Behind real backends -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [OPTIONS, SAMPLED], ids=["greedy", "sampled"])
+def test_local_weights_and_the_file_give_the_same_bits(path: Path, tmp_path: Path, options: GenerationOptions) -> None:
+    lm: HuggingFaceLM = load(write_llama, tmp_path / "llama")
+    cached = CachingLM(InProcessLM(lm), path)
+    fresh = cached.generate_ensemble(PROMPTS, WEIGHTS, options)
+    assert bits(fresh) == bits(lm.generate_ensemble(PROMPTS, WEIGHTS, options))
+    passes = lm.counts.tokens
+    assert bits(cached.generate_ensemble(PROMPTS, WEIGHTS, options)) == bits(fresh)
+    assert lm.counts.tokens == passes
+    assert fresh.mean_entropy is not None
+
+
+def test_a_servers_answer_has_no_entropies_and_costs_one_request(path: Path) -> None:
+    with FaultServer() as server:
+        cached = CachingLM(HttpLM(server_spec(server.url), RequestBudget(None)), path)
+        fresh = cached.generate_ensemble(["red red blue", "red"], [0.5, 0.5], OPTIONS)
+        requests = server.requests
+        assert bits(cached.generate_ensemble(["red red blue", "red"], [0.5, 0.5], OPTIONS)) == bits(fresh)
+        assert (fresh.token_entropies, fresh.mean_entropy, fresh.prompt_tokens) == (None, None, 4)
+        assert fresh.num_tokens == OPTIONS.max_new_tokens
+        assert server.requests == requests
+        with pytest.raises(UserError, match="set temperature to 0"):
+            cached.generate_ensemble(["red"], [1.0], SAMPLED)
+        cached.close()
+
+
+def test_the_key_of_an_answer_names_the_lm(path: Path) -> None:
+    lm = AskedLM()
+    CachingLM(lm, path).generate_ensemble(PROMPTS, WEIGHTS, OPTIONS)
+    scores = ScoreCache(path)
+    key = generation_key("stand_in", PROMPTS, WEIGHTS, OPTIONS)
+    assert list(GenerationCache(scores).answers([key])) == [key]
+    scores.close()
+    other = AskedLM()
+    other.identity = "another"
+    assert CachingLM(other, path).generate_ensemble(PROMPTS, WEIGHTS, OPTIONS).text == "answer 0"
+    assert len(other.calls) == 1

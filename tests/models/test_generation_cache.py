@@ -1,0 +1,183 @@
+"""The table of answers: what comes back is what was stored, or an error."""
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from replug.configs.errors import RunError
+from replug.models.black_box_lm import ContinuationScore
+from replug.models.generation import Generated, GenerationOptions
+from replug.models.generation_cache import GenerationCache, generation_key
+from replug.models.score_cache import Key, NewScore, ScoreCache
+
+OPTIONS = GenerationOptions(8, stop="\n", temperature=0.7, top_p=0.9, seed=3)
+ASKED = ("lm", ["one", "two"], [0.25, 0.75], OPTIONS)
+KEY = generation_key(*ASKED)
+LOGPROBS, ENTROPIES = np.array([-0.1, -2.5], np.float32), np.array([0.3, 1e-8], np.float32)
+ANSWER = Generated("two words", LOGPROBS, ENTROPIES, 2, 17)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "scores.sqlite"
+
+
+@pytest.fixture
+def scores(path: Path) -> Iterator[ScoreCache]:
+    scores = ScoreCache(path)
+    yield scores
+    scores.close()
+
+
+@pytest.fixture
+def cache(scores: ScoreCache) -> GenerationCache:
+    return GenerationCache(scores)
+
+
+def bits(answer: Generated) -> tuple:
+    entropies = None if answer.token_entropies is None else answer.token_entropies.tobytes()
+    counts = answer.num_prompts, answer.prompt_tokens, answer.answer_tokens
+    return answer.text, answer.token_logprobs.tobytes(), entropies, *counts
+
+
+# Rows ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ANSWER,
+        replace(ANSWER, text="日本語 🙂 \x00 \ud83d half"),
+        replace(ANSWER, token_entropies=None, answer_tokens=5),
+        replace(ANSWER, token_entropies=None, prompt_tokens=None),
+        Generated("", LOGPROBS[:0], ENTROPIES[:0], 1, 0),
+    ],
+    ids=["local", "any text", "served", "uncounted", "empty"],
+)
+def test_an_answer_comes_back_bit_for_bit(cache: GenerationCache, answer: Generated) -> None:
+    cache.store("lm", {KEY: answer})
+    found = cache.answers([KEY, b"another"])
+    assert list(found) == [KEY]
+    assert bits(found[KEY]) == bits(answer)
+    assert found[KEY].token_logprobs.dtype == np.float32
+
+
+def test_a_stored_answer_is_never_replaced(cache: GenerationCache) -> None:
+    cache.store("lm", {KEY: ANSWER})
+    cache.store("lm", {KEY: replace(ANSWER, text="another")})
+    assert bits(cache.answers([KEY])[KEY]) == bits(ANSWER)
+
+
+@pytest.mark.parametrize("field", ["token_logprobs", "token_entropies"])
+def test_an_answer_with_numbers_that_are_not_finite_is_not_stored(cache: GenerationCache, field: str) -> None:
+    for wrong in (np.nan, -np.inf):
+        cache.store("lm", {KEY: replace(ANSWER, **{field: np.array([-1.0, wrong], np.float32)})})
+    assert cache.num_rows() == 0
+
+
+# Keys ---------------------------------------------------------------------------------------------------
+
+
+def changed(**options: object) -> tuple:
+    return (*ASKED[:3], replace(OPTIONS, **options))
+
+
+OTHERS = [
+    ("another", *ASKED[1:]),
+    ("lm", ["one", "three"], *ASKED[2:]),
+    ("lm", ["two", "one"], *ASKED[2:]),
+    ("lm", ["onetwo", ""], *ASKED[2:]),
+    ("lm", ["one"], [1.0], OPTIONS),
+    (*ASKED[:2], [0.75, 0.25], OPTIONS),
+    (*ASKED[:2], [0.25, np.nextafter(0.75, 1)], OPTIONS),
+    changed(max_new_tokens=9),
+    changed(stop=None),
+    changed(stop="None"),
+    changed(temperature=0.0),
+    changed(top_p=1.0),
+    changed(seed=4),
+]
+
+
+def test_all_that_an_answer_follows_from_is_in_its_key() -> None:
+    keys = [generation_key(*asked) for asked in [ASKED, *OTHERS]]
+    assert len(set(keys)) == len(keys)
+    assert {len(key) for key in keys} == {16}
+
+
+def test_an_opening_and_the_type_of_the_weights_are_not_in_the_key() -> None:
+    assert generation_key(*changed(opening="one")) == KEY
+    assert generation_key("lm", ("one", "two"), np.array([0.25, 0.75]), OPTIONS) == KEY
+
+
+# The file -----------------------------------------------------------------------------------------------
+
+
+def test_a_file_of_before_answers_were_stored_keeps_its_scores_and_gets_the_table(path: Path) -> None:
+    old = ScoreCache(path)
+    score = ContinuationScore(LOGPROBS)
+    old.store("lm", [NewScore(b"key", score, True)], hits=3, misses=1)
+    old.close()
+    with sqlite3.connect(path) as database:
+        database.execute("DROP TABLE generations")
+    database.close()
+    scores = ScoreCache(path)
+    GenerationCache(scores).store("lm", {KEY: ANSWER}, hits=1, misses=2)
+    assert scores.sums([b"key"]) == {b"key": score.summed()}
+    (use,) = scores.models()
+    assert (use.rows, use.generations, use.hits, use.misses) == (1, 1, 4, 3)
+    scores.close()
+
+
+def test_an_lm_that_only_generated_has_dates(cache: GenerationCache, scores: ScoreCache) -> None:
+    cache.store("lm", {KEY: ANSWER})
+    (use,) = scores.models()
+    assert (use.rows, use.generations) == (0, 1)
+    assert use.oldest is not None
+    assert use.oldest == use.newest
+
+
+# Damage -------------------------------------------------------------------------------------------------
+
+KEYS: list[Key] = [generation_key("lm", [str(number)], [1.0], OPTIONS) for number in range(5)]
+WRONG = [
+    "text = CAST('two  words' AS BLOB)",
+    "text = 5",
+    "logprobs = zeroblob(8)",
+    "logprobs = x'00'",
+    "entropies = NULL",
+    "prompt_tokens = 18",
+    "num_prompts = 'many'",
+    "answer_tokens = 0",
+    "checksum = 0",
+    "checksum = (SELECT o.checksum FROM generations AS o WHERE o.key <> generations.key)",
+]
+
+
+@pytest.mark.parametrize("change", WRONG)
+def test_a_changed_row_is_found_is_answered_with_to_nobody_and_can_be_deleted(
+    cache: GenerationCache, path: Path, change: str
+) -> None:
+    cache.store("lm", dict.fromkeys(KEYS, ANSWER))
+    assert [mistake for _, mistake in cache.check_rows()] == [None] * 5
+    with sqlite3.connect(path) as database:
+        database.execute(f"UPDATE generations SET {change} WHERE key = ?", (KEYS[3],))
+    database.close()
+    wrong = {key: mistake for key, mistake in cache.check_rows() if mistake}
+    assert wrong == {KEYS[3]: "its answer is not what was stored"}
+    with pytest.raises(RunError, match=f"{path}: an answer is damaged; `replug verify {path}` says more"):
+        cache.answers(KEYS)
+    cache.delete_rows(list(wrong))
+    assert set(cache.answers(KEYS)) == {*KEYS[:3], KEYS[4]}
+
+
+def test_a_row_of_no_model_is_found(cache: GenerationCache, path: Path) -> None:
+    cache.store("lm", {KEY: ANSWER})
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE generations SET model = 7")
+    database.close()
+    assert dict(cache.check_rows()) == {KEY: "it is of no model that the file knows"}
