@@ -10,14 +10,16 @@ and says nothing of others: who loads it compares.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
 from replug.configs.errors import UserError
+from replug.configs.methods import METHOD, NONE, WITHOUT_RETRIEVER
 from replug.data.files import write_json
+from replug.models.generation import Generated
 
 FORMAT = 1
 Threshold = float | Literal["never", "always"]
@@ -63,6 +65,15 @@ SIGNALS = {
 
 
 @dataclass(frozen=True, slots=True)
+class Subject:
+    """What a prompt asks about: its relation, and its popularity as the policy counts it. That is page views, or for a
+    policy by frequency the documents that name it."""
+
+    relation: str | None = None
+    popularity: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """Thresholds in the signal's own unit, by relation; `pooled` is for other relations, and where none is given.
 
@@ -90,6 +101,15 @@ class Policy:
     def decides_by(self) -> Signal:
         return SIGNALS[self.signal]
 
+    @property
+    def ensemble_size(self) -> int | None:
+        """The documents that are retrieved, where the choice is between none and an ensemble weighed by similarity."""
+        found = METHOD.fullmatch(self.augmented)
+        if self.closed != NONE or found is None or found["k"] is None or found["concat"]:
+            return None
+        size = int(found["k"])
+        return size if size == 1 or found["source"] not in WITHOUT_RETRIEVER else None
+
     def threshold(self, relation: str | None = None) -> Threshold:
         return self.pooled if relation is None else self.thresholds.get(relation, self.pooled)
 
@@ -101,6 +121,18 @@ class Policy:
         if value is None or math.isnan(value):
             return True
         return self.decides_by.sign * value < self.decides_by.sign * threshold
+
+    def reason(self, value: float | None, relation: str | None = None) -> str:
+        """Why a question does or does not retrieve, in a line."""
+        does = "documents" if self.retrieves(value, relation) else "no document"
+        seen = "unknown" if value is None else f"{value:g}"
+        whose = relation if relation in self.thresholds else "all relations together"
+        return f"{does}: {self.signal} is {seen}; {whose}: {self.rule(relation)}"
+
+    def rule(self, relation: str | None = None) -> str:
+        """When a relation retrieves, such as "below 1841"."""
+        threshold = self.threshold(relation)
+        return threshold if isinstance(threshold, str) else f"{self.decides_by.retrieves_when} {threshold:g}"
 
     def require_lm(self, identity: str) -> None:
         """Raise UserError for another LM than the one that the policy was fitted to."""
@@ -122,6 +154,36 @@ class Policy:
                 f"the policy was fitted to another retriever or to other documents ({self.retriever} then, {identity} "
                 "now): bring those back, or fit a policy to outcomes with these"
             )
+
+    def require_ensemble(self, k: int) -> None:
+        """Raise UserError unless the choice is between no document and an ensemble of `k`."""
+        if self.ensemble_size is None:
+            raise UserError(
+                f"the policy chooses between {self.closed} and {self.augmented}; expected {NONE} and an ensemble weighed "
+                "by similarity, such as replug@10"
+            )
+        if self.ensemble_size != k:
+            raise UserError(f"k is {k}, but the policy was fitted to {self.augmented}; expected k={self.ensemble_size}")
+
+    def value_given(self, subject: Subject) -> float:
+        """Raises UserError for a subject without a popularity."""
+        if subject.popularity is None or not math.isfinite(subject.popularity):
+            raise UserError(f"popularity is missing: the policy decides by {self.signal} ({self.decides_by.title})")
+        return subject.popularity
+
+    def value_of_answer(self, closed: Generated) -> float | None:
+        """Of a closed-book answer, None of an empty one; raises UserError for an LM that does not show the signal."""
+        if self.signal == "mean_logprob":
+            return closed.mean_logprob
+        if closed.token_entropies is None:
+            raise UserError(f"the policy decides by {self.signal}, and the LM, such as a server, shows no entropies")
+        return closed.mean_entropy
+
+    def value_of_search(self, similarities: Sequence[float]) -> float | None:
+        """Of what was found, the most similar first; None where too few were."""
+        if self.signal == "top_score":
+            return similarities[0] if similarities else None
+        return similarities[0] - similarities[1] if len(similarities) > 1 else None
 
     def save(self, path: Path) -> None:
         content = {"format": FORMAT, **asdict(self), "retrieves_when": self.decides_by.retrieves_when}
