@@ -84,9 +84,7 @@ def policy_of(path: Path | None, subject: "Subject") -> Followed | None:
     if subject.popularity is None and policy.decides_by.known_from is KnownFrom.question:
         raise UserError(f"--popularity is missing: the policy decides by {policy.signal} ({policy.decides_by.title})")
     if subject.popularity is not None and policy.decides_by.known_from is not KnownFrom.question:
-        raise UserError(
-            f"--popularity: the policy decides by {policy.signal} ({policy.decides_by.title}); leave it out"
-        )
+        raise UserError(f"--popularity: the policy decides by {policy.signal}; leave it out")
     return Followed(policy, subject)
 
 
@@ -119,7 +117,8 @@ def run_generate(
         replug = ReplugLM(lm, retriever, k, template, followed.policy if followed else None)
         decision = _decide(replug, prompt, options, followed)
         [answer] = replug.follow([prompt], options, [decision])
-    weights = document_weights([found.similarity for found in decision.documents]).tolist()
+    similarities = [found.similarity for found in decision.documents]
+    weights = document_weights(similarities).tolist() if similarities else []
     (_print_json if as_json else _print)(prompt, answer, decision, weights, followed)
 
 

@@ -159,8 +159,8 @@ class Policy:
         """Raise UserError unless the choice is between no document and an ensemble of `k`."""
         if self.ensemble_size is None:
             raise UserError(
-                f"the policy chooses between {self.closed} and {self.augmented}; expected {NONE} and an ensemble weighed "
-                "by similarity, such as replug@10"
+                f"the policy chooses between {self.closed} and {self.augmented}; expected {NONE} and an ensemble "
+                "weighed by similarity, such as replug@10"
             )
         if self.ensemble_size != k:
             raise UserError(f"k is {k}, but the policy was fitted to {self.augmented}; expected k={self.ensemble_size}")

@@ -228,8 +228,8 @@ class ReplugLM:
     def _require_no_policy(self) -> None:
         if self._policy is not None:
             raise UserError(
-                "a policy decides what `answer` and `generate` retrieve; expected documents for `score`, and a ReplugLM "
-                "without a policy for `generate_ensemble`"
+                "a policy decides what `answer` and `generate` retrieve; expected documents for `score`, and a "
+                "ReplugLM without a policy for `generate_ensemble`"
             )
 
     def _prompts(self, text: str, continuation: str, documents: Sequence[Retrieved]) -> list[str]:
