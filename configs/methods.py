@@ -2,6 +2,7 @@
 
 none              no document
 random, bm25      documents weighted evenly: what chose them has no similarity that REPLUG could weigh them by
+genread           one document, which the LM itself writes for the question (Yu et al. 2023)
 NAME              the ensemble of k documents of a retriever: `replug` (retriever.path), or a key of `retrievers`
 SOURCE@3          three documents instead of k
 SOURCE@3/concat   three documents one after the other in one prompt, the nearest last, next to the text
@@ -13,19 +14,24 @@ from dataclasses import dataclass
 
 from replug.configs.errors import UserError
 
-NONE, RANDOM, BM25, REPLUG = "none", "random", "bm25", "replug"
-WITHOUT_RETRIEVER = (NONE, RANDOM, BM25)
+NONE, RANDOM, BM25, GENREAD, REPLUG = "none", "random", "bm25", "genread", "replug"
+WITHOUT_RETRIEVER = (NONE, RANDOM, BM25, GENREAD)
 METHOD = re.compile(r"(?P<source>[A-Za-z0-9_.-]+)(@(?P<k>[0-9]+))?(?P<concat>/concat)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """`source` is none, random, bm25 or a retriever's name; `k` documents, 0 for none."""
+    """`source` is none, random, bm25, genread or a retriever's name; `k` documents, 0 for none."""
 
     name: str
     source: str
     k: int
     is_concatenated: bool
+
+    @property
+    def takes_from_corpus(self) -> bool:
+        """Whether its documents are those of a corpus."""
+        return self.source not in (NONE, GENREAD)
 
     @property
     def is_weighted(self) -> bool:
@@ -57,6 +63,8 @@ def _parse(name: str, k: int, retrievers: Mapping[str, str]) -> Method:
         )
     if source == NONE and (found["k"] or concat):
         raise UserError(f"methods: {name}; `none` has no documents, so neither a number nor concat")
+    if source == GENREAD and (found["k"] not in (None, "1") or concat):
+        raise UserError(f"methods: {name}; the LM writes one document, so expected `genread`")
     if number < 1:
         raise UserError(f"methods: {name}; expected at least one document")
-    return Method(name, source, 0 if source == NONE else number, concat)
+    return Method(name, source, {NONE: 0, GENREAD: 1}.get(source, number), concat)

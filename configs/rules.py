@@ -78,7 +78,7 @@ def _evaluation_problems(config: EvaluationConfig) -> Iterator[str]:
         yield f"query_encoders.{name} belongs to no retriever; expected a name under retrievers, or replug"
     if QUESTION not in config.questions.query:
         yield f"questions.query is {config.questions.query!r}; expected a text with {QUESTION} in it"
-    yield from _evaluation_data_problems(config, any(method.k for method in evaluation_methods(config)))
+    yield from _evaluation_data_problems(config, any(method.takes_from_corpus for method in evaluation_methods(config)))
     yield from _index_problems(config)
 
 

@@ -1,4 +1,4 @@
-"""Whether an answer is right: exact match and token F1 (SQuAD 1.1), and whether a document holds it (DPR). Pure."""
+"""Whether an answer is right: exact match and token F1 (SQuAD 1.1), containment (PopQA, DPR). Pure."""
 
 import re
 import string
@@ -44,9 +44,21 @@ def has_answer(document: str, answers: Sequence[str]) -> bool:
 
     Both are put into Unicode's NFD, cut into tokens and lowered. An answer without a token is held by no document.
     """
-    text = f" {' '.join(_tokens(document))} "
-    return any(words and f" {' '.join(words)} " in text for words in map(_tokens, answers))
+    text = f" {' '.join(answer_tokens(document))} "
+    return any(words and f" {' '.join(words)} " in text for words in map(answer_tokens, answers))
 
 
-def _tokens(text: str) -> list[str]:
+def contains_answer(prediction: str, answers: Sequence[str]) -> bool:
+    """Whether the prediction contains an answer as it is written, in lower case, or capitalised.
+
+    The rule of PopQA's official code (Mallen et al. 2023, `run_model.py`), which compares characters and not words:
+    "art" is contained in "Stuttgart", and an answer in another Unicode form is not found.
+    """
+    return any(
+        answer in prediction or answer.lower() in prediction or answer.capitalize() in prediction for answer in answers
+    )
+
+
+def answer_tokens(text: str) -> list[str]:
+    """DPR's tokens of a text in Unicode's NFD, in lower case."""
     return [token.lower() for token in _WORDS.findall(unicodedata.normalize("NFD", text))]

@@ -32,6 +32,7 @@ def compare(
         method: {
             f"{name}/{group}" if group else name: measured.metric(method, metric, some)
             for name, metric in task.metrics.items()
+            if measured.tells(method, metric)
             for group, some in among.items()
         }
         for method in measured.numbers
@@ -52,6 +53,10 @@ class Measurements:
         self.numbers = {method: _numbers(rows, method) for method in rows[0]["methods"]}
         self.all = np.arange(len(rows))
         self._num_resamples, self._seed = num_resamples, seed
+
+    def tells(self, method: str, metric: Metric) -> bool:
+        """Whether a method's outcomes have the metric's number, which only some metrics may lack."""
+        return metric.numerator in self.numbers[method] or not metric.may_be_unknown
 
     def value(self, method: str, metric: Metric, among: np.ndarray) -> float:
         """Without its interval."""
@@ -77,8 +82,10 @@ def _entry(interval: Interval, n: int) -> Entry:
 
 
 def _numbers(rows: Sequence[Mapping[str, Any]], method: str) -> Numbers:
+    """Those that every example has: what is not known of an example is not in its row."""
     outcomes = [row["methods"][method]["numbers"] for row in rows]
-    return {name: np.array([outcome[name] for outcome in outcomes], dtype=np.float64) for name in outcomes[0]}
+    known = [name for name in outcomes[0] if all(name in outcome for outcome in outcomes)]
+    return {name: np.array([outcome[name] for outcome in outcomes], dtype=np.float64) for name in known}
 
 
 def _members(task: Task, examples: Sequence[Example]) -> dict[str, np.ndarray]:
@@ -102,7 +109,8 @@ def markdown_table(results: Results, title: str, paper_table: str | None = None)
 
     Where the paper's figures are known they stand in the last column.
     """
-    metrics = [name for name in next(iter(results.values())) if "/" not in name and " - " not in name]
+    named = dict.fromkeys(name for of in results.values() for name in of)
+    metrics = [name for name in named if "/" not in name and " - " not in name]
     main = metrics[0]
     has_paper = any("paper" in of[main] for of in results.values())
     n = next(iter(results.values()))[main]["n"]
@@ -111,7 +119,7 @@ def markdown_table(results: Results, title: str, paper_table: str | None = None)
     for method, of in results.items():
         low, high = of[main]["interval"]
         paper = [f"{of[main]['paper']:g}" if "paper" in of[main] else ""] if has_paper else []
-        others = [f"{of[name]['value']:.4g}" for name in metrics[1:]]
+        others = [f"{of[name]['value']:.4g}" if name in of else "" for name in metrics[1:]]
         lines.append(markdown_line([method, f"{of[main]['value']:.4f}", f"{low:.4f} to {high:.4f}", *others, *paper]))
     return "\n".join([*lines, "", *_difference_lines(results), *_group_lines(results, main)]) + "\n"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from replug.configs.methods import NONE, Method
+from replug.configs.methods import GENREAD, NONE, RANDOM, Method
 from replug.data.files import replace_file
 from replug.data.store import CorpusStore
 
@@ -43,6 +43,15 @@ def random_documents(num_documents: int, num_examples: int, k: int, seed: int) -
 
 
 @dataclass(frozen=True, slots=True)
+class WrittenDocument:
+    """What an LM wrote to answer a question from; None where it wrote nothing. Tokens as the LM counted them."""
+
+    text: str | None
+    prompt_tokens: int | None
+    generated_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """Texts [K] that are put before the prompt one at a time, and the similarities [K] that weigh them.
 
@@ -62,7 +71,8 @@ NOTHING = Evidence((None,), np.zeros(1))
 class EvidenceBook:
     """The evidence of every method for every example. `found` maps a source to rows and similarities of all examples.
 
-    `retrieves[row]` is False for an example that nothing can be retrieved for.
+    `retrieves[row]` is False for an example that nothing can be retrieved for. `written` are the documents of
+    `genread`, one for each example, where a method has them.
     """
 
     def __init__(
@@ -71,9 +81,10 @@ class EvidenceBook:
         corpus: CorpusStore | None,
         found: Mapping[str, RetrievedDocuments],
         retrieves: Sequence[bool],
+        written: Sequence[WrittenDocument] = (),
     ) -> None:
         self.methods = methods
-        self._store, self._found, self._retrieves = corpus, found, retrieves
+        self._store, self._found, self._retrieves, self._written = corpus, found, retrieves, written
 
     def of(self, row: int) -> dict[str, Evidence]:
         """By method name, in the methods' order."""
@@ -83,8 +94,20 @@ class EvidenceBook:
         """The text of the first document alone."""
         if method.source == NONE:
             return None
+        if method.source == GENREAD:
+            return self._written[row].text
         [text] = self._corpus.texts(self._found[method.source].doc_rows[row, :1])
         return text
+
+    def similarities(self, method: Method, row: int) -> np.ndarray:
+        """Of all documents that a retriever found, the nearest first, [K]; of none where no retriever was asked."""
+        if not method.takes_from_corpus or method.source == RANDOM or not self._retrieves[row]:
+            return np.empty(0)
+        return self._found[method.source].similarities[row]
+
+    def written(self, method: Method, row: int) -> WrittenDocument | None:
+        """What the LM wrote for the method; None where it was not asked to."""
+        return self._written[row] if method.source == GENREAD and self._retrieves[row] else None
 
     def ids(self, doc_rows: Sequence[int]) -> list[str]:
         """Of documents by their rows."""
@@ -94,7 +117,9 @@ class EvidenceBook:
         """Of which documents every method gives every example, and of what they weigh."""
         digest = hashlib.sha256(repr((self.methods, self._retrieves)).encode())
         for method in self.methods:
-            if method.source != NONE:
+            if method.source == GENREAD:
+                digest.update(repr(self._written).encode())
+            elif method.source != NONE:
                 found = self._found[method.source]
                 for values in (found.doc_rows, found.similarities):
                     digest.update(values[:, : method.k].tobytes())
@@ -112,6 +137,8 @@ class EvidenceBook:
     def _evidence(self, method: Method, row: int) -> Evidence:
         if method.source == NONE or not self._retrieves[row]:
             return NOTHING
+        if method.source == GENREAD:
+            return Evidence((self._written[row].text,), np.zeros(1))
         found = self._found[method.source]
         rows = found.doc_rows[row, : method.k]
         texts, doc_rows = self._corpus.texts(rows), tuple(int(doc) for doc in rows)
@@ -124,15 +151,16 @@ class EvidenceBook:
 def texts_of(evidence: Mapping[str, Evidence]) -> dict[str | None, bool]:
     """Every text of all methods once, and whether it is concatenated.
 
-    None comes first, then single documents by their rows, then concatenations: what is scored together, and in which
-    order, decides the last bits of scores, so methods that are named in another order must not change it.
+    None comes first, then what the LM wrote, single documents by their rows, and concatenations: what is scored
+    together, and in which order, decides the last bits of scores, so methods that are named in another order must not
+    change it.
     """
     placed = [
-        ((one.is_concatenated, one.doc_rows[place] if one.doc_rows else -1), text)
+        ((one.is_concatenated, one.doc_rows[place] if one.doc_rows else -1, text is not None), text)
         for one in evidence.values()
         for place, text in enumerate(one.texts)
     ]
     texts: dict[str | None, bool] = {}
-    for (is_concatenated, _), text in sorted(placed, key=lambda pair: pair[0]):
+    for (is_concatenated, _, _), text in sorted(placed, key=lambda pair: pair[0]):
         texts.setdefault(text, is_concatenated)
     return texts

@@ -6,7 +6,7 @@ The key `evaluation` names the module, so an evaluation is added by its module, 
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from replug.configs.errors import UserError
@@ -25,18 +25,26 @@ from replug.models.prompt import PromptTemplate
 
 @dataclass(frozen=True, slots=True)
 class PromptedLM:
-    """The LM that is asked, and how texts are put to it."""
+    """The LM that is asked, behind its cache, and how texts are put to it; `uncached` is the LM itself."""
 
     lm: AsyncLM
     template: PromptTemplate
+    uncached: AsyncLM
+
+    def without_cache(self) -> "PromptedLM":
+        return replace(self, lm=self.uncached)
 
 
 @dataclass(frozen=True, slots=True)
 class EvalDataset:
-    """What is measured: a text to retrieve for by example (empty where nothing can be retrieved), and then the task."""
+    """What is measured: a text to retrieve for by example (empty where nothing can be retrieved), and then the task.
+
+    `questions`, one for each query, are what an LM is to write documents for; none where the LM is asked no questions.
+    """
 
     queries: Sequence[str]
     make_task: Callable[[PromptedLM | None, EvidenceBook], Task]
+    questions: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

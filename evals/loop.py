@@ -30,11 +30,15 @@ Outcomes = dict[str, Outcome]  # by method
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A number summed over examples, over the sum of another; the number of examples where there is none."""
+    """A number summed over examples, over the sum of another; the number of examples where there is none.
+
+    One that `may_be_unknown` is left out of a method's results where some example does not tell the number.
+    """
 
     numerator: str
     denominator: str | None = None
     transform: Transform = identity
+    may_be_unknown: bool = False
 
 
 class Task(Protocol):

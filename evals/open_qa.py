@@ -4,10 +4,10 @@ A set is a file of JSON Lines with `question` and `answers`, and optional `id`, 
 The LM's answer ends at the first newline and is compared with every accepted answer (`evals.answers`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,9 @@ class OpenQuestion:
     answers: tuple[str, ...]
 
 
+Question = TypeVar("Question", bound=OpenQuestion)
+
+
 @dataclass(frozen=True, slots=True)
 class OpenQaOutcome:
     """What the LM answered, and how right it is: exact match 0 or 1, token F1 from 0 to 1."""
@@ -48,16 +51,30 @@ def read_questions(path: Path) -> list[OpenQuestion]:
     questions: list[OpenQuestion] = []
     seen: set[str] = set()
     for where, row in read_json_lines(path):
-        questions.append(_question(row, where))
+        questions.append(open_question(row, where))
         require_new(questions[-1].example.id, seen, where)
     if not questions:
         raise UserError(f"{path} holds no questions")
     return questions
 
 
+def open_question(row: Mapping[str, Any], where: str, answers_field: str = "answers") -> OpenQuestion:
+    """The question of a row; raises UserError with where it stands for a field that is missing or of another form."""
+    gold = row.get("gold") or []
+    if not isinstance(gold, list) or not all(isinstance(item, str | int) for item in gold):
+        raise UserError(f"{where}: field 'gold' must be a list of document ids")
+    example = Example(
+        id=_name(row, "id", where) or Path(where).name,
+        query=_query(row, where),
+        group=_name(row, "domain", where) or "all",
+        gold=tuple(str(item) for item in gold),
+    )
+    return OpenQuestion(example, _answers(row, answers_field, where))
+
+
 def draw_demonstrations(
-    pool: Sequence[OpenQuestion], evaluated: Sequence[OpenQuestion], num: int, seed: int
-) -> list[OpenQuestion]:
+    pool: Sequence[Question], evaluated: Sequence[OpenQuestion], num: int, seed: int
+) -> list[Question]:
     """Questions of the pool that are not evaluated, drawn evenly, the same for the same seed.
 
     A question is evaluated where its id or its normalised text is. No two have the same text. Raises UserError where
@@ -76,8 +93,8 @@ def draw_demonstrations(
 
 
 def hold_out_demonstrations(
-    questions: Sequence[OpenQuestion], num: int, seed: int
-) -> tuple[list[OpenQuestion], list[OpenQuestion]]:
+    questions: Sequence[Question], num: int, seed: int
+) -> tuple[list[Question], list[Question]]:
     """Demonstrations drawn from the evaluated file itself, and the questions that are left to evaluate, in order.
 
     Raises UserError where nothing would be left.
@@ -137,7 +154,7 @@ def _block(question: OpenQuestion, document: str | None) -> str:
     return f"{knowledge_line(document)}Question: {one_line(question.example.query)}\nAnswer:"
 
 
-def _not_among(questions: Sequence[OpenQuestion], others: Iterable[OpenQuestion]) -> list[OpenQuestion]:
+def _not_among(questions: Sequence[Question], others: Iterable[OpenQuestion]) -> list[Question]:
     names = [(other.example.id, normalize_answer(other.example.query)) for other in others]
     ids, texts = {identifier for identifier, _ in names}, {text for _, text in names}
     return [
@@ -147,41 +164,28 @@ def _not_among(questions: Sequence[OpenQuestion], others: Iterable[OpenQuestion]
     ]
 
 
-def _of_different_text(questions: Sequence[OpenQuestion]) -> list[OpenQuestion]:
-    first: dict[str, OpenQuestion] = {}
+def _of_different_text(questions: Sequence[Question]) -> list[Question]:
+    first: dict[str, Question] = {}
     for question in questions:
         first.setdefault(normalize_answer(question.example.query), question)
     return list(first.values())
 
 
-def _question(row: dict[str, Any], where: str) -> OpenQuestion:
-    gold = row.get("gold") or []
-    if not isinstance(gold, list) or not all(isinstance(item, str | int) for item in gold):
-        raise UserError(f"{where}: field 'gold' must be a list of document ids")
-    example = Example(
-        id=_name(row, "id", where) or Path(where).name,
-        query=_query(row, where),
-        group=_name(row, "domain", where) or "all",
-        gold=tuple(str(item) for item in gold),
-    )
-    return OpenQuestion(example, _answers(row, where))
-
-
-def _query(row: dict[str, Any], where: str) -> str:
+def _query(row: Mapping[str, Any], where: str) -> str:
     value = row.get("question")
     if not isinstance(value, str) or not value.strip():
         raise UserError(f"{where}: field 'question' must be a text, found {value!r}")
     return value
 
 
-def _answers(row: dict[str, Any], where: str) -> tuple[str, ...]:
-    value = row.get("answers")
+def _answers(row: Mapping[str, Any], field: str, where: str) -> tuple[str, ...]:
+    value = row.get(field)
     if not isinstance(value, list) or not value or not all(isinstance(item, str) and item.strip() for item in value):
-        raise UserError(f"{where}: field 'answers' must be a list of texts, at least one, found {value!r}")
+        raise UserError(f"{where}: field {field!r} must be a list of texts, at least one, found {value!r}")
     return tuple(value)
 
 
-def _name(row: dict[str, Any], field: str, where: str) -> str | None:
+def _name(row: Mapping[str, Any], field: str, where: str) -> str | None:
     value = row.get(field)
     if value is not None and (isinstance(value, bool) or not isinstance(value, str | int) or value == ""):
         raise UserError(f"{where}: field {field!r} must be a string or an integer, found {value!r}")

@@ -56,8 +56,14 @@ def write_examples(path: Path, rows: Sequence[Row], book: EvidenceBook) -> None:
     """As Parquet."""
     partial = path.with_suffix(".partial")
     with writing(partial):
-        pq.write_table(pa.Table.from_pylist(list(example_rows(rows, book))), partial)
+        pq.write_table(_table(list(example_rows(rows, book))), partial)
         partial.replace(path)
+
+
+def _table(rows: list[dict[str, Any]]) -> pa.Table:
+    """A column for every name, null where a row has no such number: Arrow would take those of the first row alone."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.table({name: [row.get(name) for row in rows] for name in names})
 
 
 def example_rows(rows: Sequence[Row], book: EvidenceBook) -> Iterator[dict[str, Any]]:

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from replug.configs.methods import Method
+from replug.configs.methods import GENREAD, Method
 from replug.configs.rules import QUESTION
 from replug.configs.schema import EvaluationConfig
 from replug.evals.examples import Example
-from replug.evals.open_qa import OpenQuestion
+from replug.evals.open_qa import Question
 
 
 def question_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
@@ -16,12 +16,23 @@ def question_problems(config: EvaluationConfig, methods: Sequence[Method]) -> It
         yield f"questions.path is missing; evaluation={config.evaluation} expects the questions"
 
 
+def unasked_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
+    """What only evaluations have that put questions to an LM."""
+    if any(method.source == GENREAD for method in methods):
+        yield f"methods: genread writes a document for a question; evaluation={config.evaluation} asks the LM none"
+    if config.questions.latency_questions:
+        yield (
+            f"questions.latency_questions is {config.questions.latency_questions}, but "
+            f"evaluation={config.evaluation} asks the LM no questions; expected 0"
+        )
+
+
 def queries_of(config: EvaluationConfig, examples: Iterable[Example]) -> list[str]:
     """The questions in the form of `questions.query`."""
     return [config.questions.query.replace(QUESTION, example.query) for example in examples]
 
 
-def draw_questions(questions: list[OpenQuestion], num: int | None, seed: int) -> list[OpenQuestion]:
+def draw_questions(questions: list[Question], num: int | None, seed: int) -> list[Question]:
     """So many questions, drawn by the seed, in the file's order; all where there are no more."""
     if num is None or num >= len(questions):
         return questions

@@ -10,11 +10,12 @@ from rich.markdown import Markdown
 from replug.configs.methods import Method
 from replug.configs.schema import EvaluationConfig
 from replug.data.files import replace_file, write_json
-from replug.evals.comparison import compare, main_metric, markdown_table
+from replug.evals.comparison import Measurements, compare, main_metric, markdown_table
 from replug.evals.evidence import EvidenceBook
 from replug.evals.figures import draw_methods, draw_sweep, to_svg
 from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import EvaluationKind, Finished
+from replug.evals.latency import SECONDS
 from replug.evals.loop import Task
 from replug.evals.outcomes import Row, write_examples
 
@@ -26,9 +27,14 @@ def write_results(
     task: Task,
     book: EvidenceBook,
     rows: Sequence[Row],
+    latencies: Sequence[Row] = (),
 ) -> None:
-    """results.json last: it says that the evaluation is finished."""
+    """results.json last: it says that the evaluation is finished. `latencies` are of some of the rows' examples."""
     results = compare(task, rows, config.paper, config.num_resamples, config.seed)
+    if latencies:
+        timed = Measurements(latencies, config.num_resamples, config.seed)
+        for method, of in results.items():
+            of["seconds"] = timed.metric(method, SECONDS, timed.all)
     write_examples(folder.examples, rows, book)
     table = markdown_table(results, config.evaluation, config.paper.table)
     table += kind.add_findings(Finished(config, folder, rows, book, results))
@@ -40,7 +46,7 @@ def write_results(
 def show_results(folder: EvaluationFolder) -> dict:
     """Print the table, and where things are."""
     Console(width=120).print(Markdown(folder.table.read_text()))
-    for path in (folder.results, folder.examples, folder.figure, folder.tokens):
+    for path in (folder.results, folder.examples, folder.figure, folder.tokens, folder.latency):
         if path.exists():
             print(f"{path.stem}: {path}")
     return json.loads(folder.results.read_text())

@@ -4,28 +4,32 @@ Stages leave what they found under `out` and are passed over when it is there, s
 interrupted one stopped. Beside results.json lie
 
 config.yaml, lm.json   what is measured, and with which LM; another configuration is refused
-found/                 what every source of documents finds for every example, and the indexes of the retrievers
+found/                 what every source of documents finds for every example, and the indexes of the retrievers;
+                       genread.jsonl, the documents that the LM wrote; frequencies.json, documents that name a subject
 scores.sqlite          what the LM said (`lm.cache` names another, which several evaluations may share)
 outcomes.jsonl         every example under every method as it came; at the end examples.parquet
+latency.jsonl          the same of `questions.latency_questions`: the seconds that each took by itself
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from replug.cluster.ray_cluster import ray_cluster
-from replug.configs.methods import Method
+from replug.configs.methods import GENREAD, Method
 from replug.configs.rules import evaluation_methods
 from replug.configs.schema import Config, EvaluationConfig
 from replug.data.store import Corpus
-from replug.evals.evidence import EvidenceBook
+from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.folder import EvaluationFolder
-from replug.evals.kinds import PromptedLM, check_evaluation
+from replug.evals.genread import write_documents
+from replug.evals.kinds import EvalDataset, PromptedLM, check_evaluation
+from replug.evals.latency import LatencyPass
 from replug.evals.loop import run_task
-from replug.evals.outcomes import OutcomeFile
+from replug.evals.outcomes import OutcomeFile, Row
 from replug.evals.results_files import show_results, write_results
-from replug.evals.search import find_all, needs_building
+from replug.evals.search import find_all, needs_building, open_searches
 from replug.index_workers.installation import check_faiss
 from replug.models import build as models_build
 from replug.models.build import prompt_template
@@ -53,14 +57,13 @@ def evaluate(config: EvaluationConfig) -> dict:
     check_gpus()
     with evaluation_cluster(config, methods, source, len(corpus.corpus) if corpus else None) as run_config:
         found = find_all(config, corpus, dataset.queries, methods, folder.found) if corpus else {}
-        book = EvidenceBook(
-            methods, corpus.corpus if corpus else None, found, [bool(query.strip()) for query in dataset.queries]
-        )
         with opened_lm(run_config, source, folder) as asked:
+            book = evidence_book(methods, corpus, dataset, found, asked, folder)
             task = dataset.make_task(asked, book)
             outcomes = OutcomeFile(folder.outcomes)
             run_task(task, book, outcomes, config.evaluation)
-    write_results(config, folder, kind, task, book, outcomes.rows)
+            latencies = measure_latency(config, corpus, dataset, book, asked, folder)
+    write_results(config, folder, kind, task, book, outcomes.rows, latencies)
     return show_results(folder)
 
 
@@ -72,9 +75,43 @@ def lm_source(config: EvaluationConfig, folder: EvaluationFolder) -> LMSource:
 
 def corpus_of(config: Config, folder: EvaluationFolder, methods: Sequence[Method]) -> Corpus | None:
     """The documents that methods retrieve; None where no method does and texts or questions come without."""
-    if config.data.corpus or any(method.k for method in methods):
+    if config.data.corpus or any(method.takes_from_corpus for method in methods):
         return corpus_to_index(config, folder.data, folder.data)
     return None
+
+
+def evidence_book(
+    methods: Sequence[Method],
+    corpus: Corpus | None,
+    dataset: EvalDataset,
+    found: Mapping[str, RetrievedDocuments],
+    asked: PromptedLM | None,
+    folder: EvaluationFolder,
+) -> EvidenceBook:
+    """What was found for every example, and what the LM writes for it where a method has that."""
+    written: list[WrittenDocument] = []
+    if asked and any(method.source == GENREAD for method in methods):
+        written = write_documents(asked, dataset.questions, folder.written)
+    retrieves = [bool(query.strip()) for query in dataset.queries]
+    return EvidenceBook(methods, corpus.corpus if corpus else None, found, retrieves, written)
+
+
+def measure_latency(
+    config: EvaluationConfig,
+    corpus: Corpus | None,
+    dataset: EvalDataset,
+    book: EvidenceBook,
+    asked: PromptedLM | None,
+    folder: EvaluationFolder,
+) -> list[Row]:
+    """The rows of latency.jsonl; none where no question is to be timed."""
+    num_questions = config.questions.latency_questions
+    if not num_questions or asked is None:
+        return []
+    file = OutcomeFile(folder.latency)
+    searches = open_searches(config, corpus, book.methods, folder.found) if corpus else {}
+    LatencyPass(dataset, asked.without_cache(), book, searches).run(file, num_questions)
+    return file.rows
 
 
 @contextmanager
@@ -97,4 +134,4 @@ def opened_lm(config: Config, source: LMSource | None, folder: EvaluationFolder)
         yield None
         return
     with models_build.opened_lm(config.lm, source, folder.scores) as lm:
-        yield PromptedLM(lm, prompt_template(config.lm, source))
+        yield PromptedLM(lm, prompt_template(config.lm, source), lm.uncached)

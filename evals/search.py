@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from replug.configs.errors import UserError
-from replug.configs.methods import BM25, NONE, RANDOM, REPLUG, WITHOUT_RETRIEVER, Method
+from replug.configs.methods import BM25, RANDOM, REPLUG, WITHOUT_RETRIEVER, Method
 from replug.configs.schema import Config, EvaluationConfig, RetrieveConfig
 from replug.data.store import Corpus
 from replug.evals.evidence import RetrievedDocuments, random_documents
 from replug.evals.retrieval import RECALL_DEPTH
-from replug.index_workers.bm25 import search_bm25
+from replug.index_workers.bm25 import BM25Index, search_bm25
 from replug.index_workers.build import build_version, index_settings, require_same_index
 from replug.index_workers.local_index import LocalIndex
 from replug.index_workers.service import IndexService
@@ -33,7 +33,7 @@ def find_all(
     """Rows and similarities [N, K] by source, as many as any of its methods uses and recall is of. Ray must run."""
     out.mkdir(parents=True, exist_ok=True)
     found = {}
-    for source in dict.fromkeys(method.source for method in methods if method.source != NONE):
+    for source in dict.fromkeys(method.source for method in methods if method.takes_from_corpus):
         k = min(len(corpus.corpus), max(RECALL_DEPTH, *(method.k for method in methods if method.source == source)))
         path = out / f"{source}.npz"
         if not path.exists():
@@ -64,7 +64,7 @@ def _texts(corpus: Corpus) -> Iterator[str]:
 
 def _query_vectors(queries: Sequence[str], path: str | None, encoder: Encoder) -> np.ndarray:
     """Vectors [B, D] by the encoder of the documents, or by the one in `path`, which only queries have."""
-    own = Encoder(resolve_encoder_path(path), encoder.similarity) if path else encoder
+    own = _query_encoder(path, encoder)
     if own.dim != encoder.dim:
         raise UserError(
             f"query_encoders: vectors of {path} have {own.dim} numbers, those of the documents {encoder.dim}; "
@@ -73,6 +73,35 @@ def _query_vectors(queries: Sequence[str], path: str | None, encoder: Encoder) -
     vectors = own.encode(queries).numpy()
     require_finite_vectors(vectors, [repr(query[:40]) for query in queries])
     return vectors
+
+
+def _query_encoder(path: str | None, encoder: Encoder) -> Encoder:
+    """The one in `path`, which only queries have, or that of the documents."""
+    return Encoder(resolve_encoder_path(path), encoder.similarity) if path else encoder
+
+
+def open_searches(
+    config: EvaluationConfig, corpus: Corpus, methods: Sequence[Method], out: Path
+) -> dict[str, Callable[[str, int], object]]:
+    """By source, a search for the k nearest documents of one text, ready to be timed; none of `random`.
+
+    The indexes are those that `find_all` left. BM25 holds its whole index in memory: 2 KiB a document.
+    """
+    sources = dict.fromkeys(method.source for method in methods if method.takes_from_corpus)
+    return {source: _open_search(config, corpus, source, out) for source in sources if source != RANDOM}
+
+
+def _open_search(config: EvaluationConfig, corpus: Corpus, source: str, out: Path) -> Callable[[str, int], object]:
+    if source == BM25:
+        index = BM25Index(_texts(corpus))
+        return lambda text, k: index.search(text, k)
+    path = _retriever_path(config, source)
+    dense = LocalIndex(
+        index_folder(Path(path).expanduser()) if _is_indexed(path) else _root(config, source, out), available_cores()
+    )
+    encoder = Encoder(str(dense.encoder_folder), dense.plan.similarity, dense.plan.max_tokens)
+    own = _query_encoder(config.query_encoders.get(source), encoder)
+    return lambda text, k: dense.search(own.encode([text]).numpy(), k)
 
 
 def needs_building(config: EvaluationConfig, source: str) -> bool:

@@ -42,10 +42,14 @@ COUNTED = ("lm_calls", "retriever_calls", "prompt_tokens", "generated_tokens")
 
 @dataclass(frozen=True, slots=True)
 class WayCosts:
-    """Of one way to answer: by name what is counted of each question [N], and the mean seconds of a question."""
+    """Of one way to answer: by name what is counted of each question [N], and the mean seconds of a question.
+
+    `search_seconds` are those of them in which documents are found.
+    """
 
     counted: Mapping[str, np.ndarray]
     seconds: float
+    search_seconds: float
 
     def mean(self) -> Costs:
         return Costs(**{name: float(np.mean(self.counted[name])) for name in COUNTED}, seconds=self.seconds)
@@ -57,16 +61,16 @@ def policy_costs(
     """Of a policy that retrieves where `retrieved` [S, N] says, over what `splits` [S, N] left to measure.
 
     `asks_first`: the signal is the closed-book answer's, which is paid for by who retrieves too. `searches`: it is the
-    retriever's, so every question is searched for. How long a search takes by itself is not measured: seconds are then
-    NaN, unless every question retrieves.
+    retriever's, so every question is searched for.
     """
     share = mean_over_splits(retrieved, splits)
     counted = {}
     for name in COUNTED:
-        without, with_documents = closed.counted[name], augmented.counted[name]
-        each = np.where(retrieved, with_documents + asks_first * without, without)
+        first = closed.counted[name] if asks_first else 0
+        each = np.where(retrieved, augmented.counted[name] + first, closed.counted[name])
         counted[name] = mean_over_splits(each, splits)
     if searches:
         counted["retriever_calls"] = mean_over_splits(augmented.counted["retriever_calls"], splits)
-    seconds = (1 - share + asks_first * share) * closed.seconds + share * augmented.seconds
-    return Costs(**counted, seconds=float("nan") if searches and share < 1 else seconds)
+    without_documents = closed.seconds + (augmented.search_seconds if searches else 0)
+    with_documents = augmented.seconds + (closed.seconds if asks_first else 0)
+    return Costs(**counted, seconds=(1 - share) * without_documents + share * with_documents)

@@ -23,17 +23,20 @@ from replug.evals.adaptive.protocol import Questions
 from replug.evals.folder import EvaluationFolder
 from replug.models.policy import SIGNALS, KnownFrom
 
-ACCURACY, RECALL, SECONDS = "accuracy", "answer_recall", "seconds"
+ACCURACY, RECALL, POPULARITY = "accuracy", "answer_recall", "popularity"
 # Keys of `questions` that do not say how a question is asked; which ones are asked is compared by their ids.
 FREE = ("questions.path", "questions.max_questions", "questions.latency_questions")
 
 
 @dataclass(frozen=True, slots=True)
 class MethodOutcomes:
-    """One method's numbers [N] by name, NaN where a question has none, and the folder that they are from."""
+    """One method's numbers [N] by name, NaN where a question has none, and the folder that they are from.
+
+    `seconds` are the means of what a latency pass timed, by name.
+    """
 
     numbers: Mapping[str, np.ndarray]
-    seconds: float
+    seconds: Mapping[str, float]
     config: EvaluationConfig
     folder: EvaluationFolder
 
@@ -44,7 +47,9 @@ class MethodOutcomes:
 
     def costs(self) -> WayCosts:
         unknown = np.full(len(self.accuracy), np.nan)
-        return WayCosts({name: self.numbers.get(name, unknown) for name in COUNTED}, self.seconds)
+        counted = {name: self.numbers.get(name, unknown) for name in COUNTED}
+        timed = (self.seconds.get(name, math.nan) for name in ("seconds", "evidence_seconds"))
+        return WayCosts(counted, *timed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +123,7 @@ def _read(folder: EvaluationFolder) -> Answered:
         raise UserError(f"{folder.path}: evaluation={config.evaluation} asked no LM; expected one of questions")
     ids, relations, rows = _rows(folder.outcomes)
     seconds = _seconds(folder)
-    methods = {
-        name: MethodOutcomes(_numbers(rows, name), seconds.get(name, math.nan), config, folder) for name in rows[0]
-    }
+    methods = {name: MethodOutcomes(_numbers(rows, name), seconds.get(name, {}), config, folder) for name in rows[0]}
     return Answered(_lm_name(config), identity, ids, relations, methods)
 
 
@@ -164,10 +167,16 @@ def _numbers(rows: Sequence[Mapping[str, Mapping[str, float]]], method: str) -> 
     return {name: np.array([row[method].get(name, np.nan) for row in rows], dtype=np.float64) for name in names}
 
 
-def _seconds(folder: EvaluationFolder) -> dict[str, float]:
-    """Of a question by method, where a latency pass measured them."""
-    results = json.loads(folder.results.read_text())
-    return {method: of[SECONDS]["value"] for method, of in results.items() if SECONDS in of}
+def _seconds(folder: EvaluationFolder) -> dict[str, dict[str, float]]:
+    """By method and name, the means over the questions of the latency pass; empty where there was none."""
+    if not folder.latency.is_file():
+        return {}
+    timed = [_field(row, "methods", dict, where) for where, row in read_json_lines(folder.latency)]
+    by_method = {method: [row[method]["numbers"] for row in timed] for method in timed[0]} if timed else {}
+    return {
+        method: {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+        for method, rows in by_method.items()
+    }
 
 
 def _lm_name(config: EvaluationConfig) -> str:

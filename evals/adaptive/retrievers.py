@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from replug.configs.errors import UserError
-from replug.configs.methods import METHOD, WITHOUT_RETRIEVER
+from replug.configs.methods import GENREAD, METHOD, NONE, WITHOUT_RETRIEVER
 from replug.configs.schema import EvaluationConfig
 from replug.data.store import ImportedCorpus, PreparedSet
 from replug.evals.folder import EvaluationFolder
@@ -11,14 +11,12 @@ from replug.evals.search import index_of
 from replug.index_workers.version_store import VersionStore
 from replug.models.preparing import data_folder
 
-WRITTEN_BY_LM = "genread"
-
 
 def full_name(method: str, k: int) -> str:
     """The method with its number of documents said, such as replug@10."""
     found = METHOD.fullmatch(method)
     assert found is not None, method  # the evaluation has run
-    if found["k"] or found["source"] in ("none", WRITTEN_BY_LM):
+    if found["k"] or found["source"] in (NONE, GENREAD):
         return method
     return f"{found['source']}@{k}{found['concat'] or ''}"
 
@@ -29,7 +27,7 @@ def retriever_identity(method: str, config: EvaluationConfig, folder: Evaluation
     Raises UserError where the index or the documents of the evaluation are gone.
     """
     source = method.partition("@")[0].partition("/")[0]
-    if source in ("none", WRITTEN_BY_LM):
+    if source in (NONE, GENREAD):
         return source
     if source in WITHOUT_RETRIEVER:
         return f"{source}:{_corpus_sha256(config, folder)[:16]}"

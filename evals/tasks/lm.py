@@ -13,6 +13,7 @@ from replug.evals.examples import Example
 from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM
 from replug.evals.loop import Metric, Outcome, Outcomes
 from replug.evals.metrics import bits_of
+from replug.evals.questions import unasked_problems
 from replug.models.black_box_lm import AsyncLM, ContinuationScore
 from replug.models.ensemble import mix_token_logprobs
 from replug.models.prompt import PromptTemplate
@@ -95,6 +96,7 @@ def lm_dataset(config: EvaluationConfig, corpus: Corpus | None, with_tokens: boo
 
 
 def text_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
+    yield from unasked_problems(config, methods)
     data = config.data
     if not (config.texts.path or data.source or data.prepared or (data.queries and data.heldout)):
         yield "texts.path is missing; expected texts to measure, or held-out ones: data.prepared or data.source"

@@ -91,7 +91,8 @@ def mmlu_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset
         assert asked is not None
         return Mmlu(asked.lm, asked.template, questions, mmlu)
 
-    return EvalDataset(queries_of(config, [question.example for question in questions]), make_task)
+    examples = [question.example for question in questions]
+    return EvalDataset(queries_of(config, examples), make_task, [example.query for example in examples])
 
 
 EVALUATION = EvaluationKind(mmlu_dataset, question_problems)

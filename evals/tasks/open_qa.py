@@ -111,7 +111,7 @@ def open_qa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalData
         return OpenQa(asked.lm, asked.template, questions, demonstrations, documents, keys.max_new_tokens)
 
     asked_for = [question.example for question in [*questions, *demonstrations]]
-    return EvalDataset(queries_of(config, asked_for), make_task)
+    return EvalDataset(queries_of(config, asked_for), make_task, [example.query for example in asked_for])
 
 
 EVALUATION = EvaluationKind(open_qa_dataset, question_problems)

@@ -14,7 +14,7 @@ from replug.evals.examples import Example
 from replug.evals.kinds import EvalDataset, EvaluationKind
 from replug.evals.loop import Metric, Outcome, Outcomes
 from replug.evals.open_qa import read_questions
-from replug.evals.questions import draw_questions, queries_of, question_problems
+from replug.evals.questions import draw_questions, queries_of, question_problems, unasked_problems
 from replug.evals.retrieval import RANKED_AT, RECALL_AT, RECALL_DEPTH, gold_rows, retrieval_metrics
 
 _NAMES = [
@@ -64,6 +64,7 @@ def retrieval_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDa
 
 
 def retrieval_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
+    yield from unasked_problems(config, methods)
     if wrong := [method.name for method in methods if method.k == 0 or method.is_concatenated]:
         yield f"methods: {wrong[0]} ranks no documents; evaluation=retrieval expects retrievers"
     if shallow := [method.name for method in methods if method.k < RECALL_DEPTH]:

@@ -10,7 +10,7 @@ RETRIEVERS = {"replug": "a", "lsr": "b"}
 
 
 def test_every_form_is_read():
-    names = ["none", "random@3", "bm25", "replug", "lsr@1", "replug@5/concat"]
+    names = ["none", "random@3", "bm25", "replug", "lsr@1", "replug@5/concat", "genread"]
     assert parse_methods(names, 10, RETRIEVERS) == [
         Method("none", "none", 0, False),
         Method("random@3", "random", 3, False),
@@ -18,12 +18,19 @@ def test_every_form_is_read():
         Method("replug", "replug", 10, False),
         Method("lsr@1", "lsr", 1, False),
         Method("replug@5/concat", "replug", 5, True),
+        Method("genread", "genread", 1, False),
     ]
 
 
 def test_only_an_ensemble_of_a_retrievers_documents_is_weighted():
-    methods = parse_methods(["none", "random", "bm25", "replug", "replug/concat"], 10, RETRIEVERS)
+    methods = parse_methods(["none", "random", "bm25", "replug", "replug/concat", "genread"], 10, RETRIEVERS)
     assert [method.name for method in methods if method.is_weighted] == ["replug"]
+
+
+def test_documents_are_of_a_corpus_but_for_those_that_the_lm_writes():
+    methods = parse_methods(["none", "random", "bm25", "replug", "genread@1"], 10, RETRIEVERS)
+    assert [method.name for method in methods if method.takes_from_corpus] == ["random", "bm25", "replug"]
+    assert methods[-1] == Method("genread@1", "genread", 1, False)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +41,10 @@ def test_only_an_ensemble_of_a_retrievers_documents_is_weighted():
         (["replug@0"], "at least one document"),
         (["none@3"], "has no documents"),
         (["none/concat"], "has no documents"),
-        (["contriever"], "contriever is unknown; expected one of none, random, bm25, replug, lsr"),
+        (["genread@2"], "genread@2; the LM writes one document, so expected `genread`"),
+        (["genread@0"], "the LM writes one document"),
+        (["genread/concat"], "the LM writes one document"),
+        (["contriever"], "contriever is unknown; expected one of none, random, bm25, genread, replug, lsr"),
         (["none", "replug", "none"], "names none twice"),
     ],
 )

@@ -48,7 +48,8 @@ def test_a_folder_is_read_as_arrays_by_method(tmp_path):
     assert answered.ids == ("a", "b") and answered.relations == ("capital", "genre")
     assert list(answered.methods) == ["none", "bm25@1"]
     assert answered.methods["none"].accuracy.tolist() == [1, 0]
-    assert answered.methods["none"].seconds == 0.5 and math.isnan(answered.methods["bm25@1"].seconds)
+    assert answered.methods["none"].seconds == {"seconds": 0.5, "evidence_seconds": 0.05}
+    assert math.isnan(answered.methods["bm25@1"].costs().seconds)
     signals = answered.signals(Pair("none", "bm25@1"))
     assert {name: values.tolist() for name, values in signals.items()} == {
         "popularity": [50.0, 7.0],
@@ -156,8 +157,10 @@ def way(**numbers: list[float]) -> dict[str, np.ndarray]:
     return {name: np.array(numbers.get(name, [0, 0, 0, 0]), dtype=float) for name in COUNTED}
 
 
-CLOSED = WayCosts(way(lm_calls=[1, 1, 1, 1], prompt_tokens=[10, 20, 30, 40], generated_tokens=[2, 2, 2, 2]), 1.0)
-AUGMENTED = WayCosts(way(lm_calls=[2, 2, 2, 2], retriever_calls=[1, 1, 1, 1], prompt_tokens=[100, 200, 300, 400]), 5.0)
+CLOSED = WayCosts(way(lm_calls=[1, 1, 1, 1], prompt_tokens=[10, 20, 30, 40], generated_tokens=[2, 2, 2, 2]), 1.0, 0.0)
+AUGMENTED = WayCosts(
+    way(lm_calls=[2, 2, 2, 2], retriever_calls=[1, 1, 1, 1], prompt_tokens=[100, 200, 300, 400]), 5.0, 0.5
+)
 SPLITS = np.array([[True, True, False, False], [False, True, True, False]])
 RETRIEVED = np.array([[False, False, True, False], [False, False, False, True]])
 
@@ -178,7 +181,7 @@ def test_a_signal_of_the_closed_book_answer_is_paid_for_by_who_retrieves_too():
 
 def test_a_signal_of_the_search_searches_for_every_question():
     costs = policy_costs(CLOSED, AUGMENTED, RETRIEVED, SPLITS, asks_first=False, searches=True)
-    assert (costs.lm_calls, costs.retriever_calls) == (1.5, 1.0) and math.isnan(costs.seconds)
+    assert (costs.lm_calls, costs.retriever_calls, costs.seconds) == (1.5, 1.0, 3.25)
     everything = policy_costs(CLOSED, AUGMENTED, ~SPLITS, SPLITS, asks_first=False, searches=True)
     assert everything.seconds == 5.0
 
@@ -219,12 +222,12 @@ def test_every_signal_is_compared_on_the_same_splits_between_never_and_the_oracl
 
 def test_ways_are_chosen_by_name_and_guessed_only_where_there_are_two(made_up, tmp_path):
     assert choose_pair(only(tmp_path / "two")) == Pair("none", "bm25@1")
-    assert choose_pair(made_up, None, "random@1") == Pair("none", "random@1")
+    assert choose_pair(made_up, None, "genread") == Pair("none", "genread")
     assert choose_pair(made_up, "bm25@1", "replug@1") == Pair("bm25@1", "replug@1")
     for given, message in (
-        ((None, None), "--augmented is missing; expected one of bm25@1, replug@1, random@1"),
+        ((None, None), "--augmented is missing; expected one of bm25@1, replug@1, genread"),
         ((None, "replug"), "--augmented: no folder holds the method replug; expected one of none, bm25@1"),
-        (("closed", "random@1"), "--closed: no folder holds the method closed"),
+        (("closed", "genread"), "--closed: no folder holds the method closed"),
         (("none", "none"), "both none"),
     ):
         with pytest.raises(UserError, match=message):
@@ -240,7 +243,7 @@ def test_one_question_cannot_be_split(tmp_path):
 def test_the_policy_that_is_kept_has_the_thresholds_of_all_questions_in_the_signals_unit(
     made_up, tmp_path, signal, monkeypatch
 ):
-    pair = Pair("none", "random@1")
+    pair = Pair("none", "genread")
     monkeypatch.setattr(comparison, "retriever_identity", lambda method, config, folder: f"that of {method}")
     fit_policy(made_up, pair, signal, compare_policies(made_up, pair, 10)).save(tmp_path / "policy.json")
     policy = load_policy(tmp_path / "policy.json")
@@ -251,7 +254,7 @@ def test_the_policy_that_is_kept_has_the_thresholds_of_all_questions_in_the_sign
     assert policy.thresholds == {name: words.get(value, sign * value) for name, value in fitted.by_relation.items()}
     assert policy.pooled == words.get(fitted.pooled, sign * fitted.pooled)
     assert (policy.lm, policy.retriever, policy.closed, policy.augmented) == (
-        "tiny:float32", "that of random@1", "none", "random@1",
+        "tiny:float32", "that of genread", "none", "genread",
     )  # fmt: skip
     assert policy.fitted["questions"] == 300
     ours = [policy.retrieves(value, relation) for value, relation in zip(values, made_up.relations, strict=True)]

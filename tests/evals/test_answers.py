@@ -3,6 +3,7 @@
 import pytest
 
 from replug.evals.answers import (
+    contains_answer,
     exact_match,
     has_answer,
     normalize_answer,
@@ -62,3 +63,32 @@ def test_f1_is_over_words_and_the_best_of_the_answers() -> None:
 )
 def test_a_document_holds_an_answer_as_dpr_has_it(document: str, answers: list[str], expected: bool) -> None:
     assert has_answer(document, answers) is expected
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answers", "by_characters", "by_words"),
+    [
+        ("He was a politician.", ["politician"], True, True),
+        ("POLITICIAN", ["politician"], False, True),  # neither as written, nor lower, nor capitalised
+        ("politician", ["Politician"], True, True),
+        ("Film director", ["film director"], True, True),
+        ("Film Director", ["film director"], False, True),
+        ("Stuttgart", ["art"], True, False),  # inside a word
+        ("the Hague", ["The Hague"], False, True),  # its lower case is "the hague"
+        ("Hague", ["The Hague"], False, False),  # an article is part of the answer
+        ("Washington DC", ["Washington, D.C."], False, False),  # punctuation is part of the answer
+        ("Washington, D.C", ["Washington, D.C."], False, False),
+        ("Tappahannock, Virginia.", ["Tappahannock, Virginia"], True, True),
+        ("Jose\u0301", ["Jos\u00e9"], False, True),  # the same letter composed otherwise
+        ("É", ["é"], True, True),
+        ("istanbul", ["İstanbul"], False, False),  # lower() of the dotted capital has two characters
+        ("日本の東京", ["東京"], True, False),  # one run of letters
+        ("no", ["x", "y", "no"], True, True),
+        ("", ["x"], False, False),
+    ],
+)
+def test_a_prediction_contains_an_answer_as_popqas_code_has_it_and_as_dpr_has_it(
+    prediction: str, answers: list[str], by_characters: bool, by_words: bool
+) -> None:
+    assert contains_answer(prediction, answers) is by_characters
+    assert has_answer(prediction, answers) is by_words

@@ -4,16 +4,17 @@ import json
 from collections.abc import Mapping
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from replug.configs.methods import parse_methods
 from replug.configs.schema import PaperConfig
 from replug.data.records import Document
 from replug.evals.comparison import compare, markdown_table
-from replug.evals.evidence import EvidenceBook, RetrievedDocuments, texts_of
+from replug.evals.evidence import NOTHING, Evidence, EvidenceBook, RetrievedDocuments, texts_of
 from replug.evals.examples import Example
 from replug.evals.loop import Metric, Outcome, run_task
-from replug.evals.outcomes import OutcomeFile, outcomes_of
+from replug.evals.outcomes import OutcomeFile, outcomes_of, write_examples
 
 TEXTS = ["zero", "one", "two", "three"]
 
@@ -52,6 +53,13 @@ def test_each_method_gets_its_documents():
 def test_the_order_of_methods_does_not_change_that_of_texts():
     names = ["none", "random", "replug", "replug@3/concat"]
     assert list(texts_of(book(names).of(0)).items()) == list(texts_of(book(names[::-1]).of(0)).items())
+
+
+def test_what_the_lm_wrote_comes_between_no_document_and_those_that_were_found():
+    of = book(["replug"]).of(0)
+    written = {"genread": Evidence(("written",), np.zeros(1)), "none": NOTHING}
+    for evidence in ({**of, **written}, {**written, **of}):
+        assert list(texts_of(evidence)) == [None, "written", "one", "three"]
 
 
 def test_the_digest_tells_which_documents_were_measured():
@@ -146,3 +154,26 @@ def test_the_table_shows_the_papers_figure_beside_ours(tmp_path):
     assert "length of replug − none: +7.5000 (+7.0000 to +8.0000: higher)" in table
     assert "| left | 1 | 0.0000 | 8.0000 |" in table
     assert "left − " not in table, "differences of groups are in results.json alone"
+
+
+def test_a_number_that_some_examples_lack_is_empty_there_and_a_metric_of_it_is_left_out(tmp_path):
+    numbers = [{"characters": 1.0, "two": 2.0}, {"characters": 3.0, "two": 2.0, "margin": 0.5}]
+    rows = [
+        {"id": name, "group": "all", "methods": {"none": {"numbers": of, "detail": {}}}}
+        for name, of in zip("ab", numbers, strict=True)
+    ]
+    write_examples(tmp_path / "examples.parquet", rows, book(["none"]))
+    assert pq.read_table(tmp_path / "examples.parquet").column("margin").to_pylist() == [None, 0.5]
+    task = Lengths()
+    task.metrics = {**Lengths.metrics, "margin": Metric("margin", may_be_unknown=True)}
+    assert "margin" not in compare(task, rows, PaperConfig(), 100, 0)["none"]
+    task.metrics = {**Lengths.metrics, "margin": Metric("margin")}
+    with pytest.raises(KeyError, match="margin"):
+        compare(task, rows, PaperConfig(), 100, 0)
+
+
+def test_a_table_has_an_empty_cell_where_a_method_has_no_such_metric():
+    entry = {"value": 0.5, "n": 2, "interval": [0.4, 0.6]}
+    results = {"a": {"accuracy": entry}, "b": {"accuracy": entry, "margin": entry}}
+    assert "| a | 0.5000 | 0.4000 to 0.6000 |  |" in markdown_table(results, "title")
+    assert "| b | 0.5000 | 0.4000 to 0.6000 | 0.5 |" in markdown_table(results, "title")

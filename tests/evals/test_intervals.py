@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from replug.evals import intervals
-from replug.evals.intervals import Interval, Ratio, difference_interval, interval_of, value_of
+from replug.evals.intervals import Interval, Ratio, difference_interval, interval_of, value_of, wilson_interval
 from replug.evals.metrics import bits_of
 
 
@@ -149,3 +149,30 @@ def test_ratios_without_a_meaning_are_refused(numerators: list, denominators: li
 def test_methods_measured_on_other_numbers_of_examples_are_not_compared() -> None:
     with pytest.raises(ValueError, match="3 examples against 2"):
         difference_interval(mean_of(np.ones(3)), mean_of(np.ones(2)))
+
+
+@pytest.mark.parametrize(
+    ("num_right", "num_all", "low", "high"),
+    [
+        (0, 10, 0.0, 0.2775),
+        (10, 10, 0.7225, 1.0),
+        (5, 10, 0.2366, 0.7634),
+        (1, 1, 0.2065, 1.0),
+        (81, 263, 0.2553, 0.3662),
+    ],
+)
+def test_wilsons_interval_is_the_known_one(num_right: int, num_all: int, low: float, high: float) -> None:
+    found = wilson_interval(num_right, num_all)
+    assert (found.value, found.low, found.high) == pytest.approx((num_right / num_all, low, high), abs=5e-5)
+
+
+def test_wilsons_interval_ends_where_the_score_test_rejects() -> None:
+    found = wilson_interval(30, 80)
+    for end in (found.low, found.high):
+        assert abs(found.value - end) / np.sqrt(end * (1 - end) / 80) == pytest.approx(1.959964, abs=1e-5)
+
+
+def test_a_share_of_nothing_has_no_interval() -> None:
+    for num_right, num_all in ((0, 0), (2, 1), (-1, 3)):
+        with pytest.raises(ValueError, match="is no share"):
+            wilson_interval(num_right, num_all)

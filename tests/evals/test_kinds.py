@@ -38,6 +38,14 @@ def test_every_kind_has_a_configuration_under_its_name_that_lacks_a_retriever_an
     [
         (["evaluation=mmlu"], "questions.path is missing"),
         (["evaluation=tokens"], "compares two"),
+        (["evaluation=popqa"], "questions.path is missing"),
+        (["methods=[genread]"], "methods: genread writes a document for a question; evaluation=lm asks the LM none"),
+        (["evaluation=tokens", "methods=[none,genread]"], "genread writes a document for a question"),
+        (["evaluation=retrieval", "questions.path=x", "methods=[genread]"], "genread writes a document for"),
+        (
+            ["evaluation=retrieval", "questions.path=x", "questions.latency_questions=3"],
+            "latency_questions is 3, but evaluation=retrieval asks the LM no questions; expected 0",
+        ),
         (["evaluation=retrieval", "questions.path=x"], "none ranks no documents"),
         (
             ["evaluation=retrieval", "questions.path=x", "methods=[bm25]", "data.corpus=x"],
@@ -49,7 +57,10 @@ def test_every_kind_has_a_configuration_under_its_name_that_lacks_a_retriever_an
         (["lms={a/b: x}", "lm.path=null"], "'a/b' cannot name a folder"),
         (["lms={a: 'stand_in:x'}", "lm.path=null"], "expected stand_in, or stand_in:SECONDS"),
         (["lms={a: x}", "evaluation=retrieval", "questions.path=x"], "lms is set, but"),
-        (["evaluation=perplexity"], "evaluation: 'perplexity' .*expected one of lm, mmlu, open_qa, retrieval, tokens"),
+        (
+            ["evaluation=perplexity"],
+            "evaluation: 'perplexity' .*expected one of lm, mmlu, open_qa, popqa, retrieval, tokens",
+        ),
     ],
 )
 def test_what_a_kind_needs_is_asked_for_by_its_key(tmp_path, overrides, message):

@@ -12,7 +12,7 @@ import pytest
 
 from replug.configs.errors import UserError
 from replug.index_workers import bm25
-from replug.index_workers.bm25 import search_bm25
+from replug.index_workers.bm25 import BM25Index, search_bm25
 
 TEXTS = [
     "red sky over the sea",
@@ -170,3 +170,19 @@ def test_gold_is_found_among_ten_thousand_passages() -> None:
     gold = [{rows_of[doc] for doc in question["gold"]} for question in questions]
     hits = [bool(wanted & set(found)) for wanted, found in zip(gold, rows.tolist(), strict=True)]
     assert np.mean(hits) > 0.8
+
+
+def test_an_index_in_memory_gives_the_same_scores_and_documents(made_up: list[str]) -> None:
+    index = BM25Index(made_up)
+    for query in ("w3 w70 w71 w3", "w499 unheardof", made_up[5]):
+        (rows, scores), (expected_rows, expected) = index.search(query, 20), search([query], 20, made_up)
+        np.testing.assert_array_equal(scores, expected[0])
+        above = scores > scores[-1]  # of equal ones any
+        assert sorted(rows[above]) == sorted(expected_rows[0][above])
+    assert index.search("unheardof", 5000)[1].tolist() == [0] * len(made_up)
+    assert BM25Index(TEXTS).search("", 3)[1].tolist() == [0, 0, 0]
+
+
+def test_an_index_of_no_words_is_refused() -> None:
+    with pytest.raises(UserError, match="holds no word that BM25 could search by"):
+        BM25Index(["", "?!"])

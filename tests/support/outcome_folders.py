@@ -31,8 +31,10 @@ def write_evaluation(
     (folder / "config.yaml").write_text(config_to_yaml(config))
     (folder / "lm.json").write_text(json.dumps({"identity": f"{lm}:float32"}))
     (folder / "outcomes.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    measured = {method: {"seconds": {"value": value, "n": 5}} for method, value in (seconds or {}).items()}
-    (folder / "results.json").write_text(json.dumps({method: measured.get(method, {}) for method in config.methods}))
+    (folder / "results.json").write_text("{}")
+    if seconds:
+        timed = {name: {"numbers": {"seconds": s, "evidence_seconds": s / 10}} for name, s in seconds.items()}
+        (folder / "latency.jsonl").write_text(json.dumps({"id": "a", "group": "x", "methods": timed}) + "\n")
     return folder
 
 
@@ -45,8 +47,7 @@ def row(identifier: str, relation: str, **methods: Mapping[str, float]) -> dict[
 def made_up_rows(num: int = 300, knows: float = 0.5, seed: int = 0) -> list[dict[str, Any]]:
     """An LM that knows the more popular half or so, and is surer where it does; documents that help half of the time.
 
-    `knows` moves what it knows. Methods: none, bm25@1, replug@1, random@1; the last costs what a document that the LM
-    writes would cost.
+    `knows` moves what it knows. Methods: none, bm25@1, replug@1, genread.
     """
     rng = np.random.default_rng(seed)
     return [_made_up(str(number), RELATIONS[number % len(RELATIONS)], knows, rng) for number in range(num)]
@@ -64,7 +65,7 @@ def _made_up(identifier: str, relation: str, knows: float, rng: np.random.Genera
         "mean_entropy": float(-1.3 * logprob + rng.normal(0, 0.3)),
     }
     methods = {"none": closed}
-    for name, found, calls in (("bm25_at_1", 0.45, 1), ("replug_at_1", 0.55, 1), ("random_at_1", 0.3, 0)):
+    for name, found, calls in (("bm25_at_1", 0.45, 1), ("replug_at_1", 0.55, 1), ("genread", 0.3, 0)):
         has = bool(rng.random() < found)
         right = bool(rng.random() < (0.85 if has else 0.3 if is_known else 0.03))
         methods[name] = {

@@ -1,0 +1,239 @@
+"""PopQA: short answers about subjects of known popularity, closed book or from documents (Mallen et al. 2023).
+
+Besides whether an answer is right, an outcome holds what it cost and the signals by which one may decide whether to
+retrieve: popularity, the LM's confidence, the retriever's scores, how many documents name the subject.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from replug.configs.errors import UserError
+from replug.configs.methods import Method
+from replug.configs.schema import EvaluationConfig
+from replug.data.files import write_json
+from replug.data.store import Corpus
+from replug.evals.answers import contains_answer, has_answer
+from replug.evals.evidence import Evidence, EvidenceBook
+from replug.evals.examples import Example
+from replug.evals.folder import EvaluationFolder
+from replug.evals.frequency import document_frequencies
+from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM
+from replug.evals.loop import Metric, Outcome, Outcomes
+from replug.evals.open_qa import STOP
+from replug.evals.popqa import NUM_SHOTS, PopQuestion, ShotPlan, plan_shots, read_popqa
+from replug.evals.popqa_findings import add_popqa_findings
+from replug.evals.popqa_prompts import Shot, first_line, popqa_opening, popqa_prompt
+from replug.evals.popularity import most_frequent, popularity_bin
+from replug.evals.questions import draw_questions, queries_of, question_problems
+from replug.models.black_box_lm import AsyncLM
+from replug.models.ensemble import document_weights
+from replug.models.generation import Generated, GenerationOptions
+from replug.models.prompt import PromptTemplate
+
+Shots = Mapping[tuple[str, str], Sequence[Shot]]  # by method and relation
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question with what is known of it before anybody answers.
+
+    `frequency` is the number of documents that name the subject, None without a corpus. `most_frequent_answer` is the
+    object that most questions of the relation have.
+    """
+
+    question: PopQuestion
+    frequency: int | None
+    most_frequent_answer: str
+
+    @property
+    def popularity(self) -> float:
+        """Of the subject: page views, or the documents that name it where the questions tell none."""
+        views = self.question.subject_popularity
+        if views is None:
+            assert self.frequency is not None, "neither page views nor a corpus"
+            return float(self.frequency)
+        return views
+
+
+class PopQa:
+    """A `Task`. Questions are ordered by relation, so that local weights read each opening once.
+
+    Few-shot answers end at the first newline. Zero-shot ones are read on, since LMs may begin with a blank line, which
+    the official code passes over; their confidence is of all tokens read.
+    """
+
+    metrics: Mapping[str, Metric] = {
+        "accuracy": Metric("accuracy"),
+        "accuracy_dpr": Metric("accuracy_dpr"),
+        "answer_recall": Metric("answer_recall"),  # some document holds an accepted answer
+        "lm_calls": Metric("lm_calls"),
+        "retriever_calls": Metric("retriever_calls"),
+        "prompt_tokens": Metric("prompt_tokens", may_be_unknown=True),
+        "generated_tokens": Metric("generated_tokens"),
+    }
+
+    def __init__(
+        self,
+        lm: AsyncLM,
+        template: PromptTemplate,
+        asked: Sequence[Asked],
+        shots: Shots,
+        book: EvidenceBook,
+        max_new_tokens: int,
+    ) -> None:
+        self._lm, self._template, self._asked, self._shots, self._book = lm, template, asked, shots, book
+        self._methods = {method.name: method for method in book.methods}
+        self._options = {
+            key: GenerationOptions(max_new_tokens, STOP if some else None, opening=popqa_opening(some))
+            for key, some in shots.items()
+        }
+        self._popularity = {one.question.example.id: one.popularity for one in asked}
+        self.examples = [one.question.example for one in asked]
+
+    def groups(self, example: Example) -> tuple[str, ...]:
+        return (example.group, popularity_bin(self._popularity[example.id]))
+
+    def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
+        futures = {
+            name: self._lm.submit_ensemble(
+                self._prompts(name, self._asked[row].question, one),
+                document_weights(one.similarities).tolist(),
+                self._options[name, self._asked[row].question.relation],
+            )
+            for name, one in evidence.items()
+        }
+        return lambda: {name: self._outcome(row, name, evidence[name], f.result()) for name, f in futures.items()}
+
+    def _prompts(self, method: str, question: PopQuestion, evidence: Evidence) -> list[str]:
+        key = (method, question.relation)
+
+        def build(document: str | None) -> str:
+            return popqa_prompt(question.example.query, document, self._shots[key])
+
+        return [
+            self._template.fit(text, build, self._options[key].max_new_tokens, evidence.is_concatenated)
+            for text in evidence.texts
+        ]
+
+    def _outcome(self, row: int, name: str, evidence: Evidence, generated: Generated) -> Outcome:
+        asked, method = self._asked[row], self._methods[name]
+        prediction = first_line(generated.text)
+        known = {
+            **_rightness(asked.question, prediction, evidence),
+            "most_frequent_accuracy": float(contains_answer(asked.most_frequent_answer, asked.question.answers)),
+            "popularity": asked.popularity,
+            "frequency": asked.frequency,
+            **self._costs(row, method, generated),
+            "mean_logprob": generated.mean_logprob,
+            "mean_entropy": generated.mean_entropy,
+            **self._retriever_signals(row, method),
+        }
+        detail = {
+            "answer": prediction,
+            "relation": asked.question.relation,
+            "subject": asked.question.subject,
+            "popularity_from": "corpus" if asked.question.subject_popularity is None else "s_pop",
+            "most_frequent_answer": asked.most_frequent_answer,
+        }
+        return Outcome({name: float(value) for name, value in known.items() if value is not None}, detail)
+
+    def _costs(self, row: int, method: Method, generated: Generated) -> dict[str, float | None]:
+        """Of the answer, and of the document that the LM wrote for it."""
+        calls, prompt, new = generated.num_prompts, generated.prompt_tokens, generated.num_tokens
+        if written := self._book.written(method, row):
+            known = prompt is not None and written.prompt_tokens is not None
+            calls, new = calls + 1, new + written.generated_tokens
+            prompt = (prompt or 0) + (written.prompt_tokens or 0) if known else None
+        retrieved = len(self._book.similarities(method, row)) > 0
+        return {"lm_calls": calls, "retriever_calls": retrieved, "prompt_tokens": prompt, "generated_tokens": new}
+
+    def _retriever_signals(self, row: int, method: Method) -> dict[str, float]:
+        """The retriever's first score, and how far it is above the second."""
+        scores = [float(score) for score in self._book.similarities(method, row)[:2]]
+        top = {"top_score": scores[0]} if scores else {}
+        return top | ({"margin": scores[0] - scores[1]} if len(scores) > 1 else {})
+
+
+def _rightness(question: PopQuestion, prediction: str, evidence: Evidence) -> dict[str, float]:
+    documents = [text for text in evidence.texts if text is not None]
+    return {
+        "accuracy": float(contains_answer(prediction, question.answers)),
+        "accuracy_dpr": float(has_answer(prediction, question.answers)),
+        "answer_recall": float(any(has_answer(document, question.answers) for document in documents)),
+    }
+
+
+def popqa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
+    """Drawn questions by relation; those that shots are made of are searched for behind them."""
+    plan = _plan(config)
+    asked = _asked(plan.questions, _frequencies(config, corpus, plan.questions))
+    searched = plan.shots if config.questions.documents_in_shots else {}
+    shots = {shot.example.id: shot for some in searched.values() for shot in some}
+    place_of = {identifier: len(asked) + number for number, identifier in enumerate(shots)}
+
+    def make_task(prompted: PromptedLM | None, book: EvidenceBook) -> PopQa:
+        assert prompted is not None
+        by_method = {
+            (method.name, relation): [_shot(shot, method, book, place_of.get(shot.example.id)) for shot in some]
+            for method in book.methods
+            for relation, some in plan.shots.items()
+        }
+        return PopQa(prompted.lm, prompted.template, asked, by_method, book, config.questions.max_new_tokens)
+
+    examples = [question.example for question in (*plan.questions, *shots.values())]
+    return EvalDataset(queries_of(config, examples), make_task, [example.query for example in examples])
+
+
+def _plan(config: EvaluationConfig) -> ShotPlan:
+    keys = config.questions
+    num_shots = NUM_SHOTS if keys.shots is None else keys.shots
+    questions = read_popqa(Path(str(keys.path)).expanduser())
+    if keys.demonstrations:
+        pool = read_popqa(Path(keys.demonstrations).expanduser())
+        return plan_shots(pool, draw_questions(questions, keys.max_questions, config.seed), num_shots, config.seed)
+    plan = plan_shots(questions, None, num_shots, config.seed)
+    return replace(plan, questions=tuple(draw_questions(list(plan.questions), keys.max_questions, config.seed)))
+
+
+def _asked(questions: Sequence[PopQuestion], frequencies: Mapping[str, int] | None) -> list[Asked]:
+    objects: dict[str, list[str]] = {}
+    for question in questions:
+        objects.setdefault(question.relation, []).append(question.object)
+    frequent = {relation: most_frequent(some) for relation, some in objects.items()}
+    return [
+        Asked(question, frequencies[question.subject] if frequencies else None, frequent[question.relation])
+        for question in questions
+    ]
+
+
+def _frequencies(
+    config: EvaluationConfig, corpus: Corpus | None, questions: Sequence[PopQuestion]
+) -> dict[str, int] | None:
+    """Of the subjects, counted once and kept. Raises UserError where popularity is known from nowhere."""
+    if corpus is None:
+        if questions[0].subject_popularity is None:
+            raise UserError(
+                f"{config.questions.path} tells no popularity (s_pop) and there is no corpus to count subjects in; "
+                "expected one of the two: give data.corpus"
+            )
+        return None
+    path = EvaluationFolder(Path(config.out).expanduser()).frequencies
+    subjects = {question.subject for question in questions}
+    kept: dict[str, int] = json.loads(path.read_text()) if path.is_file() else {}
+    if kept.keys() != subjects:
+        texts = (document.text for document in corpus.corpus.iterate())
+        kept = document_frequencies(sorted(subjects), texts, len(corpus.corpus))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, kept)
+    return kept
+
+
+def _shot(question: PopQuestion, method: Method, book: EvidenceBook, place: int | None) -> Shot:
+    """With the first document that the method has for it, at its place among the queries; None for without."""
+    passage = None if place is None else book.nearest(method, place)
+    return Shot(question.example.query, question.object, passage)
+
+
+EVALUATION = EvaluationKind(popqa_dataset, question_problems, add_findings=add_popqa_findings)

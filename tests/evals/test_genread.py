@@ -1,0 +1,139 @@
+"""Documents that the LM writes: each question once, kept as they come; and the seconds of a question."""
+
+import json
+import time
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+
+from replug.configs.errors import UserError
+from replug.configs.methods import parse_methods
+from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
+from replug.evals.examples import Example
+from replug.evals.genread import write_documents
+from replug.evals.kinds import EvalDataset, PromptedLM
+from replug.evals.latency import LatencyPass
+from replug.evals.loop import Outcome
+from replug.evals.outcomes import OutcomeFile
+from replug.models.generation import Generated
+from replug.models.prompt import PromptTemplate
+
+
+class Writer:
+    """An LM that writes of what it is asked; `fails_at` breaks off at that prompt."""
+
+    def __init__(self, fails_at=None, seconds=0.0):
+        self.asked, self._fails_at, self._seconds = [], fails_at, seconds
+
+    def submit_ensemble(self, prompts, weights, options):
+        time.sleep(self._seconds)
+        self.asked.append(prompts[0])
+        done = Future()
+        if len(self.asked) - 1 == self._fails_at:
+            done.set_exception(RuntimeError("killed"))
+            return done
+        name = prompts[0].rpartition(" ")[2].removesuffix("?")
+        text = "" if name == "q9" else f"\n\nAll about {name}.\nMore"
+        done.set_result(Generated(text, np.zeros(3), np.zeros(3), 1, 11))
+        return done
+
+
+def prompted(lm) -> PromptedLM:
+    return PromptedLM(lm, PromptTemplate("\n"), lm)
+
+
+QUESTIONS = [f"who is q{number}?" for number in range(20)]
+
+
+def test_a_document_is_the_first_line_of_what_the_prompt_brings(tmp_path):
+    lm = Writer()
+    written = write_documents(prompted(lm), QUESTIONS, tmp_path / "found/genread.jsonl")
+    assert lm.asked[3] == "Generate a background document from Wikipedia to answer the given question. who is q3?"
+    assert written[3] == WrittenDocument("All about q3.", 11, 3)
+    assert written[9] == WrittenDocument(None, 11, 3), "the LM wrote nothing"
+    assert len(written) == len(lm.asked) == 20
+
+
+def test_an_interrupted_writing_goes_on_after_the_last_document(tmp_path):
+    path = tmp_path / "genread.jsonl"
+    with pytest.raises(RuntimeError, match="killed"):
+        write_documents(prompted(Writer(fails_at=5)), QUESTIONS, path)
+    kept = path.read_text().splitlines()
+    assert 0 < len(kept) <= 5
+    with path.open("a") as file:
+        file.write('{"question": "torn')
+    lm = Writer()
+    again = write_documents(prompted(lm), QUESTIONS, path)
+    assert len(lm.asked) == 20 - len(kept)
+    assert again == write_documents(prompted(Writer(fails_at=0)), QUESTIONS, path), "nothing is left to ask"
+    assert again == write_documents(prompted(Writer()), QUESTIONS, tmp_path / "whole.jsonl")
+
+
+def test_nobody_is_asked_for_a_document_of_a_blank_question(tmp_path):
+    lm = Writer()
+    assert write_documents(prompted(lm), [" "], tmp_path / "genread.jsonl") == [WrittenDocument(None, 0, 0)]
+    assert not lm.asked
+
+
+def test_documents_of_other_questions_are_refused(tmp_path):
+    path = tmp_path / "genread.jsonl"
+    write_documents(prompted(Writer()), QUESTIONS[:3], path)
+    with pytest.raises(UserError, match=r"genread\.jsonl:2 is a document for 'who is q1\?', which is not question 2"):
+        write_documents(prompted(Writer()), [QUESTIONS[0], "who else?"], path)
+    with pytest.raises(UserError, match=r"genread\.jsonl:3 is a document for 'who is q2\?'"):
+        write_documents(prompted(Writer()), QUESTIONS[:2], path)
+
+
+class Corpus:
+    def texts(self, rows):
+        return [f"document {row}" for row in rows]
+
+
+def book() -> EvidenceBook:
+    found = {"bm25": RetrievedDocuments(np.array([[0, 1]] * 3), np.ones((3, 2)))}
+    methods = parse_methods(["none", "bm25@1", "genread"], 2, {})
+    return EvidenceBook(methods, Corpus(), found, [True] * 3, [WrittenDocument("it is so", 11, 3)] * 3)
+
+
+def test_what_the_lm_wrote_is_the_evidence_of_genread():
+    of = book().of(1)
+    assert of["genread"].texts == ("it is so",) and of["genread"].doc_rows == ()
+    assert book().nearest(book().methods[2], 1) == "it is so"
+
+
+class Asking:
+    """A task that puts the first text of its evidence to the LM."""
+
+    def __init__(self, lm):
+        self._lm = lm
+        self.examples = [Example(str(number), f"q{number}", "all") for number in range(3)]
+
+    def submit(self, row, evidence):
+        futures = [self._lm.submit_ensemble([str(one.texts[0])], [1.0], None) for one in evidence.values()]
+        return lambda: {name: Outcome({}) for name in evidence if [future.result() for future in futures]}
+
+
+def test_seconds_are_of_evidence_and_answer_each_question_and_method_by_itself(tmp_path):
+    lm, searched = Writer(seconds=0.02), []
+
+    def search(text: str, k: int) -> None:
+        searched.append((text, k))
+        time.sleep(0.05)
+
+    dataset = EvalDataset([f"query {n}" for n in range(3)], lambda asked, book: Asking(asked.lm), ["who is q1?"] * 3)
+    latency = LatencyPass(dataset, prompted(lm), book(), {"bm25": search})
+    file = OutcomeFile(tmp_path / "latency.jsonl")
+    latency.run(file, 2)
+    timed = [{name: of["numbers"] for name, of in row["methods"].items()} for row in file.rows]
+    assert [row["id"] for row in file.rows] == ["0", "1"]
+    for of in timed:
+        assert of["none"]["seconds"] >= 0.02 and of["none"]["evidence_seconds"] < 0.02
+        assert of["bm25@1"]["seconds"] >= 0.07 and of["bm25@1"]["evidence_seconds"] >= 0.05
+        assert of["genread"]["seconds"] >= 0.04 and of["genread"]["evidence_seconds"] >= 0.02
+    assert searched == [("query 0", 1), ("query 0", 1), ("query 1", 1)], "once untimed, then each question"
+    latency.run(OutcomeFile(tmp_path / "latency.jsonl"), 2)
+    assert len(searched) == 3, "what was measured is not measured again"
+    latency.run(OutcomeFile(tmp_path / "latency.jsonl"), 9)
+    lines = (tmp_path / "latency.jsonl").read_text().splitlines()
+    assert [json.loads(line)["id"] for line in lines] == ["0", "1", "2"]

@@ -1,0 +1,166 @@
+"""`replug evaluate` of PopQA on stand-ins: every way to answer, without a corpus, and killed in the middle."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from replug.models.generation_cache import GenerationCache
+from replug.models.score_cache import ScoreCache
+from tests.support.command_line import ROOT, CommandLine, start_process
+
+METHODS = ["none", "random@1", "bm25@1", "replug@1", "replug", "replug@2/concat", "genread"]
+WORK = ["writer", "baker", "singer"]
+
+
+def write_jsonl(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """Twelve people, of whom half have a document that says their work once and their town often."""
+    folder = tmp_path_factory.mktemp("popqa")
+    people = [f"Person{number}" for number in range(12)]
+    questions = [
+        {"id": f"{name} {prop}", "subj": name, "prop": prop, "obj": obj, "s_pop": 3**number, "possible_answers": [obj]}
+        for number, name in enumerate(people)
+        for prop, obj in (("occupation", WORK[number % 3]), ("place of birth", f"Town{number}"))
+    ]
+    write_jsonl(folder / "questions.jsonl", questions)
+    write_jsonl(folder / "unpopular.jsonl", [{**question, "s_pop": None} for question in questions])
+    texts = [f"{name} is a {WORK[number % 3]} of{f' Town{number}' * 9}" for number, name in enumerate(people[:6])]
+    write_jsonl(folder / "corpus.jsonl", [{"id": f"d{n}", "text": text} for n, text in enumerate([*texts, "no one"])])
+    return folder
+
+
+def typed(data: Path, out: Path, *overrides: str) -> list[str]:
+    return [
+        "evaluate",
+        str(ROOT / "configs/eval_popqa.yaml"),
+        f"out={out}",
+        f"questions.path={data / 'questions.jsonl'}",
+        "questions.shots=2",
+        "questions.max_new_tokens=2",
+        "num_resamples=200",
+        "k=3",
+        "lm.path=stand_in",
+        *overrides,
+    ]
+
+
+def with_corpus(data: Path) -> list[str]:
+    return [
+        f"data.corpus={data / 'corpus.jsonl'}",
+        "retriever.path=stand_in",
+        "index.threads_per_worker=1",
+        "index.dtype=float32",
+        f"methods=[{','.join(METHODS)}]",
+    ]
+
+
+Evaluate = Callable[..., tuple[dict, str]]
+
+
+@pytest.fixture(scope="module")
+def evaluate(replug: CommandLine, data: Path) -> Evaluate:
+    def evaluate(out: Path, *overrides: str) -> tuple[dict, str]:
+        ended = replug(*typed(data, out, *overrides))
+        assert ended.status == 0, ended.printed
+        return json.loads((out / "results.json").read_text()), ended.printed
+
+    return evaluate
+
+
+def test_every_way_to_answer_is_measured_with_its_costs(evaluate, data, tmp_path):
+    out = tmp_path / "out"
+    results, _ = evaluate(out, *with_corpus(data), "questions.latency_questions=2")
+    assert list(results) == METHODS
+    value = {name: {metric: entry["value"] for metric, entry in of.items()} for name, of in results.items()}
+    assert results["none"]["accuracy"]["n"] == 20, "two of each relation are shown and not asked"
+    assert [value[name]["lm_calls"] for name in METHODS] == [1, 1, 1, 1, 3, 1, 2]
+    assert [value[name]["retriever_calls"] for name in METHODS] == [0, 0, 1, 1, 1, 1, 0]
+    assert value["none"]["answer_recall"] == 0 < value["bm25@1"]["answer_recall"] < 1
+    assert value["genread"]["prompt_tokens"] > value["none"]["prompt_tokens"]
+    assert all(value[name]["seconds"] > 0 and results[name]["seconds"]["n"] == 2 for name in METHODS)
+    assert {"accuracy/occupation", "accuracy/popularity 10^0-10^1", "correlation"} <= results["bm25@1"].keys()
+    low, high = results["bm25@1"]["accuracy"]["wilson"]
+    assert value["none"]["accuracy"] == 0 < low < value["bm25@1"]["accuracy"] < high, "the stand-in repeats the town"
+    rows = pq.read_table(out / "examples.parquet").to_pylist()
+    assert len(rows) == 20 * len(METHODS)
+    of_bm25 = [row for row in rows if row["method"] == "bm25@1"]
+    assert all(row["top_score"] is not None and row["documents"] for row in of_bm25)
+    assert {row["frequency"] for row in rows} == {0.0, 1.0}
+    assert "Popularity is monthly page views" in (out / "table.md").read_text()
+    assert len((out / "found/genread.jsonl").read_text().splitlines()) == 24, "shots have documents too"
+
+
+def test_without_a_corpus_the_lm_answers_alone_or_from_its_own_document(evaluate, tmp_path):
+    results, _ = evaluate(tmp_path / "out", "data.corpus=null", "methods=[none,genread]", "questions.shots=0")
+    assert results["genread"]["accuracy"]["n"] == 24
+    rows = pq.read_table(tmp_path / "out/examples.parquet").to_pylist()
+    assert "frequency" not in rows[0] and "top_score" not in rows[0]
+
+
+def test_popularity_that_is_missing_is_counted_in_the_corpus_or_refused(evaluate, replug, data, tmp_path):
+    unpopular = f"questions.path={data / 'unpopular.jsonl'}"
+    ended = replug(*typed(data, tmp_path / "none", unpopular, "data.corpus=null", "methods=[none]"))
+    assert ended.status and "tells no popularity (s_pop) and there is no corpus to count subjects in" in ended.printed
+    out = tmp_path / "out"
+    results, _ = evaluate(out, unpopular, f"data.corpus={data / 'corpus.jsonl'}", "methods=[none]")
+    assert {name for name in results["none"] if name.startswith("accuracy/pop") and " - " not in name} == {
+        "accuracy/popularity 0",
+        "accuracy/popularity 10^0-10^1",
+    }
+    assert "Popularity is the number of documents in the corpus" in (out / "table.md").read_text()
+
+
+def test_open_questions_are_answered_from_written_documents_too(replug, tmp_path):
+    rows = [{"id": f"q{n}", "question": f"what is thing{n}?", "answers": ["red"]} for n in range(4)]
+    questions = write_jsonl(tmp_path / "open.jsonl", rows)
+    config = str(ROOT / "configs/eval_open_qa.yaml")
+    settings = [f"questions.path={questions}", "questions.shots=1", "data.corpus=null", "methods=[none,genread]"]
+    ended = replug("evaluate", config, *settings, f"out={tmp_path / 'out'}", "lm.path=stand_in", "num_resamples=20")
+    assert ended.status == 0, ended.printed
+    results = json.loads((tmp_path / "out/results.json").read_text())
+    assert results["genread"]["exact_match"]["n"] == 3
+
+
+def wait_for_lines(process: subprocess.Popen, path: Path, count: int) -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists() or len(path.read_bytes().splitlines()) < count:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def answers(out: Path) -> tuple[int, int]:
+    """Answers that the cache holds, and answers that the LM was asked for."""
+    with closing(ScoreCache(out / "scores.sqlite")) as cache:
+        return GenerationCache(cache).num_rows(), sum(use.misses for use in cache.models())
+
+
+@pytest.mark.slow
+def test_killed_among_documents_and_among_answers_it_asks_the_lm_nothing_twice(evaluate, data, tmp_path):
+    settings = [*with_corpus(data), "methods=[none,bm25@1,genread]", "data.corpus=" + str(data / "corpus.jsonl")]
+    whole, _ = evaluate(tmp_path / "whole", *settings)
+    out = tmp_path / "killed"
+    slow = [*settings, "lm.path=stand_in:0.05"]
+    for file, total in ((out / "found/genread.jsonl", 24), (out / "outcomes.jsonl", 20)):
+        process = start_process(*typed(data, out, *slow))
+        wait_for_lines(process, file, 3)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        assert 3 <= len(file.read_bytes().splitlines()) < total, "it was not killed in the middle"
+    again, _ = evaluate(out, *slow)
+    assert again == whole
+    held, asked = answers(out)
+    assert (held, asked) == answers(tmp_path / "whole") == (held, held)
