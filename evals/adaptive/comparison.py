@@ -1,6 +1,5 @@
-"""Policies by every signal that outcomes hold, compared on the same splits, and the one that is kept."""
+"""Policies by every signal that outcomes hold, compared on the same splits."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,10 +20,9 @@ from replug.evals.adaptive.protocol import (
     measure,
     signal_auroc,
 )
-from replug.evals.adaptive.retrievers import full_name, retriever_identity
-from replug.evals.adaptive.thresholds import ALWAYS, NEVER, fit_thresholds
+from replug.evals.adaptive.thresholds import NEVER
 from replug.evals.intervals import Interval
-from replug.models.policy import SIGNALS, KnownFrom, Policy, Signal, Threshold
+from replug.models.policy import SIGNALS, KnownFrom, Signal
 
 BY_RELATION, POOLED = "by relation", "one for all"
 
@@ -110,52 +108,3 @@ def _costs(answered: Answered, pair: Pair, rule: Rule, splits: np.ndarray, signa
         asks_first=known_from is KnownFrom.closed_answer,
         searches=known_from is KnownFrom.search,
     )
-
-
-def fit_policy(answered: Answered, pair: Pair, signal: str, compared: Sequence[Compared]) -> Policy:
-    """Thresholds fitted to all questions; `compared` says how well such thresholds did on questions left out.
-
-    Raises UserError for a signal that the outcomes do not hold, and where the retriever is not known any more.
-    """
-    signals = answered.signals(pair)
-    if signal not in signals:
-        raise UserError(f"--signal: the outcomes hold no {signal}; expected one of {', '.join(signals) or 'no signal'}")
-    questions, decides_by = answered.questions(pair), SIGNALS[signal]
-    fitted = fit_thresholds(
-        oriented(signals[signal], decides_by), answered.relations, questions.closed, questions.augmented
-    )
-    of = answered.methods[pair.augmented]
-    return Policy(
-        lm=answered.identity,
-        retriever=retriever_identity(pair.augmented, of.config, of.folder),
-        closed=full_name(pair.closed, answered.methods[pair.closed].config.k),
-        augmented=full_name(pair.augmented, of.config.k),
-        signal=signal,
-        thresholds={relation: _in_unit(value, decides_by) for relation, value in fitted.by_relation.items()},
-        pooled=_in_unit(fitted.pooled, decides_by),
-        fitted=_fitted(answered, pair, signal, compared),
-    )
-
-
-def _in_unit(threshold: float, signal: Signal) -> Threshold:
-    if threshold in (NEVER, ALWAYS):
-        return "never" if threshold == NEVER else "always"
-    return signal.sign * threshold
-
-
-def _fitted(answered: Answered, pair: Pair, signal: str, compared: Sequence[Compared]) -> dict[str, object]:
-    """For a reader: from what, and the accuracy on questions that were left out."""
-    of = answered.methods[pair.augmented]
-    accuracy = {
-        " ".join(filter(None, (one.name, one.thresholds))): one.worth.accuracy.value
-        for one in compared
-        if one.signal in (None, signal)
-    }
-    return {
-        "lm": answered.name,
-        "folders": sorted({str(answered.methods[way].folder.path) for way in (pair.closed, pair.augmented)}),
-        "questions": len(answered.ids),
-        "query": of.config.questions.query,
-        "max_new_tokens": of.config.questions.max_new_tokens,
-        "accuracy on questions left out": accuracy,
-    }

@@ -1,7 +1,5 @@
 """Which retriever, over which documents, a method of an evaluation found its evidence by."""
 
-from pathlib import Path
-
 from replug.configs.errors import UserError
 from replug.configs.methods import GENREAD, METHOD, NONE, WITHOUT_RETRIEVER
 from replug.configs.schema import EvaluationConfig
@@ -40,7 +38,9 @@ def retriever_identity(method: str, config: EvaluationConfig, folder: Evaluation
 
 
 def _corpus_sha256(config: EvaluationConfig, folder: EvaluationFolder) -> str:
-    imported = folder.data / "corpus"
+    imported, prepared = folder.data / "corpus", data_folder(config.run_config(), folder.data)
     if (imported / "corpus.json").is_file():
         return ImportedCorpus(imported).corpus_sha256
-    return PreparedSet(data_folder(config.run_config(), Path(folder.data))).corpus_sha256
+    if not (prepared / "manifest.json").is_file():
+        raise UserError(f"the documents are gone from {prepared}: a policy must say which retriever it is for")
+    return PreparedSet(prepared).corpus_sha256

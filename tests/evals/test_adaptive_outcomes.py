@@ -11,9 +11,10 @@ import pytest
 from replug.configs.errors import UserError
 from replug.configs.load import load_evaluation_config
 from replug.data.prepare.sets import import_corpus
-from replug.evals.adaptive import comparison
-from replug.evals.adaptive.comparison import choose_pair, compare_policies, fit_policy
+from replug.evals.adaptive import fitting
+from replug.evals.adaptive.comparison import choose_pair, compare_policies
 from replug.evals.adaptive.costs import COUNTED, Prices, WayCosts, policy_costs
+from replug.evals.adaptive.fitting import fit_policy, with_accuracy
 from replug.evals.adaptive.outcomes import Answered, Pair, read_answered
 from replug.evals.adaptive.retrievers import full_name, retriever_identity
 from replug.evals.adaptive.thresholds import fit_thresholds
@@ -244,8 +245,9 @@ def test_the_policy_that_is_kept_has_the_thresholds_of_all_questions_in_the_sign
     made_up, tmp_path, signal, monkeypatch
 ):
     pair = Pair("none", "genread")
-    monkeypatch.setattr(comparison, "retriever_identity", lambda method, config, folder: f"that of {method}")
-    fit_policy(made_up, pair, signal, compare_policies(made_up, pair, 10)).save(tmp_path / "policy.json")
+    monkeypatch.setattr(fitting, "retriever_identity", lambda method, config, folder: f"that of {method}")
+    policy = fit_policy(made_up, pair, signal)
+    with_accuracy(policy, compare_policies(made_up, pair, 10)).save(tmp_path / "policy.json")
     policy = load_policy(tmp_path / "policy.json")
     values, questions = made_up.signals(pair)[signal], made_up.questions(pair)
     sign = -1 if signal == "mean_entropy" else 1
@@ -257,6 +259,8 @@ def test_the_policy_that_is_kept_has_the_thresholds_of_all_questions_in_the_sign
         "tiny:float32", "that of genread", "none", "genread",
     )  # fmt: skip
     assert policy.fitted["questions"] == 300
+    accuracy = policy.fitted["accuracy on questions left out"]
+    assert list(accuracy) == ["never", "always", f"{signal} by relation", f"{signal} one for all", "oracle"]
     ours = [policy.retrieves(value, relation) for value, relation in zip(values, made_up.relations, strict=True)]
     limits = np.array([fitted.by_relation[relation] for relation in made_up.relations])
     assert ours == (sign * values < limits).tolist()
@@ -266,7 +270,7 @@ def test_the_policy_that_is_kept_has_the_thresholds_of_all_questions_in_the_sign
 def test_a_signal_that_the_outcomes_do_not_hold_is_refused_by_name(tmp_path):
     answered, pair = only(tmp_path / "one"), Pair("none", "bm25@1")
     with pytest.raises(UserError, match="hold no mean_entropy; expected one of popularity, mean_logprob, top_score"):
-        fit_policy(answered, pair, "mean_entropy", [])
+        fit_policy(answered, pair, "mean_entropy")
 
 
 # Retrievers -------------------------------------------------------------------------------------------------------
@@ -274,7 +278,7 @@ def test_a_signal_that_the_outcomes_do_not_hold_is_refused_by_name(tmp_path):
 
 def test_a_policy_for_a_retriever_whose_index_is_gone_is_not_written(made_up):
     with pytest.raises(UserError, match="the index of replug@1 is gone"):
-        fit_policy(made_up, PAIR, "popularity", [])
+        fit_policy(made_up, PAIR, "popularity")
 
 
 def test_a_retriever_is_told_by_its_weights_and_documents(tmp_path):
@@ -294,6 +298,8 @@ def test_a_retriever_is_told_by_its_weights_and_documents(tmp_path):
 def test_what_needs_no_index_is_told_by_its_documents_or_by_its_name(tmp_path):
     folder = EvaluationFolder(write_evaluation(tmp_path / "one", two_rows()))
     config = load_evaluation_config(folder.config)
+    with pytest.raises(UserError, match="the documents are gone"):
+        retriever_identity("bm25@1", config, folder)
     (tmp_path / "corpus.jsonl").write_text('{"id": "d", "text": "some words"}\n')
     corpus = import_corpus(tmp_path / "corpus.jsonl", folder.data / "corpus")
     assert retriever_identity("bm25@1", config, folder) == f"bm25:{corpus.corpus_sha256[:16]}"
