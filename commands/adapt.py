@@ -69,11 +69,12 @@ def report(
 
     replug adapt report runs/eval_popqa --out runs/adaptive
     """
+    from replug.evals.adaptive.measured import measure_all
+    from replug.evals.adaptive.outcomes import read_answered
     from replug.evals.adaptive.report import write_report
 
-    from replug.evals.adaptive.outcomes import read_answered
-
-    print(f"report: {write_report(read_answered(folders), out, _prices(price_in, price_out))}")
+    prices = _prices(price_in, price_out)
+    print(f"report: {write_report(measure_all(read_answered(folders)), out, prices)}")
 
 
 def _prices(price_in: float | None, price_out: float | None) -> "Prices | None":

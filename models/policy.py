@@ -55,11 +55,11 @@ SIGNALS = {
     signal.name: signal
     for signal in (
         Signal("popularity", "below", KnownFrom.question, "popularity"),
-        Signal("frequency", "below", KnownFrom.question, "documents that name the subject"),
-        Signal("mean_logprob", "below", KnownFrom.closed_answer, "mean log-prob of the closed-book answer"),
-        Signal("mean_entropy", "above", KnownFrom.closed_answer, "mean entropy of the closed-book answer"),
-        Signal("top_score", "above", KnownFrom.search, "similarity of the first document"),
-        Signal("margin", "above", KnownFrom.search, "similarity of the first document above the second's"),
+        Signal("frequency", "below", KnownFrom.question, "documents naming the subject"),
+        Signal("mean_logprob", "below", KnownFrom.closed_answer, "log-prob of the closed-book answer"),
+        Signal("mean_entropy", "above", KnownFrom.closed_answer, "entropy of the closed-book answer"),
+        Signal("top_score", "above", KnownFrom.search, "score of the first document"),
+        Signal("margin", "above", KnownFrom.search, "lead of the first document"),
     )
 }
 

@@ -16,13 +16,7 @@ def fit_policy(answered: Answered, pair: Pair, signal: str) -> Policy:
 
     Raises UserError for a signal that the outcomes do not hold, and where the retriever is not known any more.
     """
-    signals = answered.signals(pair)
-    if signal not in signals:
-        raise UserError(f"--signal: the outcomes hold no {signal}; expected one of {', '.join(signals) or 'no signal'}")
-    questions, decides_by = answered.questions(pair), SIGNALS[signal]
-    fitted = fit_thresholds(
-        oriented(signals[signal], decides_by), answered.relations, questions.closed, questions.augmented
-    )
+    thresholds, pooled = thresholds_by(answered, pair, signal)
     of = answered.methods[pair.augmented]
     return Policy(
         lm=answered.identity,
@@ -30,10 +24,22 @@ def fit_policy(answered: Answered, pair: Pair, signal: str) -> Policy:
         closed=full_name(pair.closed, answered.methods[pair.closed].config.k),
         augmented=full_name(pair.augmented, of.config.k),
         signal=signal,
-        thresholds={relation: _in_unit(value, decides_by) for relation, value in fitted.by_relation.items()},
-        pooled=_in_unit(fitted.pooled, decides_by),
+        thresholds=thresholds,
+        pooled=pooled,
         fitted=_from(answered, pair),
     )
+
+
+def thresholds_by(answered: Answered, pair: Pair, signal: str) -> tuple[dict[str, Threshold], Threshold]:
+    """By relation, and of all questions, in the signal's unit. Raises UserError for an unknown signal."""
+    signals = answered.signals(pair)
+    if signal not in signals:
+        raise UserError(f"--signal: the outcomes hold no {signal}; expected one of {', '.join(signals) or 'no signal'}")
+    questions, decides_by = answered.questions(pair), SIGNALS[signal]
+    values = oriented(signals[signal], decides_by)
+    fitted = fit_thresholds(values, answered.relations, questions.closed, questions.augmented)
+    by_relation = {relation: _in_unit(value, decides_by) for relation, value in fitted.by_relation.items()}
+    return by_relation, _in_unit(fitted.pooled, decides_by)
 
 
 def with_accuracy(policy: Policy, compared: Sequence[Compared]) -> Policy:

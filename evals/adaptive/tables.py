@@ -18,7 +18,7 @@ NOTE = (
 def comparison_table(compared: Sequence[Compared], prices: Prices | None = None) -> tuple[list[str], list[list[str]]]:
     """Heads and rows, a policy each; a column that nobody measured is left out."""
     better = compared[0].worth.better
-    heads = ["policy", "thresholds", "accuracy", f"gain over {better}", "retrieves", "AUROC", *_cost_heads(prices)]
+    heads = ["policy", "accuracy", f"gain over {better}", "retrieves", "AUROC", *_cost_heads(prices)]
     rows = [[*_worth_cells(one), *_cost_cells(one.costs, prices)] for one in compared]
     shown = [place for place in range(len(heads)) if any(row[place] not in ("", UNKNOWN) for row in rows)]
     return [heads[place] for place in shown], [[row[place] for place in shown] for row in rows]
@@ -39,7 +39,8 @@ def _worth_cells(one: Compared) -> list[str]:
     worth = one.worth
     gain = "" if one.name == worth.better else with_interval(worth.gain, "+")
     share = f"{worth.share.value:.0%}"
-    return [one.name, one.thresholds or "", with_interval(worth.accuracy), gain, share, with_interval(one.auroc)]
+    name = f"{one.name}, {one.thresholds}" if one.thresholds else one.name
+    return [name, with_interval(worth.accuracy), gain, share, with_interval(one.auroc)]
 
 
 def _cost_heads(prices: Prices | None) -> list[str]:
