@@ -20,7 +20,13 @@ from replug.models.policy import SIGNALS
 
 TITLE = "When to retrieve"
 WORDS = {True: "right", False: "wrong"}
-STYLE = f"{CSS} figure {{ margin: 0; }} figcaption {{ color: #555; font-size: 13px; }} table {{ font-size: 13px; }}"
+STYLE = (
+    CSS
+    + """
+figure { margin: 0; } figcaption { color: #555; font-size: 13px; }
+table { font-size: 13px; display: block; overflow-x: auto; margin: .6rem 0; } td { white-space: nowrap; }
+"""
+)
 
 
 def write_report(measured: Sequence[MeasuredLM], out: Path, prices: Prices | None = None) -> Path:
