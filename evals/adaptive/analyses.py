@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from replug.configs.errors import UserError
-from replug.evals.adaptive.outcomes import POPULARITY, RECALL, Answered, Pair
+from replug.evals.adaptive.outcomes import POPULARITY, RECALL, Answered, TwoWays
 from replug.evals.adaptive.paper import ALL_QUESTIONS, RAREST_QUESTIONS
 from replug.evals.intervals import Interval, wilson_interval
 from replug.evals.popularity import popularity_correlation
@@ -48,7 +48,7 @@ class RelationFigures:
     correlation: Mapping[str, float | None]
 
 
-def help_and_harm(answered: Answered, pair: Pair) -> list[Cell]:
+def help_and_harm(answered: Answered, pair: TwoWays) -> list[Cell]:
     """The four cells of right and wrong (the paper's table 1): retrieval harms in the second, helps in the third."""
     questions = answered.questions(pair)
     held = answered.methods[pair.augmented].numbers.get(RECALL)

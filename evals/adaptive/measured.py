@@ -18,7 +18,7 @@ from replug.evals.adaptive.analyses import (
 )
 from replug.evals.adaptive.comparison import BY_RELATION, Compared, compare_policies
 from replug.evals.adaptive.fitting import thresholds_by
-from replug.evals.adaptive.outcomes import POPULARITY, Answered, Pair
+from replug.evals.adaptive.outcomes import POPULARITY, Answered, TwoWays
 from replug.evals.adaptive.protocol import NUM_RESAMPLES
 from replug.evals.intervals import Interval, wilson_interval
 from replug.models.policy import Threshold
@@ -28,7 +28,7 @@ from replug.models.policy import Threshold
 class MeasuredWay:
     """What is measured of a way to answer with documents; `thresholds` are those of a policy by popularity."""
 
-    pair: Pair
+    pair: TwoWays
     cells: list[Cell]
     compared: list[Compared]
     thresholds: dict[str, Threshold]
@@ -86,7 +86,7 @@ def _measure_lm(answered: Answered, num_resamples: int, progress: Progress) -> M
     ways = []
     for method in answered.methods:
         if method != NONE:
-            ways.append(_measure_way(answered, Pair(NONE, method), num_resamples))
+            ways.append(_measure_way(answered, TwoWays(NONE, method), num_resamples))
             progress.advance()
     accuracy = {
         name: wilson_interval(float(of.accuracy.sum()), len(of.accuracy)) for name, of in answered.methods.items()
@@ -95,7 +95,7 @@ def _measure_lm(answered: Answered, num_resamples: int, progress: Progress) -> M
     return MeasuredLM(answered, accuracy, bins, relations, *rarest_and_others(answered), ways)
 
 
-def _measure_way(answered: Answered, pair: Pair, num_resamples: int) -> MeasuredWay:
+def _measure_way(answered: Answered, pair: TwoWays, num_resamples: int) -> MeasuredWay:
     thresholds, _ = thresholds_by(answered, pair, POPULARITY)
     compared = compare_policies(answered, pair, num_resamples)
     return MeasuredWay(pair, help_and_harm(answered, pair), compared, thresholds)

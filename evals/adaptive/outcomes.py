@@ -53,7 +53,7 @@ class MethodOutcomes:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class TwoWays:
     """Two ways to answer, by the names of their methods: without retrieval and with it."""
 
     closed: str
@@ -70,15 +70,15 @@ class Answered:
     relations: tuple[str, ...]
     methods: Mapping[str, MethodOutcomes]
 
-    def questions(self, pair: Pair) -> Questions:
+    def questions(self, pair: TwoWays) -> Questions:
         return Questions(self.relations, self.methods[pair.closed].accuracy, self.methods[pair.augmented].accuracy)
 
-    def signals(self, pair: Pair) -> dict[str, np.ndarray]:
+    def signals(self, pair: TwoWays) -> dict[str, np.ndarray]:
         """By name, those that any question has: values [N] in their own unit, NaN where a question has none."""
         found = {name: self._signal(name, pair) for name in SIGNALS}
         return {name: values for name, values in found.items() if values is not None and np.isfinite(values).any()}
 
-    def _signal(self, name: str, pair: Pair) -> np.ndarray | None:
+    def _signal(self, name: str, pair: TwoWays) -> np.ndarray | None:
         if SIGNALS[name].known_from is KnownFrom.closed_answer:
             return self.methods[pair.closed].numbers.get(name)
         if SIGNALS[name].known_from is KnownFrom.search:

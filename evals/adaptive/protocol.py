@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from replug.evals.adaptive.auroc import auroc
-from replug.evals.adaptive.refitting import Rates, mean_of_splits, refit
+from replug.evals.adaptive.refitting import RefittedShares, mean_of_splits, refit
 from replug.evals.adaptive.thresholds import fit_threshold, fit_thresholds, retrieves
 from replug.evals.intervals import Interval, percentile_interval, resample_counts
 
@@ -131,7 +131,7 @@ def signal_auroc(
     return percentile_interval(float(auroc(values, is_right)[0]), resampled[np.isfinite(resampled)])
 
 
-def _worth(once: Mapping[str, Rates], drawn: Mapping[str, Rates], name: str, better: str) -> Worth:
+def _worth(once: Mapping[str, RefittedShares], drawn: Mapping[str, RefittedShares], name: str, better: str) -> Worth:
     def interval(value: np.ndarray, resampled: np.ndarray) -> Interval:
         return percentile_interval(float(value[0]), resampled)
 
@@ -143,29 +143,31 @@ def _worth(once: Mapping[str, Rates], drawn: Mapping[str, Rates], name: str, bet
     )
 
 
-def _joined(parts: Sequence[Rates]) -> Rates:
-    return Rates(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("right", "retrieved")))
+def _joined(parts: Sequence[RefittedShares]) -> RefittedShares:
+    return RefittedShares(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("right", "retrieved")))
 
 
-def _rates(questions: Questions, rules: Mapping[str, Rule], splits: np.ndarray, counts: np.ndarray) -> dict[str, Rates]:
+def _rates(
+    questions: Questions, rules: Mapping[str, Rule], splits: np.ndarray, counts: np.ndarray
+) -> dict[str, RefittedShares]:
     """Of resamples with counts [B, N] of each question."""
     by_name = {
         NEVER_RETRIEVE: _constant(questions.closed, 0.0, splits, counts),
         ALWAYS_RETRIEVE: _constant(questions.augmented, 1.0, splits, counts),
-        ORACLE: Rates(
+        ORACLE: RefittedShares(
             _shares(counts, questions.oracle, splits), _shares(counts, questions.oracle - questions.closed, splits)
         ),
     }
     return by_name | {name: _refitted(questions, rule, splits, counts) for name, rule in rules.items()}
 
 
-def _refitted(questions: Questions, rule: Rule, splits: np.ndarray, counts: np.ndarray) -> Rates:
+def _refitted(questions: Questions, rule: Rule, splits: np.ndarray, counts: np.ndarray) -> RefittedShares:
     groups = questions.relations if rule.by_relation else ("",) * len(questions.relations)
     return refit(rule.values, groups, questions.closed, questions.augmented, splits, counts)
 
 
-def _constant(right: np.ndarray, retrieved: float, splits: np.ndarray, counts: np.ndarray) -> Rates:
-    return Rates(_shares(counts, right, splits), np.full(len(counts), retrieved))
+def _constant(right: np.ndarray, retrieved: float, splits: np.ndarray, counts: np.ndarray) -> RefittedShares:
+    return RefittedShares(_shares(counts, right, splits), np.full(len(counts), retrieved))
 
 
 def _shares(counts: np.ndarray, values: np.ndarray, splits: np.ndarray) -> np.ndarray:

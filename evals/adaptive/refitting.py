@@ -16,7 +16,7 @@ LOWEST = np.iinfo(np.int32).min
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class RefittedShares:
     """The share of right answers, and of questions that retrieve, each float64 [B], means over the splits."""
 
     right: np.ndarray
@@ -40,7 +40,7 @@ def refit(
     augmented: np.ndarray,
     splits: np.ndarray,
     counts: np.ndarray,
-) -> Rates:
+) -> RefittedShares:
     """What rules fitted to the True side of each split [S, N] are worth on the other, for resamples with counts [B, N].
 
     `values` [N], what is right each way int [N]. A group that nothing was fitted to has the threshold of all questions.
@@ -59,7 +59,7 @@ def refit(
         _take_pooled(cuts, by_group, fitted, gains, number)
         right[:, split] += _before(all_gained, cuts, by_group) - _before(gained, cuts, by_group)
         retrieved[:, split] = _before(all_drawn, cuts, by_group) - _before(number, cuts, by_group)
-    return Rates(mean_of_splits(right, sizes), mean_of_splits(retrieved, sizes))
+    return RefittedShares(mean_of_splits(right, sizes), mean_of_splits(retrieved, sizes))
 
 
 def mean_of_splits(sums: np.ndarray, sizes: np.ndarray) -> np.ndarray:

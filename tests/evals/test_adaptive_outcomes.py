@@ -15,7 +15,7 @@ from replug.evals.adaptive import fitting
 from replug.evals.adaptive.comparison import choose_pair, compare_policies
 from replug.evals.adaptive.costs import COUNTED, Prices, WayCosts, policy_costs
 from replug.evals.adaptive.fitting import fit_policy, with_accuracy
-from replug.evals.adaptive.outcomes import Answered, Pair, read_answered
+from replug.evals.adaptive.outcomes import Answered, TwoWays, read_answered
 from replug.evals.adaptive.retrievers import full_name, retriever_identity
 from replug.evals.adaptive.thresholds import fit_thresholds
 from replug.evals.folder import EvaluationFolder
@@ -51,7 +51,7 @@ def test_a_folder_is_read_as_arrays_by_method(tmp_path):
     assert answered.methods["none"].accuracy.tolist() == [1, 0]
     assert answered.methods["none"].seconds == {"seconds": 0.5, "evidence_seconds": 0.05}
     assert math.isnan(answered.methods["bm25@1"].costs().seconds)
-    signals = answered.signals(Pair("none", "bm25@1"))
+    signals = answered.signals(TwoWays("none", "bm25@1"))
     assert {name: values.tolist() for name, values in signals.items()} == {
         "popularity": [50.0, 7.0],
         "mean_logprob": [-0.5, -0.5],
@@ -62,7 +62,7 @@ def test_a_folder_is_read_as_arrays_by_method(tmp_path):
 def test_a_number_that_a_question_does_not_have_is_unknown_and_no_zero(tmp_path):
     rows = two_rows()
     del rows[1]["methods"]["none"]["numbers"]["mean_logprob"]
-    values = only(tmp_path / "one", rows).signals(Pair("none", "bm25@1"))["mean_logprob"]
+    values = only(tmp_path / "one", rows).signals(TwoWays("none", "bm25@1"))["mean_logprob"]
     assert values[0] == -0.5 and math.isnan(values[1])
 
 
@@ -200,7 +200,7 @@ def made_up(tmp_path_factory) -> Answered:
     return only(tmp_path_factory.mktemp("made up") / "one", made_up_rows(), seconds={"none": 0.2, "replug@1": 0.9})
 
 
-PAIR = Pair("none", "replug@1")
+PAIR = TwoWays("none", "replug@1")
 
 
 def test_every_signal_is_compared_on_the_same_splits_between_never_and_the_oracle(made_up):
@@ -222,9 +222,9 @@ def test_every_signal_is_compared_on_the_same_splits_between_never_and_the_oracl
 
 
 def test_ways_are_chosen_by_name_and_guessed_only_where_there_are_two(made_up, tmp_path):
-    assert choose_pair(only(tmp_path / "two")) == Pair("none", "bm25@1")
-    assert choose_pair(made_up, None, "genread") == Pair("none", "genread")
-    assert choose_pair(made_up, "bm25@1", "replug@1") == Pair("bm25@1", "replug@1")
+    assert choose_pair(only(tmp_path / "two")) == TwoWays("none", "bm25@1")
+    assert choose_pair(made_up, None, "genread") == TwoWays("none", "genread")
+    assert choose_pair(made_up, "bm25@1", "replug@1") == TwoWays("bm25@1", "replug@1")
     for given, message in (
         ((None, None), "--augmented is missing; expected one of bm25@1, replug@1, genread"),
         ((None, "replug"), "--augmented: no folder holds the method replug; expected one of none, bm25@1"),
@@ -237,14 +237,14 @@ def test_ways_are_chosen_by_name_and_guessed_only_where_there_are_two(made_up, t
 
 def test_one_question_cannot_be_split(tmp_path):
     with pytest.raises(UserError, match="of one question"):
-        compare_policies(only(tmp_path / "one", two_rows()[:1]), Pair("none", "bm25@1"), 10)
+        compare_policies(only(tmp_path / "one", two_rows()[:1]), TwoWays("none", "bm25@1"), 10)
 
 
 @pytest.mark.parametrize("signal", ["popularity", "mean_entropy"])
 def test_the_policy_that_is_kept_has_the_thresholds_of_all_questions_in_the_signals_unit(
     made_up, tmp_path, signal, monkeypatch
 ):
-    pair = Pair("none", "genread")
+    pair = TwoWays("none", "genread")
     monkeypatch.setattr(fitting, "retriever_identity", lambda method, config, folder: f"that of {method}")
     policy = fit_policy(made_up, pair, signal)
     with_accuracy(policy, compare_policies(made_up, pair, 10)).save(tmp_path / "policy.json")
@@ -268,7 +268,7 @@ def test_the_policy_that_is_kept_has_the_thresholds_of_all_questions_in_the_sign
 
 
 def test_a_signal_that_the_outcomes_do_not_hold_is_refused_by_name(tmp_path):
-    answered, pair = only(tmp_path / "one"), Pair("none", "bm25@1")
+    answered, pair = only(tmp_path / "one"), TwoWays("none", "bm25@1")
     with pytest.raises(UserError, match="hold no mean_entropy; expected one of popularity, mean_logprob, top_score"):
         fit_policy(answered, pair, "mean_entropy")
 
