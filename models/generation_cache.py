@@ -31,7 +31,7 @@ def generation_key(identity: str, prompts: Sequence[str], weights: Sequence[floa
 
 
 class GenerationCache:
-    """The table `generations` in the file of `scores`. Calls must not overlap, with those of `scores` neither.
+    """The table `generations` in the file of `scores`. Calls must not overlap, nor with those of `scores`.
 
     Raises RunError where the file cannot be read or written.
     """

@@ -226,7 +226,10 @@ class ScoreCache:
             self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def count(self, identity: str, hits: int, misses: int) -> int:
-        """Add to a model's counts, within a transaction. Its number in the file, as of now."""
+        """Add to a model's counts, within a transaction; returns its number in the file.
+
+        It is looked up at each write: `replug verify --delete-wrong` may be at work too.
+        """
         self._database.execute("INSERT INTO models (identity) VALUES (?) ON CONFLICT DO NOTHING", (identity,))
         self._database.execute(
             "UPDATE models SET hits = hits + ?, misses = misses + ? WHERE identity = ?", (hits, misses, identity)

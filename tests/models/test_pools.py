@@ -118,6 +118,8 @@ def test_the_scorer_pool_answers_from_several_prompts_as_the_lm_itself():
     expected = [StandInLM().generate_ensemble(prompts, weights, options) for options in asked]
     found = [future.result(300) for future in [pool.submit_ensemble(prompts, weights, options) for options in asked]]
     assert [answer.text for answer in found] == [answer.text for answer in expected]
+    assert [answer.token_entropies.tolist() for answer in found] == [a.token_entropies.tolist() for a in expected]
+    assert {(answer.num_prompts, answer.prompt_tokens) for answer in found} == {(2, 5)}
     assert [a.token_logprobs.tolist() for a in found] == [a.token_logprobs.tolist() for a in expected]
     assert pool.generate_ensemble(prompts, weights, asked[0]).text == expected[0].text
     with pytest.raises(ValueError, match=r"weights of 2 prompts sum to 0\.5"):
