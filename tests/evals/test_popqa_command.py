@@ -143,7 +143,7 @@ def wait_for_lines(process: subprocess.Popen, path: Path, count: int) -> None:
 
 
 def answers(out: Path) -> tuple[int, int]:
-    """Answers that the cache holds, and answers that the LM was asked for."""
+    """Answers that the cache holds, and answers that the LM was asked for, those under way when it was killed too."""
     with closing(ScoreCache(out / "scores.sqlite")) as cache:
         return GenerationCache(cache).num_rows(), sum(use.misses for use in cache.models())
 
@@ -154,13 +154,18 @@ def test_killed_among_documents_and_among_answers_it_asks_the_lm_nothing_twice(e
     whole, _ = evaluate(tmp_path / "whole", *settings)
     out = tmp_path / "killed"
     slow = [*settings, "lm.path=stand_in:0.05"]
+    before = (0, 0)
     for file, total in ((out / "found/genread.jsonl", 24), (out / "outcomes.jsonl", 20)):
         process = start_process(*typed(data, out, *slow))
         wait_for_lines(process, file, 3)
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         assert 3 <= len(file.read_bytes().splitlines()) < total, "it was not killed in the middle"
+        killed_at = answers(out)
+        assert killed_at[0] > before[0], "answers are stored as they come"
+        before = killed_at
     again, _ = evaluate(out, *slow)
     assert again == whole
-    held, asked = answers(out)
-    assert (held, asked) == answers(tmp_path / "whole") == (held, held)
+    after = answers(out)
+    assert after[0] == answers(tmp_path / "whole")[0] == 24 + 20 * 3
+    assert after[1] - before[1] == after[0] - before[0], "what was stored before was asked again"
