@@ -38,7 +38,10 @@ def command_line() -> typer.Typer:
     )
     order = list(Group)
     for command in sorted(_commands(), key=lambda command: (order.index(command.group), command.place)):
-        app.command(rich_help_panel=command.group.value)(command.run)
+        if isinstance(command.run, typer.Typer):
+            app.add_typer(command.run, rich_help_panel=command.group.value)
+        else:
+            app.command(rich_help_panel=command.group.value)(command.run)
     return app
 
 

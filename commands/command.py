@@ -30,9 +30,12 @@ class Group(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`run` is typer's function, whose name is the command's; `place` is its place in its group."""
+    """`run` is typer's function, whose name is the command's, or an app of sub-commands, which says its own name.
 
-    run: Callable[..., None]
+    `place` is its place in its group.
+    """
+
+    run: Callable[..., None] | typer.Typer
     group: Group
     place: int
 

@@ -76,7 +76,7 @@ def wilson_interval(num_right: float, num_all: int) -> Interval:
 
 def interval_of(ratio: Ratio, num_resamples: int = 10_000, seed: int = 0) -> Interval:
     """The metric with its interval."""
-    return _interval(value_of(ratio), _resampled([ratio], num_resamples, seed)[:, 0])
+    return percentile_interval(value_of(ratio), _resampled([ratio], num_resamples, seed)[:, 0])
 
 
 def difference_interval(a: Ratio, b: Ratio, num_resamples: int = 10_000, seed: int = 0) -> Interval:
@@ -84,10 +84,11 @@ def difference_interval(a: Ratio, b: Ratio, num_resamples: int = 10_000, seed: i
     if len(a.numerators) != len(b.numerators):
         raise ValueError(f"{len(a.numerators)} examples against {len(b.numerators)}: they must be the same ones")
     resampled = _resampled([a, b], num_resamples, seed)
-    return _interval(value_of(a) - value_of(b), resampled[:, 0] - resampled[:, 1])
+    return percentile_interval(value_of(a) - value_of(b), resampled[:, 0] - resampled[:, 1])
 
 
-def _interval(value: float, resampled: np.ndarray) -> Interval:
+def percentile_interval(value: float, resampled: np.ndarray) -> Interval:
+    """A value with the interval that its resampled values [num_resamples] give."""
     low, high = np.percentile(resampled, [2.5, 97.5])
     return Interval(value, float(low), float(high))
 
@@ -95,13 +96,13 @@ def _interval(value: float, resampled: np.ndarray) -> Interval:
 def _resampled(ratios: Sequence[Ratio], num_resamples: int, seed: int) -> np.ndarray:
     """Values [num_resamples, M] of M ratios; the examples of a resample are the same for all of them."""
     sums = np.stack([part for ratio in ratios for part in (ratio.numerators, ratio.denominators)], axis=1)  # [N, 2M]
-    drawn = [counts @ sums for counts in _counts(len(sums), num_resamples, seed)]
+    drawn = [counts @ sums for counts in resample_counts(len(sums), num_resamples, seed)]
     totals = np.concatenate(drawn)  # [num_resamples, 2M]
     values = [ratio.transform(totals[:, 2 * place] / totals[:, 2 * place + 1]) for place, ratio in enumerate(ratios)]
     return np.stack(values, axis=1)
 
 
-def _counts(num_examples: int, num_resamples: int, seed: int) -> Iterator[np.ndarray]:
+def resample_counts(num_examples: int, num_resamples: int, seed: int) -> Iterator[np.ndarray]:
     """How often each example is drawn, [resamples, N] in float64, some resamples at a time."""
     rng = np.random.default_rng(seed)
     at_once = max(1, CHUNK_COUNTS // num_examples)

@@ -146,6 +146,12 @@ def _retriever_path(config: EvaluationConfig, source: str) -> str:
     return config.retriever.path if source == REPLUG else config.retrievers[source]
 
 
+def index_of(config: EvaluationConfig, source: str, out: Path) -> Path:
+    """The folder of the index that a retriever's documents were found in."""
+    path = _retriever_path(config, source)
+    return index_folder(Path(path).expanduser()) if _is_indexed(path) else _root(config, source, out)
+
+
 def _root(config: EvaluationConfig, source: str, out: Path) -> Path:
     """`index.out` is the index of retriever.path, which `replug index` may have made; others have their own here."""
     given = config.index.out if source == REPLUG else None

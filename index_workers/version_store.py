@@ -75,6 +75,11 @@ class BuildPlan:
     quantizer_from: int | None = None  # the version whose quantizer a lossy kind takes over; None trains one
 
     @property
+    def retriever(self) -> str:
+        """Which retriever over which documents this is: equal ones give equal similarities, but for an index's kind."""
+        return f"{self.weights_sha256[:16]}:{self.similarity}:{self.max_tokens}:{self.corpus_sha256[:16]}"
+
+    @property
     def rows_per_file(self) -> int:
         return rows_per_file(self.num_documents, self.block_documents)
 

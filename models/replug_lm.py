@@ -6,6 +6,9 @@
 The documents of a text are retrieved by the text itself and stand before it, one to a prompt. The LM's predictions are
 mixed by the softmax of the similarities. It is a `BlackBoxLM` as the one that it wraps is, which may be local weights,
 a pool or a server. Whoever wants to show the sources retrieves first and hands in what was found.
+
+With a policy (`models.policy`) each prompt is answered from its documents or without any. `decide` says which, and
+`follow` answers; `answer` does both.
 """
 
 import math
@@ -17,10 +20,12 @@ from typing import Protocol
 
 import numpy as np
 
+from replug.configs.errors import UserError
 from replug.models.black_box_lm import AsyncLM, BlackBoxLM, ContinuationScore, check_ensemble, check_pairs
 from replug.models.encoder import Encoder
 from replug.models.ensemble import document_weights, mix_token_logprobs
 from replug.models.generation import Generated, GenerationOptions
+from replug.models.policy import KnownFrom, Policy, Subject
 from replug.models.prompt import PromptTemplate
 
 
@@ -48,19 +53,50 @@ class Retriever(Protocol):
 Documents = Sequence[Sequence[Retrieved]]
 
 
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a policy makes of a prompt: its documents, none for an answer of the LM alone, and why.
+
+    `value` is the signal's, None where there is none, as of an empty answer. `closed_answer` is the LM's own, where it
+    was asked for it and retrieval is not used.
+    """
+
+    retrieves: bool
+    value: float | None
+    documents: Sequence[Retrieved] = ()
+    closed_answer: Generated | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    value: float | None
+    documents: Sequence[Retrieved] | None = None
+    closed_answer: Generated | None = None
+
+
 class ReplugLM:
     """`lm` with up to `k` documents before every text; with k=0, or where nothing is found, `lm` alone.
 
     `template` joins them, and cuts what is too long where it was given the LM's tokenizer. For generation, give it the
-    LM's `max_tokens` less those that will be generated.
+    LM's `max_tokens` less those that will be generated. `policy` decides which answers have documents; one that was
+    fitted to another LM, retriever, or number of documents is refused with a UserError.
     """
 
     def __init__(
-        self, lm: BlackBoxLM, retriever: Retriever, k: int = 10, template: PromptTemplate | None = None
+        self,
+        lm: BlackBoxLM,
+        retriever: Retriever,
+        k: int = 10,
+        template: PromptTemplate | None = None,
+        policy: Policy | None = None,
     ) -> None:
         if k < 0:
             raise ValueError(f"k is {k}; expected 0 (no documents) or more")
-        self._lm, self._retriever, self._k = lm, retriever, k
+        if policy is not None:
+            policy.require_lm(lm.identity)
+            policy.require_retriever(getattr(retriever, "identity", None))
+            policy.require_ensemble(k)
+        self._lm, self._retriever, self._k, self._policy = lm, retriever, k, policy
         self._template = template or PromptTemplate("\n")
         self.max_tokens = lm.max_tokens
         # Each object's own, since nothing tells that two retrievers find the same.
@@ -68,10 +104,13 @@ class ReplugLM:
 
     def retrieve(self, queries: Sequence[str]) -> list[list[Retrieved]]:
         """The documents of each query, found once for queries that are equal."""
-        if not self._k:
+        return self._search(queries, self._k)
+
+    def _search(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
+        if not k:
             return [[] for _ in queries]
         once = list(dict.fromkeys(queries))
-        found = dict(zip(once, self._retriever.retrieve(once, self._k), strict=True)) if once else {}
+        found = dict(zip(once, self._retriever.retrieve(once, k), strict=True)) if once else {}
         return [found[query] for query in queries]
 
     def score(
@@ -92,12 +131,74 @@ class ReplugLM:
         return [answer.text for answer in self.answer(prompts, GenerationOptions(max_new_tokens, stop or None))]
 
     def answer(
-        self, prompts: Sequence[str], options: GenerationOptions, documents: Documents | None = None
+        self,
+        prompts: Sequence[str],
+        options: GenerationOptions,
+        documents: Documents | None = None,
+        subjects: Sequence[Subject] | None = None,
     ) -> list[Generated]:
-        """As `generate`, with all options and log-probs. `documents`: those of each prompt, if they are known."""
+        """As `generate`, with all options and log-probs.
+
+        `documents`: those of each prompt, if they are known; then no policy decides. `subjects`: what each asks about,
+        for a policy; raises what `decide` does.
+        """
+        if self._policy is not None and documents is None:
+            return self.follow(prompts, options, self.decide(prompts, options, subjects))
+        return self._answer(prompts, options, self._documents(prompts, documents))
+
+    def decide(
+        self, prompts: Sequence[str], options: GenerationOptions, subjects: Sequence[Subject] | None = None
+    ) -> list[Decision]:
+        """Which prompts the policy answers from documents, and these.
+
+        Costs what the signal costs: nothing for what is given, a call of the LM for each prompt, or a search. Raises
+        UserError where a signal must be given and is not, or cannot be seen.
+        """
+        policy = self._policy
+        if policy is None:
+            raise ValueError("there is no policy to decide by; expected ReplugLM(policy=...)")
+        subjects = [Subject() for _ in prompts] if subjects is None else subjects
+        if len(subjects) != len(prompts):
+            raise ValueError(f"{len(subjects)} subjects, but {len(prompts)} prompts")
+        seen = self._see(policy, prompts, options, subjects)
+        does = [policy.retrieves(one.value, of.relation) for one, of in zip(seen, subjects, strict=True)]
+        wanted = [prompts[row] for row, one in enumerate(seen) if does[row] and one.documents is None]
+        found = iter(self._search(wanted, self._k))
+        return [
+            Decision(True, one.value, next(found) if one.documents is None else one.documents)
+            if retrieves
+            else Decision(False, one.value, (), one.closed_answer)
+            for one, retrieves in zip(seen, does, strict=True)
+        ]
+
+    def _see(
+        self, policy: Policy, prompts: Sequence[str], options: GenerationOptions, subjects: Sequence[Subject]
+    ) -> list[_Seen]:
+        """The signal of each prompt, with what had to be found or answered to see it."""
+        if policy.decides_by.known_from is KnownFrom.question:
+            return [_Seen(policy.value_given(subject)) for subject in subjects]
+        if policy.decides_by.known_from is KnownFrom.closed_answer:
+            answers = self._answer(prompts, options, [[] for _ in prompts])
+            return [_Seen(policy.value_of_answer(answer), closed_answer=answer) for answer in answers]
+        found = self._search(prompts, max(self._k, 2))  # a margin is of two
+        return [
+            _Seen(policy.value_of_search([document.similarity for document in of]), documents=of[: self._k])
+            for of in found
+        ]
+
+    def follow(
+        self, prompts: Sequence[str], options: GenerationOptions, decisions: Sequence[Decision]
+    ) -> list[Generated]:
+        """Answers as they were decided; no answer that is there already is asked for again."""
+        rows = [row for row, decision in enumerate(decisions) if decision.closed_answer is None]
+        asked = self._answer([prompts[row] for row in rows], options, [decisions[row].documents for row in rows])
+        by_row = dict(zip(rows, asked, strict=True))
+        return [decision.closed_answer or by_row[row] for row, decision in enumerate(decisions)]
+
+    def _answer(self, prompts: Sequence[str], options: GenerationOptions, documents: Documents) -> list[Generated]:
         asked = [
             (self._prompts(prompt, "", found), _weights(found))
-            for prompt, found in zip(prompts, self._documents(prompts, documents), strict=True)
+            for prompt, found in zip(prompts, documents, strict=True)
         ]
         if isinstance(self._lm, AsyncLM):
             return [future.result() for future in [self._lm.submit_ensemble(some, by, options) for some, by in asked]]
@@ -108,6 +209,7 @@ class ReplugLM:
     ) -> Generated:
         """One answer from several prompts, each with its own documents: a mixture of mixtures."""
         check_ensemble(prompts, weights)
+        self._require_no_policy()
         whole: list[str] = []
         shares: list[float] = []
         for prompt, weight, found in zip(prompts, weights, self.retrieve(prompts), strict=True):
@@ -117,10 +219,18 @@ class ReplugLM:
 
     def _documents(self, texts: Sequence[str], documents: Documents | None) -> Documents:
         if documents is None:
+            self._require_no_policy()
             return self.retrieve(texts)
         if len(documents) != len(texts):
             raise ValueError(f"documents of {len(documents)} texts, but {len(texts)} texts")
         return documents
+
+    def _require_no_policy(self) -> None:
+        if self._policy is not None:
+            raise UserError(
+                "a policy decides what `answer` and `generate` retrieve; expected documents for `score`, and a "
+                "ReplugLM without a policy for `generate_ensemble`"
+            )
 
     def _prompts(self, text: str, continuation: str, documents: Sequence[Retrieved]) -> list[str]:
         """One for each document, or the text alone."""

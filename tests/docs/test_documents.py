@@ -130,8 +130,12 @@ def test_every_command_named_exists_and_takes_the_options_shown(document: Path) 
             if name not in commands:
                 wrong.append(f"replug {name}")
                 continue
-            options = {option for param in commands[name].params for option in param.opts}
             words = shlex.split(rest.replace("…", ""), comments=True) if rest else []
+            inner = getattr(commands[name], "commands", {})
+            if inner and words and words[0] not in inner:
+                wrong.append(f"replug {name} {words[0]}")
+            command = inner.get(words[0] if words else "", commands[name])
+            options = {option for param in command.params for option in param.opts}
             wrong += [
                 f"replug {name} {word}" for word in words if word.startswith("--") and word.split("=")[0] not in options
             ]

@@ -1,0 +1,115 @@
+"""`replug adapt`: when to retrieve, from the outcomes of evaluations on disk; no LM is asked."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from replug.commands.command import Command, Group
+from replug.configs.errors import UserError
+
+if TYPE_CHECKING:
+    from replug.evals.adaptive.comparison import Compared
+    from replug.evals.adaptive.costs import Prices
+    from replug.evals.adaptive.outcomes import Answered, TwoWays
+    from replug.models.policy import Policy
+
+WIDTH = 150
+
+adapt = typer.Typer(name="adapt", help="Fit when to retrieve, and report what it is worth.", no_args_is_help=True)
+
+Folders = Annotated[list[Path], typer.Argument(help="Folders that `replug evaluate` wrote.", metavar="DIR...")]
+PriceIn = Annotated[float | None, typer.Option(help="Dollars for a million tokens of prompts.", min=0)]
+PriceOut = Annotated[float | None, typer.Option(help="Dollars for a million generated tokens.", min=0)]
+
+
+@adapt.command()
+def fit(
+    folders: Folders,
+    out: Annotated[Path, typer.Option(help="The policy to write, a file of JSON.")],
+    augmented: Annotated[str | None, typer.Option(help="The method with retrieval, where there are several.")] = None,
+    closed: Annotated[str, typer.Option(help="The method without.")] = "none",
+    signal: Annotated[str, typer.Option(help="What the policy decides by; the table compares them.")] = "popularity",
+    price_in: PriceIn = None,
+    price_out: PriceOut = None,
+) -> None:
+    """Fit a policy to one LM's outcomes, and compare policies by every signal on the same splits.
+
+    replug adapt fit runs/eval_popqa --augmented replug@1 --out policy.json
+    """
+    from replug.evals.adaptive.comparison import choose_pair, compare_policies
+    from replug.evals.adaptive.fitting import fit_policy, with_accuracy
+    from replug.evals.adaptive.outcomes import read_answered
+
+    prices = _prices(price_in, price_out)
+    answered = read_answered(folders)
+    if len(answered) > 1:
+        names = ", ".join(one.name for one in answered)
+        raise UserError(f"the folders are of several LMs ({names}); expected one, for a policy is for one LM")
+    pair = choose_pair(answered[0], closed, augmented)
+    policy = fit_policy(answered[0], pair, signal)
+    compared = compare_policies(answered[0], pair)
+    policy = with_accuracy(policy, compared)
+    policy.save(out)
+    _print_comparison(answered[0], pair, compared, prices)
+    _print_policy(policy, out)
+
+
+@adapt.command()
+def report(
+    folders: Folders,
+    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    price_in: PriceIn = None,
+    price_out: PriceOut = None,
+) -> None:
+    """Write report.html, report.json and figures: where retrieval helps and harms, and what policies are worth.
+
+    Folders of several LMs stand side by side, and the numbers of Mallen et al. (2023) beside them.
+
+    replug adapt report runs/eval_popqa --out runs/adaptive
+    """
+    from replug.evals.adaptive.measured import measure_all
+    from replug.evals.adaptive.outcomes import read_answered
+    from replug.evals.adaptive.report import write_report
+
+    prices = _prices(price_in, price_out)
+    print(f"report: {write_report(measure_all(read_answered(folders)), out, prices)}")
+
+
+def _prices(price_in: float | None, price_out: float | None) -> "Prices | None":
+    from replug.evals.adaptive.costs import Prices
+
+    if (price_in is None) != (price_out is None):
+        missing = "--price-in" if price_in is None else "--price-out"
+        raise UserError(f"{missing} is missing; expected both prices, or none")
+    return None if price_in is None or price_out is None else Prices(price_in, price_out)
+
+
+def _print_comparison(
+    answered: "Answered", pair: "TwoWays", compared: Sequence["Compared"], prices: "Prices | None"
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from replug.evals.adaptive.tables import NOTE, comparison_table
+
+    console = Console(width=WIDTH)
+    heads, rows = comparison_table(compared, prices)
+    table = Table(*heads, title=f"{answered.name}: {pair.closed} or {pair.augmented}, {len(answered.ids)} questions")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    console.print(NOTE, highlight=False)
+
+
+def _print_policy(policy: "Policy", out: Path) -> None:
+    from rich.console import Console
+
+    rules = [f"{relation}: {policy.rule(relation)}" for relation in policy.thresholds]
+    print_ = Console(width=WIDTH, highlight=False).print
+    print_(f"retrieves by {policy.signal}: {'; '.join(rules)}; other relations, or none given: {policy.rule()}")
+    print(f"policy: {out}")
+
+
+COMMAND = Command(adapt, Group.evaluate, place=3)

@@ -1,0 +1,223 @@
+"""What evaluations left on disk, as arrays: which questions each method answers right, at what cost, by which signals.
+
+A folder is what `replug evaluate` wrote: config.yaml, lm.json, outcomes.jsonl, and results.json once it is finished.
+Folders of one LM may bring different methods over the same questions; those of other LMs stand beside them. The folder
+of an evaluation over several LMs (`lms`) stands for the folders in it.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from replug.configs.errors import UserError
+from replug.configs.load import flatten, load_evaluation_config
+from replug.configs.schema import EvaluationConfig
+from replug.data.rows import read_json_lines, require_new
+from replug.evals.adaptive.costs import COUNTED, WayCosts
+from replug.evals.adaptive.protocol import Questions
+from replug.evals.folder import EvaluationFolder
+from replug.models.policy import SIGNALS, KnownFrom
+
+ACCURACY, RECALL, POPULARITY = "accuracy", "answer_recall", "popularity"
+# Keys of `questions` that do not say how a question is asked; which ones are asked is compared by their ids.
+FREE = ("questions.path", "questions.max_questions", "questions.latency_questions")
+
+
+@dataclass(frozen=True, slots=True)
+class MethodOutcomes:
+    """One method's numbers [N] by name, NaN where a question has none, and the folder that they are from.
+
+    `seconds` are the means of what a latency pass timed, by name.
+    """
+
+    numbers: Mapping[str, np.ndarray]
+    seconds: Mapping[str, float]
+    config: EvaluationConfig
+    folder: EvaluationFolder
+
+    @property
+    def accuracy(self) -> np.ndarray:
+        """0 or 1 for each question, [N]."""
+        return self.numbers[ACCURACY]
+
+    def costs(self) -> WayCosts:
+        unknown = np.full(len(self.accuracy), np.nan)
+        counted = {name: self.numbers.get(name, unknown) for name in COUNTED}
+        timed = (self.seconds.get(name, math.nan) for name in ("seconds", "evidence_seconds"))
+        return WayCosts(counted, *timed)
+
+
+@dataclass(frozen=True, slots=True)
+class TwoWays:
+    """Two ways to answer, by the names of their methods: without retrieval and with it."""
+
+    closed: str
+    augmented: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What one LM answered to N questions: their ids and relations, and the outcomes by method."""
+
+    name: str
+    identity: str
+    ids: tuple[str, ...]
+    relations: tuple[str, ...]
+    methods: Mapping[str, MethodOutcomes]
+
+    def questions(self, pair: TwoWays) -> Questions:
+        return Questions(self.relations, self.methods[pair.closed].accuracy, self.methods[pair.augmented].accuracy)
+
+    def signals(self, pair: TwoWays) -> dict[str, np.ndarray]:
+        """By name, those that any question has: values [N] in their own unit, NaN where a question has none."""
+        found = {name: self._signal(name, pair) for name in SIGNALS}
+        return {name: values for name, values in found.items() if values is not None and np.isfinite(values).any()}
+
+    def _signal(self, name: str, pair: TwoWays) -> np.ndarray | None:
+        if SIGNALS[name].known_from is KnownFrom.closed_answer:
+            return self.methods[pair.closed].numbers.get(name)
+        if SIGNALS[name].known_from is KnownFrom.search:
+            return self.methods[pair.augmented].numbers.get(name)
+        return self.of_question(name)
+
+    def of_question(self, name: str) -> np.ndarray | None:
+        """What is the same under every method, [N]; None where no method has it."""
+        return next((of.numbers[name] for of in self.methods.values() if name in of.numbers), None)
+
+
+def read_answered(folders: Sequence[Path]) -> list[Answered]:
+    """What is in the folders, by LM in the order given.
+
+    Raises UserError for a folder that is no finished evaluation, for one that asked other questions or asked them in
+    another way, and for a method of one LM that two folders answer differently.
+    """
+    read = [_read(folder) for given in folders for folder in _with_those_inside(given)]
+    if not read:
+        raise UserError("no folder is given; expected what `replug evaluate` wrote")
+    by_lm: dict[str, Answered] = {}
+    for one in read:
+        _require_same_questions(read[0], one)
+        by_lm[one.identity] = _combined(by_lm[one.identity], one) if one.identity in by_lm else one
+    return list(by_lm.values())
+
+
+def _with_those_inside(path: Path) -> Iterator[EvaluationFolder]:
+    folder = EvaluationFolder(path)
+    if not folder.config.is_file():
+        raise UserError(f"{path} is no folder of an evaluation (config.yaml is missing); expected what evaluate wrote")
+    lms = load_evaluation_config(folder.config).lms
+    yield from (EvaluationFolder(path / name) for name in lms) if lms else (folder,)
+
+
+def _read(folder: EvaluationFolder) -> Answered:
+    if not folder.results.is_file():
+        raise UserError(f"{folder.path} holds no finished evaluation (results.json is missing); run it to the end")
+    config = load_evaluation_config(folder.config)
+    identity = json.loads(folder.lm.read_text())["identity"]
+    if identity is None:
+        raise UserError(f"{folder.path}: evaluation={config.evaluation} asked no LM; expected one of questions")
+    ids, relations, rows = _rows(folder.outcomes)
+    seconds = _seconds(folder)
+    methods = {name: MethodOutcomes(_numbers(rows, name), seconds.get(name, {}), config, folder) for name in rows[0]}
+    return Answered(_lm_name(config), identity, ids, relations, methods)
+
+
+def _rows(path: Path) -> tuple[tuple[str, ...], tuple[str, ...], list[dict[str, dict[str, float]]]]:
+    """Ids, relations, and numbers by method of every question."""
+    ids: list[str] = []
+    relations, rows, seen = [], [], set[str]()
+    for where, row in read_json_lines(path):
+        ids.append(str(_field(row, "id", str | int, where)))
+        require_new(ids[-1], seen, where)
+        relations.append(_field(row, "group", str, where))
+        methods = _field(row, "methods", dict, where)
+        rows.append({name: _checked(outcome, f"{where}: {name}") for name, outcome in methods.items()})
+        if rows[-1].keys() != rows[0].keys():
+            raise UserError(f"{where}: methods are {', '.join(rows[-1])}; expected {', '.join(rows[0])}, as before")
+    if not rows or not rows[0]:
+        raise UserError(f"{path} holds no outcomes")
+    return tuple(ids), tuple(relations), rows
+
+
+def _field(row: Mapping[str, Any], name: str, kind: Any, where: str) -> Any:
+    value = row.get(name)
+    if not isinstance(value, kind):
+        raise UserError(f"{where}: field {name!r} is {value!r}; expected what `replug evaluate` wrote")
+    return value
+
+
+def _checked(outcome: Any, where: str) -> dict[str, float]:
+    numbers = outcome.get("numbers") if isinstance(outcome, dict) else None
+    if not isinstance(numbers, dict) or not all(isinstance(value, int | float) for value in numbers.values()):
+        raise UserError(f"{where}: field 'numbers' is {numbers!r}; expected a number by each name")
+    if numbers.get(ACCURACY) not in (0, 1):
+        raise UserError(
+            f"{where}: accuracy is {numbers.get(ACCURACY)}; expected 0 or 1, as evaluation=popqa writes of each"
+        )
+    return numbers
+
+
+def _numbers(rows: Sequence[Mapping[str, Mapping[str, float]]], method: str) -> dict[str, np.ndarray]:
+    names = dict.fromkeys(name for row in rows for name in row[method])
+    return {name: np.array([row[method].get(name, np.nan) for row in rows], dtype=np.float64) for name in names}
+
+
+def _seconds(folder: EvaluationFolder) -> dict[str, dict[str, float]]:
+    """By method and name, the means over the questions of the latency pass; empty where there was none."""
+    if not folder.latency.is_file():
+        return {}
+    timed = [_field(row, "methods", dict, where) for where, row in read_json_lines(folder.latency)]
+    by_method = {method: [row[method]["numbers"] for row in timed] for method in timed[0]} if timed else {}
+    return {
+        method: {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+        for method, rows in by_method.items()
+    }
+
+
+def _lm_name(config: EvaluationConfig) -> str:
+    return config.lm.model or Path(str(config.lm.path)).name.rpartition(":")[2]
+
+
+def _require_same_questions(first: Answered, other: Answered) -> None:
+    if set(first.ids) != set(other.ids):
+        one = min(set(first.ids) ^ set(other.ids))
+        raise UserError(
+            f"{_folder(other)} and {_folder(first)} are of other questions: only one of them holds {one}; expected the "
+            "same in all folders"
+        )
+
+
+def _combined(first: Answered, other: Answered) -> Answered:
+    """The methods of both, by the order of the questions in the first."""
+    _require_asked_alike(first, other)
+    place = {name: row for row, name in enumerate(other.ids)}
+    order = np.array([place[name] for name in first.ids])
+    methods = dict(first.methods)
+    for name, of in other.methods.items():
+        moved = MethodOutcomes({key: of.numbers[key][order] for key in of.numbers}, of.seconds, of.config, of.folder)
+        if name in methods and not np.array_equal(methods[name].accuracy, moved.accuracy):
+            raise UserError(
+                f"{name} answers differently in {of.folder.path} and in {methods[name].folder.path}; expected a method "
+                "once for each LM: leave one of the folders out"
+            )
+        methods.setdefault(name, moved)
+    return Answered(first.name, first.identity, first.ids, first.relations, methods)
+
+
+def _require_asked_alike(first: Answered, other: Answered) -> None:
+    one, two = (flatten(next(iter(of.methods.values())).config) for of in (first, other))
+    for key in one:
+        if (key == "seed" or key.startswith("questions.")) and key not in FREE and one[key] != two[key]:
+            raise UserError(
+                f"{key} is {one[key]} in {_folder(first)}, but {two[key]} in {_folder(other)}: expected questions that "
+                "were asked in one way"
+            )
+
+
+def _folder(answered: Answered) -> Path:
+    return next(iter(answered.methods.values())).folder.path

@@ -1,0 +1,176 @@
+"""What a policy is worth on questions it was not fitted to (Mallen et al. 2023, section 6.1). Pure.
+
+Questions are split at random, 100 times: thresholds are fitted to 75% and applied to the other 25%, and what is
+measured there is averaged over the splits. All policies are measured on the same splits. Intervals come from a
+bootstrap over questions that fits anew in every resample. A question drawn twice lies on one side of a split with all
+its copies, so that nothing is measured on what it was fitted to.
+
+Letters: N questions, S splits, B resamples, R relations.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from replug.evals.adaptive.auroc import auroc
+from replug.evals.adaptive.refitting import RefittedShares, mean_of_splits, refit
+from replug.evals.adaptive.thresholds import fit_threshold, fit_thresholds, retrieves
+from replug.evals.intervals import Interval, percentile_interval, resample_counts
+
+NUM_SPLITS, FITTED_SHARE = 100, 0.75
+NUM_RESAMPLES = 1000
+NEVER_RETRIEVE, ALWAYS_RETRIEVE, ORACLE = "never", "always", "oracle"
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """What is known of N questions: their relations, and whether the answer is right (0 or 1) each way, int64 [N].
+
+    Raises ValueError for fewer than two questions, and for arrays of other lengths or values.
+    """
+
+    relations: tuple[str, ...]
+    closed: np.ndarray
+    augmented: np.ndarray
+
+    def __post_init__(self) -> None:
+        if len(self.relations) < 2:
+            raise ValueError(f"{len(self.relations)} questions; expected two at least: one to fit to, one to measure")
+        for name in ("closed", "augmented"):
+            right = np.asarray(getattr(self, name))
+            if right.shape != (len(self.relations),) or not np.isin(right, (0, 1)).all():
+                raise ValueError(f"{name} has the shape {right.shape}; expected 0 or 1 for each question")
+            object.__setattr__(self, name, right.astype(np.int64))
+
+    @property
+    def oracle(self) -> np.ndarray:
+        """Right where any of the two ways is, [N]."""
+        return np.maximum(self.closed, self.augmented)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A way to decide: by values [N] of a signal (high where the LM knows; unknown: -inf), under the threshold of each
+    relation or under one for all."""
+
+    values: np.ndarray
+    by_relation: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """A policy with intervals: accuracy, share that retrieves, and accuracy above `better` (never or always)."""
+
+    accuracy: Interval
+    share: Interval
+    gain: Interval
+    better: str
+
+
+def draw_splits(num_questions: int, num_splits: int = NUM_SPLITS, seed: int = 0) -> np.ndarray:
+    """Which questions are fitted to, bool [S, N]: 75% of them, one at least left on each side."""
+    fitted = min(max(round(FITTED_SHARE * num_questions), 1), num_questions - 1)
+    rng = np.random.default_rng([seed, 3])
+    splits = np.zeros((num_splits, num_questions), dtype=bool)
+    for split in splits:
+        split[rng.permutation(num_questions)[:fitted]] = True
+    return splits
+
+
+def decisions(questions: Questions, rule: Rule, splits: np.ndarray) -> np.ndarray:
+    """Which questions retrieve by what was fitted to the others, bool [S, N]; False for those that were fitted to."""
+    retrieved = np.zeros(splits.shape, dtype=bool)
+    for row, fitted in enumerate(splits):
+        rest = np.flatnonzero(~fitted)
+        retrieved[row, rest] = _decide(questions, rule, np.flatnonzero(fitted), rest)
+    return retrieved
+
+
+def _decide(questions: Questions, rule: Rule, fitted: np.ndarray, rest: np.ndarray) -> np.ndarray:
+    values, right = rule.values, (questions.closed[fitted], questions.augmented[fitted])
+    if not rule.by_relation:
+        return values[rest] < fit_threshold(values[fitted], *right)
+    thresholds = fit_thresholds(values[fitted], [questions.relations[row] for row in fitted], *right)
+    return retrieves(values[rest], [questions.relations[row] for row in rest], thresholds)
+
+
+def mean_over_splits(values: np.ndarray, splits: np.ndarray) -> float:
+    """The mean over splits of the mean over the questions that were not fitted to; values [N] or [S, N]."""
+    return float(np.mean(np.where(splits, 0, values).sum(axis=1) / (~splits).sum(axis=1)))
+
+
+def measure(
+    questions: Questions,
+    rules: Mapping[str, Rule],
+    splits: np.ndarray,
+    num_resamples: int = NUM_RESAMPLES,
+    seed: int = 0,
+) -> dict[str, Worth]:
+    """The worth of each rule, and of never and always retrieving and of an oracle that takes the better answer."""
+    once = _rates(questions, rules, splits, np.ones((1, len(questions.relations))))
+    better = max((NEVER_RETRIEVE, ALWAYS_RETRIEVE), key=lambda name: once[name].right[0])
+    parts = [
+        _rates(questions, rules, splits, counts)
+        for counts in resample_counts(len(questions.relations), num_resamples, seed)
+    ]
+    drawn = {name: _joined([part[name] for part in parts]) for name in once}
+    return {name: _worth(once, drawn, name, better) for name in once}
+
+
+def signal_auroc(
+    values: np.ndarray, is_right: np.ndarray, num_resamples: int = NUM_RESAMPLES, seed: int = 0
+) -> Interval | None:
+    """How well values [N] tell right answers from wrong ones, of those that are known; None where all are the same."""
+    known = np.isfinite(values)
+    values, is_right = values[known], is_right[known]
+    if not len(values) or is_right.min() == is_right.max():
+        return None
+    drawn = [auroc(values, is_right, counts) for counts in resample_counts(len(values), num_resamples, seed)]
+    resampled = np.concatenate(drawn)
+    return percentile_interval(float(auroc(values, is_right)[0]), resampled[np.isfinite(resampled)])
+
+
+def _worth(once: Mapping[str, RefittedShares], drawn: Mapping[str, RefittedShares], name: str, better: str) -> Worth:
+    def interval(value: np.ndarray, resampled: np.ndarray) -> Interval:
+        return percentile_interval(float(value[0]), resampled)
+
+    return Worth(
+        interval(once[name].right, drawn[name].right),
+        interval(once[name].retrieved, drawn[name].retrieved),
+        interval(once[name].right - once[better].right, drawn[name].right - drawn[better].right),
+        better,
+    )
+
+
+def _joined(parts: Sequence[RefittedShares]) -> RefittedShares:
+    return RefittedShares(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("right", "retrieved")))
+
+
+def _rates(
+    questions: Questions, rules: Mapping[str, Rule], splits: np.ndarray, counts: np.ndarray
+) -> dict[str, RefittedShares]:
+    """Of resamples with counts [B, N] of each question."""
+    by_name = {
+        NEVER_RETRIEVE: _constant(questions.closed, 0.0, splits, counts),
+        ALWAYS_RETRIEVE: _constant(questions.augmented, 1.0, splits, counts),
+        ORACLE: RefittedShares(
+            _shares(counts, questions.oracle, splits), _shares(counts, questions.oracle - questions.closed, splits)
+        ),
+    }
+    return by_name | {name: _refitted(questions, rule, splits, counts) for name, rule in rules.items()}
+
+
+def _refitted(questions: Questions, rule: Rule, splits: np.ndarray, counts: np.ndarray) -> RefittedShares:
+    groups = questions.relations if rule.by_relation else ("",) * len(questions.relations)
+    return refit(rule.values, groups, questions.closed, questions.augmented, splits, counts)
+
+
+def _constant(right: np.ndarray, retrieved: float, splits: np.ndarray, counts: np.ndarray) -> RefittedShares:
+    return RefittedShares(_shares(counts, right, splits), np.full(len(counts), retrieved))
+
+
+def _shares(counts: np.ndarray, values: np.ndarray, splits: np.ndarray) -> np.ndarray:
+    """Means [B] over splits of the means of values [N] over the questions that were not fitted to."""
+    rest = (~splits).T.astype(np.float64)
+    return mean_of_splits((counts * values) @ rest, counts @ rest)

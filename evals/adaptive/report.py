@@ -1,0 +1,175 @@
+"""`replug adapt report`: one page, its numbers as JSON, and every figure as a file, from outcomes on disk."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from replug.data.files import replace_file, write_json
+from replug.evals.adaptive import paper
+from replug.evals.adaptive.analyses import Cell
+from replug.evals.adaptive.comparison import Compared
+from replug.evals.adaptive.costs import Prices
+from replug.evals.adaptive.drawings import Drawing, drawing_of_lm, drawings_of_all, drawings_of_way
+from replug.evals.adaptive.measured import MeasuredLM, MeasuredWay
+from replug.evals.adaptive.tables import NOTE, comparison_table
+from replug.evals.page import CSS
+from replug.models.policy import SIGNALS
+
+TITLE = "When to retrieve"
+WORDS = {True: "right", False: "wrong"}
+STYLE = (
+    CSS
+    + """
+figure { margin: 0; } figcaption { color: #555; font-size: 13px; }
+table { font-size: 13px; display: block; overflow-x: auto; margin: .6rem 0; } td { white-space: nowrap; }
+"""
+)
+
+
+def write_report(measured: Sequence[MeasuredLM], out: Path, prices: Prices | None = None) -> Path:
+    """Write every figure, report.json, and last report.html, whose path is returned."""
+    out.mkdir(parents=True, exist_ok=True)
+    sections = [Section.of(lm, prices) for lm in measured]
+    shared = drawings_of_all(measured, prices)
+    for drawing in [*shared, *(one for section in sections for one in section.drawings())]:
+        replace_file(out / f"{drawing.name}.svg", drawing.svg.encode())
+    write_json(out / "report.json", as_json(measured, prices))
+    replace_file(out / "report.html", _page(measured, shared, sections).encode())
+    return out / "report.html"
+
+
+def as_json(measured: Sequence[MeasuredLM], prices: Prices | None) -> dict[str, Any]:
+    """Every number of the page; what was not measured is null."""
+    return {lm.name: _finite({**_of_lm(lm), "ways": _of_ways(lm, prices)}) for lm in measured}
+
+
+def _of_lm(lm: MeasuredLM) -> dict[str, Any]:
+    return {
+        "identity": lm.answered.identity,
+        "n": len(lm.answered.ids),
+        "accuracy": {name: asdict(one) for name, one in lm.accuracy.items()},
+        "accuracy of the rarest 28%": {name: asdict(one) for name, one in lm.rarest.items()},
+        "accuracy of the others": {name: asdict(one) for name, one in lm.others.items()},
+        "popularity": [asdict(one) for one in lm.bins],
+        "relations": [asdict(one) for one in lm.relations],
+        "costs": {name: asdict(of.costs().mean()) for name, of in lm.answered.methods.items()},
+    }
+
+
+def _of_ways(lm: MeasuredLM, prices: Prices | None) -> dict[str, Any]:
+    return {
+        way.pair.augmented: {
+            "help and harm": [asdict(cell) for cell in way.cells],
+            "thresholds by popularity": way.thresholds,
+            "policies": [_policy(one, prices) for one in way.compared],
+        }
+        for way in lm.ways
+    }
+
+
+def _policy(one: Compared, prices: Prices | None) -> dict[str, Any]:
+    dollars = {"dollars per 1,000": one.costs.dollars(prices)} if one.costs and prices else {}
+    return {**asdict(one), **dollars}
+
+
+def _finite(value: Any) -> Any:
+    """With null for NaN, which JSON has none of."""
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+# The page ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What the page has of one LM: its answers by popularity, then the drawings and tables of each way to answer."""
+
+    lm: MeasuredLM
+    prices: Prices | None
+    by_popularity: Drawing
+    of_ways: list[list[Drawing]]
+
+    @classmethod
+    def of(cls, lm: MeasuredLM, prices: Prices | None) -> "Section":
+        return cls(lm, prices, drawing_of_lm(lm), [drawings_of_way(lm, way) for way in lm.ways])
+
+    def drawings(self) -> list[Drawing]:
+        return [self.by_popularity, *(one for some in self.of_ways for one in some)]
+
+    def html(self) -> str:
+        ways = "".join(self._way(way, some) for way, some in zip(self.lm.ways, self.of_ways, strict=True))
+        return f"<h2>{escape(self.lm.name)}</h2><div class=grid>{_figure(self.by_popularity)}</div>{ways}"
+
+    def _way(self, way: MeasuredWay, drawings: list[Drawing]) -> str:
+        heads, rows = comparison_table(way.compared, self.prices)
+        return (
+            f"<h3>Closed book or {escape(way.pair.augmented)}</h3>{_cells_table(way.cells)}"
+            f"<div class=grid>{''.join(map(_figure, drawings))}</div>"
+            f"{_table(heads, rows)}<p class=muted>{NOTE}</p>"
+        )
+
+
+def _page(measured: Sequence[MeasuredLM], shared: Sequence[Drawing], sections: Sequence[Section]) -> str:
+    n, names = len(measured[0].answered.ids), ", ".join(escape(lm.name) for lm in measured)
+    about = f"{n:,} questions, asked of {names}. The numbers of {paper.TITLE} are of far larger LMs and of Wikipedia."
+    parts = [
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{TITLE}</title><style>{STYLE}</style>",
+        f"<h1>{TITLE}</h1><p>{about}</p><div class=grid>{''.join(map(_figure, shared))}</div>",
+        *(section.html() for section in sections),
+        _signals_section(measured),
+    ]
+    return "\n".join(parts) + "</html>\n"
+
+
+def _figure(drawing: Drawing) -> str:
+    return f"<figure>{drawing.svg}<figcaption>{escape(drawing.caption)}</figcaption></figure>"
+
+
+def _cells_table(cells: Sequence[Cell]) -> str:
+    heads = [
+        "closed book",
+        "with documents",
+        "questions",
+        "share",
+        "documents hold an answer",
+        "paper: share",
+        "recall@1",
+    ]
+    return _table(heads, [_cell_row(cell) for cell in cells]) + (
+        "<p class=muted>Retrieval harms in the second row and helps in the third. The paper's are davinci-003 with "
+        "Contriever's first document.</p>"
+    )
+
+
+def _cell_row(cell: Cell) -> list[str]:
+    share, recall = paper.HELP_AND_HARM[cell.closed_right, cell.augmented_right]
+    held = "" if cell.recall is None else f"{cell.recall:.2f}"
+    both = [WORDS[cell.closed_right], WORDS[cell.augmented_right]]
+    return [*both, str(cell.n), f"{cell.share:.0%}", held, f"{share:.0%}", f"{recall:.2f}"]
+
+
+def _signals_section(measured: Sequence[MeasuredLM]) -> str:
+    used = dict.fromkeys(one.signal for lm in measured for way in lm.ways for one in way.compared if one.signal)
+    rows = [
+        [
+            name,
+            SIGNALS[name].title,
+            f"it is {SIGNALS[name].retrieves_when} the threshold",
+            SIGNALS[name].known_from.value,
+        ]
+        for name in used
+    ]
+    return f"<h2>Signals</h2>{_table(['signal', 'what it is', 'retrieval is used', 'known from'], rows)}"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(one)}</th>" for one in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(one)}</td>' for one in row)}</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"

@@ -1,0 +1,229 @@
+"""A policy of retrieval: by which signal and below which value documents are retrieved (Mallen et al. 2023, section 6).
+
+`replug adapt fit` writes one from an evaluation's outcomes, as a file of JSON; `ReplugLM(policy=...)` and
+`replug generate --policy` follow it. It was fitted to one LM, one retriever over its documents and two ways to answer,
+and says nothing of others: who loads it compares.
+
+    {"format": 1, "lm": ..., "retriever": ..., "closed": "none", "augmented": "replug@1", "signal": "popularity",
+     "retrieves_when": "below", "thresholds": {"capital": 1841.0, "genre": "always"}, "pooled": 2310.0, "fitted": {...}}
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal
+
+from replug.configs.errors import UserError
+from replug.configs.methods import METHOD, NONE, WITHOUT_RETRIEVER
+from replug.data.files import write_json
+from replug.models.generation import Generated
+
+FORMAT = 1
+Threshold = float | Literal["never", "always"]
+NEVER: Threshold = "never"
+ALWAYS: Threshold = "always"
+
+
+class KnownFrom(Enum):
+    """What a signal costs."""
+
+    question = "the question"  # nothing, but it must be given
+    closed_answer = "the closed-book answer"  # one call of the LM
+    search = "the search"  # one call of the retriever
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """A number of a question by which retrieval is decided; `retrieves_when` it is below or above a threshold."""
+
+    name: str
+    retrieves_when: Literal["below", "above"]
+    known_from: KnownFrom
+    title: str
+
+    @property
+    def sign(self) -> float:
+        """1, or -1 for a signal that is turned round so that retrieval is used below a threshold."""
+        return 1.0 if self.retrieves_when == "below" else -1.0
+
+
+# A question is answered from documents where the LM is unsure, or where the retriever is sure of what it found.
+SIGNALS = {
+    signal.name: signal
+    for signal in (
+        Signal("popularity", "below", KnownFrom.question, "popularity"),
+        Signal("frequency", "below", KnownFrom.question, "documents naming the subject"),
+        Signal("mean_logprob", "below", KnownFrom.closed_answer, "log-prob of the closed-book answer"),
+        Signal("mean_entropy", "above", KnownFrom.closed_answer, "entropy of the closed-book answer"),
+        Signal("top_score", "above", KnownFrom.search, "score of the first document"),
+        Signal("margin", "above", KnownFrom.search, "lead of the first document"),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a prompt asks about: its relation, and its popularity as the policy counts it. That is page views, or for a
+    policy by frequency the documents that name it."""
+
+    relation: str | None = None
+    popularity: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Thresholds in the signal's own unit, by relation; `pooled` is for other relations, and where none is given.
+
+    `lm` and `retriever` are identities; `closed` and `augmented` are methods as `configs.methods` reads them. `fitted`
+    says from what and how well, for a reader.
+    """
+
+    lm: str
+    retriever: str
+    closed: str
+    augmented: str
+    signal: str
+    thresholds: Mapping[str, Threshold]
+    pooled: Threshold
+    fitted: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.signal not in SIGNALS:
+            raise UserError(f"signal {self.signal!r} is unknown; expected one of {', '.join(SIGNALS)}")
+        for relation, threshold in (*self.thresholds.items(), ("pooled", self.pooled)):
+            if not _is_threshold(threshold):
+                raise UserError(f"threshold {threshold!r} of {relation}: expected a finite number, 'never' or 'always'")
+
+    @property
+    def decides_by(self) -> Signal:
+        return SIGNALS[self.signal]
+
+    @property
+    def ensemble_size(self) -> int | None:
+        """The documents that are retrieved, where the choice is between none and an ensemble weighed by similarity."""
+        found = METHOD.fullmatch(self.augmented)
+        if self.closed != NONE or found is None or found["k"] is None or found["concat"]:
+            return None
+        size = int(found["k"])
+        return size if size == 1 or found["source"] not in WITHOUT_RETRIEVER else None
+
+    def threshold(self, relation: str | None = None) -> Threshold:
+        return self.pooled if relation is None else self.thresholds.get(relation, self.pooled)
+
+    def retrieves(self, value: float | None, relation: str | None = None) -> bool:
+        """Whether a question with this value of the signal retrieves. Where it has none it does, unless none should."""
+        threshold = self.threshold(relation)
+        if isinstance(threshold, str):
+            return threshold == ALWAYS
+        if value is None or math.isnan(value):
+            return True
+        return self.decides_by.sign * value < self.decides_by.sign * threshold
+
+    def reason(self, value: float | None, relation: str | None = None) -> str:
+        """Why a question does or does not retrieve, in a line."""
+        does = "documents" if self.retrieves(value, relation) else "no document"
+        seen = "unknown" if value is None else f"{value:g}"
+        whose = relation if relation in self.thresholds else "all relations together"
+        return f"{does}: {self.signal} is {seen}; {whose}: {self.rule(relation)}"
+
+    def rule(self, relation: str | None = None) -> str:
+        """When a relation retrieves, such as "below 1841"."""
+        threshold = self.threshold(relation)
+        return threshold if isinstance(threshold, str) else f"{self.decides_by.retrieves_when} {threshold:g}"
+
+    def require_lm(self, identity: str) -> None:
+        """Raise UserError for another LM than the one that the policy was fitted to."""
+        if identity != self.lm:
+            raise UserError(
+                f"the policy was fitted to another LM ({self.lm} then, {identity} now): bring that one back, or fit a "
+                "policy to this one's outcomes"
+            )
+
+    def require_retriever(self, identity: str | None) -> None:
+        """Raise UserError for another retriever, for other documents, and for a retriever that does not say which."""
+        if identity is None:
+            raise UserError(
+                f"the policy was fitted to the retriever {self.retriever}, and this one does not say which it is; "
+                "expected a retriever with an attribute `identity`"
+            )
+        if identity != self.retriever:
+            raise UserError(
+                f"the policy was fitted to another retriever or to other documents ({self.retriever} then, {identity} "
+                "now): bring those back, or fit a policy to outcomes with these"
+            )
+
+    def require_ensemble(self, k: int) -> None:
+        """Raise UserError unless the choice is between no document and an ensemble of `k`."""
+        if self.ensemble_size is None:
+            raise UserError(
+                f"the policy chooses between {self.closed} and {self.augmented}; expected {NONE} and an ensemble "
+                "weighed by similarity, such as replug@10"
+            )
+        if self.ensemble_size != k:
+            raise UserError(f"k is {k}, but the policy was fitted to {self.augmented}; expected k={self.ensemble_size}")
+
+    def value_given(self, subject: Subject) -> float:
+        """Raises UserError for a subject without a popularity."""
+        if subject.popularity is None or not math.isfinite(subject.popularity):
+            raise UserError(f"popularity is missing: the policy decides by {self.signal} ({self.decides_by.title})")
+        return subject.popularity
+
+    def value_of_answer(self, closed: Generated) -> float | None:
+        """Of a closed-book answer, None of an empty one; raises UserError for an LM that does not show the signal."""
+        if self.signal == "mean_logprob":
+            return closed.mean_logprob
+        if closed.token_entropies is None:
+            raise UserError(f"the policy decides by {self.signal}, and the LM, such as a server, shows no entropies")
+        return closed.mean_entropy
+
+    def value_of_search(self, similarities: Sequence[float]) -> float | None:
+        """Of what was found, the most similar first; None where too few were."""
+        if self.signal == "top_score":
+            return similarities[0] if similarities else None
+        return similarities[0] - similarities[1] if len(similarities) > 1 else None
+
+    def save(self, path: Path) -> None:
+        content = {"format": FORMAT, **asdict(self), "retrieves_when": self.decides_by.retrieves_when}
+        write_json(path, content)
+
+
+def load_policy(path: Path) -> Policy:
+    """A policy from its file. Raises UserError naming the file and what of it cannot be read."""
+    content = _read(path)
+    names = list(Policy.__dataclass_fields__)
+    missing = [name for name in (*names, "retrieves_when") if name not in content]
+    unknown = [name for name in content if name not in (*names, "format", "retrieves_when")]
+    if missing or unknown:
+        what = f"{missing[0]} is missing" if missing else f"{unknown[0]} is unknown"
+        raise UserError(f"{path}: {what}; expected what `replug adapt fit` writes")
+    when = content.pop("retrieves_when")
+    try:
+        policy = Policy(**{name: content[name] for name in names})
+    except (UserError, AttributeError, TypeError) as error:
+        raise UserError(f"{path}: {error}") from error
+    if when != policy.decides_by.retrieves_when:
+        raise UserError(
+            f"{path}: retrieves_when is {when!r}; expected {policy.decides_by.retrieves_when!r} of {policy.signal}"
+        )
+    return policy
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; expected a policy that `replug adapt fit` wrote")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON ({error}); expected what `replug adapt fit` writes") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UserError(f"{path} is no policy of format {FORMAT}; `replug adapt fit` writes it anew")
+    return content
+
+
+def _is_threshold(value: object) -> bool:
+    if isinstance(value, str):
+        return value in (NEVER, ALWAYS)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

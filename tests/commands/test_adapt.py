@@ -1,0 +1,186 @@
+"""`replug adapt` and `replug generate --policy` as a user types them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from replug.data.prepare.sets import import_corpus
+from replug.index_workers.version_store import VersionStore
+from replug.models.local.stand_in_lm import StandInLM
+from replug.models.policy import Policy, load_policy
+from tests.support.command_line import CommandLine
+from tests.support.outcome_folders import made_up_rows, write_evaluation
+
+
+def only(rows: list[dict], *methods: str) -> list[dict]:
+    return [{**row, "methods": {name: row["methods"][name] for name in methods}} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Outcomes of a tiny LM, closed book and with BM25's first document."""
+    root = tmp_path_factory.mktemp("adapt")
+    rows = only(made_up_rows(60), "none", "bm25@1")
+    written = write_evaluation(root / "tiny", rows, seconds={"none": 0.2, "bm25@1": 0.5})
+    (root / "corpus.jsonl").write_text('{"id": "d", "text": "some words"}\n')
+    import_corpus(root / "corpus.jsonl", written / "data" / "corpus")
+    return written
+
+
+# Fitting ----------------------------------------------------------------------------------------------------------
+
+
+def test_fit_compares_every_signal_and_keeps_one_policy(replug: CommandLine, folder, tmp_path):
+    typed = ["--signal", "mean_entropy", "--price-in", "2", "--price-out", "6", "--out", tmp_path / "policy.json"]
+    done = replug("adapt", "fit", folder, *typed)
+    assert done.status == 0, done.printed
+    for shown in ("tiny: none or bm25@1, 60 questions", "margin", "oracle", "AUROC", "dollars", "by relation"):
+        assert shown in done.output
+    policy = load_policy(tmp_path / "policy.json")
+    assert (policy.signal, policy.augmented, policy.lm) == ("mean_entropy", "bm25@1", "tiny:float32")
+    assert policy.retriever.startswith("bm25:") and policy.fitted["questions"] == 60
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["--signal", "beauty"], "--signal: the outcomes hold no beauty; expected one of popularity, frequency"),
+        (["--augmented", "lsr"], "--augmented: no folder holds the method lsr; expected one of none, bm25@1"),
+        (["--price-in", "1"], "--price-out is missing; expected both prices, or none"),
+    ],
+)
+def test_fit_says_what_is_wrong_and_writes_nothing(replug: CommandLine, folder, tmp_path, typed, message):
+    done = replug("adapt", "fit", folder, "--out", tmp_path / "policy.json", *typed)
+    assert done.status == 2 and message in done.errors
+    assert not (tmp_path / "policy.json").exists()
+
+
+def test_a_policy_is_of_one_lm(replug: CommandLine, folder, tmp_path):
+    other = write_evaluation(tmp_path / "other", only(made_up_rows(60), "none", "bm25@1"), lm="large")
+    done = replug("adapt", "fit", folder, other, "--out", tmp_path / "policy.json")
+    assert done.status == 2 and "several LMs (tiny, large); expected one" in done.errors
+
+
+# Reporting --------------------------------------------------------------------------------------------------------
+
+
+def test_the_report_shows_several_lms_with_the_papers_numbers_and_every_figure(replug: CommandLine, folder, tmp_path):
+    rows = only(made_up_rows(60, knows=0.9, seed=1), "none", "bm25@1")
+    other = write_evaluation(tmp_path / "large <b>", rows, lm="large <b>")
+    out = tmp_path / "report"
+    done = replug("adapt", "report", folder, other, "--out", out, "--price-in", "2", "--price-out", "6")
+    assert done.status == 0, done.printed
+    assert str(out / "report.html") in done.output
+    page = (out / "report.html").read_text()
+    for shown in ("tiny", "large &lt;b&gt;", "46.5%", "15%, 16% and 19%", "0.46, 3.08, 2.80, 3.25", "recall@1"):
+        assert shown in page
+    assert "<b>" not in page
+    found = {path.stem for path in out.glob("*.svg")}
+    shared = {"accuracy", "rarest", "retrieved", "correlation", "cost_seconds", "cost_prompt_tokens", "cost_dollars"}
+    of_each = {f"{name}_{lm}" for name in ("popularity", "policies_bm25_1", "thresholds_bm25_1") for lm in ("tiny",)}
+    assert shared | of_each <= found and len(found) == len(shared) + 6
+    assert page.count("<svg") == len(found)
+
+
+def test_the_reports_numbers_are_json(replug: CommandLine, folder, tmp_path):
+    assert replug("adapt", "report", folder, "--out", tmp_path / "report").status == 0
+    text = (tmp_path / "report" / "report.json").read_text()
+    of = json.loads(text, parse_constant=pytest.fail)["tiny"]  # no NaN, which is no JSON
+    cells = of["ways"]["bm25@1"]["help and harm"]
+    assert sum(cell["n"] for cell in cells) == of["n"] == 60
+    right = {(cell["closed_right"], cell["augmented_right"]): cell["share"] for cell in cells}
+    assert right[True, True] + right[True, False] == pytest.approx(of["accuracy"]["none"]["value"])
+    assert right[True, True] + right[False, True] == pytest.approx(of["accuracy"]["bm25@1"]["value"])
+    assert sum(one["n"] for one in of["popularity"]) == sum(one["n"] for one in of["relations"]) == 60
+    policies = {(one["name"], one["thresholds"]) for one in of["ways"]["bm25@1"]["policies"]}
+    assert {("never", None), ("popularity", "by relation"), ("popularity", "one for all"), ("oracle", None)} <= policies
+
+
+@pytest.mark.parametrize(
+    ("methods", "drop", "message"),
+    [
+        (["none"], None, "expected none, and a method with documents"),
+        (["none", "bm25@1"], "popularity", "no popularity"),
+    ],
+)
+def test_outcomes_that_no_report_can_be_made_of_are_refused(replug: CommandLine, tmp_path, methods, drop, message):
+    rows = only(made_up_rows(8), *methods)
+    for row in rows:
+        for outcome in row["methods"].values():
+            outcome["numbers"].pop(drop, None)
+    done = replug("adapt", "report", write_evaluation(tmp_path / "one", rows), "--out", tmp_path / "report")
+    assert done.status == 2 and message in done.errors
+
+
+# Following --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def policy(quiet_run: Path) -> Policy:
+    """For the retriever and the LM of a finished run."""
+    store = VersionStore((quiet_run / "index").absolute())
+    retriever = store.plan(store.published()[-1]).retriever
+    by_relation = {"capital": 1000.0, "genre": "always"}
+    return Policy(StandInLM.identity, retriever, "none", "replug@3", "popularity", by_relation, 10.0)
+
+
+def generated(replug: CommandLine, run: Path, path: Path, *typed: str) -> dict:
+    done = replug("generate", "some words", "--index", run, "--policy", path, "--max-new-tokens", "4", "--json", *typed)
+    assert done.status == 0, done.printed
+    return json.loads(done.output.splitlines()[-1])
+
+
+def test_generate_retrieves_where_the_policy_says(replug: CommandLine, quiet_run, policy, tmp_path):
+    policy.save(tmp_path / "policy.json")
+    rare = generated(replug, quiet_run, tmp_path / "policy.json", "--relation", "capital", "--popularity", "3")
+    assert len(rare["documents"]) == 3  # as many as the policy was fitted to
+    assert rare["policy"] == {"signal": "popularity", "value": 3.0, "threshold": 1000.0, "retrieves": True}
+    known = generated(replug, quiet_run, tmp_path / "policy.json", "--popularity", "3000")
+    assert known["documents"] == [] and known["policy"]["threshold"] == 10.0 and known["answer"]
+    alone = replug("generate", "some words", "--index", quiet_run, "--k", "0", "--max-new-tokens", "4", "--json")
+    assert json.loads(alone.output.splitlines()[-1])["answer"] == known["answer"]
+
+
+def test_generate_says_why(replug: CommandLine, quiet_run, policy, tmp_path):
+    policy.save(tmp_path / "policy.json")
+    typed = [
+        "--index",
+        quiet_run,
+        "--policy",
+        tmp_path / "policy.json",
+        "--popularity",
+        "3000",
+        "--relation",
+        "capital",
+    ]
+    done = replug("generate", "some words", *typed)
+    assert "no document: popularity is 3000; capital: below 1000" in done.output
+
+
+def test_generate_by_the_lms_own_confidence_needs_no_popularity(replug: CommandLine, quiet_run, policy, tmp_path):
+    replace(policy, signal="mean_logprob", thresholds={}, pooled=-1e9).save(tmp_path / "policy.json")
+    row = generated(replug, quiet_run, tmp_path / "policy.json")
+    assert row["documents"] == [] and row["policy"]["value"] == pytest.approx(row["policy"]["value"])
+
+
+@pytest.mark.parametrize(
+    ("change", "typed", "message"),
+    [
+        ({"lm": "other"}, ["--popularity", "3"], "the policy was fitted to another LM (other then"),
+        ({"retriever": "other"}, ["--popularity", "3"], "another retriever or to other documents (other then"),
+        ({}, ["--popularity", "3", "--k", "5"], "k is 5, but the policy was fitted to replug@3"),
+        ({}, [], "--popularity is missing: the policy decides by popularity"),
+        ({"signal": "margin"}, ["--popularity", "3"], "--popularity: the policy decides by margin; leave it out"),
+    ],
+)
+def test_generate_refuses_what_the_policy_is_not_for(replug, quiet_run, policy, tmp_path, change, typed, message):
+    replace(policy, **change).save(tmp_path / "policy.json")
+    done = replug("generate", "some words", "--index", quiet_run, "--policy", tmp_path / "policy.json", *typed)
+    assert done.status == 2 and message in done.errors
+
+
+def test_what_is_asked_about_is_for_a_policy(replug: CommandLine, quiet_run):
+    done = replug("generate", "some words", "--index", quiet_run, "--relation", "capital")
+    assert done.status == 2 and "--relation is for a policy; expected --policy too" in done.errors

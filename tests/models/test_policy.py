@@ -1,0 +1,246 @@
+"""Policies: what they decide, how they are kept, what is refused, and `ReplugLM` that follows one."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from replug.configs.errors import UserError
+from replug.models.generation import Generated, GenerationOptions
+from replug.models.local.stand_in_lm import StandInLM
+from replug.models.policy import SIGNALS, Policy, Subject, load_policy
+from replug.models.replug_lm import ReplugLM, Retrieved
+
+POLICY = Policy(
+    lm="stand-in",
+    retriever="shelf",
+    closed="none",
+    augmented="replug@1",
+    signal="popularity",
+    thresholds={"capital": 1000.0, "genre": "always", "sport": "never"},
+    pooled=50.0,
+)
+OPTIONS = GenerationOptions(4)
+
+
+def by(signal: str, threshold: object) -> Policy:
+    return replace(POLICY, signal=signal, thresholds={}, pooled=threshold)
+
+
+# Deciding ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("relation", "value", "retrieves"),
+    [
+        ("capital", 999.0, True),
+        ("capital", 1000.0, False),
+        ("genre", 10**9, True),
+        ("sport", 0.0, False),
+        ("author", 49.0, True),  # unseen in fitting: the pooled threshold
+        ("author", 50.0, False),
+        (None, 50.0, False),
+        ("capital", None, True),  # nothing is known of it
+        ("capital", math.nan, True),
+        ("sport", None, False),
+    ],
+)
+def test_a_question_retrieves_below_the_threshold_of_its_relation(relation, value, retrieves):
+    assert POLICY.retrieves(value, relation) is retrieves
+
+
+def test_a_question_retrieves_where_the_lm_is_unsure_or_the_retriever_is_sure():
+    assert {name: signal.retrieves_when for name, signal in SIGNALS.items()} == {
+        "popularity": "below",
+        "frequency": "below",
+        "mean_logprob": "below",
+        "mean_entropy": "above",
+        "top_score": "above",
+        "margin": "above",
+    }
+    assert by("mean_entropy", 2.0).retrieves(2.1) and not by("mean_entropy", 2.0).retrieves(2.0)
+
+
+def test_a_policy_says_why():
+    assert POLICY.reason(7.0, "capital") == "documents: popularity is 7; capital: below 1000"
+    assert POLICY.reason(61000.0, "author") == "no document: popularity is 61000; all relations together: below 50"
+    assert POLICY.reason(7.0, "sport") == "no document: popularity is 7; sport: never"
+
+
+# On disk ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signal", SIGNALS)
+def test_a_policy_comes_back_from_its_file(tmp_path, signal):
+    policy = replace(POLICY, signal=signal, fitted={"questions": 5})
+    policy.save(tmp_path / "policy.json")
+    assert load_policy(tmp_path / "policy.json") == policy
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"signal": "page_rank"}, "signal 'page_rank' is unknown; expected one of popularity, frequency"),
+        ({"format": 2}, "no policy of format 1"),
+        ({"retrieves_when": "above"}, "retrieves_when is 'above'; expected 'below' of popularity"),
+        ({"pooled": "sometimes"}, "threshold 'sometimes' of pooled: expected a finite number, 'never' or 'always'"),
+        ({"thresholds": {"capital": None}}, "threshold None of capital"),
+        ({"thresholds": {"capital": True}}, "threshold True of capital"),
+        ({"thresholds": [1.0]}, "policy.json: "),
+        ({"threshold": 3}, "threshold is unknown"),
+        ({"lm": ...}, "lm is missing"),
+    ],
+)
+def test_what_is_no_policy_is_refused_by_the_file_and_what_is_wrong(tmp_path, change, message):
+    path = tmp_path / "policy.json"
+    POLICY.save(path)
+    content = {**json.loads(path.read_text()), **change}
+    path.write_text(json.dumps({name: value for name, value in content.items() if value is not ...}))
+    with pytest.raises(UserError, match=message) as caught:
+        load_policy(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_that_is_not_there_or_no_json_is_refused(tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        load_policy(tmp_path / "policy.json")
+    (tmp_path / "policy.json").write_text("{")
+    with pytest.raises(UserError, match="is not valid JSON"):
+        load_policy(tmp_path / "policy.json")
+
+
+# ReplugLM ---------------------------------------------------------------------------------------------------------
+
+
+class Shelf:
+    """Two documents for every query, and which were asked for."""
+
+    identity = "shelf"
+
+    def __init__(self, similarities: Sequence[float] = (0.75, 0.5)) -> None:
+        self.similarities, self.asked = similarities, []
+
+    def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
+        self.asked += [(query, k) for query in queries]
+        found = [Retrieved(f"document {row}", given, f"d{row}") for row, given in enumerate(self.similarities)]
+        return [found[:k] for _ in queries]
+
+
+class Counted(StandInLM):
+    """Counts the prompts of its answers, and is as sure of them as it is told."""
+
+    identity = "stand-in"
+
+    def __init__(self, logprobs: Sequence[float] = (), entropies: Sequence[float] | None = None) -> None:
+        super().__init__()
+        self.prompts: list[str] = []
+        self.logprobs, self.entropies = logprobs, entropies
+
+    def generate_ensemble(self, prompts, weights, options) -> Generated:
+        self.prompts += prompts
+        entropies = None if self.entropies is None else np.array(self.entropies, np.float32)
+        return Generated(f"from {len(prompts)}: {prompts[0]}", np.array(self.logprobs, np.float32), entropies, 1, 1)
+
+
+def following(policy: Policy, lm: Counted | None = None, shelf: Shelf | None = None) -> ReplugLM:
+    return ReplugLM(lm or Counted([-1.0]), shelf or Shelf(), k=1, policy=policy)
+
+
+def test_popularity_costs_nothing_and_only_who_retrieves_is_searched_for():
+    lm, shelf = Counted([-1.0]), Shelf()
+    subjects = [Subject("capital", 3), Subject("capital", 5000), Subject(None, 3)]
+    answers = following(POLICY, lm, shelf).answer(["rare?", "known?", "other?"], OPTIONS, subjects=subjects)
+    assert [answer.text for answer in answers] == [
+        "from 1: document 0\nrare?", "from 1: known?", "from 1: document 0\nother?",
+    ]  # fmt: skip
+    assert shelf.asked == [("rare?", 1), ("other?", 1)] and len(lm.prompts) == 3
+
+
+@pytest.mark.parametrize(("logprob", "prompts"), [(-0.1, ["a"]), (-3.0, ["a", "document 0\na"])])
+def test_a_signal_of_the_closed_book_answer_costs_one_call_which_is_the_answer_where_it_is_used(logprob, prompts):
+    lm, shelf = Counted([logprob]), Shelf()
+    [answer] = following(by("mean_logprob", -1.0), lm, shelf).answer(["a"], OPTIONS)
+    assert lm.prompts == prompts and answer.text == f"from 1: {prompts[-1]}"
+    assert len(shelf.asked) == len(prompts) - 1
+
+
+@pytest.mark.parametrize(
+    ("signal", "threshold", "similarities", "retrieves"),
+    [
+        ("top_score", 0.5, (0.75, 0.5), True),
+        ("top_score", 0.75, (0.75, 0.5), False),
+        ("margin", 0.2, (0.75, 0.5), True),
+        ("margin", 0.25, (0.75, 0.5), False),
+        ("margin", 0.2, (0.75,), True),  # there is no second: nothing is known
+    ],
+)
+def test_a_signal_of_the_search_costs_one_search(signal, threshold, similarities, retrieves):
+    lm, shelf = Counted([-1.0]), Shelf(similarities)
+    [decision] = following(by(signal, threshold), lm, shelf).decide(["a"], OPTIONS)
+    assert decision.retrieves is retrieves and shelf.asked == [("a", 2)] and not lm.prompts
+    assert [found.id for found in decision.documents] == (["d0"] if retrieves else [])
+
+
+def test_an_empty_closed_book_answer_retrieves_and_an_lm_without_entropies_is_refused():
+    assert following(by("mean_entropy", 1.0), Counted([], [])).decide(["a"], OPTIONS)[0].retrieves
+    with pytest.raises(UserError, match="mean_entropy, and the LM, such as a server, shows no entropies"):
+        following(by("mean_entropy", 1.0)).decide(["a"], OPTIONS)
+
+
+@pytest.mark.parametrize("subjects", [None, [Subject("capital")], [Subject("capital", math.nan)]])
+def test_popularity_must_be_given(subjects):
+    with pytest.raises(UserError, match=r"popularity is missing: the policy decides by popularity"):
+        following(POLICY).answer(["a"], OPTIONS, subjects=subjects)
+    with pytest.raises(ValueError, match="0 subjects, but 1 prompts"):
+        following(POLICY).decide(["a"], OPTIONS, [])
+
+
+@pytest.mark.parametrize(
+    ("change", "k", "message"),
+    [
+        ({"lm": "other"}, 1, "another LM .other then, stand-in now"),
+        ({"retriever": "other"}, 1, "another retriever or to other documents .other then, shelf now"),
+        ({}, 3, "k is 3, but the policy was fitted to replug@1"),
+        ({"augmented": "genread"}, 1, "chooses between none and genread"),
+        ({"augmented": "bm25@3"}, 3, "chooses between none and bm25@3"),
+        ({"augmented": "replug@3/concat"}, 3, "chooses between none and replug@3/concat"),
+        ({"closed": "bm25@1"}, 1, "chooses between bm25@1 and replug@1"),
+    ],
+)
+def test_a_policy_for_another_lm_retriever_or_way_is_refused_by_name(change, k, message):
+    with pytest.raises(UserError, match=message):
+        ReplugLM(Counted(), Shelf(), k, policy=replace(POLICY, **change))
+
+
+def test_a_retriever_that_does_not_say_which_it_is_is_refused():
+    class Nameless:
+        def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
+            return []
+
+    with pytest.raises(UserError, match="does not say which it is; expected a retriever with an attribute `identity`"):
+        ReplugLM(Counted(), Nameless(), 1, policy=POLICY)
+
+
+def test_documents_that_are_handed_in_are_used_whatever_the_policy_and_scores_need_them():
+    lm = Counted([-1.0])
+    replug = following(POLICY, lm)
+    found = [[Retrieved("given", 1.0, "d")]]
+    assert replug.answer(["a"], OPTIONS, found)[0].text == "from 1: given\na"
+    assert replug.score(["a"], [" b"], found)
+    for act in (
+        lambda: replug.score(["a"], [" b"]),
+        lambda: replug.generate_ensemble(["a"], [1.0], OPTIONS),
+    ):
+        with pytest.raises(UserError, match="a policy decides what `answer` and `generate` retrieve"):
+            act()
+    with pytest.raises(ValueError, match="no policy to decide by"):
+        ReplugLM(lm, Shelf(), 1).decide(["a"], OPTIONS)
+
+
+def test_bm25_may_be_followed_where_one_document_is_read():
+    assert replace(POLICY, augmented="bm25@1").ensemble_size == 1
+    assert replace(POLICY, augmented="lsr@4").ensemble_size == 4
+    assert replace(POLICY, augmented="lsr").ensemble_size is None

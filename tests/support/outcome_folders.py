@@ -1,0 +1,88 @@
+"""Folders as `replug evaluate` leaves them, written by hand: what an LM answered to made-up questions."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from replug.configs.load import config_to_yaml
+from replug.configs.schema import DataConfig, EvaluationConfig, LMConfig, RetrieverConfig
+
+RELATIONS = ("author", "capital", "genre", "occupation", "sport")
+Rows = Sequence[Mapping[str, Any]]
+
+
+def write_evaluation(
+    folder: Path, rows: Rows, lm: str = "tiny", seconds: Mapping[str, float] | None = None, **keys: Any
+) -> Path:
+    """A finished evaluation with these rows of outcomes.jsonl; `keys` are the configuration's."""
+    config = EvaluationConfig(
+        evaluation="popqa",
+        out=str(folder),
+        methods=list(rows[0]["methods"]),
+        lm=LMConfig(path=f"models/{lm}"),
+        retriever=RetrieverConfig(path="stand_in"),
+        data=DataConfig(corpus="corpus.jsonl"),
+        **keys,
+    )
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(config_to_yaml(config))
+    (folder / "lm.json").write_text(json.dumps({"identity": f"{lm}:float32"}))
+    (folder / "outcomes.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    (folder / "results.json").write_text("{}")
+    if seconds:
+        timed = {name: {"numbers": {"seconds": s, "evidence_seconds": s / 10}} for name, s in seconds.items()}
+        (folder / "latency.jsonl").write_text(json.dumps({"id": "a", "group": "x", "methods": timed}) + "\n")
+    return folder
+
+
+def row(identifier: str, relation: str, **methods: Mapping[str, float]) -> dict[str, Any]:
+    """One question; `methods` gives the numbers of each, with _at_ for @."""
+    named = {name.replace("_at_", "@"): {"numbers": dict(of), "detail": {}} for name, of in methods.items()}
+    return {"id": identifier, "group": relation, "methods": named}
+
+
+def made_up_rows(num: int = 300, knows: float = 0.5, seed: int = 0) -> list[dict[str, Any]]:
+    """An LM that knows the more popular half or so, and is surer where it does; documents that help half of the time.
+
+    `knows` moves what it knows. Methods: none, bm25@1, replug@1, genread.
+    """
+    rng = np.random.default_rng(seed)
+    return [_made_up(str(number), RELATIONS[number % len(RELATIONS)], knows, rng) for number in range(num)]
+
+
+def _made_up(identifier: str, relation: str, knows: float, rng: np.random.Generator) -> dict[str, Any]:
+    popularity = float(np.round(10 ** rng.uniform(1, 6)))
+    is_known = bool(rng.random() < np.clip((np.log10(popularity) - 5) / 5 + 1.2 * knows, 0.02, 0.95))
+    logprob = float(rng.normal(-0.6 if is_known else -1.6, 0.5))
+    of_question = {"popularity": popularity, "frequency": float(rng.poisson(np.log10(popularity)))}
+    closed = {
+        **of_question,
+        **_numbers(is_known, 0, 1, 0, 240, 6),
+        "mean_logprob": logprob,
+        "mean_entropy": float(-1.3 * logprob + rng.normal(0, 0.3)),
+    }
+    methods = {"none": closed}
+    for name, found, calls in (("bm25_at_1", 0.45, 1), ("replug_at_1", 0.55, 1), ("genread", 0.3, 0)):
+        has = bool(rng.random() < found)
+        right = bool(rng.random() < (0.85 if has else 0.3 if is_known else 0.03))
+        methods[name] = {
+            **of_question,
+            **_numbers(right, has, 1 if calls else 2, calls, 700 if calls else 520, 6 if calls else 140),
+            **({"top_score": 0.4 + 0.2 * has + float(rng.normal(0, 0.1)), "margin": 0.05 * has} if calls else {}),
+        }
+    return row(identifier, relation, **methods)
+
+
+def _numbers(right: float, recall: float, lm: int, retriever: int, prompt: int, generated: int) -> dict[str, float]:
+    return {
+        "accuracy": float(right),
+        "accuracy_dpr": float(right),
+        "answer_recall": float(recall),
+        "lm_calls": lm,
+        "retriever_calls": retriever,
+        "prompt_tokens": prompt,
+        "generated_tokens": generated,
+    }
