@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-LOWEST = np.iinfo(np.int32).min
+OUT_OF_REACH = np.int32(1 << 30)  # more than any number of questions gains
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,8 @@ def _cuts(places: _Sorted, fitted: np.ndarray, gained: np.ndarray) -> np.ndarray
 
     The lowest of those that gain most, of: none, before a value that was fitted to, all.
     """
-    candidates = np.where(fitted > 0, gained[:, places.starts], LOWEST)
+    candidates = np.take(gained, places.starts, axis=1)
+    candidates -= (fitted == 0) * OUT_OF_REACH  # a quarter of the time that `np.where` takes
     cuts = np.empty((len(fitted), len(places.bounds) - 1), dtype=np.int64)
     for group, (start, stop) in enumerate(zip(places.bounds[:-1], places.bounds[1:], strict=True)):
         best = candidates[:, start:stop].argmax(axis=1)

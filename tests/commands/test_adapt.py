@@ -10,7 +10,7 @@ from replug.data.prepare.sets import import_corpus
 from replug.index_workers.version_store import VersionStore
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.policy import Policy, load_policy
-from tests.support.command_line import CommandLine
+from tests.support.command_line import ROOT, CommandLine
 from tests.support.outcome_folders import made_up_rows, write_evaluation
 
 
@@ -184,3 +184,57 @@ def test_generate_refuses_what_the_policy_is_not_for(replug, quiet_run, policy, 
 def test_what_is_asked_about_is_for_a_policy(replug: CommandLine, quiet_run):
     done = replug("generate", "some words", "--index", quiet_run, "--relation", "capital")
     assert done.status == 2 and "--relation is for a policy; expected --policy too" in done.errors
+
+
+# From an evaluation to an answer ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def evaluated(replug: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """PopQA of eight people on stand-ins, whose documents say where they were born."""
+    root = tmp_path_factory.mktemp("popqa")
+    people = [{"subj": f"Person{n}", "prop": "place of birth", "obj": f"Town{n}", "s_pop": 3**n} for n in range(8)]
+    questions = [{"id": one["subj"], **one, "possible_answers": [one["obj"]]} for one in people]
+    documents = [{"id": f"d{n}", "text": f"{one['subj']} is of Town{n} " * 5} for n, one in enumerate(people)]
+    for name, rows in (("questions", questions), ("corpus", documents)):
+        (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keys = {
+        "out": root / "out",
+        "questions.path": root / "questions.jsonl",
+        "questions.shots": 0,
+        "questions.max_new_tokens": 2,
+        "questions.latency_questions": 2,
+        "data.corpus": root / "corpus.jsonl",
+        "retriever.path": "stand_in",
+        "lm.path": "stand_in",
+        "index.threads_per_worker": 1,
+        "index.dtype": "float32",
+        "num_resamples": 200,
+        "methods": "[none,bm25@1,replug@2,genread]",
+    }
+    done = replug("evaluate", ROOT / "configs/eval_popqa.yaml", *(f"{key}={value}" for key, value in keys.items()))
+    assert done.status == 0, done.printed
+    return root / "out"
+
+
+@pytest.mark.parametrize("signal", ["popularity", "frequency", "mean_logprob", "mean_entropy", "top_score", "margin"])
+def test_a_policy_of_an_evaluation_is_followed_with_its_index_and_lm(replug, evaluated, tmp_path, signal):
+    typed = ["--augmented", "replug@2", "--signal", signal, "--out", tmp_path / "policy.json"]
+    done = replug("adapt", "fit", evaluated, *typed)
+    assert done.status == 0 and "seconds" in done.output, done.printed
+    given = ["--popularity", "3"] if signal in ("popularity", "frequency") else []
+    typed = ["lm.path=stand_in", "--index", evaluated / "found/index/replug", "--policy", tmp_path / "policy.json"]
+    done = replug("generate", "Q: In what city was Person3 born? A:", *typed, "--json", *given)
+    assert done.status == 0, done.printed
+    row = json.loads(done.output.splitlines()[-1])
+    assert row["policy"]["signal"] == signal and len(row["documents"]) == 2 * row["policy"]["retrieves"]
+
+
+def test_an_evaluation_is_reported_with_what_every_way_costs(replug: CommandLine, evaluated, tmp_path):
+    done = replug("adapt", "report", evaluated, "--out", tmp_path / "report")
+    assert done.status == 0, done.printed
+    [of] = json.loads((tmp_path / "report" / "report.json").read_text()).values()
+    assert set(of["ways"]) == {"bm25@1", "replug@2", "genread"}
+    for costs in of["costs"].values():
+        assert all(value is not None for value in costs.values())
+    assert of["costs"]["genread"]["lm_calls"] == 2 and of["costs"]["replug@2"]["retriever_calls"] == 1
