@@ -102,7 +102,7 @@ def draw_policies(axes: Axes, compared: Sequence[Compared]) -> None:
     axes.axvline(better.worth.accuracy.value, color=DOTS, lw=0.8, ls=":")
     axes.set_yticks(range(len(rows)), labels)
     axes.invert_yaxis()
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_xlabel("right answers; ● a threshold for each relation, ○ one for all")
 
 
@@ -148,7 +148,7 @@ def _log_scale(axes: Axes) -> None:
 
 
 def _percent(axes: Axes) -> None:
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_ylim(bottom=0)
 
 
