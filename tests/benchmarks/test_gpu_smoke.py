@@ -77,7 +77,9 @@ def test_every_run_is_of_keys_that_there_are(name, tmp_path, monkeypatch):
         commands.append(command)
         run = Path(next(word for word in command if word.startswith("run_dir=")).removeprefix("run_dir="))
         run.mkdir(parents=True)
-        (run / "metrics.jsonl").write_text('{"step": 0, "train/loss": 0.5}\n')
+        (run / "metrics.jsonl").write_text(
+            '{"index/version": 0, "train/loss": 0.5}\n{"index/version": 1, "train/loss": 0.5}\n'
+        )
 
     monkeypatch.setattr(subprocess, "run", ended)
     place = Place(tmp_path, False)

@@ -100,6 +100,7 @@ def test_one_node_of_eight(cluster, tmp_path):
     assert len({found[SCORER, number][1] for number in range(5)}) == 5
 
 
+@pytest.mark.slow
 def test_two_nodes_of_four(cluster, tmp_path):
     found = check_layout(cluster(4, 4), tmp_path, "resources.train=2", "resources.score=4", "resources.index=2")
     assert found[SEARCHER, 0] == found[BUILDER, 0] != found[SEARCHER, 1] == found[BUILDER, 1]
@@ -151,6 +152,7 @@ def places_of(actors: list[Any]) -> list[Where]:
     return found
 
 
+@pytest.mark.slow
 def test_rank_0_keeps_its_gpu_on_the_commands_node_whatever_scorers_take(cluster):
     """A pool asks for more scorers than there is room for; the trainer's GPU is held all the while."""
     config = paper(cluster(1, 2), "resources.train=1", "index.gpus_per_builder=0", "index.gpus_per_searcher=0")
@@ -176,6 +178,7 @@ def test_gpus_that_another_job_holds_are_said_so(cluster, monkeypatch):
             pass
 
 
+@pytest.mark.slow
 def test_a_node_says_what_its_gpus_hold(cluster, monkeypatch):
     """Fake GPUs: torch sees none on the nodes, so what they say is that they do not know."""
     ask = places.gpu_bytes

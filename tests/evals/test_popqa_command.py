@@ -80,6 +80,7 @@ def evaluate(replug: CommandLine, data: Path) -> Evaluate:
     return evaluate
 
 
+@pytest.mark.slow
 def test_every_way_to_answer_is_measured_with_its_costs(evaluate, data, tmp_path):
     out = tmp_path / "out"
     results, _ = evaluate(out, *with_corpus(data), "questions.latency_questions=2")

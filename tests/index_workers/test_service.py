@@ -334,6 +334,7 @@ def test_a_version_that_was_loaded_in_part_does_not_answer_for_the_next_of_its_n
 # Blue and green ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_blue_green_serves_each_version_with_searchers_of_its_own(debug_config, data, encoder, folder):
     texts = tuple(window.context for window in data.queries.windows(range(8)))
     settings = IndexSettings(threads=1, blue_green=True, watched=WatchedTexts(texts, 10))
@@ -374,6 +375,7 @@ def test_blue_green_serves_each_version_with_searchers_of_its_own(debug_config, 
         service.close()
 
 
+@pytest.mark.slow
 def test_a_search_under_way_is_answered_before_its_searchers_end(debug_config, data, encoder, folder):
     service = IndexService(folder / "retired", IndexSettings(threads=1, blue_green=True))
     try:
