@@ -78,8 +78,9 @@ class ReplugLM:
     """`lm` with up to `k` documents before every text; with k=0, or where nothing is found, `lm` alone.
 
     `template` joins them, and cuts what is too long where it was given the LM's tokenizer. For generation, give it the
-    LM's `max_tokens` less those that will be generated. `policy` decides which answers have documents; one that was
-    fitted to another LM, retriever, or number of documents is refused with a UserError.
+    LM's `max_tokens` less those that will be generated. `policy` decides which answers of `generate` and `answer`
+    have documents, and nothing of `score` and `generate_ensemble`; one that was fitted to another LM, retriever, or
+    number of documents is refused with a UserError.
     """
 
     def __init__(
