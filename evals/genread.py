@@ -15,7 +15,7 @@ from replug.evals.evidence import WrittenDocument
 from replug.evals.kinds import PromptedLM
 from replug.evals.loop import EXAMPLES_IN_FLIGHT
 from replug.evals.outcomes import OutcomeFile
-from replug.evals.popqa_prompts import first_line, genread_prompt
+from replug.evals.popqa.prompts import first_line, genread_prompt
 from replug.models.generation import Generated, GenerationOptions
 
 MAX_NEW_TOKENS = 150

@@ -9,7 +9,7 @@ from replug.configs.errors import UserError
 from replug.evals.adaptive.outcomes import POPULARITY, RECALL, Answered, TwoWays
 from replug.evals.adaptive.paper import ALL_QUESTIONS, RAREST_QUESTIONS
 from replug.evals.intervals import Interval, wilson_interval
-from replug.evals.popularity import popularity_correlation
+from replug.evals.popqa.popularity import popularity_correlation
 
 RAREST_SHARE = RAREST_QUESTIONS / ALL_QUESTIONS
 

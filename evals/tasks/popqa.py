@@ -18,14 +18,14 @@ from replug.evals.answers import contains_answer, has_answer
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.examples import Example
 from replug.evals.folder import EvaluationFolder
-from replug.evals.frequency import document_frequencies
 from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM
 from replug.evals.loop import Metric, Outcome, Outcomes
 from replug.evals.open_qa import STOP
-from replug.evals.popqa import NUM_SHOTS, PopQuestion, ShotPlan, plan_shots, read_popqa
-from replug.evals.popqa_findings import add_popqa_findings
-from replug.evals.popqa_prompts import Shot, first_line, popqa_opening, popqa_prompt
-from replug.evals.popularity import most_frequent, popularity_bin
+from replug.evals.popqa.findings import add_popqa_findings
+from replug.evals.popqa.frequency import document_frequencies
+from replug.evals.popqa.popularity import most_frequent, popularity_bin
+from replug.evals.popqa.prompts import Shot, first_line, popqa_opening, popqa_prompt
+from replug.evals.popqa.questions import NUM_SHOTS, PopQuestion, ShotPlan, plan_shots, read_popqa
 from replug.evals.questions import draw_questions, queries_of, question_problems
 from replug.models.black_box_lm import AsyncLM
 from replug.models.ensemble import document_weights

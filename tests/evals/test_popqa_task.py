@@ -14,9 +14,9 @@ from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocum
 from replug.evals.examples import Example
 from replug.evals.intervals import wilson_interval
 from replug.evals.outcomes import Row
-from replug.evals.popqa import PopQuestion
-from replug.evals.popqa_findings import add_popqa_findings
-from replug.evals.popqa_prompts import Shot
+from replug.evals.popqa.findings import add_popqa_findings
+from replug.evals.popqa.prompts import Shot
+from replug.evals.popqa.questions import PopQuestion
 from replug.evals.tasks.popqa import Asked, PopQa
 from replug.models.generation import Generated
 from replug.models.prompt import PromptTemplate

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from replug.evals.answers import answer_tokens
-from replug.evals.frequency import document_frequencies
-from replug.evals.popularity import most_frequent, popularity_bin, popularity_correlation
+from replug.evals.popqa.frequency import document_frequencies
+from replug.evals.popqa.popularity import most_frequent, popularity_bin, popularity_correlation
 
 
 @pytest.mark.parametrize(

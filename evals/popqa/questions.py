@@ -8,7 +8,7 @@ P19.test.json       a file of EntityQuestions (Sciavolino et al. 2021), named by
                     neither subject nor popularity, and the subject is read by the relation's template
 FOLDER              all files of EntityQuestions in it
 
-The fields are `subj`, `prop` (one of `popqa_prompts.TEMPLATES`), `obj`, `possible_answers` (or `answers`; in a table a
+The fields are `subj`, `prop` (one of `prompts.TEMPLATES`), `obj`, `possible_answers` (or `answers`; in a table a
 JSON list), and optional `question`, `s_pop`, `o_pop` (monthly page views), `id` and `gold`. A question that is there
 must be the one that its template makes.
 """
@@ -33,7 +33,7 @@ from replug.evals.open_qa import (
     open_question,
     require_not_evaluated,
 )
-from replug.evals.popqa_prompts import ENTITY_QUESTIONS_TEMPLATES, TEMPLATES, question_of, subject_of
+from replug.evals.popqa.prompts import ENTITY_QUESTIONS_TEMPLATES, TEMPLATES, question_of, subject_of
 from replug.evals.prompts import one_line
 
 NUM_SHOTS = 15

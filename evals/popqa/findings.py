@@ -14,7 +14,7 @@ from replug.evals.comparison import Entry, Results, markdown_line
 from replug.evals.intervals import wilson_interval
 from replug.evals.kinds import Finished
 from replug.evals.outcomes import Row
-from replug.evals.popularity import popularity_bin, popularity_correlation
+from replug.evals.popqa.popularity import popularity_bin, popularity_correlation
 
 SHARES = ("accuracy", "accuracy_dpr", "answer_recall")
 SCALES = {
