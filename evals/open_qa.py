@@ -4,7 +4,7 @@ A set is a file of JSON Lines with `question` and `answers`, and optional `id`, 
 The LM's answer ends at the first newline and is compared with every accepted answer (`evals.answers`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,10 +48,17 @@ def read_questions(path: Path) -> list[OpenQuestion]:
 
     Raises UserError with file and line for a field that is missing or of another form.
     """
-    questions: list[OpenQuestion] = []
+    return questions_of_rows(read_json_lines(path), open_question, path)
+
+
+def questions_of_rows(
+    rows: Iterable[tuple[str, dict[str, Any]]], read: Callable[[dict[str, Any], str], Question], path: Path
+) -> list[Question]:
+    """The question of each row, which comes with where it stands. Raises UserError for an id twice, and for none."""
+    questions: list[Question] = []
     seen: set[str] = set()
-    for where, row in read_json_lines(path):
-        questions.append(open_question(row, where))
+    for where, row in rows:
+        questions.append(read(row, where))
         require_new(questions[-1].example.id, seen, where)
     if not questions:
         raise UserError(f"{path} holds no questions")

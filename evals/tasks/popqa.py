@@ -25,7 +25,8 @@ from replug.evals.popqa.findings import add_popqa_findings
 from replug.evals.popqa.frequency import document_frequencies
 from replug.evals.popqa.popularity import most_frequent, popularity_bin
 from replug.evals.popqa.prompts import Shot, first_line, popqa_opening, popqa_prompt
-from replug.evals.popqa.questions import NUM_SHOTS, PopQuestion, ShotPlan, plan_shots, read_popqa
+from replug.evals.popqa.questions import PopQuestion, read_popqa
+from replug.evals.popqa.shots import NUM_SHOTS, ShotPlan, plan_shots
 from replug.evals.questions import draw_questions, queries_of, question_problems
 from replug.models.black_box_lm import AsyncLM
 from replug.models.ensemble import document_weights

@@ -11,7 +11,8 @@ import pytest
 from replug.configs.errors import UserError
 from replug.evals.examples import Example
 from replug.evals.popqa.prompts import TEMPLATES, question_of
-from replug.evals.popqa.questions import PopQuestion, plan_shots, read_popqa
+from replug.evals.popqa.questions import PopQuestion, read_popqa
+from replug.evals.popqa.shots import plan_shots
 from tests.support.shared_data import shared
 
 ROW = {
