@@ -14,18 +14,20 @@ def format_duration(seconds: float) -> str:
 
 
 class Progress:
-    """Counts units of work and prints rate and time left, at most every `every_seconds`."""
+    """Counts units of work and prints how many are done and the time left.
 
-    def __init__(self, what: str, total: int, done: int = 0, every_seconds: float = 5.0) -> None:
+    Lines are five seconds apart at first, and a minute apart after half an hour: the log of a night stays readable.
+    """
+
+    def __init__(self, what: str, total: int, done: int = 0) -> None:
         self.what, self.total, self.done = what, total, done
-        self._first, self._start, self._every = done, time.monotonic(), every_seconds
-        self._last = 0.0
+        self._first, self._start, self._last = done, time.monotonic(), 0.0
 
     def advance(self, units: int = 1, note: str = "") -> None:
         """Count finished units; prints when it is time, and always at the end."""
         self.done += units
         now = time.monotonic()
-        if self.done >= self.total or now - self._last >= self._every:
+        if self.done >= self.total or now - self._last >= _pause(now - self._start):
             self._last = now
             log.info(self._line(now - self._start, note))
 
@@ -34,3 +36,8 @@ class Progress:
         left = elapsed / finished * (self.total - self.done) if finished else 0.0
         timing = f"{format_duration(left)} left" if self.done < self.total else f"took {format_duration(elapsed)}"
         return f"{self.what}: {self.done}/{self.total} · {timing}{f' · {note}' if note else ''}"
+
+
+def _pause(elapsed: float) -> float:
+    """Seconds from one line to the next."""
+    return max(5.0, min(60.0, elapsed / 30))
