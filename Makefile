@@ -11,11 +11,11 @@ $(error FAISS is $(FAISS); expected cpu or gpu)
 endif
 # Processes of the tests, each with a Ray of its own; files stay whole, since their tests share what was made once.
 TEST_PROCESSES ?= 2
-PYTEST := .venv/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
+PYTEST := .venv/bin/python -m pytest
 BIN := .venv/bin
 PIP := $(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: FORCE install quickstart test test-slow test-all test-servers storm check check-static format clean
+.PHONY: FORCE install quickstart test test-slow test-nightly test-all test-servers storm check check-static format clean
 
 install: .venv/.installed
 
@@ -53,13 +53,17 @@ quickstart: .venv/.installed
 
 # Every promise once, by the real thing where that can be waited for.
 test: .venv/.installed-dev
-	@$(PYTEST) -m "not slow"
+	@$(PYTEST) --numprocesses $(TEST_PROCESSES) --dist loadfile -m "not slow and not nightly"
 
-# What takes minutes: storms, ranks, SLURM, real servers, whole runs in variants.
+# What takes minutes: storms, ranks, SLURM, real servers. One at a time, since each keeps several cores busy.
 test-slow: .venv/.installed-dev
-	@$(PYTEST) -m slow
+	@$(PYTEST) -m "slow and not nightly"
 
-test-all: test test-slow
+# Variants of those, and rehearsals of the paper's run on 8 to 64 GPUs; an hour.
+test-nightly: .venv/.installed-dev
+	@$(PYTEST) -m nightly
+
+test-all: test test-slow test-nightly
 
 # Real servers for the tests of the HTTP backend, each in an environment of its own: neither fits beside our transformers.
 .venv-vllm/.installed:
@@ -81,7 +85,7 @@ test-servers: .venv/.installed-dev .venv-vllm/.installed .venv-llama-cpp/.instal
 
 # The storms of killed replicas, index workers, nodes and failing servers at full size; half an hour.
 storm: .venv/.installed-dev
-	@REPLUG_STORM=full $(BIN)/python -m pytest -s tests/models/test_scorer_storm.py tests/models/test_http_storm.py tests/train/test_index_storm.py tests/train/test_failing_runs.py tests/train/test_run_storm.py tests/data/test_prepare_scale.py tests/cluster/test_rehearsal.py tests/benchmarks
+	@REPLUG_STORM=full $(BIN)/python -m pytest -s tests/models/test_scorer_storm.py tests/models/test_http_storm.py tests/train/test_index_storm.py tests/train/test_failing_runs.py tests/train/test_run_storm.py tests/data/test_prepare_scale.py
 
 check: check-static test
 

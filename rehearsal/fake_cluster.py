@@ -45,7 +45,8 @@ class FakeCluster:
         self.address = rehearsal.address
         host, _, port = rehearsal.address.rpartition(":")
         room = {"num_cpus": CPUS_OF_NODE, "num_gpus": rehearsal.gpus_of_node, "object_store_memory": OBJECT_STORE_BYTES}
-        head = {"gcs_server_port": int(port), "include_dashboard": False}
+        room["include_log_monitor"] = False  # nobody reads the workers' logs: a process less for each node
+        head = {"gcs_server_port": int(port), "include_dashboard": False, "no_monitor": True}
         self._cluster = Cluster(initialize_head=True, head_node_args={**room, **head, "node_ip_address": host})
         for number in range(1, nodes):
             self._cluster.add_node(wait=False, node_ip_address=_host(number), **room)

@@ -5,6 +5,7 @@ one cluster for each process: a test either uses `ray_session`, or calls command
 """
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +18,14 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_enable_worker_prestart", "0")
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")
+# On a machine that is busy Ray's own processes may not answer for a minute, after which Ray ends the test process.
+os.environ.setdefault("RAY_health_check_timeout_ms", "60000")
+os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "600")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Tests start hundreds of processes: each would compile our modules anew, seconds a command, where a machine's
+# environment forbids the cache.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 import pytest
 

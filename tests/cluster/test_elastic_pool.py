@@ -3,18 +3,14 @@
 import os
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
+from tests.support.ray_nodes import QUICK_DEATHS
+
 pytestmark = pytest.mark.slow
 
-# Ray asks a node every few seconds whether it lives, and several times before it believes that it does not.
-QUICK_DEATHS = {
-    "RAY_health_check_initial_delay_ms": "0",
-    "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "1000",
-    "RAY_health_check_failure_threshold": "3",
-}
 SCRIPT = """
 import time
 import ray
@@ -53,17 +49,17 @@ cluster.shutdown()
 """
 
 
-def test_replicas_join_and_leave_with_their_nodes(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ray")
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-        env={**os.environ, "RAY_AUTH_MODE": "disabled", **QUICK_DEATHS, "RAY_TMPDIR": str(folder)},
-        start_new_session=True,
-    )
+def test_replicas_join_and_leave_with_their_nodes():
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:  # short: sockets lie in it
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+            env={**os.environ, "RAY_AUTH_MODE": "disabled", **QUICK_DEATHS, "RAY_TMPDIR": folder},
+            start_new_session=True,
+        )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     ours = ["one replica, the other waits for room", "joined", "left", "all 150 scores 1 up"]
     assert [line for line in done.stdout.splitlines() if line in ours] == ours  # Ray says much when a node dies

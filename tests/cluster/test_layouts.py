@@ -107,7 +107,7 @@ def test_two_nodes_of_four(cluster, tmp_path):
     assert found[TRAINER, 0][0] == found[TRAINER, 1][0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_eight_nodes_of_eight(cluster, tmp_path):
     """Two index GPUs: a builder and a searcher import torch, and eight of each would take minutes on two cores."""
     keys = ["resources.train=8", "resources.score=54", "resources.index=2"]

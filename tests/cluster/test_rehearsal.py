@@ -273,15 +273,14 @@ def test_a_small_run_is_rehearsed() -> None:
     assert "resumed and ended" in said
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("gpus", "nodes"), [("8xA100", "1"), ("8xH100", "2")], ids=["8xA100", "2x4xH100"])
 def test_the_papers_run_is_rehearsed_and_fits(gpus: str, nodes: str) -> None:
     said = rehearse(str(PAPER), "--gpus", gpus, "--nodes", nodes, *ROOM)
     assert "resumed and ended" in said
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(os.environ.get("REPLUG_STORM") != "full", reason="takes six minutes; `make storm` runs it")
+@pytest.mark.nightly
 def test_the_papers_run_is_rehearsed_on_64_gpus_with_fewer_steps() -> None:
     """Places, ranks and resume of all actors; the number of refreshes is the other rehearsals'."""
     said = rehearse(str(PAPER), "train.max_steps=4500", "--gpus", "64xA100", "--split", "48/8/8", *ROOM)

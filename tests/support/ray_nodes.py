@@ -114,9 +114,9 @@ def _named(processes: list[psutil.Process]) -> Iterator[tuple[psutil.Process, st
 def _serve(nodes: int) -> None:
     from ray.cluster_utils import Cluster
 
-    room: dict[str, Any] = {"object_store_memory": 10**8, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **room})
-    others = [cluster.add_node(num_cpus=3, object_store_memory=10**8) for _ in range(nodes)]
+    room: dict[str, Any] = {"object_store_memory": 10**8, "include_log_monitor": False}  # nobody reads their logs
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **room})
+    others = [cluster.add_node(num_cpus=3, **room) for _ in range(nodes)]
     print(f"answer {cluster.address}", flush=True)
     for line in sys.stdin:
         command, *arguments = line.split()
@@ -128,7 +128,7 @@ def _serve(nodes: int) -> None:
                     process.kill()
             cluster.remove_node(node, allow_graceful=False)
         elif command == "add":
-            others.append(cluster.add_node(num_cpus=3, object_store_memory=10**8))
+            others.append(cluster.add_node(num_cpus=3, **room))
         else:
             break
         print("answer done", flush=True)

@@ -28,7 +28,7 @@ from tests.support.runs import metrics, what_must_be_equal
 pytestmark = pytest.mark.slow
 
 FULL = os.environ.get("REPLUG_STORM") == "full"
-KILLS, NODES_AT = (50, (9, 24, 39)) if FULL else (12, (5,))
+KILLS, NODES_AT = (50, (9, 24, 39)) if FULL else (8, (4,))
 MAX_STEPS = 90 if FULL else STEPS
 OVERRIDES = [
     f"train.max_steps={MAX_STEPS}",

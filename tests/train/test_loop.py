@@ -71,7 +71,7 @@ def test_killed_in_a_refresh_the_same_command_goes_on_with_the_same_losses(quiet
     assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_again_and_again_the_resumed_run_has_the_same_losses(quiet_run, finish, tmp_path):
     """Before the first checkpoint, with a refresh under way (7, 13), and just after a swap (16)."""
     run = tmp_path / "run"

@@ -65,7 +65,7 @@ def first_gradient(finish, tmp_path, monkeypatch) -> Callable[..., dict[str, tor
     return first_gradient
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ranks_parts_and_checkpointing_change_the_gradient_by_rounding_alone(first_gradient):
     whole = first_gradient()
     largest = max(float(gradient.abs().max()) for gradient in whole.values())
@@ -98,7 +98,10 @@ def test_a_killed_rank_ends_the_run_with_its_number_and_the_same_command_goes_on
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", [signal.SIGUSR1, signal.SIGTERM], ids=["SIGUSR1", "SIGTERM"])
+@pytest.mark.parametrize(
+    "by",
+    [pytest.param(signal.SIGUSR1, id="SIGUSR1"), pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.nightly)],
+)
 def test_two_ranks_that_are_interrupted_save_their_step_and_one_rank_goes_on(two_ranks, finish, tmp_path, by):
     """The LM is slow, so that the signal comes while all wait for it; the step is none that a checkpoint was due at."""
     run = tmp_path / "run"

@@ -57,6 +57,7 @@ def test_a_server_that_is_gone_for_good_stops_the_run_with_a_checkpoint_and_anot
     assert losses(run) == losses(quiet_run)
 
 
+@pytest.mark.nightly
 def test_a_budget_stops_the_run_before_it_is_passed_and_only_a_larger_one_and_the_same_lm_go_on(
     quiet_run, finish, tmp_path
 ):
