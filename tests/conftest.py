@@ -5,7 +5,6 @@ one cluster for each process: a test either uses `ray_session`, or calls command
 """
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,7 +24,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Tests start hundreds of processes: each would compile our modules anew, seconds a command, where a machine's
 # environment forbids the cache.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
 
 import pytest
 
