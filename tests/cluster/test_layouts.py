@@ -166,6 +166,7 @@ def test_rank_0_keeps_its_gpu_on_the_commands_node_whatever_scorers_take(cluster
         pool.close()
 
 
+@pytest.mark.slow
 def test_gpus_that_another_job_holds_are_said_so(cluster, monkeypatch):
     monkeypatch.setattr(places, "RESERVE_SECONDS", 1.0)
     address = cluster(1)

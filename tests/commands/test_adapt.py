@@ -66,6 +66,7 @@ def test_a_policy_is_of_one_lm(replug: CommandLine, folder, tmp_path):
 # Reporting --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_report_shows_several_lms_with_the_papers_numbers_and_every_figure(replug: CommandLine, folder, tmp_path):
     rows = only(made_up_rows(60, knows=0.9, seed=1), "none", "bm25@1")
     other = write_evaluation(tmp_path / "large <b>", rows, lm="large <b>")

@@ -22,6 +22,7 @@ def test_search_shows_what_the_tuned_retriever_finds(quiet_run, capsys):
     assert [doc["id"] for doc in answer["found"]] == [doc["id"] for doc in example["after"]]
 
 
+@pytest.mark.slow
 def test_two_retrievers_are_shown_side_by_side(quiet_run, finish, tmp_path, capsys):
     finish(tmp_path / "base", f"index.out={tmp_path / 'index'}", command="index")
     example = json.loads((quiet_run / "examples.json").read_text())[0]

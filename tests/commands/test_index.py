@@ -96,6 +96,7 @@ def test_search_gives_all_where_more_is_asked_for_than_there_is(index, replug):
     assert len(found(ended.output)[0]) == 90
 
 
+@pytest.mark.slow
 def test_another_kind_is_built_of_the_same_vectors_and_finds_the_same(index, folder, finish, replug):
     """In a copy, so that the other tests have theirs."""
     copy = Path(shutil.copytree(index, folder / "lossy" / "index"))

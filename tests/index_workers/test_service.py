@@ -96,6 +96,7 @@ def held(service: IndexService) -> list[list[int]]:
     return ray.get([actor.held.remote() for actor in service.searchers], timeout=300)
 
 
+@pytest.mark.slow
 def test_search_over_shards_equals_brute_force(debug_config, data, encoder, service, versions):
     version = next(versions)
     service.build(publish(debug_config, encoder, data, service, version)).result(300)
@@ -247,6 +248,7 @@ def test_a_killed_searcher_comes_back_with_the_live_version(debug_config, data, 
     assert after.similarities.tolist() == before.similarities.tolist()
 
 
+@pytest.mark.slow
 def test_killed_builders_leave_the_same_bytes(debug_config, data, encoder, service, versions):
     quiet = publish(debug_config, encoder, data, service, next(versions))
     service.build(quiet).result(300)

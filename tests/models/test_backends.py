@@ -93,6 +93,7 @@ def test_a_toy_is_scored_and_cached_without_ray(with_toy: None, tmp_path: Path) 
             assert opened.metrics()["batch_fill"] == 1
 
 
+@pytest.mark.slow
 def test_a_toy_trains_answers_and_scores_through_the_command_line_with_the_stand_ins_numbers(
     with_toy: None, quiet_run: Path, finish: Callable[..., str], replug: CommandLine, tmp_path: Path
 ) -> None:

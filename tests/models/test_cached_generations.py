@@ -264,6 +264,7 @@ def ask_for_ever(path: Path, seen: Path) -> None:
             report.flush()
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_was_answered_is_read_by_the_next(path: Path, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     for kill_after in (1, 40, 200):

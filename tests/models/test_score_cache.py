@@ -465,6 +465,7 @@ def test_processes_may_make_the_file_at_the_same_moment(tmp_path: Path) -> None:
         cache.close()
 
 
+@pytest.mark.slow
 def test_kill_9_at_any_moment_loses_no_stored_unit_and_leaves_none_in_half(tmp_path: Path) -> None:
     path, done, waits = tmp_path / "scores.sqlite", tmp_path / "done", random.Random(0)
     for _ in range(25):

@@ -59,6 +59,7 @@ def test_slowed_workers_change_no_number(quiet_run, tmp_path):
     assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
 
 
+@pytest.mark.slow
 def test_killed_in_a_refresh_the_same_command_goes_on_with_the_same_losses(quiet_run, finish, tmp_path):
     run = tmp_path / "run"
     process = start(run)

@@ -3,6 +3,7 @@
 import json
 import math
 
+import pytest
 import torch
 from transformers import AutoModel
 
@@ -23,6 +24,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.slow
 def test_the_quickstart_tunes_a_real_retriever_to_a_real_lm(finish, tmp_path):
     encoder, _ = real_encoder(), real_lm()
     run = tmp_path / "run"
