@@ -1,7 +1,7 @@
 """`replug evaluate` over several LMs (`lms`): each in a folder of its own, and a table and a figure of all.
 
-All are asked the same texts with the same documents: those after the first take its prepared set and its indexes. Only
-`texts.path` is cut by each LM's own tokens.
+All are asked the same texts with the same documents: those after the first take its prepared set, its indexes and its
+counts of subjects. Only `texts.path` is cut by each LM's own tokens.
 """
 
 import logging
@@ -53,6 +53,10 @@ def configs_by_lm(config: EvaluationConfig) -> Iterator[tuple[str, EvaluationCon
 
 
 def _with_parts_of(first: EvaluationFolder, one: EvaluationConfig) -> EvaluationConfig:
+    if first.frequencies.is_file():  # counting reads the whole corpus
+        own = EvaluationFolder(Path(one.out)).frequencies
+        own.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(own, first.frequencies.read_bytes())
     indexes = first.found / "index"
     used = {method.source for method in evaluation_methods(one)}
     if one.data.source:
