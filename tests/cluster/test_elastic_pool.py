@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.ray_nodes import QUICK_DEATHS
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 SCRIPT = """
 import time

@@ -114,7 +114,7 @@ def test_an_address_where_something_else_listens(monkeypatch):
         assert "what listens there is no Ray" in refused(f"ray.address=127.0.0.1:{port}")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_token_that_is_not_the_clusters(tmp_path):
     other = tmp_path / "other"
     other.touch(mode=0o600)
@@ -144,7 +144,7 @@ def test_of_two_clusters_on_one_machine_none_is_guessed(monkeypatch):
     assert "127.0.0.1:1, 127.0.0.1:2" in line
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_clusters_on_one_machine_are_seen():
     with RayCluster(nodes=0), RayCluster(nodes=0):
         assert "clusters run on this machine" in refused("ray.address=auto")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.ray_nodes import RayCluster
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 FILES = 24
 

@@ -267,7 +267,7 @@ ROOM = ["--disk", "5000", "--host-memory", "1000"]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_small_run_is_rehearsed() -> None:
     said = rehearse("configs/debug.yaml", "data.num_documents=500", "--gpus", "2xA100", *ROOM)
     assert "resumed and ended" in said

@@ -123,7 +123,7 @@ def test_only_the_scores_and_the_name_of_their_lm_are_left(quiet: tuple[Path, st
     assert json.loads(out.with_name("scores.jsonl.lm.json").read_text())["identity"] == "stand_in"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_again_and_again_the_scores_are_the_same_bytes(
     quiet: tuple[Path, str], finish: Finish, source: Path, tmp_path: Path
 ) -> None:

@@ -130,7 +130,7 @@ def test_a_server_that_fails_now_and_then_gives_the_same_bits_and_answers_from_w
     assert answers["bm25"]["exact_match"]["n"] == 4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_several_lms_are_asked_the_same_and_shown_together(evaluate, quiet_run, measured, tmp_path):
     out = tmp_path / "out"
     settings = [*on_run(quiet_run), "lm.path=null", "lms={one: stand_in, two: 'stand_in:0.001'}"]
@@ -166,7 +166,7 @@ def test_a_key_that_was_not_there_before_is_refused(tmp_path, corpus, questions)
         folder.claim(load([*keys, "query_encoders.replug=y"]), None)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_evaluation_gives_the_same_results_and_scores_nothing_twice(evaluate, quiet_run, tmp_path):
     settings = [*on_run(quiet_run), "methods=[none,replug,lsr]", "k=5", "lm.tokens_per_batch=16"]
     whole, _ = evaluate("lm", tmp_path / "whole", *settings)

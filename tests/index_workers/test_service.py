@@ -377,7 +377,7 @@ def test_blue_green_serves_each_version_with_searchers_of_its_own(debug_config, 
         service.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_search_under_way_is_answered_before_its_searchers_end(debug_config, data, encoder, folder):
     service = IndexService(folder / "retired", IndexSettings(threads=1, blue_green=True))
     try:

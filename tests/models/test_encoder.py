@@ -234,7 +234,7 @@ def test_batches_cover_every_row_once_within_the_budget_longest_first() -> None:
     assert list(token_budget_batches([], 10)) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 def test_a_compiled_encoder_trains_as_the_plain_one_does():
     """Vectors, gradients, and the names that a checkpoint has."""

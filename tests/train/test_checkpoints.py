@@ -89,7 +89,7 @@ def test_a_run_keeps_the_retriever_that_was_best_on_held_out_text(quiet_run):
     assert Encoder(str(quiet_run / "best")).dim == Encoder(str(quiet_run / "retriever")).dim
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_torn_checkpoint_costs_steps_and_no_loss(quiet_run, finish, tmp_path):
     """With the newest one cut short, as a disk that lost its last blocks has it, the one before is gone on from."""
     run = tmp_path / "run"

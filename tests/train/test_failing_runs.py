@@ -17,7 +17,7 @@ from tests.support.index_versions import flip, written_before
 from tests.support.runs import descendants, metrics, name_of, what_must_be_equal
 from tests.support.small_disk import small_disk
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 def wait_until(process: subprocess.Popen, holds: Callable[[], bool]) -> None:
@@ -99,7 +99,6 @@ def test_a_run_whose_disk_fills_up_stops_with_the_cause_and_goes_on_when_there_i
         assert sorted(path.name for path in (run / "index").glob("v*")) == ["v000003", "v000004"]
 
 
-@pytest.mark.nightly
 def test_a_run_killed_before_the_refresh_that_failed_was_due_has_the_losses_of_a_quiet_one(
     begin, finish, quiet_run, tmp_path
 ):
@@ -123,7 +122,6 @@ def test_a_run_killed_before_the_refresh_that_failed_was_due_has_the_losses_of_a
 LOSSY_KEYS = [SLOW, "index.kind=IVF8,SQ8", "index.num_shards=2", "index.num_builders=2"]
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_killed_in_a_refresh_of_a_lossy_kind_the_resumed_run_has_the_same_losses(begin, finish, tmp_path):
     """In the first refresh, which takes over version 0's quantizer, and in the second, by a file just written."""
@@ -150,7 +148,6 @@ def test_killed_in_a_refresh_of_a_lossy_kind_the_resumed_run_has_the_same_losses
     assert (run / "results.json").read_text() == (quiet / "results.json").read_text()
 
 
-@pytest.mark.nightly
 def test_a_blue_green_run_has_the_losses_of_a_double_one(quiet_run, finish, tmp_path):
     """With fewer builders than shards: the new searchers need more room than the builders leave."""
     run = tmp_path / "run"
@@ -159,7 +156,6 @@ def test_a_blue_green_run_has_the_losses_of_a_double_one(quiet_run, finish, tmp_
     assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
 
 
-@pytest.mark.nightly
 def test_builders_that_stand_still_make_refreshes_be_skipped_and_never_queued(begin, finish, tmp_path):
     run = tmp_path / "run"
     # Measuring held-out texts with so slow an LM would outlast the run.

@@ -118,7 +118,7 @@ def arguments(run: Path, *overrides: str) -> list[str]:
     return ["train", str(ROOT / "configs/debug.yaml"), f"run_dir={run}", *BASE, *overrides]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_stops_at_its_step_with_its_checkpoint_and_goes_on_with_the_same_losses(
     replug, finish, quiet_run, tmp_path, monkeypatch
 ):

@@ -288,7 +288,7 @@ def wait_until(holds: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_green_group_that_cannot_load_makes_room_again(tmp_path, data, disk, ray_session, monkeypatch):
     """Its searchers stand where the builders were, which the next refresh needs."""
     settings = IndexSettings(num_shards=2, num_builders=2, threads=1, blue_green=True)

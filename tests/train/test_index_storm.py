@@ -25,7 +25,7 @@ from tests.support.command_line import STEPS, start
 from tests.support.ray_nodes import ACTORS, RayCluster
 from tests.support.runs import metrics, what_must_be_equal
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 FULL = os.environ.get("REPLUG_STORM") == "full"
 KILLS, NODES_AT = (50, (9, 24, 39)) if FULL else (8, (4,))

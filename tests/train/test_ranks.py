@@ -97,11 +97,8 @@ def test_a_killed_rank_ends_the_run_with_its_number_and_the_same_command_goes_on
     assert what_must_be_equal(run) == what_must_be_equal(two_ranks)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "by",
-    [pytest.param(signal.SIGUSR1, id="SIGUSR1"), pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.nightly)],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("by", [signal.SIGUSR1, signal.SIGTERM], ids=["SIGUSR1", "SIGTERM"])
 def test_two_ranks_that_are_interrupted_save_their_step_and_one_rank_goes_on(two_ranks, finish, tmp_path, by):
     """The LM is slow, so that the signal comes while all wait for it; the step is none that a checkpoint was due at."""
     run = tmp_path / "run"

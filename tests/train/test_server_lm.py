@@ -40,6 +40,7 @@ def test_a_run_through_a_faulty_server_has_the_losses_of_the_lm_itself(quiet_run
     assert results[0] == results[1]
 
 
+@pytest.mark.nightly
 def test_a_server_that_is_gone_for_good_stops_the_run_with_a_checkpoint_and_another_one_goes_on(
     quiet_run, finish, tmp_path
 ):
