@@ -59,6 +59,7 @@ def test_the_report_is_made_again_with_a_picture(quiet_run, tmp_path, capsys):
     assert "bits per byte on 40 held-out texts" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_evaluate_measures_the_tuned_retriever_as_train_did(quiet_run, finish, tmp_path):
     run = Path(shutil.copytree(quiet_run, tmp_path / "run"))
     output = finish(run, command="evaluate")

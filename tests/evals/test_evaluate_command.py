@@ -253,6 +253,7 @@ def test_queries_of_dpr_have_their_own_encoder(evaluate, tmp_path, corpus, quest
             assert found == pytest.approx(sorted(similarities.values(), reverse=True)[: len(found)], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_two_encoders_of_different_width_are_refused(evaluate, tmp_path, corpus, questions):
     write_stand_in_encoder(tmp_path / "wide", hidden_size=64)
     settings = [f"query_encoders.replug={tmp_path / 'wide'}", "methods=[replug]"]
