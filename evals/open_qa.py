@@ -52,7 +52,7 @@ def read_questions(path: Path) -> list[OpenQuestion]:
 
 
 def questions_of_rows(
-    rows: Iterable[tuple[str, dict[str, Any]]], read: Callable[[dict[str, Any], str], Question], path: Path
+    rows: Iterable[tuple[str, Mapping[str, Any]]], read: Callable[[Mapping[str, Any], str], Question], path: Path
 ) -> list[Question]:
     """The question of each row, which comes with where it stands. Raises UserError for an id twice, and for none."""
     questions: list[Question] = []
