@@ -6,7 +6,6 @@ Counts of files are the run's or are brought up to them here. A misfit says whic
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from replug.cluster.interruption import EXIT_STATUS
 from replug.cluster.layout import Layout
@@ -203,17 +202,13 @@ def _of_run(held: "Counter[str]", grown: float) -> int:
 def _blocking(config: Config, rehearsed: Rehearsed, hours: float) -> Iterator[Finding]:
     """What rank 0 does itself, beside writing the bytes of weights: snapshots and queues, marks and removals."""
     counts, metrics = counts_of(config), rehearsed.metrics
-    every = rehearsed.config.refresh.every_steps
-    triggers = [row["time/train_seconds"] for row in metrics if row["step"] and row["step"] % every == 0]
-    usual = median(row["time/train_seconds"] for row in metrics) if metrics else 0.0
-    checkpoints = [row["time/checkpoint_seconds"] for row in metrics if row["time/checkpoint_seconds"]]
-    seconds = {
-        "refresh.every_steps": max(0.0, _mean(triggers) - usual) * counts.refreshes,
-        "checkpoint.every_steps": _mean(checkpoints) * counts.checkpoints,
-    }
-    for key, name in (("refresh.every_steps", "starting refreshes"), ("checkpoint.every_steps", "checkpoints")):
-        most = max(LEAST_BLOCKED_SECONDS, BLOCKED_SHARE * hours * 3600)
-        found = seconds[key]
+    most = max(LEAST_BLOCKED_SECONDS, BLOCKED_SHARE * hours * 3600)
+    for cause, name, key, count in (
+        ("refresh", "starting refreshes", "refresh.every_steps", counts.refreshes),
+        ("checkpoint", "checkpoints", "checkpoint.every_steps", counts.checkpoints),
+    ):
+        seconds = [row[f"time/{cause}_seconds"] for row in metrics if row[f"time/{cause}_seconds"]]
+        found = _mean(seconds) * count
         yield Finding(
             f"rank 0 is busy with {name}", f"{found:.1f} s", f"{most:.0f} s", found <= most, f"a larger {key}"
         )

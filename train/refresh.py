@@ -157,7 +157,8 @@ class RefreshController:
 
     def _start(self, index: IndexState) -> None:
         try:
-            self._pending = self._begin(index, self._publish(index))
+            with self._clock.measure("refresh"):  # the weights are written; the workers do the rest
+                self._pending = self._begin(index, self._publish(index))
         except (OSError, RunError) as error:  # a full disk, say
             self._fail(index.step, index, error)
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-CAUSES = ("retrieve", "wait_scores", "wait_index", "checkpoint")  # of the main thread; what is left is training
+CAUSES = ("retrieve", "wait_scores", "wait_index", "refresh", "checkpoint")  # of the main thread; the rest is training
 
 
 class StepClock:

@@ -144,7 +144,7 @@ def went_well(layout: Layout[Config], **changes: Any) -> Rehearsed:
     steps = [
         {
             "step": step,
-            "time/train_seconds": 0.1,
+            "time/refresh_seconds": 0.1 if step and step % scaled.refresh.every_steps == 0 else 0.0,
             "time/checkpoint_seconds": 0.2 if (step + 1) % scaled.checkpoint.every_steps == 0 else 0.0,
             "index/live_version": 1,
         }
@@ -208,6 +208,11 @@ def test_a_rank_0_that_is_busy_with_checkpoints_for_too_long_is_named(layout: La
     slow = [{**row, "time/checkpoint_seconds": 300.0 * (row["time/checkpoint_seconds"] > 0)} for row in well.metrics]
     (line,) = found(layout, replace(well, metrics=slow))
     assert "rank 0 is busy with checkpoints: 1200.0 s, there is 720 s; change: a larger checkpoint.every_steps" in line
+
+
+def test_a_step_that_waits_for_starved_workers_is_not_a_busy_rank_0(layout: Layout[Config]) -> None:
+    well = went_well(layout)
+    assert found(layout, replace(well, metrics=[{**row, "time/train_seconds": 900.0} for row in well.metrics])) == []
 
 
 # The seam -----------------------------------------------------------------------------------------------

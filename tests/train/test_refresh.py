@@ -1,5 +1,6 @@
 """When indexes are built and adopted, against a service whose builds end when the test says so."""
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -55,9 +56,10 @@ def controller(
     max_steps: int = 100,
     publish: Callable[[IndexState], int] = lambda index: index.version,
     measure: Callable[[int, Future], Future] | None = None,
+    clock: StepClock | None = None,
 ) -> RefreshController:
     policy = WhenReady(every, 0, max_age, max_steps) if lag is None else AtLag(every, lag, max_age, max_steps)
-    return RefreshController(service, policy, publish, measure or measured_at_once, StepClock())
+    return RefreshController(service, policy, publish, measure or measured_at_once, clock or StepClock())
 
 
 def measured_at_once(version: int, ready: Future) -> Future:
@@ -87,6 +89,15 @@ def test_an_index_is_adopted_exactly_lag_steps_after_its_trigger():
     assert control.live == IndexState(2, 20)
     assert service.previous == {1: 0, 2: 1}
     assert service.committed == [1, 2]
+
+
+def test_the_seconds_of_starting_a_refresh_are_a_cause_of_their_own():
+    clock = StepClock()
+    control = controller(FakeService(), publish=lambda index: time.sleep(0.02) or index.version, clock=clock)
+    control.at_boundary(9)
+    assert clock.read()["time/refresh_seconds"] == 0
+    control.at_boundary(10)
+    assert clock.read()["time/refresh_seconds"] >= 0.02
 
 
 def test_sync_refresh_serves_the_weights_of_the_step_itself():
