@@ -10,6 +10,7 @@ class EngineResult:
     """A page that an engine found. `rank` counts from 1.
 
     `text` is given where the engine holds the page's text itself (a local corpus): nothing is fetched then.
+    `published` is the page's date (ISO), where the engine says it.
     """
 
     url: str
@@ -18,6 +19,7 @@ class EngineResult:
     text: str | None = None
     doc_id: str | None = None
     similarity: float | None = None
+    published: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
