@@ -145,9 +145,7 @@ class EvidenceFinder:
 
     def _ranked(self, question: str, pages: Sequence[_Page]) -> tuple[Passage, ...]:
         parts = [
-            (page, text)
-            for page in pages
-            for text in split_passages(page.text, self._settings.sentences_per_passage)
+            (page, text) for page in pages for text in split_passages(page.text, self._settings.sentences_per_passage)
         ]
         if not parts:
             return ()
@@ -155,11 +153,12 @@ class EvidenceFinder:
         best = np.argsort(-cosines, kind="stable")[: self._settings.max_passages]  # stable: by rank, then place
         probabilities = tfidf_probabilities(cosines[best])
         return tuple(
-            _passage(*parts[row], float(cosines[row]), float(share))
+            _passage(parts[row], float(cosines[row]), float(share))
             for row, share in zip(best.tolist(), probabilities, strict=True)
         )
 
 
-def _passage(page: _Page, text: str, cosine: float, probability: float) -> Passage:
+def _passage(part: tuple[_Page, str], cosine: float, probability: float) -> Passage:
+    page, text = part
     result = page.result
     return Passage(text, page.url, page.title, page.fetched, result.rank, cosine, probability, result.doc_id)

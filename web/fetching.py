@@ -23,12 +23,16 @@ from replug.web.content_coding import ACCEPTED, BoundedBody
 from replug.web.fetch_failure import FetchFailed
 from replug.web.guarded_network import GuardedBackend, HostPort, Resolve, system_addresses
 from replug.web.robots import AGENT, MAX_BYTES, RobotsRules, robots_of
-from replug.web.urls import host_port, parse_url, url_problem
+from replug.web.urls import parse_url, url_problem
 
 CONTENT_TYPES = ("text/html", "application/xhtml+xml", "text/plain")
 REDIRECTS = (301, 302, 303, 307, 308)
 USER_AGENT = f"{AGENT}/{version('replug')} (reads pages to answer questions; heeds robots.txt)"
-HEADERS = {"User-Agent": USER_AGENT, "Accept": ", ".join(CONTENT_TYPES), "Accept-Encoding": ACCEPTED}
+HEADERS = [
+    (b"User-Agent", USER_AGENT.encode("ascii")),
+    (b"Accept", ", ".join(CONTENT_TYPES).encode("ascii")),
+    (b"Accept-Encoding", ACCEPTED.encode("ascii")),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +191,7 @@ class FetchSession:
 
     async def _request(self, url: httpx.URL, is_page: bool) -> _Answer:
         target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
-        async with self._pool.stream("GET", target, headers={**HEADERS, "Host": url.netloc}) as response:
+        async with self._pool.stream("GET", target, headers=[*HEADERS, (b"Host", url.netloc)]) as response:
             headers = httpx.Headers(response.headers)
             answer = _Answer(response.status, headers.get("Content-Type", ""), None, b"")
             if response.status in REDIRECTS:

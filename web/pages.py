@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Protocol
@@ -11,6 +12,8 @@ from replug.web.extraction import Extractor, MainText
 from replug.web.fetch_failure import FetchFailed
 from replug.web.fetching import Downloaded, Fetcher, FetchSession
 from replug.web.snapshot import KeptPage, Snapshot
+
+THREADS = 32  # a name look-up that hangs keeps one for half a minute
 
 
 class PageSource(Protocol):
@@ -39,15 +42,17 @@ class WebPages:
         self._extractor.close()
 
     async def _read_all(self, urls: Sequence[str]) -> list[KeptPage]:
-        async with self._fetcher.session() as session, asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._read(session, url)) for url in urls]
-        return [task.result() for task in tasks]
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
+        extracting = asyncio.Lock()  # waits here and not in a thread, which name look-ups want
+        async with self._fetcher.session() as session:
+            return await asyncio.gather(*(self._read(session, url, extracting) for url in urls))
 
-    async def _read(self, session: FetchSession, url: str) -> KeptPage:
+    async def _read(self, session: FetchSession, url: str, extracting: asyncio.Lock) -> KeptPage:
         page = KeptPage(url=url, fetched=datetime.now(UTC).date().isoformat())
         try:
             downloaded = await session.fetch(url)
-            page = await asyncio.to_thread(self._with_text, page, downloaded)
+            async with extracting:
+                page = await asyncio.to_thread(self._with_text, page, downloaded)
         except FetchFailed as failure:
             page = replace(page, failure=failure.reason)
         self._snapshot.keep_page(page)

@@ -2,9 +2,9 @@
 
 A passage is up to six sentences, by `sentencex`, which needs no download and whose time is linear in the text. A blank
 line or line break of the main text ends a sentence and not a passage. Nearness is the cosine of TF-IDF vectors by
-scikit-learn's defaults (words of two letters or more in lower case; idf = log((1 + N) / (1 + n_w)) + 1), whose N passages
-are those of this question, as the paper's are: the same passage may be nearer beside others. p_tfidf(p|q) is the cosine
-over the sum of the cosines of the passages that are kept, no softmax.
+scikit-learn's defaults (words of two letters or more in lower case; idf = log((1 + N) / (1 + n_w)) + 1), whose N
+passages are those of this question, as the paper's are: the same passage may be nearer beside others. p_tfidf(p|q) is
+the cosine over the sum of the cosines of the passages that are kept, no softmax.
 """
 
 from collections.abc import Sequence

@@ -7,8 +7,8 @@ SNAPSHOT/failed_pages/      why a page gave nothing; remove the folder to try th
 SNAPSHOT/requests.json      the budget: requests to engines so far
 
 An entry is a file, named by a hash of what was asked for, written beside and renamed: kill -9 leaves the whole of it or
-none. It holds its own checksum. One that is damaged, or answers something else, is refused by its name: what replaced it
-would be another snapshot. One process at a time writes to a folder.
+none. It holds its own checksum. One that is damaged, or answers something else, is refused by its name: what replaced
+it would be another snapshot. One process at a time writes to a folder.
 """
 
 import hashlib
