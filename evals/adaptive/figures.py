@@ -39,32 +39,28 @@ def named(method: str) -> str:
 
 def draw_popularity(axes: Axes, bins: Sequence[PopularityBin], label: str) -> None:
     """Accuracy against popularity, a line for each way to answer, with Wilson's intervals; a policy's is dashed."""
-    shown = [one for one in bins if one.n >= MIN_QUESTIONS]
-    middles = np.log10([one.low for one in shown]) / 2 + np.log10([one.high for one in shown]) / 2
-    _draw_ways(axes, shown, lambda shift: 10 ** (middles + 0.025 * shift))
+    _draw_ways(axes, bins, lambda one, shift: np.sqrt(one.low * one.high) * 1.06**shift)
     _log_scale(axes)
     axes.set_xlabel(label)
 
 
 def draw_relative_popularity(axes: Axes, bins: Sequence[PopularityBin]) -> None:
     """As `draw_popularity`, against popularity among the questions of the same relation."""
-    shown = [one for one in bins if one.n >= MIN_QUESTIONS]
-    middles = np.array([(one.low + one.high) / 2 for one in shown])
-    _draw_ways(axes, shown, lambda shift: middles + 0.025 * shift)
+    _draw_ways(axes, bins, lambda one, shift: (one.low + one.high) / 2 + 0.025 * shift)
     axes.set_xlabel("log popularity above its relation's mean, in standard deviations")
 
 
-def _draw_ways(axes: Axes, bins: Sequence[PopularityBin], places: Callable[[float], np.ndarray]) -> None:
+def _draw_ways(axes: Axes, bins: Sequence[PopularityBin], place_of: Callable[[PopularityBin, float], float]) -> None:
     """A line for each way, at places that are moved a little, so that intervals do not hide each other."""
     ways = list(dict.fromkeys(way for one in bins for way in one.accuracy))
     colours = colours_of([named(way) for way in ways])
     for number, way in enumerate(ways):
-        there = [row for row, one in enumerate(bins) if way in one.accuracy]
-        of = [bins[row].accuracy[way] for row in there]
+        shown = [one for one in bins if one.n >= MIN_QUESTIONS and way in one.accuracy]
+        of = [one.accuracy[way] for one in shown]
         look: Any = {"marker": "o", "ms": 4, "lw": 1.5, "elinewidth": 0.8, "color": colours[named(way)]}
         if way.startswith(ADAPTIVE):
             look |= {"ls": "--", "mfc": "white"}
-        at = places(number - (len(ways) - 1) / 2)[there]
+        at = [place_of(one, number - (len(ways) - 1) / 2) for one in shown]
         axes.errorbar(at, [_value(one) for one in of], _errors(of), label=named(way), **look)
     axes.set_ylabel("right answers")
     _percent(axes)
