@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from replug.cluster.actor_pool import ActorPool
 from replug.cluster.layout import lay_out, nodes_of
 from replug.cluster.packing import BUILDER, SCORER, SEARCHER, TRAINER
 from replug.cluster.ray_cluster import ray_cluster
-from replug.configs.errors import UserError
+from replug.configs.errors import RunError, UserError
 from replug.configs.load import load_config
 from replug.configs.schema import Config
 from replug.index_workers.build import index_settings
@@ -195,6 +196,20 @@ def test_a_node_says_what_its_gpus_hold(cluster, monkeypatch):
         assert places.gpu_bytes(nodes) == {node.name: 80e9 for node in nodes}
     finally:
         ray.shutdown()
+
+
+def test_a_place_of_rank_0_that_does_not_answer_is_named(monkeypatch):
+    """Without Ray: on a busy machine a process may take minutes to start, and then the run says so."""
+
+    def late(reference: object, timeout: float) -> None:
+        assert timeout == 600
+        raise ray.exceptions.GetTimeoutError("Get timed out: some object(s) not ready.")
+
+    task = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: None))
+    monkeypatch.setattr(places.ray, "remote", lambda **_: lambda function: task)
+    monkeypatch.setattr(places.ray, "get", late)
+    with pytest.raises(RunError, match=r"held for trainer rank 0 cannot be asked for: no answer within 600 s; "):
+        places.gpu_of_rank_0(1.0)
 
 
 def gpu(uuid: str) -> Any:
