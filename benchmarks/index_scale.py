@@ -215,7 +215,7 @@ def measure_check(vectors: np.ndarray, folder: Path) -> None:
     keys = [f"lm.path={path}", "data.source=null", f"data.prepared={folder}"]
     config, source = load_config(ROOT / "configs/paper.yaml", keys), HuggingFaceSource(path)
     write_set(folder / "set", rows, rows // 45, {"lm.path": path, LM_TOKENS: [338, 338]})
-    write_set(folder / "uncounted", 1_000, 2_000, {})
+    write_set(folder / "uncounted", 2_000, 2_000, {})
     show("opening a prepared set", processor_seconds(lambda: PreparedSet(folder / "set")), ROWS / rows)
     data, before = PreparedSet(folder / "set"), peak_bytes()
     check_data(config, data, source)  # which imports and loads a tokenizer
