@@ -224,7 +224,7 @@ def measure_check(vectors: np.ndarray, folder: Path) -> None:
     show("the same, resumed", processor_seconds(lambda: check_data(config, data, source, mark)), ROWS / rows)
     print(f"peak memory {(peak_bytes() - before) / 2**20:,.0f} MiB", flush=True)
     few = PreparedSet(folder / "uncounted")
-    show("2,000 texts counted; 800,000", processor_seconds(lambda: check_data(config, few, source)), 400)
+    show("4,000 texts counted; 800,000", processor_seconds(lambda: check_data(config, few, source)), 200)
 
 
 def write_set(folder: Path, documents: int, windows: int, origin: dict[str, object]) -> None:
