@@ -235,7 +235,15 @@ def evaluated(replug: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> 
     return root / "out"
 
 
-@pytest.mark.parametrize("signal", ["popularity", "frequency", "mean_logprob", "mean_entropy", "top_score", "margin"])
+@pytest.mark.parametrize(
+    "signal",
+    [  # one of the question, one of the LM, one of the retriever; the others of each are nightly
+        "popularity",
+        "mean_entropy",
+        "top_score",
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("frequency", "mean_logprob", "margin")),
+    ],
+)
 def test_a_policy_of_an_evaluation_is_followed_with_its_index_and_lm(replug, evaluated, tmp_path, signal):
     typed = ["--augmented", "replug@2", "--signal", signal, "--out", tmp_path / "policy.json"]
     done = replug("adapt", "fit", evaluated, *typed)
