@@ -1,6 +1,7 @@
 """`replug export`: the tuned retriever as a folder."""
 
 import logging
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ from replug.commands.command import Command, Group
 from replug.configs.errors import UserError
 from replug.configs.load import load_config
 from replug.configs.schema import Config
+from replug.data.files import writing
 
 if TYPE_CHECKING:
     from replug.models.encoder import Encoder
@@ -35,11 +37,19 @@ def export(
     if not (run.path / "config.yaml").is_file():
         raise UserError(f"{run_dir} is no run directory (config.yaml is missing)")
     config = load_config(run.path / "config.yaml")
-    if run.retriever.is_dir():
-        load_encoder(config.retriever, run.retriever).save(out)
-    else:
-        _load_checkpoint(config, run).save(out)
+    encoder = load_encoder(config.retriever, run.retriever) if run.retriever.is_dir() else _load_checkpoint(config, run)
+    _save_whole(encoder, out)
     print(f"retriever: {out}")
+
+
+def _save_whole(encoder: "Encoder", out: Path) -> None:
+    """Beside and renamed: who finds the folder finds all of it, however many write it and whoever is killed."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f"{out.name}.", suffix=".partial", dir=out.parent))
+    with writing(partial):
+        encoder.save(partial)
+        partial.chmod(0o755)  # as the user's other folders
+        partial.rename(out)
 
 
 def _load_checkpoint(config: Config, run: "RunDirectory") -> "Encoder":

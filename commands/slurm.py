@@ -35,6 +35,7 @@ from replug.configs.paths import check_paths
 from replug.configs.resume import require_same
 from replug.configs.schema import Config
 from replug.data.files import replace_file, write_json, writing
+from replug.data.folder_lock import sole_writer
 from replug.slurm.gpu_options import gpus_per_node
 from replug.train.environment import describe_environment
 from replug.train.run_dir import RunDirectory
@@ -112,8 +113,9 @@ def run_slurm(path: Path, overrides: Sequence[str], request: SlurmRequest, submi
         return
     _require_sbatch()
     _require_idle(run, request)
-    freeze(config, folder, script)
-    number = _sbatch(folder)
+    with sole_writer(folder):
+        freeze(config, folder, script)
+        number = _sbatch(folder)
     print(f"submitted as job {number}; log: {folder / number}.log; `squeue --jobs={number}` shows where it stands")
 
 

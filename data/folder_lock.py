@@ -1,7 +1,7 @@
 """One writer for a folder: who writes it is said in the folder, and a second process is refused by that name.
 
-`FOLDER/.writer.json` holds the writer's process, machine and command, and since when. On a disk of this machine the
-operating system locks that file, and frees it with the process, also after kill -9.
+`FOLDER/.writer.json` (of a file `FILE.writer.json`, beside it) holds the writer's process, machine and command, and
+since when. On a disk of this machine the operating system locks it, and frees it with the process, also after kill -9.
 
 A file system that several machines share may lock for one machine alone, or not at all. There the lock is a lease as
 well: the writer counts up in the file every `BEAT_SECONDS`, and who finds the file of another machine watches it for
@@ -59,37 +59,53 @@ def sole_writer(*folders: Path) -> Iterator[None]:
     """
     with ExitStack() as held:
         for folder in dict.fromkeys(path.absolute() for path in folders):
-            held.enter_context(_one(folder))
+            held.enter_context(_removed_if_empty(folder))
+            held.enter_context(_one(folder, folder / NAME))
         yield
 
 
 @contextmanager
-def _one(folder: Path) -> Iterator[None]:
+def sole_writer_of_file(path: Path) -> Iterator[None]:
+    """As `sole_writer`, of one file."""
+    with _one(path, path.with_name(path.name + NAME)):
+        yield
+
+
+@contextmanager
+def _removed_if_empty(folder: Path) -> Iterator[None]:
+    """A command that was refused leaves no empty folder behind."""
     is_new = not folder.exists()
-    descriptor, has_locks = _locked(folder)
     try:
-        with _lease(folder, descriptor, has_locks) if shared_file_system(folder) else _recorded(descriptor):
-            try:
-                yield
-            finally:
-                (folder / NAME).unlink(missing_ok=True)  # before it is freed: nobody else can have it by then
+        yield
     finally:
-        os.close(descriptor)
-        if is_new:  # a command that was refused leaves no empty folder behind
+        if is_new:
             with suppress(OSError):
                 folder.rmdir()
 
 
-def _locked(folder: Path) -> tuple[int, bool]:
-    """The descriptor of the locked file, and whether the file system has locks at all.
+@contextmanager
+def _one(what: Path, record: Path) -> Iterator[None]:
+    descriptor, has_locks = _locked(what, record)
+    try:
+        with _lease(what, descriptor, has_locks) if shared_file_system(record) else _recorded(descriptor):
+            try:
+                yield
+            finally:
+                record.unlink(missing_ok=True)  # before it is freed: nobody else can have it by then
+    finally:
+        os.close(descriptor)
 
-    Where the one before has just removed the file, the lock would be of one without a name: it is taken anew.
+
+def _locked(what: Path, record: Path) -> tuple[int, bool]:
+    """The descriptor of the locked record, and whether the file system has locks at all.
+
+    Where the one before has just removed the record, the lock would be of a file without a name: it is taken anew.
     """
     while True:
-        descriptor = _opened(folder)
+        descriptor = _opened(what, record)
         try:
-            has_locks = _lock(folder, descriptor)
-            if _is_still_there(folder, descriptor):
+            has_locks = _lock(what, descriptor)
+            if _is_still_there(record, descriptor):
                 return descriptor, has_locks
         except BaseException:
             os.close(descriptor)
@@ -97,37 +113,35 @@ def _locked(folder: Path) -> tuple[int, bool]:
         os.close(descriptor)
 
 
-def _opened(folder: Path) -> int:
+def _opened(what: Path, record: Path) -> int:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        record.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(record, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as error:
-        raise UserError(f"{folder} cannot be written: {error.strerror}; give another folder") from error
+        raise UserError(f"{what} cannot be written: {error.strerror}; give another one") from error
 
 
-def _lock(folder: Path, descriptor: int) -> bool:
+def _lock(what: Path, descriptor: int) -> bool:
     """Whether there are locks; raises UserError where another process has this one."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise _refusal(folder, _read(descriptor)) from error
+        raise _refusal(what, _read(descriptor)) from error
     except OSError as error:  # a shared file system without locks: the lease has to do
-        log.info(f"{folder} has no locks ({error.strerror}); who writes it is told by {NAME} alone")
+        log.info(f"{what} has no locks ({error.strerror}); who writes it is told by its record alone")
         return False
     return True
 
 
-def _is_still_there(folder: Path, descriptor: int) -> bool:
+def _is_still_there(record: Path, descriptor: int) -> bool:
     try:
-        return os.stat(folder / NAME).st_ino == os.fstat(descriptor).st_ino  # noqa: PTH116 - beside its descriptor's
+        return os.stat(record).st_ino == os.fstat(descriptor).st_ino  # noqa: PTH116 - beside its descriptor's
     except FileNotFoundError:
         return False
 
 
-def _refusal(folder: Path, writer: Writer | None) -> UserError:
-    return UserError(
-        f"{folder} is being written by {writer or 'another process'}: wait for its end, or give another folder"
-    )
+def _refusal(what: Path, writer: Writer | None) -> UserError:
+    return UserError(f"{what} is being written by {writer or 'another process'}: wait for its end, or give another one")
 
 
 def _this_process() -> Writer:
@@ -143,17 +157,17 @@ def _recorded(descriptor: int) -> Iterator[None]:
 
 
 @contextmanager
-def _lease(folder: Path, descriptor: int, has_locks: bool) -> Iterator[None]:
+def _lease(what: Path, descriptor: int, has_locks: bool) -> Iterator[None]:
     """Wait until the one before is known to be gone, take the lease, and keep it while the block runs."""
     own, before = _this_process(), _read(descriptor)
     if before is not None and not (has_locks and own.boot and before.boot == own.boot):
-        _require_gone(folder, descriptor, before)  # of this machine's processes the lock itself tells
+        _require_gone(what, descriptor, before)  # of this machine's processes the lock itself tells
     _write(descriptor, own)
     time.sleep(SETTLE_SECONDS)
     if (other := _read(descriptor)) != own:
-        raise _refusal(folder, other)
+        raise _refusal(what, other)
     ended = threading.Event()
-    beating = threading.Thread(target=_beat, args=(folder, descriptor, own, ended), name="lease", daemon=True)
+    beating = threading.Thread(target=_beat, args=(what, descriptor, own, ended), name="lease", daemon=True)
     beating.start()
     try:
         yield
@@ -162,20 +176,20 @@ def _lease(folder: Path, descriptor: int, has_locks: bool) -> Iterator[None]:
         beating.join()
 
 
-def _require_gone(folder: Path, descriptor: int, before: Writer) -> None:
-    log.info(f"{folder} was written by {before}; watching for {LEASE_SECONDS:g} s whether it still is")
+def _require_gone(what: Path, descriptor: int, before: Writer) -> None:
+    log.info(f"{what} was written by {before}; watching for {LEASE_SECONDS:g} s whether it still is")
     deadline = time.monotonic() + LEASE_SECONDS
     while time.monotonic() < deadline:
         time.sleep(min(BEAT_SECONDS, LEASE_SECONDS) / 5)
         if (found := _read(descriptor)) != before:
-            raise _refusal(folder, found)
+            raise _refusal(what, found)
 
 
-def _beat(folder: Path, descriptor: int, own: Writer, ended: threading.Event) -> None:
+def _beat(what: Path, descriptor: int, own: Writer, ended: threading.Event) -> None:
     while not ended.wait(BEAT_SECONDS):
         found = _read(descriptor)
         if found is None or found.lease != own.lease:
-            _give_up(f"replug: {folder} was taken over by {found}, while this process was silent; nothing is written")
+            _give_up(f"replug: {what} was taken over by {found}, while this process was silent; nothing is written")
             return
         _write(descriptor, replace(own, beats=found.beats + 1))
 

@@ -1,6 +1,8 @@
 """What lies where in an evaluation's folder."""
 
+import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from replug.configs.errors import UserError
@@ -17,6 +19,7 @@ class EvaluationFolder:
         self.path = path
         self.config = path / "config.yaml"
         self.lm = path / "lm.json"
+        self.inputs = path / "inputs.json"
         self.data = path / "data"
         self.found = path / "found"
         self.written = self.found / "genread.jsonl"
@@ -39,6 +42,22 @@ class EvaluationFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         replace_file(self.config, config_to_yaml(config).encode())
         write_json(self.lm, {"identity": lm_identity})
+
+    def claim_inputs(self, queries: Sequence[str], questions: Sequence[str], corpus_sha256: str | None) -> None:
+        """Begin with these texts and documents, or check that what is there is of the same ones.
+
+        Files can change while their names stay, and what was found and answered before would be mixed with the rest.
+        """
+        texts = hashlib.sha256(json.dumps([list(queries), list(questions)]).encode()).hexdigest()
+        inputs = {"texts": texts, "corpus": corpus_sha256}
+        begun = json.loads(self.inputs.read_text()) if self.inputs.is_file() else inputs
+        changed = [name for name, value in inputs.items() if begun.get(name) != value]
+        if changed:
+            raise UserError(
+                f"{changed[0]}: the evaluation in {self.path} was begun with other content than what is there under "
+                "this name now: bring the first one back, or give another out"
+            )
+        write_json(self.inputs, inputs)
 
     def _require_same_lm(self, identity: str | None) -> None:
         begun = json.loads(self.lm.read_text())["identity"] if self.lm.is_file() else identity

@@ -17,6 +17,7 @@ from replug.configs.methods import REPLUG
 from replug.configs.rules import evaluation_methods
 from replug.configs.schema import EvaluationConfig
 from replug.data.files import replace_file, write_json
+from replug.data.folder_lock import sole_writer
 from replug.evals.comparison import main_metric
 from replug.evals.figures import draw_lms, to_svg
 from replug.evals.folder import EvaluationFolder
@@ -32,6 +33,11 @@ def evaluate_lms(config: EvaluationConfig) -> dict:
     """Run or resume an evaluation for every LM; returns LM -> what its `results.json` holds."""
     check_evaluation(config)
     folder = EvaluationFolder(Path(config.out).expanduser())
+    with sole_writer(folder.path):
+        return _evaluate_lms(config, folder)
+
+
+def _evaluate_lms(config: EvaluationConfig, folder: EvaluationFolder) -> dict:
     for path in config.lms.values():  # the last one's is not to be found missing after hours
         lm_source(replace(config.lm, path=path), folder.budget_file, folder.scores)
     folder.claim(config, None)

@@ -29,6 +29,7 @@ from replug.configs.load import config_to_yaml, load_config
 from replug.configs.resume import require_same
 from replug.configs.schema import Config
 from replug.data.files import file_sha256, replace_file, write_json, writing
+from replug.data.folder_lock import NAME as WRITER
 from replug.train.environment import describe_environment
 
 log = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ class RunDirectory:
             self.evaluation.name,
             "environment.json",
             "config.yaml",
+            WRITER,
         }
         ours |= {"submitted", "logs"}
         names = [path.name for path in self.path.iterdir()] if self.path.exists() else []

@@ -17,7 +17,8 @@ import numpy as np
 from replug.configs.errors import UserError
 from replug.configs.load import flatten, load_evaluation_config
 from replug.configs.schema import EvaluationConfig
-from replug.data.rows import read_json_lines, require_new
+from replug.data.checked_lines import read_checked_line
+from replug.data.rows import require_new
 from replug.evals.adaptive.costs import COUNTED, WayCosts
 from replug.evals.adaptive.protocol import Questions
 from replug.evals.folder import EvaluationFolder
@@ -131,7 +132,7 @@ def _rows(path: Path) -> tuple[tuple[str, ...], tuple[str, ...], list[dict[str, 
     """Ids, relations, and numbers by method of every question."""
     ids: list[str] = []
     relations, rows, seen = [], [], set[str]()
-    for where, row in read_json_lines(path):
+    for where, row in _lines(path):
         ids.append(str(_field(row, "id", str | int, where)))
         require_new(ids[-1], seen, where)
         relations.append(_field(row, "group", str, where))
@@ -142,6 +143,17 @@ def _rows(path: Path) -> tuple[tuple[str, ...], tuple[str, ...], list[dict[str, 
     if not rows or not rows[0]:
         raise UserError(f"{path} holds no outcomes")
     return tuple(ids), tuple(relations), rows
+
+
+def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each row with where it stands (`file:line`)."""
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; expected what `replug evaluate` wrote")
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        row = read_checked_line(line)
+        if row is None:
+            raise UserError(f"{path}:{number} is damaged, or of another version of replug: run the evaluation again")
+        yield f"{path}:{number}", row
 
 
 def _field(row: Mapping[str, Any], name: str, kind: Any, where: str) -> Any:
@@ -171,7 +183,7 @@ def _seconds(folder: EvaluationFolder) -> dict[str, dict[str, float]]:
     """By method and name, the means over the questions of the latency pass; empty where there was none."""
     if not folder.latency.is_file():
         return {}
-    timed = [_field(row, "methods", dict, where) for where, row in read_json_lines(folder.latency)]
+    timed = [_field(row, "methods", dict, where) for where, row in _lines(folder.latency)]
     by_method = {method: [row[method]["numbers"] for row in timed] for method in timed[0]} if timed else {}
     return {
         method: {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}

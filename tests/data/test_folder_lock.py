@@ -1,4 +1,4 @@
-"""One writer for a folder: the second is refused by the first one's name, kill -9 frees it, and a lease where locks fail."""
+"""One writer for a folder: the second is refused by name, kill -9 frees it; a lease where there are no locks."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def test_a_second_process_is_refused_by_the_name_of_the_first_and_kill_frees_the
     with held_elsewhere(folder) as process:
         said = refused(folder)
         assert f"{folder} is being written by process {process.pid} on {os.uname().nodename} since " in said
-        assert "wait for its end, or give another folder" in said
+        assert "wait for its end, or give another one" in said
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert (folder / NAME).is_file(), "what was killed leaves its record"
@@ -137,9 +137,7 @@ def test_a_lease_that_no_longer_beats_is_taken_over(tmp_path: Path, shared: None
         assert json.loads((tmp_path / "run" / NAME).read_text())["host"] == os.uname().nodename
 
 
-def test_of_two_that_write_at_once_one_goes_on(
-    tmp_path: Path, shared: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_that_write_at_once_one_goes_on(tmp_path: Path, shared: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def overtaken(_: float) -> None:
         left_by_another_machine(tmp_path / "run") if not (tmp_path / "run").exists() else None
         other = replace(folder_lock._this_process(), pid=7, host="far")
