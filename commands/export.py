@@ -57,7 +57,7 @@ def _load_checkpoint(config: Config, run: "RunDirectory") -> "Encoder":
 
     from replug.models.build import load_encoder
 
-    newest = run.newest_checkpoint()
+    newest = run.newest_checkpoint(with_index=False)
     if newest is None:
         raise UserError(f"{run.path} has neither a tuned retriever nor a checkpoint yet")
     log.info(f"the run is unfinished; exporting the checkpoint of step {newest.step}")

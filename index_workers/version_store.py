@@ -157,6 +157,10 @@ class VersionStore:
     def is_published(self, version: int) -> bool:
         return self._manifest_path(version).is_file()
 
+    def can_be_built(self, version: int) -> bool:
+        """Whether its plan and its encoder are there, from which whatever else is gone is made again."""
+        return self._plan_path(version).is_file() and (self.encoder_folder(version) / WEIGHTS).is_file()
+
     def plan(self, version: int) -> BuildPlan:
         """The plan of a published version; raises UserError for any other."""
         return plan_from_json(self.manifest(version)["plan"])

@@ -134,21 +134,32 @@ class RunDirectory:
             marks.append(CheckpointMark(path.with_suffix(".ckpt"), content["step"], versions, content["sha256"]))
         return marks
 
-    def newest_checkpoint(self) -> CheckpointMark | None:
-        """The newest checkpoint that is what its mark says. A torn one is passed over, and never looked at again.
+    def newest_checkpoint(self, with_index: bool = True) -> CheckpointMark | None:
+        """The newest checkpoint that is what its mark says, `with_index` one whose index versions are there too.
 
-        Raises RunError where there are checkpoints, but none is whole: beginning anew would hide the loss.
+        One that is not is passed over, and never looked at again. Raises RunError where there are checkpoints, but none
+        will do: beginning anew would hide the loss.
         """
         marks = self.checkpoint_marks()
         for mark in reversed(marks):
-            if mark.path.is_file() and file_sha256(mark.path) == mark.sha256:
+            problem = self._problem(mark, with_index)
+            if problem is None:
                 return mark
-            log.warning(f"{mark.path} is torn (its checksum differs from its mark); taking the one before it")
+            log.warning(f"{mark.path} {problem}; taking the one before it")
         if marks:
             raise RunError(
                 f"no checkpoint in {self.checkpoints} is whole; bring one back, or remove that folder to train anew"
             )
         return None
+
+    def _problem(self, mark: CheckpointMark, with_index: bool) -> str | None:
+        from replug.index_workers.version_store import VersionStore  # brings torch, which `replug --help` does without
+
+        if not mark.path.is_file() or file_sha256(mark.path) != mark.sha256:
+            return "is torn (its checksum differs from its mark)"
+        store = VersionStore(self.index)
+        gone = [version for version in mark.versions if with_index and not store.can_be_built(version)]
+        return f"needs index version {gone[0]}, which is gone from {self.index}" if gone else None
 
     def forget_after(self, step: int) -> None:
         """Remove the marks of later checkpoints, which are torn."""
