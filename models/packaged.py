@@ -90,15 +90,18 @@ def _write_converted(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+    from replug.models.whole_weights import load_whole
+
     print(f"converting {gguf.name} to safetensors, once (about half a minute) ...", flush=True)
-    source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     unpack = GgufConfig(dequantize=True)  # otherwise the weights stay packed and cannot be saved
-    model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16, quantization_config=unpack)
+    options = {"gguf_file": gguf.name, "dtype": torch.bfloat16, "quantization_config": unpack}
+    model = load_whole(AutoModelForCausalLM, str(gguf.parent), "lm.path", **options)
     # The weights are dequantized by now; the key would make from_pretrained look for quantized ones.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.save_pretrained(folder, safe_serialization=True)
-    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name, trust_remote_code=False)
+    tokenizer.save_pretrained(folder)
 
 
 def _publish(staging: Path, folder: Path) -> None:

@@ -6,8 +6,6 @@ It stands in this package because texts are cut by the tokens of the LM or the r
 import logging
 from pathlib import Path
 
-from transformers import AutoTokenizer
-
 from replug.cluster.task_pool import RayPool
 from replug.configs.errors import UserError
 from replug.configs.paths import check_paths
@@ -153,11 +151,13 @@ def _data_keys(config: Config, names: tuple[str, ...]) -> dict[str, object]:
 
 def _tokenizers(config: Config) -> Tokenizers:
     """What cuts the texts, as `data.tokenizer` names it, and the retriever's."""
+    from replug.models.local.hf_lm import load_tokenizer
+
     name, ids = config.data.tokenizer, _token_ids(config)
     if name == "lm":
         return Tokenizers(lm_tokenizer_json(config.lm), ids)
     path = resolve_encoder_path(config.retriever.path) if name == "retriever" else resolve_lm_path(name)
-    return Tokenizers(str(AutoTokenizer.from_pretrained(path).backend_tokenizer.to_str()), ids, _lm_bound(config))
+    return Tokenizers(str(load_tokenizer(path, "data.tokenizer").backend_tokenizer.to_str()), ids, _lm_bound(config))
 
 
 def _lm_bound(config: Config) -> LMBound | None:
