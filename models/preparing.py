@@ -18,6 +18,7 @@ from replug.data.prepare.work import require_same
 from replug.data.sources.shards import source_fingerprint
 from replug.data.store import Corpus, PreparedSet, read_manifest
 from replug.data.tokenizing import TokenIds
+from replug.data.verify import require_texts_as_prepared
 from replug.models.build import lm_max_tokens, lm_tokenizer_json, load_encoder
 from replug.models.packaged import resolve_encoder_path, resolve_lm_path
 
@@ -39,17 +40,22 @@ def prepared_set(config: Config, default_out: Path) -> PreparedSet:
     check_paths(config)
     data = config.data
     if data.prepared:
-        return PreparedSet(Path(data.prepared).expanduser())
+        return _finished_set(Path(data.prepared).expanduser())
     out, origin = data_folder(config, default_out), data_origin(config)
     if (out / "manifest.json").is_file():
-        prepared = PreparedSet(out)
-        require_same(prepared.manifest.get("origin", {}), origin, out)
-        return prepared
+        require_same(read_manifest(out).get("origin", {}), origin, out)
+        return _finished_set(out)
     with preparing_pool(config) as pool:
         if data.source:
             return prepare_raw(data, config.seed, _tokenizers(config), out, origin, pool)
         files = {name: Path(getattr(data, name)).expanduser() for name in ROW_KEYS}
         return prepare_rows(**files, out=out, origin=origin, pool=pool, token_ids=_token_ids(config))
+
+
+def _finished_set(folder: Path) -> PreparedSet:
+    prepared = PreparedSet(folder)
+    require_texts_as_prepared(prepared)
+    return prepared
 
 
 def data_folder(config: Config, default_out: Path) -> Path:
