@@ -9,7 +9,7 @@ import typer
 
 from replug.commands.command import Command, Group
 from replug.configs.errors import UserError
-from replug.configs.load import load_config
+from replug.configs.load import load_stored_config
 from replug.configs.schema import Config
 from replug.data.files import writing
 
@@ -36,7 +36,7 @@ def export(
         raise UserError(f"{out} is not empty; give a new folder")
     if not (run.path / "config.yaml").is_file():
         raise UserError(f"{run_dir} is no run directory (config.yaml is missing)")
-    config = load_config(run.path / "config.yaml")
+    config = load_stored_config(run.path / "config.yaml")
     encoder = load_encoder(config.retriever, run.retriever) if run.retriever.is_dir() else _load_checkpoint(config, run)
     _save_whole(encoder, out)
     print(f"retriever: {out}")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from replug.configs.errors import UserError
-from replug.configs.load import config_to_yaml, load_evaluation_config
+from replug.configs.load import config_to_yaml, load_stored_evaluation_config
 from replug.configs.resume import require_same
 from replug.configs.schema import EvaluationConfig
 from replug.data.files import replace_file, write_json
@@ -37,7 +37,7 @@ class EvaluationFolder:
     def claim(self, config: EvaluationConfig, lm_identity: str | None) -> None:
         """Begin, or check that what is there is of the same configuration and the same LM."""
         if self.config.is_file():
-            require_same(load_evaluation_config(self.config), config, self.path)
+            require_same(load_stored_evaluation_config(self.config), config, self.path)
             self._require_same_lm(lm_identity)
         self.path.mkdir(parents=True, exist_ok=True)
         replace_file(self.config, config_to_yaml(config).encode())

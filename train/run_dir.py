@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replug.configs.errors import RunError, UserError
-from replug.configs.load import config_to_yaml, load_config
+from replug.configs.load import config_to_yaml, load_stored_config
 from replug.configs.resume import require_same
 from replug.configs.schema import Config
 from replug.data.files import file_sha256, replace_file, write_json, writing
@@ -75,7 +75,7 @@ class RunDirectory:
         """Begin the run, or check that an unfinished one was begun with the same configuration and the same LM."""
         stored = self.path / "config.yaml"
         if stored.is_file():
-            require_same(load_config(stored), config, self.path)
+            require_same(load_stored_config(stored), config, self.path)
             self._require_same_lm(lm_identity)
         elif foreign := self._foreign_files():
             raise UserError(f"run_dir: {self.path} holds {foreign[0]}, which is of no run; give another run_dir")

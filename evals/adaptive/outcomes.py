@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from replug.configs.errors import UserError
-from replug.configs.load import flatten, load_evaluation_config
+from replug.configs.load import flatten, load_stored_evaluation_config
 from replug.configs.schema import EvaluationConfig
 from replug.data.checked_lines import read_checked_line
 from replug.data.rows import require_new
@@ -111,14 +111,14 @@ def _with_those_inside(path: Path) -> Iterator[EvaluationFolder]:
     folder = EvaluationFolder(path)
     if not folder.config.is_file():
         raise UserError(f"{path} is no folder of an evaluation (config.yaml is missing); expected what evaluate wrote")
-    lms = load_evaluation_config(folder.config).lms
+    lms = load_stored_evaluation_config(folder.config).lms
     yield from (EvaluationFolder(path / name) for name in lms) if lms else (folder,)
 
 
 def _read(folder: EvaluationFolder) -> Answered:
     if not folder.results.is_file():
         raise UserError(f"{folder.path} holds no finished evaluation (results.json is missing); run it to the end")
-    config = load_evaluation_config(folder.config)
+    config = load_stored_evaluation_config(folder.config)
     identity = json.loads(folder.lm.read_text())["identity"]
     if identity is None:
         raise UserError(f"{folder.path}: evaluation={config.evaluation} asked no LM; expected one of questions")

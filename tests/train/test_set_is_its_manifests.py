@@ -58,5 +58,5 @@ def test_a_manifest_without_the_texts_checksums_is_refused(data: Path) -> None:
     manifest = json.loads((data / "manifest.json").read_text())
     del manifest["files"]["heldout.arrow"]
     (data / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match="has no checksum of heldout.arrow"):
+    with pytest.raises(UserError, match=r"has no checksum of heldout\.arrow"):
         opened(data)
