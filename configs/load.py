@@ -39,7 +39,7 @@ def load_config(
 
 
 def load_stored_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """As `load_config`, for what a run wrote. It may be anybody's: which key is sent is taken from `overrides` alone."""
+    """As `load_config`, for what a run wrote. It may be anybody's: which key is sent is said by `overrides` alone."""
     return _merge(Config, Path(path), overrides, is_stored=True)
 
 

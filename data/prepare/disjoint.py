@@ -112,10 +112,10 @@ def require_windows_apart(queries: Iterable[Window], heldout: Iterable[Window]) 
     texts = {window_hashes(window)[0] for window in measured}
     found = [f"query {query.id}" for query in queries if query.source in sources or window_hashes(query)[0] in texts]
     if found:
+        named = f"{', '.join(found[:3])}{', ...' if len(found) > 3 else ''}"
         raise UserError(
             f"{len(found)} training texts are held-out texts, or come from a source of theirs, so the result would be "
-            f"a leak: {', '.join(found[:3])}{', ...' if len(found) > 3 else ''}. Was a file of the set replaced? Prepare "
-            "it again"
+            f"a leak: {named}. Was a file of the set replaced? Prepare it again"
         )
 
 
