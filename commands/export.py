@@ -36,6 +36,7 @@ def export(
         raise UserError(f"{out} is not empty; give a new folder")
     if not (run.path / "config.yaml").is_file():
         raise UserError(f"{run_dir} is no run directory (config.yaml is missing)")
+    run.require_intact("config.yaml")
     config = load_stored_config(run.path / "config.yaml")
     encoder = load_encoder(config.retriever, run.retriever) if run.retriever.is_dir() else _load_checkpoint(config, run)
     _save_whole(encoder, out)

@@ -39,6 +39,8 @@ class EvaluationFolder:
         if self.config.is_file():
             require_same(load_stored_evaluation_config(self.config), config, self.path)
             self._require_same_lm(lm_identity)
+        if self.results.is_file():
+            return  # finished: what is there is what its checksums are of
         self.path.mkdir(parents=True, exist_ok=True)
         replace_file(self.config, config_to_yaml(config).encode())
         write_json(self.lm, {"identity": lm_identity})

@@ -328,6 +328,14 @@ class VersionStore:
         with self.checking(version, paths):
             pass
 
+    def check_encoder(self, version: int) -> None:
+        """Compare a published version's encoder with its manifest: queries are encoded by what embedded the documents.
+
+        Raises UserError naming a file that is missing or another one.
+        """
+        for name, sha256 in self.manifest(version)["encoder"].items():
+            require_intact(self.encoder_folder(version) / name, sha256)
+
     def _marks(self, version: int) -> Callable[[Path], dict[str, Any]]:
         """What was marked of each file: by the manifest, or while the version is being built by the file's own mark."""
         if not self.is_published(version):

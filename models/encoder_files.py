@@ -24,6 +24,8 @@ from transformers import (
 )
 
 from replug.configs.errors import UserError
+from replug.data.checksums import NAME as CHECKSUMS
+from replug.data.checksums import require_checksums, write_checksums
 from replug.models.whole_weights import load_whole
 
 MEAN, CLS = "mean", "cls"  # over all tokens (Contriever), or of the first alone (DPR, BGE)
@@ -35,7 +37,11 @@ UNUSED = ("pooler", "cls.predictions", "cls.seq_relationship", "lm_head")
 
 
 def load_encoder_files(path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
-    """Model, fast tokenizer and pooling. Raises UserError for what is not there, or is no encoder of one vector."""
+    """Model, fast tokenizer and pooling. Raises UserError for what is not there, or is no encoder of one vector.
+
+    Or for a file that is not the one which `save_encoder_files` wrote.
+    """
+    require_checksums(Path(path), f"bring it back; if you changed it yourself, remove {CHECKSUMS} there")
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         pooling = _pooling(path, config)
@@ -72,6 +78,7 @@ def save_encoder_files(
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content, indent=2))
+    write_checksums(folder)
 
 
 def _load_model(path: str, config: PreTrainedConfig) -> PreTrainedModel:

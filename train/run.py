@@ -83,7 +83,7 @@ def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dic
         times.next("measuring")
         results = evaluate_heldout(laid_out, data, workers, {"replug": before, "lsr": after}, run.evaluation)
     _write_examples(run, data, before, after)
-    write_json(run.results, results)
+    run.finish(results)
     times.next("publishing")
     publish(config, loggers, run, results)
     run.remove_work_files()
@@ -121,6 +121,7 @@ def _evaluate(config: Config, run: RunDirectory) -> None:
 
 def show_results(run: RunDirectory) -> dict:
     """Write the report, print the table and where things are."""
+    run.require_intact()
     results = json.loads(run.results.read_text())
     write_report(run.report, results, run.read_metrics(), run.examples, run.path / "config.yaml")
     print_results(results)

@@ -28,6 +28,8 @@ from replug.configs.errors import RunError, UserError
 from replug.configs.load import config_to_yaml, load_stored_config
 from replug.configs.resume import require_same
 from replug.configs.schema import Config
+from replug.data.checksums import NAME as CHECKSUMS
+from replug.data.checksums import require_checksums, write_last
 from replug.data.files import file_sha256, replace_file, write_json, writing
 from replug.data.folder_lock import NAME as WRITER
 from replug.train.environment import describe_environment
@@ -80,6 +82,7 @@ class RunDirectory:
         elif foreign := self._foreign_files():
             raise UserError(f"run_dir: {self.path} holds {foreign[0]}, which is of no run; give another run_dir")
         self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / CHECKSUMS).unlink(missing_ok=True)  # of what the run was when it was last finished
         replace_file(stored, config_to_yaml(config).encode())
         write_json(self.path / "environment.json", describe_environment())
         write_json(self.path / "lm.json", {"identity": lm_identity})
@@ -109,6 +112,16 @@ class RunDirectory:
         ours |= {"submitted", "logs"}
         names = [path.name for path in self.path.iterdir()] if self.path.exists() else []
         return sorted(name for name in names if name not in ours and not name.startswith(self.scores.name))
+
+    def finish(self, results: dict) -> None:
+        """Write results.json, which says that the run is finished, and the checksums of what is shown of it."""
+        named = [self.path / name for name in ("config.yaml", "lm.json", "best.json")]
+        write_last(self.results, results, [*named, self.metrics, self.examples])
+
+    def require_intact(self, *names: str) -> None:
+        """Raise UserError where a finished run's results, or these files of it, are not what was written."""
+        mend = "bring it back, or run `replug train` in another run_dir"
+        require_checksums(self.path, mend, names or None)
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step:06d}.ckpt"

@@ -18,6 +18,7 @@ from replug.configs.errors import UserError
 from replug.configs.load import flatten, load_stored_evaluation_config
 from replug.configs.schema import EvaluationConfig
 from replug.data.checked_lines import read_checked_line
+from replug.data.checksums import require_checksums
 from replug.data.rows import require_new
 from replug.evals.adaptive.costs import COUNTED, WayCosts
 from replug.evals.adaptive.protocol import Questions
@@ -118,6 +119,7 @@ def _with_those_inside(path: Path) -> Iterator[EvaluationFolder]:
 def _read(folder: EvaluationFolder) -> Answered:
     if not folder.results.is_file():
         raise UserError(f"{folder.path} holds no finished evaluation (results.json is missing); run it to the end")
+    require_checksums(folder.path, "run the evaluation again", [folder.config.name, folder.lm.name])
     config = load_stored_evaluation_config(folder.config)
     identity = json.loads(folder.lm.read_text())["identity"]
     if identity is None:
