@@ -22,7 +22,7 @@ def write_checksums(folder: Path, files: Mapping[str, Path] | None = None) -> No
 
 
 def write_last(path: Path, content: object, others: Iterable[Path]) -> None:
-    """A file of JSON that says that its folder is finished. The checksums, its own and the others', are there before."""
+    """A file of JSON that says that its folder is finished. Its own checksum and the others' come before."""
     folder, partial = path.parent, path.with_name(path.name + ".partial")
     write_json(partial, content)
     write_checksums(folder, {other.name: other for other in others if other.is_file()} | {path.name: partial})

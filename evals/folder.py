@@ -9,7 +9,7 @@ from replug.configs.errors import UserError
 from replug.configs.load import config_to_yaml, load_stored_evaluation_config
 from replug.configs.resume import require_same
 from replug.configs.schema import EvaluationConfig
-from replug.data.files import replace_file, write_json
+from replug.data.files import read_json, replace_file, write_json
 
 
 class EvaluationFolder:
@@ -52,7 +52,7 @@ class EvaluationFolder:
         """
         texts = hashlib.sha256(json.dumps([list(queries), list(questions)]).encode()).hexdigest()
         inputs = {"texts": texts, "corpus": corpus_sha256}
-        begun = json.loads(self.inputs.read_text()) if self.inputs.is_file() else inputs
+        begun = read_json(self.inputs, "give another out") if self.inputs.is_file() else inputs
         changed = [name for name, value in inputs.items() if begun.get(name) != value]
         if changed:
             raise UserError(
@@ -62,7 +62,7 @@ class EvaluationFolder:
         write_json(self.inputs, inputs)
 
     def _require_same_lm(self, identity: str | None) -> None:
-        begun = json.loads(self.lm.read_text())["identity"] if self.lm.is_file() else identity
+        begun = read_json(self.lm, "give another out")["identity"] if self.lm.is_file() else identity
         if begun != identity:
             raise UserError(
                 f"lm: the evaluation in {self.path} was begun with another LM ({begun} then, {identity} now): bring "

@@ -16,6 +16,7 @@ from rich.markdown import Markdown
 from replug.configs.methods import REPLUG
 from replug.configs.rules import evaluation_methods
 from replug.configs.schema import EvaluationConfig
+from replug.data.checksums import require_checksums, write_checksums
 from replug.data.files import replace_file, write_json
 from replug.data.folder_lock import sole_writer
 from replug.evals.comparison import main_metric
@@ -62,7 +63,9 @@ def _with_parts_of(first: EvaluationFolder, one: EvaluationConfig) -> Evaluation
     if first.frequencies.is_file():  # counting reads the whole corpus
         own = EvaluationFolder(Path(one.out)).frequencies
         own.parent.mkdir(parents=True, exist_ok=True)
+        require_checksums(first.found, "remove it, and the subjects are counted again", [own.name])
         replace_file(own, first.frequencies.read_bytes())
+        write_checksums(own.parent, {own.name: own})
     indexes = first.found / "index"
     used = {method.source for method in evaluation_methods(one)}
     if one.data.source:

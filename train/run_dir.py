@@ -30,7 +30,7 @@ from replug.configs.resume import require_same
 from replug.configs.schema import Config
 from replug.data.checksums import NAME as CHECKSUMS
 from replug.data.checksums import require_checksums, write_last
-from replug.data.files import file_sha256, replace_file, write_json, writing
+from replug.data.files import file_sha256, read_json, replace_file, write_json, writing
 from replug.data.folder_lock import NAME as WRITER
 from replug.train.environment import describe_environment
 
@@ -90,7 +90,7 @@ class RunDirectory:
     def _require_same_lm(self, identity: str) -> None:
         """Weights in a folder and models behind a URL can change while their names stay."""
         stored = self.path / "lm.json"
-        begun = json.loads(stored.read_text())["identity"] if stored.is_file() else identity
+        begun = read_json(stored, "give another run_dir")["identity"] if stored.is_file() else identity
         if begun != identity:
             raise UserError(
                 f"lm: the unfinished run in {self.path} was begun with another LM than what is there under this name "
@@ -138,13 +138,14 @@ class RunDirectory:
         """Checkpoints, oldest first; one without its mark was interrupted and does not count."""
         marks = []
         for path in sorted(self.checkpoints.glob("step-*.json")):
-            content = json.loads(path.read_text())
+            content = _read_mark(path)
             if content.get("format") != CHECKPOINT_FORMAT:
                 raise UserError(
                     f"{path} is of another version of replug; end that run with it, or give another run_dir"
                 )
+            checkpoint = path.with_suffix(".ckpt")
             versions = tuple(content["versions"])
-            marks.append(CheckpointMark(path.with_suffix(".ckpt"), content["step"], versions, content["sha256"]))
+            marks.append(CheckpointMark(checkpoint, _step_of(checkpoint), versions, content["sha256"]))
         return marks
 
     def newest_checkpoint(self, with_index: bool = True) -> CheckpointMark | None:
@@ -227,6 +228,27 @@ class StageTimes:
         now = time.monotonic()
         self._run.add_time(self._stage, now - self._began)
         self._stage, self._began = stage, now
+
+
+def _read_mark(path: Path) -> dict:
+    """A damaged mark is that of a torn checkpoint."""
+    try:
+        content = json.loads(path.read_text())
+        if content.get("format") != CHECKPOINT_FORMAT or (
+            content["step"] == _step_of(path) and _is_of_versions(content)
+        ):
+            return content
+    except (ValueError, KeyError, AttributeError):
+        pass
+    return {"format": CHECKPOINT_FORMAT, "versions": [], "sha256": "of a damaged mark"}
+
+
+def _is_of_versions(content: dict) -> bool:
+    return all(isinstance(version, int) for version in content["versions"]) and isinstance(content["sha256"], str)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.stem.removeprefix("step-"))
 
 
 def _logged_step(line: str, torn: int) -> int:
