@@ -75,9 +75,8 @@ def report(
     from replug.evals.adaptive.report import write_report
 
     prices = _prices(price_in, price_out)
-    measured = measure_all(read_answered(folders))
     with sole_writer(out):
-        print(f"report: {write_report(measured, out, prices)}")
+        print(f"report: {write_report(measure_all(read_answered(folders)), out, prices)}")
 
 
 def _prices(price_in: float | None, price_out: float | None) -> "Prices | None":
