@@ -179,9 +179,9 @@ def test_other_texts_or_documents_under_the_same_names_are_refused(tmp_path):
     folder = EvaluationFolder(tmp_path)
     folder.claim_inputs(["a query"], [], "documents")
     folder.claim_inputs(["a query"], [], "documents")
-    with pytest.raises(UserError, match="texts: the evaluation in .* was begun with other content than what is there"):
+    with pytest.raises(UserError, match=r"texts: the evaluation in .* was begun with other content than what is there"):
         folder.claim_inputs(["an edited query"], [], "documents")
-    with pytest.raises(UserError, match="corpus: the evaluation in .* give another out"):
+    with pytest.raises(UserError, match=r"corpus: the evaluation in .* give another out"):
         folder.claim_inputs(["a query"], [], "other documents")
 
 
