@@ -9,8 +9,8 @@ import pytest
 
 from replug.data.checked_lines import read_checked_line
 from replug.data.folder_lock import NAME, sole_writer, sole_writer_of_file
-from tests.evals.test_evaluate_command import on_run, typed, wait_for_lines
 from tests.support.command_line import ROOT, CommandLine, arguments, start, start_process, wait_for
+from tests.support.evaluating import on_run, typed, wait_for_lines
 from tests.support.outcome_folders import made_up_rows, write_evaluation
 from tests.support.runs import wait_for_step, what_must_be_equal
 
