@@ -11,8 +11,9 @@ import typer
 
 from replug.commands.command import Command, Group, Overrides
 from replug.configs.errors import UserError
-from replug.configs.load import load_config, load_score_config
+from replug.configs.load import load_score_config, load_stored_lm
 from replug.configs.schema import LMConfig
+from replug.data.checksums import require_checksums
 
 if TYPE_CHECKING:
     from replug.models.generation import Generated, GenerationOptions
@@ -137,7 +138,8 @@ def lm_of(directory: Path, overrides: list[str]) -> LMConfig:
         return load_score_config(overrides).lm
     if not (directory / "config.yaml").is_file():
         raise UserError(f"lm.path is missing, and {directory} is no run directory that names one; give lm.path=DIR")
-    return load_config(directory / "config.yaml", overrides).lm
+    require_checksums(directory, "bring it back, or give lm.path=DIR", ["config.yaml"])
+    return load_stored_lm(directory / "config.yaml", overrides)
 
 
 def _template(lm: LMConfig, source: "LMSource", max_new_tokens: int) -> "PromptTemplate":
