@@ -24,6 +24,7 @@ from ray.exceptions import RayError
 from replug.cluster.actor_pool import ActorPool, thread_env
 from replug.cluster.futures import in_background
 from replug.cluster.gpus import torch_device
+from replug.cluster.liveness import PING_GROUP
 from replug.cluster.packing import BUILDER, SEARCHER
 from replug.cluster.places import place
 from replug.configs.errors import RunError, UserError
@@ -325,6 +326,7 @@ class IndexService:
             max_restarts=-1,
             max_task_retries=-1,
             max_concurrency=8,  # searches go on while a version is loaded
+            concurrency_groups=PING_GROUP,
         )
         device = torch_device(wants_gpu=gpus > 0)
         return actor.remote(self.store.root, shard, self._settings.num_shards, self._threads, device)

@@ -5,9 +5,9 @@ Rank 0 has the pipeline, the refreshes and the files. The others have the module
 
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -85,7 +85,7 @@ def fit(
     newest = run.newest_checkpoint()
     with (
         _start_other_ranks(config, run, data, newest) as others,
-        ThreadPoolExecutor(1, thread_name_prefix="retrieve") as background,
+        _one_thread("retrieve") as background,
         CheckpointWriter(run, config.checkpoint.keep_last, newest.step if newest else 0) as writer,
     ):
         parts = _parts(config, module, data, workers, background, _both(interruption.check, others.check))
@@ -97,10 +97,22 @@ def fit(
             module.attach(BatchSender(parts.pipeline, channel))
         trainer = _trainer(config, run.path, callbacks, loggers, others.environment)
         _forget_after(run, newest)
-        with interruption.deferred():
+        with interruption.deferred(lambda: f"{others.silence}step {writer.newest_step} is the newest that is saved"):
             _fit(trainer, config, module, newest.path if newest else None)
             interruption.check()  # a signal that came during the last step; its checkpoint is there
         return parts.refresh.next_version()
+
+
+@contextmanager
+def _one_thread(name: str) -> Iterator[Executor]:
+    """After an error nobody waits for what it does: a search that hangs ends when its searchers are killed."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+    try:
+        yield executor
+    except BaseException:
+        executor.shutdown(wait=False, cancel_futures=True)
+        raise
+    executor.shutdown()
 
 
 def fit_as_other_rank(job: RankJob, environment: RankEnvironment) -> None:

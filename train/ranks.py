@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 NOTICE_SECONDS = 60.0  # for rank 0 to notice by its connections that the others were killed; a GPU's may not tell
+QUIET_SECONDS = 10.0  # of a rank that beats every few: worth a word where a run ends before it is sure
 FINISH_SECONDS = 120.0  # for the others to end after rank 0 did
 
 
@@ -110,6 +111,7 @@ class OtherRanks:
         }
         self._heartbeats: Heartbeats | None = None
         self._silence: str | None = None  # what is said of a rank that was killed because of it
+        self.silence = ""  # of the rank that is silent the longest, as the beginning of a sentence
         self._closed = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True, name="ranks")
         if self._fits:
@@ -178,10 +180,12 @@ class OtherRanks:
         if self._heartbeats is None:
             self._heartbeats = Heartbeats(self.environment.main_address, self.environment.main_port)
         _, running = ray.wait(list(self._fits), num_returns=len(self._fits), timeout=0)
-        for rank in sorted(self._fits[fit] for fit in running):
-            if (seconds := self._heartbeats.silent_seconds(rank)) > SILENT_SECONDS:
-                return f"trainer rank {rank} hangs: no sign of life for {seconds:.0f} s"
-        return None
+        silent = {self._fits[fit]: self._heartbeats.silent_seconds(self._fits[fit]) for fit in running}
+        rank = max(sorted(silent), key=lambda rank: silent[rank], default=0)
+        seconds = silent.get(rank, 0.0)
+        said = f"trainer rank {rank} hangs: no sign of life for {seconds:.0f} s"
+        self.silence = f"{said}; " if seconds > QUIET_SECONDS else ""
+        return said if seconds > SILENT_SECONDS else None
 
     def _kill(self) -> None:
         for actor in self._actors:
