@@ -321,12 +321,11 @@ class IndexService:
 
     def _make_searcher(self, shard: int) -> Any:
         gpus, env = self._settings.gpus_per_searcher, {**thread_env(self._threads)["env_vars"], **RETURN_MEMORY}
-        actor = ray.remote(Searcher).options(
+        actor = ray.remote(concurrency_groups=PING_GROUP)(Searcher).options(
             **place(self._searchers_at, shard, gpus, env),
             max_restarts=-1,
             max_task_retries=-1,
             max_concurrency=8,  # searches go on while a version is loaded
-            concurrency_groups=PING_GROUP,
         )
         device = torch_device(wants_gpu=gpus > 0)
         return actor.remote(self.store.root, shard, self._settings.num_shards, self._threads, device)
