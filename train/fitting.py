@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
+import torch.distributed as dist
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.plugins.environments import LightningEnvironment
@@ -296,8 +297,22 @@ def _trainer(
     )
 
 
+class _OwnStoreDDP(DDPStrategy):
+    """DDP whose ranks meet in the store of `ranks`, which listens on one address only."""
+
+    def setup_distributed(self) -> None:
+        """Lightning takes a process group that is there."""
+        environment, device = self.cluster_environment, self.root_device
+        assert isinstance(environment, RankEnvironment)
+        if not dist.is_initialized():
+            environment.join(
+                self._get_process_group_backend(), COLLECTIVE_PATIENCE, device if device.type == "cuda" else None
+            )
+        super().setup_distributed()
+
+
 def _ddp(environment: RankEnvironment, on_gpu: bool) -> DDPStrategy:
-    return DDPStrategy(
+    return _OwnStoreDDP(
         cluster_environment=environment,
         process_group_backend="nccl" if on_gpu else "gloo",
         timeout=COLLECTIVE_PATIENCE,
