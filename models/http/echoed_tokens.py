@@ -23,9 +23,13 @@ class TokenForms:
         self._special = set(tokenizer.all_special_ids)
         self._known: dict[int, frozenset[str]] = {}
 
-    def first_other(self, ids: Sequence[int], shown: Sequence[object]) -> int | None:
+    def first_other(self, ids: list[int], shown: Sequence[object]) -> int | None:
         """The place of the first token that is shown as another; None where all may be those of `ids`."""
-        whole = cache(lambda: self._tokenizer.decode(ids))
+
+        @cache
+        def whole() -> str:
+            return str(self._tokenizer.decode(ids))
+
         pairs = enumerate(zip(ids, shown, strict=True))
         return next((place for place, (i, text) in pairs if not self._may_be(i, text, whole)), None)
 
@@ -40,7 +44,7 @@ class TokenForms:
     def _forms(self, i: int) -> frozenset[str]:
         """BROKEN is one of them where the token alone is no whole characters."""
         if i not in self._known:
-            decoded, raw = self._tokenizer.decode([i]), str(self._tokenizer.convert_ids_to_tokens(i))
+            decoded, raw = str(self._tokenizer.decode([i])), str(self._tokenizer.convert_ids_to_tokens(i))
             spaced = raw.replace("\u2581", " ").replace("\u0120", " ")
             forms = {_bare(form) for form in (decoded, raw, spaced)} | {f"token_id:{i}"}
             self._known[i] = frozenset(forms | {BROKEN} if BROKEN in decoded else forms)

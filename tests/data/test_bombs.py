@@ -117,3 +117,22 @@ def test_a_line_of_own_rows_has_a_bound(tmp_path, monkeypatch):
     path.write_bytes(gzip.compress(b'{"id": 1, "text": "short"}\n' + b'{"id": 2, "text": "' + b"x" * 10**6 + b'"}\n'))
     with pytest.raises(UserError, match=r"docs\.jsonl\.gz:2: the line is longer than 100 bytes"):
         list(rows.read_documents(path))
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        pa.array([2**61] * 3, pa.timestamp("us")),
+        pa.array([2**62] * 3, pa.duration("us")),
+        pa.array([[[1]], None, []], pa.list_(pa.list_(pa.int8()))),
+        pa.array([b"\xff\xfe"] * 3, pa.binary()),
+        pa.array([None] * 3, pa.null()),
+        pa.array([1.5, float("nan"), 2.0]),
+    ],
+    ids=lambda array: str(array.type),
+)
+def test_ids_of_any_type_are_taken_or_rejected_and_never_a_traceback(ids, tmp_path):
+    pq.write_table(pa.table({"id": ids, "text": ["one", "two", "three"]}), tmp_path / "a.parquet")
+    found = [item for _, item in read_source_shard(plan_source_shards(str(tmp_path / "a.parquet"))[0], FieldMap())]
+    assert all(isinstance(item, SourceText | Rejected) for item in found)
+    assert found
