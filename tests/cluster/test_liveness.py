@@ -37,7 +37,7 @@ def test_an_actor_that_hangs_is_replaced_and_one_that_works_long_is_not(ray_sess
         time.sleep(0.2)
         replaced = looks.replace_silent()
     assert replaced == [0]
-    first, second = ray.get(answers, timeout=120)
+    _, second = ray.get(answers, timeout=120)
     assert second == busy
     for actor in actors:
         ray.kill(actor)

@@ -12,12 +12,15 @@ import pytest
 from replug.configs.errors import RunError, UserError
 from replug.models.http import connection as server_connection
 from replug.models.http.connection import ServerError
+from replug.models.http.echoed_tokens import TokenForms
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.probe import connect
 from replug.models.http.request_budget import RequestBudget
+from replug.models.local.hf_lm import load_tokenizer
 from replug.models.local.stand_in_lm import StandInLM
 from tests.support.fault_server import FaultServer, server_spec, write_word_tokenizer
 from tests.support.raw_server import MODELS, RawServer, http_answer
+from tests.support.real_models import real_lm
 
 WORDS = ["red", "blue", "green", "the", "boat", "of", "日本語", "🙂", "was", "new"]
 WAYS = [("echo", False), ("echo", True), ("prompt_logprobs", True)]
@@ -318,3 +321,28 @@ def test_an_honest_server_is_looked_at_again_and_again_and_goes_on(monkeypatch: 
         assert server.requests == before + 9 + 4  # a look is a request too
         assert np.isfinite(lm.fingerprint).all()
         lm.close()
+
+
+TEXTS = [
+    "The keeper's boat, no. 7 — isn't new.\n\n\tZürich: 日本語 and 🙂👩\u200d🔬!",
+    " x == [1, 2]  # a\r\nb",
+    "<|endoftext|>A",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_tokens_are_known_in_every_form_that_servers_show_them_in(text: str) -> None:
+    tokenizer = load_tokenizer(real_lm(), "lm.tokenizer")
+    ids, forms = tokenizer(text)["input_ids"], TokenForms(tokenizer)
+    decoded = [tokenizer.decode([i]) for i in ids]
+    shown = {
+        "decoded": decoded,
+        "of the vocabulary": tokenizer.convert_ids_to_tokens(ids),
+        "without a blank": [token.removeprefix(" ") for token in decoded],
+        "by id": [f"token_id:{i}" for i in ids],
+        "without parts of characters": ["" if "\ufffd" in token else token for token in decoded],
+    }
+    assert {how: forms.first_other(ids, tokens) for how, tokens in shown.items()} == dict.fromkeys(shown)
+    assert forms.first_other(ids, [*decoded[1:], decoded[0]]) is not None
+    assert forms.first_other(ids, [None, *decoded[1:]]) == 0
+    assert forms.first_other(ids, [*decoded[:-1], "zebra"]) == len(ids) - 1
