@@ -69,9 +69,7 @@ class ServerSpec:
     limits: RequestLimits = RequestLimits()
 
     def __post_init__(self) -> None:
-        key = self.api_key or ""
-        if not (key.isascii() and key.isprintable()) or " " in key:  # an HTTP library's own error would quote it
-            raise UserError(f"the key in ${self.api_key_env} has white space or characters that no header may hold")
+        require_header_value(self.api_key or "", self.api_key_env)
         if self.api == "prompt_logprobs" and not self.tokenizer:
             raise UserError("lm.tokenizer is missing; lm.api=prompt_logprobs sends token ids")
 
@@ -142,11 +140,8 @@ class ServerConnection:
             self._free.append(clients)
 
     def words(self, said: str) -> str:
-        """What a server says, as it may be shown: one short line without the key."""
-        line = plain_line(said)
-        if key := self._spec.api_key:
-            line = re.sub("|".join({re.escape(key), re.escape(quote(key, safe=""))}), "***", line, flags=re.IGNORECASE)
-        return line if len(line) <= LONGEST_MESSAGE else f"{line[:LONGEST_MESSAGE]} ..."
+        """What the server says, without the key."""
+        return shown_words(said, self._spec.api_key)
 
     def _seconds_to_wait(self, state: RetryCallState) -> float:
         backoff = wait_random_exponential(multiplier=BACKOFF_SECONDS, max=LONGEST_BACKOFF_SECONDS)(state)
@@ -158,7 +153,7 @@ class ServerConnection:
         status = response.status_code
         said = self.words(f"{status} {response.reason_phrase}: {_message(content)}")
         if status in (408, 429) or status >= 500:
-            return ServerFault(said, _retry_after(response), unread=status == 429)
+            return ServerFault(said, retry_after(response), unread=status == 429)
         return ServerError(f"{self._spec.url} refuses the request: {said}{self._hint(status, payload)}")
 
     def _hint(self, status: int, payload: dict[str, Any] | None) -> str:
@@ -180,7 +175,7 @@ class _Clients:
 
 def _clients(spec: ServerSpec) -> list[_Clients]:
     """Several, since httpx looks at all pairs of a client's connections for each request that it sends."""
-    trust_env = not _is_loopback(httpx.URL(spec.url).host)  # no proxy reaches this machine's own servers
+    trust_env = not is_loopback(httpx.URL(spec.url).host)  # no proxy reaches this machine's own servers
     certificates = httpx.create_ssl_context(trust_env=trust_env)  # slow to read, so shared
     authorization = {"Authorization": f"Bearer {spec.api_key}"} if spec.api_key else {}
 
@@ -225,6 +220,26 @@ def _json(content: bytes) -> Any:
         raise IllFormed("the answer is not JSON") from None  # the error quotes it
 
 
+def require_header_value(key: str, variable: str) -> None:
+    """Raise UserError for a key that no header can hold: an HTTP library's own error would quote it."""
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise UserError(f"the key in ${variable} has white space or characters that no header may hold")
+
+
+def servers_words(response: httpx.Response, secret: str | None) -> str:
+    """The message of an answer that was read, as `shown_words` has it."""
+    return shown_words(_message(response.content), secret)
+
+
+def shown_words(said: str, secret: str | None) -> str:
+    """What a server says, as it may be shown: one short line without the secret, which it may quote."""
+    line = plain_line(said)
+    if secret:
+        forms = "|".join({re.escape(secret), re.escape(quote(secret, safe=""))})
+        line = re.sub(forms, "***", line, flags=re.IGNORECASE)
+    return line if len(line) <= LONGEST_MESSAGE else f"{line[:LONGEST_MESSAGE]} ..."
+
+
 def _message(content: bytes) -> str:
     """The message of an error, whose place differs between servers."""
     try:
@@ -236,7 +251,7 @@ def _message(content: bytes) -> str:
     return message if isinstance(message, str) else json.dumps(message or body, ensure_ascii=False)
 
 
-def _retry_after(response: httpx.Response) -> float:
+def retry_after(response: httpx.Response) -> float:
     """Seconds, from seconds or an HTTP date; 0 where the header is missing or makes no sense."""
     value = response.headers.get("Retry-After", "")
     if value.isdecimal():
@@ -247,7 +262,7 @@ def _retry_after(response: httpx.Response) -> float:
         return 0.0
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
