@@ -31,6 +31,7 @@ LOOK_SECONDS = 0.2  # between two looks at the signal, and at what else may end 
 # From the signal until the process has ended. SLURM kills 30 s after SIGTERM by default; our job scripts ask it for
 # SIGUSR1 120 s before the end.
 SECONDS_TO_END = {signal.SIGTERM: 25.0, signal.SIGUSR1: 110.0}
+assert set(SECONDS_TO_END) == set(SIGNALS)
 
 
 class Interruption:
