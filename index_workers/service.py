@@ -321,7 +321,7 @@ class IndexService:
 
     def _make_searcher(self, shard: int) -> Any:
         gpus, env = self._settings.gpus_per_searcher, {**thread_env(self._threads)["env_vars"], **RETURN_MEMORY}
-        actor = ray.remote(concurrency_groups=PING_GROUP)(Searcher).options(  # type: ignore[call-overload] # as documented
+        actor = ray.remote(concurrency_groups=dict(PING_GROUP))(Searcher).options(  # type: ignore[call-overload] # as documented
             **place(self._searchers_at, shard, gpus, env),
             max_restarts=-1,
             max_task_retries=-1,

@@ -23,7 +23,7 @@ class Worker:
 @pytest.mark.timeout(180)
 def test_an_actor_that_hangs_is_replaced_and_one_that_works_long_is_not(ray_session, monkeypatch):
     monkeypatch.setattr(liveness, "SILENT_SECONDS", 4.0)
-    worker = ray.remote(concurrency_groups=PING_GROUP)(Worker)
+    worker = ray.remote(concurrency_groups=dict(PING_GROUP))(Worker)
     actors = [worker.options(num_cpus=0, max_restarts=-1, max_task_retries=-1).remote() for _ in range(2)]
     hung, busy = (ray.get(actor.work.remote(0)) for actor in actors)
     looks = Liveness(actors)
