@@ -12,6 +12,7 @@ import typer
 from replug.commands.command import Command, Group, Overrides
 from replug.configs.errors import UserError
 from replug.configs.load import load_score_config, load_stored_lm
+from replug.configs.plain_text import plain_line, plain_text
 from replug.configs.schema import LMConfig
 from replug.data.checksums import require_checksums
 
@@ -160,14 +161,18 @@ def _print(
     from rich.markup import escape
 
     console = Console()
-    console.print(f"[dim]{escape(prompt)}[/dim]{escape(answer.text)}", highlight=False)
+    console.print(f"[dim]{escape(plain_text(prompt))}[/dim]{escape(plain_text(answer.text))}", highlight=False)
     if followed is not None:
         reason = followed.policy.reason(decision.value, followed.subject.relation)
         console.print(f"[dim]{escape(reason)}[/dim]", highlight=False, soft_wrap=True)
     for found, weight in zip(decision.documents, weights, strict=True):
         text = " ".join(found.text.split())
         shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
-        console.print(f"{weight:6.1%}  {escape(found.id)}  [dim]{escape(shown)}[/dim]", highlight=False, soft_wrap=True)
+        console.print(
+            f"{weight:6.1%}  {escape(plain_line(found.id))}  [dim]{escape(plain_line(shown))}[/dim]",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _print_json(

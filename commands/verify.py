@@ -7,6 +7,7 @@ import typer
 
 from replug.commands.command import Command, Group
 from replug.configs.errors import RunError, UserError
+from replug.configs.plain_text import plain_line
 
 
 def verify(
@@ -37,9 +38,9 @@ def run_verify(directory: Path) -> None:
     """Print what is there and what is wrong; raises RunError if anything is."""
     found, problems = _verify(directory)
     for line in found:
-        print(line)
+        print(plain_line(line))
     for problem in problems:
-        print(f"WRONG: {problem}")
+        print(f"WRONG: {plain_line(problem)}")
     if problems:
         raise RunError(f"{directory} is wrong in {len(problems)} places, first: {problems[0]}")
 

@@ -189,14 +189,21 @@ class FaultServer:
         await asyncio.sleep(self.seconds)
         if self.mode == "mixed_up":  # which choice belongs to which input
             prompts.reverse()
-        body = {
+        return await self._send(request, fault, self._body(prompts, payload), payload)
+
+    def body(self, payload: dict) -> dict:
+        """What it answers to a request, by its mode."""
+        return self._body([self._split(prompt) for prompt in payload["prompt"]], payload)
+
+    def _body(self, prompts: list[list[str]], payload: dict) -> dict:
+        num_tokens = sum(map(len, prompts))
+        return {
             "choices": [self._choice(index, words, payload) for index, words in enumerate(prompts)],
             "usage": {
-                "prompt_tokens": sum(map(len, prompts)),
-                "total_tokens": sum(map(len, prompts)) + len(prompts) * payload["max_tokens"],
+                "prompt_tokens": num_tokens,
+                "total_tokens": num_tokens + len(prompts) * payload["max_tokens"],
             },
         }
-        return await self._send(request, fault, body, payload)
 
     def _draw(self) -> str:
         if self.requests <= self.first_faults or self._rng.random() < self.fault_share:
@@ -234,6 +241,8 @@ class FaultServer:
         values: list[float | None] = [*[0.0] * opening, *word_logprobs(words[opening:])]
         if self.mode == "constant":
             values = [-2.0] * len(values)
+        if self.mode == "other_model":  # as good, and another
+            values = [value and value * 0.8 for value in values]
         if self.mode == "length_dependent":
             values = [value - 0.05 * len(values) for value in values if value is not None]
         return [None, *values[1:]]
