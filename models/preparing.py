@@ -6,8 +6,6 @@ It stands in this package because texts are cut by the tokens of the LM or the r
 import logging
 from pathlib import Path
 
-from transformers import AutoTokenizer
-
 from replug.cluster.task_pool import RayPool
 from replug.configs.errors import UserError
 from replug.configs.paths import check_paths
@@ -21,6 +19,7 @@ from replug.data.sources.shards import source_fingerprint
 from replug.data.store import Corpus, PreparedSet, read_manifest
 from replug.data.tokenizing import TokenIds
 from replug.models.build import lm_max_tokens, lm_tokenizer_json, load_encoder
+from replug.models.model_files import load_tokenizer
 from replug.models.packaged import resolve_encoder_path, resolve_lm_path
 
 log = logging.getLogger(__name__)
@@ -157,7 +156,8 @@ def _tokenizers(config: Config) -> Tokenizers:
     if name == "lm":
         return Tokenizers(lm_tokenizer_json(config.lm), ids)
     path = resolve_encoder_path(config.retriever.path) if name == "retriever" else resolve_lm_path(name)
-    return Tokenizers(str(AutoTokenizer.from_pretrained(path).backend_tokenizer.to_str()), ids, _lm_bound(config))
+    cut = load_tokenizer(path, "data.tokenizer").backend_tokenizer.to_str()
+    return Tokenizers(str(cut), ids, _lm_bound(config))
 
 
 def _lm_bound(config: Config) -> LMBound | None:
