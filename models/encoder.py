@@ -21,6 +21,7 @@ from replug.data.store import CorpusStore
 from replug.data.tokenizing import TokenIds
 from replug.models.batching import token_budget_batches
 from replug.models.encoder_files import MEAN, load_encoder_files, save_encoder_files
+from replug.models.text_lists import require_texts
 
 # Padded tokens in one forward pass: what stays in the cache of a core, and what a step with gradient was measured with.
 TOKENS_PER_BATCH, TOKENS_PER_BATCH_WITH_GRADIENT = 2048, 8192
@@ -55,6 +56,7 @@ class Encoder(nn.Module):
 
     def token_ids(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Ids of each text, special tokens included, cut at `max_tokens`: uint16 where they fit, else uint32."""
+        require_texts(texts, "texts")
         if not texts:
             return []
         rows = self.tokenizer(list(texts), truncation=True, max_length=self.max_tokens)["input_ids"]

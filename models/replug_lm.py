@@ -27,6 +27,7 @@ from replug.models.ensemble import document_weights, mix_token_logprobs
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.policy import KnownFrom, Policy, Subject
 from replug.models.prompt import PromptTemplate
+from replug.models.text_lists import require_texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ class ReplugLM:
 
     def retrieve(self, queries: Sequence[str]) -> list[list[Retrieved]]:
         """The documents of each query, found once for queries that are equal."""
+        require_texts(queries, "queries")
         return self._search(queries, self._k)
 
     def _search(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
@@ -143,6 +145,7 @@ class ReplugLM:
         `documents`: those of each prompt, if they are known; then no policy decides. `subjects`: what each asks about,
         for a policy; raises what `decide` does.
         """
+        require_texts(prompts, "prompts")
         if self._policy is not None and documents is None:
             return self.follow(prompts, options, self.decide(prompts, options, subjects))
         return self._answer(prompts, options, self._documents(prompts, documents))
@@ -156,6 +159,7 @@ class ReplugLM:
         UserError where a signal must be given and is not, or cannot be seen.
         """
         policy = self._policy
+        require_texts(prompts, "prompts")
         if policy is None:
             raise ValueError("there is no policy to decide by; expected ReplugLM(policy=...)")
         subjects = [Subject() for _ in prompts] if subjects is None else subjects
@@ -281,6 +285,7 @@ class EncoderRetriever:
         ids: Sequence[str] | None = None,
         query_encoder: Encoder | None = None,
     ) -> None:
+        require_texts(texts, "texts")
         if ids is not None and len(ids) != len(texts):
             raise ValueError(f"{len(texts)} texts but {len(ids)} ids")
         if not texts:
@@ -295,6 +300,7 @@ class EncoderRetriever:
         self._vectors = vectors[[place[text] for text in self._texts]]  # [N, D]
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
+        require_texts(queries, "queries")
         return [self._nearest(vector, k) for vector in self._query_encoder.encode(queries).numpy()]
 
     def _nearest(self, query: np.ndarray, k: int) -> list[Retrieved]:
