@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from replug.configs.errors import UserError
+from replug.data.checked_files import OWN
 from replug.data.files import wrong_files
 from replug.data.progress import Progress
 from replug.data.store import PreparedSet, read_manifest
@@ -28,7 +29,16 @@ def verify_prepared(folder: Path) -> tuple[list[str], list[str]]:
         return [], [str(error)]
     counts = manifest["counts"]
     said = ", ".join(f"{count} {split}" for split, count in counts.items())
-    return [f"{folder}: {said}, {'all intact' if not problems else f'wrong in {len(problems)} places'}"], problems
+    found = [f"{folder}: {said}, {'all intact' if not problems else f'wrong in {len(problems)} places'}"]
+    return [*found, *_not_covered(folder, manifest)], problems
+
+
+def _not_covered(folder: Path, manifest: dict) -> Iterator[str]:
+    """A line that names the files of which no checksum is known."""
+    known = {*manifest["files"], *(["manifest.json"] if OWN in manifest else [])}
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    if others := [name for name in names if name not in known and not name.startswith("work/")]:
+        yield f"{folder}: not checked, since no checksum of it is known: {', '.join(others)}"
 
 
 def _file_problems(folder: Path, files: dict[str, str]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from replug.configs.errors import UserError
 from replug.configs.schema import DataConfig
+from replug.data.checked_files import write_mark
 from replug.data.files import file_sha256, write_json, wrong_files
 from replug.data.prepare.assembly import ShardReport, write_ids_of_shard
 from replug.data.prepare.cutting import CutRules, LMBound
@@ -29,7 +30,7 @@ from replug.data.records import Document
 from replug.data.rows import read_documents, read_windows
 from replug.data.sampling import SPLITS, Shares
 from replug.data.shards import (
-    corpus_sha256,
+    combined_sha256,
     read_documents_of,
     shard_paths,
     token_paths,
@@ -212,7 +213,7 @@ def _finish(
         "shards": [asdict(report) for report in splits.shards],
         "files": files,
     }
-    write_json(work.out / "manifest.json", manifest)
+    write_mark(work.out / "manifest.json", manifest)
     work.end()
     return PreparedSet(work.out)
 
@@ -262,7 +263,7 @@ def prepare_rows(
             "disjoint": proof.to_json(),
             "files": {str(name): file_sha256(out / name) for name in names},
         }
-        write_json(out / "manifest.json", manifest)
+        write_mark(out / "manifest.json", manifest)
         work.end()
         return PreparedSet(out)
 
@@ -278,8 +279,11 @@ def import_corpus(corpus: Path, out: Path) -> ImportedCorpus:
             )
         return imported
     shutil.rmtree(out / "documents", ignore_errors=True)  # what an interrupted import left
-    write_documents(out / "documents", read_documents(corpus))
-    write_json(out / "corpus.json", {"sha256": corpus_sha256(out / "documents"), "origin": origin})
+    count = write_documents(out / "documents", read_documents(corpus))
+    hashes = {path.name: file_sha256(path) for path in shard_paths(out / "documents")}
+    files = {f"documents/{name}": sha256 for name, sha256 in hashes.items()}
+    mark = {"sha256": combined_sha256(hashes), "origin": origin, "files": files, "counts": {"documents": count}}
+    write_mark(out / "corpus.json", mark)
     return ImportedCorpus(out)
 
 
