@@ -9,6 +9,7 @@ import typer
 from replug.commands.command import Command, Group
 from replug.configs.errors import UserError
 from replug.configs.load import load_config
+from replug.configs.paths import require_folder
 from replug.configs.schema import Config
 
 if TYPE_CHECKING:
@@ -21,28 +22,58 @@ log = logging.getLogger(__name__)
 def export(
     run_dir: Annotated[Path, typer.Argument(help="A run directory, finished or not.")],
     out: Annotated[Path, typer.Argument(help="The folder to write.")],
+    best: Annotated[
+        bool, typer.Option("--best", help="The weights that did best on held-out text, not the last ones.")
+    ] = False,
 ) -> None:
     """Write the tuned retriever as a folder for transformers and sentence-transformers.
 
-    Of an unfinished run it is the newest checkpoint's.
+    It has the weights of the last step, of an unfinished run those of the newest checkpoint. It says which.
     """
     from replug.models.build import load_encoder
     from replug.train.run_dir import RunDirectory
 
     run = RunDirectory(run_dir)
+    require_folder("OUT", out)
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} is not empty; give a new folder")
     if not (run.path / "config.yaml").is_file():
         raise UserError(f"{run_dir} is no run directory (config.yaml is missing)")
     config = load_config(run.path / "config.yaml")
-    if run.retriever.is_dir():
-        load_encoder(config.retriever, run.retriever).save(out)
+    if best:
+        found = _best(config, run)
+    elif run.retriever.is_dir():
+        found = load_encoder(config.retriever, run.retriever), f"step {config.train.max_steps}, the last"
     else:
-        _load_checkpoint(config, run).save(out)
-    print(f"retriever: {out}")
+        found = _of_checkpoint(config, run)
+    encoder, weights = found
+    encoder.save(out)
+    print(f"retriever: {out} (weights of {weights})")
+    _say_better(run, best)
 
 
-def _load_checkpoint(config: Config, run: "RunDirectory") -> "Encoder":
+def _best(config: Config, run: "RunDirectory") -> tuple["Encoder", str]:
+    from replug.models.build import load_encoder
+
+    known = run.best_weights()
+    if known is None:
+        raise UserError(
+            f"--best: {run.path} has measured no weights on held-out text (evaluate.refresh_windows is 0, or no index "
+            "was served yet); leave it out"
+        )
+    return load_encoder(config.retriever, run.best), f"step {known['step']}, the best on held-out text while training"
+
+
+def _say_better(run: "RunDirectory", best: bool) -> None:
+    known = run.best_weights()
+    if known is not None and not best:
+        log.info(
+            f"on held-out text the weights of step {known['step']} did best while training ({known['heldout_bpb']:.4f} "
+            "bits per byte): --best exports them"
+        )
+
+
+def _of_checkpoint(config: Config, run: "RunDirectory") -> tuple["Encoder", str]:
     import torch
 
     from replug.models.build import load_encoder
@@ -54,7 +85,7 @@ def _load_checkpoint(config: Config, run: "RunDirectory") -> "Encoder":
     state = torch.load(newest.path, map_location="cpu", weights_only=True)["state_dict"]
     encoder = load_encoder(config.retriever)
     encoder.load_state_dict({name.removeprefix("encoder."): value for name, value in state.items()})
-    return encoder
+    return encoder, f"step {newest.step}, the newest checkpoint"
 
 
 COMMAND = Command(export, Group.use, place=4)

@@ -32,7 +32,6 @@ from replug.commands.command import Command, ConfigFile, Group, Overrides
 from replug.configs.errors import RunError, UserError
 from replug.configs.load import config_to_yaml, load_config
 from replug.configs.paths import check_paths
-from replug.configs.resume import require_same
 from replug.configs.schema import Config
 from replug.data.files import replace_file, write_json, writing
 from replug.slurm.gpu_options import gpus_per_node
@@ -228,11 +227,9 @@ def _require_unfinished(config: Config, run: RunDirectory, job: str) -> None:
     """A finished run is not trained again, and an unfinished one goes on with the configuration it was begun with."""
     if job != "train":
         return
-    if run.is_finished:
+    run.require_ours(config)
+    if run.is_finished and not run.goes_on(config):
         raise UserError(f"run_dir: {run.path} holds a finished run; give another run_dir to train again")
-    begun = run.path / "config.yaml"
-    if begun.is_file():
-        require_same(load_config(begun), config, run.path)
 
 
 def _summary(path: Path, job: str, options: Mapping[str, str], actors: str, folder: Path) -> str:

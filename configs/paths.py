@@ -1,9 +1,19 @@
-"""Do the files that a configuration names exist? Asked before anything heavy is imported."""
+"""Do the files that a configuration names exist, and can its folders be written? Asked before heavy imports."""
 
+import os
 from pathlib import Path
 
 from replug.configs.errors import UserError
 from replug.configs.schema import Config, DataConfig, EvaluationConfig
+
+
+def require_folder(key: str, path: Path) -> None:
+    """Raise UserError for a folder that cannot be written, or be made; nothing is made."""
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise UserError(f"{key}: {there} is a file; expected a folder, or a name that is free")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"{key}: {there} cannot be written by this user; give a folder that can")
 
 
 def check_paths(config: Config, corpus_only: bool = False) -> None:
