@@ -1,4 +1,4 @@
-"""Pre-emption: what SIGTERM and SIGUSR1 do to a run.
+"""Pre-emption: what SIGTERM, SIGUSR1 and Ctrl-C do to a run.
 
 Outside the training steps everything that counts is on disk already, so the process ends at once. Between
 them the signal is remembered; the next boundary, or the wait that is under way, raises, and the step is saved.
@@ -17,7 +17,8 @@ from replug.configs.errors import Interrupted
 Result = TypeVar("Result")
 
 EXIT_STATUS = 75  # EX_TEMPFAIL: the same command goes on
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+CTRL_C_STATUS = 130  # as shells have it: 128 and the signal's number
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 LOOK_SECONDS = 0.2  # between two looks at the signal, and at what else may end a wait
 
 
@@ -54,13 +55,22 @@ class Interruption:
 
     def check(self) -> None:
         if self._asked is not None:
-            raise Interrupted(f"interrupted by {signal.Signals(self._asked).name}; the same command goes on")
+            name = "Ctrl-C" if self._asked == signal.SIGINT else signal.Signals(self._asked).name
+            raise Interrupted(f"interrupted by {name}; the same command goes on", self._asked)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Further signals change nothing: a job's script and SLURM itself may both send one."""
-        if not self._is_deferred:
-            os._exit(EXIT_STATUS)
+        """Further signals change nothing: a job's script and SLURM itself may both send one. A second Ctrl-C ends."""
+        is_again = number == signal.SIGINT == self._asked
+        if not self._is_deferred or is_again:
+            os._exit(exit_status(number))
+        if number == signal.SIGINT:
+            os.write(2, b"replug: Ctrl-C: saving the step that is under way; again ends at once, without it\n")
         self._asked = number
+
+
+def exit_status(number: int) -> int:
+    """Of a process that a signal ended."""
+    return CTRL_C_STATUS if number == signal.SIGINT else EXIT_STATUS
 
 
 def ignore_signals() -> None:

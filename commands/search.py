@@ -12,7 +12,7 @@ from replug.commands.command import Command, Group
 def search(
     directory: Annotated[Path, typer.Argument(help="A run directory or an index directory.")],
     text: Annotated[str, typer.Argument(help="What to look for.")],
-    k: Annotated[int, typer.Option(help="Documents to show.", min=1)] = 5,
+    k: Annotated[int, typer.Option("--k", "-k", help="Documents to show.", min=1)] = 5,
     against: Annotated[Path | None, typer.Option(help="A second run or index, shown side by side.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each directory.")] = False,
 ) -> None:

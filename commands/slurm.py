@@ -42,6 +42,8 @@ CODE = Path(__file__).parents[1]  # the package, whose folders may be links
 ROLES = {"train": ALL_ROLES, "prepare": (), "evaluate": ("score", "index")}
 JOBS = tuple(ROLES)
 ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
+# As sbatch reads it: minutes, minutes:seconds, hours:minutes:seconds, days-hours and so on.
+TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 OPTION = re.compile(r"--[a-z][a-z-]*(=.+)?")
 
 
@@ -63,6 +65,10 @@ class SlurmRequest:
         names = ("nodes", "gpus_per_node", "cpus_per_task", "time", "partition", "account")
         given = {name.replace("_", "-"): getattr(self, name) for name in names}
         options = {name: str(value) for name, value in given.items() if value is not None}
+        if self.time is not None and not TIME.fullmatch(self.time):
+            raise UserError(
+                f"--time: {self.time!r} is no time limit; expected one such as 24:00:00, 2-12 or 90 (minutes)"
+            )
         for option in self.extra:
             if not OPTION.fullmatch(option):
                 raise UserError(f"--sbatch: {option!r} is no option of sbatch; expected one such as --sbatch=--mem=64G")

@@ -17,8 +17,11 @@ def require_folder(key: str, path: Path) -> None:
 
 
 def check_paths(config: Config, corpus_only: bool = False) -> None:
-    """Raise UserError for the first path of the data that is missing; an index is of the corpus only."""
+    """Raise UserError for the first path that is missing or cannot be written; an index is of the corpus only."""
     data = config.data
+    for key, folder in (("run_dir", config.run_dir), ("data.out", data.out), ("index.out", config.index.out)):
+        if folder:
+            require_folder(key, Path(folder).expanduser())
     for name in ("corpus",) if corpus_only else ("corpus", "queries", "heldout"):
         value = getattr(data, name)
         if value is None and data.prepared is None and data.source is None:
@@ -32,7 +35,8 @@ def check_paths(config: Config, corpus_only: bool = False) -> None:
 
 
 def check_evaluation_paths(config: EvaluationConfig) -> None:
-    """Raise UserError for the first path of an evaluation that is missing."""
+    """Raise UserError for the first path of an evaluation that is missing or cannot be written."""
+    require_folder("out", Path(config.out).expanduser())
     given = {
         "texts.path": config.texts.path,
         "questions.path": config.questions.path,

@@ -48,10 +48,18 @@ INDEX_NOTE = (
 )
 
 
-def write_report(path: Path, results: dict, metrics: Sequence[dict], examples_path: Path, config_path: Path) -> None:
-    """Write the page; it loads nothing from elsewhere."""
+def write_report(
+    path: Path,
+    results: dict,
+    metrics: Sequence[dict],
+    examples_path: Path,
+    config_path: Path,
+    made_by: Sequence[str] = (),
+) -> None:
+    """Write the page; it loads nothing from elsewhere. `made_by` are lines that say how the run was made."""
     examples = json.loads(examples_path.read_text()) if examples_path.exists() else []
     sections = [
+        "".join(f"<p class=muted>{escape(line)}</p>" for line in made_by),
         _bpb_section(results),
         _retrieval_section(results),
         _curves_section(metrics),

@@ -128,8 +128,11 @@ def evaluate(config: Config) -> None:
 def show_results(run: RunDirectory) -> dict:
     """Write the report, print the table and where things are."""
     results = json.loads(run.results.read_text())
-    write_report(run.report, results, run.read_metrics(), run.examples, run.path / "config.yaml")
+    made_by = run.provenance()
+    write_report(run.report, results, run.read_metrics(), run.examples, run.path / "config.yaml", made_by)
     print_results(results)
+    for line in made_by:
+        print(line)
     for what, path in (("run", run.path), ("tuned retriever", run.retriever), ("report", run.report)):
         print(f"{what}: {path}")
     return results

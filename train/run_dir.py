@@ -32,6 +32,7 @@ from replug.configs.resume import has_more_steps, require_same
 from replug.configs.schema import Config
 from replug.data.files import file_sha256, replace_file, write_json, writing
 from replug.train.environment import describe_environment
+from replug.train.provenance import provenance_lines
 
 log = logging.getLogger(__name__)
 
@@ -245,6 +246,15 @@ class RunDirectory:
         if not self.metrics.exists():
             return []
         return [json.loads(line) for line in self.metrics.read_text().splitlines()]
+
+    def provenance(self) -> list[str]:
+        """Lines that say how the run was made."""
+        environment, lm = self.path / "environment.json", self.path / "lm.json"
+        config = self.begun_with()
+        if config is None:
+            return []
+        known = json.loads(environment.read_text()) if environment.is_file() else {}
+        return provenance_lines(config, known, json.loads(lm.read_text())["identity"] if lm.is_file() else None)
 
     def remove_work_files(self) -> None:
         """After the end: of the checkpoints the newest is kept, from which the run may go on to more steps."""

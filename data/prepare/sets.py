@@ -95,6 +95,7 @@ def prepare_raw(
             log.info(f"too few are left of what was kept; cutting again and keeping {work.margin} for one asked for")
             splits = _make_splits(work, config, seed, asked, tokenizers.token_ids, pool)
         _require_some(str(config.source), splits)
+        _say_short(splits, asked)
         proof = _prove(work, splits, seed, pool)
         return _finish(work, splits, proof, tokenizers.token_ids, origin)
 
@@ -161,6 +162,20 @@ def _require_some(source: str, splits: Splits) -> None:
     log.info(f"cut into {said}")
     if further := splits.cut.cut_further:
         log.info(f"{further} pieces held more tokens of the LM than it has room for, and were cut further")
+
+
+def _say_short(splits: Splits, asked: SplitSizes) -> None:
+    """Fewer than asked for is no mistake: it may be all that there is."""
+    for split in SPLITS:
+        wanted, found = getattr(asked, split), splits.counts[split]
+        if wanted is not None and found < wanted:
+            share = {"queries": ", a larger data.query_share", "heldout": ", a larger data.heldout_share"}.get(
+                split, ""
+            )
+            log.warning(
+                f"data.num_{split} asks for {wanted:,}, but the source gives {found:,}: give more texts{share}, or ask "
+                "for fewer"
+            )
 
 
 def _counts(counts: dict[str, int], dropped: Counter) -> str:
