@@ -8,6 +8,7 @@ Ctrl-C, 130.
 import errno
 import importlib
 import importlib.metadata
+import os
 import pkgutil
 import signal
 import sys
@@ -24,6 +25,8 @@ from replug.commands.command import Command, Group
 from replug.commands.console import log_to_stderr
 from replug.configs.errors import Interrupted, RunError, UserError
 
+# Read by transformers and the hub, here and in Ray's actors: their bars and reports would drown our progress lines.
+QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 # What a file system says of a user's path; anything else of the system is a mistake of ours, and shows its traceback.
 OF_A_PATH = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
@@ -34,6 +37,8 @@ OF_A_PATH = (
 def main() -> None:
     """Entry point of the `replug` command."""
     log_to_stderr()
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     try:
         with _says_when_interrupted():
             command_line()()

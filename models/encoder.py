@@ -21,18 +21,32 @@ from replug.data.store import CorpusStore
 from replug.data.tokenizing import TokenIds
 from replug.models.batching import token_budget_batches
 from replug.models.encoder_files import MEAN, load_encoder_files, save_encoder_files
+from replug.models.packaged import resolve_encoder_path
 from replug.models.text_lists import require_texts
 
 # Padded tokens in one forward pass: what stays in the cache of a core, and what a step with gradient was measured with.
 TOKENS_PER_BATCH, TOKENS_PER_BATCH_WITH_GRADIENT = 2048, 8192
+SIMILARITIES = ("cosine", "dot")
 LENGTH_STEP = 8  # every new shape costs a CPU's library the making of a kernel, and odd lengths run slower
 
 
 class Encoder(nn.Module):
-    """Maps texts to vectors [B, D]. `similarity` is `cosine` (unit vectors) or `dot`."""
+    """Maps texts to vectors [B, D]. `similarity` is `cosine` (unit vectors) or `dot`.
 
-    def __init__(self, path: str, similarity: str = "cosine", max_tokens: int | None = None) -> None:
+    `path` is a folder, a hub name, `package:minilm`, or a run directory, whose tuned retriever it is.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        similarity: str = "cosine",
+        max_tokens: int | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
         super().__init__()
+        if similarity not in SIMILARITIES:
+            raise UserError(f"similarity is {similarity!r}; expected {' or '.join(SIMILARITIES)}")
+        path = resolve_encoder_path(str(path))
         self.backbone: PreTrainedModel
         self.backbone, self.tokenizer, self.pooling = load_encoder_files(path)
         self.similarity = similarity
@@ -43,6 +57,8 @@ class Encoder(nn.Module):
         self.tokenizer.model_max_length = self.max_tokens  # saved with it, so that others cut texts alike
         self._trains_as_train = False
         self.eval()
+        if device is not None:
+            self.to(device)
 
     @property
     def dim(self) -> int:

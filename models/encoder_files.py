@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from replug.configs.errors import UserError
+from replug.data.files import as_other_files
 from replug.models.model_files import load_tokenizer, loading, read_model_config, require_own_tokenizer
 
 KEY = "retriever.path"
@@ -65,6 +66,7 @@ def save_encoder_files(
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content, indent=2))
+    as_other_files(folder)
 
 
 def _load_model(path: str, config: PreTrainedConfig) -> PreTrainedModel:

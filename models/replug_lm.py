@@ -16,13 +16,12 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from replug.configs.errors import UserError
 from replug.models.black_box_lm import AsyncLM, BlackBoxLM, ContinuationScore, check_ensemble, check_pairs
-from replug.models.encoder import Encoder
 from replug.models.ensemble import document_weights, mix_token_logprobs
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.policy import KnownFrom, Policy, Subject
@@ -271,8 +270,18 @@ class ReplugLM:
         return [self._lm.score(*call) for call in calls]
 
 
+class TextEncoder(Protocol):
+    """What makes vectors of texts: an `Encoder`, or a `SentenceTransformer`."""
+
+    def encode(self, texts: list[str], /) -> Any:
+        """Vectors [N, D], a numpy array or a tensor on the CPU."""
+        ...
+
+
 class EncoderRetriever:
     """Exact search over a few texts in memory: their vectors are made once, a query's when it comes.
+
+    Similarities are inner products of what `encoder` gives: cosines, where its vectors have the length 1.
 
     Documents of equal similarity are found in the order in which they were given. `ids` default to the texts' numbers.
     `query_encoder` is for retrievers that have one for documents and another for queries, as DPR does.
@@ -280,10 +289,10 @@ class EncoderRetriever:
 
     def __init__(
         self,
-        encoder: Encoder,
+        encoder: TextEncoder,
         texts: Sequence[str],
         ids: Sequence[str] | None = None,
-        query_encoder: Encoder | None = None,
+        query_encoder: TextEncoder | None = None,
     ) -> None:
         require_texts(texts, "texts")
         if ids is not None and len(ids) != len(texts):
@@ -291,23 +300,31 @@ class EncoderRetriever:
         if not texts:
             raise ValueError("there are no texts to search")
         self._query_encoder, self._texts = query_encoder or encoder, list(texts)
-        if self._query_encoder.dim != encoder.dim:
-            raise ValueError(f"queries have {self._query_encoder.dim} numbers, documents {encoder.dim}")
         self._ids = list(ids) if ids is not None else [str(row) for row in range(len(texts))]
         # Equal texts are encoded once: at two places of a batch their vectors may differ in the last bit.
         place = {text: number for number, text in enumerate(dict.fromkeys(self._texts))}
-        vectors = encoder.encode(list(place)).numpy()
+        vectors = _vectors(encoder, list(place))
         self._vectors = vectors[[place[text] for text in self._texts]]  # [N, D]
+        if query_encoder is not None and (dim := _vectors(query_encoder, self._texts[:1]).shape[1]) != vectors.shape[1]:
+            raise ValueError(f"queries have {dim} numbers, documents {vectors.shape[1]}")
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
         require_texts(queries, "queries")
-        return [self._nearest(vector, k) for vector in self._query_encoder.encode(queries).numpy()]
+        return [self._nearest(vector, k) for vector in _vectors(self._query_encoder, list(queries))]
 
     def _nearest(self, query: np.ndarray, k: int) -> list[Retrieved]:
         # A product of each row by itself: BLAS may give equal rows sums that differ in the last bit.
         similarities = np.einsum("nd,d->n", self._vectors, query)
         rows = np.argsort(-similarities, kind="stable")[:k]
         return [Retrieved(self._texts[row], float(similarities[row]), self._ids[row]) for row in rows]
+
+
+def _vectors(encoder: TextEncoder, texts: list[str]) -> np.ndarray:
+    """Vectors [N, D] float32. Raises ValueError for what is no such array."""
+    vectors = np.asarray(encoder.encode(texts), dtype=np.float32)
+    if texts and (vectors.ndim != 2 or len(vectors) != len(texts)):
+        raise ValueError(f"the encoder gave an array of shape {vectors.shape} for {len(texts)} texts; expected [N, D]")
+    return vectors
 
 
 def _weights(documents: Sequence[Retrieved]) -> list[float]:

@@ -37,6 +37,7 @@ from replug.models.local.sense import require_sense
 from replug.models.local.shared_prefix import KeptPrefixes, SharedPrefix, reuses_prefixes, shared_tokens
 from replug.models.local.weights import lm_identity
 from replug.models.model_files import load_lm_tokenizer, loading
+from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import check_lengths, pair_token_ids
 from replug.models.text_lists import require_texts
 
@@ -44,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class HuggingFaceLM:
-    """A `BlackBoxLM` over local weights.
+    """A `BlackBoxLM` over local weights: a folder, a GGUF file, a hub name, or `package:smollm2`.
 
     `spread` lays the layers over all visible GPUs, for models larger than one; `compile` is torch's. `identity` is
     given where the weights have been hashed already. Raises UserError for what is no trained causal LM with its own
@@ -61,6 +62,7 @@ class HuggingFaceLM:
         spread: bool = False,
         identity: str | None = None,
     ) -> None:
+        path = resolve_lm_path(str(path))
         self.tokenizer = load_lm_tokenizer(path)
         self.model = _load_model(path, dtype, "auto" if spread else None)
         if not spread:
