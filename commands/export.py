@@ -1,5 +1,6 @@
 """`replug export`: the tuned retriever as a folder."""
 
+import json
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,6 +32,7 @@ def export(
     It has the weights of the last step, of an unfinished run those of the newest checkpoint. It says which.
     """
     from replug.models.build import load_encoder
+    from replug.train.model_card import write_model_card
     from replug.train.run_dir import RunDirectory
 
     run = RunDirectory(run_dir)
@@ -48,6 +50,8 @@ def export(
         found = _of_checkpoint(config, run)
     encoder, weights = found
     encoder.save(out)
+    results = json.loads(run.results.read_text()) if run.is_finished else None
+    write_model_card(out, config, weights, run.provenance(), results)
     print(f"retriever: {out} (weights of {weights})")
     _say_better(run, best)
 

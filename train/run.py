@@ -28,6 +28,7 @@ from replug.planning.sizes import run_sizes
 from replug.train.data_checks import check_data
 from replug.train.evaluation import evaluate_heldout, search_heldout
 from replug.train.fitting import fit, loggers_of, lsr_module, publish, quieten_lightning
+from replug.train.model_card import write_model_card
 from replug.train.module import LSRModule
 from replug.train.report import write_report
 from replug.train.results import print_results, weights_of
@@ -82,6 +83,7 @@ def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dic
         results = evaluate_heldout(laid_out, data, workers, found, run.evaluation)
     results["weights"] = weights_of(config.train.max_steps, run.best_weights())
     _write_examples(run, data, before, after)
+    write_model_card(run.retriever, config, f"step {config.train.max_steps}, the last", run.provenance(), results)
     write_json(run.results, results)
     times.next("publishing")
     publish(config, loggers, run, results)
