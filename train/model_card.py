@@ -24,10 +24,8 @@ def write_model_card(
         *("library_name: sentence-transformers", "pipeline_tag: sentence-similarity"),
         *("tags:", "- retrieval", "- replug", *([f"base_model: {base}"] if is_name else [])),
         *("---", "", "# A retriever tuned to a language model", ""),
-        *("Tuned by REPLUG LSR (Shi et al. 2023) from the retriever below, for the LM below.",),
-        *(
-            f"Weights of {weights}. Texts of up to the tokenizer's limit; similarity: {config.retriever.similarity.value}.",
-        ),
+        "Tuned by REPLUG LSR (Shi et al. 2023) from the retriever below, for the LM below.",
+        f"Weights of {weights}. Similarity: {config.retriever.similarity.value}.",
         *("", "```python", "from sentence_transformers import SentenceTransformer", ""),
         *('vectors = SentenceTransformer("THIS_FOLDER").encode(["a text"])', "```", ""),
         *(f"- {line}" for line in made_by),

@@ -1,4 +1,4 @@
-"""The small example of one's own data is what a run takes: read, proved disjoint, with gold documents that are there."""
+"""The small example of one's own data is what a run takes: read, proved disjoint, its gold documents found."""
 
 import json
 import shlex
