@@ -42,6 +42,10 @@ CODE = Path(__file__).parents[1]  # the package, whose folders may be links
 ROLES = {"train": ALL_ROLES, "prepare": (), "evaluate": ("score", "index")}
 JOBS = tuple(ROLES)
 ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
+OF_A_SPLIT = (  # the keys that a plan's split may set
+    *("resources.", "lm.num_replicas=", "lm.gpus_per_replica=", "index.num_shards=", "index.num_builders="),
+    *("index.gpus_per_builder=", "index.gpus_per_searcher=", "index.swap=", "train.gradient_checkpointing="),
+)
 # As sbatch reads it: minutes, minutes:seconds, hours:minutes:seconds, days-hours and so on.
 TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 OPTION = re.compile(r"--[a-z][a-z-]*(=.+)?")
@@ -80,6 +84,9 @@ class SlurmRequest:
 def slurm(
     config: ConfigFile,
     overrides: Overrides = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="What `replug plan --json` printed: its split of the GPUs is taken.")
+    ] = None,
     submit: Annotated[bool, typer.Option("--submit", help="Freeze configuration and code, and submit.")] = False,
     job: Annotated[str, typer.Option(help="train, prepare or evaluate.")] = "train",
     nodes: Annotated[int | None, typer.Option(help="Nodes.", min=1)] = None,
@@ -97,7 +104,8 @@ def slurm(
     replug slurm configs/paper.yaml --nodes 2 --gpus-per-node 4 --partition gpu --submit
     """
     request = SlurmRequest(job, nodes, gpus_per_node, cpus_per_task, time, partition, account, tuple(sbatch or ()))
-    run_slurm(config, overrides or [], request, submit)
+    split = settings_of_plan(plan) if plan is not None else []
+    run_slurm(config, [*split, *(overrides or [])], request, submit)
 
 
 def run_slurm(path: Path, overrides: Sequence[str], request: SlurmRequest, submit: bool) -> None:
@@ -120,6 +128,23 @@ def run_slurm(path: Path, overrides: Sequence[str], request: SlurmRequest, submi
     freeze(config, folder, script)
     number = _sbatch(folder)
     print(f"submitted as job {number}; log: {folder / number}.log; `squeue --jobs={number}` shows where it stands")
+
+
+def settings_of_plan(path: Path) -> list[str]:
+    """The keys of a plan's split, as overrides. Raises UserError for a file that is no plan, or sets other keys."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"--plan: {path} cannot be read as JSON: {error}") from error
+    settings = content.get("settings") if isinstance(content, dict) else None
+    if not isinstance(settings, list) or not all(isinstance(setting, str) for setting in settings):
+        raise UserError(
+            f"--plan: {path} is no single plan; expected what `replug plan CONFIG --gpus 8xA100 --json` prints"
+        )
+    foreign = [setting for setting in settings if not setting.startswith(OF_A_SPLIT)]
+    if foreign:
+        raise UserError(f"--plan: {path} sets {foreign[0]}, which is no key of a split ({', '.join(OF_A_SPLIT)})")
+    return settings
 
 
 def render(template: str, request: SlurmRequest, folder: Path, submitted_from: Path, python: str) -> str:
