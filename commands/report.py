@@ -7,6 +7,7 @@ import typer
 
 from replug.commands.command import Command, Group
 from replug.configs.errors import UserError
+from replug.configs.paths import require_picture
 
 
 def report(
@@ -21,6 +22,8 @@ def report(
     run = RunDirectory(run_dir)
     if not run.is_finished:
         raise UserError(f"{run_dir} holds no finished run (results.json is missing)")
+    if figure is not None:
+        require_picture("--figure", figure)
     results = show_results(run)
     if figure is not None:
         overview_png(figure, results, run.read_metrics())

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from replug.commands.command import Command, Group
+from replug.configs.errors import UserError
 
 
 def search(
@@ -21,6 +22,8 @@ def search(
 
 
 def run_search(directories: list[Path], text: str, k: int, as_json: bool) -> None:
+    if not text.strip():
+        raise UserError("TEXT is empty; expected what to look for")
     from rich.columns import Columns
     from rich.console import Console
     from rich.panel import Panel

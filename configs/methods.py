@@ -59,6 +59,11 @@ def _parse(name: str, k: int, retrievers: Mapping[str, str]) -> Method:
     source, number, concat = found["source"], int(found["k"] or k), bool(found["concat"])
     source = source if source in retrievers else IN_WORDS.get(source, source)
     known = [*WITHOUT_RETRIEVER, *retrievers]
+    if source == REPLUG and source not in known:
+        raise UserError(
+            f"methods: {name} is unknown, since retriever.path is missing and retriever.path is `replug`; expected "
+            "retriever.path=DIR, or methods without it"
+        )
     if source not in known:
         raise UserError(
             f"methods: {name} is unknown; expected one of {', '.join(known)}; other retrievers are named by "

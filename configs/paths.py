@@ -6,6 +6,8 @@ from pathlib import Path
 from replug.configs.errors import UserError
 from replug.configs.schema import Config, DataConfig, EvaluationConfig
 
+PICTURES = (".png", ".svg", ".pdf", ".jpg")
+
 
 def require_folder(key: str, path: Path) -> None:
     """Raise UserError for a folder that cannot be written, or be made; nothing is made."""
@@ -16,12 +18,24 @@ def require_folder(key: str, path: Path) -> None:
         raise UserError(f"{key}: {there} cannot be written by this user; give a folder that can")
 
 
+def require_picture(option: str, path: Path) -> None:
+    """Raise UserError for a file that no picture can be written to."""
+    if path.suffix.lower() not in PICTURES:
+        raise UserError(f"{option}: {path} has the ending {path.suffix!r}; expected one of {', '.join(PICTURES)}")
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"{option}: the folder {path.parent} does not exist; expected a file in a folder that does")
+
+
 def check_paths(config: Config, corpus_only: bool = False) -> None:
     """Raise UserError for the first path that is missing or cannot be written; an index is of the corpus only."""
     data = config.data
     for key, folder in (("run_dir", config.run_dir), ("data.out", data.out), ("index.out", config.index.out)):
         if folder:
             require_folder(key, Path(folder).expanduser())
+    if config.lm.cache and Path(config.lm.cache).expanduser().is_dir():
+        raise UserError(
+            f"lm.cache: {config.lm.cache} is a folder; expected a file, such as {config.lm.cache}/scores.sqlite"
+        )
     for name in ("corpus",) if corpus_only else ("corpus", "queries", "heldout"):
         value = getattr(data, name)
         if value is None and data.prepared is None and data.source is None:
@@ -30,7 +44,8 @@ def check_paths(config: Config, corpus_only: bool = False) -> None:
                 "or data.source (raw texts), or data.prepared"
             )
         if value is not None and not Path(value).expanduser().is_file():
-            raise UserError(f"data.{name}: {value} does not exist; expected a file of JSON Lines")
+            what = "is a folder" if Path(value).expanduser().is_dir() else "does not exist"
+            raise UserError(f"data.{name}: {value} {what}; expected a file of JSON Lines")
     _check_source(data)
 
 

@@ -295,10 +295,12 @@ class EncoderRetriever:
         query_encoder: TextEncoder | None = None,
     ) -> None:
         require_texts(texts, "texts")
-        if ids is not None and len(ids) != len(texts):
-            raise ValueError(f"{len(texts)} texts but {len(ids)} ids")
+        if ids is not None:
+            _require_ids(ids, len(texts))
         if not texts:
             raise ValueError("there are no texts to search")
+        if empty := [row for row, text in enumerate(texts) if not text.strip()]:
+            raise UserError(f"texts[{empty[0]}] is empty ({len(empty)} such texts); leave it out")
         self._query_encoder, self._texts = query_encoder or encoder, list(texts)
         self._ids = list(ids) if ids is not None else [str(row) for row in range(len(texts))]
         # Equal texts are encoded once: at two places of a batch their vectors may differ in the last bit.
@@ -310,6 +312,8 @@ class EncoderRetriever:
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
         require_texts(queries, "queries")
+        if k < 1:
+            raise UserError(f"k is {k}; expected at least one document")
         return [self._nearest(vector, k) for vector in _vectors(self._query_encoder, list(queries))]
 
     def _nearest(self, query: np.ndarray, k: int) -> list[Retrieved]:
@@ -317,6 +321,15 @@ class EncoderRetriever:
         similarities = np.einsum("nd,d->n", self._vectors, query)
         rows = np.argsort(-similarities, kind="stable")[:k]
         return [Retrieved(self._texts[row], float(similarities[row]), self._ids[row]) for row in rows]
+
+
+def _require_ids(ids: Sequence[str], num_texts: int) -> None:
+    require_texts(ids, "ids")
+    if len(ids) != num_texts:
+        raise ValueError(f"{num_texts} texts but {len(ids)} ids")
+    if len(set(ids)) < len(ids):
+        twice = next(one for place, one in enumerate(ids) if one in ids[:place])
+        raise UserError(f"id {twice!r} occurs twice; expected another id for each text")
 
 
 def _vectors(encoder: TextEncoder, texts: list[str]) -> np.ndarray:

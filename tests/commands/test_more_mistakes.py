@@ -67,6 +67,23 @@ TYPED = [
     # data
     ("prepare {config} lm.path=null", "lm.path is missing: data.tokenizer is lm, so texts are cut by the LM's tokens"),
     ("prepare {config} data.source={tmp}/no", "data.source: {tmp}/no does not exist"),
+    ("prepare {config} data.source=null data.corpus={tmp}", "data.corpus: {tmp} is a folder; expected a file"),
+    ("train {config} lm.cache={tmp}", "lm.cache: {tmp} is a folder; expected a file, such as {tmp}/scores.sqlite"),
+    ("train {config} lm.path=package:minilm", "expected a folder, a hub name, or one of package:smollm2, stand_in"),
+    ("train {config} retriever.path=package:smollm2", "or one of package:minilm, stand_in"),
+    ("train {config} run_dir = x", "override 'run_dir' is not of the form key=value"),
+    ("train {config} {config}", "is not of the form key=value"),
+    ("evaluate " + str(ROOT / "configs/eval_lm.yaml") + " lm.path=stand_in", "since retriever.path is missing"),
+    ("evaluate " + str(ROOT / "configs/eval_open_qa.yaml") + " retriever.path=stand_in", "data.corpus is missing"),
+    ("evaluate {config} methods=[none]", "methods: unknown key"),
+    ("score lm.path=stand_in --in {config} --out {config}", "is the input itself; expected a new file"),
+    ("score lm.path=stand_in --in {config} --out {tmp}", "is a folder; expected a new file"),
+    ("generate hello --index {tmp}", "is no run directory that names one; give lm.path=DIR"),
+    # pictures, plans
+    ("plan " + str(ROOT / "configs/paper.yaml") + " --gpus 8xA100 --chart {tmp}/x.abc", "has the ending '.abc'"),
+    ("plan {config} --gpus 8xTPU", "'TPU' is unknown; expected one of A100"),
+    ("plan {config} --gpus A100", "expected COUNTxTYPE with a count of 1 or more"),
+    ("plan {config} --efficiency 3", "expected a share of the peak above 0 and up to 1"),
     # SLURM
     ("slurm {config} --time soon", "--time: 'soon' is no time limit; expected one such as 24:00:00"),
     ("slurm {config} --time 1d", "--time: '1d' is no time limit"),
@@ -169,6 +186,11 @@ def test_other_errors_of_the_system_keep_their_traceback(replug: CommandLine, mo
     monkeypatch.setattr("replug.configs.describe.key_descriptions", _raiser(OSError("no file is named")))
     with pytest.raises(OSError, match="no file is named"):
         replug("keys")
+
+
+def test_no_index_is_searched_for_nothing(replug: CommandLine, tmp_path: Path) -> None:
+    ended = replug("search", tmp_path, " ")
+    assert (ended.status, "TEXT is empty" in ended.errors) == (2, True)
 
 
 def _raiser(error: OSError) -> Callable[..., None]:

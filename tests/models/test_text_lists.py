@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from replug.configs.errors import UserError
@@ -27,14 +28,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceLM:
     return load(write_gpt2, tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.mark.parametrize("texts", ["ab", b"ab", [1], ["a", None], [["a"]]])
+@pytest.mark.parametrize("texts", ["ab", b"ab", [1], ["a", None], [["a"]], {"a"}, {"a": 1}, iter(["a"])])
 def test_what_is_no_list_of_texts_is_refused(texts: Sequence[str]) -> None:
     with pytest.raises(UserError, match="expected a"):
         require_texts(texts, "prompts")
 
 
 def test_lists_of_texts_are_not_refused() -> None:
-    for texts in ([], ["a"], ("a", ""), dict.fromkeys(["a"])):
+    for texts in ([], ["a"], ("a", ""), np.array(["a", "b"])):
         require_texts(texts, "prompts")
 
 
