@@ -33,9 +33,7 @@ def check_paths(config: Config, corpus_only: bool = False) -> None:
         if folder:
             require_folder(key, Path(folder).expanduser())
     if config.lm.cache and Path(config.lm.cache).expanduser().is_dir():
-        raise UserError(
-            f"lm.cache: {config.lm.cache} is a folder; expected a file, such as {config.lm.cache}/scores.sqlite"
-        )
+        raise UserError(f"lm.cache: {config.lm.cache} is a folder; expected a file in it, such as scores.sqlite")
     for name in ("corpus",) if corpus_only else ("corpus", "queries", "heldout"):
         value = getattr(data, name)
         if value is None and data.prepared is None and data.source is None:

@@ -52,9 +52,7 @@ class Encoder(nn.Module):
         self.similarity = similarity
         limit = _token_limit(self.backbone, self.tokenizer)
         if max_tokens is not None and not 0 < max_tokens <= limit:
-            raise UserError(
-                f"retriever.max_tokens is {max_tokens}, but {path} holds at most {limit} tokens, and 1 or more"
-            )
+            raise UserError(f"retriever.max_tokens is {max_tokens}, but {path} holds at most {limit} tokens")
         self.max_tokens = limit if max_tokens is None else max_tokens
         self.tokenizer.model_max_length = self.max_tokens  # saved with it, so that others cut texts alike
         self._trains_as_train = False

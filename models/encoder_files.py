@@ -45,7 +45,7 @@ def load_encoder_files(path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerB
             model = _load_model(path, config)
     if getattr(model, "pooler", None) is not None:
         model.pooler.requires_grad_(False)  # neither pooling uses it
-    require_own_tokenizer(tokenizer, model.get_input_embeddings().num_embeddings, path, KEY)
+    require_own_tokenizer(tokenizer, len(model.get_input_embeddings().weight), path, KEY)  # type: ignore[arg-type]
     _require_encoder(model, path)
     return model, tokenizer, pooling
 

@@ -24,6 +24,7 @@ from replug.cluster.gpu_shares import trains_on_gpu
 from replug.cluster.gpus import num_gpus, torch_device
 from replug.cluster.interruption import Interruption, ignore_signals
 from replug.cluster.layout import num_ranks
+from replug.configs.errors import RunError
 from replug.configs.refresh_policy import refresh_policy
 from replug.configs.schema import Config, LMScore, Rerank
 from replug.data.datamodule import StepDataModule

@@ -68,7 +68,7 @@ TYPED = [
     ("prepare {config} lm.path=null", "lm.path is missing: data.tokenizer is lm, so texts are cut by the LM's tokens"),
     ("prepare {config} data.source={tmp}/no", "data.source: {tmp}/no does not exist"),
     ("prepare {config} data.source=null data.corpus={tmp}", "data.corpus: {tmp} is a folder; expected a file"),
-    ("train {config} lm.cache={tmp}", "lm.cache: {tmp} is a folder; expected a file, such as {tmp}/scores.sqlite"),
+    ("train {config} lm.cache={tmp}", "lm.cache: {tmp} is a folder; expected a file in it"),
     ("train {config} lm.path=package:minilm", "expected a folder, a hub name, or one of package:smollm2, stand_in"),
     ("train {config} retriever.path=package:smollm2", "or one of package:minilm, stand_in"),
     ("train {config} run_dir = x", "override 'run_dir' is not of the form key=value"),
