@@ -152,6 +152,7 @@ class OwnSettings(pl.Callback):
         # A resumed run has as many micro-batches as it is told now; its checkpoint may be of more ranks with fewer.
         # One that was saved at a step's end is of before Lightning counts it, and counts it now.
         loop, done = trainer.fit_loop.epoch_loop, trainer.global_step * trainer.accumulate_grad_batches
+        loop.batch_progress.is_last_batch = False  # as it was for a run of fewer steps
         progress = loop.batch_progress.current
         progress.ready, progress.completed = done, done - int(loop.restarted_on_train_batch_end)
 

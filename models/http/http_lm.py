@@ -31,6 +31,7 @@ from replug.models.http.echoed_tokens import TokenForms
 from replug.models.http.request_budget import RequestBudget
 from replug.models.http.request_meter import RequestMeter
 from replug.models.pair_tokens import check_lengths, pair_token_ids
+from replug.models.text_lists import require_texts
 
 T = TypeVar("T")
 
@@ -106,6 +107,7 @@ class HttpLM:
         self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None
     ) -> list[tuple[str, np.ndarray]]:
         """Greedy continuations, each with the log-probs (nats) of its tokens, float32 [T]."""
+        require_texts(prompts, "prompts")
         return self._run(self._generate(self._prompts(prompts, max_new_tokens), max_new_tokens, stop)).result().answers
 
     def submit_ensemble(
@@ -310,7 +312,7 @@ def _check_same_tokens(pairs: list[Pair], scores: list[TokenScores]) -> None:
 
 
 def _load_tokenizer(path: str) -> Any:
-    from replug.models.local.hf_lm import load_tokenizer  # seconds to import, which text alone can do without
+    from replug.models.model_files import load_tokenizer  # seconds to import, which text alone can do without
 
     tokenizer = load_tokenizer(path, "lm.tokenizer")
     if tokenizer.eos_token_id is None and tokenizer.bos_token_id is None:

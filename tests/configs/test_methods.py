@@ -82,3 +82,13 @@ def test_an_evaluation_needs_no_retriever_where_no_method_has_one(tmp_path):
 def test_mistakes_name_their_key(tmp_path, overrides, message):
     with pytest.raises(UserError, match=message):
         load_evaluation_config(written(tmp_path, GOOD), overrides)
+
+
+def test_methods_may_be_named_in_words():
+    untuned, tuned = parse_methods(["untuned@3", "tuned/concat"], 10, RETRIEVERS)
+    assert untuned == Method("untuned@3", "replug", 3, False)
+    assert tuned == Method("tuned/concat", "lsr", 10, True)
+    [own] = parse_methods(["tuned"], 10, {**RETRIEVERS, "tuned": "c"})
+    assert own.source == "tuned"
+    with pytest.raises(UserError, match="methods: tuned is unknown"):
+        parse_methods(["tuned"], 10, {"replug": "a"})
