@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from replug.configs.errors import UserError
 from replug.configs.schema import Config, TooLong
-from replug.data.files import write_json
+from replug.data.files import file_sha256, write_json
 from replug.data.records import Document, Window
 from replug.data.shards import write_documents, write_windows
 from replug.data.store import PreparedSet
@@ -43,7 +43,8 @@ def prepared(folder: Path, document: str, context: str, continuation: str) -> Pr
     write_documents(folder / "documents", [Document("d", document, "all", "d")])
     write_windows(folder / "queries.arrow", [Window("q", context, continuation, "all")])
     write_windows(folder / "heldout.arrow", [])
-    write_json(folder / "manifest.json", {"disjoint": {"shared_sources": [], "equal_texts": []}, "files": {}})
+    files = {name: file_sha256(folder / name) for name in ("queries.arrow", "heldout.arrow")}
+    write_json(folder / "manifest.json", {"disjoint": {"shared_sources": [], "equal_texts": []}, "files": files})
     return PreparedSet(folder)
 
 

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from replug.configs.load import load_config
+from replug.data.checksums import require_checksums
 from replug.train.model_card import write_model_card
 from replug.train.provenance import provenance_lines
 from tests.support.command_line import ROOT
@@ -28,6 +29,7 @@ def test_a_card_has_front_matter_models_weights_and_the_table(tmp_path: Path, ba
     config = load_config(ROOT / "configs/debug.yaml", [f"retriever.path={base}", "lm.path=gpt2-xl"])
     made_by = provenance_lines(config, ENVIRONMENT, "an-identity")
     write_model_card(tmp_path, config, "step 30, the last", made_by, RESULTS)
+    require_checksums(tmp_path, "mend", ["README.md"])
     card = (tmp_path / "README.md").read_text()
     front = yaml.safe_load(card.split("---")[1])
     assert (front.get("base_model"), front["library_name"]) == (named, "sentence-transformers")
