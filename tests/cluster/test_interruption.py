@@ -110,7 +110,8 @@ def test_ctrl_c_has_its_time_as_well(begun):
     status, said, _ = interrupted("hangs", [signal.SIGINT], begun)
     assert status == 130
     assert said == SAVING + (
-        "replug: interrupted by Ctrl-C; after 1 s it still waits in its start; step 7 is saved; the same command goes on\n"
+        "replug: interrupted by Ctrl-C; after 1 s it still waits in its start; step 7 is saved; "
+        "the same command goes on\n"
     )
 
 
