@@ -218,7 +218,7 @@ def killed_at_the_manifest(path: Path, content: object) -> None:
 
 def test_the_manifest_is_written_last(tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(replug.data.prepare.sets, "write_json", killed_at_the_manifest)
+        patch.setattr(replug.data.prepare.sets, "write_mark", killed_at_the_manifest)
         prepare(tmp_path / "a")
     there = [path for path in (tmp_path / "a").iterdir() if path.name not in ("manifest.json.partial", "work")]
     assert sorted(path.name for path in there) == ["documents", "heldout.arrow", "queries.arrow"]
