@@ -273,9 +273,9 @@ def _require_unfinished(config: Config, run: RunDirectory, job: str) -> None:
     """A finished run is not trained again, and an unfinished one goes on with the configuration it was begun with."""
     if job != "train":
         return
-    run.require_ours(config)
     if run.is_finished and not run.goes_on(config):
         raise UserError(f"run_dir: {run.path} holds a finished run; give another run_dir to train again")
+    run.require_ours(config)
 
 
 def _summary(path: Path, job: str, options: Mapping[str, str], actors: str, folder: Path) -> str:

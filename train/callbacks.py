@@ -146,13 +146,18 @@ class OwnSettings(pl.Callback):
     def __init__(self, install_signals: Callable[[], None], threads: int) -> None:
         self._install_signals, self._threads = install_signals, threads
 
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """The last batch of a run of fewer steps is not the last of this one, which Lightning would take for done."""
+        checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["is_last_batch"] = False
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._install_signals()  # its handler takes part in a collective from within a signal, which may never end
         torch.set_num_threads(self._threads)  # with DDP it takes all cores, and other numbers give other last bits
         # A resumed run has as many micro-batches as it is told now; its checkpoint may be of more ranks with fewer.
         # One that was saved at a step's end is of before Lightning counts it, and counts it now.
         loop, done = trainer.fit_loop.epoch_loop, trainer.global_step * trainer.accumulate_grad_batches
-        loop.batch_progress.is_last_batch = False  # as it was for a run of fewer steps
         progress = loop.batch_progress.current
         progress.ready, progress.completed = done, done - int(loop.restarted_on_train_batch_end)
 
