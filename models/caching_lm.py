@@ -6,7 +6,7 @@ not depend on timing: calls claim their pairs in the order they are submitted, a
 call claimed is awaited and not computed again. What a call has to compute is split into the LM's own units, and
 whole units are stored, before anyone has their scores: after kill -9 the same units are left to do. A call's units
 are one transaction, as a rule, written by a thread of its own (`models/score_writer.py`). Answers are
-`models/cached_generations.py`'s.
+`models/asked_once.py`'s.
 """
 
 import logging
@@ -20,7 +20,7 @@ from typing import TypeVar
 from replug.cluster.futures import attempt, outcome
 from replug.configs.errors import RunError
 from replug.models.black_box_lm import AsyncLM, ContinuationScore, ScoreSum
-from replug.models.cached_generations import CachedGenerations
+from replug.models.asked_once import CachedGenerations
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.generation_cache import GenerationCache
 from replug.models.score_cache import HitCounts, Key, NewScore, ScoreCache, pair_key
