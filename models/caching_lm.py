@@ -19,16 +19,18 @@ from typing import TypeVar
 
 from replug.cluster.futures import attempt, outcome
 from replug.configs.errors import RunError
+from replug.models.asked_once import AskedOnce
 from replug.models.black_box_lm import AsyncLM, ContinuationScore, ScoreSum
-from replug.models.asked_once import CachedGenerations
-from replug.models.generation import Generated, GenerationOptions
-from replug.models.generation_cache import GenerationCache
+from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions
+from replug.models.generation_cache import GenerationCache, generation_key
+from replug.models.sample_cache import SampleCache, sampling_key
 from replug.models.score_cache import HitCounts, Key, NewScore, ScoreCache, pair_key
 from replug.models.score_writer import UnitWriter
 
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer", ContinuationScore, ScoreSum)
+Part, Whole = TypeVar("Part"), TypeVar("Whole")
 
 
 @dataclass(slots=True)
@@ -74,7 +76,9 @@ class CachingLM:
         self._cache = ScoreCache(path)
         self._counts = HitCounts()
         self._writer = UnitWriter(self._settle)
-        self._generations = CachedGenerations(lm, GenerationCache(self._cache), self._lock, self._counts)
+        asked = self._lock, self._counts
+        self._generations: AskedOnce[Generated] = AskedOnce(lm.identity, GenerationCache(self._cache), *asked)
+        self._samples: AskedOnce[list[Sampled]] = AskedOnce(lm.identity, SampleCache(self._cache), *asked)
 
     def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
         return self.uncached.units(prefixes, continuations)
@@ -100,12 +104,27 @@ class CachingLM:
         self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
     ) -> "Future[Generated]":
         """Answer from the cache, from calls under way, and from the LM. Errors are the future's, those at once too."""
-        return self._generations.submit(prompts, weights, options)
+        key = generation_key(self.identity, prompts, weights, options)
+        [answer] = self._generations.submit(
+            [key], lambda _: _of_one(self.uncached.submit_ensemble(prompts, weights, options))
+        )
+        return answer
 
     def generate_ensemble(
         self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
     ) -> Generated:
         return self.submit_ensemble(prompts, weights, options).result()
+
+    def submit_samples(self, prompts: Sequence[str], options: SamplingOptions) -> "Future[list[list[Sampled]]]":
+        """As `submit_ensemble`; prompts that nobody has asked about are one call of the LM's."""
+        keys = [sampling_key(self.identity, prompt, options) for prompt in prompts]
+        samples = self._samples.submit(
+            keys, lambda rows: self.uncached.submit_samples([prompts[row] for row in rows], options)
+        )
+        return gather(samples, _as_it_is)
+
+    def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
+        return self.submit_samples(prompts, options).result()
 
     @property
     def num_hits(self) -> int:
@@ -130,6 +149,7 @@ class CachingLM:
         self.uncached.close()  # first: its answers are stored until it is closed
         self._writer.close()
         self._generations.close()
+        self._samples.close()
         with self._lock:
             try:
                 self._store([])
@@ -239,11 +259,28 @@ def _hand_out(claims: list[_Claim], outcome: list[ContinuationScore] | BaseExcep
             claim.future.set_result(outcome[row])
 
 
-def gather(
-    answers: Sequence["Answer | Future[ContinuationScore]"], shape: Callable[[ContinuationScore], Answer]
-) -> "Future[list[Answer]]":
+def _of_one(future: "Future[Whole]") -> "Future[list[Whole]]":
+    """A call with one answer, which may be cancelled."""
+    whole: Future[list[Whole]] = Future()
+
+    def settle(done: "Future[Whole]") -> None:
+        found = outcome(done)
+        if isinstance(found, BaseException):
+            whole.set_exception(found)
+        else:
+            whole.set_result([found])
+
+    future.add_done_callback(settle)
+    return whole
+
+
+def _as_it_is(answer: Whole) -> Whole:
+    return answer
+
+
+def gather(answers: Sequence["Whole | Future[Part]"], shape: "Callable[[Part], Whole]") -> "Future[list[Whole]]":
     """One future for all, in order, those under way as `shape` makes them; the first error in order is its error."""
-    whole: Future[list[Answer]] = Future()
+    whole: Future[list[Whole]] = Future()
     pending = [answer for answer in answers if isinstance(answer, Future)]
     left = len(pending)
     lock = threading.Lock()

@@ -79,8 +79,8 @@ class ReplugLM:
 
     `template` joins them, and cuts what is too long where it was given the LM's tokenizer. For generation, give it the
     LM's `max_tokens` less those that will be generated. `policy` decides which answers of `generate` and `answer`
-    have documents, and nothing of `score`, `generate_ensemble` and `sample`; one that was fitted to another LM, retriever, or
-    number of documents is refused with a UserError.
+    have documents, and nothing of `score`, `generate_ensemble` and `sample`; one that was fitted to another LM,
+    retriever, or number of documents is refused with a UserError.
     """
 
     def __init__(
