@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -83,16 +84,24 @@ class CachingLM:
     def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
         return self.uncached.units(prefixes, continuations)
 
-    def submit(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[list[ContinuationScore]]":
-        """Answer from the cache, from calls under way, and from the LM, in this order."""
-        return self._submit(prefixes, continuations, self._cache.scores, lambda score: score, with_tokens=True)
+    def submit(
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+    ) -> "Future[list[ContinuationScore]]":
+        """Answer from the cache, from calls under way, and from the LM, in this order.
+
+        What is missing of a call with an `opening` is one unit: its rows share more than what all calls begin with.
+        """
+        return self._submit(prefixes, continuations, opening, self._cache.scores, lambda score: score, with_tokens=True)
 
     def submit_sums(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[list[ScoreSum]]":
         """As `submit`, for who needs the sums only: what is computed for it is stored without its tokens."""
-        return self._submit(prefixes, continuations, self._cache.sums, ContinuationScore.summed, with_tokens=False)
+        shape = ContinuationScore.summed
+        return self._submit(prefixes, continuations, None, self._cache.sums, shape, with_tokens=False)
 
-    def score(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[ContinuationScore]:
-        return self.submit(prefixes, continuations).result()
+    def score(
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+    ) -> list[ContinuationScore]:
+        return self.submit(prefixes, continuations, opening=opening).result()
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
         """Greedy answers, each of a call of its own."""
@@ -161,6 +170,7 @@ class CachingLM:
         self,
         prefixes: Sequence[str],
         continuations: Sequence[str],
+        opening: str | None,
         stored: Callable[[Sequence[Key]], dict[Key, Answer]],
         shape: Callable[[ContinuationScore], Answer],
         with_tokens: bool,
@@ -172,7 +182,7 @@ class CachingLM:
             answers, missing = self._claim(keys, known, with_tokens)
         if missing:
             rows = list(missing.values())
-            self._ask(list(missing), [prefixes[row] for row in rows], [continuations[row] for row in rows])
+            self._ask(list(missing), [prefixes[row] for row in rows], [continuations[row] for row in rows], opening)
         return gather(answers, shape)
 
     def _claim(
@@ -193,8 +203,10 @@ class CachingLM:
         self._counts.add(hits=len(keys) - len(missing), misses=len(missing))
         return answers, missing
 
-    def _ask(self, keys: list[Key], prefixes: list[str], continuations: list[str]) -> None:
+    def _ask(self, keys: list[Key], prefixes: list[str], continuations: list[str], opening: str | None) -> None:
         """Submit what is missing, unit by unit. An error that the LM raises at once gives the claims back too."""
+        if opening is not None:
+            return self._ask_unit(_Asking(1), keys, prefixes, continuations, opening)
         units = attempt(self.uncached.units, prefixes, continuations)
         if isinstance(units, Exception):
             return self._writer.put(_Unit(keys, units), is_last=True)
@@ -206,11 +218,19 @@ class CachingLM:
             self._ask_unit(call, *([texts[row] for row in unit] for texts in (keys, prefixes, continuations)))
         return None
 
-    def _ask_unit(self, call: _Asking, keys: list[Key], prefixes: list[str], continuations: list[str]) -> None:
+    def _ask_unit(
+        self,
+        call: _Asking,
+        keys: list[Key],
+        prefixes: list[str],
+        continuations: list[str],
+        opening: str | None = None,
+    ) -> None:
         def settle(outcome: list[ContinuationScore] | BaseException) -> None:
             self._writer.put(_Unit(keys, outcome), call.one_is_there())
 
-        inner = attempt(self.uncached.submit, prefixes, continuations)
+        submit = self.uncached.submit if opening is None else partial(self.uncached.submit, opening=opening)
+        inner = attempt(submit, prefixes, continuations)
         if isinstance(inner, Exception):
             settle(inner)
         else:

@@ -115,9 +115,17 @@ class ReplugLM:
         return [found[query] for query in queries]
 
     def score(
-        self, contexts: Sequence[str], continuations: Sequence[str], documents: Documents | None = None
+        self,
+        contexts: Sequence[str],
+        continuations: Sequence[str],
+        documents: Documents | None = None,
+        *,
+        opening: str | None = None,
     ) -> list[ContinuationScore]:
-        """Log-probs (nats) of each continuation's tokens under the mixture. `documents`: those of each context."""
+        """Log-probs (nats) of each continuation's tokens under the mixture. `documents`: those of each context.
+
+        An `opening` saves nothing here: documents stand before it.
+        """
         check_pairs(contexts, continuations)
         documents = self._documents(contexts, documents)
         prompts = [
