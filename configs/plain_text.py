@@ -1,0 +1,30 @@
+"""Text that others wrote, as a terminal may show it: no character of it moves the cursor, hides or reorders others."""
+
+import json
+import re
+from typing import Any
+
+JOINERS = "\u200c\u200d"  # of letters and of emoji
+_SHOWN = re.compile(r"[ -~]*")  # what most text is made of
+
+
+def plain_line(text: str) -> str:
+    """One line; what is not printable is written as Python escapes it."""
+    return plain_text(" ".join(text.split()))
+
+
+def plain_text(text: str) -> str:
+    """As `plain_line`, but lines and tabs stay."""
+    if _SHOWN.fullmatch(text):
+        return text
+    return "".join(char if char.isprintable() or char in f"\n\t{JOINERS}" else _escaped(char) for char in text)
+
+
+def plain_json(value: Any) -> str:
+    """The same value in JSON on one line, with what is not printable escaped, as JSON has it."""
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
+
+
+def _escaped(char: str) -> str:
+    return " " if char.isspace() and ord(char) > 0x9F else char.encode("unicode_escape").decode()
