@@ -1,4 +1,4 @@
-"""From a YAML file and dotted overrides to a checked `Config`, or from overrides alone to a `ScoreConfig`.
+"""From a YAML file and dotted overrides to a checked configuration, or from overrides alone to those without a file.
 
 Everything a user can get wrong here ends in a `UserError` that names the key's full path, before
 anything heavy is imported. The only module that knows OmegaConf.
@@ -17,11 +17,17 @@ from omegaconf.errors import OmegaConfBaseException
 from replug.configs.errors import UserError
 from replug.configs.keys import keys_of, sections_of
 from replug.configs.rules import check_rules
-from replug.configs.schema import AnyConfig, Config, EvaluationConfig, ScoreConfig
+from replug.configs.schema import AnyConfig, AskConfig, Config, EvaluationConfig, LMConfig, ScoreConfig
 
-Made = TypeVar("Made", Config, ScoreConfig, EvaluationConfig)
+Made = TypeVar("Made", Config, ScoreConfig, EvaluationConfig, AskConfig)
 Schema = type[AnyConfig]
-EXAMPLES: dict[Schema, str] = {Config: "train.max_steps=10", ScoreConfig: "lm.path=DIR", EvaluationConfig: "k=10"}
+EXAMPLES: dict[Schema, str] = {
+    Config: "train.max_steps=10",
+    ScoreConfig: "lm.path=DIR",
+    EvaluationConfig: "k=10",
+    AskConfig: "lm.path=DIR",
+}
+WITHOUT_A_FILE = (ScoreConfig, AskConfig)
 
 
 def load_config(
@@ -37,6 +43,13 @@ def load_config(
 def load_score_config(overrides: Sequence[str]) -> ScoreConfig:
     """As `load_config`, for `replug score`, which has no file."""
     return _merge(ScoreConfig, None, overrides)
+
+
+def load_ask_config(overrides: Sequence[str], run: Path | None = None) -> AskConfig:
+    """For `replug ask`. The LM is that of the run whose configuration is in `run`, unless the overrides name one."""
+    names_lm = any(override.startswith(("lm.path=", "lm.url=")) for override in overrides)
+    lm = LMConfig() if run is None or names_lm else load_config(run).lm
+    return _merge(AskConfig, None, overrides, defaults=AskConfig(lm=lm))
 
 
 def load_evaluation_config(path: str | Path, overrides: Sequence[str] = ()) -> EvaluationConfig:
@@ -80,10 +93,11 @@ def _merge(
     overrides: Sequence[str],
     needs_lm: bool = True,
     needs_retriever: bool = True,
+    defaults: Made | None = None,
 ) -> Made:
     try:
         file = [_read_yaml(path, schema)] if path else []
-        merged = OmegaConf.merge(OmegaConf.structured(schema), *file, _read_overrides(overrides, schema))
+        merged = OmegaConf.merge(OmegaConf.structured(defaults or schema), *file, _read_overrides(overrides, schema))
         if not needs_retriever and OmegaConf.is_missing(merged.retriever, "path"):
             merged.retriever.path = ""
         missing = sorted(OmegaConf.missing_keys(merged))
@@ -154,7 +168,7 @@ def _suggestion(key: str, schema: Schema) -> str:
         return f"; did you mean {close[0]}?"
     return (
         "; `replug keys` lists them all"
-        if schema is not ScoreConfig
+        if schema not in WITHOUT_A_FILE
         else f"; expected keys of {' and '.join(sections)}"
     )
 

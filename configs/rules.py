@@ -17,10 +17,12 @@ from replug.configs.methods import REPLUG, WITHOUT_RETRIEVER, Method, parse_meth
 from replug.configs.refresh_policy import refresh_problems
 from replug.configs.schema import (
     AnyConfig,
+    AskConfig,
     Config,
     DataConfig,
     EvaluationConfig,
     LMConfig,
+    RetrieverConfig,
     ScoreConfig,
     ServerAPI,
     TooLong,
@@ -39,6 +41,8 @@ def check_rules(config: AnyConfig, needs_lm: bool = True, needs_retriever: bool 
         problems = _score_problems(config)
     elif isinstance(config, EvaluationConfig):
         problems = _evaluation_problems(config)
+    elif isinstance(config, AskConfig):
+        problems = _ask_problems(config)
     else:
         problems = _problems(config, needs_lm, needs_retriever)
     for problem in problems:
@@ -48,6 +52,16 @@ def check_rules(config: AnyConfig, needs_lm: bool = True, needs_retriever: bool 
 def _score_problems(config: ScoreConfig) -> Iterator[str]:
     yield from _out_of_range(config)
     yield from _lm_problems(config.lm)
+
+
+def _ask_problems(config: AskConfig) -> Iterator[str]:
+    yield from _out_of_range(config)
+    yield from _lm_problems(config.lm)
+    yield from web_problems(config.web)
+    if config.rerank_lm != LMConfig():
+        yield from (problem.replace("lm.", "rerank_lm.") for problem in _lm_problems(config.rerank_lm))
+    if not config.retriever.path and config.retriever != RetrieverConfig(""):
+        yield "retriever.path is missing, but other keys of retriever are set; expected --retriever DIR too"
 
 
 def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator[str]:

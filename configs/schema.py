@@ -418,4 +418,14 @@ class ScoreConfig:
     ray: RayConfig = section(RayConfig)
 
 
-AnyConfig = Config | ScoreConfig | EvaluationConfig
+@dataclass
+class AskConfig:
+    """What `replug ask` needs to know beside its options; it has no file, only the LM of a run, and overrides."""
+
+    lm: LMConfig = section(LMConfig)
+    rerank_lm: LMConfig = section(LMConfig)  # neither path nor url: answers are reranked by the LM that sampled them
+    retriever: RetrieverConfig = section(RetrieverConfig, path="")  # re-ranks passages, where it has a path
+    web: WebConfig = section(WebConfig)
+
+
+AnyConfig = Config | ScoreConfig | EvaluationConfig | AskConfig

@@ -156,9 +156,13 @@ class ReplugLM:
         return self._answer(prompts, options, self._documents(prompts, documents))
 
     def decide(
-        self, prompts: Sequence[str], options: GenerationOptions, subjects: Sequence[Subject] | None = None
+        self,
+        prompts: Sequence[str],
+        options: GenerationOptions,
+        subjects: Sequence[Subject] | None = None,
+        queries: Sequence[str] | None = None,
     ) -> list[Decision]:
-        """Which prompts the policy answers from documents, and these.
+        """Which prompts the policy answers from documents, and these; `queries` find them, by default the prompts.
 
         Costs what the signal costs: nothing for what is given, a call of the LM for each prompt, or a search. Raises
         UserError where a signal must be given and is not, or cannot be seen.
@@ -169,9 +173,12 @@ class ReplugLM:
         subjects = [Subject() for _ in prompts] if subjects is None else subjects
         if len(subjects) != len(prompts):
             raise ValueError(f"{len(subjects)} subjects, but {len(prompts)} prompts")
-        seen = self._see(policy, prompts, options, subjects)
+        queries = prompts if queries is None else queries
+        if len(queries) != len(prompts):
+            raise ValueError(f"{len(queries)} queries, but {len(prompts)} prompts")
+        seen = self._see(policy, prompts, queries, options, subjects)
         does = [policy.retrieves(one.value, of.relation) for one, of in zip(seen, subjects, strict=True)]
-        wanted = [prompts[row] for row, one in enumerate(seen) if does[row] and one.documents is None]
+        wanted = [queries[row] for row, one in enumerate(seen) if does[row] and one.documents is None]
         found = iter(self._search(wanted, self._k))
         return [
             Decision(True, one.value, next(found) if one.documents is None else one.documents)
@@ -181,7 +188,12 @@ class ReplugLM:
         ]
 
     def _see(
-        self, policy: Policy, prompts: Sequence[str], options: GenerationOptions, subjects: Sequence[Subject]
+        self,
+        policy: Policy,
+        prompts: Sequence[str],
+        queries: Sequence[str],
+        options: GenerationOptions,
+        subjects: Sequence[Subject],
     ) -> list[_Seen]:
         """The signal of each prompt, with what had to be found or answered to see it."""
         if policy.decides_by.known_from is KnownFrom.question:
@@ -189,7 +201,7 @@ class ReplugLM:
         if policy.decides_by.known_from is KnownFrom.closed_answer:
             answers = self._answer(prompts, options, [[] for _ in prompts])
             return [_Seen(policy.value_of_answer(answer), closed_answer=answer) for answer in answers]
-        found = self._search(prompts, max(self._k, 2))  # a margin is of two
+        found = self._search(queries, max(self._k, 2))  # a margin is of two
         return [
             _Seen(policy.value_of_search([document.similarity for document in of]), documents=of[: self._k])
             for of in found
