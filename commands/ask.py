@@ -1,49 +1,58 @@
-"""`replug generate`: an answer from the documents of a run's or an index's retriever, in this process, without Ray."""
+"""`replug ask`: an answer with its evidence, from an index or a search engine, in this process and without Ray."""
 
-import json
-from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from replug.commands.asking.options import LOCAL, QUICKSTART, REPLUG, AskOptions, Drawing, checked
 from replug.commands.command import Command, Group, Overrides
-from replug.configs.errors import UserError
-from replug.configs.load import load_config, load_score_config
-from replug.configs.schema import LMConfig
+from replug.configs.load import load_ask_config
+from replug.configs.plain_text import plain_json
+from replug.configs.schema import AskConfig
 
 if TYPE_CHECKING:
-    from replug.models.generation import Generated, GenerationOptions
-    from replug.models.lm_source import LMSource
-    from replug.models.policy import Policy, Subject
-    from replug.models.prompt import PromptTemplate
-    from replug.models.replug_lm import Decision, ReplugLM
-
-SHOWN_CHARACTERS = 120
-DOCUMENTS = 10  # of the ensemble, where neither an option nor a policy says
+    from replug.commands.asking.reply import Reply
 
 
-@dataclass(frozen=True, slots=True)
-class Followed:
-    """A policy, and what the prompt asks about."""
-
-    policy: "Policy"
-    subject: "Subject"
-
-
-def generate(
-    prompt: Annotated[str, typer.Argument(help="What is to be continued.")],
+def ask(
+    question: Annotated[str, typer.Argument(help="What is asked, or continued by a --template.")],
     overrides: Overrides = None,
-    index: Annotated[Path, typer.Option(help="A run directory or an index directory.")] = Path("runs/quickstart"),
-    k: Annotated[
-        int | None, typer.Option(help="Documents in the ensemble; 0 asks the LM alone. [default: 10]", min=0)
+    index: Annotated[
+        Path | None, typer.Option(help="A run directory or an index directory. [default: runs/quickstart]")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Length of the answer in tokens.", min=1)] = 64,
-    stop: Annotated[str | None, typer.Option(help="The answer ends before this text; \\n is a newline.")] = None,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token at each step.", min=0)] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens with this mass.", min=0, max=1)] = 1.0,
+    engine: Annotated[
+        str | None, typer.Option(help="A search engine: local, searxng, brave, google or ddgs; keys are under web.")
+    ] = None,
+    corpus: Annotated[
+        Path | None, typer.Option(help="JSONL of id and text, which --engine local searches by BM25.")
+    ] = None,
+    rerank: Annotated[
+        str, typer.Option(help="replug: one token for all passages; or direct, rag, rag_full, noisy_channel, poe.")
+    ] = REPLUG,
+    retriever: Annotated[
+        str | None, typer.Option(help="An encoder, such as RUN_DIR/retriever, that re-ranks an engine's passages.")
+    ] = None,
+    k: Annotated[
+        int | None, typer.Option(help="Passages that are used; 0 asks the LM alone. [default: 10]", min=0)
+    ] = None,
+    shots: Annotated[Path | None, typer.Option(help="JSONL of question, answer and evidence. [default: ours]")] = None,
+    template: Annotated[
+        str | None, typer.Option(help="The prompt instead of shots, such as '{question}': documents stand before it.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Length of an answer in tokens. [default: 32; with --template 64]", min=1)
+    ] = None,
+    stop: Annotated[
+        str | None, typer.Option(help="The answer ends before this text; \\n is a newline, and the default.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 takes the likeliest token. [default: 0; candidates 1]", min=0)
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the likeliest tokens of this mass. [default: 1; candidates 0.8]")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of sampling.", min=0)] = 0,
     policy: Annotated[
         Path | None, typer.Option(help="Decides whether documents are used; `replug adapt fit` writes it.")
@@ -53,133 +62,53 @@ def generate(
         float | None, typer.Option(help="Of the subject, for the policy: page views, or documents that name it.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page with the answer and all it is from.")] = None,
 ) -> None:
-    """Continue a prompt with the LM and what the retriever finds for it: one token is chosen for all documents.
+    """Answer a question from the documents of an index, or from what a search engine finds.
 
-    The LM is that of the run, or lm.path=DIR. A server's answers, one from each document, are weighed as wholes.
+    The LM is that of the run, or lm.path=DIR. rerank_lm.path=DIR is another one, which reranks.
 
-    replug generate "The Python keyword yield" --k 10 --index runs/quickstart
+    replug ask "what does the keyword yield do in python" --index runs/quickstart
 
-    replug generate "Q: What is the capital of Peru? A:" --policy policy.json --relation capital --popularity 61000
+    replug ask "who wrote the art of war" --engine searxng web.url=http://127.0.0.1:8888 --rerank poe lm.path=DIR
+
+    replug ask "The Python keyword yield" --template "{question}" --index runs/quickstart
     """
-    from replug.models.generation import GenerationOptions
+    typed = AskOptions(index, corpus, engine, retriever, rerank, k, template, shots, policy)
+    drawing = Drawing(max_new_tokens, None if stop is None else stop.replace("\\n", "\n"), temperature, top_p, seed)
+    options, config = read(typed, drawing, overrides or [])
+    from replug.commands.asking.policies import policy_of
     from replug.models.policy import Subject
 
-    end = None if stop is None else stop.replace("\\n", "\n")
-    options = GenerationOptions(max_new_tokens, end, temperature, top_p, seed)
-    followed = policy_of(policy, Subject(relation, popularity))
-    run_generate(prompt, index, k, options, overrides or [], as_json, followed)
+    followed = policy_of(options.policy, Subject(relation, popularity))
+    from replug.commands.asking.ways import reply_to  # after a mistake could be told
+
+    show(reply_to(question, options, drawing, config, followed), as_json, html)
 
 
-def policy_of(path: Path | None, subject: "Subject") -> Followed | None:
-    """The policy of a file, and what the prompt asks about; raises UserError for what the policy has no use for."""
-    from replug.models.policy import KnownFrom, load_policy
-
-    if path is None:
-        for option, value in (("--relation", subject.relation), ("--popularity", subject.popularity)):
-            if value is not None:
-                raise UserError(f"{option} is for a policy; expected --policy too")
-        return None
-    policy = load_policy(path)
-    if subject.popularity is None and policy.decides_by.known_from is KnownFrom.question:
-        raise UserError(f"--popularity is missing: the policy decides by {policy.signal} ({policy.decides_by.title})")
-    if subject.popularity is not None and policy.decides_by.known_from is not KnownFrom.question:
-        raise UserError(f"--popularity: the policy decides by {policy.signal}; leave it out")
-    return Followed(policy, subject)
+def read(typed: AskOptions, drawing: Drawing, overrides: list[str]) -> tuple[AskOptions, AskConfig]:
+    """What is meant, checked, with the configuration of it. Nothing heavy is imported."""
+    by_default = typed.index is None and typed.engine is None and QUICKSTART.is_dir()
+    options = replace(typed, index=QUICKSTART) if by_default else typed
+    checked(options, drawing, overrides)
+    chosen = [f"web.engine={options.engine or LOCAL}"]
+    if options.retriever is not None:
+        chosen.append(f"retriever.path={options.retriever}")
+    run = options.index / "config.yaml" if options.index is not None else None
+    return options, load_ask_config([*overrides, *chosen], run if run is not None and run.is_file() else None)
 
 
-def run_generate(
-    prompt: str,
-    directory: Path,
-    k: int | None,
-    options: "GenerationOptions",
-    overrides: list[str],
-    as_json: bool,
-    followed: Followed | None = None,
-) -> None:
-    """Print the answer, then the documents that it is from, with their weights."""
-    from replug.index_workers.local_index import IndexRetriever, LocalIndex
-    from replug.index_workers.version_store import index_folder
-    from replug.models.build import lm_source
-    from replug.models.ensemble import document_weights
-    from replug.models.hardware import available_cores
-    from replug.models.replug_lm import ReplugLM
-    from replug.train.run_dir import RunDirectory
+def show(reply: "Reply", as_json: bool, html: Path | None) -> None:
+    """On standard output, as a table or as JSON; the page goes to its file."""
+    from replug.commands.asking.page import write_page
+    from replug.commands.asking.table import print_reply
 
-    lm_config = lm_of(directory, overrides)
-    retriever = IndexRetriever(LocalIndex(index_folder(directory), available_cores()))
-    run = RunDirectory(directory)
-    source = lm_source(lm_config, run.budget_file, run.scores)
-    if k is None:
-        k = (followed.policy.ensemble_size if followed else None) or DOCUMENTS
-    with closing(source.open_here()) as lm:
-        template = _template(lm_config, source, options.max_new_tokens)
-        replug = ReplugLM(lm, retriever, k, template, followed.policy if followed else None)
-        decision = _decide(replug, prompt, options, followed)
-        [answer] = replug.follow([prompt], options, [decision])
-    similarities = [found.similarity for found in decision.documents]
-    weights = document_weights(similarities).tolist() if similarities else []
-    (_print_json if as_json else _print)(prompt, answer, decision, weights, followed)
+    if html is not None:
+        write_page(html, reply)
+    if as_json:
+        print(plain_json(reply.as_json()))
+    else:
+        print_reply(reply)
 
 
-def _decide(replug: "ReplugLM", prompt: str, options: "GenerationOptions", followed: Followed | None) -> "Decision":
-    """By the policy; without one, what is found."""
-    from replug.models.replug_lm import Decision
-
-    if followed is not None:
-        return replug.decide([prompt], options, [followed.subject])[0]
-    return Decision(True, None, replug.retrieve([prompt])[0])
-
-
-def lm_of(directory: Path, overrides: list[str]) -> LMConfig:
-    """The LM of the overrides, else of the run that the directory is of."""
-    if any(override.startswith(("lm.path=", "lm.url=")) for override in overrides):
-        return load_score_config(overrides).lm
-    if not (directory / "config.yaml").is_file():
-        raise UserError(f"lm.path is missing, and {directory} is no run directory that names one; give lm.path=DIR")
-    return load_config(directory / "config.yaml", overrides).lm
-
-
-def _template(lm: LMConfig, source: "LMSource", max_new_tokens: int) -> "PromptTemplate":
-    """Cuts documents so that the answer finds room, where the LM's limit and its tokenizer are known."""
-    from replug.models.prompt import PromptTemplate
-
-    if source.max_tokens is None or (tokenizer := source.tokenizer()) is None:
-        return PromptTemplate(lm.separator)
-    if source.max_tokens <= max_new_tokens:
-        raise UserError(f"--max-new-tokens is {max_new_tokens}; the LM holds {source.max_tokens} tokens in all")
-    return PromptTemplate(lm.separator, tokenizer, source.max_tokens - max_new_tokens)
-
-
-def _print(
-    prompt: str, answer: "Generated", decision: "Decision", weights: Sequence[float], followed: Followed | None
-) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-
-    console = Console()
-    console.print(f"[dim]{escape(prompt)}[/dim]{escape(answer.text)}", highlight=False)
-    if followed is not None:
-        reason = followed.policy.reason(decision.value, followed.subject.relation)
-        console.print(f"[dim]{escape(reason)}[/dim]", highlight=False, soft_wrap=True)
-    for found, weight in zip(decision.documents, weights, strict=True):
-        text = " ".join(found.text.split())
-        shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
-        console.print(f"{weight:6.1%}  {escape(found.id)}  [dim]{escape(shown)}[/dim]", highlight=False, soft_wrap=True)
-
-
-def _print_json(
-    prompt: str, answer: "Generated", decision: "Decision", weights: Sequence[float], followed: Followed | None
-) -> None:
-    found = [
-        {**asdict(document), "weight": weight} for document, weight in zip(decision.documents, weights, strict=True)
-    ]
-    row = {"prompt": prompt, "answer": answer.text, "sum_logprob": answer.sum_logprob, "documents": found}
-    if followed is not None:
-        threshold = followed.policy.threshold(followed.subject.relation)
-        of_policy = {"signal": followed.policy.signal, "value": decision.value, "threshold": threshold}
-        row["policy"] = {**of_policy, "retrieves": decision.retrieves}
-    print(json.dumps(row, ensure_ascii=False))
-
-
-COMMAND = Command(generate, Group.use, place=2)
+COMMAND = Command(ask, Group.use, place=2)

@@ -1,0 +1,75 @@
+"""A reply on a terminal: the answer, its evidence, its candidates. What others wrote is text there, never markup."""
+
+import math
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from replug.commands.asking.reply import TITLES, Reply
+from replug.configs.plain_text import plain_line, plain_text
+from replug.web.records import Passage
+
+SHOWN_CHARACTERS = 160
+SHOWN_CANDIDATES = 10
+
+
+def print_reply(reply: Reply) -> None:
+    console = Console(highlight=False)
+    shown = escape(plain_text(reply.answer)) if reply.answer else "[red]no answer[/red]"
+    console.print(f"[bold]{shown}[/bold]")
+    for line in told(reply):
+        console.print(f"[dim]{escape(plain_line(line))}[/dim]", soft_wrap=True)
+    if reply.passages:
+        console.print(_evidence(reply))
+    if reply.scores:
+        console.print(_candidates(reply))
+
+
+def told(reply: Reply) -> list[str]:
+    """How the answer came about: the way, the policy's reason, and what the search did not give."""
+    lines = [f"{reply.way}; {reply.lm}; {reply.searched}"]
+    if reply.sum_logprob is not None:
+        lines[0] += f"; log p {reply.sum_logprob:.2f}"
+    if reply.policy is not None:
+        lines.append(reply.policy.reason)
+    elif not reply.passages:
+        lines.append("no evidence: the LM answers alone")
+    if reply.failures:
+        lines.append("not used: " + ", ".join(f"{name} {count}" for name, count in reply.failures.items()))
+    return lines
+
+
+def number(value: float) -> str:
+    """A logarithm; of nothing it is a dash."""
+    return f"{value:.2f}" if math.isfinite(value) else "–"
+
+
+def _evidence(reply: Reply) -> Table:
+    table = Table("", "weight", "evidence", "date", title="Evidence", title_justify="left", expand=False)
+    for place, passage in enumerate(reply.passages, start=1):
+        table.add_row(str(place), f"{passage.probability:.1%}", _shown(passage), passage.fetched or "")
+    return table
+
+
+def _shown(passage: Passage) -> Text:
+    """Title and address over the beginning of the text."""
+    heads = [plain_line(part) for part in (passage.title, passage.url) if part]
+    text = plain_line(passage.text)
+    cut = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
+    return Text.assemble((" · ".join(heads), "bold"), "\n", (cut, "dim"))
+
+
+def _candidates(reply: Reply) -> Table:
+    """The best ones; factors are those of an answer's likeliest candidate."""
+    more = len(reply.scores) - SHOWN_CANDIDATES
+    title = f"Candidates{f', and {more} more' if more > 0 else ''}"
+    factors = list(TITLES.values()) if reply.candidates else []
+    table = Table("score", "answer", "from", *factors, title=title, title_justify="left")
+    for answer, score in list(reply.scores.items())[:SHOWN_CANDIDATES]:
+        best = reply.best_candidate(answer)
+        numbers = [number(best.factors[name]) for name in TITLES] if best else []
+        places = ", ".join(map(str, reply.passages_of(answer)))
+        table.add_row(number(score), Text(plain_line(answer)), places, *numbers)
+    return table

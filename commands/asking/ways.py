@@ -1,0 +1,47 @@
+"""From a question to its reply: what is searched, which LM is asked, and by which way to answer."""
+
+from pathlib import Path
+
+from replug.commands.asking.ensemble import Ensemble
+from replug.commands.asking.evidence import find_evidence
+from replug.commands.asking.options import AskOptions, Drawing
+from replug.commands.asking.policies import Followed
+from replug.commands.asking.reply import Reply
+from replug.commands.asking.reranking import Reranking
+from replug.configs.errors import UserError
+from replug.configs.schema import AskConfig, LMConfig
+from replug.models.build import lm_source
+from replug.models.lm_source import LMSource
+from replug.train.run_dir import RunDirectory
+
+NUM_PASSAGES = 10  # where neither an option nor a policy says
+FOLDER = Path("runs/ask")  # of what engines answered, where no index is searched
+
+
+def reply_to(
+    question: str, options: AskOptions, drawing: Drawing, config: AskConfig, followed: Followed | None
+) -> Reply:
+    """LMs are reached before anything is searched for, and read after it, unless a policy asks them first."""
+    folder, k = options.index or FOLDER, _num_passages(options, config, followed)
+    source = _source(config.lm, folder, "lm_spent.json")
+    if followed is not None:
+        return Ensemble(source, config.lm, options, drawing).follow(question, k, followed)
+    way: Ensemble | Reranking = Ensemble(source, config.lm, options, drawing)
+    if options.reranks:
+        is_other = config.rerank_lm != LMConfig()
+        other = _source(config.rerank_lm, folder, "rerank_lm_spent.json") if is_other else source
+        way = Reranking(source, other, options, drawing)
+    return way.answer(question, find_evidence(question, k, options, config, folder))
+
+
+def _num_passages(options: AskOptions, config: AskConfig, followed: Followed | None) -> int:
+    if options.k is None:
+        size = followed.policy.ensemble_size if followed else None
+        return size or (NUM_PASSAGES if options.engine is None else min(NUM_PASSAGES, config.web.max_passages))
+    if options.engine is not None and options.k > config.web.max_passages:
+        raise UserError(f"--k is {options.k}, and web.max_passages={config.web.max_passages} are kept; raise that too")
+    return options.k
+
+
+def _source(lm: LMConfig, folder: Path, budget_file: str) -> LMSource:
+    return lm_source(lm, folder / budget_file, RunDirectory(folder).scores)
