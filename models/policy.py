@@ -1,7 +1,7 @@
 """A policy of retrieval: by which signal and below which value documents are retrieved (Mallen et al. 2023, section 6).
 
 `replug adapt fit` writes one from an evaluation's outcomes, as a file of JSON; `ReplugLM(policy=...)` and
-`replug generate --policy` follow it. It was fitted to one LM, one retriever over its documents and two ways to answer,
+`replug ask --policy` follow it. It was fitted to one LM, one retriever over its documents and two ways to answer,
 and says nothing of others: who loads it compares.
 
     {"format": 1, "lm": ..., "retriever": ..., "closed": "none", "augmented": "replug@1", "signal": "popularity",

@@ -135,11 +135,8 @@ def _evidence(passage: Passage) -> dict[str, Any]:
 
 
 def _candidate(one: ScoredCandidate) -> dict[str, Any]:
-    return {
-        "answer": one.answer,
-        "passage": one.passage + 1,
-        **{name: _finite(value) for name, value in one.factors.items()},
-    }
+    factors = {name: _finite(value) for name, value in one.factors.items()}
+    return {"answer": one.answer, "passage": one.passage + 1, "factors": factors}
 
 
 def _finite(number: float) -> float | None:

@@ -37,7 +37,7 @@ def told(reply: Reply) -> list[str]:
     elif not reply.passages:
         lines.append("no evidence: the LM answers alone")
     if reply.failures:
-        lines.append("not used: " + ", ".join(f"{name} {count}" for name, count in reply.failures.items()))
+        lines.append("missing: " + ", ".join(f"{name} {count}" for name, count in reply.failures.items()))
     return lines
 
 

@@ -1,4 +1,4 @@
-"""`replug adapt` and `replug generate --policy` as a user types them."""
+"""`replug adapt` and `replug ask --policy` as a user types them."""
 
 import json
 from dataclasses import replace
@@ -127,24 +127,24 @@ def policy(quiet_run: Path) -> Policy:
     return Policy(StandInLM.identity, retriever, "none", "replug@3", "popularity", by_relation, 10.0)
 
 
-def generated(replug: CommandLine, run: Path, path: Path, *typed: str) -> dict:
-    done = replug("generate", "some words", "--index", run, "--policy", path, "--max-new-tokens", "4", "--json", *typed)
+def answered(replug: CommandLine, run: Path, path: Path, *typed: str) -> dict:
+    done = replug("ask", "some words", "--index", run, "--policy", path, "--max-new-tokens", "4", "--json", *typed)
     assert done.status == 0, done.printed
     return json.loads(done.output.splitlines()[-1])
 
 
-def test_generate_retrieves_where_the_policy_says(replug: CommandLine, quiet_run, policy, tmp_path):
+def test_ask_retrieves_where_the_policy_says(replug: CommandLine, quiet_run, policy, tmp_path):
     policy.save(tmp_path / "policy.json")
-    rare = generated(replug, quiet_run, tmp_path / "policy.json", "--relation", "capital", "--popularity", "3")
-    assert len(rare["documents"]) == 3  # as many as the policy was fitted to
+    rare = answered(replug, quiet_run, tmp_path / "policy.json", "--relation", "capital", "--popularity", "3")
+    assert len(rare["evidence"]) == 3  # as many as the policy was fitted to
     assert rare["policy"] == {"signal": "popularity", "value": 3.0, "threshold": 1000.0, "retrieves": True}
-    known = generated(replug, quiet_run, tmp_path / "policy.json", "--popularity", "3000")
-    assert known["documents"] == [] and known["policy"]["threshold"] == 10.0 and known["answer"]
-    alone = replug("generate", "some words", "--index", quiet_run, "--k", "0", "--max-new-tokens", "4", "--json")
+    known = answered(replug, quiet_run, tmp_path / "policy.json", "--popularity", "3000")
+    assert known["evidence"] == [] and known["policy"]["threshold"] == 10.0 and known["answer"]
+    alone = replug("ask", "some words", "--index", quiet_run, "--k", "0", "--max-new-tokens", "4", "--json")
     assert json.loads(alone.output.splitlines()[-1])["answer"] == known["answer"]
 
 
-def test_generate_says_why(replug: CommandLine, quiet_run, policy, tmp_path):
+def test_ask_says_why(replug: CommandLine, quiet_run, policy, tmp_path):
     policy.save(tmp_path / "policy.json")
     typed = [
         "--index",
@@ -156,14 +156,14 @@ def test_generate_says_why(replug: CommandLine, quiet_run, policy, tmp_path):
         "--relation",
         "capital",
     ]
-    done = replug("generate", "some words", *typed)
+    done = replug("ask", "some words", *typed)
     assert "no document: popularity is 3000; capital: below 1000" in done.output
 
 
-def test_generate_by_the_lms_own_confidence_needs_no_popularity(replug: CommandLine, quiet_run, policy, tmp_path):
+def test_ask_by_the_lms_own_confidence_needs_no_popularity(replug: CommandLine, quiet_run, policy, tmp_path):
     replace(policy, signal="mean_logprob", thresholds={}, pooled=-1e9).save(tmp_path / "policy.json")
-    row = generated(replug, quiet_run, tmp_path / "policy.json")
-    assert row["documents"] == [] and row["policy"]["value"] == pytest.approx(row["policy"]["value"])
+    row = answered(replug, quiet_run, tmp_path / "policy.json")
+    assert row["evidence"] == [] and row["policy"]["value"] == pytest.approx(row["policy"]["value"])
 
 
 @pytest.mark.parametrize(
@@ -176,14 +176,14 @@ def test_generate_by_the_lms_own_confidence_needs_no_popularity(replug: CommandL
         ({"signal": "margin"}, ["--popularity", "3"], "--popularity: the policy decides by margin; leave it out"),
     ],
 )
-def test_generate_refuses_what_the_policy_is_not_for(replug, quiet_run, policy, tmp_path, change, typed, message):
+def test_ask_refuses_what_the_policy_is_not_for(replug, quiet_run, policy, tmp_path, change, typed, message):
     replace(policy, **change).save(tmp_path / "policy.json")
-    done = replug("generate", "some words", "--index", quiet_run, "--policy", tmp_path / "policy.json", *typed)
+    done = replug("ask", "some words", "--index", quiet_run, "--policy", tmp_path / "policy.json", *typed)
     assert done.status == 2 and message in done.errors
 
 
 def test_what_is_asked_about_is_for_a_policy(replug: CommandLine, quiet_run):
-    done = replug("generate", "some words", "--index", quiet_run, "--relation", "capital")
+    done = replug("ask", "some words", "--index", quiet_run, "--relation", "capital")
     assert done.status == 2 and "--relation is for a policy; expected --policy too" in done.errors
 
 
@@ -225,10 +225,10 @@ def test_a_policy_of_an_evaluation_is_followed_with_its_index_and_lm(replug, eva
     assert done.status == 0 and "seconds" in done.output, done.printed
     given = ["--popularity", "3"] if signal in ("popularity", "frequency") else []
     typed = ["lm.path=stand_in", "--index", evaluated / "found/index/replug", "--policy", tmp_path / "policy.json"]
-    done = replug("generate", "Q: In what city was Person3 born? A:", *typed, "--json", *given)
+    done = replug("ask", "Q: In what city was Person3 born? A:", *typed, "--json", *given)
     assert done.status == 0, done.printed
     row = json.loads(done.output.splitlines()[-1])
-    assert row["policy"]["signal"] == signal and len(row["documents"]) == 2 * row["policy"]["retrieves"]
+    assert row["policy"]["signal"] == signal and len(row["evidence"]) == 2 * row["policy"]["retrieves"]
 
 
 def test_an_evaluation_is_reported_with_what_every_way_costs(replug: CommandLine, evaluated, tmp_path):
