@@ -55,9 +55,10 @@ quickstart: .venv/.installed
 test: .venv/.installed-dev
 	@$(PYTEST) --numprocesses $(TEST_PROCESSES) --dist loadfile -m "not slow and not nightly"
 
-# What takes minutes: storms, ranks, SLURM, real servers. One at a time, since each keeps several cores busy.
+# What takes minutes: storms, ranks, SLURM, real servers. Most wait for processes to start, so two files at a time.
 test-slow: .venv/.installed-dev
-	@$(PYTEST) -m "slow and not nightly"
+	@$(PYTEST) --numprocesses $(TEST_PROCESSES) --dist loadfile -m "slow and not nightly and not alone"
+	@$(PYTEST) -m "slow and alone and not nightly"
 
 # Variants of those, and rehearsals of the paper's run on 8 to 64 GPUs; an hour.
 test-nightly: .venv/.installed-dev

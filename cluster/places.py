@@ -12,19 +12,20 @@ from typing import Any
 
 import ray
 import torch
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from replug.cluster.gpus import rehearsal
 from replug.cluster.layout import Layout
 from replug.cluster.packing import SEARCHER, TRAINER, Node, PlannedGPU
-from replug.configs.errors import UserError
+from replug.configs.errors import RunError, UserError
 
 log = logging.getLogger(__name__)
 
 RESERVE_SECONDS = 60.0  # for GPUs that another job gives back
 ASK_SECONDS = 60.0  # for a node to say what GPUs it has: torch is imported there
+RANK_0_SECONDS = 600.0  # for rank 0's place to answer: a resumed run starts all its actors at that moment
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # of an actor without GPUs: else it would take the first of the node, uncounted
 
 _strategies: dict[tuple[str, int], Any] = {}  # by key and number of an actor
@@ -70,9 +71,16 @@ def place(key: str, number: int, gpus: float, env: dict[str, str]) -> dict[str, 
 
 
 def gpu_of_rank_0(gpus: float) -> SeenGPU:
-    """Asked in its place."""
+    """Asked in its place. Raises RunError where no process there answers."""
     ask = ray.remote(max_calls=1)(_seen)  # its process ends, and leaves nothing on the GPU
-    seen: SeenGPU = ray.get(ask.options(**place(TRAINER, 0, gpus, {})).remote(), timeout=ASK_SECONDS)
+    try:
+        seen: SeenGPU = ray.get(ask.options(**place(TRAINER, 0, gpus, {})).remote(), timeout=RANK_0_SECONDS)
+    except RayError as error:
+        why = f"no answer within {RANK_0_SECONDS:g} s" if isinstance(error, GetTimeoutError) else _last_line(error)
+        raise RunError(
+            f"the GPU that is held for trainer rank 0 cannot be asked for: {why}; `ray status` says what the cluster "
+            "does, and the same command goes on"
+        ) from error
     return seen
 
 
@@ -124,9 +132,13 @@ def _answer(reference: Any) -> float | None:
     try:
         found: float | None = ray.get(reference)
     except RayError as error:
-        log.warning(f"a node does not say what GPUs it has: {str(error).strip().splitlines()[-1]}")
+        log.warning(f"a node does not say what GPUs it has: {_last_line(error)}")
         return None
     return found
+
+
+def _last_line(error: RayError) -> str:
+    return str(error).strip().splitlines()[-1].strip()
 
 
 def _seen() -> SeenGPU:

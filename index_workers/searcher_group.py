@@ -1,5 +1,6 @@
 """One searcher actor for each shard, asked together: an answer comes from all of them or not at all."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,14 +10,20 @@ import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
+from replug.cluster.actor_pool import is_device_fault
 from replug.configs.errors import RunError, UserError
 from replug.index_workers.merge import merge_top_k
+
+log = logging.getLogger(__name__)
+
+MAX_FAULTS = 3  # times in a row that a GPU may fail: another process has another context, but perhaps the same GPU
 
 
 class SearcherGroup:
     """`make_actor(shard)` gives the actor of each shard; Ray restarts one that dies and asks it again.
 
-    It then loads its shard before it answers, so every answer has the time that loading has.
+    It then loads its shard before it answers, so every answer has the time that loading has. One whose GPU fails is
+    killed, as if it had died: every later call in that process would fail too.
     """
 
     def __init__(self, make_actor: Callable[[int], Any], num_shards: int, timeout_seconds: float) -> None:
@@ -27,19 +34,19 @@ class SearcherGroup:
 
     def load(self, version: int, num_documents: int) -> None:
         """Load a published version on every shard, beside those already there."""
-        sizes: list[int] = self._ask([actor.load.remote(version) for actor in self.actors])
+        sizes: list[int] = self._ask(lambda actor: actor.load.remote(version))
         if sum(sizes) != num_documents:
             raise RunError(f"index version {version}: shards hold {sum(sizes)} documents, expected {num_documents}")
 
     def search(self, version: int, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows and similarities [B, k], best first, merged from every shard."""
         with self._flight():
-            parts = self._ask([actor.search.remote(version, queries, k) for actor in self.actors])
+            parts = self._ask(lambda actor: actor.search.remote(version, queries, k))
         return merge_top_k(parts, k)
 
     def release(self, keep: list[int]) -> None:
         """Free the memory of the other versions."""
-        self._ask([actor.release.remote(keep) for actor in self.actors])
+        self._ask(lambda actor: actor.release.remote(keep))
 
     def retire(self) -> None:
         """End the actors once the searches under way are answered."""
@@ -64,14 +71,49 @@ class SearcherGroup:
                 if self._is_retired and not self._in_flight:
                     self.close()
 
-    def _ask(self, references: list[Any]) -> list[Any]:
+    def _ask(self, call: Callable[[Any], Any]) -> list[Any]:
         """Every answer; raises what an actor says without Ray's traceback round it."""
+        references = [call(actor) for actor in self.actors]
+        for _ in range(MAX_FAULTS - 1):
+            try:
+                return self._answers(references)
+            except RayTaskError as error:
+                if not is_device_fault(error.cause):
+                    raise _without_traceback(error) from None
+                log.warning(f"the GPU of an index searcher failed ({_first_line(error)}); starting it anew")
+            references = [self._again(*asked, call) for asked in zip(self.actors, references, strict=True)]
+        try:
+            return self._answers(references)
+        except RayTaskError as error:
+            raise _without_traceback(error) from None
+
+    def _answers(self, references: list[Any]) -> list[Any]:
         try:
             return ray.get(references, timeout=self._timeout)
-        except RayTaskError as error:
-            raise (error.cause if isinstance(error.cause, UserError | RunError) else error) from None
         except (GetTimeoutError, RayActorError) as error:
             raise RunError(
                 f"the index's searchers do not answer ({type(error).__name__}, after at most {self._timeout:g} s, "
                 "index.timeout_seconds): is there room in the cluster for index.num_shards of them?"
             ) from error
+
+    def _again(self, actor: Any, reference: Any, call: Callable[[Any], Any]) -> Any:
+        """The same call, of a new process where the GPU of this one failed; Ray asks it again what others asked."""
+        try:
+            self._answers([reference])
+        except RayTaskError as error:
+            if is_device_fault(error.cause):
+                ray.kill(actor, no_restart=False)
+                return call(actor)
+        return reference
+
+
+def _without_traceback(error: RayTaskError) -> Exception:
+    """What a user is to read; a GPU that fails again and again ends the run, which saves its step."""
+    if is_device_fault(error.cause):
+        return RunError(f"the GPU of an index searcher failed {MAX_FAULTS} times: {_first_line(error)}")
+    return error.cause if isinstance(error.cause, UserError | RunError) else error
+
+
+def _first_line(error: RayTaskError) -> str:
+    """CUDA puts advice behind what happened."""
+    return f"{str(error.cause).strip().splitlines()[0]}"

@@ -1,7 +1,7 @@
 """Where retrieval helps and where it harms: outcomes by right and wrong, by popularity and by relation."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from replug.configs.errors import UserError
 from replug.evals.adaptive.outcomes import POPULARITY, RECALL, Answered, TwoWays
 from replug.evals.adaptive.paper import ALL_QUESTIONS, RAREST_QUESTIONS
 from replug.evals.intervals import Interval, wilson_interval
-from replug.evals.popqa.popularity import popularity_correlation
+from replug.evals.popqa.popularity import popularity_correlation, relative_popularity
 
 RAREST_SHARE = RAREST_QUESTIONS / ALL_QUESTIONS
 
@@ -30,12 +30,15 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class PopularityBin:
-    """Questions with a popularity from `low` on and below `high`: the accuracy of each method (Wilson's intervals)."""
+    """Questions with a popularity from `low` on and below `high`: the accuracy of each method (Wilson's intervals).
+
+    Relative popularity is in standard deviations. A policy's accuracy is a mean over splits and has no interval.
+    """
 
     low: float
     high: float
     n: int
-    accuracy: Mapping[str, Interval]
+    accuracy: Mapping[str, Interval | float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +72,46 @@ def popularity_of(answered: Answered) -> np.ndarray:
 
 
 def accuracy_by_popularity(answered: Answered) -> list[PopularityBin]:
-    """In half powers of ten, those that hold questions; what is below 1 is with 1."""
-    popularity = np.maximum(popularity_of(answered), 1)
-    edges = (10 ** (np.arange(0, 2 * np.ceil(np.log10(popularity.max() + 1)) + 1) / 2)).tolist()
-    places = np.searchsorted(edges, popularity, side="right") - 1
+    """In half powers of ten, those that hold questions; what is below 1 is with 1 (the paper's figures 1 and 5)."""
+    return [_bin(answered, one, own) for one, own in _half_powers(answered)]
+
+
+def accuracy_by_relative_popularity(answered: Answered) -> list[PopularityBin]:
+    """Among the questions of their own relation, in half standard deviations (the paper's figure 7)."""
+    relative = relative_popularity(popularity_of(answered), answered.relations)
+    edges = np.arange(np.floor(2 * relative.min()), np.floor(2 * relative.max()) + 2) / 2
+    return [_bin(answered, one, own) for one, own in _binned(relative, edges)]
+
+
+def policy_by_popularity(answered: Answered, pair: TwoWays, right: np.ndarray) -> list[PopularityBin]:
+    """Two ways and their policy, whose accuracy on each question is `right` [N], NaN where it was never measured."""
     bins = []
-    for place in np.unique(places):
-        own = places == place
-        bins.append(PopularityBin(edges[place], edges[place + 1], int(own.sum()), _accuracies(answered, own)))
+    for one, own in _half_powers(answered):
+        measured = right[own & ~np.isnan(right)]
+        found = _bin(answered, one, own, (pair.closed, pair.augmented))
+        policy = {pair.policy_name: float(measured.mean())} if len(measured) else {}
+        bins.append(replace(found, accuracy={**found.accuracy, **policy}))
     return bins
+
+
+def _half_powers(answered: Answered) -> Iterator[tuple[tuple[float, float], np.ndarray]]:
+    popularity = np.maximum(popularity_of(answered), 1)
+    edges = 10 ** (np.arange(0, 2 * np.ceil(np.log10(popularity.max() + 1)) + 1) / 2)
+    return _binned(popularity, edges)
+
+
+def _binned(values: np.ndarray, edges: np.ndarray) -> Iterator[tuple[tuple[float, float], np.ndarray]]:
+    """Both ends of each bin that holds values, and which it holds, bool [N]."""
+    places = np.searchsorted(edges, values, side="right") - 1
+    for place in np.unique(places):
+        yield (float(edges[place]), float(edges[place + 1])), places == place
+
+
+def _bin(
+    answered: Answered, ends: tuple[float, float], own: np.ndarray, methods: Sequence[str] | None = None
+) -> PopularityBin:
+    accuracies = _accuracies(answered, own)
+    return PopularityBin(*ends, int(own.sum()), {name: accuracies[name] for name in methods or accuracies})
 
 
 def by_relation(answered: Answered) -> list[RelationFigures]:

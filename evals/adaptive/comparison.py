@@ -15,6 +15,7 @@ from replug.evals.adaptive.protocol import (
     Questions,
     Rule,
     Worth,
+    accuracy_left_out,
     decisions,
     draw_splits,
     measure,
@@ -85,6 +86,12 @@ def compare_policies(answered: Answered, pair: TwoWays, num_resamples: int = NUM
         *by_signal,
         Compared(ORACLE, None, None, worth[ORACLE], None, None),
     ]
+
+
+def accuracy_of_policy(answered: Answered, pair: TwoWays, signal: str) -> np.ndarray:
+    """Of each question, [N], by thresholds for each relation that were fitted to others; NaN where none were."""
+    rule = Rule(oriented(answered.signals(pair)[signal], SIGNALS[signal]))
+    return accuracy_left_out(_questions(answered, pair), rule, draw_splits(len(answered.ids)))
 
 
 def _questions(answered: Answered, pair: TwoWays) -> Questions:

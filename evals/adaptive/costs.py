@@ -67,10 +67,9 @@ def policy_costs(
     counted = {}
     for name in COUNTED:
         first = closed.counted[name] if asks_first else 0
-        each = np.where(retrieved, augmented.counted[name] + first, closed.counted[name])
+        searched = augmented.counted[name] if searches and name == "retriever_calls" else 0
+        each = np.where(retrieved, augmented.counted[name] + first, closed.counted[name] + searched)
         counted[name] = mean_over_splits(each, splits)
-    if searches:
-        counted["retriever_calls"] = mean_over_splits(augmented.counted["retriever_calls"], splits)
     without_documents = closed.seconds + (augmented.search_seconds if searches else 0)
     with_documents = augmented.seconds + (closed.seconds if asks_first else 0)
     return Costs(**counted, seconds=(1 - share) * without_documents + share * with_documents)

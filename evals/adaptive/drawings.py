@@ -10,17 +10,21 @@ from replug.evals.adaptive import paper
 from replug.evals.adaptive.analyses import popularity_of
 from replug.evals.adaptive.costs import Costs, Prices
 from replug.evals.adaptive.figures import (
-    ADAPTIVE,
+    BEST,
+    SCALES,
     Bars,
     draw_bars,
     draw_correlations,
     draw_policies,
     draw_popularity,
+    draw_relations,
+    draw_relative_popularity,
     draw_thresholds,
     named,
 )
 from replug.evals.adaptive.measured import MeasuredLM, MeasuredWay
 from replug.evals.figures import to_svg
+from replug.evals.intervals import Interval
 
 WIDTH = 7.0
 
@@ -38,13 +42,13 @@ def drawings_of_all(measured: Sequence[MeasuredLM], prices: Prices | None) -> li
     """LMs side by side."""
     accuracy: Bars = {lm.name: {named(method): one for method, one in lm.accuracy.items()} for lm in measured}
     rarest: Bars = {lm.name: {"the rarest 28%": lm.rarest[NONE], "the others": lm.others[NONE]} for lm in measured}
-    retrieved: Bars = {
-        lm.name: {way.pair.augmented: way.by_popularity().worth.share for way in lm.ways} for lm in measured
-    }
-    relations = partial(draw_correlations, by_lm={lm.name: lm.relations for lm in measured}, method=NONE)
+    adaptive: Bars = {lm.name: _adaptive_bars(lm) for lm in measured}
+    retrieved: Bars = {lm.name: {way.pair.name: way.by_popularity().worth.share for way in lm.ways} for lm in measured}
+    by_lm = {lm.name: lm.relations for lm in measured}
     height = 1.4 + 0.28 * len(measured[0].relations)
     return [
         Drawing("accuracy", _share_bars(accuracy, "right answers"), f"Every way to answer. {paper.ACCURACY}"),
+        Drawing("adaptive", _share_bars(adaptive, "right answers"), f"Policies by popularity. {paper.ADAPTIVE}"),
         Drawing("rarest", _share_bars(rarest, "right answers, closed book"), f"What LMs know. {paper.RAREST}"),
         Drawing(
             "retrieved",
@@ -52,8 +56,13 @@ def drawings_of_all(measured: Sequence[MeasuredLM], prices: Prices | None) -> li
             f"How many questions a policy by popularity retrieves for. {paper.SHARE}",
         ),
         Drawing(
+            "relations",
+            to_svg(partial(draw_relations, by_lm=by_lm, method=NONE), WIDTH, height),
+            "Closed book, by relation, with Wilson's 95% intervals.",
+        ),
+        Drawing(
             "correlation",
-            to_svg(relations, WIDTH, height),
+            to_svg(partial(draw_correlations, by_lm=by_lm, method=NONE), WIDTH, height),
             "Closed book, by relation. Far to the right, answers are known of popular subjects alone.",
         ),
         *(
@@ -63,16 +72,31 @@ def drawings_of_all(measured: Sequence[MeasuredLM], prices: Prices | None) -> li
     ]
 
 
-def drawing_of_lm(lm: MeasuredLM) -> Drawing:
-    """One LM's answers by popularity."""
-    draw = partial(draw_popularity, bins=lm.bins, methods=list(lm.answered.methods))
-    said = "Right answers against popularity, with Wilson's 95% intervals."
-    return Drawing(f"popularity_{_slug(lm.name)}", to_svg(draw, WIDTH, 3.8), said)
+def _adaptive_bars(lm: MeasuredLM) -> dict[str, Interval]:
+    best = max(lm.accuracy.values(), key=lambda one: one.value)
+    return {BEST: best, **{way.pair.policy_name: way.by_popularity().worth.accuracy for way in lm.ways}}
+
+
+def drawings_of_lm(lm: MeasuredLM) -> list[Drawing]:
+    """One LM's answers by popularity, among all questions and among those of the same relation."""
+    of_all = partial(draw_popularity, bins=lm.bins, label=SCALES[lm.answered.popularity_signal])
+    of_relation = partial(draw_relative_popularity, bins=lm.relative_bins)
+    said = "with Wilson's 95% intervals."
+    return [
+        Drawing(
+            f"popularity_{_slug(lm.name)}", to_svg(of_all, WIDTH, 3.8), f"Right answers against popularity, {said}"
+        ),
+        Drawing(
+            f"relative_popularity_{_slug(lm.name)}",
+            to_svg(of_relation, WIDTH, 3.8),
+            f"Right answers against popularity among the questions of the same relation, {said}",
+        ),
+    ]
 
 
 def drawings_of_way(lm: MeasuredLM, way: MeasuredWay) -> list[Drawing]:
-    """One way to answer against closed book: what policies are worth, and where the paper's retrieves."""
-    name = f"{_slug(way.pair.augmented)}_{_slug(lm.name)}"
+    """Two ways to answer: the policy by popularity, what policies are worth, and where that one retrieves."""
+    name, scale = f"{_slug(way.pair.name)}_{_slug(lm.name)}", SCALES[way.popularity_signal]
     policies = partial(draw_policies, compared=way.compared)
     rows = len({one.name for one in way.compared})
     thresholds = partial(
@@ -80,8 +104,14 @@ def drawings_of_way(lm: MeasuredLM, way: MeasuredWay) -> list[Drawing]:
         thresholds=way.thresholds,
         popularity=popularity_of(lm.answered),
         relations=lm.answered.relations,
+        label=scale,
     )
     return [
+        Drawing(
+            f"adaptive_{name}",
+            to_svg(partial(draw_popularity, bins=way.bins, label=scale), WIDTH, 3.8),
+            "Two ways to answer, and a policy by popularity on questions left out of fitting (dashed).",
+        ),
         Drawing(
             f"policies_{name}",
             to_svg(policies, WIDTH, 0.9 + 0.36 * rows),
@@ -122,7 +152,7 @@ def _cost_bars(lm: MeasuredLM, value: Callable[[Costs], float]) -> dict[str, flo
     for way in lm.ways:
         costs = way.by_popularity().costs
         assert costs is not None, "a policy by a signal has costs"
-        bars[f"{ADAPTIVE}{way.pair.augmented}"] = value(costs)
+        bars[way.pair.policy_name] = value(costs)
     return {name: one for name, one in bars.items() if not math.isnan(one)}
 
 

@@ -1,6 +1,6 @@
-"""The figures of adaptive retrieval (Mallen et al. 2023, figures 1, 4 and 7 to 11), each on one set of axes."""
+"""The figures of adaptive retrieval (Mallen et al. 2023, figures 1 and 4 to 11), each on one set of axes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,21 +10,25 @@ from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 from replug.configs.methods import NONE
 from replug.evals.adaptive.analyses import PopularityBin, RelationFigures
 from replug.evals.adaptive.comparison import POOLED, Compared
+from replug.evals.adaptive.outcomes import ADAPTIVE
 from replug.evals.figures import COLOURS
 from replug.evals.intervals import Interval
 from replug.models.policy import SIGNALS, Threshold
 
 OTHERS = ("#7a9e7e", "#5b8db8", "#c2572b", "#8d6cab", "#c9b458", "#4c9a94")
+LEGEND_CHARACTERS = 108  # of a line, with the marks and the spaces between columns
 MIN_QUESTIONS = 5  # of fewer an accuracy says nothing, and its interval hides the others
 DOTS = "#2f3e46"
-CLOSED, ADAPTIVE = "closed book", "adaptive "  # how bars and lines are named
+CLOSED, BEST = "closed book", "best without a policy"  # how bars and lines are named
+SCALES = {"popularity": "popularity of the subject", "frequency": "documents that name the subject"}
 Bars = Mapping[str, Mapping[str, Interval | float]]  # by group, then by bar
 
 
 def colours_of(names: Sequence[str]) -> dict[str, str]:
     """The same for the same names in the same order; closed book is grey, an adaptive way has its way's colour."""
-    ways = [name for name in names if name != CLOSED and not name.startswith(ADAPTIVE)]
-    colours = {CLOSED: COLOURS["none"], **{way: OTHERS[place % len(OTHERS)] for place, way in enumerate(ways)}}
+    fixed = {CLOSED: COLOURS["none"], BEST: DOTS}
+    ways = list(dict.fromkeys(name.removeprefix(ADAPTIVE) for name in names if name not in fixed))
+    colours = fixed | {way: OTHERS[place % len(OTHERS)] for place, way in enumerate(ways)}
     return {name: colours[name.removeprefix(ADAPTIVE)] for name in names}
 
 
@@ -33,19 +37,31 @@ def named(method: str) -> str:
     return CLOSED if method == NONE else method
 
 
-def draw_popularity(axes: Axes, bins: Sequence[PopularityBin], methods: Sequence[str]) -> None:
-    """Accuracy against popularity, a line for each way to answer, with Wilson's intervals."""
-    colours = colours_of([named(method) for method in methods])
-    shown = [one for one in bins if one.n >= MIN_QUESTIONS]
-    middles = np.array([np.sqrt(one.low * one.high) for one in shown])
-    for place, method in enumerate(methods):
-        of = [one.accuracy[method] for one in shown]
-        moved = middles * 1.06 ** (place - (len(methods) - 1) / 2)  # so that intervals do not hide each other
-        errors = _errors(of)
-        look: Any = {"marker": "o", "ms": 4, "lw": 1.5, "elinewidth": 0.8, "color": colours[named(method)]}
-        axes.errorbar(moved, [one.value for one in of], errors, label=named(method), **look)
+def draw_popularity(axes: Axes, bins: Sequence[PopularityBin], label: str) -> None:
+    """Accuracy against popularity, a line for each way to answer, with Wilson's intervals; a policy's is dashed."""
+    _draw_ways(axes, bins, lambda one, shift: np.sqrt(one.low * one.high) * 1.06**shift)
     _log_scale(axes)
-    axes.set_xlabel("popularity of the subject")
+    axes.set_xlabel(label)
+
+
+def draw_relative_popularity(axes: Axes, bins: Sequence[PopularityBin]) -> None:
+    """As `draw_popularity`, against popularity among the questions of the same relation."""
+    _draw_ways(axes, bins, lambda one, shift: (one.low + one.high) / 2 + 0.025 * shift)
+    axes.set_xlabel("log popularity above its relation's mean, in standard deviations")
+
+
+def _draw_ways(axes: Axes, bins: Sequence[PopularityBin], place_of: Callable[[PopularityBin, float], float]) -> None:
+    """A line for each way, at places that are moved a little, so that intervals do not hide each other."""
+    ways = list(dict.fromkeys(way for one in bins for way in one.accuracy))
+    colours = colours_of([named(way) for way in ways])
+    for number, way in enumerate(ways):
+        shown = [one for one in bins if one.n >= MIN_QUESTIONS and way in one.accuracy]
+        of = [one.accuracy[way] for one in shown]
+        look: Any = {"marker": "o", "ms": 4, "lw": 1.5, "elinewidth": 0.8, "color": colours[named(way)]}
+        if way.startswith(ADAPTIVE):
+            look |= {"ls": "--", "mfc": "white"}
+        at = [place_of(one, number - (len(ways) - 1) / 2) for one in shown]
+        axes.errorbar(at, [_value(one) for one in of], _errors(of), label=named(way), **look)
     axes.set_ylabel("right answers")
     _percent(axes)
     _legend(axes)
@@ -53,16 +69,35 @@ def draw_popularity(axes: Axes, bins: Sequence[PopularityBin], methods: Sequence
 
 def draw_correlations(axes: Axes, by_lm: Mapping[str, Sequence[RelationFigures]], method: str) -> None:
     """The correlation of closed-book accuracy with log popularity, by relation, a mark for each LM."""
+    _draw_relations(axes, by_lm, lambda one: one.correlation[method])
+    axes.axvline(0, color="#888", lw=0.8)
+    axes.set_xlabel("correlation of being right with log popularity")
+
+
+def draw_relations(axes: Axes, by_lm: Mapping[str, Sequence[RelationFigures]], method: str) -> None:
+    """Closed-book accuracy by relation, a mark for each LM, with Wilson's intervals."""
+    _draw_relations(axes, by_lm, lambda one: one.accuracy[method])
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_xlabel("right answers")
+
+
+def _draw_relations(
+    axes: Axes,
+    by_lm: Mapping[str, Sequence[RelationFigures]],
+    value_of: Callable[[RelationFigures], Interval | float | None],
+) -> None:
+    """Relations down the page, LMs a little below each other; what is None has no mark."""
     relations = [one.relation for one in next(iter(by_lm.values()))]
     for place, (name, figures) in enumerate(by_lm.items()):
-        found = [(one.correlation[method], relations.index(one.relation)) for one in figures]
+        shift = 0.16 * (place - (len(by_lm) - 1) / 2)
+        found = [(value_of(one), relations.index(one.relation) + shift) for one in figures]
         known = [(value, row) for value, row in found if value is not None]
-        values, rows = zip(*known, strict=True) if known else ((), ())
-        axes.plot(values, rows, "o", ms=6, color=OTHERS[place % len(OTHERS)], label=name)
-    axes.axvline(0, color="#888", lw=0.8)
+        values, rows = [value for value, _ in known], [row for _, row in known]
+        look: Any = {"fmt": "o", "ms": 6, "elinewidth": 0.9, "color": OTHERS[place % len(OTHERS)]}
+        axes.errorbar([_value(one) for one in values], rows, xerr=_errors(values), label=name, **look)
     axes.set_yticks(range(len(relations)), relations)
-    axes.invert_yaxis()
-    axes.set_xlabel("correlation of being right with log popularity")
+    axes.set_ylim(len(relations) - 0.5, -0.5)
     _legend(axes)
 
 
@@ -107,7 +142,7 @@ def draw_policies(axes: Axes, compared: Sequence[Compared]) -> None:
 
 
 def draw_thresholds(
-    axes: Axes, thresholds: Mapping[str, Threshold], popularity: np.ndarray, relations: Sequence[str]
+    axes: Axes, thresholds: Mapping[str, Threshold], popularity: np.ndarray, relations: Sequence[str], label: str
 ) -> None:
     """Each relation's popularities as dots and its threshold as a bar: what lies to the left of it retrieves."""
     names = sorted(thresholds)
@@ -126,7 +161,7 @@ def draw_thresholds(
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel("popularity of the subject; blue: retrieves")
+    axes.set_xlabel(f"{label}; blue: retrieves")
 
 
 def _value(one: Interval | float) -> float:
@@ -153,4 +188,7 @@ def _percent(axes: Axes) -> None:
 
 
 def _legend(axes: Axes) -> None:
-    axes.legend(frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=9)
+    """Above the axes, in as many columns as the longest name leaves room for."""
+    longest = max((len(str(label)) for label in axes.get_legend_handles_labels()[1]), default=0)
+    columns = min(4, max(1, LEGEND_CHARACTERS // (longest + 8)))
+    axes.legend(frameon=False, ncols=columns, loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=9)

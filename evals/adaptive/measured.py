@@ -4,21 +4,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from replug.configs.errors import UserError
-from replug.configs.methods import NONE
+from replug.configs.methods import GENREAD, NONE
 from replug.data.progress import Progress
 from replug.evals.adaptive.analyses import (
     Cell,
     PopularityBin,
     RelationFigures,
     accuracy_by_popularity,
+    accuracy_by_relative_popularity,
     by_relation,
     help_and_harm,
+    policy_by_popularity,
     popularity_of,
     rarest_and_others,
 )
-from replug.evals.adaptive.comparison import BY_RELATION, Compared, compare_policies
+from replug.evals.adaptive.comparison import BY_RELATION, Compared, accuracy_of_policy, compare_policies
 from replug.evals.adaptive.fitting import thresholds_by
-from replug.evals.adaptive.outcomes import POPULARITY, Answered, TwoWays
+from replug.evals.adaptive.outcomes import Answered, TwoWays
 from replug.evals.adaptive.protocol import NUM_RESAMPLES
 from replug.evals.intervals import Interval, wilson_interval
 from replug.models.policy import Threshold
@@ -26,12 +28,17 @@ from replug.models.policy import Threshold
 
 @dataclass(frozen=True, slots=True)
 class MeasuredWay:
-    """What is measured of a way to answer with documents; `thresholds` are those of a policy by popularity."""
+    """What is measured of two ways to answer; `thresholds` and `bins` are of a policy by popularity.
+
+    `popularity_signal` is the name of its signal.
+    """
 
     pair: TwoWays
+    popularity_signal: str
     cells: list[Cell]
     compared: list[Compared]
     thresholds: dict[str, Threshold]
+    bins: list[PopularityBin]
 
     def finest(self) -> list[Compared]:
         """With a threshold for each relation, where there are several; never, always and the oracle too."""
@@ -40,7 +47,7 @@ class MeasuredWay:
 
     def by_popularity(self) -> Compared:
         """The paper's policy."""
-        return next(one for one in self.finest() if one.signal == POPULARITY)
+        return next(one for one in self.finest() if one.signal == self.popularity_signal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,7 @@ class MeasuredLM:
     answered: Answered
     accuracy: dict[str, Interval]
     bins: list[PopularityBin]
+    relative_bins: list[PopularityBin]
     relations: list[RelationFigures]
     rarest: dict[str, Interval]
     others: dict[str, Interval]
@@ -61,7 +69,7 @@ class MeasuredLM:
 
 
 def measure_all(answered: Sequence[Answered], num_resamples: int = NUM_RESAMPLES) -> list[MeasuredLM]:
-    """Every LM, and every way to answer against closed book.
+    """Every LM, and every way to answer against closed book; against GenRead too, as the paper's best policy is.
 
     Raises UserError where an LM has no closed-book answers, no others, or no popularity.
     """
@@ -72,7 +80,7 @@ def measure_all(answered: Sequence[Answered], num_resamples: int = NUM_RESAMPLES
             raise UserError(
                 f"the outcomes of {one.name} are of {methods}; expected {NONE}, and a method with documents"
             )
-    progress = Progress("policies compared", sum(len(one.methods) - 1 for one in answered))
+    progress = Progress("policies compared", sum(len(_pairs(one)) for one in answered))
     return [_measure_lm(one, num_resamples, progress) for one in _told_apart(answered)]
 
 
@@ -84,18 +92,27 @@ def _told_apart(answered: Sequence[Answered]) -> list[Answered]:
 
 def _measure_lm(answered: Answered, num_resamples: int, progress: Progress) -> MeasuredLM:
     ways = []
-    for method in answered.methods:
-        if method != NONE:
-            ways.append(_measure_way(answered, TwoWays(NONE, method), num_resamples))
-            progress.advance()
+    for pair in _pairs(answered):
+        ways.append(_measure_way(answered, pair, num_resamples))
+        progress.advance()
     accuracy = {
         name: wilson_interval(float(of.accuracy.sum()), len(of.accuracy)) for name, of in answered.methods.items()
     }
-    bins, relations = accuracy_by_popularity(answered), by_relation(answered)
-    return MeasuredLM(answered, accuracy, bins, relations, *rarest_and_others(answered), ways)
+    bins = accuracy_by_popularity(answered), accuracy_by_relative_popularity(answered)
+    return MeasuredLM(answered, accuracy, *bins, by_relation(answered), *rarest_and_others(answered), ways)
+
+
+def _pairs(answered: Answered) -> list[TwoWays]:
+    """What a policy chooses between: closed book and each other method, GenRead and each that reads documents."""
+    others = [method for method in answered.methods if method != NONE]
+    found = [method for method in others if method != GENREAD]
+    of_written = [TwoWays(GENREAD, method) for method in found] if GENREAD in others else []
+    return [*(TwoWays(NONE, method) for method in others), *of_written]
 
 
 def _measure_way(answered: Answered, pair: TwoWays, num_resamples: int) -> MeasuredWay:
-    thresholds, _ = thresholds_by(answered, pair, POPULARITY)
+    signal = answered.popularity_signal
+    thresholds, _ = thresholds_by(answered, pair, signal)
     compared = compare_policies(answered, pair, num_resamples)
-    return MeasuredWay(pair, help_and_harm(answered, pair), compared, thresholds)
+    bins = policy_by_popularity(answered, pair, accuracy_of_policy(answered, pair, signal))
+    return MeasuredWay(pair, signal, help_and_harm(answered, pair), compared, thresholds, bins)

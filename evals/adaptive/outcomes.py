@@ -8,7 +8,7 @@ of an evaluation over several LMs (`lms`) stands for the folders in it.
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,18 @@ import numpy as np
 
 from replug.configs.errors import UserError
 from replug.configs.load import flatten, load_evaluation_config
+from replug.configs.methods import NONE
 from replug.configs.schema import EvaluationConfig
 from replug.data.rows import read_json_lines, require_new
 from replug.evals.adaptive.costs import COUNTED, WayCosts
 from replug.evals.adaptive.protocol import Questions
 from replug.evals.folder import EvaluationFolder
+from replug.evals.popqa.popularity import DOCUMENTS
 from replug.models.policy import SIGNALS, KnownFrom
 
-ACCURACY, RECALL, POPULARITY = "accuracy", "answer_recall", "popularity"
+ACCURACY, RECALL = "accuracy", "answer_recall"
+POPULARITY, FREQUENCY = "popularity", "frequency"
+ADAPTIVE = "adaptive "  # how the policy of two ways is named, before their name
 # Keys of `questions` that do not say how a question is asked; which ones are asked is compared by their ids.
 FREE = ("questions.path", "questions.max_questions", "questions.latency_questions")
 
@@ -59,31 +63,49 @@ class TwoWays:
     closed: str
     augmented: str
 
+    @property
+    def name(self) -> str:
+        """That of the second, where the first is closed book; such as genread + replug@1 of others."""
+        return self.augmented if self.closed == NONE else f"{self.closed} + {self.augmented}"
+
+    @property
+    def policy_name(self) -> str:
+        return f"{ADAPTIVE}{self.name}"
+
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What one LM answered to N questions: their ids and relations, and the outcomes by method."""
+    """What one LM answered to N questions: their ids and relations, and the outcomes by method.
+
+    `popularity_signal` names the signal that the number `popularity` is: `frequency` where the questions tell no page
+    views, so that documents were counted instead.
+    """
 
     name: str
     identity: str
     ids: tuple[str, ...]
     relations: tuple[str, ...]
     methods: Mapping[str, MethodOutcomes]
+    popularity_signal: str
 
     def questions(self, pair: TwoWays) -> Questions:
         return Questions(self.relations, self.methods[pair.closed].accuracy, self.methods[pair.augmented].accuracy)
 
     def signals(self, pair: TwoWays) -> dict[str, np.ndarray]:
-        """By name, those that any question has: values [N] in their own unit, NaN where a question has none."""
-        found = {name: self._signal(name, pair) for name in SIGNALS}
+        """By name, those that any question has: values [N] in their own unit, NaN where a question has none.
+
+        Documents that were counted are `frequency` alone: a policy by `popularity` would be asked with page views.
+        """
+        hidden = {POPULARITY} - {self.popularity_signal}
+        found = {name: self._signal(name, pair) for name in SIGNALS if name not in hidden}
         return {name: values for name, values in found.items() if values is not None and np.isfinite(values).any()}
 
     def _signal(self, name: str, pair: TwoWays) -> np.ndarray | None:
         if SIGNALS[name].known_from is KnownFrom.closed_answer:
             return self.methods[pair.closed].numbers.get(name)
-        if SIGNALS[name].known_from is KnownFrom.search:
-            return self.methods[pair.augmented].numbers.get(name)
-        return self.of_question(name)
+        if name == POPULARITY:
+            return self.of_question(name)
+        return self.methods[pair.augmented].numbers.get(name)  # of the documents that are searched, a frequency too
 
     def of_question(self, name: str) -> np.ndarray | None:
         """What is the same under every method, [N]; None where no method has it."""
@@ -121,27 +143,35 @@ def _read(folder: EvaluationFolder) -> Answered:
     identity = json.loads(folder.lm.read_text())["identity"]
     if identity is None:
         raise UserError(f"{folder.path}: evaluation={config.evaluation} asked no LM; expected one of questions")
-    ids, relations, rows = _rows(folder.outcomes)
+    ids, relations, rows, popularity_signal = _rows(folder.outcomes)
     seconds = _seconds(folder)
     methods = {name: MethodOutcomes(_numbers(rows, name), seconds.get(name, {}), config, folder) for name in rows[0]}
-    return Answered(_lm_name(config), identity, ids, relations, methods)
+    return Answered(_lm_name(config), identity, ids, relations, methods, popularity_signal)
 
 
-def _rows(path: Path) -> tuple[tuple[str, ...], tuple[str, ...], list[dict[str, dict[str, float]]]]:
-    """Ids, relations, and numbers by method of every question."""
+def _rows(path: Path) -> tuple[tuple[str, ...], tuple[str, ...], list[dict[str, dict[str, float]]], str]:
+    """Ids, relations, and numbers by method of every question; and which signal their popularity is."""
     ids: list[str] = []
-    relations, rows, seen = [], [], set[str]()
+    relations, rows, seen, popularity_signal = [], [], set[str](), POPULARITY
     for where, row in read_json_lines(path):
         ids.append(str(_field(row, "id", str | int, where)))
         require_new(ids[-1], seen, where)
         relations.append(_field(row, "group", str, where))
         methods = _field(row, "methods", dict, where)
         rows.append({name: _checked(outcome, f"{where}: {name}") for name, outcome in methods.items()})
+        if any(_counts_documents(outcome) for outcome in methods.values()):
+            popularity_signal = FREQUENCY
         if rows[-1].keys() != rows[0].keys():
             raise UserError(f"{where}: methods are {', '.join(rows[-1])}; expected {', '.join(rows[0])}, as before")
     if not rows or not rows[0]:
         raise UserError(f"{path} holds no outcomes")
-    return tuple(ids), tuple(relations), rows
+    return tuple(ids), tuple(relations), rows, popularity_signal
+
+
+def _counts_documents(outcome: Mapping[str, Any]) -> bool:
+    """Whether popularity is documents that name the subject; evaluations without popularity say nothing of it."""
+    detail = outcome.get("detail")
+    return isinstance(detail, dict) and detail.get("popularity_from") == DOCUMENTS
 
 
 def _field(row: Mapping[str, Any], name: str, kind: Any, where: str) -> Any:
@@ -197,6 +227,7 @@ def _combined(first: Answered, other: Answered) -> Answered:
     _require_asked_alike(first, other)
     place = {name: row for row, name in enumerate(other.ids)}
     order = np.array([place[name] for name in first.ids])
+    _require_same_popularity(first, other, order)
     methods = dict(first.methods)
     for name, of in other.methods.items():
         moved = MethodOutcomes({key: of.numbers[key][order] for key in of.numbers}, of.seconds, of.config, of.folder)
@@ -206,7 +237,19 @@ def _combined(first: Answered, other: Answered) -> Answered:
                 "once for each LM: leave one of the folders out"
             )
         methods.setdefault(name, moved)
-    return Answered(first.name, first.identity, first.ids, first.relations, methods)
+    return replace(first, methods=methods)
+
+
+def _require_same_popularity(first: Answered, other: Answered, order: np.ndarray) -> None:
+    """Page views in one folder and documents in another, or documents of two corpora, are no one scale."""
+    known, given = first.of_question(POPULARITY), other.of_question(POPULARITY)
+    if known is None or given is None or np.array_equal(known, given[order], equal_nan=True):
+        return
+    row = int(np.flatnonzero(~np.isclose(known, given[order], rtol=0, atol=0, equal_nan=True))[0])
+    raise UserError(
+        f"the popularity of {first.ids[row]} is {known[row]:g} in {_folder(first)}, but {given[order][row]:g} in "
+        f"{_folder(other)}: expected the same questions, and the same documents where these are counted"
+    )
 
 
 def _require_asked_alike(first: Answered, other: Answered) -> None:

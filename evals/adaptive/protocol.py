@@ -87,6 +87,13 @@ def decisions(questions: Questions, rule: Rule, splits: np.ndarray) -> np.ndarra
     return retrieved
 
 
+def accuracy_left_out(questions: Questions, rule: Rule, splits: np.ndarray) -> np.ndarray:
+    """How often each question is answered right, [N], over the splits that do not fit to it; NaN where all do."""
+    right = np.where(decisions(questions, rule, splits), questions.augmented, questions.closed)
+    times = (~splits).sum(axis=0)
+    return np.divide((right * ~splits).sum(axis=0), times, out=np.full(len(times), np.nan), where=times > 0)
+
+
 def _decide(questions: Questions, rule: Rule, fitted: np.ndarray, rest: np.ndarray) -> np.ndarray:
     values, right = rule.values, (questions.closed[fitted], questions.augmented[fitted])
     if not rule.by_relation:

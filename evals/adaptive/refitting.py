@@ -43,7 +43,8 @@ def refit(
 ) -> RefittedShares:
     """What rules fitted to the True side of each split [S, N] are worth on the other, for resamples with counts [B, N].
 
-    `values` [N], what is right each way int [N]. A group that nothing was fitted to has the threshold of all questions.
+    `values` [N], what is right each way int [N]. A group that nothing was fitted to has the threshold of all questions;
+    where a resample leaves nothing at all to fit to, none retrieves.
     """
     by_group = _sorted(values, groups)
     gains = (augmented - closed)[by_group.order].astype(np.int32)

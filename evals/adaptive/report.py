@@ -12,8 +12,10 @@ from replug.evals.adaptive import paper
 from replug.evals.adaptive.analyses import Cell
 from replug.evals.adaptive.comparison import Compared
 from replug.evals.adaptive.costs import Prices
-from replug.evals.adaptive.drawings import Drawing, drawing_of_lm, drawings_of_all, drawings_of_way
+from replug.evals.adaptive.drawings import Drawing, drawings_of_all, drawings_of_lm, drawings_of_way
+from replug.evals.adaptive.figures import named
 from replug.evals.adaptive.measured import MeasuredLM, MeasuredWay
+from replug.evals.adaptive.outcomes import TwoWays
 from replug.evals.adaptive.tables import NOTE, comparison_table
 from replug.evals.page import CSS
 from replug.models.policy import SIGNALS
@@ -54,6 +56,7 @@ def _of_lm(lm: MeasuredLM) -> dict[str, Any]:
         "accuracy of the rarest 28%": {name: asdict(one) for name, one in lm.rarest.items()},
         "accuracy of the others": {name: asdict(one) for name, one in lm.others.items()},
         "popularity": [asdict(one) for one in lm.bins],
+        "relative popularity": [asdict(one) for one in lm.relative_bins],
         "relations": [asdict(one) for one in lm.relations],
         "costs": {name: asdict(of.costs().mean()) for name, of in lm.answered.methods.items()},
     }
@@ -61,8 +64,9 @@ def _of_lm(lm: MeasuredLM) -> dict[str, Any]:
 
 def _of_ways(lm: MeasuredLM, prices: Prices | None) -> dict[str, Any]:
     return {
-        way.pair.augmented: {
+        way.pair.name: {
             "help and harm": [asdict(cell) for cell in way.cells],
+            "popularity": [asdict(one) for one in way.bins],
             "thresholds by popularity": way.thresholds,
             "policies": [_policy(one, prices) for one in way.compared],
         }
@@ -93,24 +97,25 @@ class Section:
 
     lm: MeasuredLM
     prices: Prices | None
-    by_popularity: Drawing
+    by_popularity: list[Drawing]
     of_ways: list[list[Drawing]]
 
     @classmethod
     def of(cls, lm: MeasuredLM, prices: Prices | None) -> "Section":
-        return cls(lm, prices, drawing_of_lm(lm), [drawings_of_way(lm, way) for way in lm.ways])
+        return cls(lm, prices, drawings_of_lm(lm), [drawings_of_way(lm, way) for way in lm.ways])
 
     def drawings(self) -> list[Drawing]:
-        return [self.by_popularity, *(one for some in self.of_ways for one in some)]
+        return [*self.by_popularity, *(one for some in self.of_ways for one in some)]
 
     def html(self) -> str:
         ways = "".join(self._way(way, some) for way, some in zip(self.lm.ways, self.of_ways, strict=True))
-        return f"<h2>{escape(self.lm.name)}</h2><div class=grid>{_figure(self.by_popularity)}</div>{ways}"
+        by_popularity = "".join(map(_figure, self.by_popularity))
+        return f"<h2>{escape(self.lm.name)}</h2><div class=grid>{by_popularity}</div>{ways}"
 
     def _way(self, way: MeasuredWay, drawings: list[Drawing]) -> str:
         heads, rows = comparison_table(way.compared, self.prices)
         return (
-            f"<h3>Closed book or {escape(way.pair.augmented)}</h3>{_cells_table(way.cells)}"
+            f"<h3>{escape(_both(way.pair))}</h3>{_cells_table(way)}"
             f"<div class=grid>{''.join(map(_figure, drawings))}</div>"
             f"{_table(heads, rows)}<p class=muted>{NOTE}</p>"
         )
@@ -132,19 +137,18 @@ def _figure(drawing: Drawing) -> str:
     return f"<figure>{drawing.svg}<figcaption>{escape(drawing.caption)}</figcaption></figure>"
 
 
-def _cells_table(cells: Sequence[Cell]) -> str:
-    heads = [
-        "closed book",
-        "with documents",
-        "questions",
-        "share",
-        "documents hold an answer",
-        "paper: share",
-        "recall@1",
-    ]
-    return _table(heads, [_cell_row(cell) for cell in cells]) + (
-        "<p class=muted>Retrieval harms in the second row and helps in the third. The paper's are davinci-003 with "
-        "Contriever's first document.</p>"
+def _both(pair: TwoWays) -> str:
+    """Such as: Closed book or replug@1."""
+    first = named(pair.closed)
+    return f"{first[0].upper()}{first[1:]} or {pair.augmented}"
+
+
+def _cells_table(way: MeasuredWay) -> str:
+    asked = [named(way.pair.closed), named(way.pair.augmented)]
+    heads = [*asked, "questions", "share", "documents hold an answer", "paper: share", "recall@1"]
+    return _table(heads, [_cell_row(cell) for cell in way.cells]) + (
+        f"<p class=muted>{escape(way.pair.augmented)} harms in the second row and helps in the third. The paper's are "
+        "davinci-003, closed book and with Contriever's first document.</p>"
     )
 
 

@@ -14,12 +14,12 @@ from replug.evals.comparison import Entry, Results, markdown_line
 from replug.evals.intervals import wilson_interval
 from replug.evals.kinds import Finished
 from replug.evals.outcomes import Row
-from replug.evals.popqa.popularity import popularity_bin, popularity_correlation
+from replug.evals.popqa.popularity import DOCUMENTS, PAGE_VIEWS, popularity_bin, popularity_correlation
 
 SHARES = ("accuracy", "accuracy_dpr", "answer_recall")
 SCALES = {
-    "s_pop": "Popularity is monthly page views of the subject (s_pop).",
-    "corpus": "Popularity is the number of documents in the corpus that name the subject: the questions tell none.",
+    PAGE_VIEWS: "Popularity is monthly page views of the subject (s_pop).",
+    DOCUMENTS: "Popularity is the number of documents in the corpus that name the subject: the questions tell none.",
 }
 
 

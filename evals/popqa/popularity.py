@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+PAGE_VIEWS, DOCUMENTS = "s_pop", "corpus"  # what popularity counts, as outcomes say it in `popularity_from`
+
 
 def popularity_bin(popularity: float) -> str:
     """The power of ten it lies in, as `popularity 10^2-10^3`, whose lower end belongs to it; 0 has a bin of its own."""
@@ -31,6 +33,20 @@ def popularity_correlation(popularity: np.ndarray, right: np.ndarray) -> float |
     return float(
         (deviations[0] @ deviations[1]) / math.sqrt((deviations[0] @ deviations[0]) * (deviations[1] @ deviations[1]))
     )
+
+
+def relative_popularity(popularity: np.ndarray, relations: Sequence[str]) -> np.ndarray:
+    """Log10 popularity [N] less its relation's mean, in the relation's standard deviations (figure 7).
+
+    A popularity below 1 counts as 1. 0 for a relation whose questions are all equally popular.
+    """
+    logs, names = np.log10(np.maximum(np.asarray(popularity, dtype=np.float64), 1.0)), np.asarray(relations)
+    relative = np.zeros(len(logs))
+    for relation in set(relations):
+        own = names == relation
+        if np.ptp(logs[own]) > 0:
+            relative[own] = (logs[own] - logs[own].mean()) / logs[own].std()
+    return relative
 
 
 def most_frequent(answers: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ from replug.evals.loop import Metric, Outcome, Outcomes
 from replug.evals.open_qa import STOP
 from replug.evals.popqa.findings import add_popqa_findings
 from replug.evals.popqa.frequency import document_frequencies
-from replug.evals.popqa.popularity import most_frequent, popularity_bin
+from replug.evals.popqa.popularity import DOCUMENTS, PAGE_VIEWS, most_frequent, popularity_bin
 from replug.evals.popqa.prompts import Shot, first_line, popqa_opening, popqa_prompt
 from replug.evals.popqa.questions import PopQuestion, read_popqa
 from replug.evals.popqa.shots import NUM_SHOTS, ShotPlan, plan_shots
@@ -135,7 +135,7 @@ class PopQa:
             "answer": prediction,
             "relation": asked.question.relation,
             "subject": asked.question.subject,
-            "popularity_from": "corpus" if asked.question.subject_popularity is None else "s_pop",
+            "popularity_from": DOCUMENTS if asked.question.subject_popularity is None else PAGE_VIEWS,
             "most_frequent_answer": asked.most_frequent_answer,
         }
         return Outcome({name: float(value) for name, value in known.items() if value is not None}, detail)

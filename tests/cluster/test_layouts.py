@@ -5,8 +5,10 @@ Who is on which GPU is asked of the actors themselves.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from replug.cluster.actor_pool import ActorPool
 from replug.cluster.layout import lay_out, nodes_of
 from replug.cluster.packing import BUILDER, SCORER, SEARCHER, TRAINER
 from replug.cluster.ray_cluster import ray_cluster
-from replug.configs.errors import UserError
+from replug.configs.errors import RunError, UserError
 from replug.configs.load import load_config
 from replug.configs.schema import Config
 from replug.index_workers.build import index_settings
@@ -33,20 +35,27 @@ A100 = 80e9
 SECONDS = 400  # a process of Ray takes a second to start, of which 66 share two cores
 
 
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
-    """`cluster(4, 4)`: the address of nodes with so many fake GPUs of 80 GB; the command runs on the first."""
-    monkeypatch.setattr(places, "gpu_bytes", lambda nodes: {node.name: A100 for node in nodes if node.gpus})
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    for name, value in NO_SPARE_WORKERS.items():
-        monkeypatch.setenv(name, value)
-    with ExitStack() as started:
+@pytest.fixture(scope="module")
+def clusters() -> Iterator[Callable[..., str]]:
+    """Those of one shape are started once: a node takes seconds of both cores."""
+    with ExitStack() as started, pytest.MonkeyPatch.context() as environment:
+        for name, value in NO_SPARE_WORKERS.items():
+            environment.setenv(name, value)
 
+        @cache
         def start(*gpus: int) -> str:
             room = {"num_cpus": 64, "object_store_memory": 80 * 2**20}
             return started.enter_context(local_cluster(*({**room, "num_gpus": count} for count in gpus)))
 
         yield start
+
+
+@pytest.fixture
+def cluster(clusters: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """`cluster(4, 4)`: the address of nodes with so many fake GPUs of 80 GB; the command runs on the first."""
+    monkeypatch.setattr(places, "gpu_bytes", lambda nodes: {node.name: A100 for node in nodes if node.gpus})
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    return clusters
 
 
 def paper(address: str, *overrides: str) -> Config:
@@ -117,21 +126,19 @@ def test_eight_nodes_of_eight(cluster, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_search_in_host_memory_leaves_the_gpus_to_others(cluster, tmp_path):
-    found = check_layout(cluster(2, 2), tmp_path, "lm.num_replicas=2", "index.gpus_per_searcher=0")
-    assert [found[SEARCHER, number][1:] for number in range(2)] == [((), "")] * 2
+def test_searchers_in_host_memory_and_scorers_without_gpus_see_none_and_others_keep_theirs(cluster, tmp_path):
+    keys = ["index.gpus_per_searcher=0", "lm.gpus_per_replica=0", "lm.num_replicas=2"]
+    found = check_layout(cluster(4, 4), tmp_path, *keys)
+    for key in (SEARCHER, SCORER):
+        assert [found[key, number][1:] for number in range(2)] == [((), "")] * 2
     assert len({found[SEARCHER, number][0] for number in range(2)}) == 2  # each node's memory has a half
-
-
-@pytest.mark.slow
-def test_scorers_without_gpus_see_none_and_others_keep_theirs(cluster, tmp_path):
-    found = check_layout(cluster(2), tmp_path, "lm.gpus_per_replica=0", "lm.num_replicas=2")
-    assert [found[SCORER, number][1:] for number in range(2)] == [((), "")] * 2
+    assert all(len(found[key, 0][1]) == 1 for key in (TRAINER, BUILDER))
 
 
 @pytest.mark.slow
 def test_at_a_swap_the_next_versions_searchers_come_where_the_builders_were(cluster, tmp_path):
-    config = paper(cluster(3), "index.swap=blue_green", "resources.score=1", "resources.index=2")
+    keys = ["index.swap=blue_green", "resources.train=1", "resources.score=1", "resources.index=2"]
+    config = paper(cluster(8), *keys)
     with (
         ray_cluster(config, ("train", "index"), sizes=run_sizes(config, 3_600_000, has_bfloat16=True)) as laid_out,
         closing(IndexService(tmp_path, index_settings(laid_out))) as index,
@@ -155,8 +162,8 @@ def places_of(actors: list[Any]) -> list[Where]:
 @pytest.mark.slow
 def test_rank_0_keeps_its_gpu_on_the_commands_node_whatever_scorers_take(cluster):
     """A pool asks for more scorers than there is room for; the trainer's GPU is held all the while."""
-    config = paper(cluster(1, 2), "resources.train=1", "index.gpus_per_builder=0", "index.gpus_per_searcher=0")
-    config.lm.num_replicas = 8
+    config = paper(cluster(4, 4), "resources.train=1", "index.gpus_per_builder=0", "index.gpus_per_searcher=0")
+    config.lm.num_replicas, config.lm.gpus_per_replica = 8, 2  # of which three find room
     with ray_cluster(config) as laid_out:
         gpus = laid_out.lm.gpus_per_replica or 0.0
         scorer = ray.remote(StandIn)
@@ -169,32 +176,55 @@ def test_rank_0_keeps_its_gpu_on_the_commands_node_whatever_scorers_take(cluster
 @pytest.mark.slow
 def test_gpus_that_another_job_holds_are_said_so(cluster, monkeypatch):
     monkeypatch.setattr(places, "RESERVE_SECONDS", 1.0)
-    address = cluster(1)
+    address, other = cluster(8), {"name": "other", "namespace": "other"}
+    with connected(address):
+        holder = ray.remote(StandIn).options(num_gpus=8, lifetime="detached", **other).remote()
+        ray.get(holder.answer.remote(), timeout=SECONDS)
+    try:
+        with pytest.raises(UserError, match=r"a GPU for trainer rank 0 .* is not free within 1 s"):  # noqa: SIM117
+            with ray_cluster(paper(address)):
+                pass
+    finally:
+        with connected(address):
+            ray.kill(ray.get_actor(**other))
+
+
+@contextmanager
+def connected(address: str) -> Iterator[None]:
     ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    holder = ray.remote(StandIn).options(num_gpus=1, lifetime="detached", name="other", namespace="other").remote()
-    ray.get(holder.answer.remote(), timeout=SECONDS)
-    ray.shutdown()
-    with pytest.raises(UserError, match=r"a GPU for trainer rank 0 .* is not free within 1 s"):  # noqa: SIM117
-        with ray_cluster(paper(address)):
-            pass
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 @pytest.mark.slow
 def test_a_node_says_what_its_gpus_hold(cluster, monkeypatch):
     """Fake GPUs: torch sees none on the nodes, so what they say is that they do not know."""
     ask = places.gpu_bytes
-    address = cluster(1, 1)
+    address = cluster(4, 4)
     monkeypatch.undo()
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    try:
+    with connected(address):
         nodes = list(nodes_of(ray.nodes(), "", {}))
         assert ask is not places.gpu_bytes
         assert places.gpu_bytes(nodes) == {}
         monkeypatch.setattr(places, "_own_gpu_bytes", lambda: 80e9)
         assert places.gpu_bytes(nodes) == {node.name: 80e9 for node in nodes}
-    finally:
-        ray.shutdown()
+
+
+def test_a_place_of_rank_0_that_does_not_answer_is_named(monkeypatch):
+    """Without Ray: on a busy machine a process may take minutes to start, and then the run says so."""
+
+    def late(reference: object, timeout: float) -> None:
+        assert timeout == 600
+        raise ray.exceptions.GetTimeoutError("Get timed out: some object(s) not ready.")
+
+    task = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: None))
+    monkeypatch.setattr(places.ray, "remote", lambda **_: lambda function: task)
+    monkeypatch.setattr(places.ray, "get", late)
+    with pytest.raises(RunError, match=r"held for trainer rank 0 cannot be asked for: no answer within 600 s; "):
+        places.gpu_of_rank_0(1.0)
 
 
 def gpu(uuid: str) -> Any:

@@ -11,7 +11,7 @@ from replug.index_workers.version_store import VersionStore
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.policy import Policy, load_policy
 from tests.support.command_line import ROOT, CommandLine
-from tests.support.outcome_folders import made_up_rows, write_evaluation
+from tests.support.outcome_folders import counted_in_documents, made_up_rows, write_evaluation
 
 
 def only(rows: list[dict], *methods: str) -> list[dict]:
@@ -79,9 +79,10 @@ def test_the_report_shows_several_lms_with_the_papers_numbers_and_every_figure(r
         assert shown in page
     assert "<b>" not in page
     found = {path.stem for path in out.glob("*.svg")}
-    shared = {"accuracy", "rarest", "retrieved", "correlation", "cost_seconds", "cost_prompt_tokens", "cost_dollars"}
-    of_each = {f"{name}_{lm}" for name in ("popularity", "policies_bm25_1", "thresholds_bm25_1") for lm in ("tiny",)}
-    assert shared | of_each <= found and len(found) == len(shared) + 6
+    shared = {"accuracy", "adaptive", "rarest", "retrieved", "relations", "correlation"}
+    shared |= {"cost_seconds", "cost_prompt_tokens", "cost_dollars"}
+    of_each = ("popularity", "relative_popularity", "adaptive_bm25_1", "policies_bm25_1", "thresholds_bm25_1")
+    assert found == shared | {f"{name}_{lm}" for name in of_each for lm in ("tiny", "large__b_")}
     assert page.count("<svg") == len(found)
 
 
@@ -94,9 +95,25 @@ def test_the_reports_numbers_are_json(replug: CommandLine, folder, tmp_path):
     right = {(cell["closed_right"], cell["augmented_right"]): cell["share"] for cell in cells}
     assert right[True, True] + right[True, False] == pytest.approx(of["accuracy"]["none"]["value"])
     assert right[True, True] + right[False, True] == pytest.approx(of["accuracy"]["bm25@1"]["value"])
-    assert sum(one["n"] for one in of["popularity"]) == sum(one["n"] for one in of["relations"]) == 60
+    for split in (of["popularity"], of["relative popularity"], of["relations"], of["ways"]["bm25@1"]["popularity"]):
+        assert sum(one["n"] for one in split) == 60
+    for ours, of_all in zip(of["ways"]["bm25@1"]["popularity"], of["popularity"], strict=True):
+        accuracy = ours["accuracy"]
+        policy = accuracy.pop("adaptive bm25@1")
+        assert accuracy == of_all["accuracy"] and 0 <= policy <= 1
     policies = {(one["name"], one["thresholds"]) for one in of["ways"]["bm25@1"]["policies"]}
     assert {("never", None), ("popularity", "by relation"), ("popularity", "one for all"), ("oracle", None)} <= policies
+
+
+def test_the_report_counts_documents_where_questions_tell_no_page_views(replug: CommandLine, tmp_path):
+    rows = counted_in_documents(only(made_up_rows(24), "none", "bm25@1"))
+    folder = write_evaluation(tmp_path / "counted", rows)
+    done = replug("adapt", "report", folder, "--out", tmp_path / "report")
+    assert done.status == 0, done.printed
+    figure = (tmp_path / "report" / "thresholds_bm25_1_tiny.svg").read_text()
+    assert "documents that name the subject; blue: retrieves" in figure
+    done = replug("adapt", "fit", folder, "--out", tmp_path / "policy.json")
+    assert done.status == 2 and "--signal: the outcomes hold no popularity; expected one of frequency" in done.errors
 
 
 @pytest.mark.parametrize(
@@ -218,7 +235,15 @@ def evaluated(replug: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> 
     return root / "out"
 
 
-@pytest.mark.parametrize("signal", ["popularity", "frequency", "mean_logprob", "mean_entropy", "top_score", "margin"])
+@pytest.mark.parametrize(
+    "signal",
+    [  # one of the question, one of the LM, one of the retriever; the others of each are nightly
+        "popularity",
+        "mean_entropy",
+        "top_score",
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("frequency", "mean_logprob", "margin")),
+    ],
+)
 def test_a_policy_of_an_evaluation_is_followed_with_its_index_and_lm(replug, evaluated, tmp_path, signal):
     typed = ["--augmented", "replug@2", "--signal", signal, "--out", tmp_path / "policy.json"]
     done = replug("adapt", "fit", evaluated, *typed)
@@ -235,7 +260,9 @@ def test_an_evaluation_is_reported_with_what_every_way_costs(replug: CommandLine
     done = replug("adapt", "report", evaluated, "--out", tmp_path / "report")
     assert done.status == 0, done.printed
     [of] = json.loads((tmp_path / "report" / "report.json").read_text()).values()
-    assert set(of["ways"]) == {"bm25@1", "replug@2", "genread"}
+    assert set(of["ways"]) == {"bm25@1", "replug@2", "genread", "genread + bm25@1", "genread + replug@2"}
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "Closed book or genread" in page and "Genread or replug@2" in page
     for costs in of["costs"].values():
         assert all(value is not None for value in costs.values())
     assert of["costs"]["genread"]["lm_calls"] == 2 and of["costs"]["replug@2"]["retriever_calls"] == 1

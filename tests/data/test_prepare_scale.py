@@ -2,13 +2,13 @@
 
 import itertools
 import json
-import multiprocessing
 import os
 import random
 import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +28,7 @@ from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.work import MARGIN, WorkFolder
 from replug.data.sampling import SPLITS, KeyCounts, Shares, bucket_end, buckets, key_ranges, split_of
 from tests.support.preparing import contents, ids_on, prepare, prepare_apart, rows_of, texts_of, write_jsonl
+from tests.support.processes import PROCESSES
 
 ROWS = rows_of(160)
 FULL = os.environ.get("REPLUG_STORM") == "full"
@@ -140,11 +141,8 @@ SIZES = (9000, 200)  # of source shards and shards
 STORM_KEYS = {"num_documents": 900, "ngram_overlap": 5, "max_rejected_share": 1.0}
 
 
-def start_apart(out: Path, source: Path, num_workers: int) -> multiprocessing.Process:
-    """Forked from a process that has all imported."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["preparing"])
-    process = context.Process(target=prepare_apart, args=(str(out), str(source), num_workers, SIZES, STORM_KEYS))
+def start_apart(out: Path, source: Path, num_workers: int) -> BaseProcess:
+    process = PROCESSES.Process(target=prepare_apart, args=(str(out), str(source), num_workers, SIZES, STORM_KEYS))
     process.start()
     return process
 
@@ -166,7 +164,7 @@ def are_gone(processes: list[psutil.Process]) -> bool:
     return not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
-def kill_after(process: multiprocessing.Process, seconds: float, whole_group: bool) -> bool:
+def kill_after(process: BaseProcess, seconds: float, whole_group: bool) -> bool:
     """Kill -9, and see to it that nothing of it is left; False where it had ended by itself."""
     process.join(seconds)
     if process.exitcode is not None:
@@ -184,7 +182,7 @@ def kill_after(process: multiprocessing.Process, seconds: float, whole_group: bo
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("num_workers", "kills"), [(1, 60 if FULL else 20), pytest.param(2, 20 if FULL else 3, id="2 workers")]
+    ("num_workers", "kills"), [(1, 60 if FULL else 10), pytest.param(2, 20 if FULL else 2, id="2 workers")]
 )
 def test_a_run_killed_again_and_again_ends_with_the_bytes_of_a_quiet_one(num_workers, kills, tmp_path):
     source, expected, seconds = quiet(tmp_path)

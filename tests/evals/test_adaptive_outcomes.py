@@ -22,7 +22,7 @@ from replug.evals.folder import EvaluationFolder
 from replug.index_workers.version_store import VersionStore
 from replug.models.policy import load_policy
 from tests.support.index_versions import begin, publish, write_corpus
-from tests.support.outcome_folders import made_up_rows, row, write_evaluation
+from tests.support.outcome_folders import counted_in_documents, made_up_rows, row, write_evaluation
 
 NONE = {"accuracy": 1.0, "popularity": 50.0, "mean_logprob": -0.5, "lm_calls": 1, "retriever_calls": 0}
 BM25 = {"accuracy": 0.0, "popularity": 50.0, "top_score": 3.0, "lm_calls": 1, "retriever_calls": 1}
@@ -151,6 +151,36 @@ def copied(folder, target):
     return target
 
 
+def test_documents_that_were_counted_are_no_page_views(tmp_path):
+    answered, pair = only(tmp_path / "one", counted_in_documents(made_up_rows(30))), TwoWays("none", "replug@1")
+    assert answered.popularity_signal == "frequency"
+    assert "frequency" in answered.signals(pair) and "popularity" not in answered.signals(pair)
+    with pytest.raises(UserError, match="hold no popularity; expected one of frequency, mean_logprob"):
+        fit_policy(answered, pair, "popularity")
+
+
+def with_frequency(rows: list[dict], frequency: float) -> list[dict]:
+    for one in rows:
+        for outcome in one["methods"].values():
+            outcome["numbers"]["frequency"] = frequency
+    return rows
+
+
+def test_a_frequency_is_that_in_the_documents_that_are_searched(tmp_path):
+    small = write_evaluation(tmp_path / "small", with_frequency([row("a", "x", none=NONE, bm25_at_1=BM25)], 1.0))
+    large = write_evaluation(tmp_path / "large", with_frequency([row("a", "x", replug_at_1=BM25)], 7.0))
+    [answered] = read_answered([small, large])
+    assert answered.signals(TwoWays("none", "bm25@1"))["frequency"].tolist() == [1.0]
+    assert answered.signals(TwoWays("none", "replug@1"))["frequency"].tolist() == [7.0]
+
+
+def test_a_question_has_one_popularity_in_all_folders_of_an_lm(tmp_path):
+    first = write_evaluation(tmp_path / "one", [row("a", "x", none=NONE), row("b", "x", none=NONE)])
+    other = [row("b", "x", bm25_at_1={**BM25, "popularity": 7.0}), row("a", "x", bm25_at_1=BM25)]
+    with pytest.raises(UserError, match=r"popularity of b is 50 in .*one, but 7 in .*two: expected the same questions"):
+        read_answered([first, write_evaluation(tmp_path / "two", other)])
+
+
 # Costs ------------------------------------------------------------------------------------------------------------
 
 
@@ -185,6 +215,11 @@ def test_a_signal_of_the_search_searches_for_every_question():
     assert (costs.lm_calls, costs.retriever_calls, costs.seconds) == (1.5, 1.0, 3.25)
     everything = policy_costs(CLOSED, AUGMENTED, ~SPLITS, SPLITS, asks_first=False, searches=True)
     assert everything.seconds == 5.0
+
+
+def test_a_way_that_searches_itself_pays_for_both_searches():
+    costs = policy_costs(AUGMENTED, AUGMENTED, RETRIEVED, SPLITS, asks_first=False, searches=True)
+    assert (costs.retriever_calls, costs.seconds) == (1.5, 5.25)
 
 
 def test_what_was_not_measured_is_unknown(tmp_path):

@@ -16,6 +16,7 @@ from replug.evals.adaptive.protocol import (
     ORACLE,
     Questions,
     Rule,
+    accuracy_left_out,
     decisions,
     draw_splits,
     mean_over_splits,
@@ -173,6 +174,30 @@ def test_what_is_measured_is_the_mean_over_splits_of_what_was_decided():
     assert worth[ORACLE].accuracy.value == pytest.approx(mean_over_splits(asked.oracle, splits))
     for one in worth.values():
         assert one.accuracy.low <= one.accuracy.value <= one.accuracy.high
+
+
+def test_a_questions_accuracy_is_that_of_the_splits_that_leave_it_out():
+    asked, popularity = questions(40)
+    splits = np.vstack([draw_splits(40, 6), np.ones((1, 40), dtype=bool)])
+    splits[:, 0] = True  # always fitted to
+    rule = Rule(popularity)
+    found = accuracy_left_out(asked, rule, splits)
+    assert math.isnan(found[0])
+    retrieved = decisions(asked, rule, splits)
+    for place in np.flatnonzero(~splits.all(axis=0)):
+        rights = [
+            asked.augmented[place] if does[place] else asked.closed[place]
+            for split, does in zip(splits, retrieved, strict=True)
+            if not split[place]
+        ]
+        assert found[place] == pytest.approx(np.mean(rights))
+    assert math.isnan(found[splits.all(axis=0)].max())
+
+
+def test_a_resample_that_leaves_nothing_to_fit_to_never_retrieves():
+    splits, counts = np.array([[True, False]]), np.array([[0.0, 2.0]])
+    rates = refit(np.array([1.0, 2.0]), ["a", "a"], np.array([0, 0]), np.array([1, 1]), splits, counts)
+    assert (rates.right.tolist(), rates.retrieved.tolist()) == ([0.0], [0.0])
 
 
 def test_a_signal_that_tells_gains_and_one_that_does_not_gains_nothing():

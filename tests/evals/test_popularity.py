@@ -7,7 +7,12 @@ import pytest
 
 from replug.evals.answers import answer_tokens
 from replug.evals.popqa.frequency import document_frequencies
-from replug.evals.popqa.popularity import most_frequent, popularity_bin, popularity_correlation
+from replug.evals.popqa.popularity import (
+    most_frequent,
+    popularity_bin,
+    popularity_correlation,
+    relative_popularity,
+)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +44,12 @@ def test_there_is_no_correlation_with_what_does_not_vary():
     assert popularity_correlation(np.array([5, 5, 5]), np.array([0, 1, 1])) is None
     assert popularity_correlation(np.array([1, 2, 3]), np.array([1, 1, 1])) is None
     assert popularity_correlation(np.array([1]), np.array([1])) is None
+
+
+def test_relative_popularity_is_in_its_relations_standard_deviations():
+    popularity = np.array([0, 100, 1, 1000, 7.0])
+    relative = relative_popularity(popularity, ["a", "a", "b", "b", "c"])
+    assert relative.tolist() == pytest.approx([-1, 1, -1, 1, 0])
 
 
 def test_the_most_frequent_answer_is_the_first_of_equals():

@@ -1,12 +1,19 @@
-"""How long searchers are waited for, and what is said of those that do not answer. Without Ray."""
+"""How long searchers are waited for, what is said of those that do not answer, and a GPU that fails."""
 
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-from ray.exceptions import GetTimeoutError
+import ray
+import torch
+from ray.exceptions import GetTimeoutError, RayTaskError
 
-from replug.configs.errors import RunError
+from replug.configs.errors import RunError, UserError
 from replug.index_workers import searcher_group
 from replug.index_workers.searcher_group import SearcherGroup
 from replug.index_workers.service import IndexSettings, Tries
@@ -34,3 +41,96 @@ def test_loading_has_the_time_of_the_configuration_and_is_named_by_its_key(monke
 
 def test_a_version_of_55_gb_has_more_than_ten_minutes_by_default() -> None:
     assert IndexSettings().tries == Tries(3, 3600.0)
+
+
+# A GPU that fails ------------------------------------------------------------------------------------------------
+
+ILLEGAL = torch.AcceleratorError(
+    "CUDA error: an illegal memory access was encountered\nCompile with TORCH_USE_CUDA_DSA"
+)
+
+
+class FaultySearcher:
+    """Its first process has a broken GPU; a plain class, of which Ray makes an actor."""
+
+    def __init__(self, lives: Path) -> None:
+        (lives / str(os.getpid())).touch()
+        self.is_broken = len(list(lives.iterdir())) == 1
+
+    def load(self, version: int) -> int:
+        if self.is_broken:
+            raise ILLEGAL
+        return version
+
+
+@pytest.mark.nightly
+def test_ray_starts_a_searcher_whose_gpu_failed_again(ray_session: None, tmp_path: Path) -> None:
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import tests
+    actor = ray.remote(FaultySearcher).options(num_cpus=0, max_restarts=-1, max_task_retries=-1)
+    group = SearcherGroup(lambda shard: actor.remote(tmp_path), 1, 300.0)
+    group.load(7, 7)
+    assert len(list(tmp_path.iterdir())) == 2
+    group.close()
+
+
+@dataclass
+class Searcher:
+    """Its calls say the shard; of its processes the first so many have a broken GPU."""
+
+    shard: int
+    broken: int = 0
+    error: Exception = ILLEGAL
+    asked: list[str] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(remote=lambda *_: self.call(name))
+
+    def call(self, name: str) -> object:
+        self.asked.append(name)
+        found = np.full((1, 1), self.shard), np.full((1, 1), -1.0 * self.shard, dtype=np.float32)
+        answer = {"load": 5, "release": None, "search": found}[name]
+        return RayTaskError(name, "", self.error) if self.broken else answer
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Shards whose actors were killed to be started again."""
+    shards: list[int] = []
+
+    def get(references: list[Any], timeout: float) -> list[Any]:
+        for reference in references:
+            if isinstance(reference, RayTaskError):
+                raise reference
+        return references
+
+    def kill(actor: Searcher, no_restart: bool) -> None:
+        assert not no_restart
+        actor.broken -= 1
+        shards.append(actor.shard)
+
+    monkeypatch.setattr(searcher_group.ray, "get", get)
+    monkeypatch.setattr(searcher_group.ray, "kill", kill)
+    return shards
+
+
+def test_a_searcher_whose_gpu_fails_is_started_anew_and_asked_again(killed: list[int]) -> None:
+    actors = [Searcher(0), Searcher(1, broken=2)]
+    assert SearcherGroup(actors.__getitem__, 2, 60.0).search(3, np.zeros((1, 4)), 2)[0].tolist() == [[0, 1]]
+    assert killed == [1, 1]
+    assert (actors[0].asked, actors[1].asked) == (["search"], ["search"] * 3), "what others answered stays"
+
+
+def test_a_gpu_that_fails_again_and_again_ends_the_run_by_name(killed: list[int]) -> None:
+    actors = [Searcher(0, broken=9), Searcher(1)]
+    for ask in (lambda of: of.search(3, np.zeros((1, 4)), 2), lambda of: of.load(3, 10), lambda of: of.release([3])):
+        with pytest.raises(RunError, match=r"^the GPU of an index searcher failed 3 times: CUDA error: an[^\n]*$"):
+            ask(SearcherGroup(actors.__getitem__, 2, 60.0))
+    assert killed == [0] * 6
+
+
+@pytest.mark.parametrize("error", [UserError("a file is damaged"), ValueError("k"), torch.OutOfMemoryError("CUDA out")])
+def test_any_other_error_is_raised_and_no_searcher_is_killed(killed: list[int], error: Exception) -> None:
+    expected = UserError if isinstance(error, UserError) else RayTaskError
+    with pytest.raises(expected):
+        SearcherGroup([Searcher(0, 1, error), Searcher(1)].__getitem__, 2, 60.0).load(3, 10)
+    assert killed == []

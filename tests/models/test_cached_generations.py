@@ -1,6 +1,5 @@
 """Answers behind the cache: the LM is asked once for each, whoever comes, and whatever is killed."""
 
-import multiprocessing
 import sqlite3
 import threading
 import time
@@ -23,10 +22,9 @@ from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.score_cache import ScoreCache
 from tests.support.fault_server import FaultServer, server_spec
+from tests.support.processes import PROCESSES
 from tests.support.tiny_lms import load, write_llama
 
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["replug.models.caching_lm", "tests.support.fault_server"])
 PROMPTS, WEIGHTS, OPTIONS = ["the cat sat", "on the mat the cat"], [0.25, 0.75], GenerationOptions(6)
 SAMPLED = replace(OPTIONS, temperature=1.0, seed=5)
 

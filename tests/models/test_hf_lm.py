@@ -414,7 +414,14 @@ def test_another_error_is_not_taken_for_one_of_memory(folder: Path, monkeypatch:
         small.score(PREFIXES, CONTINUATIONS)
 
 
+# Of two kinds of models one is enough for every day, where a model takes half a minute.
+ONE_KIND = pytest.mark.parametrize(
+    "folder", [write_llama, pytest.param(write_gpt2, marks=pytest.mark.nightly)], ids=["llama", "gpt2"], indirect=True
+)
+
+
 @pytest.mark.slow
+@ONE_KIND
 def test_real_exhaustion_of_memory_is_survived(folder: Path) -> None:
     """In a process of its own, which may not grow by more than a few hundred megabytes."""
     done = subprocess.run(
@@ -446,6 +453,7 @@ print("equal")
 
 
 @pytest.mark.slow
+@ONE_KIND
 def test_a_compiled_model_gives_the_same_scores(folder: Path, lm: HuggingFaceLM) -> None:
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         pytest.skip("torch.compile needs a C++ compiler on a CPU, and there is none")

@@ -18,7 +18,7 @@ from replug.models.http.request_budget import BudgetSpent, RequestBudget
 from replug.models.local.stand_in_lm import StandInLM
 from tests.support.fault_server import MODEL, TRANSIENT, FaultServer
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]  # a request that is late would be sent again, and counted
 
 NUM_REQUESTS = 10_000 if os.environ.get("REPLUG_STORM") == "full" else 1_000
 PROMPTS_PER_REQUEST = 4

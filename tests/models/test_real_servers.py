@@ -58,7 +58,7 @@ CONTINUATIONS = [
 PREFIXES = [document for document in DOCUMENTS for _ in CONTINUATIONS]
 AFTER = CONTINUATIONS * len(DOCUMENTS)
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 
 def interpreter(variable: str, folder: str) -> str:
@@ -184,6 +184,7 @@ def test_the_longest_input_is_scored_and_a_longer_one_is_an_error_with_its_lengt
     with_text.close()
 
 
+@pytest.mark.nightly  # it starts twice; another server that is killed so is in test_http_lm.py
 def test_vllm_killed_in_the_middle_of_a_call_and_started_again_is_not_noticed(
     vllm: RealServer, spec: ServerSpec, smollm2: str, local: list[np.ndarray]
 ) -> None:

@@ -1,6 +1,5 @@
 """The file of scores under several processes, kill -9, damage, and files that are something else."""
 
-import multiprocessing
 import os
 import random
 import sqlite3
@@ -20,11 +19,9 @@ from replug.data import file_systems
 from replug.models import score_cache
 from replug.models.black_box_lm import ContinuationScore, ScoreSum
 from replug.models.score_cache import FORMAT, NewScore, ScoreCache, pair_key
+from tests.support.processes import PROCESSES
 
 UNIT = 20
-# Fresh processes, forked from one that has imported what they need and never from this one with its threads.
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["replug.models.score_cache"])
 
 
 def score_of(number: int, num_tokens: int = 5) -> ContinuationScore:

@@ -8,7 +8,8 @@ import pytest
 from replug.slurm.gpu_options import gpus_per_node
 
 ROOT = Path(__file__).parent.parent.parent
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(200)]
+NIGHTLY = pytest.mark.nightly  # every spelling is in the table of test_gpu_options.py
 # As `slurm.ray_job` starts them: Ray on both nodes, which goes on, and `replug` beside it on the first.
 STEPS = """
 import os, subprocess
@@ -28,7 +29,15 @@ print("statuses", *(step.wait(60) for step in steps), flush=True)
 """
 
 
-@pytest.mark.parametrize("option", ["--gpus-per-node=a100:2", "--gres=gpu:a100:2", "--gpus-per-task=2", "--gres=gpu"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--gpus-per-node=a100:2",
+        pytest.param("--gres=gpu:a100:2", marks=NIGHTLY),
+        pytest.param("--gpus-per-task=2", marks=NIGHTLY),
+        "--gres=gpu",
+    ],
+)
 def test_all_steps_on_a_node_see_the_gpus_that_were_counted_in_one_order(slurm, tmp_path, option):
     script = tmp_path / "job.sh"
     (tmp_path / "steps.py").write_text(STEPS)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.slurm_jobs import NOT_LISTENING, processes_with, submit, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 BROKEN = """
 import os, sys

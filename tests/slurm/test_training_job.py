@@ -15,7 +15,7 @@ import pytest
 from tests.support.local_slurm import LocalSlurm
 from tests.support.slurm_jobs import Job
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 ROOT = Path(__file__).parent.parent.parent
 STEPS = 16

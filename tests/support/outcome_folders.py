@@ -44,6 +44,21 @@ def row(identifier: str, relation: str, **methods: Mapping[str, float]) -> dict[
     return {"id": identifier, "group": relation, "methods": named}
 
 
+def counted_in_documents(rows: Rows) -> list[dict[str, Any]]:
+    """The rows as an evaluation leaves them whose questions tell no page views."""
+    counted = []
+    for one in rows:
+        methods = {
+            name: {
+                "numbers": {**of["numbers"], "popularity": of["numbers"]["frequency"]},
+                "detail": {"popularity_from": "corpus"},
+            }
+            for name, of in one["methods"].items()
+        }
+        counted.append({**one, "methods": methods})
+    return counted
+
+
 def made_up_rows(num: int = 300, knows: float = 0.5, seed: int = 0) -> list[dict[str, Any]]:
     """An LM that knows the more popular half or so, and is surer where it does; documents that help half of the time.
 

@@ -1,5 +1,6 @@
-"""A prepared set of the debug configuration, and a module on its tiny encoder."""
+"""A prepared set of the debug configuration, a module on its tiny encoder, and a run on two ranks."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ from replug.models.build import load_encoder
 from replug.models.preparing import prepared_set
 from replug.train.fitting import lsr_module
 from replug.train.module import LSRModule
+from tests.support.command_line import start
+from tests.support.made_once import made_once
+from tests.support.runs import descendants, name_of, wait_for_step
 
 
 @pytest.fixture
@@ -22,3 +26,22 @@ def data(debug_config: Config, tmp_path: Path) -> PreparedSet:
 def module(debug_config: Config, data: PreparedSet) -> LSRModule:
     torch.manual_seed(0)
     return lsr_module(debug_config, load_encoder(debug_config.retriever), data)
+
+
+@pytest.fixture(scope="session")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory, finish: Callable[..., str]) -> Path:
+    """A finished run on two ranks with every logger there is; rank 1 was killed after step 9, and the run resumed.
+
+    What the two commands printed is in files beside it, `.killed` (with its exit status before it) and `.resumed`.
+    """
+    keys = ("resources.train=2", "wandb.mode=offline", "train.tensorboard=true")
+
+    def make(run: Path) -> None:
+        process = start(run, *keys)
+        wait_for_step(run, 9, process)
+        next(child for child in descendants(process.pid) if "TrainerRank" in name_of(child)).kill()
+        output, _ = process.communicate(timeout=120)
+        run.with_suffix(".killed").write_text(f"{process.returncode}\n{output}")
+        run.with_suffix(".resumed").write_text(finish(run, *keys))
+
+    return made_once(tmp_path_factory, "two-ranks", make)

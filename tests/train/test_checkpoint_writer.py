@@ -93,7 +93,7 @@ def arguments(run: Path, *overrides: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(120, func_only=True)
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_a_disk_that_is_full_at_a_checkpoint_ends_every_rank_and_the_same_command_goes_on(
     replug, finish, quiet_run, tmp_path, monkeypatch, ranks

@@ -136,7 +136,7 @@ def test_a_run_stops_at_its_step_with_its_checkpoint_and_goes_on_with_the_same_l
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(120, func_only=True)
 def test_a_loss_that_is_no_number_on_rank_1_alone_ends_both_ranks_with_its_text(replug, tmp_path, monkeypatch):
     """Rank 1 has the last row of the batch."""
     run = tmp_path / "run"

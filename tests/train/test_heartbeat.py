@@ -47,7 +47,7 @@ def test_a_rank_whose_store_is_gone_stops_counting_without_a_word(monkeypatch):
         assert not thread.is_alive()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(120, func_only=True)
 @pytest.mark.parametrize(
     "hangs", [pytest.param(True, marks=pytest.mark.slow, id="stopped"), pytest.param(False, id="fails")]
 )

@@ -129,19 +129,33 @@ def trainer_of(
     return Trainer(load_config(ROOT / "configs/debug.yaml", overrides), data, service, version)
 
 
+# One file of each part of a refresh: the snapshot, the vectors, the mark, a lossy kind's; each takes some builds.
 FULL_AT = [
     (FLAT, "model.safetensors", r"encoder-v0+\d+\.partial"),
+    (FLAT, "vectors-00000.npy", r"vectors-000\d\d\.\S*partial"),
+    (FLAT, "manifest.json", r"manifest\.json\.partial"),
+    (LOSSY, "shard-00001.faiss", r"shard-0000[01]\.faiss\.\S*partial"),
+]
+ALSO_FULL_AT = [
     (FLAT, "tokenizer.json", r"encoder-v0+\d+\.partial"),
     (FLAT, "plan.json", r"plan\.json\.partial"),
-    (FLAT, "vectors-00000.npy", r"vectors-000\d\d\.\S*partial"),
     (FLAT, "vectors-00005.json", r"vectors-000\d\d\.\S*partial"),
-    (FLAT, "manifest.json", r"manifest\.json\.partial"),
     (LOSSY, "quantizer.faiss", r"quantizer\.faiss\.\S*partial"),
-    (LOSSY, "shard-00001.faiss", r"shard-0000[01]\.faiss\.\S*partial"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "name", "named"), FULL_AT, ids=[f"{name}-{kind}" for kind, name, _ in FULL_AT])
+def and_nightly(every_day: list[tuple], others: list[tuple], name: Callable[[tuple], str]) -> list[object]:
+    """Parameters, of which the others are nightly."""
+    return [
+        pytest.param(*case, id=name(case), marks=marks)
+        for cases, marks in ((every_day, ()), (others, pytest.mark.nightly))
+        for case in cases
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "named"), and_nightly(FULL_AT, ALSO_FULL_AT, lambda case: f"{case[1]}-{case[0]}")
+)
 def test_a_disk_that_is_full_leaves_the_live_index_serving_until_it_is_too_old(
     tmp_path, data, disk, service, versions, kind, name, named
 ):
@@ -172,16 +186,20 @@ def test_a_disk_that_is_full_leaves_the_live_index_serving_until_it_is_too_old(
 
 
 DAMAGES: list[tuple[str, str, Callable[[Path], None]]] = [
-    (FLAT, "vectors-00000.npy", flip),
-    (FLAT, "vectors-00010.npy", flip),  # of the second shard: the first one loads its own
-    (FLAT, "vectors-00010.npy", Path.unlink),  # half copied
+    (FLAT, "vectors-00010.npy", Path.unlink),  # half copied; of the second shard: the first one loads its own
     (FLAT, "manifest.json", flip),
     (LOSSY, "shard-00001.faiss", flip),
+]
+OTHER_DAMAGES: list[tuple[str, str, Callable[[Path], None]]] = [
+    (FLAT, "vectors-00000.npy", flip),
+    (FLAT, "vectors-00010.npy", flip),
     (LOSSY, "shard-00001.faiss", Path.unlink),
 ]
 
 
-@pytest.mark.parametrize(("kind", "name", "damage"), DAMAGES, ids=[f"{d.__name__}-{n}" for _, n, d in DAMAGES])
+@pytest.mark.parametrize(
+    ("kind", "name", "damage"), and_nightly(DAMAGES, OTHER_DAMAGES, lambda case: f"{case[2].__name__}-{case[1]}")
+)
 def test_damage_between_building_and_loading_is_named_and_never_served(
     tmp_path, data, service, versions, monkeypatch, kind, name, damage
 ):

@@ -4,7 +4,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -22,14 +21,6 @@ from tests.support.runs import descendants, metrics, name_of, wait_for_step, wha
 
 TWO = "resources.train=2"
 ONE_IN_TWO_PARTS = "train.micro_batches=2"  # what one rank adds up as two do
-
-
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory, finish: Callable[..., str]) -> Path:
-    """A run on two ranks that nothing disturbed."""
-    run = tmp_path_factory.mktemp("two") / "run"
-    finish(run, TWO)
-    return run
 
 
 @pytest.mark.slow
@@ -84,17 +75,13 @@ def test_two_ranks_are_one_rank_in_two_parts_to_the_last_bit(two_ranks, finish, 
 
 
 @pytest.mark.slow
-def test_a_killed_rank_ends_the_run_with_its_number_and_the_same_command_goes_on(two_ranks, finish, tmp_path):
-    run = tmp_path / "run"
-    process = start(run, TWO)
-    wait_for_step(run, 9, process)
-    other = next(child for child in descendants(process.pid) if "TrainerRank" in name_of(child))
-    other.kill()
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 1, output
-    assert output.splitlines()[-1].startswith("replug: trainer rank 1 died: ")
-    assert "resuming at step 8" in finish(run, TWO)
-    assert what_must_be_equal(run) == what_must_be_equal(two_ranks)
+def test_a_killed_rank_ends_the_run_with_its_number_and_the_same_command_goes_on(two_ranks):
+    """To the losses of a run that nothing disturbed: the test before this one compares them."""
+    status, *lines = two_ranks.with_suffix(".killed").read_text().splitlines()
+    assert status == "1"
+    own = [line for line in lines if line.strip() and "wandb" not in line]  # W&B says last where its files are
+    assert own[-1].startswith("replug: trainer rank 1 died: "), lines
+    assert "resuming at step 8" in two_ranks.with_suffix(".resumed").read_text()
 
 
 @pytest.mark.nightly

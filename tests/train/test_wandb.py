@@ -1,36 +1,23 @@
 """W&B offline and TensorBoard, read back from what was written: no account, no network."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.support.command_line import start
-from tests.support.runs import metrics, wait_for_step
+from tests.support.runs import metrics
 
 pytestmark = pytest.mark.slow
 
 WANDB = str(Path(sys.executable).parent / "wandb")
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, finish: Callable[..., str]) -> Path:
-    """A run on two ranks, interrupted and resumed, with every logger there is."""
-    run = tmp_path_factory.mktemp("wandb") / "run"
-    overrides = ("wandb.mode=offline", "train.tensorboard=true", "resources.train=2", "lm.path=stand_in:0.05")
-    process = start(run, *overrides)
-    wait_for_step(run, 6, process)
-    os.kill(process.pid, signal.SIGUSR1)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 75, output
-    finish(run, *overrides)
-    return run
+@pytest.fixture
+def run(two_ranks: Path) -> Path:
+    return two_ranks
 
 
 def logs(run: Path) -> list[Path]:
