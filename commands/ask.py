@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replug.commands.asking.options import LOCAL, QUICKSTART, REPLUG, AskOptions, Drawing, checked
+from replug.commands.asking.options import LOCAL, QUICKSTART, REPLUG, AskOptions, Decoding, checked
 from replug.commands.command import Command, Group, Overrides
 from replug.configs.load import load_ask_config
 from replug.configs.plain_text import plain_json
@@ -75,22 +75,22 @@ def ask(
     replug ask "The Python keyword yield" --template "{question}" --index runs/quickstart
     """
     typed = AskOptions(index, corpus, engine, retriever, rerank, k, template, shots, policy)
-    drawing = Drawing(max_new_tokens, None if stop is None else stop.replace("\\n", "\n"), temperature, top_p, seed)
-    options, config = read(typed, drawing, overrides or [])
+    decoding = Decoding(max_new_tokens, None if stop is None else stop.replace("\\n", "\n"), temperature, top_p, seed)
+    options, config = read(typed, decoding, overrides or [])
     from replug.commands.asking.policies import policy_of
     from replug.models.policy import Subject
 
     followed = policy_of(options.policy, Subject(relation, popularity))
     from replug.commands.asking.ways import reply_to  # after a mistake could be told
 
-    show(reply_to(question, options, drawing, config, followed), as_json, html)
+    show(reply_to(question, options, decoding, config, followed), as_json, html)
 
 
-def read(typed: AskOptions, drawing: Drawing, overrides: list[str]) -> tuple[AskOptions, AskConfig]:
+def read(typed: AskOptions, decoding: Decoding, overrides: list[str]) -> tuple[AskOptions, AskConfig]:
     """What is meant, checked, with the configuration of it. Nothing heavy is imported."""
     by_default = typed.index is None and typed.engine is None and QUICKSTART.is_dir()
     options = replace(typed, index=QUICKSTART) if by_default else typed
-    checked(options, drawing, overrides)
+    checked(options, decoding, overrides)
     chosen = [f"web.engine={options.engine or LOCAL}"]
     if options.retriever is not None:
         chosen.append(f"retriever.path={options.retriever}")

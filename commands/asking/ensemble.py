@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from replug.answering.prompts import STOP
 from replug.commands.asking.evidence import open_index
-from replug.commands.asking.options import AskOptions, Drawing
+from replug.commands.asking.options import AskOptions, Decoding
 from replug.commands.asking.policies import Followed
 from replug.commands.asking.prompts import EnsemblePrompts, Fitting, FormPrompts, chosen_shots, template_prompts
 from replug.commands.asking.reply import CLOSED_BOOK, FollowedPolicy, Reply
@@ -22,24 +22,24 @@ from replug.web.records import FoundEvidence, Passage
 NEW_TOKENS, NEW_TOKENS_OF_TEMPLATE = 32, 64
 
 
-def generation_options(options: AskOptions, drawing: Drawing) -> GenerationOptions:
+def generation_options(options: AskOptions, decoding: Decoding) -> GenerationOptions:
     """Of the ensemble: greedy by default. A template's answer ends where the user says, others with their line."""
     is_template = options.template is not None
     return GenerationOptions(
-        drawing.max_new_tokens or (NEW_TOKENS_OF_TEMPLATE if is_template else NEW_TOKENS),
-        drawing.stop or (None if is_template else STOP),
-        0.0 if drawing.temperature is None else drawing.temperature,
-        1.0 if drawing.top_p is None else drawing.top_p,
-        drawing.seed,
+        decoding.max_new_tokens or (NEW_TOKENS_OF_TEMPLATE if is_template else NEW_TOKENS),
+        decoding.stop or (None if is_template else STOP),
+        0.0 if decoding.temperature is None else decoding.temperature,
+        1.0 if decoding.top_p is None else decoding.top_p,
+        decoding.seed,
     )
 
 
 class Ensemble:
     """An LM that is not at work yet, and how it is asked."""
 
-    def __init__(self, source: LMSource, lm: LMConfig, options: AskOptions, drawing: Drawing) -> None:
+    def __init__(self, source: LMSource, lm: LMConfig, options: AskOptions, decoding: Decoding) -> None:
         self._source, self._lm, self._options = source, lm, options
-        self._generation = generation_options(options, drawing)
+        self._generation = generation_options(options, decoding)
 
     def answer(self, question: str, found: FoundEvidence) -> Reply:
         """From the passages; the LM alone answers where there are none."""

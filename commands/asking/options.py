@@ -14,8 +14,8 @@ QUICKSTART = Path("runs/quickstart")  # searched where nothing is named
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
-    """How an answer is written; None is what the way to answer has by default."""
+class Decoding:
+    """How an answer is decoded; None is what the way to answer has by default."""
 
     max_new_tokens: int | None = None
     stop: str | None = None
@@ -49,16 +49,16 @@ class AskOptions:
         return " ".join(str(part) for part in (self.engine or "index", place) if part is not None)
 
 
-def checked(options: AskOptions, drawing: Drawing, overrides: Sequence[str]) -> None:
+def checked(options: AskOptions, decoding: Decoding, overrides: Sequence[str]) -> None:
     """Raise UserError for the first thing that cannot be meant."""
-    for problem in _problems(options, drawing, overrides):
+    for problem in _problems(options, decoding, overrides):
         raise UserError(problem)
 
 
-def _problems(options: AskOptions, drawing: Drawing, overrides: Sequence[str]) -> Iterator[str]:
+def _problems(options: AskOptions, decoding: Decoding, overrides: Sequence[str]) -> Iterator[str]:
     yield from _engine_problems(options)
     yield from _override_problems(options, overrides)
-    yield from _prompt_problems(options, drawing)
+    yield from _prompt_problems(options, decoding)
     if options.reranks:
         yield from _way_problems(options)
     if options.policy is not None and (options.engine is not None or options.reranks):
@@ -107,18 +107,18 @@ def _override_problems(options: AskOptions, overrides: Sequence[str]) -> Iterato
             yield f"{key} is set as a key; expected {option}"
 
 
-def _prompt_problems(options: AskOptions, drawing: Drawing) -> Iterator[str]:
+def _prompt_problems(options: AskOptions, decoding: Decoding) -> Iterator[str]:
     if options.template is not None and QUESTION not in options.template:
         yield f"--template is {options.template!r}; expected a text with {QUESTION} in it"
     if options.template is not None and options.shots is not None:
         yield "--shots and --template are both given; expected one of them, or the shots in the template"
     if options.reranks and options.template is not None:
         yield f"--template is for the ensemble; --rerank {options.way} has prompts of its own: leave one out"
-    if options.reranks and drawing.stop is not None:
+    if options.reranks and decoding.stop is not None:
         yield f"--stop is for the ensemble; candidates of --rerank {options.way} end with their line: leave one out"
-    if drawing.stop == "":
+    if decoding.stop == "":
         yield "--stop is empty; expected a text, such as \\n for the end of a line"
-    if drawing.top_p is not None and not 0 < drawing.top_p <= 1:
-        yield f"--top-p is {drawing.top_p}; expected above 0 and at most 1"
-    if drawing.temperature is not None and not 0 <= drawing.temperature < math.inf:
-        yield f"--temperature is {drawing.temperature}; expected 0 (greedy) or more"
+    if decoding.top_p is not None and not 0 < decoding.top_p <= 1:
+        yield f"--top-p is {decoding.top_p}; expected above 0 and at most 1"
+    if decoding.temperature is not None and not 0 <= decoding.temperature < math.inf:
+        yield f"--temperature is {decoding.temperature}; expected 0 (greedy) or more"

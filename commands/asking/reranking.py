@@ -5,7 +5,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 
 from replug.answering.answerer import Answerer, AnsweringOptions
-from replug.commands.asking.options import AskOptions, Drawing
+from replug.commands.asking.options import AskOptions, Decoding
 from replug.commands.asking.prompts import Fitting, chosen_shots
 from replug.commands.asking.reply import CLOSED_BOOK, Reply, best_first, scored_candidates
 from replug.models.black_box_lm import AsyncLM
@@ -13,22 +13,22 @@ from replug.models.lm_source import LMSource
 from replug.web.records import FoundEvidence, Passage
 
 
-def answering_options(options: AskOptions, drawing: Drawing) -> AnsweringOptions:
+def answering_options(options: AskOptions, decoding: Decoding) -> AnsweringOptions:
     """Of a reranker; by default the paper's sampling."""
-    chosen = AnsweringOptions(rerankers=(options.way,), seed=drawing.seed)
-    if drawing.max_new_tokens is not None:
-        chosen = replace(chosen, max_new_tokens=drawing.max_new_tokens)
-    if drawing.temperature is not None:
-        chosen = replace(chosen, temperature=drawing.temperature)
-    return chosen if drawing.top_p is None else replace(chosen, top_p=drawing.top_p)
+    chosen = AnsweringOptions(rerankers=(options.way,), seed=decoding.seed)
+    if decoding.max_new_tokens is not None:
+        chosen = replace(chosen, max_new_tokens=decoding.max_new_tokens)
+    if decoding.temperature is not None:
+        chosen = replace(chosen, temperature=decoding.temperature)
+    return chosen if decoding.top_p is None else replace(chosen, top_p=decoding.top_p)
 
 
 class Reranking:
     """LMs that are not at work yet: `source` samples, `rerank_source`, which may be the same, says the factors."""
 
-    def __init__(self, source: LMSource, rerank_source: LMSource, options: AskOptions, drawing: Drawing) -> None:
+    def __init__(self, source: LMSource, rerank_source: LMSource, options: AskOptions, decoding: Decoding) -> None:
         self._source, self._rerank_source, self._options = source, rerank_source, options
-        self._answering = answering_options(options, drawing)
+        self._answering = answering_options(options, decoding)
 
     def answer(self, question: str, found: FoundEvidence) -> Reply:
         """The best of the candidates that were sampled from each passage; closed book the likeliest sample."""

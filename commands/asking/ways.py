@@ -4,7 +4,7 @@ from pathlib import Path
 
 from replug.commands.asking.ensemble import Ensemble
 from replug.commands.asking.evidence import find_evidence
-from replug.commands.asking.options import AskOptions, Drawing
+from replug.commands.asking.options import AskOptions, Decoding
 from replug.commands.asking.policies import Followed
 from replug.commands.asking.reply import Reply
 from replug.commands.asking.reranking import Reranking
@@ -19,18 +19,18 @@ FOLDER = Path("runs/ask")  # of what engines answered, where no index is searche
 
 
 def reply_to(
-    question: str, options: AskOptions, drawing: Drawing, config: AskConfig, followed: Followed | None
+    question: str, options: AskOptions, decoding: Decoding, config: AskConfig, followed: Followed | None
 ) -> Reply:
     """LMs are reached before anything is searched for, and read after it, unless a policy asks them first."""
     folder, k = options.index or FOLDER, _num_passages(options, config, followed)
     source = _source(config.lm, folder, "lm_spent.json")
     if followed is not None:
-        return Ensemble(source, config.lm, options, drawing).follow(question, k, followed)
-    way: Ensemble | Reranking = Ensemble(source, config.lm, options, drawing)
+        return Ensemble(source, config.lm, options, decoding).follow(question, k, followed)
+    way: Ensemble | Reranking = Ensemble(source, config.lm, options, decoding)
     if options.reranks:
         is_other = config.rerank_lm != LMConfig()
         other = _source(config.rerank_lm, folder, "rerank_lm_spent.json") if is_other else source
-        way = Reranking(source, other, options, drawing)
+        way = Reranking(source, other, options, decoding)
     return way.answer(question, find_evidence(question, k, options, config, folder))
 
 
