@@ -8,6 +8,7 @@ import typer
 
 from replug.commands.asking.options import LOCAL, QUICKSTART, REPLUG, AskOptions, Decoding, checked
 from replug.commands.command import Command, Group, Overrides
+from replug.configs.errors import UserError
 from replug.configs.load import load_ask_config
 from replug.configs.plain_text import plain_json
 from replug.configs.schema import AskConfig
@@ -76,6 +77,8 @@ def ask(
     """
     typed = AskOptions(index, corpus, engine, retriever, rerank, k, template, shots, policy)
     decoding = Decoding(max_new_tokens, None if stop is None else stop.replace("\\n", "\n"), temperature, top_p, seed)
+    if html is not None and (html.is_dir() or not html.parent.is_dir()):
+        raise UserError(f"--html: {html} cannot be written; expected a file in a folder that exists")
     options, config = read(typed, decoding, overrides or [])
     from replug.commands.asking.policies import policy_of
     from replug.models.policy import Subject

@@ -4,7 +4,7 @@ import math
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from replug.commands.asking.reply import TITLES, Reply
@@ -47,7 +47,7 @@ def number(value: float) -> str:
 
 
 def _evidence(reply: Reply) -> Table:
-    table = Table("", "weight", "evidence", "date", title="Evidence", title_justify="left", expand=False)
+    table = Table("", "weight", Column("evidence", overflow="fold"), "date", title="Evidence", title_justify="left")
     for place, passage in enumerate(reply.passages, start=1):
         table.add_row(str(place), f"{passage.probability:.1%}", _shown(passage), passage.fetched or "")
     return table
@@ -58,7 +58,7 @@ def _shown(passage: Passage) -> Text:
     heads = [plain_line(part) for part in (passage.title, passage.url) if part]
     text = plain_line(passage.text)
     cut = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
-    return Text.assemble((" · ".join(heads), "bold"), "\n", (cut, "dim"))
+    return Text.assemble((" · ".join(heads), "bold"), "\n", (cut, "dim"), overflow="fold")
 
 
 def _candidates(reply: Reply) -> Table:
@@ -66,10 +66,12 @@ def _candidates(reply: Reply) -> Table:
     more = len(reply.scores) - SHOWN_CANDIDATES
     title = f"Candidates{f', and {more} more' if more > 0 else ''}"
     factors = list(TITLES.values()) if reply.candidates else []
-    table = Table("score", "answer", "from", *factors, title=title, title_justify="left")
+    numbers = [Column(name, justify="right") for name in ("score", *factors)]
+    columns = [numbers[0], Column("answer", overflow="fold"), "from", *numbers[1:]]
+    table = Table(*columns, title=title, title_justify="left", caption="natural logarithms", caption_justify="left")
     for answer, score in list(reply.scores.items())[:SHOWN_CANDIDATES]:
         best = reply.best_candidate(answer)
-        numbers = [number(best.factors[name]) for name in TITLES] if best else []
+        of_best = [number(best.factors[name]) for name in TITLES] if best else []
         places = ", ".join(map(str, reply.passages_of(answer)))
-        table.add_row(number(score), Text(plain_line(answer)), places, *numbers)
+        table.add_row(number(score), Text(plain_line(answer)), places, *of_best)
     return table
