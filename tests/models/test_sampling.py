@@ -188,6 +188,8 @@ def test_inputs_that_begin_alike_are_in_one_tree() -> None:
     long = list(range(MIN_SHARED_TOKENS))
     pairs = [([*long, 1], [2]), ([9, *long], [3]), ([*long, 4], [5]), ([8], [6]), ([8], [6, 7])]
     assert [tree.rows for tree in token_trees(pairs)] == [[0, 2], [1], [3], [4]]
+    begun = [([*long, *before], after) for before, after in pairs]  # the rest of an opening is no reason
+    assert [tree.rows for tree in token_trees(begun, len(long))] == [[0, 2], [1], [3], [4]]
 
 
 def test_scores_with_an_opening_equal_a_naive_loop_and_read_what_is_shared_once(lm: HuggingFaceLM) -> None:
