@@ -67,7 +67,7 @@ def _candidates(reply: Reply) -> Table:
     title = f"Candidates{f', and {more} more' if more > 0 else ''}"
     factors = list(TITLES.values()) if reply.candidates else []
     numbers = [Column(name, justify="right") for name in ("score", *factors)]
-    columns = [numbers[0], Column("answer", overflow="fold"), "from", *numbers[1:]]
+    columns = [numbers[0], Column("answer", overflow="fold"), Column("from"), *numbers[1:]]
     table = Table(*columns, title=title, title_justify="left", caption="natural logarithms", caption_justify="left")
     for answer, score in list(reply.scores.items())[:SHOWN_CANDIDATES]:
         best = reply.best_candidate(answer)

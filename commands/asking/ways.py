@@ -1,5 +1,6 @@
 """From a question to its reply: what is searched, which LM is asked, and by which way to answer."""
 
+import logging
 from pathlib import Path
 
 from replug.commands.asking.ensemble import Ensemble
@@ -13,6 +14,8 @@ from replug.configs.schema import AskConfig, LMConfig
 from replug.models.build import lm_source
 from replug.models.lm_source import LMSource
 from replug.train.run_dir import RunDirectory
+
+log = logging.getLogger(__name__)
 
 NUM_PASSAGES = 10  # where neither an option nor a policy says
 FOLDER = Path("runs/ask")  # of what engines answered, where no index is searched
@@ -31,7 +34,9 @@ def reply_to(
         is_other = config.rerank_lm != LMConfig()
         other = _source(config.rerank_lm, folder, "rerank_lm_spent.json") if is_other else source
         way = Reranking(source, other, options, decoding)
-    return way.answer(question, find_evidence(question, k, options, config, folder))
+    found = find_evidence(question, k, options, config, folder)
+    log.info(f"{len(found.passages)} passages from {options.searched}; the LM reads them")
+    return way.answer(question, found)
 
 
 def _num_passages(options: AskOptions, config: AskConfig, followed: Followed | None) -> int:
