@@ -39,7 +39,7 @@ class Ensemble:
 
     def __init__(self, source: LMSource, lm: LMConfig, options: AskOptions, decoding: Decoding) -> None:
         self._source, self._lm, self._options = source, lm, options
-        self._generation = generation_options(options, decoding)
+        self._generation, self._shots = generation_options(options, decoding), chosen_shots(options)
 
     def answer(self, question: str, found: FoundEvidence) -> Reply:
         """From the passages; the LM alone answers where there are none."""
@@ -69,7 +69,7 @@ class Ensemble:
         num_new = self._generation.max_new_tokens
         if self._options.template is not None:
             return template_prompts(self._options.template, self._lm, self._source, num_new)
-        return FormPrompts.fitted(Fitting(self._source, num_new), chosen_shots(self._options), question, passages)
+        return FormPrompts.fitted(Fitting(self._source, num_new), self._shots, question, passages)
 
     def _generate(self, lm: AsyncLM, prompts: EnsemblePrompts, question: str, passages: Sequence[Passage]) -> Generated:
         """A passage of weight 0 changes nothing and is not read."""

@@ -28,15 +28,14 @@ class Reranking:
 
     def __init__(self, source: LMSource, rerank_source: LMSource, options: AskOptions, decoding: Decoding) -> None:
         self._source, self._rerank_source, self._options = source, rerank_source, options
-        self._answering = answering_options(options, decoding)
+        self._answering, self._shots = answering_options(options, decoding), chosen_shots(options)
 
     def answer(self, question: str, found: FoundEvidence) -> Reply:
         """The best of the candidates that were sampled from each passage; closed book the likeliest sample."""
         fitting, rerank_fitting = self._fitting(self._source), self._fitting(self._rerank_source)
         passages = rerank_fitting.cut(question, fitting.cut(question, found.passages))
-        shots = chosen_shots(self._options)
-        prompts = fitting.prompts(shots, question, passages)
-        rerank_prompts = rerank_fitting.prompts(shots, question, passages)
+        prompts = fitting.prompts(self._shots, question, passages)
+        rerank_prompts = rerank_fitting.prompts(self._shots, question, passages)
         with self._opened() as (lm, rerank_lm):
             answerer = Answerer(lm, prompts, self._answering, rerank_lm, rerank_prompts)
             searched = self._options.searched

@@ -29,14 +29,20 @@ def reply_to(
     source = _source(config.lm, folder, "lm_spent.json")
     if followed is not None:
         return Ensemble(source, config.lm, options, decoding).follow(question, k, followed)
-    way: Ensemble | Reranking = Ensemble(source, config.lm, options, decoding)
-    if options.reranks:
-        is_other = config.rerank_lm != LMConfig()
-        other = _source(config.rerank_lm, folder, "rerank_lm_spent.json") if is_other else source
-        way = Reranking(source, other, options, decoding)
+    way = _way(source, options, decoding, config, folder)
     found = find_evidence(question, k, options, config, folder)
     log.info(f"{len(found.passages)} passages from {options.searched}; the LM reads them")
     return way.answer(question, found)
+
+
+def _way(
+    source: LMSource, options: AskOptions, decoding: Decoding, config: AskConfig, folder: Path
+) -> Ensemble | Reranking:
+    if not options.reranks:
+        return Ensemble(source, config.lm, options, decoding)
+    is_other = config.rerank_lm != LMConfig()
+    other = _source(config.rerank_lm, folder, "rerank_lm_spent.json") if is_other else source
+    return Reranking(source, other, options, decoding)
 
 
 def _num_passages(options: AskOptions, config: AskConfig, followed: Followed | None) -> int:
