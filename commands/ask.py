@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replug.commands.asking.options import LOCAL, QUICKSTART, REPLUG, AskOptions, Decoding, checked
+from replug.commands.asking.options import LOCAL, QUICKSTART, AskOptions, Decoding, checked
 from replug.commands.command import Command, Group, Overrides
 from replug.configs.errors import UserError
 from replug.configs.load import load_ask_config
+from replug.configs.methods import REPLUG
 from replug.configs.plain_text import plain_json
 from replug.configs.schema import AskConfig
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from replug.configs.errors import UserError
 
 NONE, RANDOM, BM25, GENREAD, REPLUG = "none", "random", "bm25", "genread", "replug"
+GOLD, RERANKERS = "gold", ("direct", "rag", "rag_full", "noisy_channel", "poe")  # answering/rerankers.py
+INTERNET_QA = "internet_qa"  # the evaluation whose methods these are
 WITHOUT_RETRIEVER = (NONE, RANDOM, BM25, GENREAD)
 METHOD = re.compile(r"(?P<source>[A-Za-z0-9_.-]+)(@(?P<k>[0-9]+))?(?P<concat>/concat)?")
 

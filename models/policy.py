@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from replug.configs.errors import UserError
-from replug.configs.methods import METHOD, NONE, WITHOUT_RETRIEVER
+from replug.configs.methods import METHOD, NONE, RERANKERS, WITHOUT_RETRIEVER
 from replug.data.files import write_json
 from replug.models.generation import Generated
 
@@ -106,6 +106,8 @@ class Policy:
         """The documents that are retrieved, where the choice is between none and an ensemble weighed by similarity."""
         found = METHOD.fullmatch(self.augmented)
         if self.closed != NONE or found is None or found["k"] is None or found["concat"]:
+            return None
+        if found["source"] in RERANKERS:
             return None
         size = int(found["k"])
         return size if size == 1 or found["source"] not in WITHOUT_RETRIEVER else None

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replug.configs.errors import UserError
+from replug.configs.methods import REPLUG, RERANKERS
 
-REPLUG = "replug"  # the ensemble; other ways to answer are rerankers
 LOCAL = "local"  # the engine that searches documents of the user's
 QUESTION = "{question}"  # where a question stands in --template
 QUICKSTART = Path("runs/quickstart")  # searched where nothing is named
@@ -56,20 +56,13 @@ def checked(options: AskOptions, decoding: Decoding, overrides: Sequence[str]) -
 
 
 def _problems(options: AskOptions, decoding: Decoding, overrides: Sequence[str]) -> Iterator[str]:
+    if options.way not in (REPLUG, *RERANKERS):
+        yield f"--rerank is {options.way}; expected one of {', '.join((REPLUG, *RERANKERS))}"
     yield from _engine_problems(options)
     yield from _override_problems(options, overrides)
     yield from _prompt_problems(options, decoding)
-    if options.reranks:
-        yield from _way_problems(options)
     if options.policy is not None and (options.engine is not None or options.reranks):
         yield "--policy was fitted to the ensemble of an index's documents; expected it without --engine and --rerank"
-
-
-def _way_problems(options: AskOptions) -> Iterator[str]:
-    from replug.answering.rerankers import RERANKERS  # which imports what takes seconds
-
-    if options.way not in RERANKERS:
-        yield f"--rerank is {options.way}; expected one of {', '.join((REPLUG, *RERANKERS))}"
 
 
 def _engine_problems(options: AskOptions) -> Iterator[str]:

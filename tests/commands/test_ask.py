@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from replug.answering.rerankers import RERANKERS
 from replug.answering.shots import OWN_SHOTS
 from replug.data.records import Document
 from replug.data.sources.stand_in_texts import stand_in_vocabulary
+from replug.index_workers.version_store import VersionStore
 from replug.models.generation import GenerationOptions
 from replug.models.local.stand_in_lm import StandInLM
+from replug.models.policy import Policy
 from replug.web import build
 from tests.support.command_line import CommandLine
 from tests.support.real_models import real_encoder, real_lm
@@ -167,6 +170,72 @@ def test_a_reranker_without_passages_takes_the_likeliest_sample(replug):
 def test_another_lm_may_rerank(replug, index):
     typed = ["--index", index, LM, "--k", "2", "--rerank", "direct", "--max-new-tokens", "2"]
     assert asked(replug, *typed, "rerank_lm.path=stand_in:0.001")["answer"] == asked(replug, *typed)["answer"]
+
+
+# Policies ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def policy(index: Path) -> Policy:
+    """For the retriever of the index and the stand-in."""
+    retriever = VersionStore(index).plan(0).retriever
+    by_relation = {"capital": 1000.0, "genre": "always"}
+    return Policy(StandInLM.identity, retriever, "none", "replug@3", "popularity", by_relation, 10.0)
+
+
+def following(policy: Policy, index: Path, *typed: str) -> list[object]:
+    """What is typed to follow it."""
+    policy.save(Path("policy.json"))
+    return ["--index", index, LM, "--policy", "policy.json", "--max-new-tokens", "4", *typed]
+
+
+def test_documents_are_retrieved_where_the_policy_says(replug: CommandLine, index, policy):
+    rare = asked(replug, *following(policy, index, "--relation", "capital", "--popularity", "3"))
+    assert len(rare["evidence"]) == 3  # as many as the policy was fitted to
+    assert rare["policy"] == {"signal": "popularity", "value": 3.0, "threshold": 1000.0, "retrieves": True}
+    typed = ["--index", index, LM, "--max-new-tokens", "4"]
+    assert {**rare, "policy": None} == {**asked(replug, *typed, "--k", "3"), "policy": None}
+    known = asked(replug, *following(policy, index, "--popularity", "3000"))
+    assert known["evidence"] == [] and known["policy"]["threshold"] == 10.0 and known["answer"]
+    assert asked(replug, *typed, "--k", "0")["answer"] == known["answer"]
+
+
+def test_the_reason_is_told(replug: CommandLine, index, policy):
+    done = replug("ask", QUESTION, *following(policy, index, "--popularity", "3000", "--relation", "capital"))
+    assert "no document: popularity is 3000; capital: below 1000" in done.output
+
+
+def test_the_lms_own_confidence_needs_no_popularity_and_is_of_the_users_form(replug: CommandLine, index, policy):
+    unsure = replace(policy, signal="mean_logprob", thresholds={}, pooled=-1e9)
+    row = asked(replug, *following(unsure, index, "--template", "Q: {question} A:"))
+    options = GenerationOptions(4)
+    closed = StandInLM().generate_ensemble([f"Q: {QUESTION} A:"], [1.0], options)
+    assert row["evidence"] == [] and row["answer"] == closed.text
+    assert row["policy"]["value"] == pytest.approx(closed.mean_logprob)
+
+
+def test_the_search_of_a_policy_is_by_the_question(replug: CommandLine, index, policy):
+    sure = replace(policy, signal="top_score", thresholds={}, pooled=-1e9)
+    about = KNOWN[2]
+    row = asked(replug, *following(sure, index, "--template", f"{KNOWN[0]} {{question}}"), question=about)
+    assert row["evidence"][0]["id"] == "d2"
+    assert row["policy"]["value"] == pytest.approx(row["evidence"][0]["similarity"])
+
+
+@pytest.mark.parametrize(
+    ("change", "typed", "message"),
+    [
+        ({"lm": "other"}, ["--popularity", "3"], "the policy was fitted to another LM (other then"),
+        ({"retriever": "other"}, ["--popularity", "3"], "another retriever or to other documents (other then"),
+        ({}, ["--popularity", "3", "--k", "5"], "k is 5, but the policy was fitted to replug@3"),
+        ({}, [], "--popularity is missing: the policy decides by popularity"),
+        ({"signal": "margin"}, ["--popularity", "3"], "--popularity: the policy decides by margin; leave it out"),
+        ({"augmented": "poe@3"}, ["--popularity", "3"], "the policy chooses between none and poe@3; expected none and"),
+    ],
+)
+def test_what_a_policy_is_not_for_is_refused(replug: CommandLine, index, policy, change, typed, message):
+    done = replug("ask", QUESTION, *following(replace(policy, **change), index, *typed))
+    assert done.status == 2 and message in done.errors, done.printed
 
 
 # Engines ----------------------------------------------------------------------------------------------------------
