@@ -123,7 +123,7 @@ def by_datasets(texts: Path, folder: Path) -> tuple[float, float, int, Path]:
 
     from replug.models.packaged import resolve_encoder_path
 
-    tokenizer = AutoTokenizer.from_pretrained(resolve_encoder_path("package:minilm"))
+    tokenizer = AutoTokenizer.from_pretrained(resolve_encoder_path("package:minilm"), trust_remote_code=False)
     start = time.perf_counter()
     rows = load_dataset("json", data_files=str(texts), split="train", cache_dir=str(folder / "cache"))
     loaded = time.perf_counter()

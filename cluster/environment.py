@@ -10,12 +10,14 @@ import secrets
 import shutil
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
 from replug.configs.schema import Config, EvaluationConfig, ScoreConfig
 
 # Ray's own name for "keep to 127.0.0.1"; asking for that address in ray.init does not: it is replaced.
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+LONGEST_PARENT = 20  # characters of the folder above the private one
 
 
 def configure_ray_environment(config: Config | EvaluationConfig | ScoreConfig) -> None:
@@ -30,10 +32,20 @@ def configure_ray_environment(config: Config | EvaluationConfig | ScoreConfig) -
             os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(_write_token()))
 
 
-def _write_token() -> Path:
-    folder = tempfile.mkdtemp(prefix="replug-ray-")  # 0700
+@cache
+def private_folder() -> Path:
+    """Of this process: 0700, since Ray makes its sockets and logs open to everybody. It goes when the process ends.
+
+    Not in a deep $TMPDIR: the path of a socket has 107 characters at most, of which Ray needs 70.
+    """
+    parent = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    folder = tempfile.mkdtemp(prefix="replug-", dir=parent if len(parent) <= LONGEST_PARENT else "/tmp")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = Path(folder) / "token"
+    return Path(folder)
+
+
+def _write_token() -> Path:
+    path = private_folder() / "token"
     path.touch(mode=0o600)
     path.write_text(secrets.token_hex(32))
     return path

@@ -2,15 +2,24 @@
 
 Outside the training steps everything that counts is on disk already, so the process ends at once. Between
 them the signal is remembered; the next boundary, or the wait that is under way, raises, and the step is saved.
+
+Who waits inside a library for something that hangs (a stopped process, a lost machine) runs no Python, so neither
+handler nor boundary comes. A thread hears of the signal as well, and ends the process when its time is over: it says
+where the run stood, and what is saved.
 """
 
 import os
 import signal
+import socket
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TypeVar
+
+import psutil
 
 from replug.configs.errors import Interrupted
 
@@ -19,6 +28,10 @@ Result = TypeVar("Result")
 EXIT_STATUS = 75  # EX_TEMPFAIL: the same command goes on
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 LOOK_SECONDS = 0.2  # between two looks at the signal, and at what else may end a wait
+# From the signal until the process has ended. SLURM kills 30 s after SIGTERM by default; our job scripts ask it for
+# SIGUSR1 120 s before the end.
+SECONDS_TO_END = {signal.SIGTERM: 25.0, signal.SIGUSR1: 110.0}
+assert set(SECONDS_TO_END) == set(SIGNALS)
 
 
 class Interruption:
@@ -27,26 +40,44 @@ class Interruption:
     def __init__(self) -> None:
         self._is_deferred = False
         self._asked: int | None = None
+        self._describe: Callable[[], str] = str
+        self._ended = threading.Event()
+        self._listener: _Listener | None = None
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Take the place of whoever handles the signals; Ray's own handler raises where it may be swallowed."""
-        before = {number: signal.getsignal(number) for number in SIGNALS}
-        self.install()
-        try:
+        """Take the place of whoever handles the signals; Ray's own handler raises where it may be swallowed.
+
+        The process ends in time only while the outermost of these blocks runs.
+        """
+        if self._listener is not None:
+            self.install()
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            return
+        before = {number: signal.getsignal(number) for number in SIGNALS}
+        with _listening(self._on_byte) as self._listener:
+            self.install()
+            try:
+                yield
+            finally:
+                self._ended.set()
+                self._listener = None
+                for number, handler in before.items():
+                    signal.signal(number, handler)
 
     def install(self) -> None:
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
+        if self._listener is not None:
+            self._listener.listen()
 
     @contextmanager
-    def deferred(self) -> Iterator[None]:
-        """While the block runs a signal waits for `check`."""
-        self._is_deferred = True
+    def deferred(self, describe: Callable[[], str] = str) -> Iterator[None]:
+        """While the block runs a signal waits for `check`.
+
+        `describe` says what is saved where the process has to be ended; it asks nobody who may not answer.
+        """
+        self._is_deferred, self._describe = True, describe
         try:
             yield
         finally:
@@ -58,9 +89,76 @@ class Interruption:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Further signals change nothing: a job's script and SLURM itself may both send one."""
+        if self._asked is not None:
+            return
         if not self._is_deferred:
-            os._exit(EXIT_STATUS)
+            end_process()
         self._asked = number
+
+    def _on_byte(self, number: int) -> None:
+        """In the listener's thread: the main thread may be where it runs no handler."""
+        if self._asked is None and not self._is_deferred:
+            end_process()
+        self._asked = number
+        seconds = SECONDS_TO_END[signal.Signals(number)]
+        if not self._ended.wait(seconds):
+            told = "; ".join(filter(None, [f"after {seconds:g} s it still waits in {_place()}", self._describe()]))
+            _say(f"replug: interrupted by {signal.Signals(number).name}; {told}; the same command goes on")
+            end_process()
+
+
+class _Listener:
+    """Hears of signals through a socket that Python itself writes their numbers to, whatever the main thread does."""
+
+    def __init__(self) -> None:
+        self._own, self._given = socket.socketpair()
+        self._given.setblocking(False)
+
+    def listen(self) -> None:
+        signal.set_wakeup_fd(self._given.fileno(), warn_on_full_buffer=False)
+
+    def read(self, act: Callable[[int], None]) -> None:
+        while byte := self._own.recv(1):
+            if byte[0] in SIGNALS:
+                act(byte[0])
+
+    def close(self) -> None:
+        self._given.close()
+
+
+@contextmanager
+def _listening(act: Callable[[int], None]) -> Iterator[_Listener]:
+    """`act` on the number of each of SIGNALS, in a thread of its own."""
+    listener = _Listener()
+    before = signal.set_wakeup_fd(-1)
+    threading.Thread(target=listener.read, args=(act,), daemon=True, name="interruption").start()
+    try:
+        yield listener
+    finally:
+        signal.set_wakeup_fd(before)
+        listener.close()
+
+
+def end_process() -> None:
+    """At once. What this process started ends by itself, but for what is stopped and would not notice."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.status() == psutil.STATUS_STOPPED:
+                process.kill()
+    os._exit(EXIT_STATUS)
+
+
+def _say(line: str) -> None:
+    """Not through a logger or a stream: the main thread may hold their locks."""
+    os.write(2, f"{line}\n".encode())
+
+
+def _place() -> str:
+    """Where the main thread is, by our own code."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and not str(frame.f_globals.get("__name__")).startswith("replug."):
+        frame = frame.f_back
+    return f"{frame.f_globals['__name__']}.{frame.f_code.co_name}" if frame else "its start"
 
 
 def ignore_signals() -> None:

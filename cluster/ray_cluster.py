@@ -16,6 +16,7 @@ from ray._private.services import find_gcs_addresses  # what ray.init itself loo
 from ray.exceptions import AuthenticationError
 
 from replug.cluster import gpus, layout, places
+from replug.cluster.environment import private_folder
 from replug.cluster.gpu_shares import ROLES, Sizes, trains_on_gpu
 from replug.cluster.interruption import Interruption
 from replug.cluster.layout import Layout
@@ -78,6 +79,7 @@ def _start(config: AnyConfig, roles: Collection[str], sizes: Sizes) -> Layout[An
         log_to_driver=False,
         logging_level=logging.ERROR,
         object_store_memory=layout.OBJECT_STORE_BYTES,
+        _temp_dir=str(private_folder()),
     )
     return laid_out.on_node(here.name, ray.get_runtime_context().get_node_id())
 

@@ -69,12 +69,14 @@ def report(
 
     replug adapt report runs/eval_popqa --out runs/adaptive
     """
+    from replug.data.folder_lock import sole_writer
     from replug.evals.adaptive.measured import measure_all
     from replug.evals.adaptive.outcomes import read_answered
     from replug.evals.adaptive.report import write_report
 
     prices = _prices(price_in, price_out)
-    print(f"report: {write_report(measure_all(read_answered(folders)), out, prices)}")
+    with sole_writer(out):
+        print(f"report: {write_report(measure_all(read_answered(folders)), out, prices)}")
 
 
 def _prices(price_in: float | None, price_out: float | None) -> "Prices | None":

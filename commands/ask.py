@@ -9,13 +9,16 @@ import typer
 from replug.commands.asking.options import LOCAL, QUICKSTART, AskOptions, Decoding, checked
 from replug.commands.command import Command, Group, Overrides
 from replug.configs.errors import UserError
-from replug.configs.load import load_ask_config
+from replug.configs.load import load_ask_config, names_lm
 from replug.configs.methods import REPLUG
 from replug.configs.plain_text import plain_json
 from replug.configs.schema import AskConfig
+from replug.data.checksums import require_checksums
 
 if TYPE_CHECKING:
     from replug.commands.asking.reply import Reply
+
+CONFIG = "config.yaml"  # of a run directory
 
 
 def ask(
@@ -98,8 +101,15 @@ def read(typed: AskOptions, decoding: Decoding, overrides: list[str]) -> tuple[A
     chosen = [f"web.engine={options.engine or LOCAL}"]
     if options.retriever is not None:
         chosen.append(f"retriever.path={options.retriever}")
-    run = options.index / "config.yaml" if options.index is not None else None
-    return options, load_ask_config([*overrides, *chosen], run if run is not None and run.is_file() else None)
+    return options, config_of(options.index, [*overrides, *chosen])
+
+
+def config_of(directory: Path | None, overrides: list[str]) -> AskConfig:
+    """By the overrides, with the LM of the run that the directory is of where they name none."""
+    if directory is None or names_lm(overrides) or not (directory / CONFIG).is_file():
+        return load_ask_config(overrides)
+    require_checksums(directory, "bring it back, or give lm.path=DIR", [CONFIG])
+    return load_ask_config(overrides, directory / CONFIG)
 
 
 def show(reply: "Reply", as_json: bool, html: Path | None) -> None:

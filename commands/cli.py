@@ -16,6 +16,7 @@ from replug.cluster.interruption import EXIT_STATUS
 from replug.commands.command import Command, Group
 from replug.commands.console import log_to_stderr
 from replug.configs.errors import Interrupted, RunError, UserError
+from replug.configs.plain_text import plain_text
 
 
 def main() -> None:
@@ -24,7 +25,7 @@ def main() -> None:
     try:
         command_line()()
     except (UserError, RunError) as error:
-        print(f"replug: {error}", file=sys.stderr)
+        print(f"replug: {plain_text(str(error))}", file=sys.stderr)
         sys.exit(_exit_status(error))
 
 

@@ -6,13 +6,15 @@ A program that uses `replug` as a library decides for itself what becomes of the
 import logging
 import sys
 
+from replug.configs.plain_text import plain_text
+
 
 class _StandardError(logging.Handler):
     """Prints where standard error is at the moment; a warning begins with that word."""
 
     def emit(self, record: logging.LogRecord) -> None:
         mark = "warning: " if record.levelno >= logging.WARNING else ""
-        print(f"{mark}{record.getMessage()}", file=sys.stderr, flush=True)
+        print(f"{mark}{plain_text(record.getMessage())}", file=sys.stderr, flush=True)
 
 
 def log_to_stderr() -> None:

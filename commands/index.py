@@ -18,22 +18,32 @@ def index(config: ConfigFile, overrides: Overrides = None) -> None:
 
 def run_index(config: Config) -> None:
     """Embed the corpus as version 0 of `index.out`, or go on with it; another kind is built of the same vectors."""
-    from replug.cluster.ray_cluster import ray_cluster
-    from replug.index_workers.build import build_version, index_settings, require_same_index
+    from replug.data.folder_lock import sole_writer
     from replug.index_workers.installation import check_faiss
-    from replug.index_workers.service import IndexService
-    from replug.index_workers.version_store import IndexState, VersionStore
-    from replug.models.build import load_encoder
-    from replug.models.hardware import check_gpus, multiplies_bfloat16
-    from replug.models.preparing import corpus_to_index
-    from replug.planning.sizes import run_sizes
+    from replug.models.hardware import check_gpus
     from replug.train.run_dir import RunDirectory
 
     check_faiss()
     check_gpus()
     run = RunDirectory(Path(config.run_dir).expanduser())
     root = Path(config.index.out).expanduser() if config.index.out else run.index
-    data = corpus_to_index(config, run.data, root)
+    with sole_writer(*([] if config.index.out else [run.path]), root):
+        num_documents = _build(config, run.data, root)
+    print(json.dumps({"index": str(root), "documents": num_documents, "kind": config.index.kind}))
+
+
+def _build(config: Config, data_out: Path, root: Path) -> int:
+    """Returns the number of documents."""
+    from replug.cluster.ray_cluster import ray_cluster
+    from replug.index_workers.build import build_version, index_settings, require_same_index
+    from replug.index_workers.service import IndexService
+    from replug.index_workers.version_store import IndexState, VersionStore
+    from replug.models.build import load_encoder
+    from replug.models.hardware import multiplies_bfloat16
+    from replug.models.preparing import corpus_to_index
+    from replug.planning.sizes import run_sizes
+
+    data = corpus_to_index(config, data_out, root)
     encoder = load_encoder(config.retriever)
     require_same_index(config, encoder, data, VersionStore(root.absolute()))
     sizes = run_sizes(config, len(data.corpus), multiplies_bfloat16())
@@ -41,7 +51,7 @@ def run_index(config: Config) -> None:
         service = IndexService(root, index_settings(config))
         build_version(config, encoder, data, service, IndexState(0, 0))
         service.close()
-    print(json.dumps({"index": str(root), "documents": len(data.corpus), "kind": config.index.kind}))
+    return len(data.corpus)
 
 
 COMMAND = Command(index, Group.prepare, place=2)

@@ -14,6 +14,7 @@ def report(
     figure: Annotated[Path | None, typer.Option(help="Also write the overview as a PNG.")] = None,
 ) -> None:
     """Write RUN_DIR/report.html again and print the table."""
+    from replug.data.folder_lock import sole_writer
     from replug.train.figures import overview_png
     from replug.train.run import show_results
     from replug.train.run_dir import RunDirectory
@@ -21,7 +22,8 @@ def report(
     run = RunDirectory(run_dir)
     if not run.is_finished:
         raise UserError(f"{run_dir} holds no finished run (results.json is missing)")
-    results = show_results(run)
+    with sole_writer(run.path):
+        results = show_results(run)
     if figure is not None:
         overview_png(figure, results, run.read_metrics())
         print(f"figure: {figure}")

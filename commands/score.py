@@ -10,7 +10,6 @@ OUT.cache.sqlite    what was scored but not yet written; goes at the end, since 
 OUT.lm_spent.json   what a server was sent, against lm.max_requests and lm.max_tokens_sent; stays
 """
 
-import fcntl
 import json
 import logging
 import os
@@ -33,6 +32,7 @@ from replug.configs.errors import RunError, UserError
 from replug.configs.load import load_score_config
 from replug.configs.schema import LMConfig, ScoreConfig, TooLong
 from replug.data.files import write_json
+from replug.data.folder_lock import sole_writer_of_file
 from replug.data.progress import Progress, format_duration
 from replug.data.rows import read_json_lines
 
@@ -127,12 +127,7 @@ class Output:
     @contextmanager
     def appending(self, survey: Survey) -> Iterator[BinaryIO]:
         """The file, for this process alone, without its torn last line."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(f"{self.path} is being written by another `replug score`; {OTHER_OUT}") from None
+        with sole_writer_of_file(self.path), self.path.open("ab") as file:
             if os.fstat(file.fileno()).st_size != survey.num_bytes:
                 raise UserError(f"{self.path} was written by another process just now; run again, or {OTHER_OUT}")
             file.truncate(survey.whole_bytes)

@@ -1,12 +1,12 @@
 """`replug search`: what retrievers find for a text, without Ray."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from replug.commands.command import Command, Group
+from replug.configs.plain_text import plain_json, plain_line, plain_text
 
 
 def search(
@@ -24,15 +24,16 @@ def run_search(directories: list[Path], text: str, k: int, as_json: bool) -> Non
     from rich.columns import Columns
     from rich.console import Console
     from rich.panel import Panel
+    from rich.text import Text
 
     answers = [(directory, _search_one(directory, text, k)) for directory in directories]
     if as_json:
         for directory, found in answers:
-            print(json.dumps({"index": str(directory), "query": text, "found": found}, ensure_ascii=False))
+            print(plain_json({"index": str(directory), "query": text, "found": found}))
         return
     console = Console()
     columns = [
-        Panel(_as_text(found), title=str(directory), width=console.width // len(answers) - 1)
+        Panel(Text(_as_text(found)), title=Text(plain_line(str(directory))), width=console.width // len(answers) - 1)
         for directory, found in answers
     ]
     console.print(Columns(columns))
@@ -56,7 +57,9 @@ def _search_one(directory: Path, text: str, k: int) -> list[dict]:
 
 
 def _as_text(found: list[dict]) -> str:
-    return "\n\n".join(f"[{i}] {doc['similarity']:.3f}  {doc['id']}\n{doc['text']}" for i, doc in enumerate(found, 1))
+    """Of documents that may hold anything: neither markup nor a terminal's commands."""
+    shown = ((doc["similarity"], plain_line(doc["id"]), plain_text(doc["text"])) for doc in found)
+    return "\n\n".join(f"[{i}] {similarity:.3f}  {name}\n{text}" for i, (similarity, name, text) in enumerate(shown, 1))
 
 
 COMMAND = Command(search, Group.use, place=1)

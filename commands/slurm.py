@@ -30,11 +30,12 @@ from replug.cluster.layout import Layout, NoRoom, lay_out
 from replug.cluster.packing import Node
 from replug.commands.command import Command, ConfigFile, Group, Overrides
 from replug.configs.errors import RunError, UserError
-from replug.configs.load import config_to_yaml, load_config
+from replug.configs.load import config_to_yaml, load_config, load_stored_config
 from replug.configs.paths import check_paths
 from replug.configs.resume import require_same
 from replug.configs.schema import Config
 from replug.data.files import replace_file, write_json, writing
+from replug.data.folder_lock import sole_writer
 from replug.slurm.gpu_options import gpus_per_node
 from replug.train.environment import describe_environment
 from replug.train.run_dir import RunDirectory
@@ -102,7 +103,8 @@ def run_slurm(path: Path, overrides: Sequence[str], request: SlurmRequest, submi
     config = _load(path, overrides, request.job)
     run = RunDirectory(Path(config.run_dir).expanduser().absolute())
     folder = run.path / "submitted" / request.job
-    script = render((CODE / "slurm" / f"{request.job}.sbatch").read_text(), request, folder, Path.cwd(), sys.executable)
+    template = (CODE / "slurm" / f"{request.job}.sbatch").read_text()
+    script = render(template, request, folder, Path.cwd(), sys.executable, _on_the_command_line(config))
     options = directives(script)
     actors = _layout(config, request.job, options).describe()
     _require_unfinished(config, run, request.job)
@@ -112,12 +114,25 @@ def run_slurm(path: Path, overrides: Sequence[str], request: SlurmRequest, submi
         return
     _require_sbatch()
     _require_idle(run, request)
-    freeze(config, folder, script)
-    number = _sbatch(folder)
+    with sole_writer(folder):
+        freeze(config, folder, script)
+        number = _sbatch(folder)
     print(f"submitted as job {number}; log: {folder / number}.log; `squeue --jobs={number}` shows where it stands")
 
 
-def render(template: str, request: SlurmRequest, folder: Path, submitted_from: Path, python: str) -> str:
+def _on_the_command_line(config: Config) -> list[str]:
+    """What a configuration's file may not say (`configs.load`), as the user said it here."""
+    return [f"lm.api_key_env={config.lm.api_key_env}"] if config.lm.url else []
+
+
+def render(
+    template: str,
+    request: SlurmRequest,
+    folder: Path,
+    submitted_from: Path,
+    python: str,
+    overrides: Sequence[str] = (),
+) -> str:
     """The job script: the template's options replaced or added to, its variables set to what is frozen in `folder`."""
     options = {"output": str(folder).replace("%", "%%") + "/%j.log", **request.options()}
     lines = template.splitlines()
@@ -129,7 +144,7 @@ def render(template: str, request: SlurmRequest, folder: Path, submitted_from: P
         "folder": shlex.quote(str(submitted_from)),
         "code": shlex.quote(str(folder / "code")),
         "python": shlex.quote(python),
-        "arguments": f"({shlex.quote(str(folder / 'config.yaml'))})",
+        "arguments": f"({shlex.join([str(folder / 'config.yaml'), *overrides])})",
     }
     body = [_set(line, variables) for line in [*replaced[: last + 1], *added, *replaced[last + 1 :]]]
     return "\n".join(body) + "\n"
@@ -232,7 +247,7 @@ def _require_unfinished(config: Config, run: RunDirectory, job: str) -> None:
         raise UserError(f"run_dir: {run.path} holds a finished run; give another run_dir to train again")
     begun = run.path / "config.yaml"
     if begun.is_file():
-        require_same(load_config(begun), config, run.path)
+        require_same(load_stored_config(begun), config, run.path)
 
 
 def _summary(path: Path, job: str, options: Mapping[str, str], actors: str, folder: Path) -> str:

@@ -7,6 +7,7 @@ import typer
 
 from replug.commands.command import Command, Group
 from replug.configs.errors import RunError, UserError
+from replug.configs.plain_text import plain_line
 
 
 def verify(
@@ -37,15 +38,15 @@ def run_verify(directory: Path) -> None:
     """Print what is there and what is wrong; raises RunError if anything is."""
     found, problems = _verify(directory)
     for line in found:
-        print(line)
+        print(plain_line(line))
     for problem in problems:
-        print(f"WRONG: {problem}")
+        print(f"WRONG: {plain_line(problem)}")
     if problems:
         raise RunError(f"{directory} is wrong in {len(problems)} places, first: {problems[0]}")
 
 
 def _verify(directory: Path) -> tuple[list[str], list[str]]:
-    """What is there and what is wrong of a prepared set, an index, or both of a run directory."""
+    """What is there and what is wrong of a prepared set, an index, or of a run directory with all that it holds."""
     from replug.data.verify import is_prepared_set, verify_prepared
     from replug.index_workers.verify import verify_index
     from replug.index_workers.version_store import index_folder
@@ -56,7 +57,20 @@ def _verify(directory: Path) -> tuple[list[str], list[str]]:
     if is_prepared_set(directory / "data"):
         of_set = verify_prepared(directory / "data")
         found, problems = found + of_set[0], problems + of_set[1]
+    for folder in (directory, directory / "retriever", directory / "best"):
+        of_folder = _verify_checksums(folder)
+        found, problems = found + of_folder[0], problems + of_folder[1]
     return found, problems
+
+
+def _verify_checksums(folder: Path) -> tuple[list[str], list[str]]:
+    """Of a folder that has some: a run's results, and encoders that it wrote."""
+    from replug.data.checksums import NAME, checksum_problems
+
+    if not (folder / NAME).is_file():
+        return [], []
+    problems = checksum_problems(folder)
+    return [f"{folder}: {'all intact' if not problems else f'wrong in {len(problems)} places'}"], problems
 
 
 COMMAND = Command(verify, Group.look, place=3)

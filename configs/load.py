@@ -6,6 +6,7 @@ anything heavy is imported. The only module that knows OmegaConf.
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +22,9 @@ from replug.configs.schema import AnyConfig, AskConfig, Config, EvaluationConfig
 
 Made = TypeVar("Made", Config, ScoreConfig, EvaluationConfig, AskConfig)
 Schema = type[AnyConfig]
+OWN_VARIABLES = "REPLUG_"  # of the environment: what a file may name as the LM's key
+OTHER_KEY = re.compile(r"\$\{\w+(\.\w+)*\}")  # all of OmegaConf's interpolation that a configuration may use
+MOST_BYTES, MOST_NESTED = 1_000_000, 20  # of a configuration
 EXAMPLES: dict[Schema, str] = {
     Config: "train.max_steps=10",
     ScoreConfig: "lm.path=DIR",
@@ -40,16 +44,48 @@ def load_config(
     return _merge(Config, Path(path), overrides, needs_lm, needs_retriever)
 
 
+def load_stored_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """As `load_config`, for what a run wrote. It may be anybody's: which key is sent is said by `overrides` alone."""
+    return _merge(Config, Path(path), overrides, is_stored=True)
+
+
+def load_stored_evaluation_config(path: str | Path) -> EvaluationConfig:
+    """As `load_stored_config`, for what an evaluation wrote."""
+    return _merge(EvaluationConfig, Path(path), (), is_stored=True)
+
+
+def load_stored_lm(path: str | Path, overrides: Sequence[str] = ()) -> LMConfig:
+    """The LM of a run by its stored configuration, to be asked.
+
+    A server that the file names is not: whoever wrote the file would be sent the prompts, and the user's key. Raises
+    UserError. Nor is the file's cache written.
+    """
+    lm = load_stored_config(path, overrides).lm
+    if lm.url and not any(override.startswith("lm.url=") for override in overrides):
+        raise UserError(
+            f"lm.url: {path} names the server {lm.url}, which is asked on your word only: give lm.url={lm.url} (and "
+            f"lm.model={lm.model}), or lm.path=DIR"
+        )
+    return (
+        lm if any(override.startswith("lm.cache=") for override in overrides) else dataclasses.replace(lm, cache=None)
+    )
+
+
 def load_score_config(overrides: Sequence[str]) -> ScoreConfig:
     """As `load_config`, for `replug score`, which has no file."""
     return _merge(ScoreConfig, None, overrides)
 
 
 def load_ask_config(overrides: Sequence[str], run: Path | None = None) -> AskConfig:
-    """For `replug ask`. The LM is that of the run whose configuration is in `run`, unless the overrides name one."""
-    names_lm = any(override.startswith(("lm.path=", "lm.url=")) for override in overrides)
-    lm = LMConfig() if run is None or names_lm else load_config(run).lm
+    """For `replug ask`. With `run`, a run's stored configuration, the LM is that one's, as `load_stored_lm` reads it."""
+    of_lm = [override for override in overrides if override.startswith("lm.")]
+    lm = LMConfig() if run is None else load_stored_lm(run, of_lm)
     return _merge(AskConfig, None, overrides, defaults=AskConfig(lm=lm))
+
+
+def names_lm(overrides: Sequence[str]) -> bool:
+    """Whether overrides say themselves which LM is asked."""
+    return any(override.startswith(("lm.path=", "lm.url=")) for override in overrides)
 
 
 def load_evaluation_config(path: str | Path, overrides: Sequence[str] = ()) -> EvaluationConfig:
@@ -62,8 +98,8 @@ def names_evaluation(path: str | Path) -> bool:
     if not Path(path).is_file():
         return False
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):
+        content = yaml.safe_load(_plain_text(Path(path)))
+    except (yaml.YAMLError, UnicodeDecodeError, UserError):
         return False
     return isinstance(content, dict) and "evaluation" in content
 
@@ -93,10 +129,13 @@ def _merge(
     overrides: Sequence[str],
     needs_lm: bool = True,
     needs_retriever: bool = True,
+    is_stored: bool = False,
     defaults: Made | None = None,
 ) -> Made:
     try:
         file = [_read_yaml(path, schema)] if path else []
+        for tree in file:
+            _require_own_key(tree, str(path), overrides, is_stored)
         merged = OmegaConf.merge(OmegaConf.structured(defaults or schema), *file, _read_overrides(overrides, schema))
         if not needs_retriever and OmegaConf.is_missing(merged.retriever, "path"):
             merged.retriever.path = ""
@@ -111,18 +150,50 @@ def _merge(
     return config
 
 
+def _require_own_key(tree: Any, path: str, overrides: Sequence[str], is_stored: bool) -> None:
+    """The key goes to `lm.url`. A file from somebody else must not choose which of the user's secrets that is."""
+    lm = OmegaConf.to_container(tree, resolve=False).get("lm")  # type: ignore[union-attr] # sections at the top
+    name = lm.get("api_key_env") if isinstance(lm, dict) else None
+    if name is None or any(override.startswith("lm.api_key_env=") for override in overrides):
+        return
+    if is_stored:
+        del tree.lm.api_key_env
+    elif not str(name).startswith(OWN_VARIABLES):
+        raise UserError(
+            f"lm.api_key_env: {path} names ${name}, which is sent to lm.url; a file may name variables that begin with "
+            f"{OWN_VARIABLES} only: give lm.api_key_env={name} on the command line"
+        )
+
+
 def _read_yaml(path: Path, schema: Schema) -> Any:
     if not path.is_file():
         raise UserError(f"configuration {path} does not exist; expected a YAML file such as configs/quickstart.yaml")
     try:
-        with path.open(encoding="utf-8") as file:
-            top = yaml.compose(file, Loader=yaml.SafeLoader)
+        top = yaml.compose(_plain_text(path), Loader=yaml.SafeLoader)
         if top is not None and not isinstance(top, yaml.MappingNode):
             found = "a list" if isinstance(top, yaml.SequenceNode) else repr(top.value)
             raise UserError(f"{path}: expected sections such as `train:` at the top, found {found}")
         return _require_sections(OmegaConf.load(path), schema)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+
+
+def _plain_text(path: Path) -> str:
+    """The text of a file that can be read within bounds. Raises UserError, yaml.YAMLError, UnicodeDecodeError.
+
+    A few aliases of aliases would be as many values as no memory holds, and brackets in brackets take forever.
+    """
+    if path.stat().st_size > MOST_BYTES:
+        raise UserError(f"configuration {path} has {path.stat().st_size:,} bytes; expected at most {MOST_BYTES:,}")
+    text, depth = path.read_text(encoding="utf-8"), 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        where = f"{path}:{event.start_mark.line + 1}"
+        if isinstance(event, yaml.AliasEvent):
+            raise UserError(f"{where}: *{event.anchor} is an alias; expected a value")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MOST_NESTED:
+            raise UserError(f"{where}: nested too deeply; expected sections of keys")
+    return text
 
 
 def _read_overrides(overrides: Sequence[str], schema: Schema) -> Any:
@@ -140,6 +211,7 @@ def _read_overrides(overrides: Sequence[str], schema: Schema) -> Any:
 def _require_sections(tree: Any, schema: Schema) -> Any:
     """Where the schema has a section, a single value or a list would be an error without a key."""
     content: Any = OmegaConf.to_container(tree, resolve=False)
+    _refuse_resolvers(content, "")
     for name, kind in sections_of(schema):
         if name in content and not isinstance(content[name], dict):
             first = dataclasses.fields(kind)[0].name
@@ -147,6 +219,18 @@ def _require_sections(tree: Any, schema: Schema) -> Any:
     if schema is Config and content.get("wandb", {}).get("mode") is False:
         tree.wandb.mode = "off"  # which YAML reads as a boolean
     return tree
+
+
+def _refuse_resolvers(content: Any, key: str) -> None:
+    """`${section.key}` stands for another key; `${oc.env:NAME}` and its like read what is not in the configuration."""
+    if isinstance(content, dict):
+        for name, value in content.items():
+            _refuse_resolvers(value, f"{key}.{name}".removeprefix("."))
+    elif isinstance(content, list):
+        for value in content:
+            _refuse_resolvers(value, key)
+    elif isinstance(content, str) and "${" in OTHER_KEY.sub("", content):
+        raise UserError(f"{key}: {content!r} asks for more than another key; expected a value, or ${{section.key}}")
 
 
 def _explain(error: OmegaConfBaseException, schema: Schema) -> str:

@@ -184,7 +184,7 @@ def _lm_problems(lm: LMConfig) -> Iterator[str]:
 
 def _server_problems(lm: LMConfig) -> Iterator[str]:
     parts = urlsplit(str(lm.url))
-    if parts.username or parts.password or parts.query:
+    if parts.username or parts.password or parts.query or parts.fragment:
         yield f"lm.url holds a secret or a query; expected http://HOST:PORT/v1 and the key in ${lm.api_key_env}"
     if parts.scheme not in ("http", "https") or not parts.hostname:
         yield f"lm.url is {lm.url}; expected http://HOST:PORT/v1"

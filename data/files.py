@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from errno import EMFILE, ENFILE, ENOMEM
 from pathlib import Path
+from typing import Any
 
-from replug.configs.errors import RunError
+from replug.configs.errors import RunError, UserError
 
 SYSTEM_LIMIT = (
     "this is a limit of the system and the file may be whole: see `ulimit -n`, `ulimit -v` and "
@@ -39,11 +40,21 @@ def write_json(path: Path, content: object) -> None:
     replace_file(path, text.encode(errors="backslashreplace"))
 
 
+def read_json(path: Path, mend: str) -> Any:
+    """The content; raises UserError where it is not JSON, with how to mend it."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is damaged, it is not valid JSON ({error}); {mend}") from error
+
+
 def replace_file(path: Path, content: bytes) -> None:
     """Write beside and rename, so that a reader sees all of the old or all of the new."""
     partial = path.with_name(path.name + ".partial")
     with writing(partial):
-        partial.write_bytes(content)
+        partial.unlink(missing_ok=True)  # a link that somebody put there would be written through
+        with partial.open("xb") as file:
+            file.write(content)
         partial.replace(path)
 
 

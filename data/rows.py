@@ -12,6 +12,7 @@ from typing import Any
 
 from replug.configs.errors import UserError
 from replug.data.records import Document, Window
+from replug.data.sources.lines import MAX_LINE_BYTES
 
 
 def read_documents(path: Path) -> Iterator[Document]:
@@ -52,7 +53,9 @@ def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     number = 0
     try:
         with opener(path, "rb") as file:
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), b""), start=1):
+                if len(line) == MAX_LINE_BYTES:
+                    raise UserError(f"{path}:{number}: the line is longer than {MAX_LINE_BYTES} bytes")
                 if line.strip():
                     yield f"{path}:{number}", _object(line, f"{path}:{number}")
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:

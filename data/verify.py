@@ -9,6 +9,8 @@ from replug.data.files import wrong_files
 from replug.data.progress import Progress
 from replug.data.store import PreparedSet, read_manifest
 
+TEXTS = ("queries.arrow", "heldout.arrow")
+
 
 def is_prepared_set(folder: Path) -> bool:
     """True for a folder whose manifest holds a proof of disjointness, or that is still being prepared."""
@@ -16,6 +18,19 @@ def is_prepared_set(folder: Path) -> bool:
         return "disjoint" in json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError):
         return (folder / "work" / "plan.json").is_file() or (folder / "queries.arrow").is_file()
+
+
+def require_texts_as_prepared(prepared: PreparedSet) -> None:
+    """Raise UserError where training or held-out texts are not those that the manifest's proof is about."""
+    files = prepared.manifest["files"]
+    for name in TEXTS:
+        if name not in files:
+            raise UserError(f"{prepared.folder}/manifest.json has no checksum of {name}; run `replug prepare` again")
+        for problem in wrong_files(prepared.folder, {name: files[name]}):
+            raise UserError(
+                f"{problem}, so the manifest's proof that training and held-out texts are disjoint is not of it: bring "
+                "the file back, or run `replug prepare` again"
+            )
 
 
 def verify_prepared(folder: Path) -> tuple[list[str], list[str]]:

@@ -45,11 +45,11 @@ def question_row(number: int, row: dict) -> dict:
 
 def write_weak_encoder(folder: Path) -> None:
     path = resolve_encoder_path("package:minilm")
-    model = AutoModel.from_pretrained(path)
+    model = AutoModel.from_pretrained(path, trust_remote_code=False)
     model.encoder.layer = model.encoder.layer[:NUM_LAYERS]
     model.config.num_hidden_layers = NUM_LAYERS
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(path).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(path, trust_remote_code=False).save_pretrained(folder)
 
 
 def read(path: Path) -> list[dict]:

@@ -6,11 +6,13 @@ A metric by group is `metric/group`; `metric - OTHER` is the difference from ano
 """
 
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from replug.configs.plain_text import plain_line
 from replug.configs.schema import PaperConfig
 from replug.evals.examples import Example
 from replug.evals.intervals import Interval, Ratio, difference_interval, interval_of, value_of, verdict
@@ -19,6 +21,7 @@ from replug.evals.loop import Metric, Task
 Entry = dict[str, Any]
 Results = dict[str, dict[str, Entry]]
 Numbers = dict[str, np.ndarray]  # by name, of one method, [N]
+MARKUP = re.compile(r"[\\`*\[\]<>|~&!]|(?<!\w)_|_(?!\w)")  # of Markdown; an underscore within a word is none
 MIN_GROUPS = 2  # of one group alone, the figures of the group are those of all
 
 
@@ -93,7 +96,7 @@ def _members(task: Task, examples: Sequence[Example]) -> dict[str, np.ndarray]:
     members: dict[str, list[int]] = {}
     for row, example in enumerate(examples):
         for group in task.groups(example):
-            members.setdefault(group, []).append(row)
+            members.setdefault(group.replace(" - ", " – "), []).append(row)  # " - " is ours, between two methods
     if len(members) < MIN_GROUPS:
         return {}
     return {group: np.array(rows) for group, rows in sorted(members.items())}
@@ -125,8 +128,13 @@ def markdown_table(results: Results, title: str, paper_table: str | None = None)
 
 
 def markdown_line(cells: Sequence[str]) -> str:
-    """A row of a table."""
-    return f"| {' | '.join(cells)} |"
+    """A row of a table. A cell is text, whatever it holds: groups are called as the data has them."""
+    return f"| {' | '.join(map(markdown_text, cells))} |"
+
+
+def markdown_text(text: str) -> str:
+    """On one line, shown as it is by what reads Markdown, and by a terminal."""
+    return MARKUP.sub(r"\\\g<0>", plain_line(text))
 
 
 def difference_text(entry: Entry) -> str:

@@ -2,15 +2,21 @@
 
 import hashlib
 import io
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from replug.configs.errors import UserError
 from replug.configs.methods import GENREAD, NONE, RANDOM, Method
 from replug.data.files import replace_file
 from replug.data.store import CorpusStore
+
+# What reading a damaged archive of numpy's raises.
+DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, EOFError, OSError, RuntimeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +33,14 @@ class RetrievedDocuments:
 
     @classmethod
     def load(cls, path: Path) -> "RetrievedDocuments":
-        with np.load(path, allow_pickle=False) as arrays:
-            return cls(arrays["doc_rows"], arrays["similarities"])
+        """Each array has a checksum in the file. Raises UserError where it is not what was saved."""
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                return cls(arrays["doc_rows"], arrays["similarities"])
+        except DAMAGED as error:
+            raise UserError(
+                f"{path} is damaged ({error}); remove it, and the documents are searched for again"
+            ) from error
 
     def of(self, examples: Sequence[int]) -> "RetrievedDocuments":
         """Those of some examples."""

@@ -1,13 +1,15 @@
 """What lies where in an evaluation's folder."""
 
+import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from replug.configs.errors import UserError
-from replug.configs.load import config_to_yaml, load_evaluation_config
+from replug.configs.load import config_to_yaml, load_stored_evaluation_config
 from replug.configs.resume import require_same
 from replug.configs.schema import EvaluationConfig
-from replug.data.files import replace_file, write_json
+from replug.data.files import read_json, replace_file, write_json
 
 
 class EvaluationFolder:
@@ -17,6 +19,7 @@ class EvaluationFolder:
         self.path = path
         self.config = path / "config.yaml"
         self.lm = path / "lm.json"
+        self.inputs = path / "inputs.json"
         self.data = path / "data"
         self.found = path / "found"
         self.written = self.found / "genread.jsonl"
@@ -34,14 +37,32 @@ class EvaluationFolder:
     def claim(self, config: EvaluationConfig, lm_identity: str | None) -> None:
         """Begin, or check that what is there is of the same configuration and the same LM."""
         if self.config.is_file():
-            require_same(load_evaluation_config(self.config), config, self.path)
+            require_same(load_stored_evaluation_config(self.config), config, self.path)
             self._require_same_lm(lm_identity)
+        if self.results.is_file():
+            return  # finished: what is there is what its checksums are of
         self.path.mkdir(parents=True, exist_ok=True)
         replace_file(self.config, config_to_yaml(config).encode())
         write_json(self.lm, {"identity": lm_identity})
 
+    def claim_inputs(self, queries: Sequence[str], questions: Sequence[str], corpus_sha256: str | None) -> None:
+        """Begin with these texts and documents, or check that what is there is of the same ones.
+
+        Files can change while their names stay, and what was found and answered before would be mixed with the rest.
+        """
+        texts = hashlib.sha256(json.dumps([list(queries), list(questions)]).encode()).hexdigest()
+        inputs = {"texts": texts, "corpus": corpus_sha256}
+        begun = read_json(self.inputs, "give another out") if self.inputs.is_file() else inputs
+        changed = [name for name, value in inputs.items() if begun.get(name) != value]
+        if changed:
+            raise UserError(
+                f"{changed[0]}: the evaluation in {self.path} was begun with other content than what is there under "
+                "this name now: bring the first one back, or give another out"
+            )
+        write_json(self.inputs, inputs)
+
     def _require_same_lm(self, identity: str | None) -> None:
-        begun = json.loads(self.lm.read_text())["identity"] if self.lm.is_file() else identity
+        begun = read_json(self.lm, "give another out")["identity"] if self.lm.is_file() else identity
         if begun != identity:
             raise UserError(
                 f"lm: the evaluation in {self.path} was begun with another LM ({begun} then, {identity} now): bring "

@@ -4,17 +4,17 @@ All are written before the questions are asked, and kept in a file, so that an i
 last one. As PopQA's official code has it, a document is the first line of at most 150 tokens, greedily.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from replug.configs.errors import UserError
 from replug.data.progress import Progress
 from replug.evals.evidence import WrittenDocument
 from replug.evals.kinds import PromptedLM
 from replug.evals.loop import EXAMPLES_IN_FLIGHT
-from replug.evals.outcomes import OutcomeFile
+from replug.evals.outcomes import OutcomeFile, Row
 from replug.evals.popqa.prompts import first_line, genread_prompt
 from replug.models.generation import Generated, GenerationOptions
 
@@ -28,18 +28,29 @@ def write_documents(lm: PromptedLM, questions: Sequence[str], path: Path) -> lis
     Raises UserError where the file is of other questions.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = OutcomeFile(path)
-    _require_same_questions(file, questions)
-    progress = Progress("documents written by the LM", len(questions), len(file.rows))
-    pending: dict[int, Future[Generated] | None] = {}
-    start = len(file.rows)
-    for row in range(start, len(questions) + EXAMPLES_IN_FLIGHT):
-        if row < len(questions):
-            pending[row] = _submit(lm, questions[row])
-        if (ready := row - EXAMPLES_IN_FLIGHT) in pending:
-            file.append({"question": questions[ready], **asdict(_written(pending.pop(ready)))})
-            progress.advance()
-    return [WrittenDocument(**{name: row[name] for name in FIELDS}) for row in file.rows]
+    file, asked = OutcomeFile(path), list(dict.fromkeys(questions))
+    known = file.by("question", set(asked))
+    progress = Progress("documents written by the LM", len(asked), len(known))
+    for row in _written_rows(lm, [question for question in asked if question not in known]):
+        file.append(row)
+        known[row["question"]] = row
+        progress.advance()
+    return [WrittenDocument(**{name: known[question][name] for name in FIELDS}) for question in questions]
+
+
+def _written_rows(lm: PromptedLM, questions: Sequence[str]) -> Iterator[Row]:
+    """In the questions' order, some at a time."""
+    in_flight: deque[tuple[str, Future[Generated] | None]] = deque()
+    for question in questions:
+        in_flight.append((question, _submit(lm, question)))
+        if len(in_flight) > EXAMPLES_IN_FLIGHT:
+            yield _row(*in_flight.popleft())
+    while in_flight:
+        yield _row(*in_flight.popleft())
+
+
+def _row(question: str, future: "Future[Generated] | None") -> Row:
+    return {"question": question, **asdict(_written(future))}
 
 
 def write_document(lm: PromptedLM, question: str) -> WrittenDocument:
@@ -59,12 +70,3 @@ def _written(future: "Future[Generated] | None") -> WrittenDocument:
         return WrittenDocument(None, 0, 0)
     answer = future.result()
     return WrittenDocument(first_line(answer.text) or None, answer.prompt_tokens, answer.num_tokens)
-
-
-def _require_same_questions(file: OutcomeFile, questions: Sequence[str]) -> None:
-    for number, row in enumerate(file.rows):
-        if number >= len(questions) or row["question"] != questions[number]:
-            raise UserError(
-                f"{file.path}:{number + 1} is a document for {row['question']!r}, which is not question {number + 1} "
-                "of this evaluation: bring its questions back, or give another out"
-            )

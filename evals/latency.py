@@ -31,15 +31,19 @@ class LatencyPass:
         self._dataset, self._lm, self._book, self._searches = dataset, lm, book, searches
         self._task = dataset.make_task(lm, book)
 
-    def run(self, file: OutcomeFile, num_questions: int) -> None:
-        """Measure those of the first questions that the file does not hold yet."""
-        total = min(num_questions, len(self._task.examples))
-        progress = Progress("latency", total, len(file.rows))
-        if len(file.rows) < total:
+    def run(self, file: OutcomeFile, num_questions: int) -> list[Row]:
+        """Rows of the first questions; those that the file does not hold yet are measured."""
+        asked = [example.id for example in self._task.examples[:num_questions]]
+        known = file.by("id", {example.id for example in self._task.examples})
+        progress = Progress("latency", len(asked), sum(name in known for name in asked))
+        if not known.keys() >= set(asked):
             self._measure(0)
-        for row in range(len(file.rows), total):
-            file.append(self._measure(row))
-            progress.advance()
+        for row, name in enumerate(asked):
+            if name not in known:
+                known[name] = self._measure(row)
+                file.append(known[name])
+                progress.advance()
+        return [known[name] for name in asked]
 
     def _measure(self, row: int) -> Row:
         example = self._task.examples[row]

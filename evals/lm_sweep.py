@@ -16,7 +16,9 @@ from rich.markdown import Markdown
 from replug.configs.methods import REPLUG
 from replug.configs.rules import evaluation_methods
 from replug.configs.schema import EvaluationConfig
+from replug.data.checksums import require_checksums, write_checksums
 from replug.data.files import replace_file, write_json
+from replug.data.folder_lock import sole_writer
 from replug.evals.comparison import main_metric
 from replug.evals.figures import draw_lms, to_svg
 from replug.evals.folder import EvaluationFolder
@@ -32,6 +34,11 @@ def evaluate_lms(config: EvaluationConfig) -> dict:
     """Run or resume an evaluation for every LM; returns LM -> what its `results.json` holds."""
     check_evaluation(config)
     folder = EvaluationFolder(Path(config.out).expanduser())
+    with sole_writer(folder.path):
+        return _evaluate_lms(config, folder)
+
+
+def _evaluate_lms(config: EvaluationConfig, folder: EvaluationFolder) -> dict:
     for path in config.lms.values():  # the last one's is not to be found missing after hours
         lm_source(replace(config.lm, path=path), folder.budget_file, folder.scores)
     folder.claim(config, None)
@@ -56,7 +63,9 @@ def _with_parts_of(first: EvaluationFolder, one: EvaluationConfig) -> Evaluation
     if first.frequencies.is_file():  # counting reads the whole corpus
         own = EvaluationFolder(Path(one.out)).frequencies
         own.parent.mkdir(parents=True, exist_ok=True)
+        require_checksums(first.found, "remove it, and the subjects are counted again", [own.name])
         replace_file(own, first.frequencies.read_bytes())
+        write_checksums(own.parent, {own.name: own})
     indexes = first.found / "index"
     used = {method.source for method in evaluation_methods(one)}
     if one.data.source:

@@ -1,13 +1,15 @@
 """The one loop of all evaluations: examples go to the LM a few at a time, outcomes to a file as they come.
 
-An interrupted evaluation goes on after the last example whose outcomes were written. What was scored for the example
-after it lies in the cache of scores.
+An interrupted evaluation goes on with the examples whose outcomes are not in the file, by their ids. What was scored
+for one of them lies in the cache of scores.
 """
 
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from replug.configs.errors import UserError
 from replug.data.progress import Progress
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.examples import Example
@@ -61,23 +63,41 @@ class Task(Protocol):
         ...
 
 
-def outcome_rows(task: Task, book: EvidenceBook, start: int = 0) -> Iterator[Row]:
-    """Measure every example from `start` on, some at a time; rows come in order."""
-    total = len(task.examples)
-    pending: dict[int, Callable[[], Outcomes]] = {}
-    for row in range(start, total + EXAMPLES_IN_FLIGHT):
-        if row < total:
-            pending[row] = task.submit(row, book.of(row))
-        if (ready := row - EXAMPLES_IN_FLIGHT) in pending:
-            yield _as_json(task.examples[ready], pending.pop(ready)())
+def outcome_rows(task: Task, book: EvidenceBook, rows: Sequence[int] | None = None) -> Iterator[Row]:
+    """Measure the examples of these numbers, all by default, some at a time; they come in that order."""
+    in_flight: deque[tuple[int, Callable[[], Outcomes]]] = deque()
+    for row in range(len(task.examples)) if rows is None else rows:
+        in_flight.append((row, task.submit(row, book.of(row))))
+        if len(in_flight) > EXAMPLES_IN_FLIGHT:
+            yield _finished(task, *in_flight.popleft())
+    while in_flight:
+        yield _finished(task, *in_flight.popleft())
 
 
-def run_task(task: Task, book: EvidenceBook, file: OutcomeFile, what: str) -> None:
-    """Measure every example that the file does not hold yet."""
-    progress = Progress(what, len(task.examples), len(file.rows))
-    for row in outcome_rows(task, book, len(file.rows)):
+def run_task(task: Task, book: EvidenceBook, file: OutcomeFile, what: str) -> list[Row]:
+    """The outcomes of every example, in the examples' order; those that the file does not hold yet are measured.
+
+    Raises UserError where two examples have one id, or the file holds another's.
+    """
+    ids = [example.id for example in task.examples]
+    _require_different(ids)
+    known = file.by("id", set(ids))
+    missing = [row for row, name in enumerate(ids) if name not in known]
+    progress = Progress(what, len(ids), len(known))
+    for row in outcome_rows(task, book, missing):
         file.append(row)
+        known[row["id"]] = row
         progress.advance()
+    return [known[name] for name in ids]
+
+
+def _require_different(ids: Sequence[str]) -> None:
+    if twice := [name for name, count in Counter(ids).items() if count > 1]:
+        raise UserError(f"two examples have the id {twice[0]!r} ({len(twice)} such ids); expected one for each")
+
+
+def _finished(task: Task, row: int, finish: Callable[[], Outcomes]) -> Row:
+    return _as_json(task.examples[row], finish())
 
 
 def _as_json(example: Example, outcomes: Outcomes) -> Row:

@@ -1,45 +1,71 @@
 """The outcomes of an evaluation in its folder: a row for each example while it runs, and at the end a table of all.
 
-outcomes.jsonl     {"id", "group", "methods": {method: {"numbers", "detail"}}} of every example, as it came
+outcomes.jsonl     {"id", "group", "methods": {method: {"numbers", "detail"}}} of every example, as it came, with a
+                   checksum
 examples.parquet   a row for each example and method: documents, weights, numbers and what the LM said
 """
 
-import json
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from replug.configs.errors import RunError, UserError
+from replug.data.checked_lines import checked_line, read_checked_line
 from replug.data.files import replace_file, writing
 from replug.evals.evidence import EvidenceBook
 from replug.models.ensemble import document_weights
+
+log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 
 
 class OutcomeFile:
-    """Outcomes as JSON lines, one for each example, in order; a torn last line is cut off."""
+    """Rows as JSON lines, in the order they came, each with a checksum. What is torn or damaged is no row of it.
+
+    Such lines are removed when the file is opened, and said. Raises RunError where the disk does not take a row.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.rows = list(_whole_lines(path))
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        read = [(line, read_checked_line(line) if line.endswith(b"\n") else None) for line in lines]
+        self.rows = [row for _, row in read if row is not None]
+        if len(self.rows) < len(lines):
+            self._remove_damaged(read)
+
+    def _remove_damaged(self, read: list[tuple[bytes, Row | None]]) -> None:
+        number = next(number for number, (_, row) in enumerate(read, start=1) if row is None)
+        if number < len(read):  # the last one alone is what a kill leaves
+            log.warning(f"{self.path}:{number} is damaged, and what it says is done again")
+        replace_file(self.path, b"".join(line for line, row in read if row is not None))
 
     def append(self, row: Row) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        try:
+            with self.path.open("ab") as file:
+                file.write(checked_line(row))
+        except OSError as error:
+            raise RunError(f"{self.path} cannot be written: {error.strerror or error}") from error
         self.rows.append(row)
 
+    def by(self, key: str, known: Collection[str]) -> dict[str, Row]:
+        """The row of each of the values that are known; the first where two processes wrote one.
 
-def _whole_lines(path: Path) -> Iterator[Row]:
-    if not path.exists():
-        return
-    whole = path.read_bytes().rpartition(b"\n")[0]
-    with path.open("r+b") as file:
-        file.truncate(len(whole) + bool(whole))
-    for line in whole.splitlines():
-        yield json.loads(line)
+        Raises UserError for a row of something else.
+        """
+        found: dict[str, Row] = {}
+        for number, row in enumerate(self.rows, start=1):
+            if row.get(key) not in known:
+                raise UserError(
+                    f"{self.path}:{number} is of {key} {row.get(key)!r}, which is none of this evaluation's: bring its "
+                    "texts or questions back, or give another out"
+                )
+            found.setdefault(row[key], row)
+        return found
 
 
 def outcomes_of(folder: Path, measured: str) -> OutcomeFile:

@@ -9,7 +9,8 @@ from rich.markdown import Markdown
 
 from replug.configs.methods import Method
 from replug.configs.schema import EvaluationConfig
-from replug.data.files import replace_file, write_json
+from replug.data.checksums import require_checksums, write_last
+from replug.data.files import replace_file
 from replug.evals.comparison import Measurements, compare, main_metric, markdown_table
 from replug.evals.evidence import EvidenceBook
 from replug.evals.figures import draw_methods, draw_sweep, to_svg
@@ -40,11 +41,13 @@ def write_results(
     table += kind.add_findings(Finished(config, folder, rows, book, results))
     replace_file(folder.table, table.encode())
     replace_file(folder.figure, _figure(results, book.methods).encode())
-    write_json(folder.results, results)
+    shown = (folder.config, folder.lm, folder.table, folder.examples, folder.outcomes, folder.latency)
+    write_last(folder.results, results, shown)
 
 
 def show_results(folder: EvaluationFolder) -> dict:
-    """Print the table, and where things are."""
+    """Print the table, and where things are. Raises UserError where it is not what was written."""
+    require_checksums(folder.path, "bring it back, or give another out")
     Console(width=120).print(Markdown(folder.table.read_text()))
     for path in (folder.results, folder.examples, folder.figure, folder.tokens, folder.latency):
         if path.exists():

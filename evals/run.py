@@ -4,6 +4,7 @@ Stages leave what they found under `out` and are passed over when it is there, s
 interrupted one stopped. Beside results.json lie
 
 config.yaml, lm.json   what is measured, and with which LM; another configuration is refused
+inputs.json            hashes of the texts and documents; others under the same names are refused
 found/                 what every source of documents finds for every example, and the indexes of the retrievers;
                        genread.jsonl, the documents that the LM wrote; frequencies.json, documents that name a subject
 scores.sqlite          what the LM said (`lm.cache` names another, which several evaluations may share)
@@ -20,11 +21,12 @@ from replug.cluster.ray_cluster import ray_cluster
 from replug.configs.methods import GENREAD, Method
 from replug.configs.rules import evaluation_methods
 from replug.configs.schema import Config, EvaluationConfig
+from replug.data.folder_lock import sole_writer
 from replug.data.store import Corpus
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.folder import EvaluationFolder
 from replug.evals.genread import write_documents
-from replug.evals.kinds import EvalDataset, PromptedLM, check_evaluation
+from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM, check_evaluation
 from replug.evals.latency import LatencyPass
 from replug.evals.loop import run_task
 from replug.evals.outcomes import OutcomeFile, Row
@@ -45,6 +47,11 @@ def evaluate(config: EvaluationConfig) -> dict:
     """Run or resume an evaluation; returns what `results.json` holds."""
     folder = EvaluationFolder(Path(config.out).expanduser())
     kind = check_evaluation(config)
+    with sole_writer(folder.path):
+        return _evaluate(config, folder, kind)
+
+
+def _evaluate(config: EvaluationConfig, folder: EvaluationFolder, kind: EvaluationKind) -> dict:
     source = lm_source(config, folder) if kind.asks_lm else None
     folder.claim(config, source.identity if source else None)
     if folder.results.is_file():
@@ -53,6 +60,7 @@ def evaluate(config: EvaluationConfig) -> dict:
     run_config, methods = config.run_config(), evaluation_methods(config)
     corpus = corpus_of(run_config, folder, methods)
     dataset = kind.make_dataset(config, corpus)
+    folder.claim_inputs(dataset.queries, dataset.questions, corpus.corpus_sha256 if corpus else None)
     check_faiss()
     check_gpus()
     with evaluation_cluster(config, methods, source, len(corpus.corpus) if corpus else None) as run_config:
@@ -60,10 +68,9 @@ def evaluate(config: EvaluationConfig) -> dict:
         with opened_lm(run_config, source, folder) as asked:
             book = evidence_book(methods, corpus, dataset, found, asked, folder)
             task = dataset.make_task(asked, book)
-            outcomes = OutcomeFile(folder.outcomes)
-            run_task(task, book, outcomes, config.evaluation)
+            rows = run_task(task, book, OutcomeFile(folder.outcomes), config.evaluation)
             latencies = measure_latency(config, corpus, dataset, book, asked, folder)
-    write_results(config, folder, kind, task, book, outcomes.rows, latencies)
+    write_results(config, folder, kind, task, book, rows, latencies)
     return show_results(folder)
 
 
@@ -110,8 +117,7 @@ def measure_latency(
         return []
     file = OutcomeFile(folder.latency)
     searches = open_searches(config, corpus, book.methods, folder.found) if corpus else {}
-    LatencyPass(dataset, asked.without_cache(), book, searches).run(file, num_questions)
-    return file.rows
+    return LatencyPass(dataset, asked.without_cache(), book, searches).run(file, num_questions)
 
 
 @contextmanager

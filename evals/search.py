@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 from replug.configs.errors import UserError
 from replug.configs.methods import BM25, RANDOM, REPLUG, WITHOUT_RETRIEVER, Method
 from replug.configs.schema import Config, EvaluationConfig, RetrieveConfig
+from replug.data.folder_lock import sole_writer
 from replug.data.store import Corpus
 from replug.evals.evidence import RetrievedDocuments, random_documents
 from replug.evals.retrieval import RECALL_DEPTH
@@ -132,13 +134,10 @@ def _find_in_index(corpus: Corpus, embed: Embed, k: int, directory: Path) -> Ret
 
 def _find_dense(config: Config, corpus: Corpus, embed: Embed, encoder_path: str, root: Path) -> RetrievedDocuments:
     encoder = load_encoder(config.retriever, resolve_encoder_path(encoder_path))
-    index = IndexService(root, index_settings(config))
-    try:
+    with sole_writer(root), closing(IndexService(root, index_settings(config))) as index:
         require_same_index(config, encoder, corpus, index.store)
         build_version(config, encoder, corpus, index, IndexState(0, 0))
         result = index.search(0, embed(encoder), config.retrieve.k)
-    finally:
-        index.close()
     return RetrievedDocuments(result.doc_rows, result.similarities)
 
 

@@ -26,6 +26,7 @@ class LocalIndex:
         if not versions:
             raise UserError(f"{root} holds no published index; expected a run directory or what `replug index` wrote")
         self.plan = store.plan(versions[-1])
+        store.check_encoder(self.plan.version)
         self.encoder_folder = store.encoder_folder(self.plan.version)
         self.corpus = _open_corpus(store.corpus_path(self.plan), self.plan.num_documents)
         num_shards = self.plan.num_shards

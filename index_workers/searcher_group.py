@@ -11,6 +11,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from replug.cluster.actor_pool import is_device_fault
+from replug.cluster.liveness import LOOK_SECONDS, Liveness
 from replug.configs.errors import RunError, UserError
 from replug.index_workers.merge import merge_top_k
 
@@ -22,8 +23,8 @@ MAX_FAULTS = 3  # times in a row that a GPU may fail: another process has anothe
 class SearcherGroup:
     """`make_actor(shard)` gives the actor of each shard; Ray restarts one that dies and asks it again.
 
-    It then loads its shard before it answers, so every answer has the time that loading has. One whose GPU fails is
-    killed, as if it had died: every later call in that process would fail too.
+    It then loads its shard before it answers, so every answer has the time that loading has. One that hangs is replaced
+    as one that died, and so is one whose GPU fails: every later call in that process would fail too.
     """
 
     def __init__(self, make_actor: Callable[[int], Any], num_shards: int, timeout_seconds: float) -> None:
@@ -31,6 +32,8 @@ class SearcherGroup:
         self._timeout = timeout_seconds
         self._lock = threading.Lock()
         self._in_flight, self._is_retired = 0, False
+        self._num_waiting, self._closed = 0, threading.Event()
+        threading.Thread(target=self._watch, daemon=True, name="searchers").start()
 
     def load(self, version: int, num_documents: int) -> None:
         """Load a published version on every shard, beside those already there."""
@@ -56,6 +59,7 @@ class SearcherGroup:
                 self.close()
 
     def close(self) -> None:
+        self._closed.set()
         for actor in self.actors:
             ray.kill(actor)
 
@@ -89,7 +93,8 @@ class SearcherGroup:
 
     def _answers(self, references: list[Any]) -> list[Any]:
         try:
-            return ray.get(references, timeout=self._timeout)
+            with self._watched():
+                return ray.get(references, timeout=self._timeout)
         except (GetTimeoutError, RayActorError) as error:
             raise RunError(
                 f"the index's searchers do not answer ({type(error).__name__}, after at most {self._timeout:g} s, "
@@ -105,6 +110,23 @@ class SearcherGroup:
                 ray.kill(actor, no_restart=False)
                 return call(actor)
         return reference
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        with self._lock:
+            self._num_waiting += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_waiting -= 1
+
+    def _watch(self) -> None:
+        """While somebody waits for the searchers, replace those that hang."""
+        liveness = Liveness(self.actors)
+        while not self._closed.wait(LOOK_SECONDS):
+            for shard in liveness.replace_silent() if self._num_waiting else []:
+                log.warning(f"the searcher of shard {shard} gives no sign of life; starting it again")
 
 
 def _without_traceback(error: RayTaskError) -> Exception:

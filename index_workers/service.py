@@ -24,6 +24,7 @@ from ray.exceptions import RayError
 from replug.cluster.actor_pool import ActorPool, thread_env
 from replug.cluster.futures import in_background
 from replug.cluster.gpus import torch_device
+from replug.cluster.liveness import PING_GROUP
 from replug.cluster.packing import BUILDER, SEARCHER
 from replug.cluster.places import place
 from replug.configs.errors import RunError, UserError
@@ -320,7 +321,7 @@ class IndexService:
 
     def _make_searcher(self, shard: int) -> Any:
         gpus, env = self._settings.gpus_per_searcher, {**thread_env(self._threads)["env_vars"], **RETURN_MEMORY}
-        actor = ray.remote(Searcher).options(
+        actor = ray.remote(concurrency_groups=dict(PING_GROUP))(Searcher).options(  # type: ignore[call-overload] # as documented
             **place(self._searchers_at, shard, gpus, env),
             max_restarts=-1,
             max_task_retries=-1,

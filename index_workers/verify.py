@@ -51,10 +51,6 @@ def _problems(store: VersionStore, version: int) -> Iterator[str]:
     files = manifest["files"]
     yield from _encoder_problems(store, plan, manifest["encoder"])
     yield from _corpus_problems(store.corpus_path(plan), plan)
-    missing = [path for path in store.files(plan) if path.name not in files]
-    if missing:
-        yield f"{store.folder(version)}/manifest.json lists no {missing[0].name} ({len(missing)} such files)"
-        return
     yield from _file_problems(store, plan, files)
 
 

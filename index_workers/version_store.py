@@ -39,6 +39,8 @@ from replug.index_workers.vector_files import MEND, map_vectors, require_intact,
 
 FORMAT = 4
 WEIGHTS = "model.safetensors"
+SIZES = ("num_documents", "block_documents", "max_tokens", "dim", "tokens_per_batch", "num_shards")
+MOST, MOST_FILES = 10**12, 10**6  # of any of them; of what they come to
 READERS = 4  # files whose checksums are compared at once: one stream does not have all that a disk can give
 
 
@@ -157,6 +159,10 @@ class VersionStore:
     def is_published(self, version: int) -> bool:
         return self._manifest_path(version).is_file()
 
+    def can_be_built(self, version: int) -> bool:
+        """Whether its plan and its encoder are there, from which whatever else is gone is made again."""
+        return self._plan_path(version).is_file() and (self.encoder_folder(version) / WEIGHTS).is_file()
+
     def plan(self, version: int) -> BuildPlan:
         """The plan of a published version; raises UserError for any other."""
         return plan_from_json(self.manifest(version)["plan"])
@@ -172,6 +178,10 @@ class VersionStore:
             raise UserError(f"{path} is damaged, its content differs from its own checksum; {MEND}")
         if digest is None or content["format"] != FORMAT:
             raise UserError(f"{path} was written by another version of replug; remove {path.parent} and build it again")
+        if (problem := _manifest_problem(content)) is not None:
+            raise UserError(f"{path} is not what `replug index` writes: {problem}; remove {path.parent}")
+        if missing := _unlisted(content):
+            raise UserError(f"{path} lists no {missing[0]} ({len(missing)} such files)")
         return content
 
     def fingerprint(self, version: int) -> str:
@@ -324,6 +334,14 @@ class VersionStore:
         with self.checking(version, paths):
             pass
 
+    def check_encoder(self, version: int) -> None:
+        """Compare a published version's encoder with its manifest: queries are encoded by what embedded the documents.
+
+        Raises UserError naming a file that is missing or another one.
+        """
+        for name, sha256 in self.manifest(version)["encoder"].items():
+            require_intact(self.encoder_folder(version) / name, sha256)
+
     def _marks(self, version: int) -> Callable[[Path], dict[str, Any]]:
         """What was marked of each file: by the manifest, or while the version is being built by the file's own mark."""
         if not self.is_published(version):
@@ -376,6 +394,34 @@ class VersionStore:
 
     def _plan_path(self, version: int) -> Path:
         return self.folder(version) / "plan.json"
+
+
+def _manifest_problem(content: dict[str, Any]) -> str | None:
+    """What of a manifest cannot be, whoever wrote it: sizes are divided by and counted up to when it is opened."""
+    for name in ("plan", "encoder", "files"):
+        if not isinstance(content.get(name), dict):
+            return f"{name} is {content.get(name)!r}"
+    try:
+        plan = plan_from_json(content["plan"])
+    except TypeError as error:
+        return str(error)
+    sizes = {name: getattr(plan, name) for name in SIZES}
+    for name, value in sizes.items():
+        if type(value) is not int or not 0 < value <= MOST:
+            return f"{name} is {value!r}"
+    if plan.num_shards > plan.num_documents:
+        return f"num_shards is {plan.num_shards} for {plan.num_documents} documents"
+    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in content["encoder"]):
+        return "encoder names files elsewhere"
+    if plan.num_files > MOST_FILES or plan.num_shards > MOST_FILES:
+        return f"{plan.num_files} files in {plan.num_shards} shards"
+    return None
+
+
+def _unlisted(content: dict[str, Any]) -> list[str]:
+    """Files that a manifest's plan needs and that it has no checksum of."""
+    needed = VersionStore(Path()).files(plan_from_json(content["plan"]))
+    return [path.name for path in needed if path.name not in content["files"]]
 
 
 def plan_from_json(content: dict[str, Any]) -> BuildPlan:

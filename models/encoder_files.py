@@ -24,24 +24,34 @@ from transformers import (
 )
 
 from replug.configs.errors import UserError
+from replug.data.checksums import NAME as CHECKSUMS
+from replug.data.checksums import require_checksums, write_checksums
+from replug.models.whole_weights import load_whole
 
 MEAN, CLS = "mean", "cls"  # over all tokens (Contriever), or of the first alone (DPR, BGE)
 POOLING_FLAGS = {"pooling_mode_mean_tokens": MEAN, "pooling_mode_cls_token": CLS}
 DPR_ENCODERS = {"DPRContextEncoder": DPRContextEncoder, "DPRQuestionEncoder": DPRQuestionEncoder}
 POOLING_FILE = "1_Pooling/config.json"  # where sentence-transformers keeps it
-LOADING: dict[str, Any] = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
+# Of no use to vectors: the pooler, and the heads that a model was pretrained with.
+UNUSED = ("pooler", "cls.predictions", "cls.seq_relationship", "lm_head")
 
 
 def load_encoder_files(path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
-    """Model, fast tokenizer and pooling. Raises UserError for what is not there, or is no encoder of one vector."""
+    """Model, fast tokenizer and pooling. Raises UserError for what is not there, or is no encoder of one vector.
+
+    Or for a file that is not the one which `save_encoder_files` wrote.
+    """
+    require_checksums(Path(path), f"bring it back; if you changed it yourself, remove {CHECKSUMS} there")
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         pooling = _pooling(path, config)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # weights that the folder lacks (a pooler, which is not used) are the same everywhere
+            torch.manual_seed(0)  # a pooler that the folder lacks is drawn: it is not used, but the same everywhere
             model = _load_model(path, config)
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except OSError as error:
+    except UserError:
+        raise
+    except (OSError, ValueError) as error:  # a ValueError: the folder comes with code of its own
         raise UserError(
             f"retriever.path: cannot load {path}, neither a folder nor found on the hub: {_first_line(error)}"
         ) from error
@@ -68,10 +78,15 @@ def save_encoder_files(
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content, indent=2))
+    write_checksums(folder)
 
 
 def _load_model(path: str, config: PreTrainedConfig) -> PreTrainedModel:
-    return _load_dpr(path, config) if _is_dpr(config) else AutoModel.from_pretrained(path, config=config, **LOADING)
+    return _load_dpr(path, config) if _is_dpr(config) else _load(AutoModel, path, config)
+
+
+def _load(kind: Any, path: str, config: PreTrainedConfig) -> PreTrainedModel:
+    return load_whole(kind, path, "retriever.path", UNUSED, config=config, dtype=torch.float32)
 
 
 def _is_dpr(config: PreTrainedConfig) -> bool:
@@ -89,7 +104,7 @@ def _load_dpr(path: str, config: PreTrainedConfig) -> PreTrainedModel:
             f"retriever.path: {path} holds a {name} of DPR, projection_dim {config.projection_dim}; "
             f"expected {' or '.join(DPR_ENCODERS)} without a projection"
         )
-    whole = DPR_ENCODERS[name].from_pretrained(path, config=config, **LOADING)
+    whole = _load(DPR_ENCODERS[name], path, config)
     fields = config.to_dict() | {"model_type": "bert", "architectures": ["BertModel"]}
     bert = BertModel(BertConfig.from_dict(fields), add_pooling_layer=False)
     bert.load_state_dict(whole.get_submodule(f"{whole.base_model_prefix}.bert_model").state_dict())

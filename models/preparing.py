@@ -6,8 +6,6 @@ It stands in this package because texts are cut by the tokens of the LM or the r
 import logging
 from pathlib import Path
 
-from transformers import AutoTokenizer
-
 from replug.cluster.task_pool import RayPool
 from replug.configs.errors import UserError
 from replug.configs.paths import check_paths
@@ -20,6 +18,7 @@ from replug.data.prepare.work import require_same
 from replug.data.sources.shards import source_fingerprint
 from replug.data.store import Corpus, PreparedSet, read_manifest
 from replug.data.tokenizing import TokenIds
+from replug.data.verify import require_texts_as_prepared
 from replug.models.build import lm_max_tokens, lm_tokenizer_json, load_encoder
 from replug.models.packaged import resolve_encoder_path, resolve_lm_path
 
@@ -41,17 +40,22 @@ def prepared_set(config: Config, default_out: Path) -> PreparedSet:
     check_paths(config)
     data = config.data
     if data.prepared:
-        return PreparedSet(Path(data.prepared).expanduser())
+        return _finished_set(Path(data.prepared).expanduser())
     out, origin = data_folder(config, default_out), data_origin(config)
     if (out / "manifest.json").is_file():
-        prepared = PreparedSet(out)
-        require_same(prepared.manifest.get("origin", {}), origin, out)
-        return prepared
+        require_same(read_manifest(out).get("origin", {}), origin, out)
+        return _finished_set(out)
     with preparing_pool(config) as pool:
         if data.source:
             return prepare_raw(data, config.seed, _tokenizers(config), out, origin, pool)
         files = {name: Path(getattr(data, name)).expanduser() for name in ROW_KEYS}
         return prepare_rows(**files, out=out, origin=origin, pool=pool, token_ids=_token_ids(config))
+
+
+def _finished_set(folder: Path) -> PreparedSet:
+    prepared = PreparedSet(folder)
+    require_texts_as_prepared(prepared)
+    return prepared
 
 
 def data_folder(config: Config, default_out: Path) -> Path:
@@ -153,11 +157,13 @@ def _data_keys(config: Config, names: tuple[str, ...]) -> dict[str, object]:
 
 def _tokenizers(config: Config) -> Tokenizers:
     """What cuts the texts, as `data.tokenizer` names it, and the retriever's."""
+    from replug.models.local.hf_lm import load_tokenizer
+
     name, ids = config.data.tokenizer, _token_ids(config)
     if name == "lm":
         return Tokenizers(lm_tokenizer_json(config.lm), ids)
     path = resolve_encoder_path(config.retriever.path) if name == "retriever" else resolve_lm_path(name)
-    return Tokenizers(str(AutoTokenizer.from_pretrained(path).backend_tokenizer.to_str()), ids, _lm_bound(config))
+    return Tokenizers(str(load_tokenizer(path, "data.tokenizer").backend_tokenizer.to_str()), ids, _lm_bound(config))
 
 
 def _lm_bound(config: Config) -> LMBound | None:

@@ -3,12 +3,15 @@
 Answers are in it too, in tables of their own (`models/answer_table.py`).
 
 A run of the paper's size asks for 32 million pairs, of which training needs the sum and the length only: a row
-without its tokens takes 45 bytes. Texts are not stored, only the hash of model, prefix and continuation.
+without its tokens takes 50 bytes. Texts are not stored, only the hash of model, prefix and continuation.
 The file is SQLite, and kill -9 loses at most the transactions under way. On a disk of this machine it has a
 write-ahead log, so several processes may write. That needs memory which they share, so on a network file system it
 has a rollback journal instead, and one process at a time has the file to itself.
 A stored row is replaced only when its tokens join it: what one process has read, another reads too. Scores that are
 not finite are never stored; whoever asked for them names the text.
+
+Each row has a checksum of its own, compared whenever it is read: a flipped bit would otherwise be a score like any
+other.
 
 Keys of one continuation begin alike, so that the rows of one query lie side by side: a training step of 64 queries
 of 20 documents changes some 64 pages of the file, where random keys changed 1,280.
@@ -21,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +36,7 @@ Key = bytes
 
 # In the file's header: "RPLG", and the version of what follows.
 APPLICATION_ID = 0x52504C47
-FORMAT = 3
+FORMAT = 4
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS models (
     id INTEGER PRIMARY KEY, identity TEXT NOT NULL UNIQUE, fingerprint BLOB,
@@ -40,7 +44,7 @@ CREATE TABLE IF NOT EXISTS models (
 );
 CREATE TABLE IF NOT EXISTS scores (
     key BLOB PRIMARY KEY, model INTEGER NOT NULL, sum REAL NOT NULL, num_tokens INTEGER NOT NULL,
-    created INTEGER NOT NULL, logprobs BLOB
+    created INTEGER NOT NULL, logprobs BLOB, checksum BLOB NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS generations (
     key BLOB PRIMARY KEY, model INTEGER NOT NULL, created INTEGER NOT NULL, checksum BLOB NOT NULL,
@@ -55,16 +59,17 @@ CREATE TABLE IF NOT EXISTS samples (
 TABLES_OF_ANSWERS = ("generations", "samples")
 # Tokens join a row that has only its sum; every other row stays as the first writer left it.
 INSERT = """
-INSERT INTO scores (key, model, sum, num_tokens, created, logprobs) VALUES (?, ?, ?, ?, ?, ?)
+INSERT INTO scores (key, model, sum, num_tokens, created, logprobs, checksum) VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (key) DO UPDATE SET
     model = excluded.model, sum = excluded.sum, num_tokens = excluded.num_tokens,
-    created = excluded.created, logprobs = excluded.logprobs
+    created = excluded.created, logprobs = excluded.logprobs, checksum = excluded.checksum
 WHERE scores.logprobs IS NULL AND excluded.logprobs IS NOT NULL
 """
 ADD_SERVED = """
 INSERT INTO models (identity, fingerprint) VALUES (?, ?)
 ON CONFLICT (identity) DO UPDATE SET fingerprint = excluded.fingerprint
 """
+SCORE = "sum, num_tokens, logprobs"
 KEYS_PER_QUERY = 500
 SECONDS_TO_WAIT_FOR_WRITERS = 60.0
 LOGPROBS_DTYPE = "<f4"
@@ -153,14 +158,14 @@ class ScoreCache:
 
     def sums(self, keys: Sequence[Key]) -> dict[Key, ScoreSum]:
         """Sums of those keys that are stored, with tokens or without."""
-        rows = self.select("SELECT key, sum, num_tokens FROM scores WHERE key IN ({})", keys)
-        return {key: ScoreSum(total, num_tokens) for key, total, num_tokens in rows}
+        rows = self.select(f"SELECT key, checksum, {SCORE} FROM scores WHERE key IN ({{}})", keys)
+        return {key: ScoreSum(*self._intact(key, *row)[:2]) for key, *row in rows}
 
     def scores(self, keys: Sequence[Key]) -> dict[Key, ContinuationScore]:
         """Scores of those keys that are stored with their tokens."""
-        query = "SELECT key, num_tokens, logprobs FROM scores WHERE logprobs IS NOT NULL AND key IN ({})"
-        rows = self.select(query, keys)
-        return {key: self._score(num_tokens, logprobs) for key, num_tokens, logprobs in rows}
+        query = f"SELECT key, checksum, {SCORE} FROM scores WHERE logprobs IS NOT NULL AND key IN ({{}})"
+        read = {key: self._intact(key, *row) for key, *row in self.select(query, keys)}
+        return {key: ContinuationScore(np.frombuffer(row[2], LOGPROBS_DTYPE)) for key, row in read.items()}
 
     def store(self, identity: str, scores: Iterable[NewScore], hits: int = 0, misses: int = 0) -> None:
         """Add scores of a model, and to its counts of pairs asked for, in one transaction."""
@@ -213,7 +218,7 @@ class ScoreCache:
 
     def check_rows(self) -> Iterator[tuple[Key, str | None]]:
         """Every key, with what is wrong with its row."""
-        return self.checked_rows("scores", "sum, num_tokens, logprobs", lambda _, *score: _mistake(*score))
+        return self.checked_rows("scores", f"checksum, {SCORE}", _mistake)
 
     def checked_rows(
         self, table: str, columns: str, mistake: Callable[..., str | None]
@@ -266,10 +271,11 @@ class ScoreCache:
         first, last = min(known, default=None), max(known, default=None)
         return ModelUse(identity, rows, with_tokens, generations, samples, hits, misses, first, last)
 
-    def _score(self, num_tokens: int, logprobs: bytes) -> ContinuationScore:
-        if len(logprobs) != 4 * num_tokens:
+    def _intact(self, key: Key, checksum: object, *row: Any) -> Sequence[Any]:
+        """The row, as SCORE names it. Raises RunError where it is not what was stored."""
+        if checksum != _checksum(key, *row):
             raise RunError(f"{self.path}: a row is damaged; `replug verify {self.path}` says more")
-        return ContinuationScore(np.frombuffer(logprobs, dtype=LOGPROBS_DTYPE))
+        return row
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -379,7 +385,13 @@ def _is_damage(error: Exception) -> bool:
 
 def _row(new: NewScore, model: int, now: int) -> tuple:
     logprobs = new.score.token_logprobs.astype(LOGPROBS_DTYPE).tobytes() if new.with_tokens else None
-    return new.key, model, new.score.sum_logprob, new.score.num_tokens, now, logprobs
+    score = float(new.score.sum_logprob), int(new.score.num_tokens), logprobs
+    return new.key, model, score[0], score[1], now, logprobs, _checksum(new.key, *score)
+
+
+def _checksum(key: Key, *score: object) -> bytes:
+    """Of a row with its key. SQLite keeps no types, so a damaged row may hold anything."""
+    return hashlib.blake2b(repr((key, *score)).encode(), digest_size=4).digest()
 
 
 def _is_sound(score: ContinuationScore) -> bool:
@@ -393,8 +405,12 @@ def _is_alike(then: np.ndarray, now: np.ndarray) -> bool:
     return bool(difference.max() <= MAX_FINGERPRINT_NATS and difference.mean() <= MEAN_FINGERPRINT_NATS)
 
 
-def _mistake(total: object, num_tokens: object, logprobs: object) -> str | None:
-    """What is wrong with a row's values. SQLite keeps no types, so a damaged row may hold anything."""
+def _mistake(key: Key, checksum: object, *score: object) -> str | None:
+    """What is wrong with a row: with its values, or that they are others than were stored."""
+    return _wrong_value(*score) or (None if checksum == _checksum(key, *score) else "it is not what was stored")
+
+
+def _wrong_value(total: object, num_tokens: object, logprobs: object) -> str | None:
     if not isinstance(num_tokens, int) or num_tokens <= 0:
         return "its number of tokens is not above 0"
     if not isinstance(total, float) or not np.isfinite(total):

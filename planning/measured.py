@@ -13,7 +13,7 @@ from typing import Any
 
 from replug.cluster.layout import scorers
 from replug.configs.errors import UserError
-from replug.configs.load import load_config
+from replug.configs.load import load_stored_config
 from replug.configs.schema import Config
 from replug.planning.accelerators import DeviceModel, Devices
 from replug.planning.estimate import (
@@ -92,7 +92,7 @@ def read_run(path: Path) -> MeasuredRun:
     if not isinstance(cores, int):
         raise UserError(f"--measured: {path / 'environment.json'} has no number of cores; expected `cores`")
     times = json.loads((path / "run_times.json").read_text())
-    return MeasuredRun(path, on_cores(load_config(path / "config.yaml")).config, cores, rows, times)
+    return MeasuredRun(path, on_cores(load_stored_config(path / "config.yaml")).config, cores, rows, times)
 
 
 def observe(run: MeasuredRun, job: Job) -> Observed:

@@ -207,6 +207,11 @@ class Checkpointer(pl.Callback):
     ) -> None:
         self._writer, self._refresh, self._prune_versions = writer, refresh, prune_versions
         self._every, self._clock = every_steps, clock
+        self._is_restored = False
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """By now the step boundary has restored what a checkpoint says; it comes before in the list of callbacks."""
+        self._is_restored = True
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Position, batch_idx: int
@@ -229,9 +234,11 @@ class Checkpointer(pl.Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """A run that cannot go on (pre-empted, no LM answers, a budget is spent) loses none of its steps.
 
+        One that fails before it is restored saves nothing: a checkpoint would say that half of the run was all of it.
         One whose numbers are not finite would fail again. Where the disk is full, the newest checkpoint is what counts.
         """
-        if not isinstance(exception, RunError | UserError) or isinstance(exception, NotFiniteError):
+        is_meant = isinstance(exception, RunError | UserError) and not isinstance(exception, NotFiniteError)
+        if not is_meant or not self._is_restored:
             return
         # Lightning takes every checkpoint for one of a step's end, where that step is not counted yet, and adds it.
         trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step - 1

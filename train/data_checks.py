@@ -15,7 +15,9 @@ from transformers import PreTrainedTokenizerBase
 from replug.configs.errors import UserError
 from replug.configs.schema import Config, TooLong
 from replug.data.files import file_sha256, write_json
-from replug.data.store import PreparedSet
+from replug.data.prepare.disjoint import require_windows_apart
+from replug.data.records import Window
+from replug.data.store import PreparedSet, WindowStore
 from replug.models.lm_source import LMSource
 from replug.models.preparing import tokens_at_most
 
@@ -30,6 +32,7 @@ def check_data(config: Config, data: PreparedSet, source: LMSource, mark: Path |
             f"retrieve.k or evaluate.k asks for {wanted} documents, but the corpus holds {len(data.corpus)}"
         )
     _check_gold(data)
+    require_windows_apart(_streamed(data.queries), _streamed(data.heldout))
     if source.max_tokens is None or (tokenizer := source.tokenizer()) is None:
         return  # no limit, or nothing to count with: a server refuses what it cannot hold
     asked = _question(config, data, source.max_tokens)
@@ -130,6 +133,12 @@ class _LengthCheck:
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
         return self._tokenizer(texts, verbose=False, return_attention_mask=False)["input_ids"]
+
+
+def _streamed(store: WindowStore) -> Iterator[Window]:
+    """All texts, a batch in memory at a time."""
+    for rows in _batches(np.arange(len(store))):
+        yield from store.windows(rows)
 
 
 def _batches(rows: np.ndarray) -> Iterator[np.ndarray]:

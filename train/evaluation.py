@@ -135,6 +135,6 @@ def _identity(data: PreparedSet, windows: Sequence[Window], book: EvidenceBook) 
 def _measure(task: Task, book: EvidenceBook, folder: Path, measured: dict[str, str], what: str) -> list[Row]:
     """The outcomes of every example, those that the folder holds of the same measurement included."""
     outcomes = outcomes_of(folder, json.dumps(measured))
-    run_task(task, book, outcomes, what)
-    write_examples(folder / "examples.parquet", outcomes.rows, book)
-    return outcomes.rows
+    rows = run_task(task, book, outcomes, what)
+    write_examples(folder / "examples.parquet", rows, book)
+    return rows

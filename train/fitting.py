@@ -5,15 +5,16 @@ Rank 0 has the pipeline, the refreshes and the files. The others have the module
 
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
+import torch.distributed as dist
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.plugins.environments import LightningEnvironment
@@ -85,7 +86,7 @@ def fit(
     newest = run.newest_checkpoint()
     with (
         _start_other_ranks(config, run, data, newest) as others,
-        ThreadPoolExecutor(1, thread_name_prefix="retrieve") as background,
+        _one_thread("retrieve") as background,
         CheckpointWriter(run, config.checkpoint.keep_last, newest.step if newest else 0) as writer,
     ):
         parts = _parts(config, module, data, workers, background, _both(interruption.check, others.check))
@@ -97,10 +98,22 @@ def fit(
             module.attach(BatchSender(parts.pipeline, channel))
         trainer = _trainer(config, run.path, callbacks, loggers, others.environment)
         _forget_after(run, newest)
-        with interruption.deferred():
+        with interruption.deferred(lambda: f"{others.silence}step {writer.newest_step} is the newest that is saved"):
             _fit(trainer, config, module, newest.path if newest else None)
             interruption.check()  # a signal that came during the last step; its checkpoint is there
         return parts.refresh.next_version()
+
+
+@contextmanager
+def _one_thread(name: str) -> Iterator[Executor]:
+    """After an error nobody waits for what it does: a search that hangs ends when its searchers are killed."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+    try:
+        yield executor
+    except BaseException:
+        executor.shutdown(wait=False, cancel_futures=True)
+        raise
+    executor.shutdown()
 
 
 def fit_as_other_rank(job: RankJob, environment: RankEnvironment) -> None:
@@ -284,8 +297,22 @@ def _trainer(
     )
 
 
+class _OwnStoreDDP(DDPStrategy):
+    """DDP whose ranks meet in the store of `ranks`, which listens on one address only."""
+
+    def setup_distributed(self) -> None:
+        """Lightning takes a process group that is there."""
+        environment, device = self.cluster_environment, self.root_device
+        assert isinstance(environment, RankEnvironment)
+        if not dist.is_initialized():
+            environment.join(
+                self._get_process_group_backend(), COLLECTIVE_PATIENCE, device if device.type == "cuda" else None
+            )
+        super().setup_distributed()
+
+
 def _ddp(environment: RankEnvironment, on_gpu: bool) -> DDPStrategy:
-    return DDPStrategy(
+    return _OwnStoreDDP(
         cluster_environment=environment,
         process_group_backend="nccl" if on_gpu else "gloo",
         timeout=COLLECTIVE_PATIENCE,

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from replug.cluster.interruption import wait_for
+from replug.cluster.interruption import LOOK_SECONDS, wait_for
 from replug.configs.errors import RunError
 from replug.data.records import RetrievedBatch, ScoredBatch
 from replug.data.sampler import QuerySampler
@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 class ScoreError(RunError):
     """The LM's answer cannot be trained on; the message names the text and the document."""
 
+
+# For searches that are under way when a run is to end: a signal leaves half a minute for all.
+SEARCH_SECONDS_AT_THE_END = 8.0
 
 Scores = Future[list[ScoreSum]]  # [B * K], the documents of one query in a row
 
@@ -120,25 +123,37 @@ class BatchPipeline:
     def settle(self) -> None:
         """Wait until the searches under way have ended; the index may free their version after.
 
-        One that failed ends the run when its batch is taken.
+        One that failed ends the run when its batch is taken. What ends the run ends the wait.
         """
-        wait(batch.retrieved for batch in self._in_flight.values())
+        while self._searching(LOOK_SECONDS):
+            self._check_run()
 
     def state(self) -> list[RetrievedBatch]:
         """What a resumed run cannot compute again: documents found by weights that are gone.
 
-        A batch whose search failed has none. The resumed run searches for it with the weights it resumes with, and
-        its `query_step` says so.
+        A batch whose search failed, or does not end in a run that ends, has none. The resumed run searches for it with
+        the weights it resumes with, and its `query_step` says so.
         """
-        self.settle()
-        failed = {step: e for step, batch in self._in_flight.items() if (e := batch.retrieved.exception()) is not None}
-        for step, error in failed.items():
-            log.warning(f"step {step}: its search failed, a resumed run searches again with newer weights: {error}")
+        self._settle_or_give_up()
+        failed = {step: why for step, batch in self._in_flight.items() if (why := _why_not_found(batch)) is not None}
+        for step, why in failed.items():
+            log.warning(f"step {step}: its search failed, a resumed run searches again with newer weights: {why}")
         return [self._in_flight[step].retrieved.result() for step in sorted(self._in_flight.keys() - failed.keys())]
 
     def restore(self, batches: Sequence[RetrievedBatch]) -> None:
         """Put the batches of a checkpoint into flight again; the LM scores them anew, or from its cache."""
         self._in_flight = {batch.step: self._submitted(_found(batch)) for batch in batches}
+
+    def _searching(self, seconds: float) -> bool:
+        """Whether a search is still under way, so many seconds later at most."""
+        return bool(wait([batch.retrieved for batch in self._in_flight.values()], timeout=seconds).not_done)
+
+    def _settle_or_give_up(self) -> None:
+        """As `settle`; where the run is to end, a searcher that hangs holds it up for a moment only."""
+        try:
+            self.settle()
+        except RuntimeError:  # whatever ends the run is raised at its next boundary too
+            self._searching(SEARCH_SECONDS_AT_THE_END)
 
     def _begin(self, step: int, query_step: int, index: IndexState) -> _InFlight:
         rows = self._sampler.rows(step)
@@ -202,6 +217,13 @@ class BatchPipeline:
                 f"the LM's score of text {window.id} after document {document.id} is {sums[query, doc]}; "
                 f"expected a finite number (step {batch.step})"
             )
+
+
+def _why_not_found(batch: _InFlight) -> str | None:
+    if not batch.retrieved.done():
+        return "the searchers do not answer"
+    error = batch.retrieved.exception()
+    return None if error is None else str(error)
 
 
 def _found(batch: RetrievedBatch) -> Future[RetrievedBatch]:

@@ -12,12 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import ray
+import torch
 import torch.distributed as dist
 from pytorch_lightning.plugins.environments import ClusterEnvironment
 from ray.exceptions import RayError
+from torch.distributed import TCPStore
 
 from replug.cluster.actor_pool import thread_env
 from replug.cluster.interfaces import use_interface_of
@@ -31,6 +34,7 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 NOTICE_SECONDS = 60.0  # for rank 0 to notice by its connections that the others were killed; a GPU's may not tell
+QUIET_SECONDS = 10.0  # of a rank that beats every few: worth a word where a run ends before it is sure
 FINISH_SECONDS = 120.0  # for the others to end after rank 0 did
 
 
@@ -45,6 +49,15 @@ class RankEnvironment(ClusterEnvironment):
         super().__init__()
         self._rank, self._ranks, self._address, self._port = rank, ranks, address, port
         self.device = device
+        self.store: TCPStore | None = None  # where this process opened it
+
+    def join(self, backend: str, timeout: timedelta, device: torch.device | None = None) -> None:
+        """Become a member of the process group, through rank 0's store."""
+        assert dist.is_available()
+        store = self.store or TCPStore(self._address, self._port, is_master=False, timeout=timeout)
+        dist.init_process_group(
+            backend, store=store, rank=self._rank, world_size=self._ranks, timeout=timeout, device_id=device
+        )
 
     @property
     def creates_processes_externally(self) -> bool:
@@ -94,22 +107,25 @@ class OtherRanks:
     """Ranks 1 and up, as rank 0 sees them."""
 
     def __init__(self, fit: Callable[[RankEnvironment], None], ranks: int, gpus: float, threads: int) -> None:
-        address, port = ray.util.get_node_ip_address(), _free_port()
+        address = ray.util.get_node_ip_address()
+        store = open_store(address)
         use_interface_of(address)
         device = device_of(gpu_of_rank_0(gpus)) if gpus else 0
-        self.environment = RankEnvironment(0, ranks, address, port, device)
+        self.environment = RankEnvironment(0, ranks, address, store.port, device)
+        self.environment.store = store
         self.num_others = ranks - 1
         actor, env = ray.remote(TrainerRank), thread_env(threads)["env_vars"]
         self._actors: list[Any] = [
             actor.options(**place(TRAINER, rank, gpus, env)).remote() for rank in range(1, ranks)
         ]
-        environments = [RankEnvironment(rank, ranks, address, port) for rank in range(1, ranks)]
+        environments = [RankEnvironment(rank, ranks, address, store.port) for rank in range(1, ranks)]
         self._fits = {
             rank.run.remote(fit, environment): environment.global_rank()
             for rank, environment in zip(self._actors, environments, strict=True)
         }
         self._heartbeats: Heartbeats | None = None
         self._silence: str | None = None  # what is said of a rank that was killed because of it
+        self.silence = ""  # of the rank that is silent the longest, as the beginning of a sentence
         self._closed = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True, name="ranks")
         if self._fits:
@@ -133,6 +149,7 @@ class OtherRanks:
             self._watcher.join()  # it looks into the store, which ends with the process group
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
+        self.environment.store = None
 
     def explain(self, error: RuntimeError) -> RuntimeError:
         """What a broken connection came from, given a moment to show itself; a collective has a time limit too."""
@@ -178,10 +195,12 @@ class OtherRanks:
         if self._heartbeats is None:
             self._heartbeats = Heartbeats(self.environment.main_address, self.environment.main_port)
         _, running = ray.wait(list(self._fits), num_returns=len(self._fits), timeout=0)
-        for rank in sorted(self._fits[fit] for fit in running):
-            if (seconds := self._heartbeats.silent_seconds(rank)) > SILENT_SECONDS:
-                return f"trainer rank {rank} hangs: no sign of life for {seconds:.0f} s"
-        return None
+        silent = {self._fits[fit]: self._heartbeats.silent_seconds(self._fits[fit]) for fit in running}
+        rank = max(sorted(silent), key=lambda rank: silent[rank], default=0)
+        seconds = silent.get(rank, 0.0)
+        said = f"trainer rank {rank} hangs: no sign of life for {seconds:.0f} s"
+        self.silence = f"{said}; " if seconds > QUIET_SECONDS else ""
+        return said if seconds > SILENT_SECONDS else None
 
     def _kill(self) -> None:
         for actor in self._actors:
@@ -203,10 +222,13 @@ def other_ranks(fit: Callable[[RankEnvironment], None], ranks: int, gpus: float,
         others.close()
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        return int(listener.getsockname()[1])
+def open_store(address: str) -> TCPStore:
+    """The process group's store, on a free port of this address alone: by itself torch listens on all of them."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
+        listener.bind((address, 0))
+        listener.listen(1024)
+        port = int(listener.getsockname()[1])
+        return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def _last_line(error: RayError) -> str:

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from replug.configs.plain_text import plain_line
 from replug.evals.comparison import Measurements
 from replug.evals.intervals import verdict
 from replug.evals.loop import Metric
@@ -64,7 +66,7 @@ def print_results(results: dict, console: Console | None = None) -> None:
     for method in methods:
         table.add_column(METHODS[method], justify="right")
     for domain, values in results["bpb"].items():
-        table.add_row(domain, *(f"{values[method]:.4f}" for method in methods))
+        table.add_row(Text(plain_line(domain)), *(f"{values[method]:.4f}" for method in methods))
     console.print(table)
     for line in interval_lines(results):
         console.print(line, highlight=False)

@@ -15,6 +15,7 @@ from replug.cluster.interruption import Interruption
 from replug.cluster.ray_cluster import ray_cluster
 from replug.configs.schema import Accelerator, Config
 from replug.data.files import write_json
+from replug.data.folder_lock import sole_writer
 from replug.data.store import PreparedSet
 from replug.evals.evidence import RetrievedDocuments
 from replug.index_workers.build import build_version, index_kind
@@ -42,6 +43,11 @@ NUM_EXAMPLES = 6  # held-out texts shown in the report with what each retriever 
 def train(config: Config) -> dict:
     """Run or resume a training run; returns what `results.json` holds."""
     run = RunDirectory(Path(config.run_dir).expanduser())
+    with sole_writer(run.path):
+        return _train_or_show(config, run)
+
+
+def _train_or_show(config: Config, run: RunDirectory) -> dict:
     if run.is_finished:
         log.info(f"{run.path} holds a finished run; give another run_dir to train again")
         return show_results(run)
@@ -77,7 +83,7 @@ def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dic
         times.next("measuring")
         results = evaluate_heldout(laid_out, data, workers, {"replug": before, "lsr": after}, run.evaluation)
     _write_examples(run, data, before, after)
-    write_json(run.results, results)
+    run.finish(results)
     times.next("publishing")
     publish(config, loggers, run, results)
     run.remove_work_files()
@@ -89,6 +95,11 @@ def evaluate(config: Config) -> None:
     check_faiss()
     check_gpus()
     run = RunDirectory(Path(config.run_dir).expanduser())
+    with sole_writer(run.path):
+        _evaluate(config, run)
+
+
+def _evaluate(config: Config, run: RunDirectory) -> None:
     lm = lm_source(config.lm, run.budget_file, run.scores)
     data = prepared_set(config, run.data)
     check_data(config, data, lm, run.data_check)
@@ -110,6 +121,7 @@ def evaluate(config: Config) -> None:
 
 def show_results(run: RunDirectory) -> dict:
     """Write the report, print the table and where things are."""
+    run.require_intact()
     results = json.loads(run.results.read_text())
     write_report(run.report, results, run.read_metrics(), run.examples, run.path / "config.yaml")
     print_results(results)

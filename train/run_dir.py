@@ -25,10 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replug.configs.errors import RunError, UserError
-from replug.configs.load import config_to_yaml, load_config
+from replug.configs.load import config_to_yaml, load_stored_config
 from replug.configs.resume import require_same
 from replug.configs.schema import Config
-from replug.data.files import file_sha256, replace_file, write_json, writing
+from replug.data.checksums import NAME as CHECKSUMS
+from replug.data.checksums import require_checksums, write_last
+from replug.data.files import file_sha256, read_json, replace_file, write_json, writing
+from replug.data.folder_lock import NAME as WRITER
 from replug.train.environment import describe_environment
 
 log = logging.getLogger(__name__)
@@ -74,11 +77,12 @@ class RunDirectory:
         """Begin the run, or check that an unfinished one was begun with the same configuration and the same LM."""
         stored = self.path / "config.yaml"
         if stored.is_file():
-            require_same(load_config(stored), config, self.path)
+            require_same(load_stored_config(stored), config, self.path)
             self._require_same_lm(lm_identity)
         elif foreign := self._foreign_files():
             raise UserError(f"run_dir: {self.path} holds {foreign[0]}, which is of no run; give another run_dir")
         self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / CHECKSUMS).unlink(missing_ok=True)  # of what the run was when it was last finished
         replace_file(stored, config_to_yaml(config).encode())
         write_json(self.path / "environment.json", describe_environment())
         write_json(self.path / "lm.json", {"identity": lm_identity})
@@ -86,7 +90,7 @@ class RunDirectory:
     def _require_same_lm(self, identity: str) -> None:
         """Weights in a folder and models behind a URL can change while their names stay."""
         stored = self.path / "lm.json"
-        begun = json.loads(stored.read_text())["identity"] if stored.is_file() else identity
+        begun = read_json(stored, "give another run_dir")["identity"] if stored.is_file() else identity
         if begun != identity:
             raise UserError(
                 f"lm: the unfinished run in {self.path} was begun with another LM than what is there under this name "
@@ -103,10 +107,21 @@ class RunDirectory:
             self.evaluation.name,
             "environment.json",
             "config.yaml",
+            WRITER,
         }
         ours |= {"submitted", "logs"}
         names = [path.name for path in self.path.iterdir()] if self.path.exists() else []
         return sorted(name for name in names if name not in ours and not name.startswith(self.scores.name))
+
+    def finish(self, results: dict) -> None:
+        """Write results.json, which says that the run is finished, and the checksums of what is shown of it."""
+        named = [self.path / name for name in ("config.yaml", "lm.json", "best.json")]
+        write_last(self.results, results, [*named, self.metrics, self.examples])
+
+    def require_intact(self, *names: str) -> None:
+        """Raise UserError where a finished run's results, or these files of it, are not what was written."""
+        mend = "bring it back, or run `replug train` in another run_dir"
+        require_checksums(self.path, mend, names or None)
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step:06d}.ckpt"
@@ -123,30 +138,42 @@ class RunDirectory:
         """Checkpoints, oldest first; one without its mark was interrupted and does not count."""
         marks = []
         for path in sorted(self.checkpoints.glob("step-*.json")):
-            content = json.loads(path.read_text())
+            content = _read_mark(path)
             if content.get("format") != CHECKPOINT_FORMAT:
                 raise UserError(
                     f"{path} is of another version of replug; end that run with it, or give another run_dir"
                 )
+            checkpoint = path.with_suffix(".ckpt")
             versions = tuple(content["versions"])
-            marks.append(CheckpointMark(path.with_suffix(".ckpt"), content["step"], versions, content["sha256"]))
+            marks.append(CheckpointMark(checkpoint, _step_of(checkpoint), versions, content["sha256"]))
         return marks
 
-    def newest_checkpoint(self) -> CheckpointMark | None:
-        """The newest checkpoint that is what its mark says. A torn one is passed over, and never looked at again.
+    def newest_checkpoint(self, with_index: bool = True) -> CheckpointMark | None:
+        """The newest checkpoint that is what its mark says, `with_index` one whose index versions are there too.
 
-        Raises RunError where there are checkpoints, but none is whole: beginning anew would hide the loss.
+        One that is not is passed over, and never looked at again. Raises RunError where there are checkpoints, but none
+        will do: beginning anew would hide the loss.
         """
         marks = self.checkpoint_marks()
         for mark in reversed(marks):
-            if mark.path.is_file() and file_sha256(mark.path) == mark.sha256:
+            problem = self._problem(mark, with_index)
+            if problem is None:
                 return mark
-            log.warning(f"{mark.path} is torn (its checksum differs from its mark); taking the one before it")
+            log.warning(f"{mark.path} {problem}; taking the one before it")
         if marks:
             raise RunError(
                 f"no checkpoint in {self.checkpoints} is whole; bring one back, or remove that folder to train anew"
             )
         return None
+
+    def _problem(self, mark: CheckpointMark, with_index: bool) -> str | None:
+        from replug.index_workers.version_store import VersionStore  # brings torch, which `replug --help` does without
+
+        if not mark.path.is_file() or file_sha256(mark.path) != mark.sha256:
+            return "is torn (its checksum differs from its mark)"
+        store = VersionStore(self.index)
+        gone = [version for version in mark.versions if with_index and not store.can_be_built(version)]
+        return f"needs index version {gone[0]}, which is gone from {self.index}" if gone else None
 
     def forget_after(self, step: int) -> None:
         """Remove the marks of later checkpoints, which are torn."""
@@ -201,6 +228,27 @@ class StageTimes:
         now = time.monotonic()
         self._run.add_time(self._stage, now - self._began)
         self._stage, self._began = stage, now
+
+
+def _read_mark(path: Path) -> dict:
+    """A damaged mark is that of a torn checkpoint."""
+    try:
+        content = json.loads(path.read_text())
+        if content.get("format") != CHECKPOINT_FORMAT or (
+            content["step"] == _step_of(path) and _is_of_versions(content)
+        ):
+            return content
+    except (ValueError, KeyError, AttributeError):
+        pass
+    return {"format": CHECKPOINT_FORMAT, "versions": [], "sha256": "of a damaged mark"}
+
+
+def _is_of_versions(content: dict) -> bool:
+    return all(isinstance(version, int) for version in content["versions"]) and isinstance(content["sha256"], str)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.stem.removeprefix("step-"))
 
 
 def _logged_step(line: str, torn: int) -> int:

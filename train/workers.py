@@ -7,6 +7,7 @@ from pathlib import Path
 
 from replug.cluster.shared_files import require_seen_by_all
 from replug.configs.schema import Config
+from replug.data.folder_lock import sole_writer
 from replug.data.store import PreparedSet
 from replug.index_workers.build import index_settings
 from replug.index_workers.service import IndexService
@@ -35,10 +36,11 @@ def start_workers(
     Raises UserError where a node of the cluster does not see the files.
     """
     require_seen_by_all(index_root, [data.folder, data.corpus_path, *_local_models(config)])
-    # First: scorers may wait for room, its actors may not.
-    index = IndexService(index_root, index_settings(config, data))
-    with opened_lm(config.lm, source, scores) as lm, closing(index):
-        yield Workers(lm, index, prompt_template(config.lm, source))
+    with sole_writer(index_root):
+        # First: scorers may wait for room, its actors may not.
+        index = IndexService(index_root, index_settings(config, data))
+        with opened_lm(config.lm, source, scores) as lm, closing(index):
+            yield Workers(lm, index, prompt_template(config.lm, source))
 
 
 def _local_models(config: Config) -> list[Path]:

@@ -124,7 +124,7 @@ class SearchApi:
             raise EngineRefused(f"status_{status}", said)
         try:
             return response.json()
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # RecursionError: brackets thousands deep
             raise EngineRefused("ill_formed", "the answer is not JSON") from error
 
     def _check_wait(self, seconds: float, said: str) -> None:

@@ -102,6 +102,23 @@ def require_disjoint(proof: DisjointProof) -> None:
         )
 
 
+def require_windows_apart(queries: Iterable[Window], heldout: Iterable[Window]) -> None:
+    """Raise UserError naming the first training texts that are held-out texts too, or come from a source of theirs.
+
+    The held-out texts' hashes are held in memory and the queries stream past.
+    """
+    measured = list(heldout)
+    sources = {window.source for window in measured if window.source}
+    texts = {window_hashes(window)[0] for window in measured}
+    found = [f"query {query.id}" for query in queries if query.source in sources or window_hashes(query)[0] in texts]
+    if found:
+        named = f"{', '.join(found[:3])}{', ...' if len(found) > 3 else ''}"
+        raise UserError(
+            f"{len(found)} training texts are held-out texts, or come from a source of theirs, so the result would be "
+            f"a leak: {named}. Was a file of the set replaced? Prepare it again"
+        )
+
+
 def _between_windows(queries: Sequence[Window], heldout: Sequence[Window]) -> tuple[list[str], list[str]]:
     sources = {window.source: window.id for window in queries if window.source}
     texts = {window_hashes(window)[0]: window.id for window in queries}

@@ -16,6 +16,7 @@ from pathlib import Path
 from replug.configs.errors import UserError
 from replug.configs.schema import DataConfig
 from replug.data.files import file_sha256, write_json, wrong_files
+from replug.data.folder_lock import sole_writer
 from replug.data.prepare.assembly import ShardReport, write_ids_of_shard
 from replug.data.prepare.cutting import CutRules, LMBound
 from replug.data.prepare.disjoint import DisjointProof, prove_disjoint, prove_shard, require_disjoint
@@ -130,6 +131,11 @@ def _cut_rules(config: DataConfig, seed: int, tokenizers: Tokenizers) -> CutRule
 
 def repair(out: Path, origin: Origin) -> bool:
     """Name a finished set's damaged files and make it unfinished, so that only they are made again. True if any."""
+    with sole_writer(out):
+        return _repair(out, origin)
+
+
+def _repair(out: Path, origin: Origin) -> bool:
     manifest = read_manifest(out)
     wrong = wrong_files(out, manifest["files"])
     if not wrong:
@@ -277,9 +283,10 @@ def import_corpus(corpus: Path, out: Path) -> ImportedCorpus:
                 f"{out} was imported from other documents than {corpus}: remove it, or give another index.out"
             )
         return imported
-    shutil.rmtree(out / "documents", ignore_errors=True)  # what an interrupted import left
-    write_documents(out / "documents", read_documents(corpus))
-    write_json(out / "corpus.json", {"sha256": corpus_sha256(out / "documents"), "origin": origin})
+    with sole_writer(out):
+        shutil.rmtree(out / "documents", ignore_errors=True)  # what an interrupted import left
+        write_documents(out / "documents", read_documents(corpus))
+        write_json(out / "corpus.json", {"sha256": corpus_sha256(out / "documents"), "origin": origin})
     return ImportedCorpus(out)
 
 

@@ -7,17 +7,18 @@ OUT/work/margin.json                      how many pieces are kept for one asked
 OUT/work/overlap_filters/                 hashes of queries and held-out texts
 """
 
-import fcntl
 import json
 import logging
-import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 from replug.configs.errors import UserError
 from replug.data.files import write_json, wrong_files
+from replug.data.folder_lock import NAME as WRITER
+from replug.data.folder_lock import sole_writer
 from replug.data.prepare.assembly import ShardReport
 from replug.data.prepare.cutting import SourceShardReport
 
@@ -29,7 +30,7 @@ OURS = re.compile(  # what may be removed where a set is begun anew
     r"documents|documents/\d{5,}\.(arrow|tokens\.npy|ends\.npy)|documents/tokens\.json|(queries|heldout)\.arrow|"
     r"manifest\.json|rejected\.jsonl|work|work/(source_shards|shards|overlap_filters)|"
     r"work/((plan|rules|assembly|margin)\.json|duplicates\.npy)|"
-    r"work/(queries|heldout)\.arrow"
+    rf"work/(queries|heldout)\.arrow|{re.escape(WRITER)}"
 )
 
 
@@ -43,32 +44,27 @@ class WorkFolder:
     def __init__(self, out: Path, origin: dict[str, object], go_on: bool = True) -> None:
         self.out, self.folder, self.documents = out, out / "work", out / "documents"
         self._origin, self._go_on = origin, go_on
-        self._lock: int | None = None
+        self._held = ExitStack()
 
     def __enter__(self) -> "WorkFolder":
         _require_ours(self.out)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.folder, os.O_RDONLY)
-        try:
+        with ExitStack() as held:
+            held.enter_context(sole_writer(self.out))
             self._begin()
-        except BaseException:
-            os.close(self._lock)
-            raise
+            self._held = held.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._lock is not None
-        os.close(self._lock)
+        self._held.close()
 
     def _begin(self) -> None:
-        assert self._lock is not None
-        _require_lock(self._lock, self.out)
+        self.folder.mkdir(exist_ok=True)
         plan = self.folder / "plan.json"
         before = json.loads(plan.read_text()) if plan.is_file() else None
         if before is not None and (self._go_on or before.keys() != self._origin.keys()):
             require_same(before, self._origin, self.out, "holds an unfinished set that was prepared")
         else:
-            _clear(self.out, but=self.folder)
+            _clear(self.out, but={self.folder, self.out / WRITER})
             _clear(self.folder)
         for folder in (self.documents, self.folder / "source_shards", self.folder / "shards"):
             folder.mkdir(exist_ok=True)
@@ -139,18 +135,9 @@ def require_same(before: dict, origin: dict[str, object], out: Path, what: str =
             )
 
 
-def _require_lock(folder: int, out: Path) -> None:
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise UserError(f"another process is preparing {out}; wait for it, or give another data.out") from error
-    except OSError as error:  # some shared file systems have no locks
-        log.warning(f"{out} cannot be locked ({error.strerror}): see to it that no other process prepares there")
-
-
-def _clear(folder: Path, but: Path | None = None) -> None:
+def _clear(folder: Path, but: Collection[Path] = ()) -> None:
     for path in folder.iterdir():
-        if path == but:
+        if path in but:
             continue
         if path.is_dir():
             shutil.rmtree(path)

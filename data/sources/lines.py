@@ -37,14 +37,14 @@ def read_lines(source_shard: SourceShard) -> Iterator[Line]:
         with _open(Path(name)) as file:
             if source_shard.start:
                 file.seek(source_shard.start - 1)
-                _skip_line(file)  # it began before
+                skip_line(file)  # it began before
             while source_shard.stop is None or file.tell() < source_shard.stop:
                 line = file.readline(MAX_LINE_BYTES)
                 if not line:
                     return
                 number += 1
                 if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-                    _skip_line(file)
+                    skip_line(file)
                     yield Rejected(Reason.too_long, name, number, f"the line is longer than {MAX_LINE_BYTES} bytes")
                 else:
                     yield (number, line) if line.strip() else Passed(number)
@@ -52,7 +52,8 @@ def read_lines(source_shard: SourceShard) -> Iterator[Line]:
         yield Rejected(Reason.damaged_file, name, number, f"unreadable after this line: {error}")
 
 
-def _skip_line(file: BinaryIO) -> None:
+def skip_line(file: BinaryIO) -> None:
+    """Read to the end of the line without holding it."""
     while (part := file.readline(MAX_LINE_BYTES)) and not part.endswith(b"\n"):
         pass
 

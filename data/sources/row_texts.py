@@ -8,6 +8,8 @@ from replug.data.hashing import content_hash
 from replug.data.sources.records import FieldMap, Item, Passed, Row, SourceText
 from replug.data.sources.rejected import Reason, Rejected
 
+MAX_NAME_CHARACTERS = 4096  # of an id or a domain, which are kept for every piece of a text
+
 
 def texts_of_rows(rows: Iterator[Row], fields: FieldMap, name: str) -> Iterator[Item]:
     """The texts of the rows of a file; `name` is what the file is called where a row is rejected."""
@@ -52,6 +54,9 @@ def _name_problem(row: dict[str, Any], fields: FieldMap) -> tuple[Reason, str] |
         return Reason.id_not_a_string, f"field '{fields.id}' must be a string or an integer, found {_type(identifier)}"
     if not _is_name(domain):
         return Reason.domain_not_a_string, f"field '{fields.domain}' must be a string, found {_type(domain)}"
+    for field, value in ((fields.id, identifier), (fields.domain, domain)):
+        if isinstance(value, str) and len(value) > MAX_NAME_CHARACTERS:
+            return Reason.too_long, f"field '{field}' has {len(value)} characters, more than {MAX_NAME_CHARACTERS}"
     return None
 
 
@@ -72,7 +77,7 @@ def checked_text(text: SourceText, fields: FieldMap, name: str, line: int) -> So
     if not text.text.strip():
         return Rejected(Reason.text_empty, name, line, "the text is empty")
     if len(text.text) > fields.max_characters:
-        return Rejected(Reason.too_long, name, line, f"{len(text.text)} characters, more than data.max_text_characters")
+        return too_long(name, line, len(text.text))
     if "\0" in text.text:
         return Rejected(Reason.nul_character, name, line, "holds a NUL character: is it a text?")
     try:
@@ -82,10 +87,14 @@ def checked_text(text: SourceText, fields: FieldMap, name: str, line: int) -> So
     return text
 
 
+def too_long(name: str, line: int, num_characters: int) -> Rejected:
+    return Rejected(Reason.too_long, name, line, f"{num_characters} characters, more than data.max_text_characters")
+
+
 def joined_texts(rows: Iterator[Row], fields: FieldMap, name: str, new_text_at: str) -> Iterator[Item]:
     """Rows that are lines of longer texts, as Wikitext's: a text begins where a line matches."""
     begins = re.compile(new_text_at)
-    lines: list[str] = []
+    lines = _Lines(fields.max_characters)
     first = 0
     for row in rows:
         if isinstance(row, Rejected | Passed):
@@ -96,13 +105,34 @@ def joined_texts(rows: Iterator[Row], fields: FieldMap, name: str, new_text_at: 
         if not isinstance(line, str):
             yield row[0], _text_of_row(row[1], fields, name, row[0])
             continue
-        if begins.search(line) and any(part.strip() for part in lines):
-            yield first, checked_text(_unnamed("".join(lines), "all"), fields, name, first)
-            lines = []
-        first = first if lines else row[0]
-        lines.append(line if line.endswith("\n") else f"{line}\n")
-    if any(part.strip() for part in lines):
-        yield first, checked_text(_unnamed("".join(lines), "all"), fields, name, first)
+        if begins.search(line) and lines.hold_text:
+            yield first, lines.text(fields, name, first)
+            lines = _Lines(fields.max_characters)
+        first = row[0] if lines.length == 0 else first
+        lines.add(line if line.endswith("\n") else f"{line}\n")
+    if lines.hold_text:
+        yield first, lines.text(fields, name, first)
+
+
+class _Lines:
+    """The lines of a text so far. Of one that is longer than a text may be only the length is kept."""
+
+    def __init__(self, max_characters: int) -> None:
+        self.hold_text, self.length = False, 0
+        self._max, self._lines = max_characters, list[str]()
+
+    def add(self, line: str) -> None:
+        self.hold_text = self.hold_text or bool(line.strip())
+        self.length += len(line)
+        if self.length > self._max:
+            self._lines.clear()
+        else:
+            self._lines.append(line)
+
+    def text(self, fields: FieldMap, name: str, first: int) -> SourceText | Rejected:
+        if self.length > self._max:
+            return too_long(name, first, self.length)
+        return checked_text(_unnamed("".join(self._lines), "all"), fields, name, first)
 
 
 def _nested(row: dict[str, Any], path: str) -> Any:

@@ -16,16 +16,19 @@ formats are the modules of `data/sources/formats/`.
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 from replug.configs.errors import UserError
+from replug.data.sources.file_hashes import content_sha256
 from replug.data.sources.format import Format
 from replug.data.sources.formats import format_of_file, formats, holds_rows, hub, jsonl, text
 from replug.data.sources.records import FieldMap, Item, Passed, SourceShard, SourceText
 from replug.data.sources.rejected import Rejected
 
 SOURCE_SHARD_BYTES = 16 << 20
+FILES_AT_ONCE = 4  # that are hashed: one stream does not have all that a disk can give
 
 
 def plan_source_shards(source: str, in_one_piece: bool = False) -> list[SourceShard]:
@@ -50,17 +53,17 @@ def read_with_passed(source_shard: SourceShard, fields: FieldMap) -> Iterator[It
 
 
 def source_fingerprint(source: str) -> str | None:
-    """Hash over the files' names, sizes, first and last mebibytes; None where the source is no file or folder."""
+    """Hash over the files' names and contents; None where the source is no file or folder.
+
+    Preparing reads all of them too; large ones are hashed once (`file_hashes`), several at a time.
+    """
     paths = _files(source)
     if paths is None:
         return None
     digest = hashlib.sha256()
-    for path in paths:
-        digest.update(os.fsencode(path.name) + f" {path.stat().st_size}\n".encode())
-        with path.open("rb") as file:
-            digest.update(file.read(1 << 20))
-            file.seek(max(path.stat().st_size - (1 << 20), 0))
-            digest.update(file.read())
+    with ThreadPoolExecutor(FILES_AT_ONCE) as readers:
+        for path, sha256 in zip(paths, readers.map(content_sha256, paths), strict=True):
+            digest.update(os.fsencode(path.name) + f" {sha256}\n".encode())
     return digest.hexdigest()
 
 

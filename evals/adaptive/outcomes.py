@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 
 from replug.configs.errors import UserError
-from replug.configs.load import flatten, load_evaluation_config
+from replug.configs.load import flatten, load_stored_evaluation_config
 from replug.configs.methods import NONE
 from replug.configs.schema import EvaluationConfig
-from replug.data.rows import read_json_lines, require_new
+from replug.data.checked_lines import read_checked_line
+from replug.data.checksums import require_checksums
+from replug.data.rows import require_new
 from replug.evals.adaptive.costs import COUNTED, WayCosts
 from replug.evals.adaptive.protocol import Questions
 from replug.evals.folder import EvaluationFolder
@@ -132,14 +134,15 @@ def _with_those_inside(path: Path) -> Iterator[EvaluationFolder]:
     folder = EvaluationFolder(path)
     if not folder.config.is_file():
         raise UserError(f"{path} is no folder of an evaluation (config.yaml is missing); expected what evaluate wrote")
-    lms = load_evaluation_config(folder.config).lms
+    lms = load_stored_evaluation_config(folder.config).lms
     yield from (EvaluationFolder(path / name) for name in lms) if lms else (folder,)
 
 
 def _read(folder: EvaluationFolder) -> Answered:
     if not folder.results.is_file():
         raise UserError(f"{folder.path} holds no finished evaluation (results.json is missing); run it to the end")
-    config = load_evaluation_config(folder.config)
+    require_checksums(folder.path, "run the evaluation again", [folder.config.name, folder.lm.name])
+    config = load_stored_evaluation_config(folder.config)
     identity = json.loads(folder.lm.read_text())["identity"]
     if identity is None:
         raise UserError(f"{folder.path}: evaluation={config.evaluation} asked no LM; expected one of questions")
@@ -153,7 +156,7 @@ def _rows(path: Path) -> tuple[tuple[str, ...], tuple[str, ...], list[dict[str, 
     """Ids, relations, and numbers by method of every question; and which signal their popularity is."""
     ids: list[str] = []
     relations, rows, seen, popularity_signal = [], [], set[str](), POPULARITY
-    for where, row in read_json_lines(path):
+    for where, row in _lines(path):
         ids.append(str(_field(row, "id", str | int, where)))
         require_new(ids[-1], seen, where)
         relations.append(_field(row, "group", str, where))
@@ -172,6 +175,17 @@ def _counts_documents(outcome: Mapping[str, Any]) -> bool:
     """Whether popularity is documents that name the subject; evaluations without popularity say nothing of it."""
     detail = outcome.get("detail")
     return isinstance(detail, dict) and detail.get("popularity_from") == DOCUMENTS
+
+
+def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each row with where it stands (`file:line`)."""
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; expected what `replug evaluate` wrote")
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        row = read_checked_line(line)
+        if row is None:
+            raise UserError(f"{path}:{number} is damaged, or of another version of replug: run the evaluation again")
+        yield f"{path}:{number}", row
 
 
 def _field(row: Mapping[str, Any], name: str, kind: Any, where: str) -> Any:
@@ -201,7 +215,7 @@ def _seconds(folder: EvaluationFolder) -> dict[str, dict[str, float]]:
     """By method and name, the means over the questions of the latency pass; empty where there was none."""
     if not folder.latency.is_file():
         return {}
-    timed = [_field(row, "methods", dict, where) for where, row in read_json_lines(folder.latency)]
+    timed = [_field(row, "methods", dict, where) for where, row in _lines(folder.latency)]
     by_method = {method: [row[method]["numbers"] for row in timed] for method in timed[0]} if timed else {}
     return {
         method: {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}

@@ -12,6 +12,7 @@ from pathlib import Path
 from replug.configs.errors import UserError
 from replug.configs.methods import Method
 from replug.configs.schema import EvaluationConfig
+from replug.data.checksums import require_checksums, write_checksums
 from replug.data.files import write_json
 from replug.data.store import Corpus
 from replug.evals.answers import contains_answer, has_answer
@@ -222,12 +223,14 @@ def _frequencies(
         return None
     path = EvaluationFolder(Path(config.out).expanduser()).frequencies
     subjects = {question.subject for question in questions}
+    require_checksums(path.parent, "remove it, and the subjects are counted again", [path.name])
     kept: dict[str, int] = json.loads(path.read_text()) if path.is_file() else {}
     if kept.keys() != subjects:
         texts = (document.text for document in corpus.corpus.iterate())
         kept = document_frequencies(sorted(subjects), texts, len(corpus.corpus))
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, kept)
+        write_checksums(path.parent, {path.name: path})
     return kept
 
 

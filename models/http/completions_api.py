@@ -1,8 +1,9 @@
 """The OpenAI-compatible completions API, as far as scoring needs it: what is asked, and how an answer is read.
 
-Nothing here waits or retries. An answer is trusted in nothing: choices are ordered by their index, and
-counts, lengths and numbers are checked. One that is not well formed is an `IllFormed` fault, which the
-caller may ask again; a border inside a token is an UnscorableText, which would come again.
+Nothing here waits or retries. An answer is trusted in nothing: choices are ordered by their index, its
+tokens must be those that were sent, and counts, lengths and numbers are checked. One that is not well formed is an
+`IllFormed` fault, which the caller may ask again; a border inside a token is an UnscorableText, which would come
+again. No message here quotes an answer, since a server may repeat the key.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,12 +15,18 @@ from typing import Any
 import numpy as np
 
 from replug.configs.errors import UserError
+from replug.configs.plain_text import plain_line
 from replug.models.black_box_lm import UnscorableText
 from replug.models.generation import SamplingOptions
+from replug.models.http.echoed_tokens import BROKEN, TokenForms
 from replug.models.pair_tokens import PairIds
 
 USE_IDS = "set lm.tokenizer=DIR, the folder of the server's tokenizer, and token ids are sent instead of text"
-BROKEN = "\ufffd"  # how a part of a character is shown
+# Tokens with one and the same log-prob from which on they are no language model's.
+LONGEST_CONSTANT = 5
+MOST_PLAUSIBLE_TOKENS = 10**12  # of one request; more is nonsense
+MOST_ANSWER_BYTES_PER_TOKEN = 512  # about 100 are needed: a token's text and log-prob, and once more in a list of tops
+MOST_OTHER_ANSWER_BYTES = 1 << 20
 
 
 class ServerFault(Exception):
@@ -75,17 +82,21 @@ class GeneratedTexts:
     prompt_tokens: int | None
 
 
-def context_length(models: Any, model: str) -> int | None:
-    """From the answer to `GET /models`, where it is given. Raises UserError where the model is not served."""
+def context_length(models: Any, model: str, shown: Callable[[str], str] = plain_line) -> int | None:
+    """From the answer to `GET /models`, where it is given. Raises UserError where the model is not served.
+
+    `shown` makes of the server's words what may be shown of them.
+    """
     data = models.get("data") if isinstance(models, dict) else None
     cards = data if isinstance(data, list) else []
-    by_name = {str(card["id"]): card for card in cards if isinstance(card, dict) and "id" in card}
+    by_name = {card["id"]: card for card in cards if isinstance(card, dict) and isinstance(card.get("id"), str)}
     if model not in by_name:
-        raise UserError(
-            f"lm.model: the server does not serve {model}; expected one of: {', '.join(by_name) or '(none)'}"
-        )
+        served = shown(", ".join(by_name)) or "(none)"
+        raise UserError(f"lm.model: the server does not serve {model}; expected one of: {served}")
     length = by_name[model].get("max_model_len")
-    return length if isinstance(length, int) else None
+    if length is not None and not (_is_count(length) and 1 < length < MOST_PLAUSIBLE_TOKENS):
+        raise UserError(f"lm.url: the server gives {model} a max_model_len that is no number of tokens")
+    return length
 
 
 def score_payload(api: str, pairs: Sequence[Pair]) -> dict[str, Any]:
@@ -114,22 +125,46 @@ def most_tokens(payload: dict[str, Any]) -> int:
     return sum(lengths) + len(prompts) * int(payload.get("n", 1)) * int(payload["max_tokens"])
 
 
-def tokens_used(body: Any, bound: int) -> int:
-    """What the server says that a request cost, else the bound."""
+def most_answer_bytes(payload: dict[str, Any]) -> int:
+    """Of an answer that is read at all."""
+    return MOST_OTHER_ANSWER_BYTES + MOST_ANSWER_BYTES_PER_TOKEN * most_tokens(payload)
+
+
+def tokens_used(body: Any, payload: dict[str, Any]) -> int:
+    """What the server says that a request cost, where that can be true; else the most that it can have cost."""
     total = _usage(body, "total_tokens")
-    return bound if total is None else total
+    sent = sum(1 if isinstance(prompt, str) else len(prompt) for prompt in payload["prompt"])
+    is_possible = total is not None and max(sent, _num_shown(body)) <= total < MOST_PLAUSIBLE_TOKENS
+    return total if is_possible and total is not None else most_tokens(payload)
+
+
+def _num_shown(body: Any) -> int:
+    """The tokens of an answer whose log-probs it shows."""
+    choices = body.get("choices") if isinstance(body, dict) else None
+    shown = [choice.get("logprobs") for choice in choices or [] if isinstance(choice, dict)]
+    values = [logprobs.get("token_logprobs") for logprobs in shown if isinstance(logprobs, dict)]
+    return sum(len(some) for some in values if isinstance(some, list))
 
 
 def _usage(body: Any, name: str) -> int | None:
     """A count of the server's, or None where it does not say."""
     usage = body.get("usage") if isinstance(body, dict) else None
     count = usage.get(name) if isinstance(usage, dict) else None
-    return count if isinstance(count, int) and count >= 0 else None
+    return count if _is_count(count) else None
 
 
-def read_scores(api: str, pairs: Sequence[Pair], body: Any) -> list[TokenScores]:
-    """The continuations' scores in the order of `pairs`. Raises IllFormed, and UnscorableText for borders in tokens."""
-    return [_read_pair(api, pair, choice) for pair, choice in zip(pairs, _choices(body, len(pairs)), strict=True)]
+def _is_count(value: Any) -> bool:
+    """Whether JSON's value is a whole number of 0 or more; true is none."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def read_scores(api: str, pairs: Sequence[Pair], body: Any, forms: TokenForms | None = None) -> list[TokenScores]:
+    """The continuations' scores in the order of `pairs`. Raises IllFormed, and UnscorableText for borders in tokens.
+
+    `forms` knows how the tokens of ids are shown: by them an answer to other ids is told from one to these.
+    """
+    choices = _choices(body, len(pairs))
+    return [_read_pair(api, pair, choice, forms) for pair, choice in zip(pairs, choices, strict=True)]
 
 
 def read_generated(pairs: Sequence[Pair], body: Any) -> GeneratedTexts:
@@ -154,22 +189,48 @@ def _choices(body: Any, count: int) -> list[dict]:
     choices = body.get("choices") if isinstance(body, dict) else None
     if not isinstance(choices, list):
         raise IllFormed("the answer has no choices")
-    by_index = {str(choice.get("index")): choice for choice in choices if isinstance(choice, dict)}
-    if len(choices) != count or set(by_index) != {str(index) for index in range(count)}:
+    by_index = {choice["index"]: choice for choice in choices if isinstance(choice, dict) and _is_indexed(choice)}
+    if len(choices) != count or set(by_index) != set(range(count)):
         raise IllFormed(f"the answer has {len(choices)} choices where {count} were wanted, or not one for each index")
-    return [by_index[str(index)] for index in range(count)]
+    return [by_index[index] for index in range(count)]
 
 
-def _read_pair(api: str, pair: Pair, choice: dict) -> TokenScores:
+def _is_indexed(choice: dict) -> bool:
+    return _is_count(choice.get("index"))
+
+
+def _read_pair(api: str, pair: Pair, choice: dict, forms: TokenForms | None) -> TokenScores:
     if pair.ids is None:
         return _well_formed(lambda: _by_text(pair, *_echoed(choice)))
     before, after = pair.ids
-    values = _well_formed(lambda: _echoed(choice)[1] if api == "echo" else _of_ids([*before, *after], choice))
-    length = len(before) + len(after)
-    if len(values) not in (length, length + 1):  # with or without the generated token
+    ids = [*before, *after]
+    values = _well_formed(lambda: _of_echo(pair.row, ids, choice, forms) if api == "echo" else _of_ids(ids, choice))
+    _require_varied(values[: len(ids)])
+    return TokenScores(_checked(values[len(before) : len(ids)]))
+
+
+def _of_echo(row: int, ids: list[int], choice: dict, forms: TokenForms | None) -> list[float | None]:
+    """The log-probs of `ids`, with or without that of the generated token."""
+    tokens, values = _echoed(choice)
+    if len(values) not in (len(ids), len(ids) + 1):
         kind = NoPromptLogprobs if len(values) == 1 else IllFormed
-        raise kind(f"input {pair.row} has {length} tokens, but the answer has {len(values)} log-probs")
-    return TokenScores(_checked(values[len(before) : length]))
+        raise kind(f"input {row} has {len(ids)} tokens, but the answer has {len(values)} log-probs")
+    if forms is not None and (wrong := forms.first_other(ids, tokens[: len(ids)])) is not None:
+        raise IllFormed(
+            f"the answer's tokens are not those sent: token {wrong} of input {row} is another; where that stays so, "
+            "lm.tokenizer is not the tokenizer of the server's model"
+        )
+    return values
+
+
+def _require_varied(values: Sequence[float | None]) -> None:
+    """No language model expects each token of a text for certain, or all of a long one alike."""
+    given = values[1:] if values and values[0] is None else values
+    is_constant = len(given) > 1 and all(value == given[0] for value in given)
+    if is_constant and (given[0] == 0 or len(given) >= LONGEST_CONSTANT):
+        raise IllFormed(
+            f"the answer gives log-probs that do not follow the text: all {len(given)} tokens have the same"
+        )
 
 
 def _well_formed(read: Callable[[], Any]) -> Any:
@@ -177,7 +238,7 @@ def _well_formed(read: Callable[[], Any]) -> Any:
     try:
         return read()
     except (KeyError, TypeError, AttributeError) as error:
-        raise IllFormed(f"the answer is not of the expected form ({type(error).__name__}: {error})") from error
+        raise IllFormed(f"the answer is not of the expected form ({type(error).__name__})") from error
 
 
 def _echoed(choice: dict) -> tuple[list[str], list[float | None]]:
@@ -191,10 +252,15 @@ def _echoed(choice: dict) -> tuple[list[str], list[float | None]]:
 
 
 def _generated(choice: dict) -> tuple[str, np.ndarray]:
-    if not isinstance(choice["text"], str):
+    if not isinstance(choice["text"], str) or not _is_unicode(choice["text"]):
         raise IllFormed("the answer has no text")
     logprobs = choice.get("logprobs") or {}  # nothing generated, no log-probs
     return choice["text"], _checked(logprobs.get("token_logprobs") or [])
+
+
+def _is_unicode(text: str) -> bool:
+    """JSON's escapes can hold half a surrogate pair, which no file takes."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _of_ids(ids: Sequence[int], choice: dict) -> list[float | None]:
@@ -204,18 +270,22 @@ def _of_ids(ids: Sequence[int], choice: dict) -> list[float | None]:
         raise NoPromptLogprobs("the answer has no prompt_logprobs")
     if len(entries) != len(ids):
         raise IllFormed(f"the answer has {len(entries)} prompt_logprobs for {len(ids)} tokens")
-    return [entry[str(i)]["logprob"] if entry else None for i, entry in zip(ids, entries, strict=True)]
+    first = entries[0][str(ids[0])]["logprob"] if entries[0] else None
+    return [first, *(entry[str(i)]["logprob"] for i, entry in zip(ids[1:], entries[1:], strict=True))]
 
 
 def _checked(values: Sequence[float | None]) -> np.ndarray:
-    """Float32 log-probs. JSON as Python reads it holds NaN and infinity, and null becomes NaN."""
-    try:
-        logprobs = np.array(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise IllFormed(f"the answer's log-probs are not numbers ({error})") from error
-    if logprobs.ndim != 1 or not ((logprobs > -1e9) & (logprobs < 1e-2)).all():
+    """Float32 log-probs. JSON as Python reads it holds NaN, infinity, and whole numbers without an end."""
+    if not isinstance(values, list) or not all(_is_number(value) for value in values):
+        raise IllFormed("the answer's log-probs are not all numbers")
+    logprobs = np.array([value if abs(value) < 1e9 else np.nan for value in values], dtype=np.float64)
+    if not ((logprobs > -1e9) & (logprobs < 1e-2)).all():
         raise IllFormed("the answer has log-probs that are missing, not finite or above 0")
     return logprobs.astype(np.float32)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _by_text(pair: Pair, tokens: list[str], values: list[float | None]) -> TokenScores:
@@ -224,6 +294,8 @@ def _by_text(pair: Pair, tokens: list[str], values: list[float | None]) -> Token
     opening = 0 if tokens[0] == BROKEN or text.startswith(tokens[0]) else 1  # a start token of the server's own
     joined = "".join(tokens[opening:])[: len(text)]
     if not _joins_to(joined, text[: len(joined)], len(pair.prefix)):
+        if BROKEN not in joined and "" not in tokens:
+            raise IllFormed(f"the answer's tokens are not those sent: they make another text than input {pair.row}")
         raise UnscorableText(f"input {pair.row}: the server's tokens do not join to the text; {USE_IDS}")
     if len(joined) < len(text):
         kind = IllFormed if joined else NoPromptLogprobs
@@ -234,6 +306,7 @@ def _by_text(pair: Pair, tokens: list[str], values: list[float | None]) -> Token
     part = slice(opening + starts.index(len(pair.prefix)), opening + starts.index(len(text)))
     if part.start == 0 and values[0] is None:
         raise UnscorableText(f"input {pair.row} has an empty prefix, and the first token has no log-prob; {USE_IDS}")
+    _require_varied(values[: part.stop])
     return TokenScores(_checked(values[part]), tuple(tokens[part]))
 
 

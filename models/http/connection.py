@@ -2,22 +2,29 @@
 
 Servers throttle, time out, break off and answer nonsense. What may pass is a `ServerFault` and is tried
 again, `max_attempts` times, after a random and growing wait or the one that the server asks for; what will
-come again is a `ServerError` at once, with the server's own words. No wait is without a bound. The key
-travels in a header and is shown nowhere, not even where the server quotes it.
+come again is a `ServerError` at once, with the server's own words. No wait is without a bound, and no answer is read
+beyond one. The key travels in a header and is shown nowhere, not even where the server quotes it.
+
+An answer that cannot be compared with its request comes on a connection of its own: on one that is kept, what a server
+or a proxy had sent too much is taken for the answer to the next request.
 """
 
 import asyncio
 import ipaddress
+import json
+import re
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import httpx
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from replug.configs.errors import RunError, UserError
+from replug.configs.plain_text import plain_line
 from replug.models.http.completions_api import IllFormed, ServerFault
 
 T = TypeVar("T")
@@ -28,6 +35,8 @@ SECONDS_TO_LIST_MODELS = 30.0  # which needs no computing
 BACKOFF_SECONDS = 0.5  # the longest first wait before a request is tried again; doubled each time
 LONGEST_BACKOFF_SECONDS = 30.0
 LONGEST_MESSAGE = 300  # characters of a server's own words
+MOST_REFUSAL_BYTES = 1 << 16  # of an answer that is an error; the rest is left unread
+MOST_LIST_BYTES = 4 << 20  # of the list of models
 
 
 class ServerError(RunError):
@@ -74,11 +83,12 @@ class ServerConnection:
     def __init__(self, spec: ServerSpec, on_retry: Callable[[], None]) -> None:
         self._spec, self._on_retry = spec, on_retry
         self._clients = _clients(spec)
-        self._free = [client for client in self._clients for _ in range(CONNECTIONS_PER_CLIENT)]
+        self._free = [clients for clients in self._clients for _ in range(CONNECTIONS_PER_CLIENT)]
 
     async def close(self) -> None:
-        for client in self._clients:
-            await client.aclose()
+        for clients in self._clients:
+            await clients.keeping.aclose()
+            await clients.closing.aclose()
 
     async def retrying(self, what: str, attempt: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """What the first attempt without a ServerFault returns. Raises ServerError, which says `what` was asked."""
@@ -95,28 +105,43 @@ class ServerConnection:
             tried = f"in {self._spec.limits.max_attempts} attempts"
             raise ServerError(f"{self._spec.url} did not answer {what} {tried}; last: {fault}") from fault
 
-    async def exchange(self, method: str, path: str, payload: dict[str, Any] | None = None) -> Any:
-        """The answer's JSON. Raises ServerFault for what may pass and ServerError for what will not."""
-        client = self._free.pop()  # of which there are as many as the caller opens exchanges
+    async def exchange(
+        self,
+        method: str,
+        path: str,
+        payload: dict[str, Any] | None = None,
+        most_bytes: int = MOST_LIST_BYTES,
+        is_compared: bool = False,
+    ) -> Any:
+        """The answer's JSON. Raises ServerFault for what may pass and ServerError for what will not.
+
+        `is_compared`: the caller can tell this request's answer from another's, so its connection may be kept.
+        """
+        clients = self._free.pop()  # of which there are as many as the caller opens exchanges
+        client = clients.keeping if is_compared else clients.closing
         patience = self._spec.limits.timeout_seconds
         seconds = patience if payload else min(patience, SECONDS_TO_LIST_MODELS)
         try:
             # httpx has time-outs for each read only: an answer that drips would never end.
-            async with asyncio.timeout(seconds):
-                response = await client.request(method, self._spec.url.rstrip("/") + path, json=payload)
+            async with (
+                asyncio.timeout(seconds),
+                client.stream(method, self._spec.url.rstrip("/") + path, json=payload) as response,
+            ):
+                if response.status_code != httpx.codes.OK:
+                    raise self._refusal(response, await _beginning(response), payload)
+                return _json(await _whole(response, most_bytes))
         except TimeoutError as error:
             raise ServerFault(f"no answer within {seconds:g} s") from error
         except httpx.RequestError as error:
             unread = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-            raise ServerFault(f"{type(error).__name__}: {error}", unread=unread) from error
+            # Not the error itself, which quotes the server.
+            raise ServerFault(f"{type(error).__name__}: {self.words(str(error))}", unread=unread) from None
         finally:
-            self._free.append(client)
-        if response.status_code != httpx.codes.OK:
-            raise self._refusal(response, payload)
-        try:
-            return response.json()
-        except ValueError as error:
-            raise IllFormed("the answer is not JSON") from error
+            self._free.append(clients)
+
+    def words(self, said: str) -> str:
+        """What the server says, without the key."""
+        return shown_words(said, self._spec.api_key)
 
     def _seconds_to_wait(self, state: RetryCallState) -> float:
         backoff = wait_random_exponential(multiplier=BACKOFF_SECONDS, max=LONGEST_BACKOFF_SECONDS)(state)
@@ -124,9 +149,9 @@ class ServerConnection:
         asked_for = fault.retry_after if isinstance(fault, ServerFault) else 0.0
         return backoff + min(asked_for, self._spec.limits.timeout_seconds)
 
-    def _refusal(self, response: httpx.Response, payload: dict[str, Any] | None) -> Exception:
+    def _refusal(self, response: httpx.Response, content: bytes, payload: dict[str, Any] | None) -> Exception:
         status = response.status_code
-        said = f"{status} {response.reason_phrase}: {servers_words(response, self._spec.api_key)}"
+        said = self.words(f"{status} {response.reason_phrase}: {_message(content)}")
         if status in (408, 429) or status >= 500:
             return ServerFault(said, retry_after(response), unread=status == 429)
         return ServerError(f"{self._spec.url} refuses the request: {said}{self._hint(status, payload)}")
@@ -140,20 +165,59 @@ class ServerConnection:
         return f"; the longest input of the request has {max(lengths)} tokens" if lengths else ""
 
 
-def _clients(spec: ServerSpec) -> list[httpx.AsyncClient]:
+@dataclass(frozen=True, slots=True)
+class _Clients:
+    """Two ways to send: over connections that are kept for the next request, and each over its own."""
+
+    keeping: httpx.AsyncClient
+    closing: httpx.AsyncClient
+
+
+def _clients(spec: ServerSpec) -> list[_Clients]:
     """Several, since httpx looks at all pairs of a client's connections for each request that it sends."""
     trust_env = not is_loopback(httpx.URL(spec.url).host)  # no proxy reaches this machine's own servers
     certificates = httpx.create_ssl_context(trust_env=trust_env)  # slow to read, so shared
-    return [
-        httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {spec.api_key}"} if spec.api_key else {},
-            limits=httpx.Limits(max_connections=CONNECTIONS_PER_CLIENT),
+    authorization = {"Authorization": f"Bearer {spec.api_key}"} if spec.api_key else {}
+
+    def client(num_kept: int) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            headers={"Accept-Encoding": "identity", **authorization},
+            limits=httpx.Limits(max_connections=CONNECTIONS_PER_CLIENT, max_keepalive_connections=num_kept),
             timeout=httpx.Timeout(None, connect=SECONDS_TO_CONNECT),  # `exchange` bounds the whole
             trust_env=trust_env,
             verify=certificates,
         )
-        for _ in range(0, spec.limits.max_concurrency, CONNECTIONS_PER_CLIENT)
-    ]
+
+    number = range(0, spec.limits.max_concurrency, CONNECTIONS_PER_CLIENT)
+    return [_Clients(client(CONNECTIONS_PER_CLIENT), client(0)) for _ in number]
+
+
+async def _whole(response: httpx.Response, most_bytes: int) -> bytes:
+    """The body as it was sent. Raises IllFormed for one that is compressed, which a few bytes may be gigabytes of."""
+    if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise IllFormed("the answer is compressed, which was not asked for")
+    content = await _beginning(response, most_bytes + 1)
+    if len(content) > most_bytes:
+        raise IllFormed(f"the answer has more than the {most_bytes} bytes that the longest can have")
+    return content
+
+
+async def _beginning(response: httpx.Response, most_bytes: int = MOST_REFUSAL_BYTES) -> bytes:
+    parts, length = [], 0
+    async for part in response.aiter_raw():
+        parts.append(part)
+        length += len(part)
+        if length >= most_bytes:
+            break
+    return b"".join(parts)[:most_bytes]
+
+
+def _json(content: bytes) -> Any:
+    """Raises IllFormed for what is no JSON in UTF-8, whatever the headers say, and for what is nested without end."""
+    try:
+        return json.loads(content.decode())
+    except (ValueError, RecursionError):
+        raise IllFormed("the answer is not JSON") from None  # the error quotes it
 
 
 def require_header_value(key: str, variable: str) -> None:
@@ -163,22 +227,28 @@ def require_header_value(key: str, variable: str) -> None:
 
 
 def servers_words(response: httpx.Response, secret: str | None) -> str:
-    """The server's own words on one short line, without the secret, which it may quote."""
-    said = " ".join(_message(response).split())
+    """The message of an answer that was read, as `shown_words` has it."""
+    return shown_words(_message(response.content), secret)
+
+
+def shown_words(said: str, secret: str | None) -> str:
+    """What a server says, as it may be shown: one short line without the secret, which it may quote."""
+    line = plain_line(said)
     if secret:
-        said = said.replace(secret, "***")
-    return said if len(said) <= LONGEST_MESSAGE else f"{said[:LONGEST_MESSAGE]} ..."
+        forms = "|".join({re.escape(secret), re.escape(quote(secret, safe=""))})
+        line = re.sub(forms, "***", line, flags=re.IGNORECASE)
+    return line if len(line) <= LONGEST_MESSAGE else f"{line[:LONGEST_MESSAGE]} ..."
 
 
-def _message(response: httpx.Response) -> str:
+def _message(content: bytes) -> str:
     """The message of an error, whose place differs between servers."""
     try:
-        body = response.json()
-    except ValueError:
-        return response.text
+        body = _json(content)
+    except IllFormed:
+        return content.decode(errors="replace")
     error = body.get("error", body) if isinstance(body, dict) else body
     message = (error.get("message") or error.get("detail")) if isinstance(error, dict) else error
-    return str(message or body)
+    return message if isinstance(message, str) else json.dumps(message or body, ensure_ascii=False)
 
 
 def retry_after(response: httpx.Response) -> float:
@@ -188,7 +258,7 @@ def retry_after(response: httpx.Response) -> float:
         return float(value)
     try:
         return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError):  # TypeError: a date without its time zone
+    except (ValueError, TypeError, OverflowError):  # a date without its time zone; one beyond the year 9999
         return 0.0
 
 

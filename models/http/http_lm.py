@@ -5,6 +5,8 @@ A request keeps its place while it waits to be tried again, so a server that is 
 one that throttles is not pressed. The most that a request can cost is taken from the budget before it is sent.
 With a tokenizer the server gets the very token ids that local weights would get; without one it gets
 text, and finds the border between prefix and continuation in its own tokens.
+Servers are restarted, moved and replaced while a run goes on: every so many requests, and after a fault, a text of the
+probe is scored again, and a call's answers are given out only where that has the scores it had.
 All requests live on one event loop, in a thread of its own.
 """
 
@@ -25,11 +27,14 @@ from replug.models.generation import Generated, GenerationOptions, Sampled, Samp
 from replug.models.http import completions_api as api
 from replug.models.http.completions_api import GeneratedTexts, Pair, ServerFault, TokenScores
 from replug.models.http.connection import ServerConnection, ServerError, ServerSpec
+from replug.models.http.echoed_tokens import TokenForms
 from replug.models.http.request_budget import RequestBudget
 from replug.models.http.request_meter import RequestMeter
 from replug.models.pair_tokens import check_lengths, pair_token_ids
 
 T = TypeVar("T")
+
+REQUESTS_BETWEEN_LOOKS = 256  # at the model that was probed: one in so many, short as it is, costs next to nothing
 
 
 class HttpLM:
@@ -45,6 +50,9 @@ class HttpLM:
         self.identity = spec.model
         self.fingerprint = np.empty(0, dtype=np.float32)
         self._tokenizer = _load_tokenizer(spec.tokenizer) if spec.tokenizer else None
+        self._forms = TokenForms(self._tokenizer) if self._tokenizer else None
+        self._look: Callable[[], Coroutine[Any, Any, str | None]] | None = None
+        self._requests_since_look, self._is_doubtful = 0, False
         self._budget, self._settled = budget, asyncio.Event()
         self._slots = asyncio.Semaphore(spec.limits.max_concurrency)
         self._meter = RequestMeter(spec.limits.max_concurrency)
@@ -58,6 +66,18 @@ class HttpLM:
         except UserError:
             self.close()
             raise
+
+    def look_again_at(self, prefix: str, continuation: str, shortcoming: Callable[[np.ndarray], str | None]) -> None:
+        """From now on, look whether the server is the one that was probed.
+
+        `shortcoming` says what is wrong with the pair's log-probs, float32 [T].
+        """
+        pair = self._pair(0, prefix, continuation)
+
+        async def look() -> str | None:
+            return shortcoming((await self._score_request([pair]))[0].logprobs)
+
+        self._look, self._requests_since_look = look, 0
 
     def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
         """One request each."""
@@ -176,22 +196,25 @@ class HttpLM:
             body = await self._connection.retrying("GET /models", partial(self._connection.exchange, "GET", "/models"))
         except ServerError as error:
             raise UserError(f"lm.url: {error}") from error
-        context = api.context_length(body, self.spec.model)
+        context = api.context_length(body, self.spec.model, self._connection.words)
         return context - 1 if context is not None else None
 
     async def _score(self, pairs: list[Pair]) -> list[ContinuationScore]:
         chunks = _chunks(pairs, self.spec.limits.prompts_per_request)
         scores = await _all(self._score_request(chunk) for chunk in chunks)
         _check_same_tokens(pairs, scores)
+        await self._check_unchanged()
         return [ContinuationScore(score.logprobs) for score in scores]
 
     async def _score_request(self, pairs: list[Pair]) -> list[TokenScores]:
         payload = api.score_payload(self.spec.api, pairs)
-        return await self._ask(pairs, payload, partial(api.read_scores, self.spec.api, pairs))
+        read = partial(api.read_scores, self.spec.api, pairs, forms=self._forms)
+        return await self._ask(pairs, payload, read, is_compared=True)
 
     async def _generate(self, pairs: list[Pair], max_new_tokens: int, stop: str | None) -> GeneratedTexts:
         chunks = _chunks(pairs, self.spec.limits.prompts_per_request)
         parts = await _all(self._generate_request(chunk, max_new_tokens, stop) for chunk in chunks)
+        await self._check_unchanged()
         return GeneratedTexts([answer for part in parts for answer in part.answers], _prompt_tokens(pairs, parts))
 
     async def _generate_request(self, pairs: list[Pair], max_new_tokens: int, stop: str | None) -> list[GeneratedTexts]:
@@ -201,6 +224,7 @@ class HttpLM:
     async def _sample(self, pairs: list[Pair], options: SamplingOptions) -> list[list[Sampled]]:
         chunks = _chunks(pairs, self.spec.limits.prompts_per_request)
         drawn = await _all(self._sample_request(chunk, options) for chunk in chunks)
+        await self._check_unchanged()
         self._require_logprobs(
             [(before_stop(text, options.stop), logprobs) for some in drawn for text, logprobs in some]
         )
@@ -231,26 +255,45 @@ class HttpLM:
             answers[best.prompt], whole, None, len(pairs), found.prompt_tokens, answer_tokens=len(logprobs[best.prompt])
         )
 
-    async def _ask(self, pairs: list[Pair], payload: dict[str, Any], read: Callable[[Any], T]) -> T:
-        """One request, tried until `read` accepts its answer."""
+    async def _check_unchanged(self) -> None:
+        """Raises ServerError where the server is no longer the one that was probed; a call's scores end there."""
+        if self._look is None or not (self._is_doubtful or self._requests_since_look >= REQUESTS_BETWEEN_LOOKS):
+            return
+        since, self._requests_since_look, self._is_doubtful = self._requests_since_look, 0, False
+        if shortcoming := await self._look():
+            self._is_doubtful = True  # for the calls that are under way
+            raise ServerError(
+                f"{self.spec.url} is not the model that was probed at the start: it {shortcoming}; what its last "
+                f"{since} requests brought may be another model's, and what of it an earlier call has put into the "
+                "cache of scores stays there: move that file away before you go on"
+            )
+
+    async def _ask(
+        self, pairs: list[Pair], payload: dict[str, Any], read: Callable[[Any], T], is_compared: bool = False
+    ) -> T:
+        """One request, tried until `read` accepts its answer, which by `is_compared` tells it from others'."""
         payload = {"model": self.spec.model, **payload}
         begun = time.monotonic()
         async with self._slots:
             self._meter.waited(time.monotonic() - begun)
             what = f"rows {pairs[0].row} to {pairs[-1].row} of a call"
-            return await self._connection.retrying(what, partial(self._attempt, payload, read))
+            return await self._connection.retrying(what, partial(self._attempt, payload, read, is_compared))
 
-    async def _attempt(self, payload: dict[str, Any], read: Callable[[Any], T]) -> T:
+    async def _attempt(self, payload: dict[str, Any], read: Callable[[Any], T], is_compared: bool) -> T:
         """Send once: reserved in the budget before, settled after. What breaks off half-way counts in full."""
         most = spent = api.most_tokens(payload)
         await self._reserve(most)
+        self._requests_since_look += 1
         try:
             with self._meter.in_flight():
-                body = await self._connection.exchange("POST", "/completions", payload)
-            spent = api.tokens_used(body, most)
+                body = await self._connection.exchange(
+                    "POST", "/completions", payload, api.most_answer_bytes(payload), is_compared
+                )
+            spent = api.tokens_used(body, payload)
             return read(body)
         except ServerFault as fault:
             spent = 0 if fault.unread else spent
+            self._is_doubtful = self._is_doubtful or not isinstance(fault, api.IllFormed)
             raise
         finally:
             self._budget.settle(most, spent)

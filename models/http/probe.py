@@ -9,6 +9,7 @@ fingerprint, by which a cache knows the model again. The comparisons are functio
 
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -51,6 +52,7 @@ def connect(spec: ServerSpec, budget: RequestBudget) -> HttpLM:
     except (UserError, RunError):
         lm.close()
         raise
+    lm.look_again_at(HELPFUL, TEXT, partial(change_shortcoming, lm.fingerprint))
     lm.identity = f"{spec.model}#{hashlib.blake2b(lm.fingerprint.tobytes(), digest_size=4).hexdigest()}"
     return lm
 
@@ -72,6 +74,13 @@ def probe(lm: HttpLM) -> np.ndarray:
     if shortcoming:
         raise UserError(f"lm.url: {lm.spec.url} {shortcoming}")
     return np.concatenate(scores)
+
+
+def change_shortcoming(fingerprint: np.ndarray, again: np.ndarray) -> str | None:
+    """`again` [T] are the scores of the text that `fingerprint` begins with."""
+    if len(again) == 0 or not _agree(fingerprint[: len(again)], again):
+        return "gives a text of the probe other log-probs than then"
+    return None
 
 
 def length_shortcoming(short: np.ndarray, long: np.ndarray) -> str | None:

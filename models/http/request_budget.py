@@ -3,11 +3,15 @@
 A request is reserved with the most tokens that it can cost before it is sent, and settled with what it did cost, so
 the limits hold whatever is in flight. What is spent is kept in the budget file: one line of fixed width, overwritten in
 place by one system call. kill -9 leaves the old line or the new one, and what was in flight counts in full.
+Several processes may use one file at once: each reads it anew, alone, before it counts.
 """
 
+import fcntl
 import json
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from replug.configs.errors import RunError, UserError
@@ -23,7 +27,7 @@ class BudgetSpent(RunError):
 class RequestBudget:
     """Counts requests and tokens over all runs that share the budget file at `path`; None counts in memory only.
 
-    Raises UserError where the file holds something else. One process at a time may use a file. `section` is that of the
+    Raises UserError where the file holds something else, or lies where no file can be locked. `section` is that of the
     configuration whose limits these are.
     """
 
@@ -36,6 +40,7 @@ class RequestBudget:
     ) -> None:
         self._max_requests, self._max_tokens, self._section = max_requests, max_tokens, section
         self._lock = threading.Lock()
+        self._path = path
         self._requests, self._tokens = _read(path) if path else (0, 0)
         self._file = _open(path) if path else None
         self._reserved = self._in_flight = 0
@@ -55,7 +60,7 @@ class RequestBudget:
         False where it may fit once others are settled: wait for that and ask again. Raises BudgetSpent where it never
         will.
         """
-        with self._lock:
+        with self._alone():
             if self._max_requests is not None and self._requests >= self._max_requests:
                 raise BudgetSpent(f"{self._section}.max_requests={self._max_requests} is spent; {HOW_TO_GO_ON}")
             if self._max_tokens is not None and self._tokens + tokens > self._max_tokens:
@@ -65,7 +70,7 @@ class RequestBudget:
 
     def settle(self, reserved: int, actual: int) -> None:
         """The end of a request for which `reserved` tokens were taken and which cost `actual`."""
-        with self._lock:
+        with self._alone():
             self._count(requests=0, tokens=actual - reserved, reserved=-reserved, in_flight=-1)
 
     def close(self) -> None:
@@ -73,6 +78,20 @@ class RequestBudget:
             if self._file is not None:
                 os.close(self._file)
             self._file = None
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """With the counts as they are now, which nobody else changes while the block runs."""
+        with self._lock:
+            if self._file is None or self._path is None:
+                yield
+                return
+            _lock(self._file, self._path)
+            try:
+                self._requests, self._tokens = _parsed(os.pread(self._file, WIDTH + 1, 0).decode("latin-1"), self._path)
+                yield
+            finally:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _wait_or_stop(self, tokens: int) -> bool:
         if self._in_flight:
@@ -97,8 +116,21 @@ def _open(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
 
+def _lock(file: int, path: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be locked ({error.strerror}), so two runs could spend the budget twice; expected it on a "
+            "file system with locks"
+        ) from error
+
+
 def _read(path: Path) -> tuple[int, int]:
-    text = path.read_text(errors="replace") if path.exists() else ""
+    return _parsed(path.read_text(errors="replace") if path.exists() else "", path)
+
+
+def _parsed(text: str, path: Path) -> tuple[int, int]:
     try:
         row = json.loads(text) if text.strip() else {"requests": 0, "tokens": 0}
         return int(row["requests"]), int(row["tokens"])

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from replug.configs.errors import RunError, UserError
 from replug.models.batching import token_budget_batches, within_budget
@@ -40,6 +40,7 @@ from replug.models.local.shared_prefix import KeptPrefixes, SharedPrefix, reuses
 from replug.models.local.token_tree import TokenTree, token_trees
 from replug.models.local.weights import lm_identity
 from replug.models.pair_tokens import check_lengths, pair_token_ids
+from replug.models.whole_weights import load_whole
 
 log = logging.getLogger(__name__)
 
@@ -355,11 +356,20 @@ def load_tokenizer(path: str, key: str = "lm.path") -> PreTrainedTokenizerBase:
         raise UserError(f"{key}: cannot load a tokenizer from {path}: {str(error).splitlines()[0]}") from error
 
 
+def max_positions(path: str) -> int | None:
+    """The longest input in tokens by the LM's configuration; None where it has no limit. Raises UserError."""
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"lm.path: cannot load {path}: {str(error).strip().splitlines()[0]}") from error
+    return getattr(config, "max_position_embeddings", None)
+
+
 def _load_model(path: str, dtype: torch.dtype, device_map: str | None) -> PreTrainedModel:
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, device_map=device_map, use_safetensors=True, trust_remote_code=False
-        )
+        model = load_whole(AutoModelForCausalLM, path, "lm.path", dtype=dtype, device_map=device_map)
+    except UserError:
+        raise
     except (OSError, ValueError) as error:
         raise UserError(f"lm.path: cannot load {path}: {str(error).strip().splitlines()[0]}") from error
     if device_map is not None and torch.cuda.is_available():

@@ -41,9 +41,9 @@ class HuggingFaceSource(LocalSource):
 
     @property
     def max_tokens(self) -> int | None:
-        from transformers import AutoConfig
+        from replug.models.local.hf_lm import max_positions
 
-        return getattr(AutoConfig.from_pretrained(self.path), "max_position_embeddings", None)
+        return max_positions(self.path)
 
     def tokenizer(self) -> "PreTrainedTokenizerBase":
         from replug.models.local.hf_lm import load_tokenizer

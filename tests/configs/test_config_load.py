@@ -158,11 +158,11 @@ def test_adoption_when_ready_goes_with_async(tmp_path):
     assert load(tmp_path, "seed: 0", "refresh.adopt=when_ready").refresh.adopt is Adopt.when_ready
 
 
-def test_a_question_is_asked_of_the_runs_lm_unless_another_is_named(tmp_path):
+def test_a_question_is_asked_of_the_runs_lm(tmp_path):
     run = tmp_path / "config.yaml"
     run.write_text(config_to_yaml(load(tmp_path, "", "lm.path=stand_in:0.5", "lm.separator=x")))
     assert load_ask_config([], run).lm == LMConfig(path="stand_in:0.5", separator="x")
     assert load_ask_config(["lm.separator=y"], run).lm == LMConfig(path="stand_in:0.5", separator="y")
-    assert load_ask_config(["lm.path=stand_in"], run).lm == LMConfig(path="stand_in")
+    assert load_ask_config(["lm.path=stand_in"]).lm == LMConfig(path="stand_in")
     config = load_ask_config(["lm.path=stand_in", "web.engine=ddgs", "retriever.path=r", "rerank_lm.path=stand_in"])
     assert (config.web.engine, config.retriever.path, config.rerank_lm.path) == ("ddgs", "r", "stand_in")

@@ -522,7 +522,7 @@ def test_a_source_full_of_repetitions_still_gives_the_number_asked_for(copies, t
 
 def test_two_processes_do_not_prepare_in_one_folder(tmp_path):
     first, second = (WorkFolder(tmp_path / "set", {"seed": 0}) for _ in range(2))
-    with first, pytest.raises(UserError, match="another process is preparing"):
+    with first, pytest.raises(UserError, match="is being written by process"):
         second.__enter__()
     with second:
         pass

@@ -4,8 +4,6 @@ import csv
 import json
 import os
 import signal
-import subprocess
-import time
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -23,12 +21,8 @@ from replug.models.score_cache import ScoreCache
 from replug.models.stand_in_encoder import write_stand_in_encoder
 from tests.support.command_line import ROOT, CommandLine, start_process
 from tests.support.dpr_folders import write_dpr_pair
+from tests.support.evaluating import on_run, typed, wait_for_lines
 from tests.support.fault_server import FaultServer
-
-
-def typed(name: str, *overrides: str) -> list[str]:
-    return ["evaluate", str(ROOT / f"configs/eval_{name}.yaml"), "num_resamples=200", *overrides]
-
 
 Evaluate = Callable[..., tuple[dict, str]]
 
@@ -43,18 +37,6 @@ def evaluate(replug: CommandLine) -> Evaluate:
         return json.loads((out / "results.json").read_text()), ended.printed
 
     return evaluate
-
-
-def on_run(run: Path) -> list[str]:
-    """The texts and documents of a run, its retriever before and after, stand-ins for the rest."""
-    return [
-        *(f"data.{key}={value}" for key, value in {"source": "null", "prepared": run / "data"}.items()),
-        "retriever.path=stand_in",
-        f"retrievers.lsr={run / 'retriever'}",
-        "lm.path=stand_in",
-        "index.threads_per_worker=1",
-        "index.dtype=float32",
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -190,14 +172,6 @@ def cache_counts(out: Path) -> tuple[int, int]:
     """Pairs that the file holds, and pairs that an LM was asked for."""
     with closing(ScoreCache(out / "scores.sqlite")) as cache:
         return cache.num_rows(), sum(use.misses for use in cache.models())
-
-
-def wait_for_lines(process: subprocess.Popen, path: Path, count: int) -> None:
-    deadline = time.monotonic() + 120
-    while not path.exists() or len(path.read_bytes().splitlines()) < count:
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def write_jsonl(path: Path, rows: list[dict]) -> Path:

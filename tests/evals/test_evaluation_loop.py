@@ -7,12 +7,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from replug.configs.errors import UserError
 from replug.configs.methods import parse_methods
 from replug.configs.schema import PaperConfig
 from replug.data.records import Document
 from replug.evals.comparison import compare, markdown_table
 from replug.evals.evidence import NOTHING, Evidence, EvidenceBook, RetrievedDocuments, texts_of
 from replug.evals.examples import Example
+from replug.evals.folder import EvaluationFolder
 from replug.evals.loop import Metric, Outcome, run_task
 from replug.evals.outcomes import OutcomeFile, outcomes_of, write_examples
 
@@ -119,6 +121,68 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(tmp_path):
     assert [row["id"] for row in file.rows] == ["a", "b"]
     assert [json.loads(line)["id"] for line in path.read_text().splitlines()] == ["a", "b"]
     run_task(Lengths(fails_at=0), methods, OutcomeFile(path), "lengths")  # nothing is left to do
+
+
+class Numbered(Lengths):
+    """Forty examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.examples = [Example(f"e{number}", "q", "all") for number in range(40)]
+
+    def submit(self, row, evidence):
+        self.asked.append(row)
+        return lambda: {"none": Outcome({"characters": float(row), "two": 2.0})}
+
+
+def no_documents():
+    return EvidenceBook(parse_methods(["none"], 2, {}), None, {}, [True] * 40)
+
+
+def test_a_file_that_two_processes_wrote_gives_every_example_once_and_in_order(tmp_path):
+    """As two of them left it that were killed: some rows twice, in two orders, and others missing."""
+    path, whole = tmp_path / "outcomes.jsonl", tmp_path / "whole.jsonl"
+    expected = run_task(Numbered(), no_documents(), OutcomeFile(whole), "numbers")
+    lines = whole.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:9], *lines[20:31], *lines[4:15], *lines[22:31]]))
+    task = Numbered()
+    rows = run_task(task, no_documents(), OutcomeFile(path), "numbers")
+    assert rows == expected and len({row["id"] for row in rows}) == 40
+    assert task.asked == [*range(15, 20), *range(31, 40)], "only what nobody measured"
+
+
+def test_rows_of_other_examples_and_two_examples_of_one_id_are_refused(tmp_path):
+    path = tmp_path / "outcomes.jsonl"
+    run_task(Lengths(), book(["none", "replug"]), OutcomeFile(path), "lengths")
+    with pytest.raises(UserError, match=r"outcomes\.jsonl:1 is of id 'a', which is none of this evaluation's"):
+        run_task(Numbered(), no_documents(), OutcomeFile(path), "numbers")
+    twice = Lengths()
+    twice.examples = [Example("a", "x", "left"), Example("a", "y", "right")]
+    with pytest.raises(UserError, match="two examples have the id 'a'"):
+        run_task(twice, book(["none", "replug"]), OutcomeFile(tmp_path / "new.jsonl"), "lengths")
+
+
+def test_a_flip_of_any_bit_in_a_row_has_it_measured_again(tmp_path, capsys):
+    path = tmp_path / "outcomes.jsonl"
+    expected = run_task(Numbered(), no_documents(), OutcomeFile(path), "numbers")
+    whole = path.read_bytes()
+    end = len(whole.splitlines(keepends=True)[0])
+    for place in range(end):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
+        task = Numbered()
+        assert run_task(task, no_documents(), OutcomeFile(path), "numbers") == expected
+        assert 0 in task.asked and set(task.asked) <= {0, 1}, "a newline that is gone takes the row behind it along"
+    assert f"{path}:1 is damaged, and what it says is done again" in capsys.readouterr().err
+
+
+def test_other_texts_or_documents_under_the_same_names_are_refused(tmp_path):
+    folder = EvaluationFolder(tmp_path)
+    folder.claim_inputs(["a query"], [], "documents")
+    folder.claim_inputs(["a query"], [], "documents")
+    with pytest.raises(UserError, match=r"texts: the evaluation in .* was begun with other content than what is there"):
+        folder.claim_inputs(["an edited query"], [], "documents")
+    with pytest.raises(UserError, match=r"corpus: the evaluation in .* give another out"):
+        folder.claim_inputs(["a query"], [], "other documents")
 
 
 def test_outcomes_of_another_measurement_are_dropped(tmp_path):

@@ -79,9 +79,9 @@ def test_nobody_is_asked_for_a_document_of_a_blank_question(tmp_path):
 def test_documents_of_other_questions_are_refused(tmp_path):
     path = tmp_path / "genread.jsonl"
     write_documents(prompted(Writer()), QUESTIONS[:3], path)
-    with pytest.raises(UserError, match=r"genread\.jsonl:2 is a document for 'who is q1\?', which is not question 2"):
+    with pytest.raises(UserError, match=r"genread\.jsonl:2 is of question 'who is q1\?', which is none of this"):
         write_documents(prompted(Writer()), [QUESTIONS[0], "who else?"], path)
-    with pytest.raises(UserError, match=r"genread\.jsonl:3 is a document for 'who is q2\?'"):
+    with pytest.raises(UserError, match=r"genread\.jsonl:3 is of question 'who is q2\?'"):
         write_documents(prompted(Writer()), QUESTIONS[:2], path)
 
 

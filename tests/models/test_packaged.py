@@ -75,3 +75,19 @@ def test_the_stand_in_encoder_is_written_once(monkeypatch: pytest.MonkeyPatch, t
     assert weights.stat().st_mtime_ns == written
     assert AutoModel.from_pretrained(folder).config.hidden_size == 32
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]  # nothing half-written stays
+
+
+def test_weights_that_were_converted_before_are_taken_whole_or_not_at_all(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(
+        packaged, "_write_converted", lambda gguf, folder: (folder / "model.safetensors").write_bytes(b"weights")
+    )
+    (tmp_path / "lm.gguf").write_bytes(b"packed")
+    folder = packaged.convert_gguf(tmp_path / "lm.gguf", tmp_path / "cache")
+    assert packaged.convert_gguf(tmp_path / "lm.gguf", tmp_path / "cache") == folder
+    (folder / "model.safetensors").write_bytes(b"weighus")
+    with pytest.raises(
+        UserError, match=r"model\.safetensors is damaged: its checksum differs; remove .*converted again"
+    ):
+        packaged.convert_gguf(tmp_path / "lm.gguf", tmp_path / "cache")

@@ -114,6 +114,31 @@ def test_threads_together_never_pass_the_limits(path: Path) -> None:
     assert spent(path) == {"requests": len(sent), "tokens": sum(sent)}
 
 
+def test_two_runs_on_one_file_spend_it_once(path: Path) -> None:
+    one, other = (RequestBudget(path, max_requests=5, max_tokens=100) for _ in range(2))
+    for budget in (one, other, one, other):
+        assert budget.reserve(10)
+        budget.settle(10, 8)
+    assert (one.requests, other.requests) == (3, 4)  # each as of when it last counted
+    assert spent(path) == {"requests": 4, "tokens": 32}
+    with pytest.raises(BudgetSpent, match=r"lm\.max_tokens_sent=100 .*: 32 tokens are spent and it may take 69"):
+        one.reserve(69)
+    assert other.reserve(10)
+    with pytest.raises(BudgetSpent, match=r"lm\.max_requests=5 is spent"):
+        one.reserve(1)
+
+
+def test_processes_at_once_never_pass_the_limit_and_lose_no_count(path: Path) -> None:
+    spender = SPENDER.replace("Path(sys.argv[1])", "Path(sys.argv[1]), max_requests=300")
+    processes = [
+        subprocess.Popen([sys.executable, "-c", spender, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    said = [process.communicate(timeout=60)[0].count(b"sent\n") for process in processes]
+    assert sum(said) == 300
+    assert spent(path) == {"requests": 300, "tokens": 2400}
+
+
 SPENDER = """
 import sys
 from pathlib import Path

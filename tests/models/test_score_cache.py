@@ -300,6 +300,7 @@ WRONG = [
     ("logprobs = 5", "another number of log-probs than tokens"),
     ("sum = sum - 1e-3", "its log-probs do not add up to its sum"),
     ("logprobs = zeroblob(20)", "its log-probs do not add up to its sum"),
+    ("checksum = x'00'", "it is not what was stored"),
     ("model = 7", "of no model that the file knows"),
 ]
 
@@ -323,6 +324,47 @@ def test_a_row_whose_tokens_are_cut_short_is_not_answered_with(cache: ScoreCache
         database.execute("UPDATE scores SET logprobs = x'00000000' WHERE key = ?", (key_of(3),))
     with pytest.raises(RunError, match="verify"):
         cache.scores([key_of(3)])
+
+
+def test_a_sum_without_its_tokens_that_was_changed_is_answered_with_to_nobody(cache: ScoreCache, path: Path) -> None:
+    """Nothing in such a row contradicts it but its checksum."""
+    cache.store("lm", unit_of(0))
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE scores SET sum = sum * 2 WHERE key = ?", (key_of(3),))
+    assert {key: mistake for key, mistake in cache.check_rows() if mistake} == {key_of(3): "it is not what was stored"}
+    with pytest.raises(RunError, match=f"{path}: a row is damaged; `replug verify {path}` says more"):
+        cache.sums([key_of(3)])
+    assert cache.sums([key_of(2)])
+
+
+def test_a_flipped_bit_in_the_file_gives_no_wrong_score(path: Path) -> None:
+    """At random places: the score is the one that was stored, or is asked for again, or an error is raised."""
+    cache = ScoreCache(path)
+    for number in range(20):
+        cache.store("lm", unit_of(number, with_tokens=bool(number % 2)))
+    cache.close()
+    whole, keys = path.read_bytes(), [key_of(row) for row in range(20 * UNIT)]
+    expected = {key_of(row): score_of(row).summed() for row in range(20 * UNIT)}
+    rng = np.random.default_rng(0)
+    for place, bit in zip(rng.integers(len(whole), size=300), rng.integers(8, size=300), strict=True):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << int(bit))]) + whole[place + 1 :])
+        for extra in ("-wal", "-shm"):
+            path.with_name(path.name + extra).unlink(missing_ok=True)
+        assert _answers(path, keys).items() <= expected.items()
+
+
+def _answers(path: Path, keys: list[bytes]) -> dict:
+    try:
+        cache = ScoreCache(path)
+    except UserError:
+        return {}
+    try:
+        tokens = {key: score.summed() for key, score in cache.scores(keys).items()}
+        return cache.sums(keys) | tokens
+    except RunError:
+        return {}
+    finally:
+        cache.close()
 
 
 # What the file holds, and less of it --------------------------------------------------------------------
@@ -503,6 +545,6 @@ def hold_the_lock(path: Path) -> None:
     """Stand in the middle of a transaction until killed."""
     cache = ScoreCache(path)
     with cache.transaction():
-        cache._database.execute("INSERT INTO scores VALUES (?, 1, -1.0, 1, 0, NULL)", (key_of(-1),))
+        cache._database.execute("INSERT INTO scores VALUES (?, 1, -1.0, 1, 0, NULL, x'00')", (key_of(-1),))
         path.with_suffix(".held").touch()
         time.sleep(600)

@@ -182,9 +182,7 @@ class FaultServer:
         if self.mode == "moved":
             raise web.HTTPTemporaryRedirect("/v1/completions")
         prompts = [self._split(prompt) for prompt in payload["prompt"]]
-        num_samples = 1 if self.mode == "ignores_n" else payload.get("n", 1)
-        new_tokens = len(prompts) * num_samples * payload["max_tokens"]
-        self.tokens += sum(len(prompt) for prompt in prompts) + new_tokens
+        self.tokens += sum(map(len, prompts)) + len(prompts) * self._num_samples(payload) * payload["max_tokens"]
         if self.mode == "one_input" and len(prompts) > 1:
             return web.json_response({"error": {"message": ""}}, status=500)
         if self.max_model_len and max(map(len, prompts)) >= self.max_model_len:
@@ -193,18 +191,28 @@ class FaultServer:
         await asyncio.sleep(self.seconds)
         if self.mode == "mixed_up":  # which choice belongs to which input
             prompts.reverse()
-        body = {
+        return await self._send(request, fault, self._body(prompts, payload), payload)
+
+    def body(self, payload: dict) -> dict:
+        """What it answers to a request, by its mode."""
+        return self._body([self._split(prompt) for prompt in payload["prompt"]], payload)
+
+    def _body(self, prompts: list[list[str]], payload: dict) -> dict:
+        num_samples, num_tokens = self._num_samples(payload), sum(map(len, prompts))
+        return {
             "choices": [
                 self._choice(number * num_samples + sample, words, payload, payload.get("seed", 0) + sample)
                 for number, words in enumerate(prompts)
                 for sample in range(num_samples)
             ],
             "usage": {
-                "prompt_tokens": sum(map(len, prompts)),
-                "total_tokens": sum(map(len, prompts)) + new_tokens,
+                "prompt_tokens": num_tokens,
+                "total_tokens": num_tokens + len(prompts) * num_samples * payload["max_tokens"],
             },
         }
-        return await self._send(request, fault, body, payload)
+
+    def _num_samples(self, payload: dict) -> int:
+        return 1 if self.mode == "ignores_n" else payload.get("n", 1)
 
     def _draw(self) -> str:
         if self.requests <= self.first_faults or self._rng.random() < self.fault_share:
@@ -242,6 +250,8 @@ class FaultServer:
         values: list[float | None] = [*[0.0] * opening, *word_logprobs(words[opening:])]
         if self.mode == "constant":
             values = [-2.0] * len(values)
+        if self.mode == "other_model":  # as good, and another
+            values = [value and value * 0.8 for value in values]
         if self.mode == "length_dependent":
             values = [value - 0.05 * len(values) for value in values if value is not None]
         return [None, *values[1:]]

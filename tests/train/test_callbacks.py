@@ -62,9 +62,12 @@ def trainer(step: int) -> Any:
     return SimpleNamespace(global_step=step, max_steps=24, fit_loop=loops, _checkpoint_connector=connector)
 
 
-def checkpointer(writer: Writer, pruned: list[set[int]]) -> Checkpointer:
+def checkpointer(writer: Writer, pruned: list[set[int]], is_restored: bool = True) -> Checkpointer:
     refresh = SimpleNamespace(versions_in_use=lambda: {2, 3})
-    return Checkpointer(writer, refresh, pruned.append, every_steps=4, clock=StepClock())  # type: ignore[arg-type]
+    made = Checkpointer(writer, refresh, pruned.append, every_steps=4, clock=StepClock())  # type: ignore[arg-type]
+    if is_restored:
+        made.on_train_start(SimpleNamespace(), SimpleNamespace())
+    return made
 
 
 def module(value: float = 0.0) -> Any:
@@ -82,6 +85,13 @@ def test_a_run_that_cannot_go_on_saves_the_steps_it_has_done(capsys):
 def test_a_run_that_ends_while_it_is_brought_back_leaves_its_checkpoint_as_it_was():
     writer = Writer(newest_step=8)
     checkpointer(writer, []).on_exception(trainer(8), module(), RunError("the index does not load"))
+    assert writer._step == 0
+
+
+def test_nothing_is_saved_before_it_is_restored():
+    """Lightning knows the step of the checkpoint before its index version and batches are there."""
+    writer = Writer(newest_step=4)
+    checkpointer(writer, [], is_restored=False).on_exception(trainer(8), module(), RunError("index v2 is gone"))
     assert writer._step == 0
 
 

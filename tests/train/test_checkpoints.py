@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -9,15 +10,20 @@ import pytest
 
 from replug.configs.errors import RunError, UserError
 from replug.data.files import file_sha256
+from replug.index_workers.version_store import VersionStore
 from replug.models.encoder import Encoder
 from replug.train.run_dir import CheckpointMark, RunDirectory
 from tests.support.command_line import start
+from tests.support.index_versions import begin, write_corpus
 from tests.support.runs import metrics, wait_for_step, what_must_be_equal
 
 
 def checkpoint(run: RunDirectory, step: int) -> Path:
     path = run.checkpoint(step)
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not run.index.exists():
+        write_corpus(run.data / "documents")
+        begin(VersionStore(run.index), version=0)
     path.write_bytes(bytes([step]) * 100)
     run.mark(CheckpointMark(path, step, (0,), file_sha256(path)))
     return path
@@ -46,6 +52,21 @@ def test_a_checkpoint_that_is_gone_is_passed_over_too(run):
     newest = run.newest_checkpoint()
     assert newest is not None
     assert newest.step == 4
+
+
+def test_a_checkpoint_whose_index_version_is_gone_is_passed_over_unless_only_its_weights_are_wanted(run, capsys):
+    """As two runs in one folder left it, each of which removed the other's versions."""
+    checkpoint(run, 4)
+    checkpoint(run, 8)
+    shutil.rmtree(run.index / "v000000")
+    begin(VersionStore(run.index), version=0)
+    newest = checkpoint(run, 12)
+    run.mark(CheckpointMark(newest, 12, (0, 1), file_sha256(newest)))
+    found = run.newest_checkpoint()
+    assert found is not None and found.step == 8
+    assert f"{newest} needs index version 1, which is gone from {run.index}" in capsys.readouterr().err
+    weights = run.newest_checkpoint(with_index=False)
+    assert weights is not None and weights.step == 12
 
 
 def test_a_checkpoint_of_another_version_is_refused_by_name(run):

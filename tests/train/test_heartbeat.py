@@ -56,9 +56,7 @@ def test_a_rank_that_hangs_or_fails_ends_a_collective_and_is_named(ray_session, 
     monkeypatch.setattr(ranks, "SILENT_SECONDS", 6.0)
 
     def join(environment):
-        at = f"tcp://{environment.main_address}:{environment.main_port}"
-        rank, size = environment.global_rank(), environment.world_size()
-        dist.init_process_group("gloo", at, rank=rank, world_size=size, timeout=timedelta(minutes=10))
+        environment.join("gloo", timedelta(minutes=10))
 
     def reduce_for_ever(folder: Path, fails: bool, environment) -> None:
         join(environment)

@@ -1,12 +1,13 @@
 """What becomes of batches ahead when a search or the LM fails: what is known is kept, what is not is done again."""
 
 import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from replug.configs.errors import RunError
+from replug.configs.errors import Interrupted, RunError
 from replug.index_workers.version_store import IndexState
 from tests.support.training import InlineLM, exact_search, pipeline_for
 
@@ -95,6 +96,32 @@ def test_a_switch_waits_for_the_search_under_way(module, data):
         begin.set()
         settled.result(30)
         assert len(pipeline.state()) == 1
+
+
+def test_a_search_that_hangs_does_not_hold_up_a_run_that_is_to_end(module, data, capsys, monkeypatch):
+    monkeypatch.setattr("replug.train.pipeline.SEARCH_SECONDS_AT_THE_END", 0.3)
+    search, end = exact_search(module, data), threading.Event()
+    calls = iter(range(9))
+
+    def hangs(*given):
+        if next(calls) == 1:
+            end.wait(60)
+        return search(*given)
+
+    def interrupted():
+        raise Interrupted("interrupted by SIGTERM")
+
+    with ThreadPoolExecutor(1) as executor:
+        pipeline = pipeline_for(module, data, InlineLM(), depth=1, search=hangs, executor=executor)
+        pipeline.advance(0, LIVE)
+        pipeline._check_run = interrupted
+        with pytest.raises(Interrupted):
+            pipeline.settle()
+        begun = time.monotonic()
+        assert [batch.step for batch in pipeline.state()] == [0]
+        assert time.monotonic() - begun < 10
+        end.set()
+    assert "step 1: its search failed, a resumed run searches again with newer weights" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("at_once", [False, True])

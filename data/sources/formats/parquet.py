@@ -1,7 +1,12 @@
-"""Parquet: a source shard is some of a file's row groups."""
+"""Parquet: a source shard is some of a file's row groups.
+
+A value that many rows share is stored once, so a few kilobytes can be gigabytes of rows. Strings stay as they are
+stored until their row is read, one at a time, and one that no text may be as long as is not made at all.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,6 +16,7 @@ from replug.data.sources.records import FieldMap, Row, SourceShard
 from replug.data.sources.rejected import Reason, Rejected
 
 ROWS_AT_A_TIME = 256
+BATCH_BYTES = 1 << 28
 
 
 def _plan(path: str, shard_bytes: int | None) -> Iterator[SourceShard]:
@@ -35,17 +41,55 @@ def _rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
     name = source_shard.names[0]
     number = 0
     try:
-        file = pq.ParquetFile(name)
+        leaves = _leaves(name, fields)
+        file = pq.ParquetFile(name, read_dictionary=[leaf.path for leaf in leaves if _is_string(leaf)])
         stop = file.num_row_groups if source_shard.stop is None else source_shard.stop
-        tops = {path.split(".")[0] for path in (fields.text, fields.id, fields.domain)}
-        columns = [column for column in file.schema_arrow.names if column in tops]
         groups = list(range(source_shard.start, stop))
-        for batch in file.iter_batches(ROWS_AT_A_TIME, row_groups=groups, columns=columns):
-            for row in batch.to_pylist():
+        count = _rows_at_a_time(file, groups, [leaf.path for leaf in leaves if "." in leaf.path])
+        for batch in file.iter_batches(count, row_groups=groups, columns=[leaf.path for leaf in leaves]):
+            for row in range(batch.num_rows):
                 number += 1
-                yield number, row
-    except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
+                yield _row(batch, row, number, name, fields)
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # the last two of values beyond their type
         yield Rejected(Reason.damaged_file, name, number, f"no whole Parquet file: {str(error).splitlines()[0]}")
+
+
+def _leaves(name: str, fields: FieldMap) -> list[pq.ColumnSchema]:
+    """The columns that are read: all of a field's own."""
+    schema = pq.ParquetFile(name).schema
+    wanted = (fields.text, fields.id, fields.domain)
+    leaves = [schema.column(number) for number in range(len(schema.names))]
+    return [leaf for leaf in leaves if any(f"{leaf.path}.".startswith(f"{field}.") for field in wanted)]
+
+
+def _is_string(leaf: pq.ColumnSchema) -> bool:
+    """One that can stay as it is stored, which Arrow does not do within other fields."""
+    return leaf.physical_type == "BYTE_ARRAY" and "." not in leaf.path
+
+
+def _rows_at_a_time(file: pq.ParquetFile, groups: list[int], nested: list[str]) -> int:
+    """So few that BATCH_BYTES hold them, though each had the largest value that a column within others can hold."""
+    chunks = [file.metadata.row_group(group).column(i) for group in groups for i in range(file.metadata.num_columns)]
+    largest = max((chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in nested), default=0)
+    return max(1, min(ROWS_AT_A_TIME, BATCH_BYTES // max(largest, 1)))
+
+
+def _row(batch: pa.RecordBatch, row: int, number: int, name: str, fields: FieldMap) -> Row:
+    values: dict[str, Any] = {}
+    for column, field in zip(batch.columns, batch.schema, strict=True):
+        value = column[row]
+        if (size := _bytes(value)) > 4 * fields.max_characters:
+            return Rejected(Reason.too_long, name, number, f"field '{field.name}' has {size} bytes")
+        values[field.name] = value.as_py()
+    return number, values
+
+
+def _bytes(value: pa.Scalar) -> int:
+    """Of a string, without making it; 0 of anything else."""
+    if isinstance(value, pa.DictionaryScalar) and value.is_valid:
+        value = value.dictionary[value.index.as_py()]
+    buffer = value.as_buffer() if isinstance(value, pa.BinaryScalar | pa.StringScalar) else None
+    return 0 if buffer is None else buffer.size
 
 
 FORMAT = row_format("parquet", (".parquet",), _plan, _rows)

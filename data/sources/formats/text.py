@@ -1,16 +1,22 @@
 """Files that each hold one text, or many with `data.new_text_at`: a source shard is some of the files of a tree.
 
-A text is called by its path below the tree's root; the first folder of that path is its domain.
+A text is called by its path below the tree's root; the first folder of that path is its domain. No more of a file is
+in memory than one text may have.
 """
 
-import io
+import codecs
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from replug.data.sources.format import Format
-from replug.data.sources.records import FieldMap, Item, SourceShard, SourceText
+from replug.data.sources.lines import skip_line
+from replug.data.sources.records import FieldMap, Item, Row, SourceShard, SourceText
 from replug.data.sources.rejected import Reason, Rejected
 from replug.data.sources.row_texts import checked_text, joined_texts
+
+BYTES_OF_A_CHARACTER = 4  # at most, in UTF-8
+READ_BYTES = 1 << 20
 
 
 def plan_tree(paths: Iterable[Path], root: str, shard_bytes: int) -> Iterator[SourceShard]:
@@ -33,14 +39,32 @@ def _plan(path: str, shard_bytes: int | None) -> Iterator[SourceShard]:
 
 def _read(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
     for name in source_shard.names:
-        text = _file_text(name)
-        if isinstance(text, Rejected):
-            yield 0, text
+        if (problem := _file_problem(name)) is not None:
+            yield 0, problem
         elif fields.new_text_at:
-            lines = ((number, {"text": line}) for number, line in enumerate(io.StringIO(text), start=1))
-            yield from joined_texts(lines, FieldMap(max_characters=fields.max_characters), name, fields.new_text_at)
+            limits = FieldMap(max_characters=fields.max_characters)
+            yield from joined_texts(_lines(name, fields.max_characters), limits, name, fields.new_text_at)
         else:
-            yield 0, checked_text(_named(name, source_shard.root, text), fields, name, 0)
+            yield 0, _whole(name, source_shard.root, fields)
+
+
+def _whole(name: str, root: str, fields: FieldMap) -> SourceText | Rejected:
+    size = Path(name).stat().st_size
+    if size > BYTES_OF_A_CHARACTER * (fields.max_characters + 1):  # a byte order mark among them
+        return Rejected(Reason.too_long, name, 0, f"{size} bytes, more than data.max_text_characters can be")
+    return checked_text(_named(name, root, Path(name).read_bytes().decode("utf-8-sig")), fields, name, 0)
+
+
+def _lines(name: str, max_characters: int) -> Iterator[Row]:
+    """Of one that is longer than a text may be, a part that is so as well."""
+    most = BYTES_OF_A_CHARACTER * (max_characters + 2)
+    with Path(name).open("rb") as file:
+        number = 0
+        while line := file.readline(most):
+            number += 1
+            if len(line) == most and not line.endswith(b"\n"):
+                skip_line(file)
+            yield number, {"text": line.decode("utf-8-sig" if number == 1 else "utf-8", errors="ignore")}
 
 
 def _named(name: str, root: str, text: str) -> SourceText:
@@ -48,17 +72,30 @@ def _named(name: str, root: str, text: str) -> SourceText:
     return SourceText(str(label), text, label.parts[0] if len(label.parts) > 1 else "all")
 
 
-def _file_text(name: str) -> str | Rejected:
+def _file_problem(name: str) -> Rejected | None:
+    """Why a file is no text, found without holding it."""
     try:
-        content = Path(name).read_bytes()
+        with Path(name).open("rb") as file:
+            return _not_utf8(file, name)
     except OSError as error:
         return Rejected(Reason.unreadable_file, name, 0, error.strerror or str(error))
-    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return Rejected(Reason.not_utf8, name, 0, "UTF-16; convert or remove the file")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        return Rejected(Reason.not_utf8, name, 0, f"at byte {error.start}; convert or remove the file")
+
+
+def _not_utf8(file: BinaryIO, name: str) -> Rejected | None:
+    decoder, done = codecs.getincrementaldecoder("utf-8")(), 0
+    while True:
+        part = file.read(READ_BYTES)
+        if done == 0 and part.startswith((b"\xff\xfe", b"\xfe\xff")):
+            return Rejected(Reason.not_utf8, name, 0, "UTF-16; convert or remove the file")
+        waiting = len(decoder.getstate()[0])
+        try:
+            decoder.decode(part, final=not part)
+        except UnicodeDecodeError as error:
+            at = done - waiting + error.start
+            return Rejected(Reason.not_utf8, name, 0, f"at byte {at}; convert or remove the file")
+        if not part:
+            return None
+        done += len(part)
 
 
 FORMAT = Format("text", _plan, _read, suffixes=(".txt", ".md", ".rst", ".tokens", ".raw"), holds_rows=False)

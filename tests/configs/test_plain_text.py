@@ -1,0 +1,100 @@
+"""What others wrote is shown as text: by a terminal, by rich, by what reads Markdown."""
+
+import io
+import json
+import logging
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+from rich.markdown import Markdown
+
+from replug.commands import search
+from replug.commands.console import _StandardError
+from replug.configs.plain_text import plain_line, plain_text
+from replug.evals.comparison import _members, markdown_line, markdown_text
+from replug.train.results import print_results
+
+HOSTILE = {
+    "a closing tag": "[/INST] and [/]",
+    "a tag": "a[index] and [bold red]b[/bold red]",
+    "a link": "[link=https://example.com]here[/link]",
+    "a colour": "\x1b[31mred\x1b[0m",
+    "a title": "\x1b]0;owned\x07",
+    "C1": "\x9b2J\x9d0;owned\x9c",
+    "backwards": "abc\u202edcba\u2066",
+    "carriage": "safe\rWRONG",
+    "backspace": "ok\x08\x08no",
+    "emoji names": ":smile: :skull:",
+}
+DOC = {"id": "d0", "similarity": 0.5, "text": "", "domain": "all"}
+
+
+def test_plain_text_is_left_as_it_is():
+    for text in ("a plain line", "Zürich, 日本語, 🙂", "👩\u200d🔬 and \u0646\u0645\u06cc\u200c\u062e", "a\n\tb"):
+        assert plain_text(text) == text
+    assert plain_line("a\n  b\u00a0c\td") == "a b c d"
+    assert plain_text("\x1b[2J\x9b\u202e\ud800") == "\\x1b[2J\\x9b\\u202e\\ud800"
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_document_is_shown_by_search_as_it_is_written(name, monkeypatch, capsys):
+    found = [DOC | {"id": HOSTILE[name], "text": f"begin {HOSTILE[name]} end"}]
+    monkeypatch.setattr(search, "_search_one", lambda *_: found)
+    monkeypatch.setenv("COLUMNS", "300")
+    search.run_search([search.Path("a[/b]")], "q", 1, as_json=False)
+    shown = capsys.readouterr().out
+    assert f"begin {plain_text(HOSTILE[name])} end" in shown
+    assert "a[/b]" in shown
+    assert plain_text(shown) == shown
+    search.run_search([search.Path("i")], "q", 1, as_json=True)
+    line = capsys.readouterr().out.rstrip("\n")
+    assert line.isprintable()
+    assert json.loads(line)["found"] == found
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_domain_is_a_cell_of_the_table_as_it_is_written(name):
+    results = {"num_windows": 3, "bpb": {"all": {"none": 1.0}, HOSTILE[name]: {"none": 2.0}}, "intervals": {}}
+    out = io.StringIO()
+    print_results(results, Console(file=out, width=200))
+    assert plain_line(HOSTILE[name]) in out.getvalue()
+    assert plain_text(out.getvalue()) == out.getvalue()
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "a | b | c",
+        "<script>alert(1)</script>",
+        "[here](https://example.com)",
+        "![x](http://example.com/p.png)",
+        "**bold** and _italic_ and `code`",
+        "a &lt; b",
+        "back\\slash \\| pipe",
+        "line\n| 9.9999 | 9.9999 |",
+        *HOSTILE.values(),
+    ],
+)
+def test_a_group_is_one_cell_of_table_md_and_nothing_else(cell):
+    lines = [markdown_line(["group", "value"]), markdown_line(["---", "---"]), markdown_line([cell, "1.0000"])]
+    assert all("\n" not in line for line in lines)
+    out = io.StringIO()
+    Console(file=out, width=200).print(Markdown("\n".join(lines)))
+    last = next(line for line in out.getvalue().splitlines() if "1.0000" in line)
+    assert " ".join(last.replace("1.0000", "").split()) == plain_line(cell)
+
+
+def test_names_of_ours_are_the_same_in_markdown():
+    for name in ("exact_match", "bm25@1", "+0.0123", "0.1 to 0.2", "---", "REPLUG LSR (tuned)", "R@20"):
+        assert markdown_text(name) == name
+
+
+def test_messages_reach_the_terminal_as_plain_text(capsys):
+    _StandardError().emit(logging.LogRecord("replug", logging.INFO, "", 0, "row %s", ("\x1b[2J\nnext",), None))
+    assert capsys.readouterr().err == "row \\x1b[2J\nnext\n"
+
+
+def test_a_group_called_as_a_difference_takes_the_place_of_none():
+    task = SimpleNamespace(groups=lambda example: [example])
+    assert list(_members(task, ["a", "a - none", "a"])) == ["a", "a – none"]  # type: ignore[arg-type, list-item]

@@ -1,0 +1,81 @@
+"""An index's folder from somebody else, whose manifest agrees with itself: what it asks for is refused in one line."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replug.configs.errors import RunError, UserError
+from replug.index_workers.local_index import LocalIndex
+from replug.index_workers.version_store import VersionStore, _json_sha256
+from tests.support.index_versions import begin, publish, write_corpus
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    store = VersionStore(tmp_path / "index")
+    write_corpus(tmp_path / "data/documents")
+    publish(store, begin(store))
+    return tmp_path / "index"
+
+
+def sign(root: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """As whoever writes the manifest can."""
+    path = root / "v000000/manifest.json"
+    content = json.loads(path.read_text())
+    content.pop("sha256")
+    change(content)
+    path.write_text(json.dumps({**content, "sha256": _json_sha256(content)}))
+
+
+PLANS: dict[str, dict[str, Any]] = {
+    "a trillion documents": {"num_documents": 10**12},
+    "less than none": {"num_documents": -1},
+    "a text for a number": {"num_documents": "many"},
+    "blocks of none": {"block_documents": 0},
+    "vectors of no numbers": {"dim": 0},
+    "vectors of too many": {"dim": 10**9},
+    "no shards": {"num_shards": 0},
+    "a million shards": {"num_shards": 10**6},
+    "a key too many": {"command": "rm"},
+    "another corpus": {"corpus_path": "/etc", "corpus_relative": "../../../../../../etc"},
+    "a kind that is none": {"kind": {"factory": "import os", "rerank": True}},
+    "a kind without fields": {"kind": []},
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.timeout(60)
+def test_a_plan_that_cannot_be_is_refused(name: str, root: Path) -> None:
+    sign(root, lambda content: content["plan"].update(PLANS[name]))
+    with pytest.raises((UserError, RunError)) as caught:
+        LocalIndex(root, 1)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+MANIFESTS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no plan": lambda content: content.pop("plan"),
+    "no encoder": lambda content: content.pop("encoder"),
+    "no files": lambda content: content.pop("files"),
+    "a plan that is a list": lambda content: content.update(plan=[]),
+    "files of another folder": lambda content: content.update(files={"../../x.npy": {"sha256": "0", "rows": 1}}),
+    "an encoder elsewhere": lambda content: content["encoder"].update({"../../../../../../etc/hostname": "0"}),
+}
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+@pytest.mark.timeout(60)
+def test_a_manifest_that_lacks_or_names_what_it_should_not_is_refused(name: str, root: Path) -> None:
+    sign(root, MANIFESTS[name])
+    with pytest.raises((UserError, RunError)) as caught:
+        LocalIndex(root, 1)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.timeout(60)
+def test_another_encoder_in_the_place_of_the_one_that_embedded_is_refused(root: Path) -> None:
+    (root / "v000000/encoder/model.safetensors").write_bytes(b"of another training")
+    with pytest.raises(UserError, match=r"model\.safetensors is damaged"):
+        LocalIndex(root, 1)

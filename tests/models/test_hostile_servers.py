@@ -1,0 +1,348 @@
+"""Servers that pass the probe and go wrong after it, or mean harm: each is a fault or an error, none a wrong score."""
+
+import gzip
+import json
+import resource
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from replug.configs.errors import RunError, UserError
+from replug.models.http import connection as server_connection
+from replug.models.http.connection import ServerError
+from replug.models.http.echoed_tokens import TokenForms
+from replug.models.http.http_lm import HttpLM
+from replug.models.http.probe import connect
+from replug.models.http.request_budget import RequestBudget
+from replug.models.local.hf_lm import load_tokenizer
+from replug.models.local.stand_in_lm import StandInLM
+from tests.support.fault_server import FaultServer, server_spec, write_word_tokenizer
+from tests.support.raw_server import MODELS, RawServer, http_answer
+from tests.support.real_models import real_lm
+
+WORDS = ["red", "blue", "green", "the", "boat", "of", "日本語", "🙂", "was", "new"]
+WAYS = [("echo", False), ("echo", True), ("prompt_logprobs", True)]
+SECRET = "sk-very-secret-1234"
+PREFIXES, CONTINUATIONS = ["red boat was the", "the green boat"], [" new red", " blue of"]
+OTHER = ["new boat of the", "red new was"]  # as many words, other words
+
+Answer = Callable[[int, dict], bytes]
+
+
+@pytest.fixture(autouse=True)
+def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_connection, "BACKOFF_SECONDS", 0.01)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_word_tokenizer(tmp_path_factory.mktemp("tokenizer"), [*WORDS, *PREFIXES, *CONTINUATIONS, *OTHER])
+
+
+class Asked:
+    """HttpLMs of raw servers, closed at a test's end."""
+
+    def __init__(self) -> None:
+        self.opened: list[HttpLM] = []
+
+    def __call__(self, server: RawServer | FaultServer, **changes: object) -> HttpLM:
+        spec = server_spec(server.url, **{"max_attempts": 2, "timeout_seconds": 5.0} | changes)
+        self.opened.append(HttpLM(spec, RequestBudget(None)))
+        return self.opened[-1]
+
+
+@pytest.fixture
+def asked() -> Iterator[Asked]:
+    lms = Asked()
+    yield lms
+    for lm in lms.opened:
+        lm.close()
+
+
+def honest(payload: dict, tokenizer: str | None = None) -> dict:
+    return FaultServer(tokenizer=tokenizer).body(payload)
+
+
+def bits(scores: list) -> list[bytes]:
+    return [score.token_logprobs.tobytes() for score in scores]
+
+
+RIGHT = bits(StandInLM().score(PREFIXES, CONTINUATIONS))
+
+
+@pytest.mark.parametrize(("api", "with_ids"), WAYS)
+def test_the_answer_to_another_text_is_a_fault(asked: Asked, tokenizer: str, api: str, with_ids: bool) -> None:
+    folder = tokenizer if with_ids else None
+
+    def answer_to_other(number: int, payload: dict) -> bytes:
+        ids = [[*payload["prompt"][1][:1], *prompt[1:]] for prompt in payload["prompt"]] if with_ids else []
+        swapped = [ids[0][::-1], *ids[1:]] if with_ids else [f"{text} blue of" for text in OTHER]
+        return http_answer(honest(payload if number else payload | {"prompt": swapped}, tokenizer))
+
+    with RawServer(answer_to_other) as server:
+        lm = asked(server, api=api, tokenizer=folder, max_attempts=1)
+        with pytest.raises(RunError, match=r"not those (that were )?sent|not of the expected form|do not join"):
+            lm.score(PREFIXES, CONTINUATIONS)
+        assert bits(asked(server, api=api, tokenizer=folder).score(PREFIXES, CONTINUATIONS)) == RIGHT
+
+
+@pytest.mark.parametrize("with_ids", [False, True])
+def test_two_answers_in_one_packet_falsify_nothing(asked: Asked, tokenizer: str, with_ids: bool) -> None:
+    """The second waits in the connection for the next request, whose answer it is taken for."""
+
+    def twice(number: int, payload: dict) -> bytes:
+        good = http_answer(honest(payload, tokenizer))
+        return good + http_answer(honest({**payload, "prompt": payload["prompt"][::-1]}, tokenizer)) * (number == 0)
+
+    with RawServer(twice) as server:
+        lm = asked(server, tokenizer=tokenizer if with_ids else None, max_attempts=4)
+        for _ in range(3):
+            assert bits(lm.score(PREFIXES, CONTINUATIONS)) == RIGHT
+    with RawServer(twice) as server:
+        lm = asked(server, tokenizer=tokenizer if with_ids else None)
+        for _ in range(3):
+            assert lm.generate(["red red of", "boat boat"], 2) == [" red fin", " boat fin"]
+
+
+def altered(change: Callable[[dict], object]) -> Answer:
+    """The honest answer, changed in place from the first request on."""
+
+    def answer(number: int, payload: dict) -> bytes:
+        body = honest(payload)
+        change(body)
+        return http_answer(body)
+
+    return answer
+
+
+def set_values(value: object) -> Callable[[dict], None]:
+    def change(body: dict) -> None:
+        for choice in body["choices"]:
+            logprobs = choice["logprobs"]
+            logprobs["token_logprobs"] = [None, *[value] * (len(logprobs["tokens"]) - 1)]
+
+    return change
+
+
+def nested(depth: int) -> bytes:
+    return b"[" * depth + b"]" * depth
+
+
+RAW_ANSWERS: dict[str, Answer] = {
+    "zeros": altered(set_values(0.0)),
+    "one value": altered(set_values(-9999.0)),
+    "false": altered(set_values(False)),
+    "numbers as text": altered(set_values("-1.5")),
+    "huge integers": altered(set_values(-(10**400))),
+    "huge integer literal": lambda n, p: http_answer(b'{"choices": ' + b"9" * 10_000 + b"}"),
+    "deep JSON": lambda n, p: http_answer(nested(100_000)),
+    "deep JSON in an index": altered(lambda body: body["choices"][0].update(index=json.loads(nested(300)))),
+    "an index that is true": altered(lambda body: body["choices"][1].update(index=True)),
+    "not UTF-8": lambda n, p: http_answer(b'{"choices": "\xff\xfe"}'),
+    "UTF-16": lambda n, p: http_answer(json.dumps(honest(p)).encode("utf-16")),
+    "no body": lambda n, p: http_answer(b""),
+    "compressed": lambda n, p: http_answer(gzip.compress(json.dumps(honest(p)).encode()), "Content-Encoding: gzip"),
+    "an odd encoding": lambda n, p: http_answer(honest(p), "Content-Encoding: zstd, br, x"),
+    "a dangling length": lambda n, p: b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n" + b" " * (20 << 20),
+    "no HTTP": lambda n, p: b"SSH-2.0-OpenSSH_9.6\r\n",
+    "endless headers": lambda n, p: b"HTTP/1.1 200 OK\r\n" + b"X-Pad: 0123456789\r\n" * 200_000,
+    "endless interim answers": lambda n, p: b"HTTP/1.1 103 Early Hints\r\n\r\n" * 200_000,
+}
+
+
+@pytest.mark.parametrize("name", RAW_ANSWERS)
+def test_an_answer_that_cannot_be_right_is_a_fault_that_ends_in_bounded_time(asked: Asked, name: str) -> None:
+    begun = time.monotonic()
+    with RawServer(RAW_ANSWERS[name]) as server:
+        lm = asked(server, timeout_seconds=2.0)
+        with pytest.raises(ServerError, match="did not answer rows 0 to 1 of a call in 2 attempts; last: ") as caught:
+            lm.score(PREFIXES, CONTINUATIONS)
+        assert len(str(caught.value)) < 700
+        assert server.requests == 2
+    assert time.monotonic() - begun < 8
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def test_a_small_answer_does_not_grow_and_a_large_one_is_not_read(asked: Asked) -> None:
+    before = peak_bytes()
+    bomb = gzip.compress(bytes(1 << 30), 1)
+    large = http_answer(b'{"choices": [' + b"[" * (100 << 20))
+    for content in (http_answer(bomb, "Content-Encoding: gzip"), large):
+        begun = time.monotonic()
+        with RawServer(lambda n, p, content=content: content) as server, pytest.raises(ServerError):  # type: ignore[misc]
+            asked(server, timeout_seconds=3.0, max_attempts=1).score(PREFIXES, CONTINUATIONS)
+        assert time.monotonic() - begun < 3.5
+    assert peak_bytes() - before < 400 << 20  # what the test itself holds, and no gigabyte
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        ("Retry-After: Fri, 31 Dec 9999 23:59:59 -2359",),
+        ("Retry-After: " + "9" * 5000,),
+        ("Retry-After: Mon, 01 Jan 0001 00:00:00 +2359",),
+        ("Retry-After: ²",),
+    ],
+    ids=["far date", "many digits", "early date", "superscript"],
+)
+def test_a_far_or_odd_time_to_wait_is_bounded(asked: Asked, headers: tuple[str, ...]) -> None:
+    def later(number: int, payload: dict) -> bytes:
+        return http_answer(honest(payload)) if number else http_answer({}, *headers, status="429 Later")
+
+    with RawServer(later) as server:
+        begun = time.monotonic()
+        assert bits(asked(server, timeout_seconds=1.0).score(PREFIXES, CONTINUATIONS)) == RIGHT
+        assert time.monotonic() - begun < 4
+
+
+@pytest.mark.parametrize("charset", ["undefined", "base64", "rot13", "idna", "punycode", "utf-7", "\xff", "x" * 5000])
+def test_an_odd_charset_does_not_end_a_run(asked: Asked, charset: str) -> None:
+    kind = f"Content-Type: text/html; charset={charset}"
+
+    def broken_first(number: int, payload: dict) -> bytes:
+        return http_answer(honest(payload), kind) if number else http_answer(b"\xff\xfeno", kind, status="503 No")
+
+    with RawServer(broken_first) as server:
+        assert bits(asked(server).score(PREFIXES, CONTINUATIONS)) == RIGHT
+    refused = RawServer(lambda n, p: http_answer(b"\xff\xfeno", kind, status="400 No"))
+    with refused as server, pytest.raises(ServerError, match="400 No"):
+        asked(server).score(PREFIXES, CONTINUATIONS)
+
+
+def quoted_in_values(body: dict) -> None:
+    body["choices"][0]["logprobs"]["token_logprobs"][-2] = SECRET
+
+
+KEY_ANSWERS: dict[str, Answer] = {
+    "the reason": lambda n, p: http_answer({}, status=f"500 Bearer {SECRET}"),
+    "the reason of a refusal": lambda n, p: http_answer({}, status=f"400 Bearer {SECRET}"),
+    "a status line": lambda n, p: f"HTTP/9.9 {SECRET} {SECRET}\r\n\r\n".encode(),
+    "a header's name": lambda n, p: f"HTTP/1.1 200 OK\r\n {SECRET}\r\n\r\n".encode(),
+    "a log-prob": altered(quoted_in_values),
+    "escapes": lambda n, p: http_answer(
+        b'{"error": {"message": "key \\u0073k-very-secret-1234"}}', status="400 Bad Request"
+    ),
+    "upper case": lambda n, p: http_answer({"error": SECRET.upper()}, status="503 Busy"),
+}
+
+
+@pytest.mark.parametrize("where", KEY_ANSWERS)
+def test_the_key_is_shown_in_no_message(asked: Asked, where: str) -> None:
+    with RawServer(KEY_ANSWERS[where]) as server, pytest.raises(RunError) as caught:
+        asked(server, api_key=SECRET, max_attempts=1).score(PREFIXES, CONTINUATIONS)
+    error: BaseException | None = caught.value
+    while error is not None:  # a log shows the causes too
+        assert SECRET not in str(error).lower()
+        assert SECRET not in repr(error).lower()
+        error = error.__cause__
+
+
+def test_a_served_models_name_is_shown_without_the_key_and_without_escapes(asked: Asked) -> None:
+    names = [{"id": f"{SECRET}\x1b[31m"}, {"id": [[]]}, {"id": "x" * 5000}]
+    served = RawServer(lambda n, p: b"", http_answer({"data": names}))
+    with served as server, pytest.raises(UserError, match="does not serve words") as caught:
+        asked(server, api_key=SECRET)
+    assert SECRET not in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 700
+
+
+@pytest.mark.parametrize("length", [0, -5, 10**30, True, "many", 1.5])
+def test_a_length_of_context_that_is_none_is_the_servers_mistake(asked: Asked, length: object) -> None:
+    models = {"data": [MODELS["data"][0] | {"max_model_len": length}]}  # type: ignore[index]
+    served = RawServer(lambda n, p: b"", http_answer(models))
+    with served as server, pytest.raises(UserError, match="max_model_len"):
+        asked(server)
+
+
+def test_a_servers_words_reach_the_terminal_as_plain_text(asked: Asked) -> None:
+    said = "\x1b]0;owned\x07 \x1b[2J\u202e reversed \x9b31m"
+    speaking = RawServer(lambda n, p: http_answer({"error": said}, status="400 Bad\x1b[5m"))
+    with speaking as server, pytest.raises(ServerError, match="reversed") as caught:
+        asked(server).score(PREFIXES, CONTINUATIONS)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("total", [0, 1, -1, None, True, "7", 10**400, 1.5])
+def test_a_server_cannot_talk_the_budget_down_or_out(asked: Asked, tokenizer: str, total: object) -> None:
+    for folder in (None, tokenizer):
+        spoilt = altered(lambda body: body.update(usage={"total_tokens": total}))
+        with RawServer(spoilt if folder is None else _spoilt_ids(tokenizer, total)) as server:
+            lm = asked(server, tokenizer=folder)
+            lm.score(PREFIXES, CONTINUATIONS)
+            assert 12 <= lm.metrics()["tokens_sent"] <= 200
+
+
+def _spoilt_ids(tokenizer: str, total: object) -> Answer:
+    return lambda number, payload: http_answer(honest(payload, tokenizer) | {"usage": {"total_tokens": total}})
+
+
+def test_half_a_surrogate_pair_is_no_answer(asked: Asked) -> None:
+    spoilt = altered(lambda body: body["choices"][0].update(text="\ud800"))
+    with RawServer(spoilt) as server, pytest.raises(ServerError, match="no text"):
+        asked(server).generate(["red red"], 2)
+
+
+@pytest.mark.parametrize("then", ["constant", "shifted", "other_model", "no_echo", "one_input", "down", "moved"])
+def test_a_server_that_goes_wrong_after_the_probe_gives_no_scores(then: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its scores of a whole call are given out only while the server is the one that was probed."""
+    monkeypatch.setattr("replug.models.http.http_lm.REQUESTS_BETWEEN_LOOKS", 1)
+    with FaultServer() as server:
+        lm = connect(server_spec(server.url, max_attempts=2), RequestBudget(None))
+        assert bits(lm.score(PREFIXES, CONTINUATIONS)) == RIGHT
+        server.mode = then
+        with pytest.raises(RunError):
+            lm.score(PREFIXES, CONTINUATIONS)
+        lm.close()
+
+
+def test_a_server_that_comes_back_with_another_model_is_noticed_at_once() -> None:
+    with FaultServer() as server:
+        lm = connect(server_spec(server.url, max_attempts=3), RequestBudget(None))
+        server.mode, server.fault_share, server.kinds, server.first_faults = "other_model", 0.0, ["drop"], 0
+        server.first_faults = server.requests + 1
+        with pytest.raises(ServerError, match="is not the model that was probed"):
+            lm.score(PREFIXES, CONTINUATIONS)
+        lm.close()
+
+
+def test_an_honest_server_is_looked_at_again_and_again_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replug.models.http.http_lm.REQUESTS_BETWEEN_LOOKS", 3)
+    with FaultServer() as server:
+        lm = connect(server_spec(server.url), RequestBudget(None))
+        before = server.requests
+        for _ in range(9):
+            assert bits(lm.score(PREFIXES, CONTINUATIONS)) == RIGHT
+        assert server.requests == before + 9 + 4  # a look is a request too
+        assert np.isfinite(lm.fingerprint).all()
+        lm.close()
+
+
+TEXTS = [
+    "The keeper's boat, no. 7 — isn't new.\n\n\tZürich: 日本語 and 🙂👩\u200d🔬!",
+    " x == [1, 2]  # a\r\nb",
+    "<|endoftext|>A",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_tokens_are_known_in_every_form_that_servers_show_them_in(text: str) -> None:
+    tokenizer = load_tokenizer(real_lm(), "lm.tokenizer")
+    ids, forms = tokenizer(text)["input_ids"], TokenForms(tokenizer)
+    decoded = [tokenizer.decode([i]) for i in ids]
+    shown = {
+        "decoded": decoded,
+        "of the vocabulary": tokenizer.convert_ids_to_tokens(ids),
+        "without a blank": [token.removeprefix(" ") for token in decoded],
+        "by id": [f"token_id:{i}" for i in ids],
+        "without parts of characters": ["" if "\ufffd" in token else token for token in decoded],
+    }
+    assert {how: forms.first_other(ids, tokens) for how, tokens in shown.items()} == dict.fromkeys(shown)
+    assert forms.first_other(ids, [*decoded[1:], decoded[0]]) is not None
+    assert forms.first_other(ids, [None, *decoded[1:]]) == 0
+    assert forms.first_other(ids, [*decoded[:-1], "zebra"]) == len(ids) - 1

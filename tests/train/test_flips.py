@@ -1,0 +1,106 @@
+"""One flipped bit in the files of a run and of an index: caught by name, or without effect. Never another answer."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from replug.configs.errors import RunError, UserError
+from replug.data.files import file_sha256
+from replug.evals.evidence import RetrievedDocuments
+from replug.index_workers.local_index import LocalIndex
+from replug.index_workers.version_store import VersionStore
+from replug.train.run_dir import CheckpointMark, RunDirectory
+from tests.support.index_versions import DIM, LOSSY, begin, publish, write_corpus
+
+FLIPS = 12  # of each file, at places spread over it
+
+
+def flipped(path: Path, count: int = FLIPS) -> Iterator[None]:
+    """The file with one bit after another flipped; whole again at the end."""
+    whole = path.read_bytes()
+    rng = np.random.default_rng(len(whole))
+    for place in sorted({int(place) for place in rng.integers(len(whole), size=count)}):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
+        yield
+    path.write_bytes(whole)
+
+
+def outcomes(path: Path, read: Callable[[], object]) -> tuple[int, int]:
+    """How many flips were caught and how many changed nothing; any other answer fails."""
+    before, caught, harmless = read(), 0, 0
+    for _ in flipped(path):
+        try:
+            after = read()
+        except (UserError, RunError):
+            caught += 1
+        else:
+            assert after == before, path
+            harmless += 1
+    return caught, harmless
+
+
+@pytest.mark.parametrize("changes", [{}, LOSSY], ids=["exact", "lossy"])
+def test_an_index_answers_the_same_or_not_at_all(changes: dict, tmp_path: Path) -> None:
+    store = VersionStore(tmp_path / "index")
+    write_corpus(tmp_path / "data/documents")
+    publish(store, begin(store, **changes))
+    queries = np.random.default_rng(1).standard_normal((3, DIM)).astype(np.float32)
+
+    def search() -> list:
+        return [found.tolist() for found in LocalIndex(tmp_path / "index", 1).search(queries, 4)]
+
+    files = [path for path in sorted((tmp_path / "index").rglob("*")) if path.is_file()]
+    found = {path.name: outcomes(path, search) for path in files}
+    of_use = {name: of for name, of in found.items() if of[0]}
+    assert {"manifest.json", "model.safetensors", "tokenizer.json", "config.json"} <= of_use.keys(), found
+    assert of_use.keys() & {"vectors-00000.npy", "shard-00000.faiss"}, found
+
+
+def test_what_was_found_is_the_same_or_refused(tmp_path: Path) -> None:
+    found = RetrievedDocuments(np.arange(24).reshape(4, 6), np.linspace(0, 1, 24).reshape(4, 6))
+    found.save(tmp_path / "found.npz")
+
+    def load() -> list:
+        read = RetrievedDocuments.load(tmp_path / "found.npz")
+        return [read.doc_rows.tolist(), read.similarities.tolist()]
+
+    assert outcomes(tmp_path / "found.npz", load)[0] > 0
+
+
+def test_a_checkpoints_mark_leads_to_a_whole_checkpoint_or_to_none(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    write_corpus(run.data / "documents")
+    begin(VersionStore(run.index), version=0)
+    run.checkpoints.mkdir()
+    for step in (4, 8):
+        run.checkpoint(step).write_bytes(os.urandom(100))
+        run.mark(CheckpointMark(run.checkpoint(step), step, (0,), file_sha256(run.checkpoint(step))))
+    mark = run.checkpoint(8).with_suffix(".json")
+    for _ in flipped(mark, 200):
+        try:
+            newest = run.newest_checkpoint()
+        except UserError as error:
+            assert "of another version of replug" in str(error)
+            continue
+        assert newest is not None
+        assert newest.sha256 == file_sha256(run.checkpoint(newest.step))
+    newest = run.newest_checkpoint()
+    assert newest is not None and newest.step == 8
+
+
+def test_a_finished_runs_results_are_shown_as_they_were_or_not_at_all(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    for name in ("config.yaml", "lm.json", "metrics.jsonl", "examples.json"):
+        (tmp_path / name).write_text(f"content of {name}")
+    run.finish({"bpb": {"all": {"none": 0.931}}})
+    run.require_intact()
+    for name in ("config.yaml", "lm.json", "metrics.jsonl", "examples.json", "results.json"):
+        for _ in flipped(tmp_path / name, 5):
+            with pytest.raises(UserError, match=f"{name} is damaged: its checksum differs; bring it back, or run"):
+                run.require_intact()
+    run.require_intact()
+    assert json.loads(run.results.read_text())["bpb"]["all"]["none"] == 0.931

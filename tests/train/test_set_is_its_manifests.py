@@ -1,0 +1,62 @@
+"""What is trained on is what the manifest proves disjoint: replaced files are refused before anything starts."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from replug.configs.errors import UserError
+from replug.configs.load import load_config
+from replug.data.files import file_sha256
+from replug.data.store import PreparedSet
+from replug.models.build import lm_source
+from replug.models.preparing import prepared_set
+from replug.train.data_checks import check_data
+from tests.support.command_line import ROOT
+from tests.support.preparing import prepare
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    rows = [{"id": str(i), "text": " ".join(f"w{i}x{word}" for word in range(40))} for i in range(60)]
+    (tmp_path / "raw.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return prepare(tmp_path / "set", tmp_path / "raw.jsonl").folder
+
+
+def opened(data: Path) -> PreparedSet:
+    return prepared_set(
+        load_config(ROOT / "configs/debug.yaml", [f"run_dir={data.parent / 'run'}", *given(data)]), data
+    )
+
+
+def given(data: Path) -> list[str]:
+    return ["data.source=null", f"data.prepared={data}", "retrieve.k=2", "evaluate.k=2"]
+
+
+@pytest.mark.parametrize("name", ["queries.arrow", "heldout.arrow"])
+def test_texts_that_were_replaced_by_the_others_are_refused(name: str, data: Path) -> None:
+    opened(data)
+    other = {"queries.arrow": "heldout.arrow", "heldout.arrow": "queries.arrow"}[name]
+    shutil.copy(data / other, data / name)
+    with pytest.raises(UserError, match=rf"{name} is damaged: its checksum differs, so the manifest's proof"):
+        opened(data)
+
+
+def test_where_the_manifest_was_changed_with_them_the_texts_themselves_are_compared(data: Path) -> None:
+    shutil.copy(data / "heldout.arrow", data / "queries.arrow")
+    manifest = json.loads((data / "manifest.json").read_text())
+    manifest["files"]["queries.arrow"] = file_sha256(data / "queries.arrow")
+    (data / "manifest.json").write_text(json.dumps(manifest))
+    config = load_config(ROOT / "configs/debug.yaml", [f"run_dir={data.parent / 'run'}", *given(data)])
+    lm = lm_source(config.lm, data.parent / "spent.json", data.parent / "scores.sqlite")
+    with pytest.raises(UserError, match=r"\d+ training texts are held-out texts.* would be a leak: query "):
+        check_data(config, opened(data), lm)
+
+
+def test_a_manifest_without_the_texts_checksums_is_refused(data: Path) -> None:
+    manifest = json.loads((data / "manifest.json").read_text())
+    del manifest["files"]["heldout.arrow"]
+    (data / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"has no checksum of heldout\.arrow"):
+        opened(data)
