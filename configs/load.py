@@ -77,7 +77,7 @@ def load_score_config(overrides: Sequence[str]) -> ScoreConfig:
 
 
 def load_ask_config(overrides: Sequence[str], run: Path | None = None) -> AskConfig:
-    """For `replug ask`. With `run`, a run's stored configuration, the LM is that one's, as `load_stored_lm` reads it."""
+    """For `replug ask`. With the stored configuration of a run, the LM is that one's, as `load_stored_lm` reads it."""
     of_lm = [override for override in overrides if override.startswith("lm.")]
     lm = LMConfig() if run is None else load_stored_lm(run, of_lm)
     return _merge(AskConfig, None, overrides, defaults=AskConfig(lm=lm))

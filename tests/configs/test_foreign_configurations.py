@@ -30,7 +30,7 @@ def write(folder: Path, text: str) -> Path:
 def test_a_run_from_somebody_else_names_neither_the_server_nor_the_key(tmp_path: Path) -> None:
     write(tmp_path, SERVER)
     with pytest.raises(UserError, match=r"names the server http://evil\.example/v1, which is asked on your word only"):
-        config_of(tmp_path, []).lm
+        config_of(tmp_path, [])
     said = "lm.url=http://127.0.0.1:8000/v1"
     assert config_of(tmp_path, [said, "lm.model=mine"]).lm.api_key_env == "REPLUG_LM_API_KEY"
     assert config_of(tmp_path, ["lm.path=stand_in"]).lm.url is None
