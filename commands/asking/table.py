@@ -3,7 +3,6 @@
 import math
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -17,10 +16,9 @@ SHOWN_CANDIDATES = 10
 
 def print_reply(reply: Reply) -> None:
     console = Console(highlight=False)
-    shown = escape(plain_text(reply.answer)) if reply.answer else "[red]no answer[/red]"
-    console.print(f"[bold]{shown}[/bold]")
+    console.print(Text(plain_text(reply.answer), "bold") if reply.answer else Text("no answer", "red"))
     for line in told(reply):
-        console.print(f"[dim]{escape(plain_line(line))}[/dim]", soft_wrap=True)
+        console.print(Text(plain_line(line), "dim"), soft_wrap=True)
     if reply.passages:
         console.print(_evidence(reply))
     if reply.scores:

@@ -10,7 +10,7 @@ from replug.commands.asking.table import print_reply
 from replug.web.records import Passage
 
 ESCAPE = "\x1b[31m"
-HOSTILE = f"[bold]<script>alert(1)</script>{ESCAPE}[/bold]"
+HOSTILE = f"[bold]<script>alert(1)</script>{ESCAPE}[/bold]\\"
 FACTORS = {
     "answer_given_question": -1.5,
     "question_given_answer": -20.25,
@@ -72,7 +72,7 @@ def test_a_terminal_is_told_the_same(capsys: pytest.CaptureFixture, monkeypatch:
     monkeypatch.setenv("COLUMNS", "200")
     print_reply(reply())
     shown = capsys.readouterr().out
-    assert shown.startswith("Nobody [bold]<script>alert(1)</script>\\x1b[31m[/bold]\n") and ESCAPE not in shown
+    assert shown.startswith("Nobody [bold]<script>alert(1)</script>\\x1b[31m[/bold]\\\n") and ESCAPE not in shown
     for part in ("75.0%", "2026-11-24", "https://example.org", "missing: timeout 2", "1, 2", "-46.75", "–"):
         assert part in shown
 
