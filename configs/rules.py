@@ -12,7 +12,14 @@ from urllib.parse import urlsplit
 
 from replug.configs.errors import UserError
 from replug.configs.keys import keys_of
-from replug.configs.methods import REPLUG, WITHOUT_RETRIEVER, Method, parse_methods
+from replug.configs.methods import (
+    INTERNET_QA,
+    REPLUG,
+    WITHOUT_RETRIEVER,
+    Method,
+    parse_answering_methods,
+    parse_methods,
+)
 from replug.configs.refresh_policy import refresh_problems
 from replug.configs.schema import (
     AnyConfig,
@@ -63,6 +70,8 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
 
 def evaluation_methods(config: EvaluationConfig) -> list[Method]:
     """What is compared, in order. Raises UserError for what is not a method."""
+    if config.evaluation == INTERNET_QA:
+        return parse_answering_methods(config.methods, config.k)
     named = {REPLUG: config.retriever.path} if config.retriever.path else {}
     for name in config.retrievers:
         if name in (REPLUG, *WITHOUT_RETRIEVER):

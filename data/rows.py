@@ -72,6 +72,7 @@ def read_json_array(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
             raise UserError(f"{path}, question {number}: expected an object, found {type(row).__name__}")
+        _require_whole_characters(row, f"{path}, question {number}")
         yield f"{path}, question {number}", row
 
 
