@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from replug.configs.errors import RunError
-from replug.models.generation import Generated, GenerationOptions
+from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions
 
 WEIGHTS_TOLERANCE = 1e-5  # by which float32 weights of a few dozen prompts may miss 1
 
@@ -88,6 +88,10 @@ class BlackBoxLM(Protocol):
         """One answer from prompts that differ by their document, weighted by `weights`, which sum to 1."""
         ...
 
+    def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
+        """Answers drawn after each prompt [P][num_samples]. A draw does not depend on what else is in the call."""
+        ...
+
 
 @runtime_checkable
 class LocalLM(BlackBoxLM, Protocol):
@@ -116,6 +120,10 @@ class AsyncLM(BlackBoxLM, Protocol):
         self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
     ) -> "Future[Generated]":
         """As `generate_ensemble`, later."""
+        ...
+
+    def submit_samples(self, prompts: Sequence[str], options: SamplingOptions) -> "Future[list[list[Sampled]]]":
+        """As `sample`, later. What is given in one call is computed together: the unit of determinism."""
         ...
 
     def metrics(self) -> dict[str, float]:

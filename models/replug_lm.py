@@ -24,7 +24,7 @@ from replug.configs.errors import UserError
 from replug.models.black_box_lm import AsyncLM, BlackBoxLM, ContinuationScore, check_ensemble, check_pairs
 from replug.models.encoder import Encoder
 from replug.models.ensemble import document_weights, mix_token_logprobs
-from replug.models.generation import Generated, GenerationOptions
+from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions
 from replug.models.policy import KnownFrom, Policy, Subject
 from replug.models.prompt import PromptTemplate
 
@@ -79,7 +79,7 @@ class ReplugLM:
 
     `template` joins them, and cuts what is too long where it was given the LM's tokenizer. For generation, give it the
     LM's `max_tokens` less those that will be generated. `policy` decides which answers of `generate` and `answer`
-    have documents, and nothing of `score` and `generate_ensemble`; one that was fitted to another LM, retriever, or
+    have documents, and nothing of `score`, `generate_ensemble` and `sample`; one that was fitted to another LM, retriever, or
     number of documents is refused with a UserError.
     """
 
@@ -218,6 +218,20 @@ class ReplugLM:
             shares += [weight * share for share in _weights(found)]
         return self._lm.generate_ensemble(whole, shares, options)
 
+    def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
+        """Draws from the mixture of each prompt's documents: one generation for each sample."""
+        self._require_no_policy()
+        documents = self.retrieve(prompts)
+        return [
+            [self._sample_one(prompt, options, number, found) for number in range(options.num_samples)]
+            for prompt, found in zip(prompts, documents, strict=True)
+        ]
+
+    def _sample_one(self, prompt: str, options: SamplingOptions, number: int, found: Sequence[Retrieved]) -> Sampled:
+        one = options.of_one_answer(options.draw_seed(prompt, number))
+        drawn = self._lm.generate_ensemble(self._prompts(prompt, "", found), _weights(found), one)
+        return Sampled(drawn.text, drawn.token_logprobs)
+
     def _documents(self, texts: Sequence[str], documents: Documents | None) -> Documents:
         if documents is None:
             self._require_no_policy()
@@ -230,7 +244,7 @@ class ReplugLM:
         if self._policy is not None:
             raise UserError(
                 "a policy decides what `answer` and `generate` retrieve; expected documents for `score`, and a "
-                "ReplugLM without a policy for `generate_ensemble`"
+                "ReplugLM without a policy for `generate_ensemble` and `sample`"
             )
 
     def _prompts(self, text: str, continuation: str, documents: Sequence[Retrieved]) -> list[str]:

@@ -19,7 +19,7 @@ from replug.cluster.actor_pool import ActorPool, thread_env
 from replug.cluster.packing import SCORER
 from replug.cluster.places import place
 from replug.models.black_box_lm import ContinuationScore, LocalLM
-from replug.models.generation import Generated, GenerationOptions
+from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions
 from replug.models.hardware import available_cores
 from replug.models.local.local_source import LocalSource
 from replug.models.units import bytes_per_unit, units_of_similar_length
@@ -71,6 +71,9 @@ class Scorer:
         self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
     ) -> Generated:
         return self._lm.generate_ensemble(prompts, weights, options)
+
+    def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
+        return self._lm.sample(prompts, options)
 
 
 class ScorerPool:
@@ -126,6 +129,13 @@ class ScorerPool:
         self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
     ) -> Generated:
         return self.submit_ensemble(prompts, weights, options).result()
+
+    def submit_samples(self, prompts: Sequence[str], options: SamplingOptions) -> "Future[list[list[Sampled]]]":
+        """One call is one replica's work, as a call of `submit` is."""
+        return self.pool.submit("sample", list(prompts), options)
+
+    def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
+        return self.submit_samples(prompts, options).result()
 
     def metrics(self) -> dict[str, float]:
         """Rates and shares since the last call, and counts since the start."""
