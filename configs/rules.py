@@ -96,6 +96,19 @@ def lm_problems(config: EvaluationConfig) -> Iterator[str]:
     yield from _lms_problems(config) if config.lms else _lm_problems(config.lm)
 
 
+def has_rerank_lm(config: EvaluationConfig) -> bool:
+    """Whether another LM than the one that answers says how good answers are."""
+    return bool(config.rerank_lm.path or config.rerank_lm.url)
+
+
+def rerank_lm_problems(config: EvaluationConfig) -> Iterator[str]:
+    """Of an evaluation that reranks."""
+    if not has_rerank_lm(config) and config.rerank_lm != LMConfig():
+        yield "rerank_lm.path is missing, but other keys of rerank_lm are set; expected rerank_lm.path or rerank_lm.url"
+    if has_rerank_lm(config):
+        yield from (problem.replace("lm.", "rerank_lm.") for problem in _lm_problems(config.rerank_lm))
+
+
 def _lms_problems(config: EvaluationConfig) -> Iterator[str]:
     if config.lm.path or config.lm.url:
         yield "lm.path or lm.url and lms are set; expected lm for one LM, or lms for several"

@@ -32,34 +32,40 @@ def is_validation(question: InternetQuestion) -> bool:
     return hash64(question.origin) % VALIDATION_PARTS == 0
 
 
-def plan_questions(keys: QuestionsConfig, of: QuestionSet, seed: int) -> InternetQuestions:
-    """Read and drawn by the seed. Raises UserError where there are too few."""
+def plan_questions(keys: QuestionsConfig, of: QuestionSet, seed: int, with_evidence: bool = True) -> InternetQuestions:
+    """Read and drawn by the seed; `with_evidence`, shots have some. Raises UserError where there are too few."""
     num_shots = NUM_SHOTS if keys.shots is None else keys.shots
     questions = of.read(Path(str(keys.path)).expanduser())
     if keys.demonstrations is not None:
         measured = draw_questions(questions, keys.max_questions, seed)
         pool = of.read_shots(Path(keys.demonstrations).expanduser())
-        return InternetQuestions(tuple(measured), _draw(pool, measured, num_shots, keys.demonstrations, seed))
-    shots = _draw(questions, (), num_shots, str(keys.path), seed)
+        free = _telling(pool, with_evidence, num_shots, keys.demonstrations, measured)
+        return InternetQuestions(tuple(measured), tuple(draw_demonstrations(free, measured, num_shots, seed)))
+    free = _telling(questions, with_evidence, num_shots, str(keys.path))
+    shots = tuple(draw_demonstrations(free, (), num_shots, seed))
     rest = not_among(_without(questions, shots), shots)
     if not rest:
         raise UserError(f"{num_shots} shots leave none of {len(questions)} questions to measure; ask for fewer")
     return InternetQuestions(tuple(draw_questions(rest, keys.max_questions, seed)), shots)
 
 
-def _draw(
-    pool: Sequence[InternetQuestion], measured: Sequence[InternetQuestion], num: int, path: str, seed: int
-) -> tuple[InternetQuestion, ...]:
-    """Of those that tell their evidence and are not measured, no two variants of one question."""
-    free = list(
-        {question.origin: question for question in _without(pool, measured) if tells_evidence(question)}.values()
-    )
-    if len(free) < num:
+def _telling(
+    pool: Sequence[InternetQuestion],
+    with_evidence: bool,
+    num: int,
+    path: str,
+    measured: Sequence[InternetQuestion] = (),
+) -> list[InternetQuestion]:
+    """Those that may be shots: none that is measured, none without evidence, no two variants of one question."""
+    free = [one for one in _without(pool, measured) if not with_evidence or tells_evidence(one)]
+    of_each = list({question.origin: question for question in reversed(free)}.values())[::-1]
+    if len(of_each) < num:
         raise UserError(
-            f"{num} shots are asked for, but {len(free)} of {len(pool)} questions in {path} have gold evidence and are "
-            "not measured; expected more of them (questions.demonstrations), or fewer shots (questions.shots)"
+            f"{num} shots are asked for, but {len(of_each)} of {len(pool)} questions in {path} "
+            f"{'have gold evidence and ' if with_evidence else ''}are not measured; expected more of them "
+            "(questions.demonstrations), or fewer shots (questions.shots)"
         )
-    return tuple(draw_demonstrations(free, measured, num, seed))
+    return of_each
 
 
 def _without(questions: Sequence[InternetQuestion], others: Sequence[InternetQuestion]) -> list[InternetQuestion]:
