@@ -25,7 +25,7 @@ class EvaluationFolder:
         self.budget_file = path / "lm_spent.json"
         self.rerank_scores = path / "rerank_scores.sqlite"
         self.rerank_budget_file = path / "rerank_lm_spent.json"
-        self.snapshot = path / "web"
+        self.snapshot = path / "snapshot"
         self.weights = path / "weights.json"
         self.outcomes = path / "outcomes.jsonl"
         self.examples = path / "examples.parquet"

@@ -71,13 +71,15 @@ class EvaluationKind:
     `settle` makes what is compared of what was measured, where that is not the same: where some examples only serve to
     fit the rest. `problems` are what a configuration lacks for it, found before anything starts. `add_findings` adds to
     the results what is more than metrics by method, writes what goes with it, and returns lines for the table.
-    `reranks` says that it may have another LM for that, `rerank_lm`.
+    `reranks` says that it may have another LM for that, `rerank_lm`. `searches` are what is found for every example
+    beside the methods.
     """
 
     make_dataset: Callable[[EvaluationConfig, Corpus | None], EvalDataset]
     problems: Callable[[EvaluationConfig, Sequence[Method]], Iterable[str]]
     asks_lm: bool = True
     reranks: bool = False
+    searches: Callable[[EvaluationConfig], Sequence[Method]] = lambda config: ()
     settle: Callable[[EvaluationConfig, EvaluationFolder, Task, Sequence[Row]], tuple[Measured, Sequence[Row]]] = (
         lambda config, folder, task, rows: (task, rows)
     )

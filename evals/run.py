@@ -8,7 +8,7 @@ found/                 what every source of documents finds for every example, a
                        genread.jsonl, the documents that the LM wrote; frequencies.json, documents that name a subject
 scores.sqlite          what the LM said (`lm.cache` names another, which several evaluations may share);
                        rerank_scores.sqlite, what the LM of `rerank_lm` said
-web/                   what a search engine answered, and the pages (`web.snapshot` names another)
+snapshot/              what a search engine answered, and the pages (`web.snapshot` names another)
 outcomes.jsonl         every example under every method as it came; at the end examples.parquet
 latency.jsonl          the same of `questions.latency_questions`: the seconds that each took by itself
 """
@@ -55,7 +55,7 @@ def evaluate(config: EvaluationConfig) -> dict:
     if folder.results.is_file():
         log.info(f"{folder.path} holds a finished evaluation; give another out to measure again")
         return show_results(folder)
-    run_config, methods = config.run_config(), evaluation_methods(config)
+    run_config, methods = config.run_config(), [*evaluation_methods(config), *kind.searches(config)]
     corpus = corpus_of(run_config, folder, methods)
     dataset = kind.make_dataset(config, corpus)
     check_faiss()
@@ -139,7 +139,7 @@ def evaluation_cluster(
     config: EvaluationConfig, methods: Sequence[Method], source: LMSource | None, num_documents: int | None
 ) -> Iterator[Config]:
     """Ray, where an index is to be built or the LM wants actors."""
-    builds = any(needs_building(config, method.source) for method in methods)
+    builds = any(needs_building(config, method.source) for method in methods if method.takes_from_corpus)
     roles = [*(source.roles if source else ()), *(["index"] if builds else [])]
     run_config = config.run_config()
     sizes = run_sizes(run_config, num_documents, multiplies_bfloat16())

@@ -72,12 +72,12 @@ class LineCounter:
     """Counts the lines of questions by one tokenizer."""
 
     def __init__(self, num_tokens: NumTokens, prompts: AnswerPrompts) -> None:
-        self._num_tokens, self._form = num_tokens, prompts.form
-        self._opening, self._closed_book = num_tokens(prompts.opening), num_tokens(prompts.closed_book_opening)
+        self._num_tokens, self._prompts, self._form = num_tokens, prompts, prompts.form
+        self._openings: dict[bool, int] = {}
 
     def lines(self, question: str, passages: Sequence[str], answers: Sequence[str]) -> LineTokens:
         return LineTokens(
-            self._opening,
+            self.opening(has_evidence=True),
             self._question(question),
             [self._evidence(text) for text in passages],
             {answer: self.answer(answer) for answer in answers},
@@ -87,14 +87,16 @@ class LineCounter:
         """With the end of its line."""
         return self._num_tokens(f" {text}\n")
 
-    def opening(self, evidence: str | None) -> int:
-        """Of the shots before a question that is asked with this text, or closed book."""
-        return self._closed_book if evidence is None else self._opening
+    def opening(self, has_evidence: bool) -> int:
+        """Of the shots before a question."""
+        if has_evidence not in self._openings:
+            self._openings[has_evidence] = self._num_tokens(self._prompts.opening(has_evidence))
+        return self._openings[has_evidence]
 
     def alone(self, question: str, evidence: str | None) -> int:
         """Tokens of a whole prompt that asks closed book, or with one text."""
         told = 0 if evidence is None else self._evidence(evidence)
-        return self.opening(evidence) + told + self._question(question)
+        return self.opening(evidence is not None) + told + self._question(question)
 
     def _question(self, text: str) -> int:
         """With the label of the answer: every prompt has both."""

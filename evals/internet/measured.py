@@ -103,7 +103,7 @@ def read_passages(detail: Mapping[str, Any]) -> MeasuredPassages:
         tuple(detail["answers"]),
         np.array(detail["from"], dtype=np.int64),
         **{name: _array(detail[name]) for name in (*OF_CANDIDATES, *OF_PASSAGES)},
-        answer_by_passage=None if detail["answer_by_passage"] is None else _array(detail["answer_by_passage"]),
+        answer_by_passage=_whole(detail),
     )
     return MeasuredPassages(
         tuple(PassageRow(**row) for row in detail["passages"]),
@@ -113,6 +113,13 @@ def read_passages(detail: Mapping[str, Any]) -> MeasuredPassages:
         LineTokens(**detail["asked"]) if detail["asked"] else None,
         LineTokens(**detail["scored"]) if detail["scored"] else None,
     )
+
+
+def _whole(detail: Mapping[str, Any]) -> np.ndarray | None:
+    """[A, P], also where one of the two is 0."""
+    if detail["answer_by_passage"] is None:
+        return None
+    return _array(detail["answer_by_passage"]).reshape(len(set(detail["answers"])), len(detail["passages"]))
 
 
 def _listed(array: np.ndarray | None) -> list | None:

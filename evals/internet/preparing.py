@@ -1,9 +1,10 @@
 """All that is known before the LM is opened: questions, shots, their gold evidence, and what was searched for them."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from replug.answering.prompts import AnswerPrompts, PromptForm, Shot, fitting_shots
+from replug.answering.prompts import AnswerPrompts, PromptForm, Shot, fit_shots
 from replug.configs.methods import GOLD, NONE, Method
 from replug.configs.schema import EvaluationConfig
 from replug.evals.internet.costs import NumTokens
@@ -14,7 +15,7 @@ from replug.evals.kinds import PromptedLM
 from replug.models.lm_source import LMSource
 from replug.web.records import FoundEvidence, Passage
 
-MARGIN = 8  # tokens by which a prompt may be longer than its lines, counted one by one
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +73,21 @@ def shots_of(questions: Sequence[InternetQuestion], evidence: Mapping[str, str])
     return tuple(Shot(one.example.query, one.answers[0], evidence.get(one.example.id)) for one in questions)
 
 
-def fitting_prompts(prepared: Prepared, lms: Sequence[PromptedLM], max_new_tokens: int) -> AnswerPrompts:
-    """With as many shots as fit beside the longest question and evidence of the set, for every LM that reads them.
+def fitting_prompts(prepared: Prepared, lm: PromptedLM, max_new_tokens: int) -> AnswerPrompts:
+    """With as many shots as fit beside the longest question and evidence of the set.
 
     An LM whose tokenizer or limit is not known has all shots: what is too long is refused when it is asked.
     """
-    shots: Sequence[Shot] = prepared.shots
-    for lm in lms:
-        count, limit = token_counter(lm.source), lm.lm.max_tokens
-        if count is not None and limit is not None:
-            longest = max(asked_with(prepared), key=lambda pair: count(pair[0]) + count(pair[1] or ""))
-            shots = fitting_shots(shots, [longest], prepared.form, count, limit - max_new_tokens - MARGIN)
-    return AnswerPrompts(prepared.form, shots)
+    prompts, count, limit = AnswerPrompts(prepared.form, prepared.shots), token_counter(lm.source), lm.lm.max_tokens
+    if count is None or limit is None:
+        return prompts
+    fitting = fit_shots(prompts, asked_with(prepared), count, limit, max_new_tokens)
+    if len(fitting.shots) < len(prompts.shots):
+        log.warning(
+            f"{len(fitting.shots)} of {len(prompts.shots)} shots fit beside the longest evidence: the LM holds {limit} "
+            "tokens"
+        )
+    return fitting
 
 
 def token_counter(source: LMSource | None) -> NumTokens | None:

@@ -30,11 +30,10 @@ class InternetQa:
     def __init__(self, prepared: Prepared, asked: PromptedLM, options: AnsweringOptions) -> None:
         self.prepared, self._options = prepared, options
         scorer = asked.reranker or asked
-        self._prompts = fitting_prompts(
-            prepared, [asked, *([scorer] if asked.reranker else [])], options.max_new_tokens
-        )
-        self._answerer = Answerer(asked.lm, self._prompts, options, scorer.lm)
-        self._asked, self._scored = _counter(asked, self._prompts), _counter(scorer, self._prompts)
+        self._prompts = prompts = fitting_prompts(prepared, asked, options.max_new_tokens)
+        of_scorer = fitting_prompts(prepared, scorer, options.max_new_tokens) if asked.reranker else prompts
+        self._answerer = Answerer(asked.lm, prompts, options, scorer.lm, of_scorer)
+        self._asked, self._scored = _counter(asked, prompts), _counter(scorer, of_scorer)
         self._sources = {method.source for method in prepared.methods}
         self.examples = [question.example for question in prepared.questions]
         self.metrics: Mapping[str, Metric] = {
@@ -72,7 +71,7 @@ class InternetQa:
             for source, text in ((NONE, None), (GOLD, self.prepared.gold.get(question.example.id))):
                 if source in self._sources:
                     prompt = self._asked.alone(question.example.query, text)
-                    total += ExpectedTokens(prompt, prompt - self._asked.opening(text))
+                    total += ExpectedTokens(prompt, prompt - self._asked.opening(text is not None))
             if rerankers:
                 total += expected_of_passages(
                     self._lines(self._asked, question, ()), self._options, of_answer, rerankers
@@ -84,10 +83,18 @@ class InternetQa:
 
     def _alone(self, question: InternetQuestion, source: str, answered: AnsweredAlone) -> Outcome:
         text = self.prepared.gold[question.example.id] if source == GOLD else None
-        costs = None
-        if self._asked is not None:
-            costs = asdict(Costs(1, self._asked.alone(question.example.query, text), answered.written_tokens))
-        return Outcome({}, {"answer": answered.answer, "costs": costs})
+        costs = self._costs_alone(question.example.query, text, answered)
+        return Outcome({}, {"answer": answered.answer, "costs": asdict(costs) if costs else None})
+
+    def _costs_alone(self, question: str, text: str | None, answered: AnsweredAlone) -> Costs | None:
+        """Of samples, or of labels, which the LM that reranks scores."""
+        if self._asked is None or self._scored is None:
+            return None
+        if not self._options.labels:
+            return Costs(1, self._asked.alone(question, text), answered.written_tokens)
+        prompt = self._scored.alone(question, text)
+        ends = [self._scored.answer(label) for label in self._options.labels]
+        return Costs(len(ends), 0, 0, prompt * len(ends) + sum(ends))
 
     def _passages(self, question: InternetQuestion, answered: Answered) -> Outcome:
         found = self.prepared.found[question.example.id]

@@ -6,7 +6,9 @@ need; weights are fitted on the validation part when all is measured, and the re
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 from replug.answering.answerer import AnsweringOptions
 from replug.configs.errors import UserError
@@ -21,23 +23,28 @@ from replug.evals.internet.findings import add_internet_findings
 from replug.evals.internet.gold import texts_by_id
 from replug.evals.internet.preparing import Prepared, plan
 from replug.evals.internet.question_sets import QUESTION_SETS
-from replug.evals.internet.searching import find_for_all
+from replug.evals.internet.searching import LOCAL, corpus_engine, find_for_all, searches
 from replug.evals.internet.task import InternetQa
 from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM
 from replug.evals.loop import Measured, Task
 from replug.evals.outcomes import Row
 from replug.evals.questions import queries_of, question_problems
 from replug.planning.model_sizes import lm_size
+from replug.web.build import evidence_finder
+from replug.web.records import SearchEngine
 
 log = logging.getLogger(__name__)
 
 
 def internet_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
-    """Questions drawn, and searched for."""
-    prepared = _prepared(config, corpus)
-    rerankers = tuple(dict.fromkeys(method.source for method in prepared.methods if method.k))
+    """Questions drawn; those of an engine on the web are searched for here, before anything heavy starts."""
+    prepared = prepared_questions(config, corpus)
+    queries = queries_of(config, [question.example for question in prepared.questions])
+    on_web = prepared.num_passages > 0 and config.web.engine != LOCAL
+    if on_web:
+        prepared = _with_evidence(config, prepared, queries)
     options = AnsweringOptions(
-        rerankers=rerankers,
+        rerankers=tuple(dict.fromkeys(method.source for method in prepared.methods if method.k)),
         max_new_tokens=config.questions.max_new_tokens,
         seed=config.seed,
         labels=prepared.labels,
@@ -45,11 +52,30 @@ def internet_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDat
 
     def make_task(asked: PromptedLM | None, book: EvidenceBook) -> InternetQa:
         assert asked is not None
-        task = InternetQa(prepared, asked, options)
+        found = prepared
+        for method in searches(config):
+            found = _with_evidence(config, prepared, queries, corpus_engine(method, book, queries))
+        task = InternetQa(found, asked, options)
         _tell_expected(task)
         return task
 
-    return EvalDataset([""] * len(prepared.questions), make_task)  # no source of an EvidenceBook is asked
+    return EvalDataset([""] * len(queries) if on_web else queries, make_task)
+
+
+def prepared_questions(config: EvaluationConfig, corpus: Corpus | None) -> Prepared:
+    """Without what is searched for."""
+    assert config.questions.dataset is not None, "problems are looked for first"
+    texts = texts_by_id(corpus.corpus) if corpus else None
+    return plan(config, evaluation_methods(config), QUESTION_SETS[config.questions.dataset], texts)
+
+
+def _with_evidence(
+    config: EvaluationConfig, prepared: Prepared, queries: Sequence[str], local: SearchEngine | None = None
+) -> Prepared:
+    folder = EvaluationFolder(Path(config.out).expanduser())
+    ids = [question.example.id for question in prepared.questions]
+    with closing(evidence_finder(config.web, folder.snapshot, local)) as finder:
+        return replace(prepared, found=find_for_all(finder, dict(zip(ids, queries, strict=True))))
 
 
 def _tell_expected(task: InternetQa) -> None:
@@ -79,19 +105,6 @@ def _parameters(lm: LMConfig) -> float | None:
         return None
 
 
-def _prepared(config: EvaluationConfig, corpus: Corpus | None) -> Prepared:
-    assert config.questions.dataset is not None, "problems are looked for first"
-    of = QUESTION_SETS[config.questions.dataset]
-    texts = texts_by_id(corpus.corpus) if corpus else None
-    prepared = plan(config, evaluation_methods(config), of, texts)
-    if not prepared.num_passages:
-        return prepared
-    examples = [question.example for question in prepared.questions]
-    queries = dict(zip([example.id for example in examples], queries_of(config, examples), strict=True))
-    finder = evidence_finder(config.web)
-    return replace(prepared, found=find_for_all(finder, queries))
-
-
 def internet_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
     yield from question_problems(config, methods)
     names = ", ".join(QUESTION_SETS)
@@ -99,8 +112,24 @@ def internet_problems(config: EvaluationConfig, methods: Sequence[Method]) -> It
         yield f"questions.dataset is {config.questions.dataset}; evaluation=internet_qa expects one of {names}"
     if config.questions.latency_questions:
         yield f"questions.latency_questions is {config.questions.latency_questions}; internet_qa expects 0"
+    yield from _search_problems(config, max(method.k for method in methods))
+
+
+def _search_problems(config: EvaluationConfig, num_passages: int) -> Iterator[str]:
+    data = config.data
+    if num_passages and config.web.engine == LOCAL and not (data.corpus or data.prepared or data.source):
+        yield "data.corpus is missing; web.engine=local expects documents to search in, another engine needs none"
+    if num_passages > config.web.max_passages:
+        yield (
+            f"web.max_passages is {config.web.max_passages}, but a method reads {num_passages}; expected as many or more"
+        )
 
 
 EVALUATION = EvaluationKind(
-    internet_dataset, internet_problems, reranks=True, settle=settle, add_findings=add_internet_findings
+    internet_dataset,
+    internet_problems,
+    reranks=True,
+    searches=searches,
+    settle=settle,
+    add_findings=add_internet_findings,
 )

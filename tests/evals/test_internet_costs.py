@@ -57,7 +57,7 @@ def test_lines_are_counted_as_the_prompt_has_them():
     prompts = AnswerPrompts(PromptForm(), [Shot("who?", "me", "it was me")])
     counter = LineCounter(words, prompts)
     lines = counter.lines("what colour?", ["it is blue"], ["dark blue"])
-    assert lines == LineTokens(words(prompts.opening), 4, [4], {"dark blue": 2})
+    assert lines == LineTokens(words(prompts.opening(has_evidence=True)), 4, [4], {"dark blue": 2})
     assert counter.alone("what colour?", "it is blue") == words(prompts.ask("what colour?", "it is blue"))
     assert counter.alone("what colour?", None) == words(prompts.ask("what colour?", None))
 
