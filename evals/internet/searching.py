@@ -6,13 +6,16 @@ What engines answered and pages are kept in a snapshot, so an interrupted search
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from replug.configs.methods import BM25, REPLUG, Method
 from replug.configs.schema import EvaluationConfig
 from replug.data.progress import Progress
 from replug.evals.evidence import Evidence, EvidenceBook
-from replug.web.evidence import EvidenceFinder
 from replug.web.records import EngineResult, FoundEvidence
+
+if TYPE_CHECKING:  # scikit-learn takes seconds to import, which looking for problems can do without
+    from replug.web.evidence import EvidenceFinder
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +57,7 @@ def _results(method: Method, book: EvidenceBook, row: int, evidence: Evidence) -
     ]
 
 
-def find_for_all(finder: EvidenceFinder, queries: Mapping[str, str]) -> dict[str, FoundEvidence]:
+def find_for_all(finder: "EvidenceFinder", queries: Mapping[str, str]) -> dict[str, FoundEvidence]:
     """By question id, given what is searched for by id. Raises what the finder does."""
     progress, found = Progress("search", len(queries)), {}
     for identifier, query in queries.items():

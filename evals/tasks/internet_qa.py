@@ -30,7 +30,6 @@ from replug.evals.loop import Measured, Task
 from replug.evals.outcomes import Row
 from replug.evals.questions import queries_of, question_problems
 from replug.planning.model_sizes import lm_size
-from replug.web.build import evidence_finder
 from replug.web.records import SearchEngine
 
 log = logging.getLogger(__name__)
@@ -72,6 +71,10 @@ def prepared_questions(config: EvaluationConfig, corpus: Corpus | None) -> Prepa
 def _with_evidence(
     config: EvaluationConfig, prepared: Prepared, queries: Sequence[str], local: SearchEngine | None = None
 ) -> Prepared:
+    from replug.web.build import (
+        evidence_finder,
+    )  # scikit-learn takes seconds, which looking for problems can do without
+
     folder = EvaluationFolder(Path(config.out).expanduser())
     ids = [question.example.id for question in prepared.questions]
     with closing(evidence_finder(config.web, folder.snapshot, local)) as finder:
