@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import date
 from operator import attrgetter
 from urllib.parse import urlsplit
 
@@ -30,9 +31,12 @@ from replug.configs.schema import (
     ScoreConfig,
     ServerAPI,
     TooLong,
+    WebConfig,
 )
 
 LM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+HOST_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
+ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 QUESTION = "{question}"  # where a question stands in questions.query
 
 
@@ -87,8 +91,42 @@ def _evaluation_problems(config: EvaluationConfig) -> Iterator[str]:
         yield f"query_encoders.{name} belongs to no retriever; expected a name under retrievers, or replug"
     if QUESTION not in config.questions.query:
         yield f"questions.query is {config.questions.query!r}; expected a text with {QUESTION} in it"
+    yield from web_problems(config.web)
     yield from _evaluation_data_problems(config, any(method.takes_from_corpus for method in evaluation_methods(config)))
     yield from _index_problems(config)
+
+
+def web_problems(web: WebConfig) -> Iterator[str]:
+    """Of the search for evidence."""
+    for key, engine in (("url", "searxng"), ("google_cx", "google")):
+        value = (getattr(web, key) or "").strip()
+        if bool(value) != (web.engine == engine):
+            yield f"web.{key} is {'set' if value else 'missing'} with web.engine={web.engine}; {engine} alone wants it"
+    if web.url:
+        parts = urlsplit(web.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+            yield "web.url is no address of a SearXNG; expected http://HOST:PORT without a password or a query"
+    if web.before is not None:
+        yield from _date_problems(web)
+    for key, hosts in (("site", [web.site] if web.site is not None else []), ("blocked_hosts", web.blocked_hosts)):
+        for host in hosts:
+            if not HOST_NAME.fullmatch(host):
+                yield f"web.{key}: {host!r} is no host; expected a name in lower case such as wikipedia.org"
+
+
+def _date_problems(web: WebConfig) -> Iterator[str]:
+    if not ISO_DATE.fullmatch(str(web.before)) or not _is_date(str(web.before)):
+        yield f"web.before is {web.before}; expected a date such as 2021-01-01"
+    if web.engine == "local":
+        yield "web.before is set with web.engine=local; documents of a corpus have no dates: expected null"
+
+
+def _is_date(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+        return True
+    except ValueError:
+        return False
 
 
 def lm_problems(config: EvaluationConfig) -> Iterator[str]:

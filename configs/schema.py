@@ -356,6 +356,29 @@ class QuestionsConfig:
 
 
 @dataclass
+class WebConfig:
+    """Where evidence for a question is searched for, and what of it is kept."""
+
+    engine: str = key("local", "local (documents of a corpus), searxng, brave, google or ddgs: a module of web/engines")
+    url: str | None = key(None, "of a SearXNG, such as http://127.0.0.1:8888")
+    google_cx: str | None = key(None, "id of a Google Programmable Search Engine")
+    api_key_env: str = key(
+        "REPLUG_SEARCH_API_KEY", "environment variable that holds the key of brave or google", resumable=True
+    )
+    num_results: int = key(20, "pages of an engine's answer (paper: 20)", ABOVE_0)
+    max_passages: int = key(50, "passages of all pages that are kept, the nearest to the question (paper: 50)", ABOVE_0)
+    sentences_per_passage: int = key(6, "of a page's text (paper: 6)", ABOVE_0)
+    before: str | None = key(None, "only pages whose date is before this one, such as 2021-01-01; undated ones go")
+    site: str | None = key(None, "only pages of this host and those below it, such as wikipedia.org")
+    blocked_hosts: list[str] = key([], "no pages of these hosts and those below them: benchmarks with their answers")
+    max_requests: int | None = key(
+        None, "searches stop before more requests are sent to the engine", ABOVE_0, resumable=True
+    )
+    requests_per_second: float = key(1.0, "to the engine, at most", ABOVE_0, resumable=True)
+    snapshot: str | None = key(None, "folder of answers and pages as they were (default: OUT/snapshot)", resumable=True)
+
+
+@dataclass
 class PaperConfig:
     table: str | None = key(None, "where the paper has these figures")
     values: dict[str, float] = key({}, "the paper's figure by method, shown beside ours")
@@ -378,6 +401,7 @@ class EvaluationConfig:
     seed: int = key(0, "random documents, demonstrations, bootstrap", FROM_0)
     texts: TextsConfig = section(TextsConfig)
     questions: QuestionsConfig = section(QuestionsConfig)
+    web: WebConfig = section(WebConfig)
     paper: PaperConfig = section(PaperConfig)
     data: DataConfig = section(DataConfig)
     retriever: RetrieverConfig = section(RetrieverConfig, path="")

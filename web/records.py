@@ -6,10 +6,11 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class SearchResult:
+class EngineResult:
     """A page that an engine found. `rank` counts from 1.
 
     `text` is given where the engine holds the page's text itself (a local corpus): nothing is fetched then.
+    `published` is the page's date (ISO), where the engine says it.
     """
 
     url: str
@@ -18,6 +19,7 @@ class SearchResult:
     text: str | None = None
     doc_id: str | None = None
     similarity: float | None = None
+    published: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,6 @@ class SearchEngine(Protocol):
         """Which engine with which settings, without secrets; part of the keys under which answers are kept."""
         ...
 
-    def search(self, query: str, num_results: int) -> list[SearchResult]:
+    def search(self, query: str, num_results: int) -> list[EngineResult]:
         """At most `num_results`. Raises EngineRefused, BudgetSpent, and UserError for what the user can mend."""
         ...

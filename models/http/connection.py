@@ -60,9 +60,7 @@ class ServerSpec:
     limits: RequestLimits = RequestLimits()
 
     def __post_init__(self) -> None:
-        key = self.api_key or ""
-        if not (key.isascii() and key.isprintable()) or " " in key:  # an HTTP library's own error would quote it
-            raise UserError(f"the key in ${self.api_key_env} has white space or characters that no header may hold")
+        require_header_value(self.api_key or "", self.api_key_env)
         if self.api == "prompt_logprobs" and not self.tokenizer:
             raise UserError("lm.tokenizer is missing; lm.api=prompt_logprobs sends token ids")
 
@@ -128,9 +126,9 @@ class ServerConnection:
 
     def _refusal(self, response: httpx.Response, payload: dict[str, Any] | None) -> Exception:
         status = response.status_code
-        said = f"{status} {response.reason_phrase}: {self._words(response)}"
+        said = f"{status} {response.reason_phrase}: {servers_words(response, self._spec.api_key)}"
         if status in (408, 429) or status >= 500:
-            return ServerFault(said, _retry_after(response), unread=status == 429)
+            return ServerFault(said, retry_after(response), unread=status == 429)
         return ServerError(f"{self._spec.url} refuses the request: {said}{self._hint(status, payload)}")
 
     def _hint(self, status: int, payload: dict[str, Any] | None) -> str:
@@ -141,17 +139,10 @@ class ServerConnection:
         lengths = [len(prompt) for prompt in (payload or {}).get("prompt", []) if isinstance(prompt, list)]
         return f"; the longest input of the request has {max(lengths)} tokens" if lengths else ""
 
-    def _words(self, response: httpx.Response) -> str:
-        """The server's own words, on one short line."""
-        said = " ".join(_message(response).split())
-        if self._spec.api_key:
-            said = said.replace(self._spec.api_key, "***")
-        return said if len(said) <= LONGEST_MESSAGE else f"{said[:LONGEST_MESSAGE]} ..."
-
 
 def _clients(spec: ServerSpec) -> list[httpx.AsyncClient]:
     """Several, since httpx looks at all pairs of a client's connections for each request that it sends."""
-    trust_env = not _is_loopback(httpx.URL(spec.url).host)  # no proxy reaches this machine's own servers
+    trust_env = not is_loopback(httpx.URL(spec.url).host)  # no proxy reaches this machine's own servers
     certificates = httpx.create_ssl_context(trust_env=trust_env)  # slow to read, so shared
     return [
         httpx.AsyncClient(
@@ -165,6 +156,20 @@ def _clients(spec: ServerSpec) -> list[httpx.AsyncClient]:
     ]
 
 
+def require_header_value(key: str, variable: str) -> None:
+    """Raise UserError for a key that no header can hold: an HTTP library's own error would quote it."""
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise UserError(f"the key in ${variable} has white space or characters that no header may hold")
+
+
+def servers_words(response: httpx.Response, secret: str | None) -> str:
+    """The server's own words on one short line, without the secret, which it may quote."""
+    said = " ".join(_message(response).split())
+    if secret:
+        said = said.replace(secret, "***")
+    return said if len(said) <= LONGEST_MESSAGE else f"{said[:LONGEST_MESSAGE]} ..."
+
+
 def _message(response: httpx.Response) -> str:
     """The message of an error, whose place differs between servers."""
     try:
@@ -176,7 +181,7 @@ def _message(response: httpx.Response) -> str:
     return str(message or body)
 
 
-def _retry_after(response: httpx.Response) -> float:
+def retry_after(response: httpx.Response) -> float:
     """Seconds, from seconds or an HTTP date; 0 where the header is missing or makes no sense."""
     value = response.headers.get("Retry-After", "")
     if value.isdecimal():
@@ -187,7 +192,7 @@ def _retry_after(response: httpx.Response) -> float:
         return 0.0
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

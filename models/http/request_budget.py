@@ -17,17 +17,24 @@ HOW_TO_GO_ON = "raise it and run the same command again; what was done so far is
 
 
 class BudgetSpent(RunError):
-    """The next request would pass lm.max_requests or lm.max_tokens_sent."""
+    """The next request would pass max_requests or max_tokens_sent."""
 
 
 class RequestBudget:
     """Counts requests and tokens over all runs that share the budget file at `path`; None counts in memory only.
 
-    Raises UserError where the file holds something else. One process at a time may use a file.
+    Raises UserError where the file holds something else. One process at a time may use a file. `section` is that of the
+    configuration whose limits these are.
     """
 
-    def __init__(self, path: Path | None, max_requests: int | None = None, max_tokens: int | None = None) -> None:
-        self._max_requests, self._max_tokens = max_requests, max_tokens
+    def __init__(
+        self,
+        path: Path | None,
+        max_requests: int | None = None,
+        max_tokens: int | None = None,
+        section: str = "lm",
+    ) -> None:
+        self._max_requests, self._max_tokens, self._section = max_requests, max_tokens, section
         self._lock = threading.Lock()
         self._requests, self._tokens = _read(path) if path else (0, 0)
         self._file = _open(path) if path else None
@@ -50,7 +57,7 @@ class RequestBudget:
         """
         with self._lock:
             if self._max_requests is not None and self._requests >= self._max_requests:
-                raise BudgetSpent(f"lm.max_requests={self._max_requests} is spent; {HOW_TO_GO_ON}")
+                raise BudgetSpent(f"{self._section}.max_requests={self._max_requests} is spent; {HOW_TO_GO_ON}")
             if self._max_tokens is not None and self._tokens + tokens > self._max_tokens:
                 return self._wait_or_stop(tokens)
             self._count(requests=1, tokens=tokens, reserved=tokens, in_flight=1)
@@ -71,8 +78,8 @@ class RequestBudget:
         if self._in_flight:
             return False
         raise BudgetSpent(
-            f"lm.max_tokens_sent={self._max_tokens} does not allow the next request: {self._tokens} tokens are spent "
-            f"and it may take {tokens}; {HOW_TO_GO_ON}"
+            f"{self._section}.max_tokens_sent={self._max_tokens} does not allow the next request: {self._tokens} tokens are "
+            f"spent and it may take {tokens}; {HOW_TO_GO_ON}"
         )
 
     def _count(self, requests: int, tokens: int, reserved: int, in_flight: int) -> None:

@@ -155,14 +155,14 @@ def test_it_waits_no_longer_than_a_request_may_take(opened: Opened) -> None:
 
 def test_times_to_retry_are_read_from_seconds_and_dates_and_nonsense_is_none() -> None:
     def seconds(value: str) -> float:
-        return server_connection._retry_after(httpx.Response(429, headers={"Retry-After": value}))
+        return server_connection.retry_after(httpx.Response(429, headers={"Retry-After": value}))
 
     assert seconds("7") == 7
     soon = datetime.now(UTC) + timedelta(seconds=30)
     assert 28 < seconds(format_datetime(soon, usegmt=True)) <= 30
     for nothing in ("", "-3", "soon", "Wed, 99 Foo 2026", "Sun, 06 Nov 1994 08:49:37 GMT", "6 Nov 2094 08:49:37"):
         assert seconds(nothing) == 0
-    assert server_connection._retry_after(httpx.Response(429)) == 0
+    assert server_connection.retry_after(httpx.Response(429)) == 0
 
 
 @pytest.mark.parametrize(

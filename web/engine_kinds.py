@@ -1,0 +1,37 @@
+"""The engines that there are, found by listing `web/engines`, and what each is made of."""
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from replug.configs.errors import UserError
+from replug.configs.schema import WebConfig
+from replug.models.http.request_budget import RequestBudget
+from replug.web import engines
+from replug.web.records import SearchEngine
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """`local` is an engine over documents that the caller has, None where it has none."""
+
+    web: WebConfig
+    budget: RequestBudget
+    local: SearchEngine | None
+
+
+MakeEngine = Callable[[EngineParts], SearchEngine]
+
+
+def engine_names() -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules(engines.__path__))
+
+
+def make_engine(parts: EngineParts) -> SearchEngine:
+    """Raises UserError for a name that is none, and for what an engine lacks."""
+    name = parts.web.engine
+    if name not in engine_names():
+        raise UserError(f"web.engine is {name}; expected one of: {', '.join(engine_names())}")
+    make: MakeEngine = importlib.import_module(f"{engines.__name__}.{name}").ENGINE
+    return make(parts)

@@ -1,0 +1,164 @@
+"""From a question to its passages: an engine is asked, its pages are read, and their passages ordered by TF-IDF.
+
+    finder = evidence_finder(config.web, folder)       # web/build.py
+    found = finder.find("who wrote the art of war")
+    found.passages[0].text, found.passages[0].url, found.failures
+
+With a snapshot, an engine is asked once for a question and its settings, and a page is fetched once: whoever asks again
+gets the same evidence, without the network. What gave nothing is counted by its reason.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+
+from replug.configs.errors import UserError
+from replug.web.pages import PageSource
+from replug.web.passages import split_passages, tfidf_cosines, tfidf_probabilities
+from replug.web.records import EngineRefused, EngineResult, FoundEvidence, Passage, SearchEngine
+from replug.web.snapshot import KeptPage, KeptSearch, Snapshot
+from replug.web.urls import is_of_host
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceSettings:
+    """Values of the keys under `web` of the same names; `before` is an ISO date."""
+
+    num_results: int = 20
+    max_passages: int = 50
+    sentences_per_passage: int = 6
+    before: str | None = None
+    site: str | None = None
+    blocked_hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """A result with its text. `fetched` is None where the engine held the text."""
+
+    result: EngineResult
+    url: str
+    title: str
+    text: str
+    fetched: str | None
+
+
+class EvidenceFinder:
+    """`pages` are where an engine's results are read, None for an engine that holds the texts itself.
+
+    `find` raises BudgetSpent, UserError, and RunError where the snapshot cannot be written.
+    """
+
+    def __init__(
+        self,
+        engine: SearchEngine,
+        settings: EvidenceSettings,
+        pages: PageSource | None = None,
+        snapshot: Snapshot | None = None,
+    ) -> None:
+        self._engine, self._settings, self._pages, self._snapshot = engine, settings, pages, snapshot
+
+    @property
+    def identity(self) -> str:
+        """What the evidence follows from, but for the web's state: engine and settings."""
+        return f"{self._engine.identity} {self._settings}"
+
+    def find(self, question: str) -> FoundEvidence:
+        failures: Counter[str] = Counter()
+        search = self._search(question)
+        if search.refusal:
+            failures[f"engine_{search.refusal}"] += 1
+        elif not search.results:
+            failures["no_results"] += 1
+        pages = list(self._distinct(self._read(self._allowed(search.results, failures), failures), failures))
+        return FoundEvidence(question, self._ranked(question, pages), dict(sorted(failures.items())))
+
+    def close(self) -> None:
+        if self._pages is not None:
+            self._pages.close()
+
+    def _search(self, question: str) -> KeptSearch:
+        asked = self._engine.identity, question, self._settings.num_results
+        known = self._snapshot.search(*asked) if self._snapshot else None
+        if known is not None:
+            return known
+        today = datetime.now(UTC).date().isoformat()
+        try:
+            results = self._engine.search(question, self._settings.num_results)
+            search = KeptSearch(*asked, today, tuple(results))
+        except EngineRefused as refused:
+            search = KeptSearch(*asked, today, refusal=refused.reason)
+        if self._snapshot:
+            self._snapshot.keep_search(search)
+        return search
+
+    def _allowed(self, results: Sequence[EngineResult], failures: Counter[str]) -> list[EngineResult]:
+        reasons = [None if result.text is not None else self._host_problem(result.url) for result in results]
+        failures.update(reason for reason in reasons if reason)
+        return [result for result, reason in zip(results, reasons, strict=True) if reason is None]
+
+    def _host_problem(self, url: str) -> str | None:
+        if is_of_host(url, self._settings.blocked_hosts):
+            return "blocked_host"
+        return "other_site" if self._settings.site and not is_of_host(url, [self._settings.site]) else None
+
+    def _read(self, results: Sequence[EngineResult], failures: Counter[str]) -> Iterator[_Page]:
+        """Pages with a text, in the engine's order."""
+        wanted = [result.url for result in results if result.text is None]
+        if wanted and self._pages is None:
+            raise UserError(f"{self._engine.identity} found URLs, but there is nothing to read them by")
+        read = dict(zip(wanted, self._pages.read(wanted) if self._pages and wanted else (), strict=True))
+        for result in results:
+            if result.text is not None:
+                yield _Page(result, result.url, result.title, result.text, None)
+                continue
+            kept = read[result.url]
+            reason = kept.failure or self._host_problem(kept.final_url) or self._date_problem(result, kept)
+            if reason:
+                failures[reason] += 1
+                continue
+            failures.update(["kept_with_broken_characters"] if kept.broken else [])
+            yield _Page(result, kept.final_url, result.title or kept.title, kept.text, kept.fetched)
+
+    def _date_problem(self, result: EngineResult, page: KeptPage) -> str | None:
+        """With `before`, the latest date that engine and page give must be before it, and one must be given."""
+        dates = [date for date in (result.published, page.published) if date]
+        if self._settings.before is None:
+            return None
+        if not dates:
+            return "undated"
+        return "too_recent" if max(dates) >= self._settings.before else None
+
+    def _distinct(self, pages: Iterator[_Page], failures: Counter[str]) -> Iterator[_Page]:
+        """Pages of other URLs and other texts than those before."""
+        seen: set[str] = set()
+        for page in pages:
+            marks = {page.text} if page.result.text is not None else {page.url, page.text}
+            if marks & seen:
+                failures["duplicate"] += 1
+            else:
+                seen |= marks
+                yield page
+
+    def _ranked(self, question: str, pages: Sequence[_Page]) -> tuple[Passage, ...]:
+        parts = [
+            (page, text) for page in pages for text in split_passages(page.text, self._settings.sentences_per_passage)
+        ]
+        if not parts:
+            return ()
+        cosines = tfidf_cosines(question, [text for _, text in parts])
+        best = np.argsort(-cosines, kind="stable")[: self._settings.max_passages]  # stable: by rank, then place
+        probabilities = tfidf_probabilities(cosines[best])
+        return tuple(
+            _passage(parts[row], float(cosines[row]), float(share))
+            for row, share in zip(best.tolist(), probabilities, strict=True)
+        )
+
+
+def _passage(part: tuple[_Page, str], cosine: float, probability: float) -> Passage:
+    page, text = part
+    result = page.result
+    return Passage(text, page.url, page.title, page.fetched, result.rank, cosine, probability, result.doc_id)
