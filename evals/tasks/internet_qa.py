@@ -123,9 +123,8 @@ def _search_problems(config: EvaluationConfig, num_passages: int) -> Iterator[st
     if num_passages and config.web.engine == LOCAL and not (data.corpus or data.prepared or data.source):
         yield "data.corpus is missing; web.engine=local expects documents to search in, another engine needs none"
     if num_passages > config.web.max_passages:
-        yield (
-            f"web.max_passages is {config.web.max_passages}, but a method reads {num_passages}; expected as many or more"
-        )
+        most = config.web.max_passages
+        yield f"web.max_passages is {most}, but a method reads {num_passages}; expected as many or more"
 
 
 EVALUATION = EvaluationKind(

@@ -3,17 +3,25 @@
 import json
 import os
 import signal
-import subprocess
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
+from urllib.parse import parse_qs, urlsplit
 
 import pyarrow.parquet as pq
 import pytest
 
+from replug.configs.load import load_evaluation_config
+from replug.evals.examples import Example
 from replug.evals.internet.questions import InternetQuestion
 from replug.evals.internet.splits import is_validation
-from replug.evals.examples import Example
+from replug.evals.run import evaluate
+from replug.models.local.local_source import LocalSource
 from replug.models.score_cache import ScoreCache
 from tests.support.command_line import ROOT, CommandLine, start_process
 
@@ -66,19 +74,24 @@ def typed(data: Path, out: Path, *overrides: str, dataset: str = "nq", file: str
 Evaluate = Callable[..., tuple[dict, str]]
 
 
-@pytest.fixture(scope="module")
-def evaluate(replug: CommandLine, data: Path) -> Evaluate:
-    def evaluate(out: Path, *overrides: str, **of: str) -> tuple[dict, str]:
-        ended = replug(*typed(data, out, *overrides, **of))
-        assert ended.status == 0, ended.printed
-        return json.loads((out / "results.json").read_text()), ended.printed
+@pytest.fixture
+def evaluate_here(data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Evaluate:
+    """The whole evaluation with its LMs in this process, so that nothing waits for Ray; and what was logged."""
+    monkeypatch.setattr(LocalSource, "roles", ())
+    monkeypatch.setattr(LocalSource, "open", lambda self, lm: self.open_here())
 
-    return evaluate
+    def evaluate_here(out: Path, *overrides: str, **of: str) -> tuple[dict, str]:
+        _, config, *given = typed(data, out, *overrides, **of)
+        with caplog.at_level("INFO"):
+            results = evaluate(load_evaluation_config(config, given))
+        return results, caplog.text
+
+    return evaluate_here
 
 
-def test_the_whole_grid_is_measured_in_one_pass(evaluate, tmp_path):
+def test_the_whole_grid_is_measured_in_one_pass(evaluate_here, tmp_path):
     out = tmp_path / "out"
-    results, printed = evaluate(out)
+    results, printed = evaluate_here(out)
     assert list(results) == GRID
     value = {name: {metric: entry["value"] for metric, entry in of.items()} for name, of in results.items()}
     rows = [json.loads(line) for line in (out / "outcomes.jsonl").read_text().splitlines()]
@@ -96,30 +109,101 @@ def test_the_whole_grid_is_measured_in_one_pass(evaluate, tmp_path):
     assert len(examples) == (len(rows) - len(validation)) * len(GRID)
     assert {len(row["documents"]) for row in examples if row["method"] == "poe@2"} == {2}
     assert "million tokens are put to the LM" in printed
-    assert (out / "flop.svg").read_text().startswith("<svg") and "Weights are fitted on" in (out / "table.md").read_text()
-    again, printed = evaluate(out)
+    assert (out / "flop.svg").read_text().startswith("<svg") and "Weights are fitted on" in (
+        out / "table.md"
+    ).read_text()
+    again, printed = evaluate_here(out)
     assert again == results and "holds a finished evaluation" in printed
 
 
-def test_labels_are_scored_by_another_lm(evaluate, tmp_path):
+def test_labels_are_scored_by_another_lm_that_works_in_this_process(evaluate_here, tmp_path):
     out = tmp_path / "out"
-    settings = ["rerank_lm.path=stand_in", "methods=[none,gold,direct@2,poe@2]", "data.corpus=" + "null"]
-    results, _ = evaluate(out, *settings[:2], dataset="strategyqa", file="strategyqa.json")
-    assert results["poe@2"]["accuracy"]["n"] <= 5 and "copied" not in results["poe@2"]
-    with ScoreCache(out / "rerank_scores.sqlite") as cache:
-        assert sum(use.misses for use in cache.models()) > 0
+    settings = ["rerank_lm.path=stand_in", "methods=[none,gold,direct@2,poe@2]"]
+    results, _ = evaluate_here(out, *settings, dataset="strategyqa", file="strategyqa.json")
+    assert results["poe@2"]["accuracy"]["n"] <= 8 - SHOTS and "copied" not in results["poe@2"]
+    assert rows_and_misses(out / "rerank_scores.sqlite")[0] > 0 == rows_and_misses(out / "scores.sqlite")[0]
     assert "reranked by" in (out / "lm.json").read_text()
 
 
-def wait_for_lines(process: subprocess.Popen, path: Path, count: int) -> None:
+def rows_and_misses(path: Path) -> tuple[int, int]:
+    """What a cache holds, and what its LM was asked for, that under way when it was killed too."""
+    with closing(ScoreCache(path)) as cache:
+        return cache.num_rows() + cache.num_rows("samples"), sum(use.misses for use in cache.models())
+
+
+def kill_when(path: Path, pattern: str, count: int, typed_words: list[str]) -> None:
+    """Start a command, and kill it once so many files, or lines of one, are there."""
+    process = start_process(*typed_words)
     deadline = time.monotonic() + 240
-    while not path.exists() or len(path.read_bytes().splitlines()) < count:
+    while sum(len(file.read_bytes().splitlines()) for file in path.glob(pattern)) < count:
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
 
 
-def asked(out: Path) -> tuple[int, int]:
-    """What the cache holds, and what the LM was asked for, that under way when it was killed too."""
-    with ScoreCache(out / "scores.sqlite") as cache:
-        return cache.num_rows(), sum(use.misses for use in cache.models())
+@pytest.fixture(scope="module")
+def evaluate_typed(replug: CommandLine, data: Path) -> Evaluate:
+    def evaluate_typed(out: Path, *overrides: str) -> tuple[dict, str]:
+        ended = replug(*typed(data, out, *overrides))
+        assert ended.status == 0, ended.printed
+        return json.loads((out / "results.json").read_text()), ended.printed
+
+    return evaluate_typed
+
+
+@pytest.mark.slow
+def test_killed_among_questions_it_asks_the_lm_nothing_twice(evaluate_typed, data, tmp_path):
+    settings = ["methods=[none,gold,direct@1,poe@3]"]
+    whole, _ = evaluate_typed(tmp_path / "whole", *settings)
+    out = tmp_path / "killed"
+    slow = [*settings, "lm.path=stand_in:0.05"]
+    kill_when(out, "outcomes.jsonl", 3, typed(data, out, *slow))
+    assert 3 <= len((out / "outcomes.jsonl").read_bytes().splitlines()) < 24 - SHOTS, "it was not killed in the middle"
+    killed_at = rows_and_misses(out / "scores.sqlite")
+    again, _ = evaluate_typed(out, *slow)
+    assert again == whole
+    after = rows_and_misses(out / "scores.sqlite")
+    assert after[0] == rows_and_misses(tmp_path / "whole/scores.sqlite")[0] > killed_at[0] > 0
+    assert after[1] - killed_at[1] == after[0] - killed_at[0], "what was stored before was asked again"
+
+
+class CountingEngine(BaseHTTPRequestHandler):
+    """Speaks SearXNG's JSON, takes its time, and finds pages that nobody may fetch."""
+
+    asked: ClassVar[Counter[str]] = Counter()
+
+    def do_GET(self) -> None:
+        [query] = parse_qs(urlsplit(self.path).query)["q"]
+        self.asked[query] += 1
+        time.sleep(0.1)
+        body = json.dumps(
+            {"results": [{"url": "http://10.0.0.1/", "title": "inside"}]} if "&pageno=1" in self.path else {}
+        )
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.slow
+def test_killed_among_searches_it_asks_the_engine_nothing_twice_and_counts_what_gave_no_passage(
+    data, evaluate, tmp_path
+):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), CountingEngine)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    web = ["web.engine=searxng", f"web.url=http://127.0.0.1:{server.server_port}", "web.requests_per_second=1000"]
+    settings = [*web, "methods=[none,direct@1]", "web.num_results=1"]
+    out = tmp_path / "out"
+    kill_when(out / "snapshot", "searches/*/*.json", 4, typed(data, out, *settings))
+    assert 4 <= len(CountingEngine.asked) < 24 - SHOTS, "it was not killed in the middle"
+    results, printed = evaluate_typed(out, *settings)
+    server.shutdown()
+    assert len(CountingEngine.asked) == 24 - SHOTS
+    assert sum(CountingEngine.asked.values()) <= 24 - SHOTS + 1, "at most the one under way is asked again"
+    assert results["direct@1"]["exact_match"]["value"] == results["direct@1"]["passages"]["value"] == 0.0
+    assert "have no passage" in printed

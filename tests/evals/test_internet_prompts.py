@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.answering.prompts import AnswerPrompts, PromptForm, Shot
+from replug.answering.prompts import AnswerPrompts, PromptForm
 from replug.evals.examples import Example
 from replug.evals.internet.preparing import shots_of
 from replug.evals.internet.questions import InternetQuestion
