@@ -8,12 +8,13 @@ the answer.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from replug.answering.prompts import one_line
 from replug.models.generation import Sampled
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An answer, and the number of the passage that it was sampled from; None where there was no passage."""
+    """An answer on one line, and the number of the passage it was sampled from; None where there was no passage."""
 
     text: str
     passage: int | None = None
@@ -21,7 +22,12 @@ class Candidate:
 
 def sampled_candidates(samples: Sequence[Sequence[Sampled]]) -> list[Candidate]:
     """Of every passage [P] its distinct answers, in the order they were drawn. Empty answers are none."""
-    raise NotImplementedError
+    return [
+        Candidate(text, passage)
+        for passage, drawn in enumerate(samples)
+        for text in dict.fromkeys(one_line(sample.text) for sample in drawn)
+        if text
+    ]
 
 
 def label_candidates(labels: Sequence[str], num_passages: int) -> list[Candidate]:
@@ -29,6 +35,13 @@ def label_candidates(labels: Sequence[str], num_passages: int) -> list[Candidate
     return [Candidate(label, passage) for passage in range(num_passages) for label in labels]
 
 
-def likeliest(samples: Sequence[Sampled]) -> Sampled | None:
-    """The answer of the largest log-probability, the first of equals; None where all are empty."""
-    raise NotImplementedError
+def logprobs_of_samples(samples: Sequence[Sampled]) -> dict[str, float]:
+    """Each distinct answer with its largest log-probability (nats), in the order they were drawn. Empty ones are none.
+
+    One text may have been drawn by several sequences of tokens.
+    """
+    logprobs: dict[str, float] = {}
+    for sample in samples:
+        if text := one_line(sample.text):
+            logprobs[text] = max(sample.sum_logprob, logprobs.get(text, -float("inf")))
+    return logprobs

@@ -13,7 +13,7 @@ comes first it gives p(q|p) too. The order evidence, answer, question gives p(a|
 are in the order of its block, whole, so factors of one order share their opening, which an LM reads once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from replug.configs.errors import UserError
@@ -21,6 +21,13 @@ from replug.configs.errors import UserError
 STOP = "\n"  # where an answer ends
 BETWEEN_BLOCKS = "\n\n"
 EVIDENCE, QUESTION, ANSWER = "evidence", "question", "answer"
+
+Order = tuple[str, ...]  # of a block's lines
+CLOSED_BOOK: Order = (QUESTION, ANSWER)
+EVIDENCE_FIRST: Order = (EVIDENCE, QUESTION, ANSWER)
+QUESTION_FIRST: Order = (QUESTION, EVIDENCE, ANSWER)
+ANSWER_FIRST: Order = (EVIDENCE, ANSWER, QUESTION)
+LINE_ENDS = 2  # tokens that a question and an answer may have behind them
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +54,9 @@ class PromptForm:
 
 @dataclass(frozen=True, slots=True)
 class ScoredPart:
-    """What is scored: `continuation` after `prefix`."""
+    """What is scored: `continuation` after `prefix`, which begins with `opening`."""
 
+    opening: str
     prefix: str
     continuation: str
 
@@ -61,71 +69,85 @@ class AnswerPrompts:
 
     def __init__(self, form: PromptForm, shots: Sequence[Shot]) -> None:
         self.form, self.shots = form, tuple(shots)
+        self._openings: dict[Order, str] = {}
 
-    @property
-    def opening(self) -> str:
-        """What every prompt of `ask` with evidence begins with."""
-        return self._opening(self._asked_order)
-
-    @property
-    def closed_book_opening(self) -> str:
-        return self._opening((QUESTION, ANSWER))
+    def opening(self, has_evidence: bool) -> str:
+        """What the prompts of `ask` begin with: the shots."""
+        return self._opening(self._asked_order if has_evidence else CLOSED_BOOK)
 
     def ask(self, question: str, evidence: str | None) -> str:
         """What an answer is sampled from: with evidence, or closed book."""
-        order = (QUESTION, ANSWER) if evidence is None else self._asked_order
+        order = CLOSED_BOOK if evidence is None else self._asked_order
         return self._prefix(order, ANSWER, {QUESTION: question, EVIDENCE: evidence or ""})
 
     def answer_given_question(self, answer: str, question: str, evidence: str | None) -> ScoredPart:
         """log p(a|q,p), or log p(a|q) closed book."""
-        return ScoredPart(self.ask(question, evidence), _line(answer))
+        return ScoredPart(self.opening(evidence is not None), self.ask(question, evidence), _line(answer))
 
     def question_given_answer(self, question: str, answer: str, evidence: str) -> ScoredPart:
         """log p(q|a,p)."""
-        given = {EVIDENCE: evidence, ANSWER: answer}
-        return ScoredPart(self._prefix((EVIDENCE, ANSWER, QUESTION), QUESTION, given), _line(question))
+        return self._part(ANSWER_FIRST, QUESTION, {EVIDENCE: evidence, ANSWER: answer}, question)
 
     def answer_alone(self, answer: str, evidence: str) -> ScoredPart:
         """log p(a|p)."""
-        return ScoredPart(self._prefix((EVIDENCE, ANSWER, QUESTION), ANSWER, {EVIDENCE: evidence}), _line(answer))
+        return self._part(ANSWER_FIRST, ANSWER, {EVIDENCE: evidence}, answer)
 
     def question_alone(self, question: str, evidence: str) -> ScoredPart:
         """log p(q|p)."""
-        return ScoredPart(self._prefix((EVIDENCE, QUESTION, ANSWER), QUESTION, {EVIDENCE: evidence}), _line(question))
+        return self._part(EVIDENCE_FIRST, QUESTION, {EVIDENCE: evidence}, question)
+
+    def openings(self, has_evidence: bool) -> list[str]:
+        """Those of all orders that are asked for closed book, or with evidence and for its factors."""
+        orders = (self._asked_order, EVIDENCE_FIRST, ANSWER_FIRST) if has_evidence else (CLOSED_BOOK,)
+        return [self._opening(order) for order in dict.fromkeys(orders)]
 
     @property
-    def _asked_order(self) -> tuple[str, ...]:
-        return (QUESTION, EVIDENCE, ANSWER) if self.form.question_first else (EVIDENCE, QUESTION, ANSWER)
+    def _asked_order(self) -> Order:
+        return QUESTION_FIRST if self.form.question_first else EVIDENCE_FIRST
 
-    def _opening(self, order: tuple[str, ...]) -> str:
-        return "".join(self._block(order, shot) + BETWEEN_BLOCKS for shot in self.shots)
+    def _opening(self, order: Order) -> str:
+        if order not in self._openings:
+            self._openings[order] = "".join(self._block(order, shot) + BETWEEN_BLOCKS for shot in self.shots)
+        return self._openings[order]
 
-    def _block(self, order: tuple[str, ...], shot: Shot) -> str:
-        if shot.evidence is None and EVIDENCE in order:
-            raise UserError(f"the shot {shot.question!r} has no evidence; expected some for prompts with evidence")
-        parts = {EVIDENCE: shot.evidence or "", QUESTION: shot.question, ANSWER: shot.answer}
-        return STOP.join(f"{self.form.label(part)}: {one_line(parts[part])}" for part in order)
-
-    def _prefix(self, order: tuple[str, ...], end: str, given: dict[str, str]) -> str:
-        """The opening and the block's lines before `end`, whose label is the last thing."""
-        before = order[: order.index(end)]
-        lines = [f"{self.form.label(part)}: {one_line(given[part])}" for part in before]
-        return self._opening(order) + STOP.join([*lines, f"{self.form.label(end)}:"])
+    def _part(self, order: Order, end: str, given: dict[str, str], scored: str) -> ScoredPart:
+        return ScoredPart(self._opening(order), self._prefix(order, end, given), _line(scored))
 
 
-def fitting_shots(
-    shots: Sequence[Shot],
-    asked: Sequence[tuple[str, str | None]],
-    form: PromptForm,
+def fit_shots(
+    prompts: AnswerPrompts,
+    asked: Iterable[tuple[str, str | None]],
     num_tokens: Callable[[str], int],
-    room: int,
-) -> tuple[Shot, ...]:
-    """The shots less the earliest ones, as few as make every prompt of a whole set fit into `room` tokens.
+    max_tokens: int | None,
+    max_new_tokens: int,
+) -> AnswerPrompts:
+    """The prompts of a whole set with as many shots as its longest one can have; the earliest shots go.
 
-    `asked` are the set's questions, each with the evidence it is asked with; `room` is what the LM holds less the
-    answer. Raises UserError where the longest does not fit without shots.
+    `asked` are the set's questions with the evidence they are asked with, None for closed book; `max_tokens` is what
+    the LM holds, with an answer of `max_new_tokens`. Raises UserError where a prompt does not fit without shots.
     """
-    raise NotImplementedError
+    if max_tokens is None:
+        return prompts
+    bare = AnswerPrompts(prompts.form, ())
+    longest: dict[bool, tuple[int, str]] = {}  # with evidence, and closed book
+    for question, evidence in asked:
+        length = num_tokens(bare.ask(question, evidence)), question
+        longest[evidence is not None] = max(longest.get(evidence is not None, (0, "")), length)
+    room = max_tokens - max_new_tokens - LINE_ENDS
+    for first in range(len(prompts.shots) + 1):
+        fewer = AnswerPrompts(prompts.form, prompts.shots[first:])
+        if all(_fits(fewer, has_evidence, length, num_tokens, room) for has_evidence, (length, _) in longest.items()):
+            return fewer
+    length, question = max(longest.values())
+    raise UserError(
+        f"the prompt of {question!r} has {length} tokens without shots, and the LM holds {max_tokens}, "
+        f"{max_new_tokens} of them for the answer; expected shorter evidence, or an LM with a longer context"
+    )
+
+
+def _fits(prompts: AnswerPrompts, has_evidence: bool, length: int, num_tokens: Callable[[str], int], room: int) -> bool:
+    """Whether a block of so many tokens fits behind the opening of every order."""
+    return max(num_tokens(opening) for opening in prompts.openings(has_evidence)) + length <= room
 
 
 def one_line(text: str) -> str:

@@ -74,8 +74,14 @@ class BlackBoxLM(Protocol):
         """Longest input in tokens, or None where there is no limit."""
         ...
 
-    def score(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[ContinuationScore]:
-        """Score each continuation after its prefix. The border between the two falls on a token border."""
+    def score(
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+    ) -> list[ContinuationScore]:
+        """Score each continuation after its prefix. The border between the two falls on a token border.
+
+        `opening` changes no score: it is what all prefixes of many calls begin with, such as demonstrations, so that
+        local weights read it once for all of them, and what rows share behind it once for these.
+        """
         ...
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
@@ -112,7 +118,9 @@ class AsyncLM(BlackBoxLM, Protocol):
         """
         ...
 
-    def submit(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[list[ContinuationScore]]":
+    def submit(
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+    ) -> "Future[list[ContinuationScore]]":
         """As `score`, later. What is given in one call is scored together: the unit of determinism."""
         ...
 

@@ -79,8 +79,8 @@ class ReplugLM:
 
     `template` joins them, and cuts what is too long where it was given the LM's tokenizer. For generation, give it the
     LM's `max_tokens` less those that will be generated. `policy` decides which answers of `generate` and `answer`
-    have documents, and nothing of `score`, `generate_ensemble` and `sample`; one that was fitted to another LM, retriever, or
-    number of documents is refused with a UserError.
+    have documents, and nothing of `score`, `generate_ensemble` and `sample`; one that was fitted to another LM,
+    retriever, or number of documents is refused with a UserError.
     """
 
     def __init__(
@@ -115,9 +115,17 @@ class ReplugLM:
         return [found[query] for query in queries]
 
     def score(
-        self, contexts: Sequence[str], continuations: Sequence[str], documents: Documents | None = None
+        self,
+        contexts: Sequence[str],
+        continuations: Sequence[str],
+        documents: Documents | None = None,
+        *,
+        opening: str | None = None,
     ) -> list[ContinuationScore]:
-        """Log-probs (nats) of each continuation's tokens under the mixture. `documents`: those of each context."""
+        """Log-probs (nats) of each continuation's tokens under the mixture. `documents`: those of each context.
+
+        An `opening` saves nothing here: documents stand before it.
+        """
         check_pairs(contexts, continuations)
         documents = self._documents(contexts, documents)
         prompts = [

@@ -57,10 +57,10 @@ class Scorer:
         """Log-probs of texts that are the same for every replica."""
         return [score.token_logprobs for score in self._lm.score(*PROBE)]
 
-    def score(self, prefixes: Sequence[str], continuations: Sequence[str]) -> Answer:
+    def score(self, prefixes: Sequence[str], continuations: Sequence[str], opening: str | None = None) -> Answer:
         counts = self._lm.counts
         tokens, padded, began = counts.tokens, counts.padded_tokens, time.monotonic()
-        scores = self._lm.score(prefixes, continuations)
+        scores = self._lm.score(prefixes, continuations, opening=opening)
         seconds = time.monotonic() - began
         return Answer(scores, self._number, began, seconds, counts.tokens - tokens, counts.padded_tokens - padded)
 
@@ -107,14 +107,18 @@ class ScorerPool:
     def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
         return units_of_similar_length(prefixes, continuations, self._unit_bytes)
 
-    def submit(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[list[ContinuationScore]]":
+    def submit(
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+    ) -> "Future[list[ContinuationScore]]":
         scores: Future[list[ContinuationScore]] = Future()
-        answer = self.pool.submit("score", list(prefixes), list(continuations))
+        answer = self.pool.submit("score", list(prefixes), list(continuations), opening)
         answer.add_done_callback(lambda done: self._hand_out(done, scores))
         return scores
 
-    def score(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[ContinuationScore]:
-        return self.submit(prefixes, continuations).result()
+    def score(
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+    ) -> list[ContinuationScore]:
+        return self.submit(prefixes, continuations, opening=opening).result()
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
         return self.pool.submit("generate", list(prompts), max_new_tokens, stop).result()

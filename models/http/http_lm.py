@@ -64,7 +64,9 @@ class HttpLM:
         rows = list(range(len(prefixes)))
         return _chunks(rows, self.spec.limits.prompts_per_request)
 
-    def submit(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[list[ContinuationScore]]":
+    def submit(
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+    ) -> "Future[list[ContinuationScore]]":
         """Scores in nats, whole and in order, or the first error: ServerError, BudgetSpent, UnscorableText.
 
         Raises UnscorableText at once for empty continuations and inputs beyond `max_tokens`.
@@ -74,8 +76,10 @@ class HttpLM:
         check_lengths([pair.ids for pair in pairs if pair.ids], self.max_tokens)
         return self._run(self._score(pairs))
 
-    def score(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[ContinuationScore]:
-        return self.submit(prefixes, continuations).result()
+    def score(
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+    ) -> list[ContinuationScore]:
+        return self.submit(prefixes, continuations, opening=opening).result()
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
         """Greedy continuations. Raises as `submit` does."""

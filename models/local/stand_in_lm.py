@@ -74,7 +74,9 @@ class StandInLM:
         self.delay_seconds = delay_seconds
         self.counts = PassCounts()
 
-    def score(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[ContinuationScore]:
+    def score(
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+    ) -> list[ContinuationScore]:
         check_pairs(prefixes, continuations)
         time.sleep(self.delay_seconds)
         num_words = sum(len(WORD.findall(p + c)) for p, c in zip(prefixes, continuations, strict=True))
