@@ -78,8 +78,8 @@ class RequestBudget:
         if self._in_flight:
             return False
         raise BudgetSpent(
-            f"{self._section}.max_tokens_sent={self._max_tokens} does not allow the next request: {self._tokens} tokens are "
-            f"spent and it may take {tokens}; {HOW_TO_GO_ON}"
+            f"{self._section}.max_tokens_sent={self._max_tokens} does not allow the next request: {self._tokens} "
+            f"tokens are spent and it may take {tokens}; {HOW_TO_GO_ON}"
         )
 
     def _count(self, requests: int, tokens: int, reserved: int, in_flight: int) -> None:

@@ -1,0 +1,292 @@
+"""Every engine against a server that answers as the real one does, or goes wrong as it may. Loopback only."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from replug.configs.errors import UserError
+from replug.configs.schema import WebConfig
+from replug.data.records import Document
+from replug.models.http.request_budget import BudgetSpent, RequestBudget
+from replug.models.replug_lm import Retrieved
+from replug.web import search_api
+from replug.web.engine_kinds import EngineParts, engine_names, make_engine
+from replug.web.engines.brave import BraveEngine
+from replug.web.engines.google import GoogleEngine
+from replug.web.local_engine import BM25Retriever, LocalEngine
+from replug.web.records import EngineRefused, EngineResult, SearchEngine
+from replug.web.search_api import SearchLimits
+from tests.support.web_site import Route, WebSite, answer, redirect, web_site
+
+KEY = "a-key-of-my-own"
+PATHS = {"searxng": "/search", "brave": "/brave", "google": "/google"}
+FAST = SearchLimits(requests_per_second=1000, seconds=1.0, max_attempts=3, backoff_seconds=0.01)
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebSite]:
+    monkeypatch.setenv("REPLUG_SEARCH_API_KEY", KEY)
+    for module in list(PATHS):
+        monkeypatch.setattr(f"replug.web.engines.{module}.search_limits", lambda web: FAST)
+    with web_site() as made:
+        yield made
+
+
+def engine(site: WebSite, name: str, budget: RequestBudget | None = None, **changes: object) -> SearchEngine:
+    given = {"searxng": {"url": site.url}, "google": {"google_cx": "my-cx"}}.get(name, {})
+    parts = EngineParts(WebConfig(engine=name, **(given | changes)), budget or RequestBudget(None, section="web"), None)
+    if name == "searxng":
+        return make_engine(parts)
+    kinds = {"brave": BraveEngine, "google": GoogleEngine}
+    return kinds[name](parts, site.url + PATHS[name])
+
+
+def found(name: str, start: int, count: int) -> bytes:
+    """An answer of so many results in the engine's own form."""
+    numbers = range(start, start + count)
+    if name == "google":
+        return json.dumps({"items": [{"link": f"https://{n}.test/", "title": f"T{n}"} for n in numbers]}).encode()
+    day = {"searxng": "publishedDate", "brave": "page_age"}[name]
+    rows = [{"url": f"https://{n}.test/", "title": f"T{n}", day: "2020-01-02T03:04:05"} for n in numbers]
+    return json.dumps({"results": rows} if name == "searxng" else {"web": {"results": rows}}).encode()
+
+
+def paged(name: str, per_page: int, total: int) -> Route:
+    def respond(send, request) -> None:
+        query = request.query
+        start = {
+            "searxng": lambda: (int(query["pageno"]) - 1) * per_page,
+            "brave": lambda: int(query["offset"]) * per_page,
+            "google": lambda: int(query["start"]) - 1,
+        }[name]()
+        answer(found(name, start, max(0, min(per_page, total - start))))(send, request)
+
+    return respond
+
+
+def test_engines_are_found_by_listing() -> None:
+    assert engine_names() == ["brave", "ddgs", "google", "local", "searxng"]
+    with pytest.raises(UserError, match=r"web\.engine is bing; expected one of: brave, ddgs, google, local, searxng"):
+        make_engine(EngineParts(WebConfig(engine="bing"), RequestBudget(None), None))
+    with pytest.raises(UserError, match="searches documents, and there are none"):
+        make_engine(EngineParts(WebConfig(), RequestBudget(None), None))
+
+
+@pytest.mark.parametrize("name, per_page, requests", [("searxng", 10, 2), ("brave", 20, 1), ("google", 10, 2)])
+def test_twenty_results_are_gathered_in_order(site: WebSite, name: str, per_page: int, requests: int) -> None:
+    site.routes[PATHS[name]] = paged(name, per_page, 100)
+    results = engine(site, name).search("who wrote faust", 20)
+    assert [(result.url, result.title, result.rank) for result in results] == [
+        (f"https://{number}.test/", f"T{number}", number + 1) for number in range(20)
+    ]
+    assert {result.published for result in results} == {None if name == "google" else "2020-01-02"}
+    assert site.requests[PATHS[name]] == requests
+    assert all(request.query["q"] == "who wrote faust" for request in site.seen)
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_an_engine_that_has_less_gives_less(site: WebSite, name: str) -> None:
+    site.routes[PATHS[name]] = paged(name, 10, 3)
+    assert len(engine(site, name).search("q", 20)) == 3
+    site.routes[PATHS[name]] = paged(name, 10, 0)
+    assert engine(site, name).search("q", 20) == []
+    site.routes[PATHS[name]] = answer(b"{}")
+    assert engine(site, name).search("q", 20) == []
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_what_is_no_page_of_the_web_or_comes_twice_is_left_out(site: WebSite, name: str) -> None:
+    body = found(name, 0, 2).replace(b"https://0.test/", b"javascript:go()")
+    twice = body.replace(b"}]", b'}, 7, {"url": 3}, {"url": "https://1.test/", "link": "https://1.test/"}]')
+    site.routes[PATHS[name]] = answer(twice)
+    assert [result.url for result in engine(site, name).search("q", 5)] == ["https://1.test/"]
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_429_is_waited_for_as_long_as_it_asks(site: WebSite, name: str) -> None:
+    busy, fine = answer(b"{}", "429 Too Many", more=["Retry-After: 1"]), paged(name, 20, 5)
+    site.routes[PATHS[name]] = lambda send, request: (busy if len(site.seen) == 1 else fine)(send, request)
+    begun = time.monotonic()
+    assert len(engine(site, name).search("q", 5)) == 5
+    assert time.monotonic() - begun >= 1
+
+
+@pytest.mark.parametrize(
+    "route, reason, requests",
+    [
+        (answer(b"{}", "429 Too Many"), "rate_limited", 3),
+        (answer(b"{}", "429 Too Many", more=["Retry-After: 3600"]), "rate_limited", 1),
+        (answer(b"{}", "502 Bad Gateway"), "failed", 3),
+        (lambda send, request: time.sleep(3), "failed", 3),
+        (lambda send, request: send(b"nonsense\r\n\r\n"), "failed", 3),
+        (answer(b"<html>"), "ill_formed", 1),
+        (answer(b"[]"), "ill_formed", 1),
+        (answer(b'{"results": 3}'), "ill_formed", 1),
+        (answer(b" " * (9 * 2**20)), "ill_formed", 1),
+        (answer(b"{}", "400 Bad Request"), "status_400", 1),
+        (redirect("http://127.0.0.1:9/"), "status_302", 1),
+        (answer(b'{"results": [], "unresponsive_engines": [["bing", "timeout"]]}'), "engines_unresponsive", 1),
+    ],
+)
+def test_an_engine_that_goes_wrong_has_refused_for_a_reason(
+    site: WebSite, route: Route, reason: str, requests: int
+) -> None:
+    site.routes["/search"] = route
+    with pytest.raises(EngineRefused) as refused:
+        engine(site, "searxng").search("q", 5)
+    assert refused.value.reason == reason
+    assert site.requests["/search"] == requests
+
+
+def test_a_searxng_without_json_is_explained(site: WebSite) -> None:
+    site.routes["/search"] = answer(b"<h1>Forbidden</h1>", "403 Forbidden")
+    with pytest.raises(UserError, match=r"settings\.yml allows it: expected `search: formats: \[html, json\]`"):
+        engine(site, "searxng").search("q", 5)
+
+
+@pytest.mark.parametrize("name, header", [("brave", "x-subscription-token"), ("google", "x-goog-api-key")])
+def test_a_key_goes_in_a_header_and_is_shown_nowhere(site: WebSite, name: str, header: str) -> None:
+    site.routes[PATHS[name]] = answer(json.dumps({"error": f"bad key {KEY}"}).encode(), "401 Unauthorized")
+    made = engine(site, name)
+    with pytest.raises(UserError) as refused:
+        made.search("q", 5)
+    assert site.seen[0].headers[header] == KEY
+    assert KEY not in site.seen[0].target
+    assert KEY not in f"{refused.value} {refused.value.__cause__} {made.identity} {vars(made)} {made._api._address}"
+    assert "REPLUG_SEARCH_API_KEY" in str(refused.value)
+
+
+@pytest.mark.parametrize("key, message", [("", "wants a key"), ("a b", "no header may hold"), ("a\nb", "no header")])
+def test_a_key_that_is_missing_or_cannot_be_sent_is_refused_first(
+    site: WebSite, monkeypatch: pytest.MonkeyPatch, key: str, message: str
+) -> None:
+    monkeypatch.setenv("REPLUG_SEARCH_API_KEY", key)
+    with pytest.raises(UserError, match=message):
+        engine(site, "brave")
+
+
+def test_the_budget_is_never_passed_and_never_forgotten(site: WebSite, tmp_path: Path) -> None:
+    site.routes["/search"] = answer(b"{}", "502 Bad Gateway")
+    for _ in range(3):  # each a new process's view of the same file
+        with pytest.raises((BudgetSpent, EngineRefused)):
+            engine(site, "searxng", RequestBudget(tmp_path / "requests.json", 5, section="web")).search("q", 5)
+    assert site.requests["/search"] == 5
+    with pytest.raises(BudgetSpent, match=r"web\.max_requests=5 is spent"):
+        engine(site, "searxng", RequestBudget(tmp_path / "requests.json", 5, section="web")).search("q", 5)
+
+
+def test_requests_are_no_closer_than_the_pace_allows(site: WebSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = replace(FAST, requests_per_second=5)
+    monkeypatch.setattr("replug.web.engines.searxng.search_limits", lambda web: slow)
+    site.routes["/search"] = paged("searxng", 2, 6)
+    begun = time.monotonic()
+    assert len(engine(site, "searxng").search("q", 6)) == 6
+    assert time.monotonic() - begun >= 0.4
+
+
+def test_site_and_date_are_asked_for_where_an_engine_can(site: WebSite) -> None:
+    for name in PATHS:
+        site.routes[PATHS[name]] = paged(name, 20, 1)
+        engine(site, name, site="wikipedia.org", before="2021-03-01").search("q", 5)
+    searxng, brave, google = (request.query for request in site.seen if request.target.split("?")[0] in PATHS.values())
+    assert searxng["q"] == brave["q"] == "q site:wikipedia.org"
+    assert brave["freshness"] == "1990-01-01to2021-02-28"
+    assert (google["q"], google["siteSearch"], google["siteSearchFilter"]) == ("q", "wikipedia.org", "i")
+    assert google["sort"] == "date:r:19900101:20210228"
+
+
+def test_engines_are_told_apart_by_what_they_are_asked_for(site: WebSite) -> None:
+    made = [engine(site, "searxng"), engine(site, "searxng", site="a.test"), engine(site, "brave")]
+    made += [engine(site, "brave", before="2020-01-01"), engine(site, "google"), engine(site, "google", google_cx="x")]
+    assert len({one.identity for one in made}) == len(made)
+
+
+def test_a_local_engine_finds_documents_with_their_text() -> None:
+    documents = [Document(f"d{n}", text, "", "") for n, text in enumerate(["red fox", "a hen", "red red fox den"])]
+    made = LocalEngine(BM25Retriever(documents), titles={"d0": "Fox"})
+    results = made.search("where is the fox", 5)
+    assert [(r.doc_id, r.text, r.rank, r.title) for r in results] == [
+        ("d0", "red fox", 1, "Fox"),
+        ("d2", "red red fox den", 2, ""),
+    ]
+    assert made.search("zebra", 5) == []
+    assert made.identity == LocalEngine(BM25Retriever(documents)).identity
+    assert made.identity != LocalEngine(BM25Retriever(documents[:2])).identity
+
+
+def test_a_local_engine_takes_any_retriever() -> None:
+    class One:
+        identity = "one"
+
+        def retrieve(self, queries, k):
+            return [[Retrieved("text", 0.5, "d7")] for _ in queries]
+
+    made = LocalEngine(One())
+    assert made.identity == "local one"
+    assert made.search("q", 3) == [EngineResult("document:d7", "", 1, text="text", doc_id="d7", similarity=0.5)]
+
+
+class FakeDdgs(ModuleType):
+    """The package's names, as far as we use them."""
+
+    class exceptions:  # noqa: N801
+        class DDGSException(Exception): ...
+
+        class RatelimitException(DDGSException): ...
+
+    def __init__(self, outcome: object) -> None:
+        super().__init__("ddgs")
+        self.outcome = outcome
+
+    def DDGS(self, timeout: int) -> "FakeDdgs":  # noqa: N802
+        return self
+
+    def text(self, query: str, max_results: int) -> list[dict]:
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome[:max_results]
+
+
+def ddgs(monkeypatch: pytest.MonkeyPatch, outcome: object, budget: RequestBudget | None = None) -> SearchEngine:
+    monkeypatch.setitem(sys.modules, "ddgs", FakeDdgs(outcome))
+    web = WebConfig(engine="ddgs", requests_per_second=1000)
+    return make_engine(EngineParts(web, budget or RequestBudget(None), None))
+
+
+def test_ddgs_is_an_engine_with_the_same_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"href": f"https://{n}.test/", "title": f"T{n}"} for n in range(3)]
+    assert [result.title for result in ddgs(monkeypatch, rows).search("q", 2)] == ["T0", "T1"]
+    kinds = FakeDdgs.exceptions
+    assert ddgs(monkeypatch, kinds.DDGSException("No results found.")).search("q", 2) == []
+    for error, reason in ((kinds.RatelimitException("r"), "rate_limited"), (kinds.DDGSException("x"), "failed")):
+        with pytest.raises(EngineRefused) as refused:
+            ddgs(monkeypatch, error).search("q", 2)
+        assert refused.value.reason == reason
+    budget = RequestBudget(None, 1, section="web")
+    made = ddgs(monkeypatch, rows, budget)
+    made.search("q", 2)
+    with pytest.raises(BudgetSpent):
+        made.search("q", 2)
+
+
+def test_the_package_ddgs_has_the_names_that_are_used() -> None:
+    real = pytest.importorskip("ddgs")
+    assert issubclass(real.exceptions.RatelimitException, real.exceptions.DDGSException)
+    assert callable(real.DDGS(timeout=1).text)
+
+
+def test_without_the_package_ddgs_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ddgs", None)
+    with pytest.raises(UserError, match=r'pip install "replug\[ddgs\]"'):
+        make_engine(EngineParts(WebConfig(engine="ddgs"), RequestBudget(None), None))
+
+
+def test_only_a_date_is_a_date() -> None:
+    assert search_api.iso_day("2020-01-02T03:04:05Z") == "2020-01-02"
+    assert [search_api.iso_day(value) for value in (None, 3, "2 days ago", "2020-13-01", "")] == [None] * 5

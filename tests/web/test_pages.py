@@ -1,0 +1,180 @@
+"""Pages of a site on loopback, fetched and read for real: honest ones, and every hostile one within its limits."""
+
+import gzip
+import itertools
+import resource
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from replug.web.extraction import Extractor
+from replug.web.fetching import USER_AGENT, Fetcher, FetchLimits
+from replug.web.pages import WebPages
+from replug.web.snapshot import KeptPage, Snapshot
+from tests.support.web_site import FOOTER, QUICK, WebSite, answer, article, hostile_pages, redirect, web_site
+
+TEXT = "The lighthouse was built in 1871. It stands on a rock in the bay.\nIts keeper was the novelist's aunt."
+DEBIAN_DOCS = Path("/usr/share/doc")
+
+
+@pytest.fixture
+def site() -> Iterator[WebSite]:
+    with web_site() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def extractor() -> Iterator[Extractor]:
+    made = Extractor(seconds=3.0)
+    yield made
+    made.close()
+
+
+def read(
+    site: WebSite, extractor: Extractor, folder: Path, *paths: str, limits: FetchLimits = QUICK
+) -> dict[str, KeptPage]:
+    pages = WebPages(Fetcher(limits, site.exempt), extractor, Snapshot(folder))
+    return dict(zip(paths, pages.read([site.url + path for path in paths]), strict=True))
+
+
+def one(site: WebSite, extractor: Extractor, folder: Path, path: str) -> KeptPage:
+    return read(site, extractor, folder, path)[path]
+
+
+def test_every_hostile_page_ends_in_its_reason_within_the_limits(
+    site: WebSite, extractor: Extractor, tmp_path: Path
+) -> None:
+    expected = hostile_pages(site)
+    before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    found = read(site, extractor, tmp_path, *expected)
+    assert {path: page.failure for path, page in found.items()} == expected
+    assert time.monotonic() - begun < 60
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB
+
+
+def test_a_hostile_page_does_no_harm_to_the_next(site: WebSite, extractor: Extractor, tmp_path: Path) -> None:
+    hostile_pages(site)
+    site.routes["/good"] = answer(article("Lighthouse", TEXT))
+    found = read(site, extractor, tmp_path, "/many_attributes", "/good")
+    assert found["/many_attributes"].failure == "extraction_timeout"
+    assert found["/good"].text.splitlines()[-1] == "Its keeper was the novelist's aunt."
+
+
+def test_a_page_is_read_without_its_menu_and_footer(site: WebSite, extractor: Extractor, tmp_path: Path) -> None:
+    site.routes["/a"] = answer(article("Lighthouse", TEXT), content_type="text/html; charset=utf-8")
+    page = one(site, extractor, tmp_path, "/a")
+    assert "It stands on a rock in the bay." in page.text
+    assert "Section 3" not in page.text and FOOTER not in page.text
+    assert (page.title, page.final_url, page.failure, page.broken) == ("Lighthouse", site.url + "/a", None, 0)
+
+
+def test_real_documentation_is_fetched_and_read(site: WebSite, extractor: Extractor, tmp_path: Path) -> None:
+    files = [path for path in sorted(DEBIAN_DOCS.glob("*/html/*.html")) if 10_000 < path.stat().st_size < 200_000][:8]
+    if len(files) < 3:
+        pytest.skip("no package here has its documentation in HTML")
+    for number, path in enumerate(files):
+        site.routes[f"/{number}"] = answer(path.read_bytes())
+    found = read(site, extractor, tmp_path, *(f"/{number}" for number in range(len(files))))
+    assert [page.failure for page in found.values()] == [None] * len(files)
+    assert all(len(page.text) > 1000 and "</" not in page.text[:1000] for page in found.values())
+
+
+def test_a_page_is_asked_for_once_a_snapshot_and_so_is_one_that_failed(
+    site: WebSite, extractor: Extractor, tmp_path: Path
+) -> None:
+    site.routes["/a"] = answer(article("Lighthouse", TEXT))
+    first = read(site, extractor, tmp_path, "/a", "/missing")
+    assert read(site, extractor, tmp_path, "/a", "/missing", "/a") == first
+    assert (site.requests["/a"], site.requests["/missing"], site.requests["/robots.txt"]) == (1, 1, 1)
+    assert first["/missing"].failure == "status_404"
+
+
+def test_redirects_are_followed_and_the_last_url_is_kept(site: WebSite, extractor: Extractor, tmp_path: Path) -> None:
+    site.routes |= {"/a": redirect("b?x=1", "301 Moved"), "/b": redirect("/c", "307 Moved")}
+    site.routes["/c"] = answer(article("Lighthouse", TEXT))
+    assert one(site, extractor, tmp_path, "/a").final_url == f"{site.url}/c"
+
+
+@pytest.mark.parametrize("coding", ["gzip", "members", "deflate", "raw deflate"])
+def test_compressed_pages_are_unpacked(site: WebSite, extractor: Extractor, tmp_path: Path, coding: str) -> None:
+    body = article("Lighthouse", TEXT)
+    raw = zlib.compressobj(wbits=-15)
+    packed = {
+        "gzip": gzip.compress(body),
+        "members": gzip.compress(body[:300]) + gzip.compress(body[300:]),
+        "deflate": zlib.compress(body),
+        "raw deflate": raw.compress(body) + raw.flush(),
+    }[coding]
+    name = "deflate" if "deflate" in coding else "gzip"
+    site.routes["/a"] = answer(packed, more=[f"Content-Encoding: {name}"])
+    assert "The lighthouse was built in 1871." in one(site, extractor, tmp_path, "/a").text
+
+
+def test_robots_are_heeded_by_our_name_and_asked_for_once(site: WebSite, extractor: Extractor, tmp_path: Path) -> None:
+    rules = b"User-agent: *\nDisallow: /\n\nUser-agent: replug\nDisallow: /private/*\nAllow: /private/open$\n"
+    site.routes["/robots.txt"] = answer(rules, content_type="text/plain")
+    for path in ("/a", "/private/b", "/private/open"):
+        site.routes[path] = answer(article(path, TEXT + path))
+    found = read(site, extractor, tmp_path, "/a", "/private/b", "/private/open")
+    assert [page.failure for page in found.values()] == [None, "robots", None]
+    assert (site.requests["/robots.txt"], site.requests["/private/b"]) == (1, 0)
+    assert {request.headers["user-agent"] for request in site.seen} == {USER_AGENT}
+
+
+def test_where_robots_cannot_be_read_nothing_is(site: WebSite, extractor: Extractor, tmp_path: Path) -> None:
+    site.routes |= {"/robots.txt": answer(b"", "503 Busy"), "/a": answer(article("a", TEXT))}
+    assert one(site, extractor, tmp_path, "/a").failure == "robots_unreadable"
+    assert site.requests["/a"] == 0
+
+
+def test_a_redirect_into_what_robots_forbid_is_not_followed(
+    site: WebSite, extractor: Extractor, tmp_path: Path
+) -> None:
+    site.routes["/robots.txt"] = answer(b"User-agent: *\nDisallow: /no", content_type="text/plain")
+    site.routes |= {"/a": redirect("/no"), "/no": answer(article("a", TEXT))}
+    assert one(site, extractor, tmp_path, "/a").failure == "robots"
+    assert site.requests["/no"] == 0
+
+
+def test_a_host_is_asked_one_thing_at_a_time_with_a_pause(site: WebSite, extractor: Extractor, tmp_path: Path) -> None:
+    times: list[float] = []
+    page = answer(b"Plain text is read as it is.", content_type="text/plain")
+    for number in range(3):
+        site.routes[f"/{number}"] = lambda send, request: (times.append(time.monotonic()), page(send, request))[1]
+    read(site, extractor, tmp_path, "/0", "/1", "/2", limits=replace(QUICK, delay_seconds=0.2))
+    assert all(later - earlier >= 0.2 for earlier, later in itertools.pairwise(times))
+
+
+def test_a_delay_that_robots_ask_for_is_kept_and_one_too_long_is_not_waited_for(
+    site: WebSite, extractor: Extractor, tmp_path: Path
+) -> None:
+    site.routes |= {"/a": answer(b"text", content_type="text/plain"), "/b": answer(b"more", content_type="text/plain")}
+    site.routes["/robots.txt"] = answer(b"User-agent: *\nCrawl-delay: 0.3", content_type="text/plain")
+    begun = time.monotonic()
+    assert not any(page.failure for page in read(site, extractor, tmp_path / "1", "/a", "/b").values())
+    assert time.monotonic() - begun >= 0.3
+    site.routes["/robots.txt"] = answer(b"User-agent: *\nCrawl-delay: 3600", content_type="text/plain")
+    assert one(site, extractor, tmp_path / "2", "/a").failure == "crawl_delay"
+
+
+def test_a_page_that_waits_too_long_for_its_turn_is_given_up(
+    site: WebSite, extractor: Extractor, tmp_path: Path
+) -> None:
+    hostile_pages(site)
+    limits = replace(QUICK, seconds_to_wait=2.0)
+    found = read(site, extractor, tmp_path, "/silent", "/drip", limits=limits)
+    assert {page.failure for page in found.values()} == {"timeout", "no_turn"}
+
+
+def test_a_server_of_this_machine_is_read_only_where_the_caller_names_it(
+    site: WebSite, extractor: Extractor, tmp_path: Path
+) -> None:
+    site.routes["/a"] = answer(article("a", TEXT))
+    pages = WebPages(Fetcher(QUICK), extractor, Snapshot(tmp_path))
+    assert pages.read([f"{site.url}/a", "http://127.0.0.1/a"])[0].failure == "url_port"
+    assert pages.read(["http://127.0.0.1/a"])[0].failure == "forbidden_address"
+    assert not site.requests
