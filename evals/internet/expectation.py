@@ -1,7 +1,7 @@
 """How many tokens an evaluation will read, told before it starts. Pure.
 
-How many different candidates a passage will have is not known: it counts as many as are sampled, so it is an upper
-bound where answers are short. In classification the labels are known.
+All factors are asked for, whatever rerankers read. How many different candidates a passage will have is not known: it
+counts as many as are sampled, so it is an upper bound where answers are short. In classification the labels are known.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,6 @@ def expected_of_passages(
     lines: LineTokens, options: AnsweringOptions, answer_tokens: int, rerankers: Sequence[str]
 ) -> ExpectedTokens:
     """Of one question with its passages; an answer has so many tokens."""
-    factors = {name for reranker in rerankers for name in RERANKERS[reranker].factors}
     by_passage = any(RERANKERS[reranker].needs_all_passages for reranker in rerankers)
     num_candidates = len(options.labels) or options.num_samples
     total = ExpectedTokens()
@@ -37,12 +36,9 @@ def expected_of_passages(
             total += _shared(lines.opening, asked, [0])
         scored = num_candidates * (len(lines.passages) if by_passage else 1)
         total += _shared(lines.opening, asked, [answer_tokens] * scored)
-        if "question_alone" in factors:
-            total += _shared(lines.opening, passage, [lines.question])
-        if "answer_alone" in factors:
-            total += _shared(lines.opening, passage, [answer_tokens] * num_candidates)
-        if "question_given_answer" in factors:
-            total += _shared(lines.opening, passage, [answer_tokens + lines.question] * num_candidates)
+        total += _shared(lines.opening, passage, [lines.question])
+        total += _shared(lines.opening, passage, [answer_tokens] * num_candidates)
+        total += _shared(lines.opening, passage, [answer_tokens + lines.question] * num_candidates)
     return total
 
 

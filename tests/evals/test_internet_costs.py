@@ -64,10 +64,15 @@ def test_lines_are_counted_as_the_prompt_has_them():
 
 def test_expected_tokens_are_those_of_four_candidates_a_passage():
     lines = LineTokens(100, 10, [20], {})
-    once = 30 + (30 + 4 * 2)  # sampled from, then scored
-    assert expected_of_passages(lines, AnsweringOptions(), 2, ["direct"]) == ExpectedTokens(130 + 4 * 132, once)
-    every = expected_of_passages(lines, AnsweringOptions(), 2, ["poe"])
-    put = 130 + 4 * 132 + 4 * 122 + 4 * 132 + 130  # p(a|q,p), p(a|p), p(q|a,p), p(q|p)
-    assert every == ExpectedTokens(put, once + (20 + 4 * 2) + (20 + 4 * 12) + (20 + 10))
-    labelled = expected_of_passages(lines, AnsweringOptions(labels=("Yes", "No")), 1, ["direct"])
-    assert labelled == ExpectedTokens(2 * 131, 30 + 2 * 1)
+    put = 130 + 4 * 132 + 4 * 122 + 4 * 132 + 130  # sampled from, p(a|q,p), p(a|p), p(q|a,p), p(q|p)
+    once = 30 + (30 + 4 * 2) + (20 + 4 * 2) + (20 + 4 * 12) + (20 + 10)
+    assert expected_of_passages(lines, AnsweringOptions(), 2, ["direct"]) == ExpectedTokens(put, once)
+    labelled = expected_of_passages(lines, AnsweringOptions(labels=("Yes", "No")), 1, ["poe"])
+    put = 2 * 131 + 2 * 121 + 2 * 131 + 130
+    assert labelled == ExpectedTokens(put, (30 + 2) + (20 + 2) + (20 + 2 * 11) + (20 + 10))
+
+
+def test_every_answer_given_every_passage_is_expected_where_a_reranker_sums_over_all():
+    lines = LineTokens(100, 10, [20, 30], {})
+    some, every = (expected_of_passages(lines, AnsweringOptions(), 2, [name]) for name in ("rag", "rag_full"))
+    assert every.put - some.put == 4 * 132 + 4 * 142, "four more answers a passage, the other one's"
