@@ -17,7 +17,7 @@ FLOP_PER_PARAMETER = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class AnswerCosts:
     """Of one question: tokens read and written by the LM that answers, and read by the one that reranks."""
 
     calls: int
@@ -108,13 +108,13 @@ class LineCounter:
 
 def reranked_costs(
     reranker: Reranker, factors: Factors, asked: LineTokens, scored: LineTokens, written: Sequence[int]
-) -> Costs:
+) -> AnswerCosts:
     """Of candidates from the passages that the factors are of, of which `written` [P] tokens were sampled; none in
     classification, where nothing is sampled. `scored` are by the tokenizer of the LM that reranks.
     """
     num_passages = len(factors.question_alone)
     calls, tokens = scored.of_factors(factors, reranker)
     if not written:
-        return Costs(calls, 0, 0, tokens)
+        return AnswerCosts(calls, 0, 0, tokens)
     read = sum(asked.passages[:num_passages]) + num_passages * (asked.opening + asked.question)
-    return Costs(calls + num_passages, read, sum(written[:num_passages]), tokens)
+    return AnswerCosts(calls + num_passages, read, sum(written[:num_passages]), tokens)

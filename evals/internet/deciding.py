@@ -17,7 +17,7 @@ from replug.configs.methods import Method
 from replug.data.files import write_json
 from replug.evals.answers import exact_match, token_f1
 from replug.evals.examples import Example
-from replug.evals.internet.costs import Costs, reranked_costs
+from replug.evals.internet.costs import AnswerCosts, reranked_costs
 from replug.evals.internet.measured import PASSAGES, MeasuredPassages, read_passages
 from replug.evals.internet.preparing import Prepared
 from replug.evals.internet.question_sets import EXACT_MATCH
@@ -43,7 +43,7 @@ OF_ALL = {
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class ParameterCounts:
     """Parameters of the LM that answers and of the one that reranks; None where nothing tells them."""
 
     lm: float | None
@@ -88,7 +88,7 @@ def _graded(factors: Factors, question: InternetQuestion) -> GradedQuestion:
 
 
 def decide(
-    prepared: Prepared, rows: Sequence[Row], sizes: Sizes, weights_file: Path
+    prepared: Prepared, rows: Sequence[Row], parameters: ParameterCounts, weights_file: Path
 ) -> tuple[DecidedAnswers, list[Row]]:
     """The test part with a row for each question, every method in it; the weights are written.
 
@@ -105,7 +105,7 @@ def decide(
     fitted = fit_all(prepared.methods, fitted_on)
     write_json(weights_file, {name: _weights_row(one) for name, one in fitted.items()})
     weights = {name: one.weights for name, one in fitted.items()}
-    decided = [_decided(prepared, question, row, sizes, weights) for question, row in test]
+    decided = [_decided(prepared, question, row, parameters, weights) for question, row in test]
     return DecidedAnswers([question.example for question, _ in test], prepared.metric), decided
 
 
@@ -118,7 +118,11 @@ def _measured(row: Row) -> MeasuredPassages:
 
 
 def _decided(
-    prepared: Prepared, question: InternetQuestion, row: Row, sizes: Sizes, weights: Mapping[str, Weights]
+    prepared: Prepared,
+    question: InternetQuestion,
+    row: Row,
+    parameters: ParameterCounts,
+    weights: Mapping[str, Weights],
 ) -> Row:
     """One question's outcomes by method; of what was measured, numbers of costs too where they are known."""
     measured = _measured(row) if prepared.num_passages else None
@@ -129,7 +133,7 @@ def _decided(
         else:
             answered, costs = _reranked(method, measured, question, weights[method.name])
         numbers = _rightness(answered.answer, question, prepared.metric) | answered.numbers
-        numbers |= costs.numbers(sizes.lm, sizes.scorer) if costs else {}
+        numbers |= costs.numbers(parameters.lm, parameters.scorer) if costs else {}
         told = prepared.metric, *metrics_beside(prepared.metric)
         outcomes[method.name] = {
             "numbers": {name: value for name, value in numbers.items() if name in told},
@@ -148,14 +152,14 @@ class DecidedAnswer:
     weights: list[float]
 
 
-def _alone(detail: Mapping[str, Any]) -> tuple[DecidedAnswer, Costs | None]:
-    costs = Costs(**detail["costs"]) if detail["costs"] is not None else None
+def _alone(detail: Mapping[str, Any]) -> tuple[DecidedAnswer, AnswerCosts | None]:
+    costs = AnswerCosts(**detail["costs"]) if detail["costs"] is not None else None
     return DecidedAnswer(detail["answer"], {}, [], []), costs
 
 
 def _reranked(
     method: Method, measured: MeasuredPassages, question: InternetQuestion, weights: Weights
-) -> tuple[DecidedAnswer, Costs | None]:
+) -> tuple[DecidedAnswer, AnswerCosts | None]:
     reranker, factors = RERANKERS[method.source], measured.factors.of_first(method.k)
     answer = best_answer(reranker.score(factors, weights))
     passages = measured.passages[: method.k]

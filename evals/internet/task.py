@@ -9,7 +9,7 @@ from replug.answering.prompts import AnswerPrompts
 from replug.configs.methods import GOLD, NONE
 from replug.evals.evidence import Evidence
 from replug.evals.examples import Example
-from replug.evals.internet.costs import Costs, LineCounter, LineTokens
+from replug.evals.internet.costs import AnswerCosts, LineCounter, LineTokens
 from replug.evals.internet.deciding import metrics_beside
 from replug.evals.internet.expectation import ExpectedTokens, expected_of_passages
 from replug.evals.internet.measured import PASSAGES, measured_passages, passages_outcome
@@ -86,15 +86,15 @@ class InternetQa:
         costs = self._costs_alone(question.example.query, text, answered)
         return Outcome({}, {"answer": answered.answer, "costs": asdict(costs) if costs else None})
 
-    def _costs_alone(self, question: str, text: str | None, answered: AnsweredAlone) -> Costs | None:
+    def _costs_alone(self, question: str, text: str | None, answered: AnsweredAlone) -> AnswerCosts | None:
         """Of samples, or of labels, which the LM that reranks scores."""
         if self._asked is None or self._scored is None:
             return None
         if not self._options.labels:
-            return Costs(1, self._asked.alone(question, text), answered.written_tokens)
+            return AnswerCosts(1, self._asked.alone(question, text), answered.written_tokens)
         prompt = self._scored.alone(question, text)
         ends = [self._scored.answer(label) for label in self._options.labels]
-        return Costs(len(ends), 0, 0, prompt * len(ends) + sum(ends))
+        return AnswerCosts(len(ends), 0, 0, prompt * len(ends) + sum(ends))
 
     def _passages(self, question: InternetQuestion, answered: Answered) -> Outcome:
         found = self.prepared.found[question.example.id]

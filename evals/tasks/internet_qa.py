@@ -18,7 +18,7 @@ from replug.configs.schema import EvaluationConfig, LMConfig
 from replug.data.store import Corpus
 from replug.evals.evidence import EvidenceBook
 from replug.evals.folder import EvaluationFolder
-from replug.evals.internet.deciding import Sizes, decide
+from replug.evals.internet.deciding import ParameterCounts, decide
 from replug.evals.internet.findings import add_internet_findings
 from replug.evals.internet.gold import texts_by_id
 from replug.evals.internet.preparing import Prepared, plan
@@ -96,8 +96,8 @@ def settle(
     """The test part under every method, by weights fitted on the validation part."""
     assert isinstance(task, InternetQa)
     lm = _parameters(config.lm)
-    sizes = Sizes(lm, _parameters(config.rerank_lm) if has_rerank_lm(config) else lm)
-    return decide(task.prepared, rows, sizes, folder.weights)
+    parameters = ParameterCounts(lm, _parameters(config.rerank_lm) if has_rerank_lm(config) else lm)
+    return decide(task.prepared, rows, parameters, folder.weights)
 
 
 def _parameters(lm: LMConfig) -> float | None:

@@ -7,7 +7,7 @@ from replug.answering.answerer import AnsweringOptions
 from replug.answering.factors import Factors
 from replug.answering.prompts import AnswerPrompts, PromptForm, Shot
 from replug.answering.rerankers import RERANKERS
-from replug.evals.internet.costs import Costs, LineCounter, LineTokens, reranked_costs
+from replug.evals.internet.costs import AnswerCosts, LineCounter, LineTokens, reranked_costs
 from replug.evals.internet.expectation import ExpectedTokens, expected_of_passages
 
 # 100 tokens of shots, a question of 10, two passages of 20 and 30, answers of 2 and 3; "b" came from both passages.
@@ -40,15 +40,15 @@ def words(text: str) -> int:
 )
 def test_a_reranker_costs_the_factors_that_it_reads(reranker, calls, scored):
     found = reranked_costs(RERANKERS[reranker], FACTORS, LINES, LINES, [7, 9])
-    assert found == Costs(calls + 2, ASKED, 16, scored)
+    assert found == AnswerCosts(calls + 2, ASKED, 16, scored)
 
 
 def test_in_classification_nothing_is_sampled():
-    assert reranked_costs(RERANKERS["direct"], FACTORS, LINES, LINES, []) == Costs(3, 0, 0, GIVEN)
+    assert reranked_costs(RERANKERS["direct"], FACTORS, LINES, LINES, []) == AnswerCosts(3, 0, 0, GIVEN)
 
 
 def test_flop_are_two_for_each_parameter_and_token_of_its_own_lm_and_left_out_where_unknown():
-    costs = Costs(2, 100, 10, 1000)
+    costs = AnswerCosts(2, 100, 10, 1000)
     assert costs.numbers(50.0, 3.0)["flop"] == 2 * (110 * 50 + 1000 * 3)
     assert costs.numbers(None, 3.0) == {"lm_calls": 2.0, "prompt_tokens": 1100.0, "generated_tokens": 10.0}
 

@@ -16,7 +16,7 @@ from replug.configs.schema import PaperConfig
 from replug.evals.comparison import compare
 from replug.evals.examples import Example
 from replug.evals.internet.costs import LineTokens
-from replug.evals.internet.deciding import Sizes, decide
+from replug.evals.internet.deciding import ParameterCounts, decide
 from replug.evals.internet.measured import measured_passages, passages_outcome, read_passages
 from replug.evals.internet.preparing import Prepared
 from replug.evals.internet.questions import InternetQuestion
@@ -25,7 +25,7 @@ from replug.web.records import Passage
 
 METHODS = parse_answering_methods(["none", "gold", "direct@1", "direct@2", "rag@2"], 10)
 LINES = LineTokens(100, 10, (20, 30), {"red": 2, "blue": 2})
-SIZES = Sizes(10.0, 1.0)
+SIZES = ParameterCounts(10.0, 1.0)
 
 
 def question(number: int, answer: str = "blue") -> InternetQuestion:
