@@ -113,6 +113,18 @@ class AnswerPrompts:
     def _part(self, order: Order, end: str, given: dict[str, str], scored: str) -> ScoredPart:
         return ScoredPart(self._opening(order), self._prefix(order, end, given), _line(scored))
 
+    def _block(self, order: Order, shot: Shot) -> str:
+        if shot.evidence is None and EVIDENCE in order:
+            raise UserError(f"the shot {shot.question!r} has no evidence; expected some for prompts with evidence")
+        parts = {EVIDENCE: shot.evidence or "", QUESTION: shot.question, ANSWER: shot.answer}
+        return STOP.join(f"{self.form.label(part)}: {one_line(parts[part])}" for part in order)
+
+    def _prefix(self, order: Order, end: str, given: dict[str, str]) -> str:
+        """The opening and the block's lines before `end`, whose label is the last thing."""
+        before = order[: order.index(end)]
+        lines = [f"{self.form.label(part)}: {one_line(given[part])}" for part in before]
+        return self._opening(order) + STOP.join([*lines, f"{self.form.label(end)}:"])
+
 
 def fit_shots(
     prompts: AnswerPrompts,
