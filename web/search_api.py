@@ -63,6 +63,8 @@ class SearchApi:
     def __init__(self, address: ApiAddress, budget: RequestBudget, limits: SearchLimits) -> None:
         self._address, self._budget, self._limits = address, budget, limits
         self._pace = RequestPace(limits.requests_per_second)
+        self._trust_env = not is_loopback(urlsplit(address.url).hostname or "")
+        self._certificates = httpx.create_ssl_context(trust_env=self._trust_env)  # slow to read
         self._headers = {address.secret_header: address.secret} if address.secret else {}
 
     def get(self, parameters: Mapping[str, str | int]) -> Any:
@@ -95,9 +97,10 @@ class SearchApi:
         return self._json(response)
 
     async def _exchange(self, parameters: Mapping[str, str | int]) -> httpx.Response:
-        trust_env = not is_loopback(urlsplit(self._address.url).hostname or "")
         async with (
-            httpx.AsyncClient(headers=self._headers, trust_env=trust_env, timeout=None) as client,
+            httpx.AsyncClient(
+                headers=self._headers, trust_env=self._trust_env, verify=self._certificates, timeout=None
+            ) as client,
             client.stream("GET", self._address.url, params=dict(parameters)) as response,
         ):
             content = bytearray()

@@ -20,7 +20,7 @@ from replug.data.records import Document
 from replug.web.fetching import FetchLimits
 from replug.web.local_engine import BM25Retriever
 
-QUICK = FetchLimits(seconds=1.5, seconds_to_wait=20.0, max_bytes=2**19, delay_seconds=0.0)
+QUICK = FetchLimits(seconds=2.5, seconds_to_wait=20.0, max_bytes=2**19, delay_seconds=0.0)
 MENU = "".join(f'<li><a href="/section{number}">Section {number}</a></li>' for number in range(12))
 FOOTER = "Imprint of the menu keepers. Cookies. All rights reserved by the footer company."
 
@@ -68,7 +68,10 @@ class _Server(socketserver.ThreadingTCPServer):
 
 class _Handler(socketserver.StreamRequestHandler):
     def handle(self) -> None:
-        target = self.rfile.readline().split()[1].decode("ascii")
+        line = self.rfile.readline().split()
+        if len(line) < 2:
+            return  # a connection that was given up before it asked
+        target = line[1].decode("ascii")
         lines = iter(lambda: self.rfile.readline().strip().decode("latin-1"), "")
         request = Request(target, {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)})
         site: WebSite = self.server.site  # type: ignore[attr-defined]

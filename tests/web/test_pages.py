@@ -29,7 +29,7 @@ def site() -> Iterator[WebSite]:
 
 @pytest.fixture(scope="module")
 def extractor() -> Iterator[Extractor]:
-    made = Extractor(seconds=3.0)
+    made = Extractor(seconds=2.0)
     yield made
     made.close()
 
@@ -80,7 +80,7 @@ def test_real_documentation_is_fetched_and_read(site: WebSite, extractor: Extrac
         site.routes[f"/{number}"] = answer(path.read_bytes())
     found = read(site, extractor, tmp_path, *(f"/{number}" for number in range(len(files))))
     assert [page.failure for page in found.values()] == [None] * len(files)
-    assert all(len(page.text) > 1000 and "</" not in page.text[:1000] for page in found.values())
+    assert all(len(page.text) > 200 and "</div" not in page.text for page in found.values())
 
 
 def test_a_page_is_asked_for_once_a_snapshot_and_so_is_one_that_failed(
@@ -165,7 +165,7 @@ def test_a_page_that_waits_too_long_for_its_turn_is_given_up(
     site: WebSite, extractor: Extractor, tmp_path: Path
 ) -> None:
     hostile_pages(site)
-    limits = replace(QUICK, seconds_to_wait=2.0)
+    limits = replace(QUICK, seconds_to_wait=3.5)
     found = read(site, extractor, tmp_path, "/silent", "/drip", limits=limits)
     assert {page.failure for page in found.values()} == {"timeout", "no_turn"}
 

@@ -19,7 +19,7 @@ NOTHING_FOUND = "No results found."  # what it raises for an empty answer
 class DdgsEngine:
     def __init__(self, parts: EngineParts) -> None:
         try:
-            import ddgs
+            import ddgs.exceptions
         except ImportError as error:
             raise UserError('web.engine=ddgs needs the package ddgs; expected: pip install "replug[ddgs]"') from error
         self._ddgs, self._web, self._budget = ddgs, parts.web, parts.budget

@@ -26,9 +26,9 @@ class SearxngEngine:
         entries: list[tuple] = []
         for page in range(1, MAX_PAGES + 1):
             body = self._api.get({"q": query_of(self._web, query), "format": "json", "pageno": page})
-            found = entries_at(body, "results")
+            found, before = entries_at(body, "results"), len(ranked(entries, num_results))
             entries += [(entry.get("url"), entry.get("title"), entry.get("publishedDate")) for entry in found]
-            if not found or len(ranked(entries, num_results)) == num_results:
+            if len(ranked(entries, num_results)) in (before, num_results):  # nothing new, or enough
                 break
         if not entries and isinstance(body, dict) and body.get("unresponsive_engines"):
             raise EngineRefused("engines_unresponsive", str(body["unresponsive_engines"])[:200])

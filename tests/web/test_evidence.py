@@ -1,0 +1,290 @@
+"""From a question to passages: a SearXNG on loopback before a site of real passages; and each rule on its own."""
+
+import gzip
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from replug.configs.errors import UserError
+from replug.configs.schema import WebConfig
+from replug.data.records import Document
+from replug.web.build import evidence_finder
+from replug.web.evidence import EvidenceFinder, EvidenceSettings
+from replug.web.local_engine import BM25Retriever, LocalEngine
+from replug.web.records import EngineRefused, EngineResult, FoundEvidence
+from replug.web.snapshot import KeptPage, Snapshot
+from tests.support.shared_data import shared
+from tests.support.web_site import FOOTER, QUICK, WebSite, answer, article, hostile_pages, searxng, web_site
+
+PLACES = ["lighthouse", "harbour", "harbour", "harbour", "harbour"]
+SENTENCES = [f"Fact {number} about the {PLACES[number % 5]} is told." for number in range(30)]
+
+
+class Engine:
+    """Answers what it was made with, and counts how often it was asked."""
+
+    identity = "fake"
+
+    def __init__(self, *results: EngineResult, refusal: str | None = None) -> None:
+        self.results, self.refusal, self.asked = list(results), refusal, 0
+
+    def search(self, query: str, num_results: int) -> list[EngineResult]:
+        self.asked += 1
+        if self.refusal:
+            raise EngineRefused(self.refusal, "no")
+        return self.results[:num_results]
+
+
+class Pages:
+    """A `PageSource` of pages that are known."""
+
+    def __init__(self, *pages: KeptPage) -> None:
+        self.pages, self.read_urls = {page.url: page for page in pages}, 0
+
+    def read(self, urls: Sequence[str]) -> list[KeptPage]:
+        self.read_urls += len(urls)
+        return [self.pages[url] for url in urls]
+
+    def close(self) -> None: ...
+
+
+def result(number: int, **changes: object) -> EngineResult:
+    return EngineResult(**{"url": f"https://{number}.test/", "title": f"T{number}", "rank": number, **changes})
+
+
+def page(number: int, text: str, **changes: object) -> KeptPage:
+    url = f"https://{number}.test/"
+    return KeptPage(**{"url": url, "fetched": "2024-05-01", "final_url": url, "text": text, **changes})
+
+
+def find(engine: Engine, pages: Pages, question: str = "the lighthouse", **settings: object) -> FoundEvidence:
+    return EvidenceFinder(engine, EvidenceSettings(**settings), pages).find(question)
+
+
+@pytest.fixture
+def site() -> Iterator[WebSite]:
+    with web_site() as made:
+        yield made
+
+
+def wikipedia(site: WebSite, count: int) -> tuple[list[Document], str]:
+    """Real passages as pages of the site; the question about the first of them."""
+    with gzip.open(shared("mini_wikipedia.jsonl.gz"), "rt") as file:
+        given = (json.loads(line) for line in file)
+        # trafilatura takes a menu for the text where a page has a line of its own only.
+        rows = list(itertools.islice((row for row in given if len(row["text"]) > 400), count))
+    for row in rows:
+        site.routes[f"/wiki/{row['id']}"] = answer(article(row["title"], row["text"]))
+    return [Document(f"/wiki/{row['id']}", row["text"], "", "") for row in rows], "when was the rapper Jay-Z born"
+
+
+def test_real_pages_are_searched_fetched_split_and_ordered_then_repeated_without_network(
+    site: WebSite, tmp_path: Path
+) -> None:
+    documents, question = wikipedia(site, 60)
+    site.routes["/search"] = searxng(site, documents)
+    web = WebConfig(engine="searxng", url=site.url, requests_per_second=100, num_results=8)
+    finder = evidence_finder(web, tmp_path, limits=QUICK, exempt=site.exempt)
+    found = finder.find(question)
+    finder.close()
+    assert found.passages[0].url == f"{site.url}/wiki/p09137" and "born December 4, 1969" in found.passages[0].text
+    cosines = [passage.cosine for passage in found.passages]
+    assert cosines == sorted(cosines, reverse=True)
+    assert sum(passage.probability for passage in found.passages) == pytest.approx(1)
+    assert found.passages[0].probability == pytest.approx(cosines[0] / sum(cosines))
+    assert all(FOOTER not in passage.text and "Section 3" not in passage.text for passage in found.passages)
+    assert len({passage.url for passage in found.passages}) == 8 and found.failures == {}
+    assert all(passage.fetched and passage.rank in range(1, 9) for passage in found.passages)
+    asked = site.requests.total()
+    site.close()
+    again = evidence_finder(web, tmp_path, limits=QUICK, exempt=site.exempt)
+    assert again.find(question) == found
+    assert site.requests.total() == asked
+    assert json.loads((tmp_path / "requests.json").read_text())["requests"] == 1
+
+
+def test_hostile_pages_among_good_ones_are_counted(site: WebSite, tmp_path: Path) -> None:
+    reasons = hostile_pages(site)
+    paths = ["/good", "/gzip_bomb", "/to_metadata", "/drip", "/script_only", "/loop", "/endless_header"]
+    site.routes["/good"] = answer(article("Good", " ".join(SENTENCES)))
+    body = json.dumps({"results": [{"url": site.url + path, "title": path} for path in paths]})
+    site.routes["/search"] = answer(body.encode())
+    web = WebConfig(engine="searxng", url=site.url, requests_per_second=100, num_results=len(paths))
+    finder = evidence_finder(web, tmp_path, limits=QUICK, exempt=site.exempt)
+    found = finder.find("the lighthouse")
+    finder.close()
+    assert {passage.url for passage in found.passages} == {f"{site.url}/good"}
+    assert found.failures == dict.fromkeys(sorted(reasons[path] for path in paths[1:]), 1)
+
+
+def test_no_configuration_lets_a_page_of_this_machine_in(site: WebSite, tmp_path: Path) -> None:
+    """The engine's own address may be on this machine; pages that it names may not."""
+    site.routes["/search"] = answer(json.dumps({"results": [{"url": f"{site.url}/a"}]}).encode())
+    web = WebConfig(engine="searxng", url=site.url, requests_per_second=100)
+    assert evidence_finder(web, tmp_path).find("q").failures == {"url_port": 1}
+    assert set(site.requests) == {"/search"}
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from replug.configs.schema import WebConfig
+from replug.web.build import evidence_finder
+from replug.web.fetching import FetchLimits
+port, folder = int(sys.argv[1]), Path(sys.argv[2])
+web = WebConfig(engine="searxng", url=f"http://127.0.0.1:{port}", requests_per_second=100, num_results=4)
+limits = FetchLimits(seconds=60.0, delay_seconds=0.0)
+finder = evidence_finder(web, folder, limits=limits, exempt=[("127.0.0.1", port)])
+print(len(finder.find("the lighthouse").passages))
+finder.close()
+"""
+
+
+@pytest.mark.slow
+def test_after_kill_9_nothing_that_was_answered_is_asked_for_again(site: WebSite, tmp_path: Path) -> None:
+    results = [{"url": f"{site.url}/{number}", "title": "t"} for number in range(4)]
+    site.routes["/search"] = answer(json.dumps({"results": results}).encode())
+    for number in range(4):
+        site.routes[f"/{number}"] = answer(" ".join(SENTENCES[number:]).encode(), content_type="text/plain")
+    whole, hang = site.routes["/2"], lambda send, request: time.sleep(30)
+    site.routes["/2"] = hang
+    command = [sys.executable, "-c", PROGRAM, str(site.port), str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 240
+    while site.requests["/2"] == 0 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    done = len(list(tmp_path.glob("pages/*/*.json")))
+    site.routes["/2"] = whole
+    again = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=240, check=True)
+    assert int(again.stdout) > 4 and done == 2
+    assert [site.requests[path] for path in ("/search", "/0", "/1", "/2", "/3")] == [1, 1, 1, 2, 1]
+
+
+def test_passages_are_of_six_sentences_best_cosine_first_at_most_so_many() -> None:
+    found = find(Engine(result(1)), Pages(page(1, " ".join(SENTENCES))), max_passages=3)
+    assert len(found.passages) == 3
+    assert {passage.text.count("told.") for passage in found.passages} == {6}
+    assert found.passages[0].cosine > found.passages[-1].cosine > 0
+    assert sum(passage.probability for passage in found.passages) == pytest.approx(1)
+
+
+def test_ties_are_ordered_by_rank_then_place() -> None:
+    pages = [page(number, f"Zebra {number} eats. Zebra {number} sleeps.") for number in (1, 2)]
+    found = find(Engine(result(1), result(2)), Pages(*pages), question="unknown words", sentences_per_passage=1)
+    assert [passage.text for passage in found.passages] == [
+        "Zebra 1 eats.",
+        "Zebra 1 sleeps.",
+        "Zebra 2 eats.",
+        "Zebra 2 sleeps.",
+    ]
+    assert {passage.probability for passage in found.passages} == {0.25}
+
+
+def test_an_engine_that_refuses_or_finds_nothing_is_counted() -> None:
+    assert find(Engine(refusal="rate_limited"), Pages()) == FoundEvidence(
+        "the lighthouse", (), {"engine_rate_limited": 1}
+    )
+    assert find(Engine(), Pages()).failures == {"no_results": 1}
+    assert find(Engine(result(1)), Pages(page(1, "", failure="timeout"))).failures == {"timeout": 1}
+
+
+def test_an_answer_and_a_refusal_are_asked_for_once_a_snapshot(tmp_path: Path) -> None:
+    for name, engine in (("a", Engine(result(1))), ("b", Engine(refusal="failed"))):
+        finder = EvidenceFinder(engine, EvidenceSettings(), Pages(page(1, "Text.")), Snapshot(tmp_path / name))
+        assert finder.find("q") == finder.find("q")
+        assert engine.asked == 1
+        finder.find("another question")
+        assert engine.asked == 2
+
+
+def test_blocked_hosts_and_other_sites_are_not_fetched_nor_used_after_a_redirect() -> None:
+    results = [result(n, url=f"https://{host}/") for n, host in enumerate(("a.test", "x.bad.test", "notbad.test"), 1)]
+    moved = KeptPage("https://a.test/", "2024-05-01", "https://bad.test/", text="Moved text.")
+    pages = Pages(moved, KeptPage("https://notbad.test/", "2024-05-01", "https://notbad.test/", text="Good text."))
+    found = find(Engine(*results), pages, blocked_hosts=("bad.test",))
+    assert [passage.url for passage in found.passages] == ["https://notbad.test/"]
+    assert (found.failures, pages.read_urls) == ({"blocked_host": 2}, 2)
+    assert find(Engine(*results), pages, site="notbad.test").failures == {"other_site": 2}
+
+
+@pytest.mark.parametrize(
+    "of_engine, of_page, reason",
+    [
+        ("2020-12-31", None, None),
+        (None, "2020-12-31", None),
+        ("2021-01-01", None, "too_recent"),
+        ("2019-01-01", "2023-05-05", "too_recent"),
+        (None, None, "undated"),
+    ],
+)
+def test_a_date_limit_holds_for_the_latest_date_that_is_known(
+    of_engine: str | None, of_page: str | None, reason: str | None
+) -> None:
+    engine, pages = Engine(result(1, published=of_engine)), Pages(page(1, "Text.", published=of_page))
+    assert find(engine, pages, before="2021-01-01").failures == ({reason: 1} if reason else {})
+    assert find(engine, pages).failures == {}
+
+
+def test_pages_with_the_same_text_or_url_count_once() -> None:
+    pages = Pages(page(1, "Same text."), page(2, "Same text."), page(3, "Other.", final_url="https://1.test/"))
+    found = find(Engine(result(1), result(2), result(3)), pages)
+    assert [passage.rank for passage in found.passages] == [1]
+    assert found.failures == {"duplicate": 2}
+
+
+def test_a_page_with_broken_characters_is_used_and_counted() -> None:
+    found = find(Engine(result(1)), Pages(page(1, "Text \ufffd.", broken=1)))
+    assert len(found.passages) == 1 and found.failures == {"kept_with_broken_characters": 1}
+
+
+def test_a_local_engine_needs_no_network_and_no_snapshot(tmp_path: Path) -> None:
+    documents = [Document(f"d{number}", " ".join(SENTENCES[number : number + 6]), "", "") for number in range(20)]
+    finder = evidence_finder(WebConfig(), tmp_path / "snapshot", LocalEngine(BM25Retriever(documents)))
+    found = finder.find("where is the lighthouse")
+    assert len(found.passages) == 20  # a document of six sentences stays whole
+    assert {passage.doc_id for passage in found.passages} <= {document.id for document in documents}
+    assert all(passage.fetched is None for passage in found.passages)
+    assert finder.find("where is the lighthouse") == found
+    assert not (tmp_path / "snapshot").exists()
+
+
+def test_a_local_document_longer_than_a_passage_is_split_by_the_same_rule(tmp_path: Path) -> None:
+    engine = LocalEngine(BM25Retriever([Document("d", " ".join(SENTENCES), "", "")]))
+    found = evidence_finder(WebConfig(), tmp_path, engine).find("lighthouse")
+    assert [passage.doc_id for passage in found.passages] == ["d"] * 5
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"engine": "searxng"}, "web.url is missing"),
+        ({"url": "http://127.0.0.1:8888"}, "web.url is set with web.engine=local"),
+        ({"engine": "searxng", "url": "http://user:pass@host"}, "without a password"),
+        ({"engine": "searxng", "url": "localhost:8888"}, "web.url is no address"),
+        ({"engine": "google"}, "web.google_cx is missing"),
+        ({"engine": "brave", "before": "last year"}, "web.before is last year; expected a date such as 2021-01-01"),
+        ({"engine": "brave", "before": "2021-02-30"}, "web.before is 2021-02-30"),
+        ({"before": "2021-01-01"}, "documents of a corpus have no dates"),
+        ({"engine": "brave", "site": "https://a.test"}, "web.site: 'https://a.test' is no host"),
+        ({"engine": "brave", "blocked_hosts": ["Bad.test"]}, "web.blocked_hosts: 'Bad.test' is no host"),
+        ({"engine": "bing"}, "web.engine is bing"),
+        ({"engine": "brave"}, "wants a key"),
+    ],
+)
+def test_what_a_section_has_wrong_is_said_before_anything_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict, message: str
+) -> None:
+    monkeypatch.delenv("REPLUG_SEARCH_API_KEY", raising=False)
+    with pytest.raises(UserError, match=message):
+        evidence_finder(replace(WebConfig(), **changes), tmp_path)
