@@ -121,6 +121,8 @@ def normalized_over_labels(factors: Factors) -> Factors:
 
     Raises ValueError where a passage does not have every label once.
     """
+    if not factors.answers:  # no passages
+        return factors
     labels = factors.distinct
     whole = factors.answer_by_passage
     own = [factors.passages == passage for passage in range(len(factors.passage))]

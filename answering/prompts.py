@@ -143,8 +143,8 @@ def fit_shots(
     bare = AnswerPrompts(prompts.form, ())
     longest: dict[bool, tuple[int, str]] = {}  # with evidence, and closed book
     for question, evidence in asked:
-        length = num_tokens(bare.ask(question, evidence)), question
-        longest[evidence is not None] = max(longest.get(evidence is not None, (0, "")), length)
+        own = num_tokens(bare.ask(question, evidence)), question
+        longest[evidence is not None] = max(longest.get(evidence is not None, (0, "")), own)
     room = max_tokens - max_new_tokens - LINE_ENDS
     for first in range(len(prompts.shots) + 1):
         fewer = AnswerPrompts(prompts.form, prompts.shots[first:])

@@ -31,7 +31,8 @@ from replug.models.score_writer import UnitWriter
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer", ContinuationScore, ScoreSum)
-Part, Whole = TypeVar("Part"), TypeVar("Whole")
+Part = TypeVar("Part")
+Whole = TypeVar("Whole")
 
 
 @dataclass(slots=True)
@@ -215,7 +216,8 @@ class CachingLM:
             return self._writer.put(_Unit(keys, error), is_last=True)
         call = _Asking(len(units))
         for unit in units:
-            self._ask_unit(call, *([texts[row] for row in unit] for texts in (keys, prefixes, continuations)))
+            own_prefixes, own_continuations = [prefixes[row] for row in unit], [continuations[row] for row in unit]
+            self._ask_unit(call, [keys[row] for row in unit], own_prefixes, own_continuations, None)
         return None
 
     def _ask_unit(
@@ -224,7 +226,7 @@ class CachingLM:
         keys: list[Key],
         prefixes: list[str],
         continuations: list[str],
-        opening: str | None = None,
+        opening: str | None,
     ) -> None:
         def settle(outcome: list[ContinuationScore] | BaseException) -> None:
             self._writer.put(_Unit(keys, outcome), call.one_is_there())

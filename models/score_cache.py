@@ -261,9 +261,10 @@ class ScoreCache:
             number, *others = self._database.execute(answers.format(table), (model,)).fetchone()
             counts.append(number)
             times += others
+        generations, samples = counts
         known = [seconds for seconds in times if seconds is not None]
         first, last = min(known, default=None), max(known, default=None)
-        return ModelUse(identity, rows, with_tokens, *counts, hits, misses, first, last)
+        return ModelUse(identity, rows, with_tokens, generations, samples, hits, misses, first, last)
 
     def _score(self, num_tokens: int, logprobs: bytes) -> ContinuationScore:
         if len(logprobs) != 4 * num_tokens:

@@ -109,9 +109,11 @@ class BranchingPrompts:
 
 def _with_columns(columns: Cache | None, read: Cache, num_own: int, num_columns: int) -> Cache:
     """Add the last `num_own` columns of what was read; of the first prompt all, with the opening."""
+    layers: Any = read.layers  # plain columns, as `takes_trees` found
     if columns is None:
-        return Cache(layers=[ColumnLayer(layer, num_columns) for layer in read.layers])
-    for layer, new in zip(columns.layers, read.layers, strict=True):
+        return Cache(layers=[ColumnLayer(layer, num_columns) for layer in layers])
+    grown: Any = columns.layers
+    for layer, new in zip(grown, layers, strict=True):
         layer.update(new.keys[:, :, -num_own:], new.values[:, :, -num_own:])
     return columns
 
