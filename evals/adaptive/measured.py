@@ -18,7 +18,7 @@ from replug.evals.adaptive.analyses import (
 )
 from replug.evals.adaptive.comparison import BY_RELATION, Compared, compare_policies
 from replug.evals.adaptive.fitting import thresholds_by
-from replug.evals.adaptive.outcomes import POPULARITY, Answered, TwoWays
+from replug.evals.adaptive.outcomes import POPULARITY, AnsweredQuestions, TwoWays
 from replug.evals.adaptive.protocol import NUM_RESAMPLES
 from replug.evals.intervals import Interval, wilson_interval
 from replug.models.policy import Threshold
@@ -47,7 +47,7 @@ class MeasuredWay:
 class MeasuredLM:
     """What is measured of one LM; `accuracy`, `rarest` and `others` by method, with Wilson's intervals."""
 
-    answered: Answered
+    answered: AnsweredQuestions
     accuracy: dict[str, Interval]
     bins: list[PopularityBin]
     relations: list[RelationFigures]
@@ -60,7 +60,7 @@ class MeasuredLM:
         return self.answered.name
 
 
-def measure_all(answered: Sequence[Answered], num_resamples: int = NUM_RESAMPLES) -> list[MeasuredLM]:
+def measure_all(answered: Sequence[AnsweredQuestions], num_resamples: int = NUM_RESAMPLES) -> list[MeasuredLM]:
     """Every LM, and every way to answer against closed book.
 
     Raises UserError where an LM has no closed-book answers, no others, or no popularity.
@@ -76,13 +76,13 @@ def measure_all(answered: Sequence[Answered], num_resamples: int = NUM_RESAMPLES
     return [_measure_lm(one, num_resamples, progress) for one in _told_apart(answered)]
 
 
-def _told_apart(answered: Sequence[Answered]) -> list[Answered]:
+def _told_apart(answered: Sequence[AnsweredQuestions]) -> list[AnsweredQuestions]:
     """LMs of one name, such as one LM in two dtypes, are named with their identities."""
     names = [one.name for one in answered]
     return [replace(one, name=f"{one.name} {one.identity}") if names.count(one.name) > 1 else one for one in answered]
 
 
-def _measure_lm(answered: Answered, num_resamples: int, progress: Progress) -> MeasuredLM:
+def _measure_lm(answered: AnsweredQuestions, num_resamples: int, progress: Progress) -> MeasuredLM:
     ways = []
     for method in answered.methods:
         if method != NONE:
@@ -95,7 +95,7 @@ def _measure_lm(answered: Answered, num_resamples: int, progress: Progress) -> M
     return MeasuredLM(answered, accuracy, bins, relations, *rarest_and_others(answered), ways)
 
 
-def _measure_way(answered: Answered, pair: TwoWays, num_resamples: int) -> MeasuredWay:
+def _measure_way(answered: AnsweredQuestions, pair: TwoWays, num_resamples: int) -> MeasuredWay:
     thresholds, _ = thresholds_by(answered, pair, POPULARITY)
     compared = compare_policies(answered, pair, num_resamples)
     return MeasuredWay(pair, help_and_harm(answered, pair), compared, thresholds)
