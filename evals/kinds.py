@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from replug.configs.errors import UserError
-from replug.configs.methods import Method
+from replug.configs.methods import INTERNET_QA, Method
 from replug.configs.rules import evaluation_methods, has_rerank_lm, lm_problems, rerank_lm_problems
 from replug.configs.schema import EvaluationConfig
 from replug.data.store import Corpus
@@ -107,5 +107,8 @@ def _lm_problems(config: EvaluationConfig, kind: EvaluationKind) -> Iterable[str
         yield from rerank_lm_problems(config) if kind.reranks else ()
     elif config.lms:
         yield f"lms is set, but evaluation={config.evaluation} asks no LM; expected none"
+    if config.evaluation != INTERNET_QA and (config.questions.dataset or config.questions.question_first):
+        key = "dataset" if config.questions.dataset else "question_first"
+        yield f"questions.{key} is set, but evaluation={config.evaluation} reads no such key; {INTERNET_QA} does"
     if not kind.reranks and has_rerank_lm(config):
         yield f"rerank_lm is set, but evaluation={config.evaluation} reranks no answers; expected it with internet_qa"
