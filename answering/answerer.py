@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from replug.answering.candidates import Candidate, label_candidates, logprobs_of_samples, sampled_candidates
+from replug.answering.candidates import Candidate, label_candidates, logprobs_of_samples, num_tokens, sampled_candidates
 from replug.answering.factors import Factors, normalized_over_labels, submit_factors
 from replug.answering.prompts import STOP, AnswerPrompts
 from replug.answering.rerankers import RERANKERS, Weights, best_answer
@@ -46,13 +46,17 @@ class AnsweringOptions:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The candidates of a question with their factors, and by reranker the score of each distinct answer."""
+    """The candidates of a question with their factors, and by reranker the score of each distinct answer.
+
+    `written_tokens` [P] are those of all samples of each passage; none in classification, where nothing is sampled.
+    """
 
     question: str
     passages: tuple[Passage, ...]
     candidates: tuple[Candidate, ...]
     factors: Factors
     scores: Mapping[str, Mapping[str, float]]
+    written_tokens: tuple[int, ...] = ()
 
     def best(self, reranker: str) -> str:
         """The answer of the largest score; empty where there is no candidate."""
@@ -64,10 +68,12 @@ class AnsweredAlone:
     """An answer without a choice of passages: the likeliest, and the log-prob (nats) of each distinct sample or label.
 
     Labels' log-probs are normalised over the labels. The answer is empty where all samples are.
+    `written_tokens` are those of all samples, 0 in classification.
     """
 
     answer: str
     logprobs: Mapping[str, float]
+    written_tokens: int = 0
 
 
 class Answerer:
@@ -103,7 +109,7 @@ class Answerer:
         What is asked for follows from the order of the calls, never from which answer came first.
         """
         candidates = self._submit_candidates(question, passages)
-        return lambda: self._ranked(question, passages, candidates())
+        return lambda: self._ranked(question, passages, *candidates())
 
     def submit_alone(self, question: str, evidence: str | None) -> Callable[[], AnsweredAlone]:
         """Closed book, or with one text as evidence, such as the gold one. Labels are scored by the scorer."""
@@ -113,18 +119,23 @@ class Answerer:
             self._options.num_samples_alone, self._prompts.opening(has_evidence=evidence is not None)
         )
         drawn = self._lm.submit_samples([self._prompts.ask(question, evidence)], options)
-        return lambda: _likeliest(logprobs_of_samples(drawn.result()[0]))
+        return lambda: _likeliest(logprobs_of_samples(drawn.result()[0]), num_tokens(drawn.result()[0]))
 
-    def _submit_candidates(self, question: str, passages: Sequence[Passage]) -> Callable[[], list[Candidate]]:
+    def _submit_candidates(
+        self, question: str, passages: Sequence[Passage]
+    ) -> Callable[[], tuple[list[Candidate], tuple[int, ...]]]:
+        """With the tokens that were written for each passage."""
         options = self._options
         if options.labels or not passages:
-            return lambda: label_candidates(options.labels, len(passages))
+            return lambda: (label_candidates(options.labels, len(passages)), ())
         prompts = [self._prompts.ask(question, passage.text) for passage in passages]
         opening = self._prompts.opening(has_evidence=True)
         drawn = self._lm.submit_samples(prompts, options.sampling(options.num_samples, opening))
-        return lambda: sampled_candidates(drawn.result())
+        return lambda: (sampled_candidates(drawn.result()), tuple(map(num_tokens, drawn.result())))
 
-    def _ranked(self, question: str, passages: Sequence[Passage], candidates: Sequence[Candidate]) -> Answered:
+    def _ranked(
+        self, question: str, passages: Sequence[Passage], candidates: Sequence[Candidate], written: tuple[int, ...]
+    ) -> Answered:
         by_passage = any(RERANKERS[name].needs_all_passages for name in self._options.rerankers)
         factors = submit_factors(
             self._scorer, self._scorer_prompts, question, passages, candidates, by_passage=by_passage
@@ -132,7 +143,7 @@ class Answerer:
         if self._options.labels:
             factors = normalized_over_labels(factors)
         scores = {name: RERANKERS[name].score(factors, weights) for name, weights in self._weights.items()}
-        return Answered(question, tuple(passages), tuple(candidates), factors, scores)
+        return Answered(question, tuple(passages), tuple(candidates), factors, scores, written)
 
     def _submit_labels_alone(self, question: str, evidence: str | None) -> Callable[[], AnsweredAlone]:
         labels, prompts = self._options.labels, self._scorer_prompts
@@ -148,5 +159,5 @@ class Answerer:
         return gather
 
 
-def _likeliest(logprobs: dict[str, float]) -> AnsweredAlone:
-    return AnsweredAlone(best_answer(logprobs), logprobs)
+def _likeliest(logprobs: dict[str, float], written_tokens: int = 0) -> AnsweredAlone:
+    return AnsweredAlone(best_answer(logprobs), logprobs, written_tokens)

@@ -45,3 +45,8 @@ def logprobs_of_samples(samples: Sequence[Sampled]) -> dict[str, float]:
         if text := one_line(sample.text):
             logprobs[text] = max(sample.sum_logprob, logprobs.get(text, -float("inf")))
     return logprobs
+
+
+def num_tokens(samples: Sequence[Sampled]) -> int:
+    """Of all samples, with the tokens that ended them."""
+    return sum(len(sample.token_logprobs) for sample in samples)

@@ -13,7 +13,14 @@ from urllib.parse import urlsplit
 
 from replug.configs.errors import UserError
 from replug.configs.keys import keys_of
-from replug.configs.methods import REPLUG, WITHOUT_RETRIEVER, Method, parse_methods
+from replug.configs.methods import (
+    INTERNET_QA,
+    REPLUG,
+    WITHOUT_RETRIEVER,
+    Method,
+    parse_answering_methods,
+    parse_methods,
+)
 from replug.configs.refresh_policy import refresh_problems
 from replug.configs.schema import (
     AnyConfig,
@@ -81,6 +88,8 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
 
 def evaluation_methods(config: EvaluationConfig) -> list[Method]:
     """What is compared, in order. Raises UserError for what is not a method."""
+    if config.evaluation == INTERNET_QA:
+        return parse_answering_methods(config.methods, config.k)
     named = {REPLUG: config.retriever.path} if config.retriever.path else {}
     for name in config.retrievers:
         if name in (REPLUG, *WITHOUT_RETRIEVER):
@@ -137,6 +146,19 @@ def _is_date(text: str) -> bool:
 def lm_problems(config: EvaluationConfig) -> Iterator[str]:
     """Of the LMs of an evaluation that asks any."""
     yield from _lms_problems(config) if config.lms else _lm_problems(config.lm)
+
+
+def has_rerank_lm(config: EvaluationConfig) -> bool:
+    """Whether another LM than the one that answers says how good answers are."""
+    return bool(config.rerank_lm.path or config.rerank_lm.url)
+
+
+def rerank_lm_problems(config: EvaluationConfig) -> Iterator[str]:
+    """Of an evaluation that reranks."""
+    if not has_rerank_lm(config) and config.rerank_lm != LMConfig():
+        yield "rerank_lm.path is missing, but other keys of rerank_lm are set; expected rerank_lm.path or rerank_lm.url"
+    if has_rerank_lm(config):
+        yield from (problem.replace("lm.", "rerank_lm.") for problem in _lm_problems(config.rerank_lm))
 
 
 def _lms_problems(config: EvaluationConfig) -> Iterator[str]:

@@ -21,9 +21,10 @@ from replug.models.local import token_tree
 from replug.models.local.decoding import CacheUse
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.sampling import choose_tokens, draws_of
-from replug.models.local.stand_in_lm import StandInLM
+from replug.models.local.stand_in_lm import StandInLM, StandInSource
 from replug.models.local.token_tree import MIN_SHARED_TOKENS, TokenTree, token_trees
 from replug.models.replug_lm import ReplugLM, Retrieved
+from replug.models.scorer_pool import Scorer
 from tests.support.fault_server import FaultServer, server_spec
 from tests.support.tiny_lms import DEMONSTRATIONS, load, naive_logprobs, num_tokens, write_gpt2, write_llama
 
@@ -240,6 +241,13 @@ def test_the_stand_in_draws_words_of_its_prompt() -> None:
     assert all(set(text.split()) <= set("abc") for text in texts(samples)[0])
     assert len(set(texts(samples)[0])) == 4
     assert_same(samples[1:], lm.sample(["d d"], OPTIONS))
+
+
+def test_a_replica_draws_and_scores_as_its_lm_does() -> None:
+    replica = Scorer(StandInSource(), threads=1)
+    assert_same(replica.sample(["a b c", "d d"], OPTIONS), StandInLM().sample(["a b c", "d d"], OPTIONS))
+    [score] = replica.score(["a b"], [" b"], opening="a").scores
+    assert score.sum_logprob == StandInLM().score(["a b"], [" b"])[0].sum_logprob
 
 
 def test_a_mixture_is_drawn_from_token_by_token() -> None:
