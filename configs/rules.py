@@ -65,8 +65,7 @@ def _ask_problems(config: AskConfig) -> Iterator[str]:
     yield from _out_of_range(config)
     yield from _lm_problems(config.lm)
     yield from web_problems(config.web)
-    if config.rerank_lm != LMConfig():
-        yield from (problem.replace("lm.", "rerank_lm.") for problem in _lm_problems(config.rerank_lm))
+    yield from rerank_lm_problems(config)
     if not config.retriever.path and config.retriever != RetrieverConfig(""):
         yield "retriever.path is missing, but other keys of retriever are set; expected --retriever DIR too"
 
@@ -148,13 +147,13 @@ def lm_problems(config: EvaluationConfig) -> Iterator[str]:
     yield from _lms_problems(config) if config.lms else _lm_problems(config.lm)
 
 
-def has_rerank_lm(config: EvaluationConfig) -> bool:
+def has_rerank_lm(config: EvaluationConfig | AskConfig) -> bool:
     """Whether another LM than the one that answers says how good answers are."""
     return bool(config.rerank_lm.path or config.rerank_lm.url)
 
 
-def rerank_lm_problems(config: EvaluationConfig) -> Iterator[str]:
-    """Of an evaluation that reranks."""
+def rerank_lm_problems(config: EvaluationConfig | AskConfig) -> Iterator[str]:
+    """Of what reranks."""
     if not has_rerank_lm(config) and config.rerank_lm != LMConfig():
         yield "rerank_lm.path is missing, but other keys of rerank_lm are set; expected rerank_lm.path or rerank_lm.url"
     if has_rerank_lm(config):

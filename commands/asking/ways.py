@@ -10,6 +10,7 @@ from replug.commands.asking.policies import Followed
 from replug.commands.asking.reply import Reply
 from replug.commands.asking.reranking import Reranking
 from replug.configs.errors import UserError
+from replug.configs.rules import has_rerank_lm
 from replug.configs.schema import AskConfig, LMConfig
 from replug.models.build import lm_source
 from replug.models.lm_source import LMSource
@@ -26,7 +27,7 @@ def reply_to(
 ) -> Reply:
     """LMs are reached before anything is searched for, and read after it, unless a policy asks them first."""
     folder, k = options.index or FOLDER, _num_passages(options, config, followed)
-    source = _source(config.lm, folder, "lm_spent.json")
+    source = _source(config.lm, folder)
     if followed is not None:
         return Ensemble(source, config.lm, options, decoding).follow(question, k, followed)
     way = _way(source, options, decoding, config, folder)
@@ -40,8 +41,7 @@ def _way(
 ) -> Ensemble | Reranking:
     if not options.reranks:
         return Ensemble(source, config.lm, options, decoding)
-    is_other = config.rerank_lm != LMConfig()
-    other = _source(config.rerank_lm, folder, "rerank_lm_spent.json") if is_other else source
+    other = _source(config.rerank_lm, folder, "rerank_") if has_rerank_lm(config) else source
     return Reranking(source, other, options, decoding)
 
 
@@ -54,5 +54,8 @@ def _num_passages(options: AskOptions, config: AskConfig, followed: Followed | N
     return options.k
 
 
-def _source(lm: LMConfig, folder: Path, budget_file: str) -> LMSource:
-    return lm_source(lm, folder / budget_file, RunDirectory(folder).scores)
+def _source(lm: LMConfig, folder: Path, prefix: str = "") -> LMSource:
+    """With its files named as those of a run."""
+    files = RunDirectory(folder)
+    budget_file, scores = (path.with_name(prefix + path.name) for path in (files.budget_file, files.scores))
+    return lm_source(lm, budget_file, scores)
