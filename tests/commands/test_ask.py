@@ -308,7 +308,10 @@ LOCAL = ["--engine", "local", *CORPUS]
         ([*LOCAL, "retriever.path=x"], "retriever.path is set as a key; expected --retriever"),
         ([*LOCAL, "retriever.similarity=dot"], "retriever.path is missing, but other keys of retriever are set"),
         ([*LOCAL, "rerank_lm.path=stand_in"], "keys of rerank_lm are for --rerank; expected a reranker such as"),
-        ([*LOCAL, "--rerank", "poe", "rerank_lm.dtype=float32"], "rerank_lm.path is missing; expected rerank_lm.path"),
+        (
+            [*LOCAL, "--rerank", "poe", "rerank_lm.dtype=float32"],
+            "rerank_lm.path is missing, but other keys of rerank_lm are set",
+        ),
         (["--index", ".", "web.num_results=3"], "keys of web are for a search engine; expected --engine too"),
         (["--index", ".", "--retriever", "stand_in"], "--retriever re-ranks what --engine finds, and an index has"),
         ([*LOCAL, "retrieve.k=3"], "retrieve: unknown key; expected keys of lm and rerank_lm and retriever and web"),
