@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.machine import describe_machine
 from replug.cluster.environment import configure_ray_environment
 from replug.configs.schema import Config
-from replug.models.local.hf_lm import load_tokenizer
+from replug.models.model_files import load_tokenizer
 from replug.models.packaged import resolve_lm_path
 
 configure_ray_environment(Config())  # before Ray is imported, which reads it once

@@ -1,4 +1,4 @@
-"""Pre-emption: what SIGTERM and SIGUSR1 do to a run.
+"""Pre-emption: what SIGTERM, SIGUSR1 and Ctrl-C do to a run.
 
 Outside the training steps everything that counts is on disk already, so the process ends at once. Between
 them the signal is remembered; the next boundary, or the wait that is under way, raises, and the step is saved.
@@ -26,11 +26,12 @@ from replug.configs.errors import Interrupted
 Result = TypeVar("Result")
 
 EXIT_STATUS = 75  # EX_TEMPFAIL: the same command goes on
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+CTRL_C_STATUS = 130  # as shells have it: 128 and the signal's number
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 LOOK_SECONDS = 0.2  # between two looks at the signal, and at what else may end a wait
 # From the signal until the process has ended. SLURM kills 30 s after SIGTERM by default; our job scripts ask it for
-# SIGUSR1 120 s before the end.
-SECONDS_TO_END = {signal.SIGTERM: 25.0, signal.SIGUSR1: 110.0}
+# SIGUSR1 120 s before the end. After Ctrl-C nobody kills, and whoever does not want to wait presses it again.
+SECONDS_TO_END = {signal.SIGTERM: 25.0, signal.SIGUSR1: 110.0, signal.SIGINT: 110.0}
 assert set(SECONDS_TO_END) == set(SIGNALS)
 
 
@@ -40,6 +41,8 @@ class Interruption:
     def __init__(self) -> None:
         self._is_deferred = False
         self._asked: int | None = None
+        self._handled: list[int] = []  # signals, by the thread that they came to
+        self._heard: list[int] = []
         self._describe: Callable[[], str] = str
         self._ended = threading.Event()
         self._listener: _Listener | None = None
@@ -85,26 +88,40 @@ class Interruption:
 
     def check(self) -> None:
         if self._asked is not None:
-            raise Interrupted(f"interrupted by {signal.Signals(self._asked).name}; the same command goes on")
+            raise Interrupted(f"interrupted by {_called(self._asked)}; the same command goes on", self._asked)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Further signals change nothing: a job's script and SLURM itself may both send one."""
-        if self._asked is not None:
-            return
-        if not self._is_deferred:
-            end_process()
-        self._asked = number
+        """In the main thread. Further signals change nothing, but a second Ctrl-C ends at once."""
+        if self._ends_at_once(number, self._handled):
+            end_process(number)
+        self._asked = self._asked or number
 
     def _on_byte(self, number: int) -> None:
         """In the listener's thread: the main thread may be where it runs no handler."""
-        if self._asked is None and not self._is_deferred:
-            end_process()
-        self._asked = number
+        is_first = not self._heard
+        if self._ends_at_once(number, self._heard):
+            end_process(number)
+        self._asked = self._asked or number
+        if number == signal.SIGINT:
+            _say("replug: Ctrl-C: saving the step that is under way; again ends at once, without it")
+        if is_first:  # in a thread of its own, since this one hears of a second Ctrl-C
+            threading.Thread(target=self._end_in_time, args=(number,), daemon=True, name="interruption-time").start()
+
+    def _ends_at_once(self, number: int, before: list[int]) -> bool:
+        """True where nothing is to be saved, or the user does not wait for it.
+
+        `before` are the signals that this thread had: each signal comes to both threads.
+        """
+        is_again = number == signal.SIGINT and number in before
+        before.append(number)
+        return is_again or (self._asked is None and not self._is_deferred)
+
+    def _end_in_time(self, number: int) -> None:
         seconds = SECONDS_TO_END[signal.Signals(number)]
         if not self._ended.wait(seconds):
             told = "; ".join(filter(None, [f"after {seconds:g} s it still waits in {_place()}", self._describe()]))
-            _say(f"replug: interrupted by {signal.Signals(number).name}; {told}; the same command goes on")
-            end_process()
+            _say(f"replug: interrupted by {_called(number)}; {told}; the same command goes on")
+            end_process(number)
 
 
 class _Listener:
@@ -139,13 +156,17 @@ def _listening(act: Callable[[int], None]) -> Iterator[_Listener]:
         listener.close()
 
 
-def end_process() -> None:
+def end_process(number: int) -> None:
     """At once. What this process started ends by itself, but for what is stopped and would not notice."""
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             if process.status() == psutil.STATUS_STOPPED:
                 process.kill()
-    os._exit(EXIT_STATUS)
+    os._exit(exit_status(number))
+
+
+def _called(number: int) -> str:
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
 def _say(line: str) -> None:
@@ -159,6 +180,11 @@ def _place() -> str:
     while frame is not None and not str(frame.f_globals.get("__name__")).startswith("replug."):
         frame = frame.f_back
     return f"{frame.f_globals['__name__']}.{frame.f_code.co_name}" if frame else "its start"
+
+
+def exit_status(number: int) -> int:
+    """Of a process that a signal ended."""
+    return CTRL_C_STATUS if number == signal.SIGINT else EXIT_STATUS
 
 
 def ignore_signals() -> None:

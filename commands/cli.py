@@ -1,32 +1,77 @@
 """The command line: every file of this folder with a record `COMMAND` is a command.
 
-A mistake of the user's is one line on standard error and exit status 2; a run that cannot go on, 1; one that was
-interrupted by SIGTERM or SIGUSR1 and goes on by the same command, 75.
+A mistake of the user's is one line on standard error and exit status 2; a run that cannot go on, and a disk or a
+permission that is not there, 1; one that was interrupted by SIGTERM or SIGUSR1 and goes on by the same command, 75;
+Ctrl-C, 130.
 """
 
+import errno
 import importlib
+import importlib.metadata
+import os
 import pkgutil
+import signal
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Annotated
 
 import typer
 
 import replug.commands
-from replug.cluster.interruption import EXIT_STATUS
+from replug.cluster.interruption import exit_status
 from replug.commands.command import Command, Group
 from replug.commands.console import log_to_stderr
 from replug.configs.errors import Interrupted, RunError, UserError
 from replug.configs.plain_text import plain_text
 
+# Read by transformers and the hub, here and in Ray's actors: their bars and reports would drown our progress lines.
+QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+# What a file system says of a user's path; anything else of the system is a mistake of ours, and shows its traceback.
+OF_A_PATH = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
+    *(errno.ENAMETOOLONG, errno.ELOOP),
+)
+
 
 def main() -> None:
     """Entry point of the `replug` command."""
     log_to_stderr()
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     try:
-        command_line()()
+        with _says_when_interrupted():
+            command_line()()
     except (UserError, RunError) as error:
         print(f"replug: {plain_text(str(error))}", file=sys.stderr)
         sys.exit(_exit_status(error))
+    except OSError as error:
+        if error.filename is None or error.errno not in OF_A_PATH:
+            raise
+        print(f"replug: {error.filename}: {error.strerror}", file=sys.stderr)
+        sys.exit(1)
+
+
+@contextmanager
+def _says_when_interrupted() -> Iterator[None]:
+    """Ctrl-C ends a command with a line and status 130. A training has its own handler, which saves its step."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        print("replug: interrupted by Ctrl-C; what is finished is kept, run the same command again", file=sys.stderr)
+        sys.exit(exit_status(number))
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"replug {importlib.metadata.version('replug')}")
+        raise typer.Exit
 
 
 def command_line() -> typer.Typer:
@@ -34,9 +79,10 @@ def command_line() -> typer.Typer:
     app = typer.Typer(
         help="Tune a dense retriever to a frozen language model (REPLUG LSR).",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["--help", "-h"]},
     )
+    app.callback()(_options)
     order = list(Group)
     for command in sorted(_commands(), key=lambda command: (order.index(command.group), command.place)):
         if isinstance(command.run, typer.Typer):
@@ -44,6 +90,14 @@ def command_line() -> typer.Typer:
         else:
             app.command(rich_help_panel=command.group.value)(command.run)
     return app
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Tune a dense retriever to a frozen language model (REPLUG LSR)."""
 
 
 def _commands() -> Iterator[Command]:
@@ -56,7 +110,7 @@ def _commands() -> Iterator[Command]:
 
 def _exit_status(error: UserError | RunError) -> int:
     if isinstance(error, Interrupted):
-        return EXIT_STATUS
+        return exit_status(error.signal)
     return 2 if isinstance(error, UserError) else 1
 
 

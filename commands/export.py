@@ -1,7 +1,10 @@
 """`replug export`: the tuned retriever as a folder."""
 
+import json
 import logging
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +13,7 @@ import typer
 from replug.commands.command import Command, Group
 from replug.configs.errors import UserError
 from replug.configs.load import load_stored_config
+from replug.configs.paths import require_folder
 from replug.configs.schema import Config
 from replug.data.files import writing
 
@@ -23,37 +27,73 @@ log = logging.getLogger(__name__)
 def export(
     run_dir: Annotated[Path, typer.Argument(help="A run directory, finished or not.")],
     out: Annotated[Path, typer.Argument(help="The folder to write.")],
+    best: Annotated[
+        bool, typer.Option("--best", help="The weights that did best on held-out text, not the last ones.")
+    ] = False,
 ) -> None:
     """Write the tuned retriever as a folder for transformers and sentence-transformers.
 
-    Of an unfinished run it is the newest checkpoint's.
+    It has the weights of the last step, of an unfinished run those of the newest checkpoint. It says which.
     """
     from replug.models.build import load_encoder
+    from replug.train.model_card import write_model_card
     from replug.train.run_dir import RunDirectory
 
     run = RunDirectory(run_dir)
+    require_folder("OUT", out)
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} is not empty; give a new folder")
     if not (run.path / "config.yaml").is_file():
         raise UserError(f"{run_dir} is no run directory (config.yaml is missing)")
-    run.require_intact("config.yaml")
+    run.require_intact("config.yaml", "environment.json", "lm.json", "best.json", "results.json")
     config = load_stored_config(run.path / "config.yaml")
-    encoder = load_encoder(config.retriever, run.retriever) if run.retriever.is_dir() else _load_checkpoint(config, run)
-    _save_whole(encoder, out)
-    print(f"retriever: {out}")
+    if best:
+        found = _best(config, run)
+    elif run.retriever.is_dir():
+        found = load_encoder(config.retriever, run.retriever), f"step {config.train.max_steps}, the last"
+    else:
+        found = _of_checkpoint(config, run)
+    encoder, weights = found
+    results = json.loads(run.results.read_text()) if run.is_finished else None
+    with _whole(out) as partial:
+        encoder.save(partial)
+        write_model_card(partial, config, weights, run.provenance(), results)
+    print(f"retriever: {out} (weights of {weights})")
+    _say_better(run, best)
 
 
-def _save_whole(encoder: "Encoder", out: Path) -> None:
+@contextmanager
+def _whole(out: Path) -> Iterator[Path]:
     """Beside and renamed: who finds the folder finds all of it, however many write it and whoever is killed."""
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f"{out.name}.", suffix=".partial", dir=out.parent))
     with writing(partial):
-        encoder.save(partial)
-        partial.chmod(0o755)  # as the user's other folders
+        yield partial
         partial.rename(out)
 
 
-def _load_checkpoint(config: Config, run: "RunDirectory") -> "Encoder":
+def _best(config: Config, run: "RunDirectory") -> tuple["Encoder", str]:
+    from replug.models.build import load_encoder
+
+    known = run.best_weights()
+    if known is None:
+        raise UserError(
+            f"--best: {run.path} has measured no weights on held-out text (evaluate.refresh_windows is 0, or no index "
+            "was served yet); leave it out"
+        )
+    return load_encoder(config.retriever, run.best), f"step {known['step']}, the best on held-out text while training"
+
+
+def _say_better(run: "RunDirectory", best: bool) -> None:
+    known = run.best_weights()
+    if known is not None and not best:
+        log.info(
+            f"on held-out text the weights of step {known['step']} did best while training ({known['heldout_bpb']:.4f} "
+            "bits per byte): --best exports them"
+        )
+
+
+def _of_checkpoint(config: Config, run: "RunDirectory") -> tuple["Encoder", str]:
     import torch
 
     from replug.models.build import load_encoder
@@ -65,7 +105,7 @@ def _load_checkpoint(config: Config, run: "RunDirectory") -> "Encoder":
     state = torch.load(newest.path, map_location="cpu", weights_only=True)["state_dict"]
     encoder = load_encoder(config.retriever)
     encoder.load_state_dict({name.removeprefix("encoder."): value for name, value in state.items()})
-    return encoder
+    return encoder, f"step {newest.step}, the newest checkpoint"
 
 
 COMMAND = Command(export, Group.use, place=4)

@@ -1,10 +1,12 @@
 """`replug keys`: every key of a configuration."""
 
+import difflib
 from typing import Annotated
 
 import typer
 
 from replug.commands.command import Command, Group
+from replug.configs.errors import UserError
 
 
 def keys(section: Annotated[str, typer.Argument(help="Only keys that begin so, such as refresh.")] = "") -> None:
@@ -14,9 +16,19 @@ def keys(section: Annotated[str, typer.Argument(help="Only keys that begin so, s
 
     of_runs = list(key_descriptions())
     of_evaluations = [row for row in key_descriptions(EvaluationConfig) if row not in of_runs]
-    for key, default, description in of_runs + of_evaluations:
-        if key.startswith(section):
-            print(f"{key}={default}".ljust(44), description)
+    shown = [row for row in of_runs + of_evaluations if row[0].startswith(section)]
+    if not shown:
+        raise UserError(f"no key begins with {section!r}{_suggestion(section, [row[0] for row in of_runs])}")
+    for key, default, description in shown:
+        print(f"{key}={default}".ljust(44), description)
+
+
+def _suggestion(section: str, keys: list[str]) -> str:
+    from replug.configs.synonyms import SYNONYMS
+
+    names = [*dict.fromkeys(key.partition(".")[0] for key in keys), *keys]
+    close = SYNONYMS.get(section.rpartition(".")[2].lower(), difflib.get_close_matches(section, names, n=1))
+    return f"; did you mean {close[0]}?" if close else "; `replug keys` lists them all"
 
 
 COMMAND = Command(keys, Group.look, place=4)

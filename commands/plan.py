@@ -11,6 +11,7 @@ import typer
 from replug.commands.command import Command, ConfigFile, Group, Overrides
 from replug.configs.errors import UserError
 from replug.configs.load import load_config
+from replug.configs.paths import require_picture
 from replug.planning.plans import Assumptions, Plan, make_plan, plan_json
 from replug.planning.tables import markdown, print_comparison, print_plan
 
@@ -157,8 +158,7 @@ def _print(config: Path, named: Sequence[tuple[str, dict[str, Any]]]) -> None:
 
 
 def _write_chart(chart: Path, config: Path, plan: Plan) -> None:
-    if not chart.parent.is_dir():
-        raise UserError(f"--chart: the folder {chart.parent} does not exist; expected a file in a folder that does")
+    require_picture("--chart", chart)
     from replug.planning.chart import plan_png  # matplotlib takes a second
 
     hours = plan.estimate.simulated.times.wall / 3600

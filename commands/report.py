@@ -7,6 +7,7 @@ import typer
 
 from replug.commands.command import Command, Group
 from replug.configs.errors import UserError
+from replug.configs.paths import require_picture
 
 
 def report(
@@ -22,6 +23,8 @@ def report(
     run = RunDirectory(run_dir)
     if not run.is_finished:
         raise UserError(f"{run_dir} holds no finished run (results.json is missing)")
+    if figure is not None:
+        require_picture("--figure", figure)
     with sole_writer(run.path):
         results = show_results(run)
     if figure is not None:

@@ -6,13 +6,14 @@ from typing import Annotated
 import typer
 
 from replug.commands.command import Command, Group
+from replug.configs.errors import UserError
 from replug.configs.plain_text import plain_json, plain_line, plain_text
 
 
 def search(
     directory: Annotated[Path, typer.Argument(help="A run directory or an index directory.")],
     text: Annotated[str, typer.Argument(help="What to look for.")],
-    k: Annotated[int, typer.Option(help="Documents to show.", min=1)] = 5,
+    k: Annotated[int, typer.Option("--k", "-k", help="Documents to show.", min=1)] = 5,
     against: Annotated[Path | None, typer.Option(help="A second run or index, shown side by side.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each directory.")] = False,
 ) -> None:
@@ -21,6 +22,8 @@ def search(
 
 
 def run_search(directories: list[Path], text: str, k: int, as_json: bool) -> None:
+    if not text.strip():
+        raise UserError("TEXT is empty; expected what to look for")
     from rich.columns import Columns
     from rich.console import Console
     from rich.panel import Panel

@@ -30,9 +30,8 @@ from replug.cluster.layout import Layout, NoRoom, lay_out
 from replug.cluster.packing import Node
 from replug.commands.command import Command, ConfigFile, Group, Overrides
 from replug.configs.errors import RunError, UserError
-from replug.configs.load import config_to_yaml, load_config, load_stored_config
+from replug.configs.load import config_to_yaml, load_config
 from replug.configs.paths import check_paths
-from replug.configs.resume import require_same
 from replug.configs.schema import Config
 from replug.data.files import replace_file, write_json, writing
 from replug.data.folder_lock import sole_writer
@@ -44,6 +43,12 @@ CODE = Path(__file__).parents[1]  # the package, whose folders may be links
 ROLES = {"train": ALL_ROLES, "prepare": (), "evaluate": ("score", "index")}
 JOBS = tuple(ROLES)
 ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
+OF_A_SPLIT = (  # the keys that a plan's split may set
+    *("resources.", "lm.num_replicas=", "lm.gpus_per_replica=", "index.num_shards=", "index.num_builders="),
+    *("index.gpus_per_builder=", "index.gpus_per_searcher=", "index.swap=", "train.gradient_checkpointing="),
+)
+# As sbatch reads it: minutes, minutes:seconds, hours:minutes:seconds, days-hours and so on.
+TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 OPTION = re.compile(r"--[a-z][a-z-]*(=.+)?")
 
 
@@ -65,6 +70,10 @@ class SlurmRequest:
         names = ("nodes", "gpus_per_node", "cpus_per_task", "time", "partition", "account")
         given = {name.replace("_", "-"): getattr(self, name) for name in names}
         options = {name: str(value) for name, value in given.items() if value is not None}
+        if self.time is not None and not TIME.fullmatch(self.time):
+            raise UserError(
+                f"--time: {self.time!r} is no time limit; expected one such as 24:00:00, 2-12 or 90 (minutes)"
+            )
         for option in self.extra:
             if not OPTION.fullmatch(option):
                 raise UserError(f"--sbatch: {option!r} is no option of sbatch; expected one such as --sbatch=--mem=64G")
@@ -76,6 +85,9 @@ class SlurmRequest:
 def slurm(
     config: ConfigFile,
     overrides: Overrides = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="What `replug plan --json` printed: its split of the GPUs is taken.")
+    ] = None,
     submit: Annotated[bool, typer.Option("--submit", help="Freeze configuration and code, and submit.")] = False,
     job: Annotated[str, typer.Option(help="train, prepare or evaluate.")] = "train",
     nodes: Annotated[int | None, typer.Option(help="Nodes.", min=1)] = None,
@@ -93,7 +105,8 @@ def slurm(
     replug slurm configs/paper.yaml --nodes 2 --gpus-per-node 4 --partition gpu --submit
     """
     request = SlurmRequest(job, nodes, gpus_per_node, cpus_per_task, time, partition, account, tuple(sbatch or ()))
-    run_slurm(config, overrides or [], request, submit)
+    split = settings_of_plan(plan) if plan is not None else []
+    run_slurm(config, [*split, *(overrides or [])], request, submit)
 
 
 def run_slurm(path: Path, overrides: Sequence[str], request: SlurmRequest, submit: bool) -> None:
@@ -118,6 +131,23 @@ def run_slurm(path: Path, overrides: Sequence[str], request: SlurmRequest, submi
         freeze(config, folder, script)
         number = _sbatch(folder)
     print(f"submitted as job {number}; log: {folder / number}.log; `squeue --jobs={number}` shows where it stands")
+
+
+def settings_of_plan(path: Path) -> list[str]:
+    """The keys of a plan's split, as overrides. Raises UserError for a file that is no plan, or sets other keys."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"--plan: {path} cannot be read as JSON: {error}") from error
+    settings = content.get("settings") if isinstance(content, dict) else None
+    if not isinstance(settings, list) or not all(isinstance(setting, str) for setting in settings):
+        raise UserError(
+            f"--plan: {path} is no single plan; expected what `replug plan CONFIG --gpus 8xA100 --json` prints"
+        )
+    foreign = [setting for setting in settings if not setting.startswith(OF_A_SPLIT)]
+    if foreign:
+        raise UserError(f"--plan: {path} sets {foreign[0]}, which is no key of a split ({', '.join(OF_A_SPLIT)})")
+    return settings
 
 
 def _on_the_command_line(config: Config) -> list[str]:
@@ -243,11 +273,9 @@ def _require_unfinished(config: Config, run: RunDirectory, job: str) -> None:
     """A finished run is not trained again, and an unfinished one goes on with the configuration it was begun with."""
     if job != "train":
         return
-    if run.is_finished:
+    if run.is_finished and not run.goes_on(config):
         raise UserError(f"run_dir: {run.path} holds a finished run; give another run_dir to train again")
-    begun = run.path / "config.yaml"
-    if begun.is_file():
-        require_same(load_stored_config(begun), config, run.path)
+    run.require_ours(config)
 
 
 def _summary(path: Path, job: str, options: Mapping[str, str], actors: str, folder: Path) -> str:

@@ -1,5 +1,7 @@
 """The exceptions a user is meant to see, each one line on the command line."""
 
+import signal
+
 
 class UserError(ValueError):
     """Something the user can put right; the command line prints it as one line and exits with status 2."""
@@ -18,7 +20,11 @@ class NotFiniteError(RunError):
 
 
 class Interrupted(RunError):
-    """SIGTERM or SIGUSR1 asked the run to stop; it saved its step, and the same command goes on.
+    """SIGTERM, SIGUSR1 or Ctrl-C asked the run to stop; it saved its step, and the same command goes on.
 
-    Exit status 75 (EX_TEMPFAIL of sysexits.h): a job script may put the job back into its queue.
+    Exit status 75 (EX_TEMPFAIL of sysexits.h): a job script may put the job back into its queue. Of Ctrl-C it is 130.
     """
+
+    def __init__(self, message: str, number: int = signal.SIGTERM) -> None:
+        super().__init__(message)
+        self.signal = number

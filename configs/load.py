@@ -19,6 +19,7 @@ from replug.configs.errors import UserError
 from replug.configs.keys import keys_of, sections_of
 from replug.configs.rules import check_rules
 from replug.configs.schema import AnyConfig, AskConfig, Config, EvaluationConfig, LMConfig, ScoreConfig
+from replug.configs.synonyms import SYNONYMS
 
 Made = TypeVar("Made", Config, ScoreConfig, EvaluationConfig, AskConfig)
 Schema = type[AnyConfig]
@@ -166,6 +167,8 @@ def _require_own_key(tree: Any, path: str, overrides: Sequence[str], is_stored: 
 
 
 def _read_yaml(path: Path, schema: Schema) -> Any:
+    if path.is_dir():
+        raise UserError(f"configuration {path} is a folder; expected a YAML file, such as {path / 'config.yaml'}")
     if not path.is_file():
         raise UserError(f"configuration {path} does not exist; expected a YAML file such as configs/quickstart.yaml")
     try:
@@ -247,6 +250,8 @@ def _suggestion(key: str, schema: Schema) -> str:
     if key in names:  # dots make sections on the command line only
         section, _, inner = key.rpartition(".")
         return f"; in a file it is `{inner}:` under `{section}:`"
+    if synonyms := [known for known in SYNONYMS.get(key.rpartition(".")[2].lower(), ()) if known in names]:
+        return f"; did you mean {' or '.join(synonyms)}?"
     elsewhere = {field.name for field in dataclasses.fields(Config)} - {f.name for f in dataclasses.fields(schema)}
     if key.partition(".")[0] not in elsewhere and (close := difflib.get_close_matches(key, names + sections, n=1)):
         return f"; did you mean {close[0]}?"

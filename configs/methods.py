@@ -3,6 +3,7 @@
 none              no document
 random, bm25      documents weighted evenly: what chose them has no similarity that REPLUG could weigh them by
 genread           one document, which the LM itself writes for the question (Yu et al. 2023)
+untuned, tuned    `replug` and `lsr` in words
 NAME              the ensemble of k documents of a retriever: `replug` (retriever.path), or a key of `retrievers`
 SOURCE@3          three documents instead of k
 SOURCE@3/concat   three documents one after the other in one prompt, the nearest last, next to the text
@@ -24,6 +25,7 @@ from replug.configs.errors import UserError
 NONE, RANDOM, BM25, GENREAD, REPLUG = "none", "random", "bm25", "genread", "replug"
 GOLD, RERANKERS = "gold", ("direct", "rag", "rag_full", "noisy_channel", "poe")  # answering/rerankers.py
 INTERNET_QA = "internet_qa"  # the evaluation whose methods these are
+IN_WORDS = {"untuned": REPLUG, "tuned": "lsr"}  # where no retriever is called so
 WITHOUT_RETRIEVER = (NONE, RANDOM, BM25, GENREAD)
 METHOD = re.compile(r"(?P<source>[A-Za-z0-9_.-]+)(@(?P<k>[0-9]+))?(?P<concat>/concat)?")
 
@@ -64,7 +66,13 @@ def _parse(name: str, k: int, retrievers: Mapping[str, str]) -> Method:
     if found is None:
         raise UserError(f"methods: {name!r} is not of the form SOURCE, SOURCE@K or SOURCE@K/concat, such as replug@3")
     source, number, concat = found["source"], int(found["k"] or k), bool(found["concat"])
+    source = source if source in retrievers else IN_WORDS.get(source, source)
     known = [*WITHOUT_RETRIEVER, *retrievers]
+    if source == REPLUG and source not in known:
+        raise UserError(
+            f"methods: {name} is unknown, since retriever.path is missing and retriever.path is `replug`; expected "
+            "retriever.path=DIR, or methods without it"
+        )
     if source not in known:
         raise UserError(
             f"methods: {name} is unknown; expected one of {', '.join(known)}; other retrievers are named by "

@@ -1,14 +1,39 @@
-"""Do the files that a configuration names exist? Asked before anything heavy is imported."""
+"""Do the files that a configuration names exist, and can its folders be written? Asked before heavy imports."""
 
+import os
 from pathlib import Path
 
 from replug.configs.errors import UserError
 from replug.configs.schema import Config, DataConfig, EvaluationConfig
 
+PICTURES = (".png", ".svg", ".pdf", ".jpg")
+
+
+def require_folder(key: str, path: Path) -> None:
+    """Raise UserError for a folder that cannot be written, or be made; nothing is made."""
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise UserError(f"{key}: {there} is a file; expected a folder, or a name that is free")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"{key}: {there} cannot be written by this user; give a folder that can")
+
+
+def require_picture(option: str, path: Path) -> None:
+    """Raise UserError for a file that no picture can be written to."""
+    if path.suffix.lower() not in PICTURES:
+        raise UserError(f"{option}: {path} has the ending {path.suffix!r}; expected one of {', '.join(PICTURES)}")
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"{option}: the folder {path.parent} does not exist; expected a file in a folder that does")
+
 
 def check_paths(config: Config, corpus_only: bool = False) -> None:
-    """Raise UserError for the first path of the data that is missing; an index is of the corpus only."""
+    """Raise UserError for the first path that is missing or cannot be written; an index is of the corpus only."""
     data = config.data
+    for key, folder in (("run_dir", config.run_dir), ("data.out", data.out), ("index.out", config.index.out)):
+        if folder:
+            require_folder(key, Path(folder).expanduser())
+    if config.lm.cache and Path(config.lm.cache).expanduser().is_dir():
+        raise UserError(f"lm.cache: {config.lm.cache} is a folder; expected a file in it, such as scores.sqlite")
     for name in ("corpus",) if corpus_only else ("corpus", "queries", "heldout"):
         value = getattr(data, name)
         if value is None and data.prepared is None and data.source is None:
@@ -17,12 +42,14 @@ def check_paths(config: Config, corpus_only: bool = False) -> None:
                 "or data.source (raw texts), or data.prepared"
             )
         if value is not None and not Path(value).expanduser().is_file():
-            raise UserError(f"data.{name}: {value} does not exist; expected a file of JSON Lines")
+            what = "is a folder" if Path(value).expanduser().is_dir() else "does not exist"
+            raise UserError(f"data.{name}: {value} {what}; expected a file of JSON Lines")
     _check_source(data)
 
 
 def check_evaluation_paths(config: EvaluationConfig) -> None:
-    """Raise UserError for the first path of an evaluation that is missing."""
+    """Raise UserError for the first path of an evaluation that is missing or cannot be written."""
+    require_folder("out", Path(config.out).expanduser())
     given = {
         "texts.path": config.texts.path,
         "questions.path": config.questions.path,

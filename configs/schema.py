@@ -287,6 +287,7 @@ class EvaluateConfig:
     k: int = key(10, "documents in the ensemble (paper: 10)", ABOVE_0)
     max_windows: int | None = key(200, "held-out texts measured in bits per byte; null for all", ABOVE_0)
     num_resamples: int = key(10000, "of the paired bootstrap", ABOVE_0, resumable=True)
+    best: bool = key(False, "also measure the weights in RUN_DIR/best, for which the corpus is embedded once more")
     refresh_windows: int = key(16, "held-out texts measured at each refresh, the last of them; 0 for none", FROM_0)
 
 

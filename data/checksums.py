@@ -1,6 +1,7 @@
 """`checksums.json` of a folder that we wrote: what its files were then, so that who reads it later reads the same.
 
-A folder without it is somebody else's, and taken as it is.
+A folder without it is somebody else's, and taken as it is. It serves folders of small files and of weights: encoders,
+runs, evaluations. Prepared sets list checksums in their own mark, and are read a file at a time (`checked_files`).
 """
 
 import json
@@ -8,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from replug.configs.errors import UserError
-from replug.data.files import file_sha256, write_json, wrong_files
+from replug.data.files import file_sha256, read_json, write_json, wrong_files
 
 NAME = "checksums.json"
 
@@ -19,6 +20,13 @@ def write_checksums(folder: Path, files: Mapping[str, Path] | None = None) -> No
         paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / NAME)
         files = {str(path.relative_to(folder)): path for path in paths}
     write_json(folder / NAME, {name: file_sha256(path) for name, path in files.items()})
+
+
+def add_checksum(path: Path) -> None:
+    """Of one file more beside those that its folder has checksums of; the others' stay as they are."""
+    known = path.parent / NAME
+    others = read_json(known, "remove it") if known.is_file() else {}
+    write_json(known, {**others, path.name: file_sha256(path)})
 
 
 def write_last(path: Path, content: object, others: Iterable[Path]) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,6 +57,16 @@ def replace_file(path: Path, content: bytes) -> None:
         with partial.open("xb") as file:
             file.write(content)
         partial.replace(path)
+
+
+def as_other_files(folder: Path) -> None:
+    """Give a folder and all in it the permissions of files that this user makes.
+
+    safetensors writes files that nobody else can read, and so are folders that were made for a moment.
+    """
+    umask = int(re.search(r"^Umask:\s*(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)[1], 8)  # type: ignore[index]
+    for path in (folder, *folder.rglob("*")):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
 
 
 def persist(path: Path) -> None:

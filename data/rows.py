@@ -133,6 +133,8 @@ def _identifier(row: dict[str, Any], where: str) -> str:
 def _text(row: dict[str, Any], name: str, where: str) -> str:
     value = row.get(name)
     label = where if row.get("id") is None else f"{where} (id {row['id']})"
+    if value is None and name in row:
+        raise UserError(f"{label}: field '{name}' is null; expected a text")
     if value is None:
         raise UserError(f"{label}: field '{name}' is missing; the fields here are {', '.join(row) or 'none'}")
     if not isinstance(value, str):

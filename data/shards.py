@@ -21,6 +21,7 @@ import pyarrow as pa
 from replug.data.files import file_sha256, replace_file, write_json, writing
 from replug.data.records import Document, Window
 
+TOKEN_RULES = "tokens.json"
 ROWS_PER_BATCH = 1000
 ROWS_PER_SHARD = 1 << 16
 DOCUMENT_SCHEMA = pa.schema([(name, pa.string()) for name in ("id", "text", "domain", "source")])
@@ -98,7 +99,7 @@ def combined_sha256(shards: dict[str, str]) -> str:
 
 
 def write_token_rules(folder: Path, fingerprint: str) -> None:
-    write_json(folder / "tokens.json", {"fingerprint": fingerprint})
+    write_json(folder / TOKEN_RULES, {"fingerprint": fingerprint})
 
 
 def _read_batches(path: Path) -> Iterator[list[dict]]:

@@ -10,7 +10,7 @@ SET/manifest.json     written last: a set without it is unfinished, and the same
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -18,16 +18,21 @@ import pyarrow.compute as pc
 from datasets import Dataset, concatenate_datasets
 
 from replug.configs.errors import UserError
+from replug.data.checked_files import FIX, CheckedFiles, read_mark, read_mark_unchecked, require_own_checksum
 from replug.data.files import reading
 from replug.data.records import Document, Window
 from replug.data.shards import (
     DOCUMENT_SCHEMA,
     ROWS_PER_BATCH,
+    TOKEN_RULES,
     WINDOW_SCHEMA,
     combined_sha256,
     shard_paths,
     token_paths,
 )
+
+TEXTS = ("queries.arrow", "heldout.arrow")
+WITHOUT_PROOF = ", so the manifest's proof that training and held-out texts are disjoint is not of it"
 
 
 class CorpusStore:
@@ -37,7 +42,10 @@ class CorpusStore:
         shards = shard_paths(folder)
         if not shards:
             raise UserError(f"{folder} holds no documents; expected the shards that `replug prepare` writes")
-        tables = [_open_table(path) for path in shards]
+        self._shards, self._files = shards, CheckedFiles.of_set(folder.parent)
+        self._files.require(f"{folder.name}/{TOKEN_RULES}")
+        tables = [_open_table(path, DOCUMENT_SCHEMA) for path in shards]
+        self._require_count(sum(map(len, tables)))
         self._table = concatenate_datasets(tables)
         self._starts = np.cumsum([0, *map(len, tables)])
         self._tokens = _open_tokens(folder, shards)
@@ -50,6 +58,7 @@ class CorpusStore:
         """The retriever's token ids in the order asked for; only where `tokens_by` names its tokenizer."""
         rows = np.asarray(rows)
         shards = np.searchsorted(self._starts, rows, "right") - 1
+        self._require(shards, are_tokens=True)
         places = (rows - self._starts[shards]).tolist()
         return [
             tokens[int(ends[place - 1]) if place else 0 : int(ends[place])]
@@ -58,14 +67,14 @@ class CorpusStore:
 
     def texts(self, rows: Sequence[int] | np.ndarray) -> list[str]:
         """Texts in the order asked for."""
-        return self._table[[int(row) for row in rows]]["text"]
+        return self._columns(rows)["text"]
 
     def sources(self, rows: Sequence[int] | np.ndarray) -> list[str]:
         """What each document was cut from, in the order asked for."""
-        return self._table[[int(row) for row in rows]]["source"]
+        return self._columns(rows)["source"]
 
     def documents(self, rows: Sequence[int] | np.ndarray) -> list[Document]:
-        columns = self._table[[int(row) for row in rows]]
+        columns = self._columns(rows)
         return [Document(*values) for values in zip(*(columns[name] for name in DOCUMENT_SCHEMA.names), strict=True)]
 
     def iterate(self) -> Iterator[Document]:
@@ -77,18 +86,39 @@ class CorpusStore:
         """UTF-8 bytes of each document's text; the texts themselves are not read."""
         return _num_bytes(self._table, "text")
 
+    def _require_count(self, found: int) -> None:
+        """A flipped bit may end a shard early."""
+        if self._files.num_documents in (None, found):
+            return
+        self._require(np.arange(len(self._shards)))
+        folder = self._shards[0].parent
+        raise UserError(f"{folder} holds {found} documents, but {self._files.num_documents} were written; {FIX}")
+
+    def _columns(self, rows: Sequence[int] | np.ndarray) -> dict[str, list[str]]:
+        """The columns of some rows, whose shards are compared with their checksums first."""
+        self._require(np.searchsorted(self._starts, np.asarray(rows), "right") - 1)
+        return self._table[[int(row) for row in rows]]
+
+    def _require(self, shards: np.ndarray, are_tokens: bool = False) -> None:
+        for shard in np.unique(shards).tolist():
+            path = self._shards[shard]
+            for file in token_paths(path) if are_tokens else (path,):
+                self._files.require(f"{file.parent.name}/{file.name}")
+
     def rows_of(self, ids: Iterable[str]) -> dict[str, int]:
         """Row numbers of the documents with these ids; ids that are not there are left out."""
+        self._require(np.arange(len(self._shards)))
         column = self._table.data.column("id")
         rows = np.flatnonzero(pc.is_in(column, value_set=pa.array(sorted(set(ids)), column.type)))
         return dict(zip(column.take(pa.array(rows)).to_pylist(), rows.tolist(), strict=True))
 
 
 class WindowStore:
-    """Training or held-out texts by row number."""
+    """Training or held-out texts by row number. Raises UserError for a file that is not what its set says of it."""
 
     def __init__(self, path: Path) -> None:
-        self._table = _open_table(path)
+        CheckedFiles.of_set(path.parent).require(path.name, WITHOUT_PROOF)
+        self._table = _open_table(path, WINDOW_SCHEMA)
 
     def __len__(self) -> int:
         return len(self._table)
@@ -115,7 +145,7 @@ def _num_bytes(table: Dataset, column: str) -> np.ndarray:
 
 
 def _token_rules(folder: Path) -> str | None:
-    path = folder / "tokens.json"
+    path = folder / TOKEN_RULES
     try:
         return json.loads(path.read_text())["fingerprint"] if path.is_file() else None
     except (ValueError, KeyError, TypeError) as error:
@@ -124,7 +154,7 @@ def _token_rules(folder: Path) -> str | None:
 
 def _open_tokens(folder: Path, shards: Sequence[Path]) -> list[tuple[np.ndarray, np.ndarray]]:
     """Token ids and ends of each shard, mapped."""
-    if not (folder / "tokens.json").is_file():
+    if not (folder / TOKEN_RULES).is_file():
         return []
     paths = (token_paths(shard) for shard in shards)
     return [(_open_array(tokens), _open_array(ends)) for tokens, ends in paths]
@@ -142,11 +172,16 @@ def _open_array(path: Path) -> np.ndarray:
         raise UserError(f"{path} is damaged ({error}); `replug prepare` makes it again") from error
 
 
-def _open_table(path: Path) -> Dataset:
+def _open_table(path: Path, schema: pa.Schema) -> Dataset:
     try:
-        return Dataset.from_file(str(path))
-    except pa.ArrowInvalid as error:
+        table = Dataset.from_file(str(path))
+    except (pa.ArrowException, OSError) as error:
+        if getattr(error, "errno", None) is not None:  # the system's; Arrow's own have no number
+            raise
         raise UserError(f"{path} is damaged, it is no Arrow file ({error}); prepare it again") from error
+    if table.column_names != schema.names:
+        raise UserError(f"{path} is damaged, its columns are {', '.join(table.column_names)}; prepare it again")
+    return table
 
 
 class Corpus(Protocol):
@@ -167,7 +202,7 @@ class ImportedCorpus:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.corpus = CorpusStore(self.corpus_path)
-        self.manifest: dict[str, str] = json.loads((folder / "corpus.json").read_text())
+        self.manifest: dict[str, Any] = read_mark(folder / "corpus.json")
 
     @property
     def corpus_path(self) -> Path:
@@ -175,7 +210,7 @@ class ImportedCorpus:
 
     @property
     def corpus_sha256(self) -> str:
-        return self.manifest["sha256"]
+        return str(self.manifest["sha256"])
 
 
 class PreparedSet:
@@ -186,8 +221,7 @@ class PreparedSet:
         self.manifest = read_manifest(folder)
         _require_files(folder, self.manifest)
         self.corpus = CorpusStore(self.corpus_path)
-        self.queries = WindowStore(folder / "queries.arrow")
-        self.heldout = WindowStore(folder / "heldout.arrow")
+        self.queries, self.heldout = (WindowStore(folder / name) for name in TEXTS)
 
     @property
     def corpus_path(self) -> Path:
@@ -204,22 +238,22 @@ def read_manifest(folder: Path) -> dict:
     """The manifest of a finished set; raises UserError where it is no such thing."""
     if not (folder / "manifest.json").is_file():
         raise UserError(f"{folder} is not a prepared set: manifest.json is missing; run `replug prepare` again")
-    fix = "remove the folder and run `replug prepare` again"
-    try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{folder}/manifest.json is not valid JSON ({error}); {fix}") from error
-    proof = manifest.get("disjoint") if isinstance(manifest, dict) else None
+    manifest = read_mark_unchecked(folder / "manifest.json")
+    proof = manifest.get("disjoint")
     if not isinstance(proof, dict) or not {"shared_sources", "equal_texts"} <= proof.keys():
-        raise UserError(f"{folder}/manifest.json holds no proof of disjointness; {fix}")
+        raise UserError(f"{folder}/manifest.json holds no proof of disjointness; {FIX}")
     if not isinstance(manifest.get("files"), dict):
-        raise UserError(f"{folder}/manifest.json lists no files; {fix}")
+        raise UserError(f"{folder}/manifest.json lists no files; {FIX}")
     if proof["shared_sources"] or proof["equal_texts"]:
-        raise UserError(f"{folder}/manifest.json says that corpus and texts overlap; {fix}")
+        raise UserError(f"{folder}/manifest.json says that corpus and texts overlap; {FIX}")
+    require_own_checksum(folder / "manifest.json", manifest)
     return manifest
 
 
 def _require_files(folder: Path, manifest: dict) -> None:
-    for name in (*manifest["files"], "queries.arrow", "heldout.arrow"):
+    for name in (*manifest["files"], *TEXTS):
         if not (folder / name).is_file():
             raise UserError(f"{folder}/{name} is missing; run `replug prepare` again, which makes it anew")
+    for name in TEXTS:  # otherwise the proof would be of any texts
+        if name not in manifest["files"]:
+            raise UserError(f"{folder}/manifest.json has no checksum of {name}; {FIX}")

@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from replug.configs.errors import UserError
+from replug.data.checked_files import OWN
 from replug.data.files import wrong_files
 from replug.data.progress import Progress
 from replug.data.store import PreparedSet, read_manifest
-
-TEXTS = ("queries.arrow", "heldout.arrow")
 
 
 def is_prepared_set(folder: Path) -> bool:
@@ -18,19 +17,6 @@ def is_prepared_set(folder: Path) -> bool:
         return "disjoint" in json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError):
         return (folder / "work" / "plan.json").is_file() or (folder / "queries.arrow").is_file()
-
-
-def require_texts_as_prepared(prepared: PreparedSet) -> None:
-    """Raise UserError where training or held-out texts are not those that the manifest's proof is about."""
-    files = prepared.manifest["files"]
-    for name in TEXTS:
-        if name not in files:
-            raise UserError(f"{prepared.folder}/manifest.json has no checksum of {name}; run `replug prepare` again")
-        for problem in wrong_files(prepared.folder, {name: files[name]}):
-            raise UserError(
-                f"{problem}, so the manifest's proof that training and held-out texts are disjoint is not of it: bring "
-                "the file back, or run `replug prepare` again"
-            )
 
 
 def verify_prepared(folder: Path) -> tuple[list[str], list[str]]:
@@ -43,7 +29,16 @@ def verify_prepared(folder: Path) -> tuple[list[str], list[str]]:
         return [], [str(error)]
     counts = manifest["counts"]
     said = ", ".join(f"{count} {split}" for split, count in counts.items())
-    return [f"{folder}: {said}, {'all intact' if not problems else f'wrong in {len(problems)} places'}"], problems
+    found = [f"{folder}: {said}, {'all intact' if not problems else f'wrong in {len(problems)} places'}"]
+    return [*found, *_not_covered(folder, manifest)], problems
+
+
+def _not_covered(folder: Path, manifest: dict) -> Iterator[str]:
+    """A line that names the files of which no checksum is known."""
+    known = {*manifest["files"], *(["manifest.json"] if OWN in manifest else [])}
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    if others := [name for name in names if name not in known and not name.startswith("work/")]:
+        yield f"{folder}: not checked, since no checksum of it is known: {', '.join(others)}"
 
 
 def _file_problems(folder: Path, files: dict[str, str]) -> Iterator[str]:

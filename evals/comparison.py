@@ -2,7 +2,7 @@
 
 `results.json` maps method -> metric -> {"value", "n", "interval"}, with `paper`, the paper's figure, where it is known.
 A metric by group is `metric/group`; `metric - OTHER` is the difference from another method on the same examples, and
-`metric/group - OTHER` on those of a group. Intervals are 95% of a bootstrap over examples.
+`metric/group - OTHER` on those of a group. Intervals are 95% of a bootstrap over examples, and Wilson's for shares.
 """
 
 import itertools
@@ -15,7 +15,7 @@ import numpy as np
 from replug.configs.plain_text import plain_line
 from replug.configs.schema import PaperConfig
 from replug.evals.examples import Example
-from replug.evals.intervals import Interval, Ratio, difference_interval, interval_of, value_of, verdict
+from replug.evals.intervals import Interval, Ratio, difference_interval, interval_of_shares, value_of, verdict
 from replug.evals.loop import Measured, Metric
 
 Entry = dict[str, Any]
@@ -67,7 +67,8 @@ class Measurements:
 
     def metric(self, method: str, metric: Metric, among: np.ndarray) -> Entry:
         """With its interval."""
-        return _entry(interval_of(self._ratio(method, metric, among), self._num_resamples, self._seed), len(among))
+        ratio = self._ratio(method, metric, among)
+        return _entry(interval_of_shares(ratio, self._num_resamples, self._seed), len(among))
 
     def difference(self, method: str, other: str, metric: Metric, among: np.ndarray) -> Entry:
         """Of a method from another, with its interval."""

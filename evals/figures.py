@@ -10,7 +10,14 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-COLOURS = {"none": "#9aa0a6", "gold": "#b8860b", "random": "#c9b458", "replug": "#5b8db8", "lsr": "#c2572b"}
+COLOURS = {
+    "none": "#9aa0a6",
+    "gold": "#b8860b",
+    "random": "#c9b458",
+    "replug": "#5b8db8",
+    "lsr": "#c2572b",
+    "best": "#8c4a9e",
+}
 STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,

@@ -79,6 +79,22 @@ def interval_of(ratio: Ratio, num_resamples: int = 10_000, seed: int = 0) -> Int
     return percentile_interval(value_of(ratio), _resampled([ratio], num_resamples, seed)[:, 0])
 
 
+def interval_of_shares(ratio: Ratio, num_resamples: int = 10_000, seed: int = 0) -> Interval:
+    """As `interval_of`; Wilson's where every example counts 0 or 1 of 1, which a resample of equal ones cannot show."""
+    if not is_share(ratio):
+        return interval_of(ratio, num_resamples, seed)
+    return wilson_interval(float(np.sum(ratio.numerators)), len(ratio.numerators))
+
+
+def is_share(ratio: Ratio) -> bool:
+    """Whether the metric is how many of all examples have something."""
+    return (
+        ratio.transform is identity
+        and bool(np.all(ratio.denominators == 1))
+        and bool(np.isin(ratio.numerators, (0, 1)).all())
+    )
+
+
 def difference_interval(a: Ratio, b: Ratio, num_resamples: int = 10_000, seed: int = 0) -> Interval:
     """The metric of a minus that of b with its interval; ValueError where the two have not as many examples."""
     if len(a.numerators) != len(b.numerators):

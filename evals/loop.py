@@ -7,7 +7,7 @@ for one of them lies in the cache of scores.
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from replug.configs.errors import UserError
 from replug.data.progress import Progress
@@ -64,6 +64,15 @@ class Task(Measured, Protocol):
 
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
         """Put an example to the LM; what is returned waits for the answer."""
+        ...
+
+
+@runtime_checkable
+class ShownTask(Protocol):
+    """A task that says what was put to the LM, for who reads its examples."""
+
+    def shown(self, row: int, method: str, evidence: Evidence) -> dict[str, Any]:
+        """`references`, the answers that are accepted, and `prompt`, the one with the nearest document."""
         ...
 
 

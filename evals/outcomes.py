@@ -2,13 +2,14 @@
 
 outcomes.jsonl     {"id", "group", "methods": {method: {"numbers", "detail"}}} of every example, as it came, with a
                    checksum
-examples.parquet   a row for each example and method: documents, weights, numbers and what the LM said
+examples.parquet   a row for each example and method: question, references, gold, prompt, documents, weights, numbers
+                   and what the LM said
 """
 
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,8 +17,11 @@ import pyarrow.parquet as pq
 from replug.configs.errors import RunError, UserError
 from replug.data.checked_lines import checked_line, read_checked_line
 from replug.data.files import replace_file, writing
-from replug.evals.evidence import EvidenceBook
+from replug.evals.evidence import Evidence, EvidenceBook
 from replug.models.ensemble import document_weights
+
+if TYPE_CHECKING:
+    from replug.evals.loop import Task
 
 log = logging.getLogger(__name__)
 
@@ -78,11 +82,11 @@ def outcomes_of(folder: Path, measured: str) -> OutcomeFile:
     return OutcomeFile(path)
 
 
-def write_examples(path: Path, rows: Sequence[Row], book: EvidenceBook) -> None:
-    """As Parquet."""
+def write_examples(path: Path, rows: Sequence[Row], book: EvidenceBook, task: "Task | None" = None) -> None:
+    """As Parquet. Of a task the examples say what was asked, what is right, and what the LM read."""
     partial = path.with_suffix(".partial")
     with writing(partial):
-        pq.write_table(_table(list(example_rows(rows, book))), partial)
+        pq.write_table(_table(list(example_rows(rows, book, task))), partial)
         partial.replace(path)
 
 
@@ -92,8 +96,8 @@ def _table(rows: list[dict[str, Any]]) -> pa.Table:
     return pa.table({name: [row.get(name) for row in rows] for name in names})
 
 
-def example_rows(rows: Sequence[Row], book: EvidenceBook) -> Iterator[dict[str, Any]]:
-    """One for each example and method: documents, weights, numbers and what the LM said."""
+def example_rows(rows: Sequence[Row], book: EvidenceBook, task: "Task | None" = None) -> Iterator[dict[str, Any]]:
+    """One for each example and method: what was asked and is right, documents, weights, numbers, what the LM said."""
     for place, row in enumerate(rows):
         evidence = book.of(place)
         for method, outcome in row["methods"].items():
@@ -101,8 +105,17 @@ def example_rows(rows: Sequence[Row], book: EvidenceBook) -> Iterator[dict[str, 
                 "id": row["id"],
                 "group": row["group"],
                 "method": method,
+                **(_asked(task, place, method, evidence[method]) if task else {}),
                 "documents": book.ids(evidence[method].doc_rows),
                 "weights": [float(weight) for weight in document_weights(evidence[method].similarities)],
                 **outcome["numbers"],
                 **outcome["detail"],
             }
+
+
+def _asked(task: "Task", row: int, method: str, evidence: Evidence) -> dict[str, Any]:
+    from replug.evals.loop import ShownTask  # which imports this module
+
+    example = task.examples[row]
+    shown = task.shown(row, method, evidence) if isinstance(task, ShownTask) else {}
+    return {"question": example.query, "gold": list(example.gold), **shown}

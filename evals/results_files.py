@@ -36,7 +36,7 @@ def write_results(
         timed = Measurements(latencies, config.num_resamples, config.seed)
         for method, of in results.items():
             of["seconds"] = timed.metric(method, SECONDS, timed.all)
-    write_examples(folder.examples, rows, book)
+    write_examples(folder.examples, rows, book, task)
     table = markdown_table(results, config.evaluation, config.paper.table)
     table += kind.add_findings(Finished(config, folder, rows, book, results))
     replace_file(folder.table, table.encode())

@@ -14,6 +14,7 @@ from replug.index_workers.searcher import open_shard
 from replug.index_workers.version_store import VersionStore
 from replug.models.encoder import Encoder
 from replug.models.replug_lm import Retrieved
+from replug.models.text_lists import require_texts
 
 
 class LocalIndex:
@@ -56,6 +57,7 @@ class IndexRetriever:
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
         """Up to `k` documents for each query, the most similar first."""
+        require_texts(queries, "queries")
         rows, similarities = self._index.search(
             self._encoder.encode(list(queries)).numpy(), min(k, self._index.plan.num_documents)
         )

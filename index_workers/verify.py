@@ -48,6 +48,8 @@ def _problems(store: VersionStore, version: int) -> Iterator[str]:
     except UserError as error:
         yield str(error)
         return
+    if problem := store.pending_plan_problem(version):
+        yield problem
     files = manifest["files"]
     yield from _encoder_problems(store, plan, manifest["encoder"])
     yield from _corpus_problems(store.corpus_path(plan), plan)

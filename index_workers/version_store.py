@@ -198,6 +198,16 @@ class VersionStore:
             raise UserError(f"{path} was written by another version of replug; remove {path.parent} and build it again")
         return plan_from_json(content["plan"])
 
+    def pending_plan_problem(self, version: int) -> str | None:
+        """What is wrong with the plan of a published version, beside its manifest."""
+        path = self._plan_path(version)
+        try:
+            content = _read_json(path)
+        except (UserError, RunError) as error:
+            return str(error)
+        built = {"format": FORMAT, "plan": self.manifest(version)["plan"]}
+        return None if content == built else f"{path} is not the plan of what manifest.json says was built; {MEND}"
+
     def save_snapshot(self, version: int, save: Callable[[Path], None]) -> str:
         """Write the encoder of a version, beside and renamed; returns the hash of its weights.
 

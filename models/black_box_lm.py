@@ -13,6 +13,7 @@ import numpy as np
 
 from replug.configs.errors import RunError
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions
+from replug.models.text_lists import require_texts
 
 WEIGHTS_TOLERANCE = 1e-5  # by which float32 weights of a few dozen prompts may miss 1
 
@@ -145,6 +146,8 @@ class AsyncLM(BlackBoxLM, Protocol):
 
 def check_pairs(prefixes: Sequence[str], continuations: Sequence[str]) -> None:
     """Reject a call that no model could answer."""
+    require_texts(prefixes, "prefixes")
+    require_texts(continuations, "continuations")
     if len(prefixes) != len(continuations):
         raise ValueError(f"{len(prefixes)} prefixes but {len(continuations)} continuations")
     for row, continuation in enumerate(continuations):
@@ -154,6 +157,7 @@ def check_pairs(prefixes: Sequence[str], continuations: Sequence[str]) -> None:
 
 def check_ensemble(prompts: Sequence[str], weights: Sequence[float]) -> None:
     """Reject weights that are not one for each prompt, or no distribution, with a ValueError."""
+    require_texts(prompts, "prompts")
     if len(prompts) != len(weights) or not prompts:
         raise ValueError(f"{len(prompts)} prompts but {len(weights)} weights; expected as many, and one at least")
     if not all(weight >= 0 for weight in weights) or abs(sum(weights) - 1) > WEIGHTS_TOLERANCE:

@@ -54,7 +54,12 @@ def prompt_template(lm: LMConfig, source: LMSource) -> PromptTemplate:
 
 
 def lm_tokenizer_json(lm: LMConfig) -> str:
-    """The LM's own tokenizer as JSON. Raises UserError for a server whose tokenizer is not given."""
+    """The LM's own tokenizer as JSON. Raises UserError for a server whose tokenizer is not given, and for no LM."""
+    if lm.path is None and lm.url is None:
+        raise UserError(
+            "lm.path is missing: data.tokenizer is lm, so texts are cut by the LM's tokens; expected lm.path=DIR, or "
+            "data.tokenizer=retriever and retriever.path=DIR"
+        )
     tokenizer = _named_source(lm, LMFiles()).tokenizer()
     if tokenizer is None:
         raise UserError("lm.tokenizer is missing; expected the server's tokenizer, whose tokens are to be counted")

@@ -27,6 +27,7 @@ from replug.models.generation_cache import GenerationCache, generation_key
 from replug.models.sample_cache import SampleCache, sampling_key
 from replug.models.score_cache import HitCounts, Key, NewScore, ScoreCache, pair_key
 from replug.models.score_writer import UnitWriter
+from replug.models.text_lists import require_texts
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +107,7 @@ class CachingLM:
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
         """Greedy answers, each of a call of its own."""
+        require_texts(prompts, "prompts")
         options = GenerationOptions(max_new_tokens, stop or None)
         answers = [self.submit_ensemble([prompt], [1.0], options) for prompt in prompts]
         return [answer.result().text for answer in answers]
@@ -127,6 +129,7 @@ class CachingLM:
 
     def submit_samples(self, prompts: Sequence[str], options: SamplingOptions) -> "Future[list[list[Sampled]]]":
         """As `submit_ensemble`; prompts that nobody has asked about are one call of the LM's."""
+        require_texts(prompts, "prompts")
         keys = [sampling_key(self.identity, prompt, options) for prompt in prompts]
         samples = self._samples.submit(
             keys, lambda rows: self.uncached.submit_samples([prompts[row] for row in rows], options)
@@ -176,6 +179,8 @@ class CachingLM:
         shape: Callable[[ContinuationScore], Answer],
         with_tokens: bool,
     ) -> "Future[list[Answer]]":
+        require_texts(prefixes, "prefixes")
+        require_texts(continuations, "continuations")
         keys = [pair_key(self.identity, p, c) for p, c in zip(prefixes, continuations, strict=True)]
         with self._lock:
             # What is claimed is not looked up: which of two answers it gets would depend on timing.

@@ -21,27 +21,44 @@ from replug.data.store import CorpusStore
 from replug.data.tokenizing import TokenIds
 from replug.models.batching import token_budget_batches
 from replug.models.encoder_files import MEAN, load_encoder_files, save_encoder_files
+from replug.models.packaged import resolve_encoder_path
+from replug.models.text_lists import require_texts
 
 # Padded tokens in one forward pass: what stays in the cache of a core, and what a step with gradient was measured with.
 TOKENS_PER_BATCH, TOKENS_PER_BATCH_WITH_GRADIENT = 2048, 8192
+SIMILARITIES = ("cosine", "dot")
 LENGTH_STEP = 8  # every new shape costs a CPU's library the making of a kernel, and odd lengths run slower
 
 
 class Encoder(nn.Module):
-    """Maps texts to vectors [B, D]. `similarity` is `cosine` (unit vectors) or `dot`."""
+    """Maps texts to vectors [B, D]. `similarity` is `cosine` (unit vectors) or `dot`.
 
-    def __init__(self, path: str, similarity: str = "cosine", max_tokens: int | None = None) -> None:
+    `path` is a folder, a hub name, `package:minilm`, or a run directory, whose tuned retriever it is.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        similarity: str = "cosine",
+        max_tokens: int | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
         super().__init__()
+        if similarity not in SIMILARITIES:
+            raise UserError(f"similarity is {similarity!r}; expected {' or '.join(SIMILARITIES)}")
+        path = resolve_encoder_path(str(path))
         self.backbone: PreTrainedModel
         self.backbone, self.tokenizer, self.pooling = load_encoder_files(path)
         self.similarity = similarity
         limit = _token_limit(self.backbone, self.tokenizer)
-        if max_tokens is not None and max_tokens > limit:
+        if max_tokens is not None and not 0 < max_tokens <= limit:
             raise UserError(f"retriever.max_tokens is {max_tokens}, but {path} holds at most {limit} tokens")
-        self.max_tokens = max_tokens or limit
+        self.max_tokens = limit if max_tokens is None else max_tokens
         self.tokenizer.model_max_length = self.max_tokens  # saved with it, so that others cut texts alike
         self._trains_as_train = False
         self.eval()
+        if device is not None:
+            self.to(device)
 
     @property
     def dim(self) -> int:
@@ -55,6 +72,7 @@ class Encoder(nn.Module):
 
     def token_ids(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Ids of each text, special tokens included, cut at `max_tokens`: uint16 where they fit, else uint32."""
+        require_texts(texts, "texts")
         if not texts:
             return []
         rows = self.tokenizer(list(texts), truncation=True, max_length=self.max_tokens)["input_ids"]

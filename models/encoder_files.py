@@ -11,9 +11,7 @@ import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
 from transformers import (
-    AutoConfig,
     AutoModel,
-    AutoTokenizer,
     BertConfig,
     BertModel,
     DPRContextEncoder,
@@ -26,12 +24,16 @@ from transformers import (
 from replug.configs.errors import UserError
 from replug.data.checksums import NAME as CHECKSUMS
 from replug.data.checksums import require_checksums, write_checksums
+from replug.data.files import as_other_files
+from replug.models.model_files import load_tokenizer, loading, read_model_config, require_own_tokenizer
 from replug.models.whole_weights import load_whole
 
+KEY = "retriever.path"
 MEAN, CLS = "mean", "cls"  # over all tokens (Contriever), or of the first alone (DPR, BGE)
 POOLING_FLAGS = {"pooling_mode_mean_tokens": MEAN, "pooling_mode_cls_token": CLS}
 DPR_ENCODERS = {"DPRContextEncoder": DPRContextEncoder, "DPRQuestionEncoder": DPRQuestionEncoder}
 POOLING_FILE = "1_Pooling/config.json"  # where sentence-transformers keeps it
+PROBE_TOKENS = 4  # of two short texts that differ after their first token
 # Of no use to vectors: the pooler, and the heads that a model was pretrained with.
 UNUSED = ("pooler", "cls.predictions", "cls.seq_relationship", "lm_head")
 
@@ -42,23 +44,17 @@ def load_encoder_files(path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerB
     Or for a file that is not the one which `save_encoder_files` wrote.
     """
     require_checksums(Path(path), f"bring it back; if you changed it yourself, remove {CHECKSUMS} there")
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    config = read_model_config(path, KEY)
+    tokenizer = load_tokenizer(path, KEY)
+    with loading(KEY, path):
         pooling = _pooling(path, config)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # a pooler that the folder lacks is drawn: it is not used, but the same everywhere
             model = _load_model(path, config)
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except UserError:
-        raise
-    except (OSError, ValueError) as error:  # a ValueError: the folder comes with code of its own
-        raise UserError(
-            f"retriever.path: cannot load {path}, neither a folder nor found on the hub: {_first_line(error)}"
-        ) from error
     if getattr(model, "pooler", None) is not None:
         model.pooler.requires_grad_(False)  # neither pooling uses it
-    if not tokenizer.is_fast:
-        raise UserError(f"retriever.path: {path} has no fast tokenizer (tokenizer.json)")
+    require_own_tokenizer(tokenizer, len(model.get_input_embeddings().weight), path, KEY)  # type: ignore[arg-type]
+    _require_encoder(model, path)
     return model, tokenizer, pooling
 
 
@@ -79,6 +75,7 @@ def save_encoder_files(
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content, indent=2))
     write_checksums(folder)
+    as_other_files(folder)
 
 
 def _load_model(path: str, config: PreTrainedConfig) -> PreTrainedModel:
@@ -86,7 +83,24 @@ def _load_model(path: str, config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def _load(kind: Any, path: str, config: PreTrainedConfig) -> PreTrainedModel:
-    return load_whole(kind, path, "retriever.path", UNUSED, config=config, dtype=torch.float32)
+    return load_whole(kind, path, KEY, UNUSED, config=config, dtype=torch.float32)
+
+
+def _require_encoder(model: PreTrainedModel, path: str) -> None:
+    """Raise UserError for a causal LM: its first state knows nothing of the tokens after it, so a mean of states is
+    mostly that of words without their context. Encoders with a decoder want more than a text.
+    """
+    if model.config.is_encoder_decoder:
+        raise UserError(f"{KEY}: {path} holds a {type(model).__name__}, which has a decoder; expected an encoder alone")
+    texts = torch.arange(PROBE_TOKENS).repeat(2, 1)
+    texts[1, 1:] += PROBE_TOKENS
+    with torch.inference_mode():
+        first, other = model.eval()(input_ids=texts, attention_mask=torch.ones_like(texts)).last_hidden_state[:, 0]
+    if torch.allclose(first, other, rtol=0, atol=1e-6):
+        raise UserError(
+            f"{KEY}: {path} holds a {type(model).__name__}, which reads from left to right as language models do; "
+            "expected a BERT-like encoder"
+        )
 
 
 def _is_dpr(config: PreTrainedConfig) -> bool:
@@ -138,10 +152,6 @@ def _pooling_modes(content: dict[str, Any]) -> list[str]:
         return [given] if isinstance(given, str) else list(given)
     flags = [name for name, is_on in content.items() if name.startswith("pooling_mode_") and is_on]
     return [POOLING_FLAGS.get(flag, flag) for flag in flags] or [MEAN]
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
 
 
 def _sentence_transformers_files(dim: int, pooling: str, max_tokens: int, similarity: str) -> dict[str, object]:

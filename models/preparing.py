@@ -18,8 +18,8 @@ from replug.data.prepare.work import require_same
 from replug.data.sources.shards import source_fingerprint
 from replug.data.store import Corpus, PreparedSet, read_manifest
 from replug.data.tokenizing import TokenIds
-from replug.data.verify import require_texts_as_prepared
 from replug.models.build import lm_max_tokens, lm_tokenizer_json, load_encoder
+from replug.models.model_files import load_tokenizer
 from replug.models.packaged import resolve_encoder_path, resolve_lm_path
 
 log = logging.getLogger(__name__)
@@ -40,22 +40,16 @@ def prepared_set(config: Config, default_out: Path) -> PreparedSet:
     check_paths(config)
     data = config.data
     if data.prepared:
-        return _finished_set(Path(data.prepared).expanduser())
+        return PreparedSet(Path(data.prepared).expanduser())
     out, origin = data_folder(config, default_out), data_origin(config)
     if (out / "manifest.json").is_file():
         require_same(read_manifest(out).get("origin", {}), origin, out)
-        return _finished_set(out)
+        return PreparedSet(out)
     with preparing_pool(config) as pool:
         if data.source:
             return prepare_raw(data, config.seed, _tokenizers(config), out, origin, pool)
         files = {name: Path(getattr(data, name)).expanduser() for name in ROW_KEYS}
         return prepare_rows(**files, out=out, origin=origin, pool=pool, token_ids=_token_ids(config))
-
-
-def _finished_set(folder: Path) -> PreparedSet:
-    prepared = PreparedSet(folder)
-    require_texts_as_prepared(prepared)
-    return prepared
 
 
 def data_folder(config: Config, default_out: Path) -> Path:
@@ -157,13 +151,12 @@ def _data_keys(config: Config, names: tuple[str, ...]) -> dict[str, object]:
 
 def _tokenizers(config: Config) -> Tokenizers:
     """What cuts the texts, as `data.tokenizer` names it, and the retriever's."""
-    from replug.models.local.hf_lm import load_tokenizer
-
     name, ids = config.data.tokenizer, _token_ids(config)
     if name == "lm":
         return Tokenizers(lm_tokenizer_json(config.lm), ids)
     path = resolve_encoder_path(config.retriever.path) if name == "retriever" else resolve_lm_path(name)
-    return Tokenizers(str(load_tokenizer(path, "data.tokenizer").backend_tokenizer.to_str()), ids, _lm_bound(config))
+    cut = load_tokenizer(path, "data.tokenizer").backend_tokenizer.to_str()
+    return Tokenizers(str(cut), ids, _lm_bound(config))
 
 
 def _lm_bound(config: Config) -> LMBound | None:

@@ -71,6 +71,7 @@ ON CONFLICT (identity) DO UPDATE SET fingerprint = excluded.fingerprint
 """
 SCORE = "sum, num_tokens, logprobs"
 KEYS_PER_QUERY = 500
+SQLITE_HEADER = b"SQLite format 3\0"  # what every file of SQLite begins with
 SECONDS_TO_WAIT_FOR_WRITERS = 60.0
 LOGPROBS_DTYPE = "<f4"
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -295,6 +296,7 @@ class ScoreCache:
 def _open(path: Path) -> sqlite3.Connection:
     remove = "give another file, or remove this one: its scores are computed again"
     try:
+        _require_database(path, remove)
         path.parent.mkdir(parents=True, exist_ok=True)
         database = sqlite3.connect(
             path, timeout=SECONDS_TO_WAIT_FOR_WRITERS, isolation_level=None, check_same_thread=False
@@ -315,6 +317,16 @@ def _open(path: Path) -> sqlite3.Connection:
         reason = _in_use(path, error) or f"{path}: the cache of scores cannot be opened: {error}; give another file"
         raise UserError(reason) from error
     return database
+
+
+def _require_database(path: Path, remove: str) -> None:
+    """Raise UserError for a file of another kind: SQLite takes one of a byte or two for an empty database."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        begins = file.read(len(SQLITE_HEADER))
+    if begins not in (b"", SQLITE_HEADER):
+        raise UserError(f"{path} is damaged, or no cache of scores: file is not a database; {remove}")
 
 
 def _is_ours(path: Path, database: sqlite3.Connection) -> bool:

@@ -22,6 +22,7 @@ from replug.models.black_box_lm import ContinuationScore, LocalLM
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions
 from replug.models.hardware import available_cores
 from replug.models.local.local_source import LocalSource
+from replug.models.text_lists import require_texts
 from replug.models.units import bytes_per_unit, units_of_similar_length
 
 PROBE = (["The capital of France is", "one two three four five"], [" Paris, and that of Italy is Rome.", " six seven"])
@@ -110,6 +111,8 @@ class ScorerPool:
     def submit(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
     ) -> "Future[list[ContinuationScore]]":
+        require_texts(prefixes, "prefixes")
+        require_texts(continuations, "continuations")
         scores: Future[list[ContinuationScore]] = Future()
         answer = self.pool.submit("score", list(prefixes), list(continuations), opening)
         answer.add_done_callback(lambda done: self._hand_out(done, scores))
@@ -121,6 +124,7 @@ class ScorerPool:
         return self.submit(prefixes, continuations, opening=opening).result()
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
+        require_texts(prompts, "prompts")
         return self.pool.submit("generate", list(prompts), max_new_tokens, stop).result()
 
     def submit_ensemble(
@@ -136,6 +140,7 @@ class ScorerPool:
 
     def submit_samples(self, prompts: Sequence[str], options: SamplingOptions) -> "Future[list[list[Sampled]]]":
         """One call is one replica's work, as a call of `submit` is."""
+        require_texts(prompts, "prompts")
         return self.pool.submit("sample", list(prompts), options)
 
     def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:

@@ -13,6 +13,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
+from replug.data.files import as_other_files
 from replug.data.sources.stand_in_texts import stand_in_vocabulary
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
@@ -26,6 +27,7 @@ def stand_in_encoder_path(cache: Path) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(dir=folder.parent))
         write_stand_in_encoder(staging)
+        as_other_files(staging)
         try:
             staging.rename(folder)
         except OSError:  # another process was first; its copy is the same

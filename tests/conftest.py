@@ -21,6 +21,9 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("RAY_health_check_timeout_ms", "60000")
 os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "600")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# As the command line has it, before transformers is imported.
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 # Tests start hundreds of processes: each would compile our modules anew, seconds a command, where a machine's
 # environment forbids the cache.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -146,6 +146,12 @@ class OwnSettings(pl.Callback):
     def __init__(self, install_signals: Callable[[], None], threads: int) -> None:
         self._install_signals, self._threads = install_signals, threads
 
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """The last batch of a run of fewer steps is not the last of this one, which Lightning would take for done."""
+        checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["is_last_batch"] = False
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._install_signals()  # its handler takes part in a collective from within a signal, which may never end
         torch.set_num_threads(self._threads)  # with DDP it takes all cores, and other numbers give other last bits

@@ -4,7 +4,9 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 PACKAGES = [
@@ -31,6 +33,7 @@ def describe_environment() -> dict[str, object]:
     frozen = Path(__file__).parents[2].with_name("version.json")  # beside submitted/JOB/code
     at_submission = json.loads(frozen.read_text()) if frozen.is_file() else {}
     return {
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "python": platform.python_version(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
         "git_commit": _git("rev-parse", "HEAD"),

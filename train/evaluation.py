@@ -136,5 +136,5 @@ def _measure(task: Task, book: EvidenceBook, folder: Path, measured: dict[str, s
     """The outcomes of every example, those that the folder holds of the same measurement included."""
     outcomes = outcomes_of(folder, json.dumps(measured))
     rows = run_task(task, book, outcomes, what)
-    write_examples(folder / "examples.parquet", rows, book)
+    write_examples(folder / "examples.parquet", rows, book, task)
     return rows

@@ -25,6 +25,7 @@ from replug.cluster.gpu_shares import trains_on_gpu
 from replug.cluster.gpus import num_gpus, torch_device
 from replug.cluster.interruption import Interruption, ignore_signals
 from replug.cluster.layout import num_ranks
+from replug.configs.errors import RunError
 from replug.configs.refresh_policy import refresh_policy
 from replug.configs.schema import Config, LMScore, Rerank
 from replug.data.datamodule import StepDataModule
@@ -100,6 +101,7 @@ def fit(
         _forget_after(run, newest)
         with interruption.deferred(lambda: f"{others.silence}step {writer.newest_step} is the newest that is saved"):
             _fit(trainer, config, module, newest.path if newest else None)
+            _require_all_steps(trainer, config)
             interruption.check()  # a signal that came during the last step; its checkpoint is there
         return parts.refresh.next_version()
 
@@ -130,6 +132,15 @@ def fit_as_other_rank(job: RankJob, environment: RankEnvironment) -> None:
 def _fit(trainer: pl.Trainer, config: Config, module: LSRModule, checkpoint: Path | None) -> None:
     steps = StepDataModule(config.train.max_steps, config.train.micro_batches)
     trainer.fit(module, datamodule=steps, ckpt_path=checkpoint, weights_only=True)
+
+
+def _require_all_steps(trainer: pl.Trainer, config: Config) -> None:
+    """Raise RunError where Lightning took the training for done before its last step."""
+    if trainer.global_step != config.train.max_steps:
+        raise RunError(
+            f"training ended after step {trainer.global_step} of {config.train.max_steps} without an error; what is "
+            "saved stays: run the same command again, or give another run_dir"
+        )
 
 
 def _forget_after(run: RunDirectory, newest: CheckpointMark | None) -> None:

@@ -70,6 +70,12 @@ class LSRModule(pl.LightningModule):
         self.encoder.eval()
         return self.encoder.encode(texts).numpy()
 
+    def on_train_start(self) -> None:
+        """The rate of the next step, by the schedule as it is now: a checkpoint's is of the steps asked for then."""
+        factor = learning_rate_factor(self.trainer.global_step, self._optimizer)
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] = group["initial_lr"] * factor
+
     def training_step(self, position: Position, batch_idx: int) -> Tensor:
         """The mean loss over this rank's part of the batch; DDP and Lightning average over ranks and parts.
 

@@ -11,7 +11,7 @@ from replug.evals.figures import to_svg
 from replug.evals.page import CSS
 from replug.evals.retrieval import RECALL_AT
 from replug.train import figures
-from replug.train.results import METHODS, interval_lines
+from replug.train.results import METHODS, interval_lines, weights_lines
 
 # Of the metrics under `scoring/`, those that say how the LM was used, with how they read.
 SCORING_MEANS = [
@@ -48,10 +48,18 @@ INDEX_NOTE = (
 )
 
 
-def write_report(path: Path, results: dict, metrics: Sequence[dict], examples_path: Path, config_path: Path) -> None:
-    """Write the page; it loads nothing from elsewhere."""
+def write_report(
+    path: Path,
+    results: dict,
+    metrics: Sequence[dict],
+    examples_path: Path,
+    config_path: Path,
+    made_by: Sequence[str] = (),
+) -> None:
+    """Write the page; it loads nothing from elsewhere. `made_by` are lines that say how the run was made."""
     examples = json.loads(examples_path.read_text()) if examples_path.exists() else []
     sections = [
+        "".join(f"<p class=muted>{escape(line)}</p>" for line in made_by),
         _bpb_section(results),
         _retrieval_section(results),
         _curves_section(metrics),
@@ -70,7 +78,7 @@ def _bpb_section(results: dict) -> str:
     methods = [method for method in METHODS if method in results["bpb"]["all"]]
     head = "".join(f"<th>{escape(METHODS[method])}</th>" for method in methods)
     rows = "".join(_bpb_row(name, values, methods) for name, values in results["bpb"].items())
-    lines = "".join(f"<p>{escape(line)}</p>" for line in interval_lines(results))
+    lines = "".join(f"<p>{escape(line)}</p>" for line in [*weights_lines(results), *interval_lines(results)])
     return (
         f"<h2>Bits per byte on {results['num_windows']} held-out texts</h2><p class=muted>Lower is better; "
         f"the best of a row is bold. Intervals: paired bootstrap over texts.</p>"

@@ -1,5 +1,7 @@
 """`results.json` of a training run, made of the outcomes of its evaluation, and the table that people read.
 
+weights                       steps of the weights that `lsr` and `best` are: `last`, and `best` with its bits per byte
+                              on the held-out texts of the refreshes, where those were measured
 bpb, intervals, num_windows   bits per byte by domain and method; 95% intervals of two differences; texts measured
 retrieval                     before and after tuning: R@k, the share of texts with a gold document among the first k,
                               which evaluations call Success@k (`evals/retrieval.py`); only where gold documents are
@@ -26,9 +28,14 @@ METHODS = {
     "random": "random documents",
     "replug": "REPLUG (retriever as it was)",
     "lsr": "REPLUG LSR (tuned)",
+    "best": "REPLUG LSR (best while training)",
 }
-DIFFERENCES = {"lsr_minus_replug": ("lsr", "replug"), "replug_minus_none": ("replug", "none")}
-RETRIEVERS = {"replug": "before", "lsr": "after"}  # as they are called under `retrieval`
+DIFFERENCES = {
+    "lsr_minus_replug": ("lsr", "replug"),
+    "best_minus_replug": ("best", "replug"),
+    "replug_minus_none": ("replug", "none"),
+}
+RETRIEVERS = {"replug": "before", "lsr": "after", "best": "best"}  # as they are called under `retrieval`
 
 
 def bpb_results(rows: Sequence[Row], num_resamples: int, seed: int) -> dict[str, object]:
@@ -68,10 +75,30 @@ def print_results(results: dict, console: Console | None = None) -> None:
     for domain, values in results["bpb"].items():
         table.add_row(Text(plain_line(domain)), *(f"{values[method]:.4f}" for method in methods))
     console.print(table)
-    for line in interval_lines(results):
+    for line in [*weights_lines(results), *interval_lines(results)]:
         console.print(line, highlight=False)
     if results.get("retrieval"):
         console.print(_retrieval_table(results["retrieval"]))
+
+
+def weights_of(last: int, best: dict | None) -> dict[str, dict]:
+    """What `results.json` says of the weights: the step of the last ones, and of those that were best meanwhile."""
+    return {"last": {"step": last}, **({"best": best} if best else {})}
+
+
+def weights_lines(results: dict) -> list[str]:
+    """Which weights the tuned retriever is, and where better ones lie, if any."""
+    weights = results.get("weights")
+    if not weights:
+        return []
+    last, best = weights["last"], weights.get("best")
+    said = f"{METHODS['lsr']}: the weights of step {last['step']}, the last, in retriever/"
+    if best is None or best["step"] == last["step"]:
+        return [said]
+    return [
+        f"{said}. While training, those of step {best['step']} did best on held-out text ({best['heldout_bpb']:.4f} "
+        "bits per byte), in best/: `replug export --best` writes them, evaluate.best=true measures them"
+    ]
 
 
 def interval_lines(results: dict) -> list[str]:

@@ -24,14 +24,15 @@ from replug.index_workers.version_store import IndexState
 from replug.models.build import lm_source, load_encoder
 from replug.models.encoder import Encoder
 from replug.models.hardware import check_gpus, multiplies_bfloat16
-from replug.models.preparing import prepared_set
+from replug.models.preparing import data_folder, prepared_set
 from replug.planning.sizes import run_sizes
 from replug.train.data_checks import check_data
 from replug.train.evaluation import evaluate_heldout, search_heldout
 from replug.train.fitting import fit, loggers_of, lsr_module, publish, quieten_lightning
+from replug.train.model_card import write_model_card
 from replug.train.module import LSRModule
 from replug.train.report import write_report
-from replug.train.results import print_results
+from replug.train.results import print_results, weights_of
 from replug.train.run_dir import RunDirectory, StageTimes
 from replug.train.workers import Workers, start_workers
 
@@ -43,13 +44,15 @@ NUM_EXAMPLES = 6  # held-out texts shown in the report with what each retriever 
 def train(config: Config) -> dict:
     """Run or resume a training run; returns what `results.json` holds."""
     run = RunDirectory(Path(config.run_dir).expanduser())
+    run.require_ours(config)  # before the lock, which is a file in the folder
     with sole_writer(run.path):
         return _train_or_show(config, run)
 
 
 def _train_or_show(config: Config, run: RunDirectory) -> dict:
-    if run.is_finished:
-        log.info(f"{run.path} holds a finished run; give another run_dir to train again")
+    if run.is_finished and not run.goes_on(config):
+        _require_same_inputs(config, run)
+        log.info(f"{run.path} holds a finished run; give another run_dir to train again, or more train.max_steps")
         return show_results(run)
     check_faiss()
     if config.train.accelerator is not Accelerator.cpu:
@@ -67,7 +70,8 @@ def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dic
     data = prepared_set(config, run.data)
     check_data(config, data, lm, run.data_check)
     index_kind(config, module_encoder.dim, len(data.corpus))
-    run.claim(config, lm.identity)  # only now: a mistake fixed above must not be a changed key of an unfinished run
+    # Only now: a mistake that was fixed above must not be a changed key of an unfinished run.
+    run.claim(config, lm.identity, data.folder)
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
     loggers, sizes = loggers_of(config, run), run_sizes(config, len(data.corpus), multiplies_bfloat16())
@@ -81,13 +85,25 @@ def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dic
         module = lsr_module(laid_out, module_encoder, data)
         after = _after(laid_out, run, data, workers, module, loggers, interruption, times)
         times.next("measuring")
-        results = evaluate_heldout(laid_out, data, workers, {"replug": before, "lsr": after}, run.evaluation)
+        found = {"replug": before, "lsr": after, **_best(laid_out, run, data, workers)}
+        results = evaluate_heldout(laid_out, data, workers, found, run.evaluation)
+    results["weights"] = weights_of(config.train.max_steps, run.best_weights())
     _write_examples(run, data, before, after)
+    write_model_card(run.retriever, config, f"step {config.train.max_steps}, the last", run.provenance(), results)
     run.finish(results)
     times.next("publishing")
     publish(config, loggers, run, results)
     run.remove_work_files()
     return show_results(run)
+
+
+def _require_same_inputs(config: Config, run: RunDirectory) -> None:
+    """Raise UserError where the names are those of a finished run, but files under them are not."""
+    if config.lm.path is not None:  # a server may be gone by now
+        run.require_same_lm(lm_source(config.lm, run.budget_file, run.scores).identity)
+    folder = data_folder(config, run.data)
+    if (folder / "manifest.json").is_file():  # who needs the room removes the set
+        run.require_same_set(prepared_set(config, run.data).folder)
 
 
 def evaluate(config: Config) -> None:
@@ -104,7 +120,8 @@ def _evaluate(config: Config, run: RunDirectory) -> None:
     data = prepared_set(config, run.data)
     check_data(config, data, lm, run.data_check)
     sizes = run_sizes(config, len(data.corpus), multiplies_bfloat16())
-    paths = {"replug": None, **({"lsr": run.retriever} if run.retriever.is_dir() else {})}
+    folders = {"lsr": run.retriever, **({"best": run.best} if config.evaluate.best else {})}
+    paths = {"replug": None, **{name: folder for name, folder in folders.items() if folder.is_dir()}}
     with (
         ray_cluster(config, ("index", *lm.roles), sizes=sizes) as laid_out,
         start_workers(laid_out, lm, data, run.evaluation / "index", run.scores) as workers,
@@ -114,6 +131,8 @@ def _evaluate(config: Config, run: RunDirectory) -> None:
             for number, (name, path) in enumerate(paths.items())
         }
         results = evaluate_heldout(laid_out, data, workers, found, run.evaluation)
+    if "lsr" in paths and (trained := run.begun_with()) is not None:
+        results["weights"] = weights_of(trained.train.max_steps, run.best_weights())
     write_json(run.evaluation / "results.json", results)
     print_results(results)
     print(f"results: {run.evaluation / 'results.json'}")
@@ -123,8 +142,11 @@ def show_results(run: RunDirectory) -> dict:
     """Write the report, print the table and where things are."""
     run.require_intact()
     results = json.loads(run.results.read_text())
-    write_report(run.report, results, run.read_metrics(), run.examples, run.path / "config.yaml")
+    made_by = run.provenance()
+    write_report(run.report, results, run.read_metrics(), run.examples, run.path / "config.yaml", made_by)
     print_results(results)
+    for line in made_by:
+        print(line)
     for what, path in (("run", run.path), ("tuned retriever", run.retriever), ("report", run.report)):
         print(f"{what}: {path}")
     return results
@@ -132,7 +154,7 @@ def show_results(run: RunDirectory) -> dict:
 
 def _before(config: Config, run: RunDirectory, data: PreparedSet, workers: Workers) -> RetrievedDocuments:
     """What the retriever finds for the held-out texts as it was: index version 0."""
-    saved = run.path / "heldout_before.npz"
+    saved = run.found_before
     if saved.exists():
         return RetrievedDocuments.load(saved)
     found = _found_with(config, data, workers, load_encoder(config.retriever), IndexState(0, 0))
@@ -151,7 +173,7 @@ def _after(
     times: StageTimes,
 ) -> RetrievedDocuments:
     """Train, export, embed the corpus once more, and search the held-out texts again."""
-    saved = run.path / "heldout_after.npz"
+    saved = run.found_after
     if saved.exists():
         return RetrievedDocuments.load(saved)
     version = fit(config, run, data, workers, module, loggers, interruption)
@@ -160,9 +182,22 @@ def _after(
     found = _found_with(config, data, workers, module.encoder, IndexState(version, config.train.max_steps))
     module.encoder.save(run.retriever)
     found.save(saved)
-    # Only now: a checkpoint may need other versions until then.
-    workers.index.store.remove_all_but({version - 1, version})
+    # Only now: a checkpoint may need other versions until then, and the newest is kept.
+    kept = run.checkpoint_marks()[-1:]
+    workers.index.store.remove_all_but({version - 1, version, *(needed for mark in kept for needed in mark.versions)})
     return found
+
+
+def _best(config: Config, run: RunDirectory, data: PreparedSet, workers: Workers) -> dict[str, RetrievedDocuments]:
+    """What the weights find that did best while training, where they are asked for and are not the last ones."""
+    best = run.best_weights() if config.evaluate.best else None
+    if best is None or best["step"] == config.train.max_steps:
+        return {}
+    version = workers.index.store.versions()[-1] + 1
+    index = IndexState(version, best["step"])
+    found = _found_with(config, data, workers, load_encoder(config.retriever, run.best), index)
+    workers.index.store.remove_all_but({*workers.index.store.versions()} - {version})
+    return {"best": found}
 
 
 def _found_with(

@@ -4,13 +4,14 @@ config.yaml        the resolved configuration
 environment.json   package versions, git commit, machine
 data/              the prepared set (unless `data.prepared` names another)
 index/             index versions
-checkpoints/       step-000100.ckpt with its mark step-000100.json, which holds its checksum
+checkpoints/       step-000100.ckpt with its mark step-000100.json, which holds its checksum; the last one stays
 best/              the weights whose documents helped most on held-out text during training, and best.json
 data_check.json    which set was found to fit which LM, so that a resumed run does not count its tokens again
 run_times.json     seconds that the stages of the run took, those before an interruption included
 metrics.jsonl      one object for every logged step
 scores.sqlite      the cache of LM scores
 lm.json            which LM scores: a hash of its weights, or a server's model and probe
+set.json           which prepared set: a hash of its manifest
 lm_spent.json      requests and tokens that a server was sent
 retriever/         the tuned encoder
 evaluation/        the outcome of every held-out text, in lm/ and retrieval/; what `replug evaluate` adds (index/)
@@ -26,17 +27,20 @@ from pathlib import Path
 
 from replug.configs.errors import RunError, UserError
 from replug.configs.load import config_to_yaml, load_stored_config
-from replug.configs.resume import require_same
+from replug.configs.paths import require_folder
+from replug.configs.resume import has_more_steps, require_same
 from replug.configs.schema import Config
 from replug.data.checksums import NAME as CHECKSUMS
 from replug.data.checksums import require_checksums, write_last
 from replug.data.files import file_sha256, read_json, replace_file, write_json, writing
 from replug.data.folder_lock import NAME as WRITER
 from replug.train.environment import describe_environment
+from replug.train.provenance import provenance_lines
 
 log = logging.getLogger(__name__)
 
 CHECKPOINT_FORMAT = 2  # of what the callbacks put into a checkpoint
+MEND = "bring it back, or run `replug train` in another run_dir"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,7 @@ class RunDirectory:
         self.path = path
         self.data = path / "data"
         self.data_check = path / "data_check.json"
+        self.set_mark = path / "set.json"
         self.index = path / "index"
         self.checkpoints = path / "checkpoints"
         self.metrics = path / "metrics.jsonl"
@@ -65,6 +70,8 @@ class RunDirectory:
         self.retriever = path / "retriever"
         self.best = path / "best"
         self.times = path / "run_times.json"
+        self.found_before = path / "heldout_before.npz"
+        self.found_after = path / "heldout_after.npz"
         self.results = path / "results.json"
         self.examples = path / "examples.json"
         self.report = path / "report.html"
@@ -73,28 +80,79 @@ class RunDirectory:
     def is_finished(self) -> bool:
         return self.results.is_file()
 
-    def claim(self, config: Config, lm_identity: str) -> None:
-        """Begin the run, or check that an unfinished one was begun with the same configuration and the same LM."""
-        stored = self.path / "config.yaml"
-        if stored.is_file():
-            require_same(load_stored_config(stored), config, self.path)
-            self._require_same_lm(lm_identity)
+    def require_ours(self, config: Config) -> None:
+        """Raise UserError where another run, or what is of no run, lies here. Nothing is written."""
+        require_folder("run_dir", self.path)
+        begun = self.begun_with()
+        if begun is not None:
+            require_same(begun, config, self.path, "finished run" if self.is_finished else "unfinished run")
         elif foreign := self._foreign_files():
             raise UserError(f"run_dir: {self.path} holds {foreign[0]}, which is of no run; give another run_dir")
+
+    def goes_on(self, config: Config) -> bool:
+        """Whether a finished run is asked for more steps."""
+        begun = self.begun_with()
+        return begun is not None and has_more_steps(begun, config)
+
+    def begun_with(self) -> Config | None:
+        """The configuration of the run that is here, finished or not."""
+        stored = self.path / "config.yaml"
+        return load_stored_config(stored) if stored.is_file() else None
+
+    def claim(self, config: Config, lm_identity: str, prepared: Path) -> None:
+        """Begin the run, or check that it was begun with the same configuration, LM and prepared set.
+
+        One that was begun with fewer steps goes on to more of them, finished or not.
+        """
+        self.require_ours(config)
+        begun = self.begun_with()
+        if begun is not None:
+            self.require_same_lm(lm_identity)
+            self.require_same_set(prepared)
+            if has_more_steps(begun, config):
+                self._extend(begun.train.max_steps, config.train.max_steps)
         self.path.mkdir(parents=True, exist_ok=True)
         (self.path / CHECKSUMS).unlink(missing_ok=True)  # of what the run was when it was last finished
-        replace_file(stored, config_to_yaml(config).encode())
+        replace_file(self.path / "config.yaml", config_to_yaml(config).encode())
         write_json(self.path / "environment.json", describe_environment())
         write_json(self.path / "lm.json", {"identity": lm_identity})
+        write_json(self.set_mark, {"manifest_sha256": file_sha256(prepared / "manifest.json")})
 
-    def _require_same_lm(self, identity: str) -> None:
+    def _extend(self, before: int, after: int) -> None:
+        """What followed from the last step is made again; the results go first, since they say that all is done."""
+        newest = self.newest_checkpoint()
+        if self.is_finished and newest is None:
+            raise UserError(
+                f"train.max_steps is {after}, but the finished run in {self.path} kept no checkpoint to go on from: "
+                "give another run_dir"
+            )
+        log.warning(
+            f"train.max_steps is {after} instead of {before}: from step {newest.step if newest else 0} on the learning "
+            f"rate is that of a run of {after} steps, so the losses are not those of one that was begun so"
+        )
+        for path in (self.results, self.found_after, self.report, self.examples):
+            path.unlink(missing_ok=True)
+        shutil.rmtree(self.retriever, ignore_errors=True)
+
+    def require_same_lm(self, identity: str) -> None:
         """Weights in a folder and models behind a URL can change while their names stay."""
         stored = self.path / "lm.json"
-        begun = read_json(stored, "give another run_dir")["identity"] if stored.is_file() else identity
+        begun = read_json(stored, MEND)["identity"] if stored.is_file() else identity
         if begun != identity:
             raise UserError(
-                f"lm: the unfinished run in {self.path} was begun with another LM than what is there under this name "
-                f"now ({begun} then, {identity} now): bring the first one back, or give another run_dir"
+                f"lm: the run in {self.path} was begun with another LM than what is there under this name now ({begun} "
+                f"then, {identity} now): bring the first one back, or give another run_dir"
+            )
+
+    def require_same_set(self, prepared: Path) -> None:
+        """The prepared set, which `data.prepared` names, may have been made anew with other texts."""
+        now = file_sha256(prepared / "manifest.json")
+        stored = self.set_mark
+        begun = read_json(stored, MEND)["manifest_sha256"] if stored.is_file() else now
+        if begun != now:
+            raise UserError(
+                f"data: the run in {self.path} was begun with another prepared set than {prepared} is now: bring the "
+                "first one back, or give another run_dir"
             )
 
     def _foreign_files(self) -> list[str]:
@@ -115,13 +173,12 @@ class RunDirectory:
 
     def finish(self, results: dict) -> None:
         """Write results.json, which says that the run is finished, and the checksums of what is shown of it."""
-        named = [self.path / name for name in ("config.yaml", "lm.json", "best.json")]
+        named = [self.path / name for name in ("config.yaml", "environment.json", "lm.json", "best.json")]
         write_last(self.results, results, [*named, self.metrics, self.examples])
 
     def require_intact(self, *names: str) -> None:
         """Raise UserError where a finished run's results, or these files of it, are not what was written."""
-        mend = "bring it back, or run `replug train` in another run_dir"
-        require_checksums(self.path, mend, names or None)
+        require_checksums(self.path, MEND, names or None)
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step:06d}.ckpt"
@@ -183,8 +240,13 @@ class RunDirectory:
 
     def best_bpb(self) -> float | None:
         """Bits per byte on held-out text of the weights in `best`."""
+        best = self.best_weights()
+        return best["heldout_bpb"] if best else None
+
+    def best_weights(self) -> dict | None:
+        """`heldout_bpb` and `step` of the weights in `best`; None where none were measured."""
         path = self.path / "best.json"
-        return json.loads(path.read_text())["heldout_bpb"] if path.is_file() else None
+        return read_json(path, MEND) if path.is_file() and self.best.is_dir() else None
 
     def keep_best(self, encoder: Path, heldout_bpb: float, step: int) -> None:
         """Copy an encoder's folder to `best`; interrupted, it is done again, since best.json comes last."""
@@ -213,9 +275,20 @@ class RunDirectory:
             return []
         return [json.loads(line) for line in self.metrics.read_text().splitlines()]
 
+    def provenance(self) -> list[str]:
+        """Lines that say how the run was made."""
+        environment, lm = self.path / "environment.json", self.path / "lm.json"
+        config = self.begun_with()
+        if config is None:
+            return []
+        known = read_json(environment, MEND) if environment.is_file() else {}
+        return provenance_lines(config, known, read_json(lm, MEND)["identity"] if lm.is_file() else None)
+
     def remove_work_files(self) -> None:
-        """After the end: checkpoints are of no more use."""
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
+        """After the end: of the checkpoints the newest is kept, from which the run may go on to more steps."""
+        for mark in self.checkpoint_marks()[:-1]:
+            self.unmark(mark.step)
+            mark.path.unlink(missing_ok=True)
 
 
 class StageTimes:

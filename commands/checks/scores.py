@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from replug.configs.errors import RunError
+from replug.configs.errors import RunError, UserError
 from replug.data.progress import Progress
 from replug.models.answer_table import AnswerTable
 from replug.models.generation_cache import GenerationCache
@@ -30,6 +30,8 @@ def verify_scores(path: Path, delete_wrong: bool, as_json: bool) -> None:
 
     Raises UserError for a file that is no cache, and RunError for rows that are wrong and stay.
     """
+    if not path.stat().st_size:  # opening it would make a cache of it
+        raise UserError(f"{path} is empty; expected a cache of scores, such as RUN_DIR/scores.sqlite")
     cache = ScoreCache(path)
     try:
         before = cache.num_bytes()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from replug.configs.errors import UserError
 from replug.configs.schema import DataConfig
+from replug.data.checked_files import write_mark
 from replug.data.files import file_sha256, write_json, wrong_files
 from replug.data.folder_lock import sole_writer
 from replug.data.prepare.assembly import ShardReport, write_ids_of_shard
@@ -30,7 +31,7 @@ from replug.data.records import Document
 from replug.data.rows import read_documents, read_windows
 from replug.data.sampling import SPLITS, Shares
 from replug.data.shards import (
-    corpus_sha256,
+    combined_sha256,
     read_documents_of,
     shard_paths,
     token_paths,
@@ -95,6 +96,7 @@ def prepare_raw(
             log.info(f"too few are left of what was kept; cutting again and keeping {work.margin} for one asked for")
             splits = _make_splits(work, config, seed, asked, tokenizers.token_ids, pool)
         _require_some(str(config.source), splits)
+        _say_short(splits, asked)
         proof = _prove(work, splits, seed, pool)
         return _finish(work, splits, proof, tokenizers.token_ids, origin)
 
@@ -168,6 +170,20 @@ def _require_some(source: str, splits: Splits) -> None:
         log.info(f"{further} pieces held more tokens of the LM than it has room for, and were cut further")
 
 
+def _say_short(splits: Splits, asked: SplitSizes) -> None:
+    """Fewer than asked for is no mistake: it may be all that there is."""
+    for split in SPLITS:
+        wanted, found = getattr(asked, split), splits.counts[split]
+        if wanted is not None and found < wanted:
+            share = {"queries": ", a larger data.query_share", "heldout": ", a larger data.heldout_share"}.get(
+                split, ""
+            )
+            log.warning(
+                f"data.num_{split} asks for {wanted:,}, but the source gives {found:,}: give more texts{share}, or ask "
+                "for fewer"
+            )
+
+
 def _counts(counts: dict[str, int], dropped: Counter) -> str:
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()) if count)
     said = f"{counts['documents']} documents, {counts['queries']} queries, {counts['heldout']} held-out texts"
@@ -218,7 +234,7 @@ def _finish(
         "shards": [asdict(report) for report in splits.shards],
         "files": files,
     }
-    write_json(work.out / "manifest.json", manifest)
+    write_mark(work.out / "manifest.json", manifest)
     work.end()
     return PreparedSet(work.out)
 
@@ -268,7 +284,7 @@ def prepare_rows(
             "disjoint": proof.to_json(),
             "files": {str(name): file_sha256(out / name) for name in names},
         }
-        write_json(out / "manifest.json", manifest)
+        write_mark(out / "manifest.json", manifest)
         work.end()
         return PreparedSet(out)
 
@@ -285,8 +301,11 @@ def import_corpus(corpus: Path, out: Path) -> ImportedCorpus:
         return imported
     with sole_writer(out):
         shutil.rmtree(out / "documents", ignore_errors=True)  # what an interrupted import left
-        write_documents(out / "documents", read_documents(corpus))
-        write_json(out / "corpus.json", {"sha256": corpus_sha256(out / "documents"), "origin": origin})
+        count = write_documents(out / "documents", read_documents(corpus))
+        hashes = {path.name: file_sha256(path) for path in shard_paths(out / "documents")}
+        files = {f"documents/{name}": sha256 for name, sha256 in hashes.items()}
+        mark = {"sha256": combined_sha256(hashes), "origin": origin, "files": files, "counts": {"documents": count}}
+        write_mark(out / "corpus.json", mark)
     return ImportedCorpus(out)
 
 

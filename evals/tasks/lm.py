@@ -1,6 +1,7 @@
 """Language modelling: how well texts are predicted, in bits per byte and perplexity (REPLUG, sections 5.1 and 6.1)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -43,6 +44,11 @@ class LanguageModelling:
 
     def groups(self, example: Example) -> tuple[str, ...]:
         return (example.group,)
+
+    def shown(self, row: int, method: str, evidence: Evidence) -> dict[str, Any]:
+        window, text = self._windows[row], evidence.texts[0]
+        prompt = self._template.prefix(text, window.context, window.continuation, evidence.is_concatenated)
+        return {"references": [window.continuation], "prompt": prompt}
 
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
         window, texts = self._windows[row], texts_of(evidence)

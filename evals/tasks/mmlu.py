@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -66,6 +67,12 @@ class Mmlu:
             }
 
         return finish
+
+    def shown(self, row: int, method: str, evidence: Evidence) -> dict[str, Any]:
+        question = self._questions[row]
+        build = partial(mmlu_prompt, question, self._demonstrations[question.example.group])
+        prompt = self._template.fit(evidence.texts[0], build, ROOM, evidence.is_concatenated)
+        return {"references": [LETTERS[question.answer]], "prompt": prompt}
 
     def _outcome(self, question: MmluQuestion, letters: np.ndarray, similarities: np.ndarray) -> Outcome:
         """From log-probs [K, 4] and similarities [K]."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from replug.configs.schema import EvaluationConfig
 from replug.data.store import Corpus
@@ -70,6 +71,10 @@ class OpenQa:
             for name, one in evidence.items()
         }
         return lambda: {name: _outcome(question, evidence[name], f.result().text) for name, f in futures.items()}
+
+    def shown(self, row: int, method: str, evidence: Evidence) -> dict[str, Any]:
+        question = self._questions[row]
+        return {"references": list(question.answers), "prompt": self._prompts(method, question, evidence)[0]}
 
     def _prompts(self, method: str, question: OpenQuestion, evidence: Evidence) -> list[str]:
         def build(document: str | None) -> str:

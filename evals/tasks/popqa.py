@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from replug.configs.errors import UserError
 from replug.configs.methods import Method
@@ -107,6 +108,10 @@ class PopQa:
             for name, one in evidence.items()
         }
         return lambda: {name: self._outcome(row, name, evidence[name], f.result()) for name, f in futures.items()}
+
+    def shown(self, row: int, method: str, evidence: Evidence) -> dict[str, Any]:
+        question = self._asked[row].question
+        return {"references": list(question.answers), "prompt": self._prompts(method, question, evidence)[0]}
 
     def _prompts(self, method: str, question: PopQuestion, evidence: Evidence) -> list[str]:
         key = (method, question.relation)

@@ -31,6 +31,7 @@ from replug.models.http.echoed_tokens import TokenForms
 from replug.models.http.request_budget import RequestBudget
 from replug.models.http.request_meter import RequestMeter
 from replug.models.pair_tokens import check_lengths, pair_token_ids
+from replug.models.text_lists import require_texts
 
 T = TypeVar("T")
 
@@ -110,6 +111,7 @@ class HttpLM:
         self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None
     ) -> list[tuple[str, np.ndarray]]:
         """Greedy continuations, each with the log-probs (nats) of its tokens, float32 [T]."""
+        require_texts(prompts, "prompts")
         return self._run(self._generate(self._prompts(prompts, max_new_tokens), max_new_tokens, stop)).result().answers
 
     def submit_ensemble(
@@ -139,6 +141,7 @@ class HttpLM:
 
         Raises as `submit` does, UserError for a server without `n`, and RunError for one that gives no log-probs.
         """
+        require_texts(prompts, "prompts")
         return self._run(self._sample(self._prompts(prompts, options.max_new_tokens), options))
 
     def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
@@ -342,7 +345,7 @@ def _check_same_tokens(pairs: list[Pair], scores: list[TokenScores]) -> None:
 
 
 def _load_tokenizer(path: str) -> Any:
-    from replug.models.local.hf_lm import load_tokenizer  # seconds to import, which text alone can do without
+    from replug.models.model_files import load_tokenizer  # seconds to import, which text alone can do without
 
     tokenizer = load_tokenizer(path, "lm.tokenizer")
     if tokenizer.eos_token_id is None and tokenizer.bos_token_id is None:

@@ -45,7 +45,7 @@ class ServerSource:
         return self._connected().max_tokens
 
     def tokenizer(self) -> "PreTrainedTokenizerBase | None":
-        from replug.models.local.hf_lm import load_tokenizer  # seconds to import, which text alone can do without
+        from replug.models.model_files import load_tokenizer  # seconds to import, which text alone can do without
 
         return load_tokenizer(self._spec.tokenizer, "lm.tokenizer") if self._spec.tokenizer else None
 

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from replug.configs.errors import RunError, UserError
 from replug.models.batching import token_budget_batches, within_budget
@@ -36,10 +36,14 @@ from replug.models.local.float32_head import use_float32_head
 from replug.models.local.logprobs import continuation_positions, target_logprobs
 from replug.models.local.prefix_groups import PrefixGroup, prefix_groups
 from replug.models.local.sampling import Branches, draw_answers, draws_of
+from replug.models.local.sense import require_sense
 from replug.models.local.shared_prefix import KeptPrefixes, SharedPrefix, reuses_prefixes, shared_tokens
 from replug.models.local.token_tree import TokenTree, token_trees
 from replug.models.local.weights import lm_identity
+from replug.models.model_files import load_lm_tokenizer, loading
+from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import check_lengths, pair_token_ids
+from replug.models.text_lists import require_texts
 from replug.models.whole_weights import load_whole
 
 log = logging.getLogger(__name__)
@@ -48,10 +52,11 @@ Inputs = PrefixGroup | TokenTree  # of one row of a pass
 
 
 class HuggingFaceLM:
-    """A `BlackBoxLM` over local weights.
+    """A `BlackBoxLM` over local weights: a folder, a GGUF file, a hub name, or `package:smollm2`.
 
     `spread` lays the layers over all visible GPUs, for models larger than one; `compile` is torch's. `identity` is
-    given where the weights have been hashed already.
+    given where the weights have been hashed already. Raises UserError for what is no trained causal LM with its own
+    tokenizer.
     """
 
     def __init__(
@@ -64,9 +69,8 @@ class HuggingFaceLM:
         spread: bool = False,
         identity: str | None = None,
     ) -> None:
-        self.tokenizer = load_tokenizer(path)
-        if self.tokenizer.eos_token_id is None:
-            raise UserError(f"lm.path: the tokenizer of {path} has no end-of-text token; set eos_token in its config")
+        path = resolve_lm_path(str(path))
+        self.tokenizer = load_lm_tokenizer(path)
         self.model = _load_model(path, dtype, "auto" if spread else None)
         if not spread:
             self.model.to(device)  # type: ignore[arg-type]
@@ -76,12 +80,19 @@ class HuggingFaceLM:
         on_cpu = self.model.device.type == "cpu"
         self.tokens_per_batch = tokens_per_batch or (TOKENS_PER_PASS if on_cpu else TOKENS_PER_PASS_GPU)
         self.identity = identity or lm_identity(path, dtype)
-        self.max_tokens: int | None = getattr(self.model.config, "max_position_embeddings", None)
+        self.max_tokens: int | None = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         self.counts = PassCounts()
         self._head = _separable_head(self.model)
         self._body = torch.compile(self.model.base_model, dynamic=True) if compile else self.model.base_model
         self._shares = self._head is not None and reuses_prefixes(self.model)
         self._kept = KeptPrefixes(self.model)
+        self._require_sense(path)
+
+    def _require_sense(self, path: str) -> None:
+        """Raise UserError for weights and a tokenizer that are not of one trained LM; leaves no trace in counts."""
+        require_sense(self, path)
+        self._kept.clear()
+        self.counts = PassCounts()
 
     def score(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
@@ -124,6 +135,7 @@ class HuggingFaceLM:
 
     def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
         """Answers of many prompts, decoded together. Raises UnscorableText beyond `max_tokens`."""
+        require_texts(prompts, "prompts")
         rows = self._prompt_ids(prompts, options.max_new_tokens)
         draws = [draws_of(prompt, options) for prompt in prompts]
         with torch.inference_mode():
@@ -348,30 +360,9 @@ def _are_same(whole: Tensor, apart: Tensor) -> bool:
     return torch.allclose(whole, apart)
 
 
-def load_tokenizer(path: str, key: str = "lm.path") -> PreTrainedTokenizerBase:
-    """The LM's own tokenizer; raises UserError, which names the key, where it cannot be loaded."""
-    try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{key}: cannot load a tokenizer from {path}: {str(error).splitlines()[0]}") from error
-
-
-def max_positions(path: str) -> int | None:
-    """The longest input in tokens by the LM's configuration; None where it has no limit. Raises UserError."""
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"lm.path: cannot load {path}: {str(error).strip().splitlines()[0]}") from error
-    return getattr(config, "max_position_embeddings", None)
-
-
 def _load_model(path: str, dtype: torch.dtype, device_map: str | None) -> PreTrainedModel:
-    try:
+    with loading("lm.path", path):
         model = load_whole(AutoModelForCausalLM, path, "lm.path", dtype=dtype, device_map=device_map)
-    except UserError:
-        raise
-    except (OSError, ValueError) as error:
-        raise UserError(f"lm.path: cannot load {path}: {str(error).strip().splitlines()[0]}") from error
     if device_map is not None and torch.cuda.is_available():
         _require_on_gpus(model, path)
     return model

@@ -41,14 +41,18 @@ class HuggingFaceSource(LocalSource):
 
     @property
     def max_tokens(self) -> int | None:
-        from replug.models.local.hf_lm import max_positions
+        from replug.models.model_files import read_model_config
 
-        return max_positions(self.path)
+        return getattr(read_model_config(self.path, "lm.path").get_text_config(), "max_position_embeddings", None)
 
     def tokenizer(self) -> "PreTrainedTokenizerBase":
-        from replug.models.local.hf_lm import load_tokenizer
+        from replug.models.model_files import load_lm_tokenizer
 
-        return load_tokenizer(self.path)
+        return load_lm_tokenizer(self.path)
+
+    def connect(self) -> None:
+        """Look at the kind of the model and at its tokenizer; weights are read when they are loaded."""
+        self.tokenizer()
 
     def load(self, spread: bool = False) -> LocalLM:
         from replug.models.local.hf_lm import HuggingFaceLM

@@ -24,6 +24,7 @@ from replug.models.generation import Generated, GenerationOptions, Sampled, Samp
 from replug.models.lm_source import LMFiles
 from replug.models.local.local_source import LocalSource
 from replug.models.local.next_token import TokenChooser, entropy
+from replug.models.text_lists import require_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -85,6 +86,7 @@ class StandInLM:
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
         """Repeats the prompt's most frequent word."""
+        require_texts(prompts, "prompts")
         options = GenerationOptions(max_new_tokens, stop or None)
         return [self.generate_ensemble([prompt], [1.0], options).text for prompt in prompts]
 
@@ -102,6 +104,7 @@ class StandInLM:
 
     def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
         """As many answers of `generate_ensemble` after each prompt, each with draws of its own."""
+        require_texts(prompts, "prompts")
         time.sleep(self.delay_seconds)
         return [
             [self._sample_one(prompt, options, number) for number in range(options.num_samples)] for prompt in prompts

@@ -28,6 +28,11 @@ def hang():
     library.pthread_mutex_lock(lock)
     library.pthread_mutex_lock(lock)
 
+def run():
+    print(child.pid, flush=True)
+    while True:
+        time.sleep(0.05)
+
 def wait():
     print(child.pid, flush=True)
     while True:
@@ -39,7 +44,7 @@ with interrupted.installed(), interrupted.installed():
     if sys.argv[1] == "outside":
         hang()
     with interrupted.deferred(lambda: "step 7 is saved"):
-        {"hangs": hang, "waits": wait}[sys.argv[1]]()
+        {"hangs": hang, "runs": run, "waits": wait}[sys.argv[1]]()
 """
 
 
@@ -52,8 +57,8 @@ def begun() -> Iterator[list[subprocess.Popen]]:
         process.wait()
 
 
-def interrupted(how: str, by: signal.Signals, processes: list[subprocess.Popen]) -> tuple[int, str, float]:
-    """Status, what it said, and the seconds from the signal on; its stopped child must be gone."""
+def interrupted(how: str, by: list[signal.Signals], processes: list[subprocess.Popen]) -> tuple[int, str, float]:
+    """Status, what it said, and the seconds from the first signal on; its stopped child must be gone."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, how],
@@ -69,8 +74,9 @@ def interrupted(how: str, by: signal.Signals, processes: list[subprocess.Popen])
         time.sleep(0.02)
     time.sleep(0.2)
     begun = time.monotonic()
-    process.send_signal(by)
-    process.send_signal(by)
+    for signum in by:
+        process.send_signal(signum)
+        time.sleep(0.1)  # two of one kind that are both still to come are one
     _, said = process.communicate(timeout=20)
     if how == "waits":
         child.kill()
@@ -81,7 +87,7 @@ def interrupted(how: str, by: signal.Signals, processes: list[subprocess.Popen])
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGUSR1], ids=["SIGTERM", "SIGUSR1"])
 def test_a_run_whose_main_thread_hangs_ends_in_time_and_says_what_is_saved(by, begun):
-    status, said, seconds = interrupted("hangs", by, begun)
+    status, said, seconds = interrupted("hangs", [by, by], begun)
     assert status == 75
     assert said == (
         f"replug: interrupted by {by.name}; after 1 s it still waits in its start; step 7 is saved; "
@@ -90,13 +96,38 @@ def test_a_run_whose_main_thread_hangs_ends_in_time_and_says_what_is_saved(by, b
     assert 0.9 < seconds < 5
 
 
-def test_outside_the_steps_it_ends_at_once_though_the_main_thread_hangs(begun):
-    status, said, seconds = interrupted("outside", signal.SIGTERM, begun)
-    assert (status, said) == (75, "")
+@pytest.mark.parametrize(("by", "ends_with"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"])
+def test_outside_the_steps_it_ends_at_once_though_the_main_thread_hangs(by, ends_with, begun):
+    status, said, seconds = interrupted("outside", [by], begun)
+    assert (status, said) == (ends_with, "")
     assert seconds < 5
 
 
+SAVING = "replug: Ctrl-C: saving the step that is under way; again ends at once, without it\n"
+
+
+def test_ctrl_c_has_its_time_as_well(begun):
+    status, said, _ = interrupted("hangs", [signal.SIGINT], begun)
+    assert status == 130
+    assert said == SAVING + (
+        "replug: interrupted by Ctrl-C; after 1 s it still waits in its start; step 7 is saved; "
+        "the same command goes on\n"
+    )
+
+
+@pytest.mark.parametrize("how", ["hangs", "runs"])
+def test_a_second_ctrl_c_ends_at_once_wherever_the_main_thread_is(how, begun):
+    status, said, _ = interrupted(how, [signal.SIGINT, signal.SIGINT], begun)
+    assert (status, said) == (130, SAVING)
+
+
+def test_ctrl_c_after_another_signal_is_the_first(begun):
+    status, said, _ = interrupted("hangs", [signal.SIGTERM, signal.SIGINT], begun)
+    assert status == 75
+    assert "interrupted by SIGTERM; after 1 s" in said
+
+
 def test_a_run_that_answers_the_signal_is_left_to_itself(begun):
-    status, said, _ = interrupted("waits", signal.SIGTERM, begun)
+    status, said, _ = interrupted("waits", [signal.SIGTERM], begun)
     assert status == 1  # what the command line makes 75 of
     assert said.strip().endswith("Interrupted: interrupted by SIGTERM; the same command goes on")

@@ -46,11 +46,20 @@ def test_there_are_shipped_configurations():
 
 
 @pytest.mark.parametrize("path", EVALUATIONS, ids=lambda path: path.stem)
-def test_every_shipped_evaluation_needs_a_retriever_and_an_lm_only(path):
+def test_every_shipped_evaluation_needs_models_questions_and_documents_only(path):
     assert names_evaluation(path)
-    config = load_evaluation_config(path, ["retriever.path=given", "lm.path=given", "out=given"])
+    own = OmegaConf.load(path)
+    paths = [] if "source" in own.get("data", {}) else ["questions.path=given", "data.corpus=given"]
+    config = load_evaluation_config(path, ["retriever.path=given", "lm.path=given", "out=given", *paths])
     assert config.run_config().run_dir == "given"
     assert set(config.paper.values) <= set(config.methods)
+
+
+@pytest.mark.parametrize("path", [*SHIPPED, *EVALUATIONS], ids=lambda path: path.stem)
+def test_no_shipped_configuration_points_outside_the_clone(path):
+    values = str(OmegaConf.to_container(OmegaConf.load(path)))
+    assert ".." not in values
+    assert "/root" not in values and "/home" not in values and "~" not in values
 
 
 def test_a_training_configuration_is_none_of_an_evaluation(tmp_path):

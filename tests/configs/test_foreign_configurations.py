@@ -58,8 +58,9 @@ def test_a_configuration_may_name_our_own_variables_only_and_the_command_line_an
 def test_a_run_that_was_begun_with_a_key_of_the_users_choice_goes_on(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD + "lm: {url: 'http://127.0.0.1/v1', model: m}\n")
     config = load_config(path, [f"run_dir={tmp_path / 'run'}", "lm.api_key_env=OPENAI_API_KEY"])
-    RunDirectory(tmp_path / "run").claim(config, "lm")
-    RunDirectory(tmp_path / "run").claim(config, "lm")
+    (tmp_path / "manifest.json").write_text("of the prepared set")
+    for _ in range(2):
+        RunDirectory(tmp_path / "run").claim(config, "lm", tmp_path)
     assert _on_the_command_line(config) == ["lm.api_key_env=OPENAI_API_KEY"], "a job's file may not say it"
 
 

@@ -114,3 +114,13 @@ def test_answering_methods_are_none_gold_and_rerankers_with_their_passages():
 def test_an_answering_method_of_another_form_is_refused(names, message):
     with pytest.raises(UserError, match=re.escape(message)):
         parse_answering_methods(names, 10)
+
+
+def test_methods_may_be_named_in_words():
+    untuned, tuned = parse_methods(["untuned@3", "tuned/concat"], 10, RETRIEVERS)
+    assert untuned == Method("untuned@3", "replug", 3, False)
+    assert tuned == Method("tuned/concat", "lsr", 10, True)
+    [own] = parse_methods(["tuned"], 10, {**RETRIEVERS, "tuned": "c"})
+    assert own.source == "tuned"
+    with pytest.raises(UserError, match="methods: tuned is unknown"):
+        parse_methods(["tuned"], 10, {"replug": "a"})

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from replug.configs.errors import UserError
-from replug.data.checksums import NAME, checksum_problems, require_checksums, write_checksums, write_last
+from replug.data.checksums import NAME, add_checksum, checksum_problems, require_checksums, write_checksums, write_last
 from replug.models.encoder import Encoder
 from replug.models.encoder_files import POOLING_FILE
 from replug.models.stand_in_encoder import write_stand_in_encoder
@@ -55,6 +55,17 @@ def _read(path: Path) -> object:
         return json.loads(path.read_bytes())
     except ValueError:
         return None
+
+
+def test_a_file_that_is_added_later_has_a_checksum_and_the_others_keep_theirs(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_text("a")
+    write_checksums(tmp_path)
+    flip(tmp_path / "weights", 0)
+    (tmp_path / "README.md").write_text("b")
+    add_checksum(tmp_path / "README.md")
+    assert checksum_problems(tmp_path) == [f"{tmp_path / 'weights'} is damaged: its checksum differs"]
+    flip(tmp_path / "README.md", 0)
+    assert f"{tmp_path / 'README.md'} is damaged: its checksum differs" in checksum_problems(tmp_path)
 
 
 def test_what_says_that_a_folder_is_finished_comes_after_its_checksum(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from transformers import PreTrainedTokenizerFast
 
 from replug.configs.errors import UserError
 from replug.configs.schema import Config, TooLong
-from replug.data.files import write_json
+from replug.data.files import file_sha256, write_json
 from replug.data.records import Document, Window
 from replug.data.shards import write_documents, write_windows
-from replug.data.store import PreparedSet
+from replug.data.store import TEXTS, PreparedSet
 from replug.models.local.hf_source import HuggingFaceSource
 from replug.models.local.stand_in_lm import StandInSource
 from replug.models.preparing import LM_TOKENS
@@ -19,9 +19,12 @@ from replug.train.data_checks import check_data
 
 
 class Source(HuggingFaceSource):
-    """An LM of whose files only the tokenizer is needed; it holds 100 tokens."""
+    """An LM of whose files only the tokenizer is read; it holds 100 tokens."""
 
     max_tokens = 100
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        return PreTrainedTokenizerFast.from_pretrained(self.path)
 
 
 @pytest.fixture
@@ -43,7 +46,12 @@ def prepared(folder: Path, document: str, context: str, continuation: str) -> Pr
     write_documents(folder / "documents", [Document("d", document, "all", "d")])
     write_windows(folder / "queries.arrow", [Window("q", context, continuation, "all")])
     write_windows(folder / "heldout.arrow", [])
-    write_json(folder / "manifest.json", {"disjoint": {"shared_sources": [], "equal_texts": []}, "files": {}})
+    return marked(folder)
+
+
+def marked(folder: Path) -> PreparedSet:
+    files = {name: file_sha256(folder / name) for name in TEXTS}
+    write_json(folder / "manifest.json", {"disjoint": {"shared_sources": [], "equal_texts": []}, "files": files})
     return PreparedSet(folder)
 
 
@@ -140,7 +148,7 @@ def test_the_longest_of_many_texts_is_found_without_counting_all(tmp_path, confi
     data = prepared(tmp_path / "set", words(12), words(2), " x")
     write_windows(data.folder / "queries.arrow", rows)
     with pytest.raises(UserError, match="text longest up to 92"):
-        check_data(config, PreparedSet(data.folder), source)
+        check_data(config, marked(data.folder), source)
     assert counting.num_texts < 2 * 2 * 1024 + 10
 
 
@@ -149,4 +157,4 @@ def test_a_gold_document_that_is_not_there_is_named_with_its_text(tmp_path, conf
     rows = [Window("a", "x", " y", "all", "", ("d",)), Window("b", "x", " y", "all", "", ("d", "e"))]
     write_windows(data.folder / "heldout.arrow", rows)
     with pytest.raises(UserError, match=r"text b names gold document 'e', which is not in the corpus \(1 such"):
-        check_data(config, PreparedSet(data.folder), source)
+        check_data(config, marked(data.folder), source)

@@ -11,7 +11,8 @@ import pytest
 import replug.data.prepare.sets
 from replug.configs.errors import UserError
 from replug.configs.schema import DataConfig
-from replug.data.files import file_sha256, write_json
+from replug.data.checked_files import write_mark
+from replug.data.files import file_sha256
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import Tokenizers, prepare_raw, prepare_rows
 from replug.data.prepare.work import require_same
@@ -208,17 +209,17 @@ def test_a_set_serves_only_what_it_was_made_from(tmp_path):
         require_same(origin, {"seed": 3, "data.window": 16}, prepared.folder)
 
 
-def killed_at_the_manifest(path: Path, content: object) -> None:
+def killed_at_the_manifest(path: Path, content: dict) -> None:
     """Writes every file but the last, of which there is half."""
     if path.name == "manifest.json":
         path.with_name("manifest.json.partial").write_text("{")
         raise KeyboardInterrupt
-    write_json(path, content)
+    write_mark(path, content)
 
 
 def test_the_manifest_is_written_last(tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(replug.data.prepare.sets, "write_json", killed_at_the_manifest)
+        patch.setattr(replug.data.prepare.sets, "write_mark", killed_at_the_manifest)
         prepare(tmp_path / "a")
     there = [path for path in (tmp_path / "a").iterdir() if path.name not in ("manifest.json.partial", "work")]
     assert sorted(path.name for path in there) == ["documents", "heldout.arrow", "queries.arrow"]

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from replug.evals import intervals
-from replug.evals.intervals import Interval, Ratio, difference_interval, interval_of, value_of, wilson_interval
+from replug.evals.intervals import (
+    Interval,
+    Ratio,
+    difference_interval,
+    interval_of,
+    interval_of_shares,
+    value_of,
+    wilson_interval,
+)
 from replug.evals.metrics import bits_of
 
 
@@ -176,3 +184,21 @@ def test_a_share_of_nothing_has_no_interval() -> None:
     for num_right, num_all in ((0, 0), (2, 1), (-1, 3)):
         with pytest.raises(ValueError, match="is no share"):
             wilson_interval(num_right, num_all)
+
+
+@pytest.mark.parametrize("num_right", [0, 7, 20])
+def test_a_share_has_wilsons_interval_which_has_a_width_where_all_examples_are_alike(num_right: int) -> None:
+    right = np.array([1.0] * num_right + [0.0] * (20 - num_right))
+    assert interval_of_shares(Ratio(right, np.ones(20))) == wilson_interval(num_right, 20)
+
+
+@pytest.mark.parametrize(
+    "ratio",
+    [
+        Ratio(np.array([0.0, 0.5, 1.0]), np.ones(3)),
+        Ratio(np.array([0.0, 1.0, 1.0]), np.array([1.0, 2.0, 1.0])),
+        Ratio(np.array([0.0, 1.0, 1.0]), np.ones(3), np.exp2),
+    ],
+)
+def test_what_is_no_share_has_a_bootstraps_interval(ratio: Ratio) -> None:
+    assert interval_of_shares(ratio, 300) == interval_of(ratio, 300)

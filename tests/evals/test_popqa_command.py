@@ -177,6 +177,7 @@ def test_killed_among_documents_and_among_answers_it_asks_the_lm_nothing_twice(e
 
 def test_several_lms_take_what_the_first_counted_in_the_corpus(tmp_path):
     lms = ["lm.path=null", "lms={one: stand_in, two: 'stand_in:0.001'}", f"out={tmp_path}", "retriever.path=stand_in"]
+    lms += ["questions.path=questions.jsonl", "data.corpus=corpus.jsonl"]
     configs = configs_by_lm(load_evaluation_config(ROOT / "configs/eval_popqa.yaml", lms))
     first = EvaluationFolder(Path(next(configs)[1].out))
     first.frequencies.parent.mkdir(parents=True)

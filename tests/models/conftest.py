@@ -1,6 +1,7 @@
 """One thread for small models, which several only slow down where other work wants the cores, and a real LM."""
 
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +16,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def random_lms_need_make_no_sense() -> Iterator[None]:
+    """Most LMs here are random; `test_sense.py` looks at the look itself."""
+    with mock.patch("replug.models.local.hf_lm.require_sense"):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from replug.models.http.echoed_tokens import TokenForms
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.probe import connect
 from replug.models.http.request_budget import RequestBudget
-from replug.models.local.hf_lm import load_tokenizer
 from replug.models.local.stand_in_lm import StandInLM
+from replug.models.model_files import load_tokenizer
 from tests.support.fault_server import FaultServer, server_spec, write_word_tokenizer
 from tests.support.raw_server import MODELS, RawServer, http_answer
 from tests.support.real_models import real_lm

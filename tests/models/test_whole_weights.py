@@ -14,7 +14,9 @@ from replug.configs.errors import UserError
 from replug.configs.schema import LMConfig
 from replug.models.build import lm_max_tokens
 from replug.models.encoder import Encoder
-from replug.models.local.hf_lm import HuggingFaceLM, load_tokenizer, max_positions
+from replug.models.local.hf_lm import HuggingFaceLM
+from replug.models.local.hf_source import HuggingFaceSource
+from replug.models.model_files import load_tokenizer
 from replug.models.stand_in_encoder import write_stand_in_encoder
 from tests.support.dpr_folders import write_dpr
 from tests.support.packages import ROOT, modules
@@ -98,7 +100,7 @@ from transformers import BertConfig as Own, BertModel as OwnModel
 LOADS: dict[str, Callable[[str], object]] = {
     "encoder": Encoder,
     "LM": HuggingFaceLM,
-    "LM's limit": max_positions,
+    "LM's limit": lambda path: HuggingFaceSource(path).max_tokens,
     "LM's limit by its section": lambda path: lm_max_tokens(LMConfig(path=path)),
     "tokenizer": load_tokenizer,
 }

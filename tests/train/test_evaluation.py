@@ -96,7 +96,12 @@ def test_bits_are_of_the_first_texts_and_recall_of_all(config, data, tmp_path):
     lm = CountingLM()
     results = evaluate(config, data, lm, tmp_path / "out")
     assert results["num_windows"] == lm.calls == 4
-    assert len(pq.read_table(tmp_path / "out/lm/examples.parquet")) == 4 * 4
+    examples = pq.read_table(tmp_path / "out/lm/examples.parquet").to_pylist()
+    assert len(examples) == 4 * 4
+    assert examples[0]["question"] == "look at thing0"
+    assert examples[0]["references"] == [" red0 sea"]
+    assert [example["prompt"].endswith(example["question"]) for example in examples] == [True] * 16
+    assert {example["prompt"] == example["question"] for example in examples if example["method"] == "none"} == {True}
     assert len(pq.read_table(tmp_path / "out/retrieval/examples.parquet")) == COUNT // 2 * 2
 
 

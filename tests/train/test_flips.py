@@ -94,11 +94,12 @@ def test_a_checkpoints_mark_leads_to_a_whole_checkpoint_or_to_none(tmp_path: Pat
 
 def test_a_finished_runs_results_are_shown_as_they_were_or_not_at_all(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
-    for name in ("config.yaml", "lm.json", "metrics.jsonl", "examples.json"):
+    shown = ("config.yaml", "environment.json", "lm.json", "best.json", "metrics.jsonl", "examples.json")
+    for name in shown:
         (tmp_path / name).write_text(f"content of {name}")
     run.finish({"bpb": {"all": {"none": 0.931}}})
     run.require_intact()
-    for name in ("config.yaml", "lm.json", "metrics.jsonl", "examples.json", "results.json"):
+    for name in (*shown, "results.json"):
         for _ in flipped(tmp_path / name, 5):
             with pytest.raises(UserError, match=f"{name} is damaged: its checksum differs; bring it back, or run"):
                 run.require_intact()

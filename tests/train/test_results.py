@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from replug.train.results import bpb_results, interval_lines, print_results, retrieval_results
+from replug.train.results import (
+    bpb_results,
+    interval_lines,
+    print_results,
+    retrieval_results,
+    weights_lines,
+    weights_of,
+)
 
 TEXTS = [("wiki", "four"), ("code", "日本"), ("wiki", "eight by")]  # 4, 6 and 8 bytes
 BITS = {
@@ -85,3 +92,26 @@ def test_the_table_shows_every_method_and_domain(results: dict, retrieval: dict)
     for part in ("3 held-out texts", "REPLUG LSR (tuned)", "wiki", "code", "1.2500", "95% interval"):
         assert part in text
     assert ("0.750" in text) == bool(retrieval)
+
+
+BETTER = {"step": 10, "heldout_bpb": 0.5}
+
+
+def test_the_table_says_which_weights_it_is_of(results: dict) -> None:
+    results["weights"] = weights_of(30, None)
+    assert weights_lines(results) == ["REPLUG LSR (tuned): the weights of step 30, the last, in retriever/"]
+    results["weights"] = weights_of(30, {"step": 30, "heldout_bpb": 0.5})
+    assert "did best" not in weights_lines(results)[0]
+    results["weights"] = weights_of(30, BETTER)
+    assert "those of step 10 did best on held-out text (0.5000 bits per byte)" in weights_lines(results)[0]
+    assert "`replug export --best`" in weights_lines(results)[0]
+    del results["weights"]  # of a run that an older version finished
+    assert weights_lines(results) == []
+
+
+def test_the_table_can_be_of_the_last_and_the_best_weights() -> None:
+    some = bpb_results(rows_of({**BITS, "best": BITS["lsr"] - 1}), 50, 0)
+    assert set(some["intervals"]) == {"lsr_minus_replug", "best_minus_replug", "replug_minus_none"}
+    stream = io.StringIO()
+    print_results(some, Console(file=stream, width=150))
+    assert "REPLUG LSR (best while training)" in " ".join(stream.getvalue().split())

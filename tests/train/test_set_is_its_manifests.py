@@ -8,6 +8,7 @@ import pytest
 
 from replug.configs.errors import UserError
 from replug.configs.load import load_config
+from replug.data.checked_files import OWN, read_mark, write_mark
 from replug.data.files import file_sha256
 from replug.data.store import PreparedSet
 from replug.models.build import lm_source
@@ -34,6 +35,12 @@ def given(data: Path) -> list[str]:
     return ["data.source=null", f"data.prepared={data}", "retrieve.k=2", "evaluate.k=2"]
 
 
+def write_manifest(data: Path, files: dict[str, str]) -> None:
+    """With other checksums, and its own checksum as well."""
+    content = read_mark(data / "manifest.json")
+    write_mark(data / "manifest.json", {**{name: of for name, of in content.items() if name != OWN}, "files": files})
+
+
 @pytest.mark.parametrize("name", ["queries.arrow", "heldout.arrow"])
 def test_texts_that_were_replaced_by_the_others_are_refused(name: str, data: Path) -> None:
     opened(data)
@@ -44,10 +51,9 @@ def test_texts_that_were_replaced_by_the_others_are_refused(name: str, data: Pat
 
 
 def test_where_the_manifest_was_changed_with_them_the_texts_themselves_are_compared(data: Path) -> None:
+    files = PreparedSet(data).manifest["files"]
     shutil.copy(data / "heldout.arrow", data / "queries.arrow")
-    manifest = json.loads((data / "manifest.json").read_text())
-    manifest["files"]["queries.arrow"] = file_sha256(data / "queries.arrow")
-    (data / "manifest.json").write_text(json.dumps(manifest))
+    write_manifest(data, {**files, "queries.arrow": file_sha256(data / "queries.arrow")})
     config = load_config(ROOT / "configs/debug.yaml", [f"run_dir={data.parent / 'run'}", *given(data)])
     lm = lm_source(config.lm, data.parent / "spent.json", data.parent / "scores.sqlite")
     with pytest.raises(UserError, match=r"\d+ training texts are held-out texts.* would be a leak: query "):
@@ -55,8 +61,7 @@ def test_where_the_manifest_was_changed_with_them_the_texts_themselves_are_compa
 
 
 def test_a_manifest_without_the_texts_checksums_is_refused(data: Path) -> None:
-    manifest = json.loads((data / "manifest.json").read_text())
-    del manifest["files"]["heldout.arrow"]
-    (data / "manifest.json").write_text(json.dumps(manifest))
+    files = PreparedSet(data).manifest["files"]
+    write_manifest(data, {name: sha256 for name, sha256 in files.items() if name != "heldout.arrow"})
     with pytest.raises(UserError, match=r"has no checksum of heldout\.arrow"):
         opened(data)

@@ -1,0 +1,89 @@
+"""What a folder or hub name must be before its weights are read: a model of the right kind, with its own tokenizer.
+
+transformers says nothing of much that is wrong. Where a folder has no tokenizer files it invents a tokenizer of five
+tokens; `AutoModel` takes a causal LM for an encoder, and `AutoModelForCausalLM` takes an encoder for an LM. Each would
+train to the end. `models.local.sense` looks at what only weights can tell.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from replug.configs.errors import UserError
+
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model"),
+    *("vocab.bpe", "tekken.json", "tokenizer.tiktoken"),
+)
+CAUSAL_LMS = frozenset(name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() if isinstance(name, str))
+LEAST_NAMED = 0.5  # of a model's rows of embeddings: makers pad their number, but never double it
+
+
+@contextmanager
+def loading(key: str, path: str) -> Iterator[None]:
+    """Raise UserError, which names the key, for what transformers and safetensors cannot load."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (OSError, ValueError, SafetensorError) as error:
+        where = "" if Path(path).is_dir() else ", neither a folder nor found on the hub"
+        raise UserError(f"{key}: cannot load {path}{where}: {str(error).strip().splitlines()[0]}") from error
+
+
+def read_model_config(path: str, key: str) -> PreTrainedConfig:
+    """The model's configuration. Raises UserError where there is none, or none that transformers knows."""
+    with loading(key, path):
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+
+
+def load_tokenizer(path: str, key: str = "lm.path") -> PreTrainedTokenizerBase:
+    """The model's own tokenizer. Raises UserError, which names the key, where there is no fast one."""
+    _require_tokenizer_files(path, key)
+    with loading(key, path):
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    if not tokenizer.is_fast:
+        raise UserError(f"{key}: {path} has no fast tokenizer (tokenizer.json)")
+    return tokenizer
+
+
+def load_lm_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a causal LM, whose weights are not read. Raises UserError where it is not an LM's own."""
+    config = read_model_config(path, "lm.path")
+    _require_causal_lm(config, path)
+    tokenizer = load_tokenizer(path)
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"lm.path: the tokenizer of {path} has no end-of-text token; set eos_token in its config")
+    num_rows = getattr(config.get_text_config(), "vocab_size", None)
+    require_own_tokenizer(tokenizer, num_rows, path, "lm.path")
+    return tokenizer
+
+
+def require_own_tokenizer(tokenizer: PreTrainedTokenizerBase, num_rows: int | None, path: str, key: str) -> None:
+    """Raise UserError for a tokenizer with more tokens than the model has rows of embeddings, or with far fewer.
+
+    Tokens that were added later do not count: some makers name more of them than their model can read.
+    """
+    own, all_of_it = tokenizer.vocab_size, len(tokenizer)
+    if num_rows is None or (own <= num_rows and all_of_it >= LEAST_NAMED * num_rows):
+        return
+    raise UserError(
+        f"{key}: the tokenizer of {path} has {all_of_it:,} tokens, but its model reads {num_rows:,}: it is another "
+        "model's; bring back the tokenizer files that came with the weights"
+    )
+
+
+def _require_tokenizer_files(path: str, key: str) -> None:
+    folder = Path(path)
+    if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise UserError(f"{key}: {path} has no tokenizer (tokenizer.json); copy the files that came with the weights")
+
+
+def _require_causal_lm(config: PreTrainedConfig, path: str) -> None:
+    names = config.architectures or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, config.model_type)]
+    if not CAUSAL_LMS & set(names):
+        raise UserError(f"lm.path: {path} holds a {names[0]}; expected a causal LM, which predicts the next token")

@@ -1,0 +1,223 @@
+"""Mistakes of newcomers and careless users, each through the command line as it is typed: one line, and which it is."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from replug.commands.slurm import settings_of_plan
+from tests.support.command_line import ROOT, CommandLine
+
+CONFIG = "run_dir: {run}\nretriever: {{path: stand_in}}\nlm: {{path: stand_in}}\ndata: {{source: stand_in}}\n"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "my.yaml"
+    path.write_text(CONFIG.format(run=tmp_path / "run"))
+    return path
+
+
+# What is typed after `replug`; {config} and {tmp} are filled in. Status 2, and one line that holds the text.
+TYPED = [
+    # names of other tools
+    ("train {config} train.learning_rate=1e-4", "train.learning_rate: unknown key; did you mean train.lr?"),
+    ("train {config} learning_rate=1e-4", "learning_rate: unknown key; did you mean train.lr?"),
+    ("train {config} train.epochs=3", "train.epochs: unknown key; did you mean train.max_steps?"),
+    ("train {config} train.num_train_epochs=3", "did you mean train.max_steps?"),
+    ("train {config} output_dir=x", "output_dir: unknown key; did you mean run_dir?"),
+    ("train {config} top_k=5", "top_k: unknown key; did you mean retrieve.k?"),
+    ("train {config} loss.temperature=1", "loss.temperature: unknown key; did you mean loss.gamma or loss.beta?"),
+    ("train {config} train.gradient_accumulation_steps=2", "did you mean train.micro_batches?"),
+    ("train {config} train.per_device_train_batch_size=8", "did you mean train.batch_size?"),
+    ("train {config} train.fp16=true", "did you mean train.precision?"),
+    ("train {config} lm.api_key=sk-1", "lm.api_key: unknown key; did you mean lm.api_key_env?"),
+    ("train {config} lm.base_url=http://h/v1", "did you mean lm.url?"),
+    ("train {config} retriever.model_name_or_path=x", "did you mean retriever.path or lm.path?"),
+    ("train {config} data.corpus_path=x", "did you mean data.corpus?"),
+    ("evaluate " + str(ROOT / "configs/eval_retrieval.yaml") + " top_k=5", "top_k: unknown key; did you mean k?"),
+    ("keys retreiver", "no key begins with 'retreiver'; did you mean retriever?"),
+    ("keys learning_rate", "no key begins with 'learning_rate'; did you mean train.lr?"),
+    ("keys zzz", "no key begins with 'zzz'; `replug keys` lists them all"),
+    # configurations
+    ("train {tmp}", "configuration {tmp} is a folder; expected a YAML file"),
+    ("plan {tmp}", "configuration {tmp} is a folder; expected a YAML file"),
+    ("train {tmp}/no.yaml", "no.yaml does not exist"),
+    ("train {config} --max-steps 5", "No such option"),
+    # folders and files
+    ("train {config} run_dir={config}", "run_dir: {config} is a file; expected a folder, or a name that is free"),
+    ("train {config} run_dir={config}/run", "run_dir: {config} is a file; expected a folder"),
+    ("prepare {config} data.out={config}", "data.out: {config} is a file; expected a folder"),
+    ("index {config} index.out={config}/index", "index.out: {config} is a file; expected a folder"),
+    ("export {tmp} {config}", "OUT: {config} is a file; expected a folder"),
+    ("export {tmp} {tmp}/out", "is no run directory (config.yaml is missing)"),
+    ("export {tmp}/no {tmp}/out", "is no run directory (config.yaml is missing)"),
+    ("report {tmp}", "holds no finished run (results.json is missing)"),
+    ("search {tmp} words", "holds no published index"),
+    ("verify {tmp}/no", "does not exist; expected an index"),
+    ("verify {config}", "file is not a database"),
+    # models
+    ("train {config} lm.path={tmp}/no", "lm.path: {tmp}/no does not exist"),
+    ("train {config} retriever.path={tmp}", "has no config.json; expected a folder written by save_pretrained"),
+    ("train {config} lm.path={config}", "is a file; expected a folder"),
+    ("train {config} lm.path=stand_in:soon", "expected stand_in, or stand_in:SECONDS"),
+    # data
+    ("prepare {config} lm.path=null", "lm.path is missing: data.tokenizer is lm, so texts are cut by the LM's tokens"),
+    ("prepare {config} data.source={tmp}/no", "data.source: {tmp}/no does not exist"),
+    ("prepare {config} data.source=null data.corpus={tmp}", "data.corpus: {tmp} is a folder; expected a file"),
+    ("train {config} lm.cache={tmp}", "lm.cache: {tmp} is a folder; expected a file in it"),
+    ("train {config} lm.path=package:minilm", "expected a folder, a hub name, or one of package:smollm2, stand_in"),
+    ("train {config} retriever.path=package:smollm2", "or one of package:minilm, stand_in"),
+    ("train {config} run_dir = x", "override 'run_dir' is not of the form key=value"),
+    ("train {config} {config}", "is not of the form key=value"),
+    ("evaluate " + str(ROOT / "configs/eval_lm.yaml") + " lm.path=stand_in", "since retriever.path is missing"),
+    ("evaluate " + str(ROOT / "configs/eval_open_qa.yaml") + " retriever.path=stand_in", "data.corpus is missing"),
+    ("evaluate {config} methods=[none]", "methods: unknown key"),
+    ("score lm.path=stand_in --in {config} --out {config}", "is the input itself; expected a new file"),
+    ("score lm.path=stand_in --in {config} --out {tmp}", "is a folder; expected a new file"),
+    ("generate hello --index {tmp}", "is no run directory that names one; give lm.path=DIR"),
+    # pictures, plans
+    ("plan " + str(ROOT / "configs/paper.yaml") + " --gpus 8xA100 --chart {tmp}/x.abc", "has the ending '.abc'"),
+    ("plan {config} --gpus 8xTPU", "'TPU' is unknown; expected one of A100"),
+    ("plan {config} --gpus A100", "expected COUNTxTYPE with a count of 1 or more"),
+    ("plan {config} --efficiency 3", "expected a share of the peak above 0 and up to 1"),
+    # SLURM
+    ("slurm {config} --time soon", "--time: 'soon' is no time limit; expected one such as 24:00:00"),
+    ("slurm {config} --time 1d", "--time: '1d' is no time limit"),
+    ("slurm {config} --job tran", "--job: expected one of train, prepare, evaluate"),
+]
+
+
+@pytest.mark.parametrize(("typed", "says"), TYPED, ids=[typed for typed, _ in TYPED])
+def test_a_mistake_ends_in_one_line(config: Path, tmp_path: Path, replug: CommandLine, typed: str, says: str) -> None:
+    filled = [text.format(config=config, tmp=tmp_path) for text in typed.split()]
+    ended = replug(*filled)
+    assert ended.status == 2, ended.printed
+    assert says.format(config=config, tmp=tmp_path) in ended.errors
+    assert "Traceback" not in ended.errors
+    if "No such option" not in says:  # which typer says, with the usage
+        assert [line for line in ended.errors.splitlines() if line.startswith("replug: ")] == [ended.errors.strip()]
+
+
+SLURM_TIMES = ["90", "24:00:00", "2-12", "2-12:30", "30:15", "1-0:0:1", "UNLIMITED"]
+
+
+@pytest.mark.parametrize("limit", SLURM_TIMES)
+def test_time_limits_that_sbatch_reads_are_taken(config: Path, replug: CommandLine, limit: str) -> None:
+    assert replug("slurm", config, "--time", limit).status == 0
+
+
+NULLS = [
+    ("corpus", '{"id": "a", "text": null}', "corpus.jsonl:1 (id a): field 'text' is null; expected a text"),
+    ("queries", '{"context": null, "continuation": "b"}', "queries.jsonl:1: field 'context' is null; expected a text"),
+]
+
+
+@pytest.mark.parametrize(("name", "row", "says"), NULLS)
+def test_a_null_is_not_called_missing(tmp_path: Path, replug: CommandLine, name: str, row: str, says: str) -> None:
+    rows = {
+        "corpus": '{"id": "d", "text": "zero"}',
+        "queries": '{"context": "one", "continuation": " two"}',
+        "heldout": '{"context": "three", "continuation": " four"}',
+    }
+    for file, content in {**rows, name: row}.items():
+        (tmp_path / f"{file}.jsonl").write_text(content + "\n")
+    given = [f"data.{file}={tmp_path / f'{file}.jsonl'}" for file in rows]
+    ended = replug("prepare", ROOT / "configs/own_data.yaml", *given, f"run_dir={tmp_path / 'run'}")
+    assert (ended.status, says in ended.errors) == (2, True), ended.errors
+
+
+def test_a_split_that_falls_short_is_said(tmp_path: Path, replug: CommandLine) -> None:
+    texts = tmp_path / "texts.jsonl"
+    lines = [{"id": str(i), "text": " ".join(f"word{i} {j}" for j in range(80))} for i in range(40)]
+    texts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    given = [f"data.source={texts}", "data.num_queries=100000", "lm.path=stand_in", "data.window=8"]
+    ended = replug("prepare", ROOT / "configs/own_data.yaml", *given, f"run_dir={tmp_path / 'run'}")
+    assert ended.status == 0, ended.errors
+    assert "warning: data.num_queries asks for 100,000, but the source gives " in ended.errors
+    assert "a larger data.query_share" in ended.errors
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"{}\n", b"a note to myself"])
+def test_a_foreign_file_is_not_made_a_cache(tmp_path: Path, replug: CommandLine, content: bytes) -> None:
+    path = tmp_path / "notes"
+    path.write_bytes(content)
+    assert replug("verify", path).status == 2
+    assert path.read_bytes() == content
+
+
+def test_the_version_and_short_options_are_there(replug: CommandLine) -> None:
+    assert replug("--version").output.startswith("replug 0.")
+    assert "--install-completion" in replug("--help").output
+    assert replug("train", "-h").status == 0
+
+
+def test_ctrl_c_ends_a_command_with_a_line_and_status_130(replug: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pressed(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr("replug.configs.describe.key_descriptions", pressed)
+    ended = replug("keys")
+    assert (ended.status, ended.errors.count("interrupted by Ctrl-C")) == (130, 1)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+OF_THE_SYSTEM: list[tuple[type[OSError], int, str]] = [
+    (PermissionError, 13, "Permission denied"),
+    (OSError, 28, "No space left on device"),
+    (OSError, 30, "Read-only file system"),
+]
+
+
+@pytest.mark.parametrize(("kind", "number", "says"), OF_THE_SYSTEM)
+def test_what_the_file_system_refuses_is_one_line(
+    replug: CommandLine, monkeypatch: pytest.MonkeyPatch, kind: type[OSError], number: int, says: str
+) -> None:
+    monkeypatch.setattr("replug.configs.describe.key_descriptions", _raiser(kind(number, says, "/mnt/run/x")))
+    ended = replug("keys")
+    assert (ended.status, ended.errors) == (1, f"replug: /mnt/run/x: {says}\n")
+
+
+def test_other_errors_of_the_system_keep_their_traceback(replug: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replug.configs.describe.key_descriptions", _raiser(OSError("no file is named")))
+    with pytest.raises(OSError, match="no file is named"):
+        replug("keys")
+
+
+def test_no_index_is_searched_for_nothing(replug: CommandLine, tmp_path: Path) -> None:
+    ended = replug("search", tmp_path, " ")
+    assert (ended.status, "TEXT is empty" in ended.errors) == (2, True)
+
+
+def _raiser(error: OSError) -> Callable[..., None]:
+    def act(*_: object) -> None:
+        raise error
+
+    return act
+
+
+PLANS = [
+    ("{", "cannot be read as JSON"),
+    ("[]", "is no single plan; expected what `replug plan CONFIG --gpus 8xA100 --json` prints"),
+    ('{"plans": []}', "is no single plan"),
+    ('{"settings": ["lm.url=http://elsewhere/v1"]}', "sets lm.url=http://elsewhere/v1, which is no key of a split"),
+]
+
+
+@pytest.mark.parametrize(("content", "says"), PLANS)
+def test_what_is_no_plan_sets_no_keys(config: Path, tmp_path: Path, replug: CommandLine, content: str, says: str):
+    (tmp_path / "plan.json").write_text(content)
+    ended = replug("slurm", config, "--plan", tmp_path / "plan.json")
+    assert (ended.status, says in ended.errors) == (2, True), ended.errors
+
+
+def test_a_job_takes_the_split_that_a_plan_found(tmp_path: Path, replug: CommandLine) -> None:
+    planned = replug("plan", ROOT / "configs/paper.yaml", "--gpus", "8xA100", "--json")
+    assert planned.status == 0, planned.errors
+    (tmp_path / "plan.json").write_text(planned.output)
+    settings = json.loads(planned.output)["settings"]
+    assert settings_of_plan(tmp_path / "plan.json") == settings != []

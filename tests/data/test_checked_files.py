@@ -1,0 +1,161 @@
+"""One flipped bit in any file of a prepared set: whoever reads the file names it, and `replug verify` does too."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from replug.configs.errors import UserError
+from replug.data.checked_files import OWN, CheckedFiles, write_mark
+from replug.data.files import file_sha256
+from replug.data.prepare.local_pool import LocalPool
+from replug.data.prepare.sets import import_corpus, prepare_rows
+from replug.data.store import ImportedCorpus, PreparedSet
+from replug.data.tokenizing import TokenIds, word_tokenizer
+from replug.data.verify import verify_prepared
+
+NUM_DOCUMENTS = 5
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rows")
+    documents = [{"id": f"d{i}", "text": f"a text of number {i}"} for i in range(NUM_DOCUMENTS)]
+    texts = {name: [{"id": f"{name}{i}", "context": f"{name} {i}", "continuation": " ends", "gold": ["d1"]}
+             for i in range(3)] for name in ("queries", "heldout")}  # fmt: skip
+    for name, lines in {"corpus": documents, **texts}.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("made") / "set"
+    paths = [rows / f"{name}.jsonl" for name in ("corpus", "queries", "heldout")]
+    with LocalPool() as pool:
+        prepare_rows(*paths, out, {}, pool, TokenIds(word_tokenizer(r"\S+"), 16, 10))
+    return out
+
+
+@pytest.fixture
+def prepared(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "set"))
+
+
+def flip(path: Path, place: float, bit: int = 0) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(place * (len(content) - 1))] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def read_all(folder: Path) -> None:
+    """All that a run reads."""
+    prepared = PreparedSet(folder)
+    prepared.queries.windows()
+    prepared.heldout.windows()
+    prepared.corpus.texts(range(NUM_DOCUMENTS))
+    prepared.corpus.token_ids(range(NUM_DOCUMENTS))
+
+
+FILES = [
+    *("queries.arrow", "heldout.arrow", "manifest.json", "documents/tokens.json"),
+    *("documents/00000.arrow", "documents/00000.tokens.npy", "documents/00000.ends.npy"),
+]
+PLACES = [0.0, 0.3, 0.5, 0.7, 1.0]
+
+
+def test_a_whole_set_is_read_and_found_whole(prepared: Path) -> None:
+    read_all(prepared)
+    assert sorted(FILES) == sorted(str(p.relative_to(prepared)) for p in prepared.rglob("*") if p.is_file())
+    assert verify_prepared(prepared)[1] == []
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", FILES)
+def test_a_flipped_bit_is_named_by_who_reads_the_file_and_by_verify(prepared: Path, name: str, place: float) -> None:
+    for bit in (0, 6):
+        flip(prepared / name, place, bit)
+        with pytest.raises(UserError, match=name):
+            read_all(prepared)
+        problems = verify_prepared(prepared)[1]
+        assert problems and name in problems[0]
+        flip(prepared / name, place, bit)
+    read_all(prepared)
+
+
+READERS: list[Callable[[PreparedSet], object]] = [
+    lambda prepared: prepared.corpus.texts([2]),
+    lambda prepared: prepared.corpus.sources([2]),
+    lambda prepared: prepared.corpus.documents([2]),
+    lambda prepared: list(prepared.corpus.iterate()),
+    lambda prepared: prepared.corpus.rows_of(["d1"]),
+]
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_every_way_to_read_documents_compares_them_first(prepared: Path, read: Callable[[PreparedSet], object]) -> None:
+    shard = prepared / "documents/00000.arrow"
+    shard.write_bytes(shard.read_bytes().replace(b"a text of number 2", b"a text of number 3"))
+    opened = PreparedSet(prepared)
+    with pytest.raises(UserError, match=r"documents/00000\.arrow is damaged: its checksum differs"):
+        read(opened)
+
+
+def test_queries_that_were_replaced_by_held_out_texts_are_refused(prepared: Path) -> None:
+    shutil.copy(prepared / "heldout.arrow", prepared / "queries.arrow")
+    with pytest.raises(UserError, match=r"queries\.arrow is damaged: its checksum differs"):
+        PreparedSet(prepared)
+
+
+def test_a_manifest_whose_proof_or_checksums_were_changed_is_refused(prepared: Path) -> None:
+    shutil.copy(prepared / "heldout.arrow", prepared / "queries.arrow")
+    content = json.loads((prepared / "manifest.json").read_text())
+    content["files"]["queries.arrow"] = file_sha256(prepared / "queries.arrow")
+    (prepared / "manifest.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"manifest\.json is damaged: its content differs from its own checksum"):
+        PreparedSet(prepared)
+
+
+def test_a_file_is_hashed_once_in_a_process(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[Path] = []
+    monkeypatch.setattr("replug.data.files.file_sha256", lambda path: hashed.append(path) or file_sha256(path))
+    corpus = PreparedSet(prepared).corpus
+    for row in (1, 2, 1):
+        corpus.texts([row])
+        corpus.token_ids([row])
+    names = [path.name for path in hashed if path.parent.name == "documents"]
+    assert sorted(names) == ["00000.arrow", "00000.ends.npy", "00000.tokens.npy", "tokens.json"]
+
+
+def test_verify_names_the_files_that_it_does_not_cover(prepared: Path) -> None:
+    (prepared / "rejected.jsonl").write_text("")
+    found, problems = verify_prepared(prepared)
+    assert problems == []
+    assert found[1] == f"{prepared}: not checked, since no checksum of it is known: rejected.jsonl"
+
+
+def test_a_set_of_an_older_version_has_a_manifest_that_verify_does_not_cover(prepared: Path) -> None:
+    content = json.loads((prepared / "manifest.json").read_text())
+    del content[OWN]
+    (prepared / "manifest.json").write_text(json.dumps(content))
+    read_all(prepared)
+    assert "no checksum of it is known: manifest.json" in verify_prepared(prepared)[0][1]
+
+
+@pytest.mark.parametrize("name", ["corpus.json", "documents/00000.arrow"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_flipped_bit_in_imported_documents_is_named(rows: Path, tmp_path: Path, name: str, place: float) -> None:
+    import_corpus(rows / "corpus.jsonl", tmp_path / "corpus")
+    ImportedCorpus(tmp_path / "corpus").corpus.texts([1])
+    flip(tmp_path / "corpus" / name, place)
+    with pytest.raises(UserError, match=name):
+        ImportedCorpus(tmp_path / "corpus").corpus.texts([1])
+
+
+def test_files_without_a_mark_are_not_compared(tmp_path: Path) -> None:
+    CheckedFiles.of_set(tmp_path).require("queries.arrow")
+    write_mark(tmp_path / "manifest.json", {"files": {"queries.arrow": "other"}})
+    with pytest.raises(UserError, match=r"queries\.arrow is missing"):
+        CheckedFiles.of_set(tmp_path).require("queries.arrow")

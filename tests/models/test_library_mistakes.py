@@ -1,0 +1,107 @@
+"""Mistakes of who uses the library: each is refused by name, none gives an answer to another question."""
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from replug import Encoder, EncoderRetriever, HuggingFaceLM, ReplugLM
+from replug.models.generation import GenerationOptions
+from replug.models.local.stand_in_lm import StandInLM
+from replug.models.packaged import resolve_encoder_path
+from tests.support.real_models import real_encoder
+
+
+@pytest.fixture(scope="module")
+def have() -> SimpleNamespace:
+    encoder = Encoder("stand_in")
+    return SimpleNamespace(encoder=encoder, retriever=EncoderRetriever(encoder, ["a b", "c d"]), lm=StandInLM())
+
+
+MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
+    "max_tokens=0": (lambda have: Encoder("stand_in", max_tokens=0), "max_tokens is 0, but"),
+    "max_tokens below 0": (lambda have: Encoder("stand_in", max_tokens=-3), "max_tokens is -3, but"),
+    "max_tokens too large": (lambda have: Encoder("stand_in", max_tokens=999), "max_tokens is 999, but"),
+    "an unknown similarity": (lambda have: Encoder("stand_in", "euclid"), "expected cosine or dot"),
+    "an unknown package": (lambda have: Encoder("package:bert"), "package:bert does not exist"),
+    "a folder that is not there": (lambda have: Encoder("./nowhere"), "./nowhere does not exist"),
+    "an LM's package as encoder": (lambda have: Encoder("package:smollm2"), "package:smollm2 does not exist"),
+    "an encoder as LM": (lambda have: HuggingFaceLM(resolve_encoder_path("stand_in")), "expected a causal LM"),
+    "ids twice": (lambda have: EncoderRetriever(have.encoder, ["a", "b"], ["x", "x"]), "id 'x' occurs twice"),
+    "ids as one text": (lambda have: EncoderRetriever(have.encoder, ["a", "b"], "xy"), "expected a list of ids"),
+    "too few ids": (lambda have: EncoderRetriever(have.encoder, ["a", "b"], ["x"]), "2 texts but 1 ids"),
+    "an empty document": (lambda have: EncoderRetriever(have.encoder, ["", "b"]), r"texts\[0\] is empty"),
+    "no documents": (lambda have: EncoderRetriever(have.encoder, []), "there are no texts"),
+    "documents as a set": (lambda have: EncoderRetriever(have.encoder, {"a", "b"}), "found a set"),
+    "documents as a dict": (lambda have: EncoderRetriever(have.encoder, {"a": 1}), "found a dict"),
+    "documents as a generator": (lambda have: EncoderRetriever(have.encoder, iter(["a"])), "found a list_iterator"),
+    "k=0": (lambda have: have.retriever.retrieve(["a"], 0), "k is 0; expected at least one"),
+    "k below 0": (lambda have: have.retriever.retrieve(["a"], -1), "k is -1; expected at least one"),
+    "k below 0 of an ensemble": (lambda have: ReplugLM(have.lm, have.retriever, k=-1), "k is -1; expected 0"),
+    "a path as text": (lambda have: have.encoder.encode([Path("x")]), "expected a string, found PosixPath"),
+    "a number as text": (lambda have: have.lm.score([1], ["a"]), r"prefixes\[0\] is 1; expected a string"),
+    "None as text": (lambda have: have.lm.score(["a"], [None]), r"continuations\[0\] is None; expected a string"),
+    "more prefixes": (lambda have: have.lm.score(["a", "b"], ["c"]), "2 prefixes but 1 continuations"),
+    "nothing to score": (lambda have: have.lm.score(["a"], [""]), "there is nothing to score"),
+    "no new tokens": (lambda have: have.lm.generate(["a"], 0), "max_new_tokens is 0"),
+    "half a token": (lambda have: have.lm.generate(["a"], 2.5), "max_new_tokens is 2.5; expected 1 or more, a whole"),
+    "top_p in percent": (lambda have: GenerationOptions(3, top_p=90), "top_p is 90; expected above 0 and at most 1"),
+    "a temperature below 0": (lambda have: GenerationOptions(3, temperature=-1), "temperature is -1"),
+    "an encoder of one vector": (lambda have: EncoderRetriever(OneVector(), ["a", "b"]), r"shape \(4,\) for 2 texts"),
+}
+
+
+class OneVector:
+    def encode(self, texts: list[str]) -> np.ndarray:
+        return np.ones(4, np.float32)
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_refused(name: str, have: SimpleNamespace) -> None:
+    act, says = MISTAKES[name]
+    with pytest.raises(ValueError, match=says) as caught:
+        act(have)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_names_in_python_are_those_of_configurations(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    Encoder("stand_in").save(run / "retriever")
+    (run / "config.yaml").write_text("run_dir: run\n")
+    vectors = [Encoder(path).encode(["some words"]).tolist() for path in ("stand_in", str(run), run / "retriever")]
+    assert vectors[0] == vectors[1] == vectors[2]
+    assert Encoder("stand_in", device="cpu").backbone.device.type == "cpu"
+
+
+def test_a_saved_encoder_can_be_read_by_others(tmp_path: Path) -> None:
+    Encoder("stand_in").save(tmp_path / "encoder")
+    for path in (tmp_path / "encoder").rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o044 == 0o044, path
+
+
+def test_a_sentence_transformer_is_an_encoder() -> None:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    path, texts = real_encoder(), ["The Loire flows through Nantes.", "The Rhine flows through Basel."]
+    found = [
+        EncoderRetriever(encoder, texts).retrieve(["Which river flows through Basel?"], 2)[0]
+        for encoder in (Encoder(path), sentence_transformers.SentenceTransformer(path, device="cpu"))
+    ]
+    assert [document.text for document in found[0]] == [document.text for document in found[1]] == texts[::-1]
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.similarity == pytest.approx(theirs.similarity, abs=1e-4)
+
+
+def test_importing_the_library_changes_nothing_of_transformers() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "from transformers.utils import logging; before = logging.get_verbosity(), logging.is_progress_bar_enabled();"
+        "import replug.models.encoder, replug.models.local.hf_lm;"
+        "assert before == (logging.get_verbosity(), logging.is_progress_bar_enabled())"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

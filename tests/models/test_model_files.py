@@ -1,0 +1,145 @@
+"""A model of the wrong kind, or without its own tokenizer, is refused before its weights are read."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from replug.configs.errors import UserError
+from replug.configs.schema import LMConfig
+from replug.models.encoder import Encoder
+from replug.models.encoder_files import load_encoder_files
+from replug.models.lm_source import LMFiles
+from replug.models.local import hf_source
+from replug.models.local.hf_lm import HuggingFaceLM
+from replug.models.stand_in_encoder import write_stand_in_encoder
+from tests.support.tiny_lms import write_gpt2, write_llama, write_tokenizer
+
+Spoil = Callable[[Path], None]
+
+
+@pytest.fixture
+def encoder(tmp_path: Path) -> Path:
+    write_stand_in_encoder(tmp_path / "encoder")
+    return tmp_path / "encoder"
+
+
+@pytest.fixture
+def lm(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    write_llama(tmp_path / "lm")
+    write_tokenizer(tmp_path / "lm")
+    return tmp_path / "lm"
+
+
+def connect(folder: Path) -> None:
+    """What a run does before anything heavy."""
+    source = hf_source.source(LMConfig(path=str(folder)), LMFiles())
+    assert source is not None
+    source.connect()
+
+
+def without_tokenizer(folder: Path) -> None:
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+
+
+def without_end(folder: Path) -> None:
+    rules = json.loads((folder / "tokenizer_config.json").read_text())
+    del rules["eos_token"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(rules))
+
+
+def truncated(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+
+
+def configured(**keys: object) -> Spoil:
+    def change(folder: Path) -> None:
+        content = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(content | keys))
+
+    return change
+
+
+def broken(name: str) -> Spoil:
+    def change(folder: Path) -> None:
+        (folder / name).write_text("{")
+
+    return change
+
+
+LMS = [
+    (without_tokenizer, "has no tokenizer (tokenizer.json)"),
+    (configured(vocab_size=100), "tokens, but its model reads 100: it is another model's"),
+    (configured(vocab_size=5000), "tokens, but its model reads 5,000: it is another model's"),
+    (without_end, "has no end-of-text token; set eos_token"),
+    (configured(architectures=["BertModel"]), "holds a BertModel; expected a causal LM"),
+    (configured(architectures=["LlamaForSequenceClassification"]), "holds a LlamaForSequenceClassification"),
+    (configured(model_type="nothing"), "`nothing`"),
+    (broken("config.json"), "not a valid JSON"),
+    (broken("tokenizer.json"), "cannot load"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "says"), LMS)
+def test_what_is_no_lm_is_refused_before_its_weights_are_read(lm: Path, spoil: Spoil, says: str) -> None:
+    connect(lm)
+    spoil(lm)
+    (lm / "model.safetensors").unlink()
+    with pytest.raises(UserError) as caught:
+        connect(lm)
+    assert str(caught.value).startswith("lm.path: ")
+    assert str(lm) in str(caught.value)
+    assert says in str(caught.value)
+
+
+def test_an_encoder_is_no_lm(encoder: Path) -> None:
+    with pytest.raises(UserError, match="holds a BertModel; expected a causal LM"):
+        connect(encoder)
+
+
+def test_truncated_weights_are_named(lm: Path, encoder: Path) -> None:
+    truncated(lm)
+    truncated(encoder)
+    with pytest.raises(UserError, match=f"lm.path: cannot load {lm}"):
+        HuggingFaceLM(str(lm))
+    with pytest.raises(UserError, match=f"retriever.path: cannot load {encoder}"):
+        Encoder(str(encoder))
+
+
+ENCODERS = [
+    (without_tokenizer, "has no tokenizer (tokenizer.json)"),
+    (configured(model_type="nothing"), "cannot load"),
+    (broken("tokenizer.json"), "cannot load"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "says"), ENCODERS)
+def test_what_is_no_encoder_is_refused(encoder: Path, spoil: Spoil, says: str) -> None:
+    spoil(encoder)
+    with pytest.raises(UserError) as caught:
+        load_encoder_files(str(encoder))
+    assert str(caught.value).startswith("retriever.path: ")
+    assert says in str(caught.value)
+
+
+def test_an_encoder_with_another_ones_tokenizer_is_refused(tmp_path: Path, encoder: Path, lm: Path) -> None:
+    """Such as the one of five tokens that transformers invents for a name on the hub too."""
+    for path in lm.glob("tokenizer*"):
+        shutil.copy(path, encoder / path.name)
+    with pytest.raises(UserError, match=r"retriever.path: the tokenizer of .* is another model's"):
+        load_encoder_files(str(encoder))
+
+
+@pytest.mark.parametrize("write", [write_llama, write_gpt2])
+def test_a_causal_lm_is_no_encoder(tmp_path: Path, write: Callable[[Path], None]) -> None:
+    torch.manual_seed(0)
+    write(tmp_path)
+    write_tokenizer(tmp_path)
+    with pytest.raises(UserError, match="reads from left to right as language models do; expected a BERT-like encoder"):
+        load_encoder_files(str(tmp_path))
