@@ -12,7 +12,7 @@ from replug.configs.errors import UserError
 if TYPE_CHECKING:
     from replug.evals.adaptive.comparison import Compared
     from replug.evals.adaptive.costs import Prices
-    from replug.evals.adaptive.outcomes import Answered, TwoWays
+    from replug.evals.adaptive.outcomes import AnsweredQuestions, TwoWays
     from replug.models.policy import Policy
 
 WIDTH = 150
@@ -89,7 +89,7 @@ def _prices(price_in: float | None, price_out: float | None) -> "Prices | None":
 
 
 def _print_comparison(
-    answered: "Answered", pair: "TwoWays", compared: Sequence["Compared"], prices: "Prices | None"
+    answered: "AnsweredQuestions", pair: "TwoWays", compared: Sequence["Compared"], prices: "Prices | None"
 ) -> None:
     from rich.console import Console
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""From a YAML file and dotted overrides to a checked `Config`, or from overrides alone to a `ScoreConfig`.
+"""From a YAML file and dotted overrides to a checked configuration, or from overrides alone to those without a file.
 
 Everything a user can get wrong here ends in a `UserError` that names the key's full path, before
 anything heavy is imported. The only module that knows OmegaConf.
@@ -18,15 +18,21 @@ from omegaconf.errors import OmegaConfBaseException
 from replug.configs.errors import UserError
 from replug.configs.keys import keys_of, sections_of
 from replug.configs.rules import check_rules
-from replug.configs.schema import AnyConfig, Config, EvaluationConfig, LMConfig, ScoreConfig
+from replug.configs.schema import AnyConfig, AskConfig, Config, EvaluationConfig, LMConfig, ScoreConfig
 from replug.configs.synonyms import SYNONYMS
 
-Made = TypeVar("Made", Config, ScoreConfig, EvaluationConfig)
+Made = TypeVar("Made", Config, ScoreConfig, EvaluationConfig, AskConfig)
 Schema = type[AnyConfig]
 OWN_VARIABLES = "REPLUG_"  # of the environment: what a file may name as the LM's key
 OTHER_KEY = re.compile(r"\$\{\w+(\.\w+)*\}")  # all of OmegaConf's interpolation that a configuration may use
 MOST_BYTES, MOST_NESTED = 1_000_000, 20  # of a configuration
-EXAMPLES: dict[Schema, str] = {Config: "train.max_steps=10", ScoreConfig: "lm.path=DIR", EvaluationConfig: "k=10"}
+EXAMPLES: dict[Schema, str] = {
+    Config: "train.max_steps=10",
+    ScoreConfig: "lm.path=DIR",
+    EvaluationConfig: "k=10",
+    AskConfig: "lm.path=DIR",
+}
+WITHOUT_A_FILE = (ScoreConfig, AskConfig)
 
 
 def load_config(
@@ -71,6 +77,18 @@ def load_score_config(overrides: Sequence[str]) -> ScoreConfig:
     return _merge(ScoreConfig, None, overrides)
 
 
+def load_ask_config(overrides: Sequence[str], run: Path | None = None) -> AskConfig:
+    """For `replug ask`. With the stored configuration of a run, the LM is that one's, as `load_stored_lm` reads it."""
+    of_lm = [override for override in overrides if override.startswith("lm.")]
+    lm = LMConfig() if run is None else load_stored_lm(run, of_lm)
+    return _merge(AskConfig, None, overrides, defaults=AskConfig(lm=lm))
+
+
+def names_lm(overrides: Sequence[str]) -> bool:
+    """Whether overrides say themselves which LM is asked."""
+    return any(override.startswith(("lm.path=", "lm.url=")) for override in overrides)
+
+
 def load_evaluation_config(path: str | Path, overrides: Sequence[str] = ()) -> EvaluationConfig:
     """As `load_config`, for the evaluations."""
     return _merge(EvaluationConfig, Path(path), overrides)
@@ -113,12 +131,13 @@ def _merge(
     needs_lm: bool = True,
     needs_retriever: bool = True,
     is_stored: bool = False,
+    defaults: Made | None = None,
 ) -> Made:
     try:
         file = [_read_yaml(path, schema)] if path else []
         for tree in file:
             _require_own_key(tree, str(path), overrides, is_stored)
-        merged = OmegaConf.merge(OmegaConf.structured(schema), *file, _read_overrides(overrides, schema))
+        merged = OmegaConf.merge(OmegaConf.structured(defaults or schema), *file, _read_overrides(overrides, schema))
         if not needs_retriever and OmegaConf.is_missing(merged.retriever, "path"):
             merged.retriever.path = ""
         missing = sorted(OmegaConf.missing_keys(merged))
@@ -238,7 +257,7 @@ def _suggestion(key: str, schema: Schema) -> str:
         return f"; did you mean {close[0]}?"
     return (
         "; `replug keys` lists them all"
-        if schema is not ScoreConfig
+        if schema not in WITHOUT_A_FILE
         else f"; expected keys of {' and '.join(sections)}"
     )
 

@@ -7,8 +7,15 @@ untuned, tuned    `replug` and `lsr` in words
 NAME              the ensemble of k documents of a retriever: `replug` (retriever.path), or a key of `retrievers`
 SOURCE@3          three documents instead of k
 SOURCE@3/concat   three documents one after the other in one prompt, the nearest last, next to the text
+
+Those of `evaluation=internet_qa` (Lazaridou et al. 2022) are of their own:
+
+none              closed book: the likeliest of many sampled answers
+gold              the same, from the evidence that the data set names
+RERANKER@10       the best by direct, rag, rag_full, noisy_channel or poe of what was sampled from ten passages
 """
 
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +23,8 @@ from dataclasses import dataclass
 from replug.configs.errors import UserError
 
 NONE, RANDOM, BM25, GENREAD, REPLUG = "none", "random", "bm25", "genread", "replug"
+GOLD, RERANKERS = "gold", ("direct", "rag", "rag_full", "noisy_channel", "poe")  # answering/rerankers.py
+INTERNET_QA = "internet_qa"  # the evaluation whose methods these are
 IN_WORDS = {"untuned": REPLUG, "tuned": "lsr"}  # where no retriever is called so
 WITHOUT_RETRIEVER = (NONE, RANDOM, BM25, GENREAD)
 METHOD = re.compile(r"(?P<source>[A-Za-z0-9_.-]+)(@(?P<k>[0-9]+))?(?P<concat>/concat)?")
@@ -76,3 +85,43 @@ def _parse(name: str, k: int, retrievers: Mapping[str, str]) -> Method:
     if number < 1:
         raise UserError(f"methods: {name}; expected at least one document")
     return Method(name, source, {NONE: 0, GENREAD: 1}.get(source, number), concat)
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweringMethod(Method):
+    """One of `evaluation=internet_qa`: `source` is none, gold or a reranker; `k` passages that an engine found."""
+
+    @property
+    def takes_from_corpus(self) -> bool:
+        """Never: a search engine gives the passages, also where it is a local one."""
+        return False
+
+
+def parse_answering_methods(names: list[str], k: int) -> list[Method]:
+    """In the order given. Raises UserError for a name that is no answering method, or there twice."""
+    if not names:
+        raise UserError(f"methods is empty; expected some of {', '.join((NONE, GOLD, *RERANKERS))}")
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"methods names {name} twice")
+    methods = [_parse_answering(name, k) for name in names]
+    for first, second in itertools.combinations(methods, 2):
+        if (first.source, first.k) == (second.source, second.k):
+            raise UserError(f"methods: {first.name} and {second.name} are the same; expected one of them")
+    return methods
+
+
+def _parse_answering(name: str, k: int) -> Method:
+    source, at, number = name.partition("@")
+    if source not in (NONE, GOLD, *RERANKERS):
+        raise UserError(
+            f"methods: {name} is unknown; expected one of {', '.join((NONE, GOLD, *RERANKERS))}, a reranker with its "
+            "number of passages, such as poe@10"
+        )
+    if source in (NONE, GOLD):
+        if at:
+            raise UserError(f"methods: {name}; `{source}` reads no passages, so expected no number")
+        return AnsweringMethod(name, source, 0, False)
+    if at and (not number.isdecimal() or int(number) < 1):
+        raise UserError(f"methods: {name}; expected a number of passages, 1 or more, such as {source}@10")
+    return AnsweringMethod(name, source, int(number) if at else k, False)

@@ -13,14 +13,23 @@ from urllib.parse import urlsplit
 
 from replug.configs.errors import UserError
 from replug.configs.keys import keys_of
-from replug.configs.methods import REPLUG, WITHOUT_RETRIEVER, Method, parse_methods
+from replug.configs.methods import (
+    INTERNET_QA,
+    REPLUG,
+    WITHOUT_RETRIEVER,
+    Method,
+    parse_answering_methods,
+    parse_methods,
+)
 from replug.configs.refresh_policy import refresh_problems
 from replug.configs.schema import (
     AnyConfig,
+    AskConfig,
     Config,
     DataConfig,
     EvaluationConfig,
     LMConfig,
+    RetrieverConfig,
     ScoreConfig,
     ServerAPI,
     TooLong,
@@ -39,6 +48,8 @@ def check_rules(config: AnyConfig, needs_lm: bool = True, needs_retriever: bool 
         problems = _score_problems(config)
     elif isinstance(config, EvaluationConfig):
         problems = _evaluation_problems(config)
+    elif isinstance(config, AskConfig):
+        problems = _ask_problems(config)
     else:
         problems = _problems(config, needs_lm, needs_retriever)
     for problem in problems:
@@ -48,6 +59,15 @@ def check_rules(config: AnyConfig, needs_lm: bool = True, needs_retriever: bool 
 def _score_problems(config: ScoreConfig) -> Iterator[str]:
     yield from _out_of_range(config)
     yield from _lm_problems(config.lm)
+
+
+def _ask_problems(config: AskConfig) -> Iterator[str]:
+    yield from _out_of_range(config)
+    yield from _lm_problems(config.lm)
+    yield from web_problems(config.web)
+    yield from rerank_lm_problems(config)
+    if not config.retriever.path and config.retriever != RetrieverConfig(""):
+        yield "retriever.path is missing, but other keys of retriever are set; expected --retriever DIR too"
 
 
 def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator[str]:
@@ -67,6 +87,8 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
 
 def evaluation_methods(config: EvaluationConfig) -> list[Method]:
     """What is compared, in order. Raises UserError for what is not a method."""
+    if config.evaluation == INTERNET_QA:
+        return parse_answering_methods(config.methods, config.k)
     named = {REPLUG: config.retriever.path} if config.retriever.path else {}
     for name in config.retrievers:
         if name in (REPLUG, *WITHOUT_RETRIEVER):
@@ -123,6 +145,19 @@ def _is_date(text: str) -> bool:
 def lm_problems(config: EvaluationConfig) -> Iterator[str]:
     """Of the LMs of an evaluation that asks any."""
     yield from _lms_problems(config) if config.lms else _lm_problems(config.lm)
+
+
+def has_rerank_lm(config: EvaluationConfig | AskConfig) -> bool:
+    """Whether another LM than the one that answers says how good answers are."""
+    return bool(config.rerank_lm.path or config.rerank_lm.url)
+
+
+def rerank_lm_problems(config: EvaluationConfig | AskConfig) -> Iterator[str]:
+    """Of what reranks."""
+    if not has_rerank_lm(config) and config.rerank_lm != LMConfig():
+        yield "rerank_lm.path is missing, but other keys of rerank_lm are set; expected rerank_lm.path or rerank_lm.url"
+    if has_rerank_lm(config):
+        yield from (problem.replace("lm.", "rerank_lm.") for problem in _lm_problems(config.rerank_lm))
 
 
 def _lms_problems(config: EvaluationConfig) -> Iterator[str]:

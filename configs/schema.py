@@ -338,14 +338,17 @@ class TextsConfig:
 @dataclass
 class QuestionsConfig:
     path: str | None = key(
-        None, "mmlu: a folder with dev/ and test/; popqa: its table, or JSONL; else JSONL: question, answers, gold"
+        None,
+        "mmlu: a folder with dev/ and test/; popqa, internet_qa: published files; else JSONL: question, answers, gold",
     )
+    dataset: str | None = key(None, "internet_qa: nq, hotpotqa, fever, strategyqa or situatedqa, whose files path has")
     demonstrations: str | None = key(None, "JSONL of answered questions (default: those of path that are not measured)")
     query: str = key("{question}", "what is searched for; a tuned retriever wants the form of its training texts")
     shots: int | None = key(
-        None, "answered questions before each question (default: mmlu 5, open_qa 16, popqa 15, as the papers)", FROM_0
+        None, "answered questions before each question (default: mmlu 5, open_qa 16, popqa and internet_qa 15)", FROM_0
     )
     documents_in_shots: bool = key(True, "each with the first document found for it, where a method has documents")
+    question_first: bool = key(False, "internet_qa: prompts have the question before its evidence")
     max_questions: int | None = key(None, "mmlu: of each subject, the first ones; others: drawn by the seed", ABOVE_0)
     max_new_tokens: int = key(16, "of an answer (papers: REPLUG 16, PopQA 15)", ABOVE_0)
     latency_questions: int = key(
@@ -386,7 +389,9 @@ class PaperConfig:
 class EvaluationConfig:
     """What `replug evaluate` measures, with which methods."""
 
-    evaluation: str = key(MISSING, "lm, mmlu, open_qa, popqa, retrieval or tokens: a module of evals/tasks")
+    evaluation: str = key(
+        MISSING, "lm, mmlu, open_qa, popqa, internet_qa, retrieval or tokens: a module of evals/tasks"
+    )
     out: str = key(MISSING, "everything an evaluation writes", resumable=True)
     methods: list[str] = key(["none", "replug"], "as configs/methods.py reads them")
     retrievers: dict[str, str] = key({}, "name: path as retriever.path, a run or an index's folder")
@@ -402,6 +407,7 @@ class EvaluationConfig:
     data: DataConfig = section(DataConfig)
     retriever: RetrieverConfig = section(RetrieverConfig, path="")
     lm: LMConfig = section(LMConfig)
+    rerank_lm: LMConfig = section(LMConfig)  # neither path nor url: answers are reranked by the LM that sampled them
     index: IndexConfig = section(IndexConfig)
     ray: RayConfig = section(RayConfig)
 
@@ -419,4 +425,14 @@ class ScoreConfig:
     ray: RayConfig = section(RayConfig)
 
 
-AnyConfig = Config | ScoreConfig | EvaluationConfig
+@dataclass
+class AskConfig:
+    """What `replug ask` needs to know beside its options; it has no file, only the LM of a run, and overrides."""
+
+    lm: LMConfig = section(LMConfig)
+    rerank_lm: LMConfig = section(LMConfig)  # neither path nor url: answers are reranked by the LM that sampled them
+    retriever: RetrieverConfig = section(RetrieverConfig, path="")  # re-ranks passages, where it has a path
+    web: WebConfig = section(WebConfig)
+
+
+AnyConfig = Config | ScoreConfig | EvaluationConfig | AskConfig

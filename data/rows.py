@@ -62,6 +62,23 @@ def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise UserError(f"{path}: not a whole gzip file after line {number}: {error}") from error
 
 
+def read_json_array(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a JSON array, named by their places."""
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; expected a JSON array of questions")
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8-sig"))
+    except ValueError as error:  # also of what is not UTF-8
+        raise UserError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(rows, list):
+        raise UserError(f"{path}: expected a JSON array of questions, found {type(rows).__name__}")
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise UserError(f"{path}, question {number}: expected an object, found {type(row).__name__}")
+        _require_whole_characters(row, f"{path}, question {number}")
+        yield f"{path}, question {number}", row
+
+
 def _object(line: bytes, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line.decode("utf-8-sig"))  # Windows begins files with a byte order mark

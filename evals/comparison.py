@@ -16,7 +16,7 @@ from replug.configs.plain_text import plain_line
 from replug.configs.schema import PaperConfig
 from replug.evals.examples import Example
 from replug.evals.intervals import Interval, Ratio, difference_interval, interval_of_shares, value_of, verdict
-from replug.evals.loop import Metric, Task
+from replug.evals.loop import Measured, Metric
 
 Entry = dict[str, Any]
 Results = dict[str, dict[str, Entry]]
@@ -26,7 +26,7 @@ MIN_GROUPS = 2  # of one group alone, the figures of the group are those of all
 
 
 def compare(
-    task: Task, rows: Sequence[Mapping[str, Any]], paper: PaperConfig, num_resamples: int, seed: int
+    task: Measured, rows: Sequence[Mapping[str, Any]], paper: PaperConfig, num_resamples: int, seed: int
 ) -> Results:
     """Every metric of every method, by group too, and how each method differs from those before it."""
     measured = Measurements(rows, num_resamples, seed)
@@ -92,7 +92,7 @@ def _numbers(rows: Sequence[Mapping[str, Any]], method: str) -> Numbers:
     return {name: np.array([outcome[name] for outcome in outcomes], dtype=np.float64) for name in known}
 
 
-def _members(task: Task, examples: Sequence[Example]) -> dict[str, np.ndarray]:
+def _members(task: Measured, examples: Sequence[Example]) -> dict[str, np.ndarray]:
     """Rows of each group, none where there is only one."""
     members: dict[str, list[int]] = {}
     for row, example in enumerate(examples):

@@ -147,10 +147,10 @@ class EvidenceBook:
         return self._store
 
     def _evidence(self, method: Method, row: int) -> Evidence:
-        if method.source == NONE or not self._retrieves[row]:
-            return NOTHING
-        if method.source == GENREAD:
+        if method.source == GENREAD and self._retrieves[row]:
             return Evidence((self._written[row].text,), np.zeros(1))
+        if not method.takes_from_corpus or not self._retrieves[row]:
+            return NOTHING
         found = self._found[method.source]
         rows = found.doc_rows[row, : method.k]
         texts, doc_rows = self._corpus.texts(rows), tuple(int(doc) for doc in rows)

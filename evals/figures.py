@@ -10,7 +10,14 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-COLOURS = {"none": "#9aa0a6", "random": "#c9b458", "replug": "#5b8db8", "lsr": "#c2572b", "best": "#8c4a9e"}
+COLOURS = {
+    "none": "#9aa0a6",
+    "gold": "#b8860b",
+    "random": "#c9b458",
+    "replug": "#5b8db8",
+    "lsr": "#c2572b",
+    "best": "#8c4a9e",
+}
 STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -101,8 +108,23 @@ def draw_sweep(axes: Axes, results: dict, metric: str, sweeps: dict[str, dict[in
         line = axes.plot(counts, [entry["value"] for entry in entries], marker="o", label=source, color=colour)
         low, high = zip(*(_spread(results, methods[count], metric) for count in counts), strict=True)
         axes.fill_between(counts, low, high, alpha=0.15, color=line[0].get_color())
-    if "none" in results:
-        axes.axhline(results["none"][metric]["value"], color=COLOURS["none"], linestyle="--", label="none")
+    for name in ("none", "gold"):
+        if name in results:
+            axes.axhline(results[name][metric]["value"], color=COLOURS[name], linestyle="--", label=name)
     axes.set_xlabel(f"documents; {_spread_name(results)}")
+    axes.set_ylabel(metric)
+    _legend_above(axes)
+
+
+def draw_costs(axes: Axes, results: dict, metric: str, cost: str, sweeps: dict[str, dict[int, str]]) -> None:
+    """The metric over what an answer costs, on a logarithmic axis: a line for each source, a dot for other methods."""
+    swept = {name for methods in sweeps.values() for name in methods.values()}
+    lines = {source: [methods[count] for count in sorted(methods)] for source, methods in sweeps.items()}
+    for label, names in {**lines, **{name: [name] for name in results if name not in swept}}.items():
+        known = [name for name in names if cost in results[name]]
+        costs, values = ([results[name][of]["value"] for name in known] for of in (cost, metric))
+        axes.plot(costs, values, marker="o", label=label, color=COLOURS.get(label))
+    axes.set_xscale("log")
+    axes.set_xlabel(f"{cost} of a question")
     axes.set_ylabel(metric)
     _legend_above(axes)

@@ -26,12 +26,17 @@ class EvaluationFolder:
         self.frequencies = self.found / "frequencies.json"
         self.scores = path / "scores.sqlite"
         self.budget_file = path / "lm_spent.json"
+        self.rerank_scores = path / "rerank_scores.sqlite"
+        self.rerank_budget_file = path / "rerank_lm_spent.json"
+        self.snapshot = path / "snapshot"
+        self.weights = path / "weights.json"
         self.outcomes = path / "outcomes.jsonl"
         self.examples = path / "examples.parquet"
         self.latency = path / "latency.jsonl"
         self.results = path / "results.json"
         self.table = path / "table.md"
         self.figure = path / "figure.svg"
+        self.flop_figure = path / "flop.svg"
         self.tokens = path / "tokens.html"
 
     def claim(self, config: EvaluationConfig, lm_identity: str | None) -> None:

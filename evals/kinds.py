@@ -10,26 +10,32 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from replug.configs.errors import UserError
-from replug.configs.methods import Method
-from replug.configs.rules import evaluation_methods, lm_problems
+from replug.configs.methods import INTERNET_QA, Method
+from replug.configs.rules import evaluation_methods, has_rerank_lm, lm_problems, rerank_lm_problems
 from replug.configs.schema import EvaluationConfig
 from replug.data.store import Corpus
 from replug.evals import tasks
 from replug.evals.evidence import EvidenceBook
 from replug.evals.folder import EvaluationFolder
-from replug.evals.loop import Task
+from replug.evals.loop import Measured, Task
 from replug.evals.outcomes import Row
 from replug.models.black_box_lm import AsyncLM
+from replug.models.lm_source import LMSource
 from replug.models.prompt import PromptTemplate
 
 
 @dataclass(frozen=True, slots=True)
 class PromptedLM:
-    """The LM that is asked, behind its cache, and how texts are put to it; `uncached` is the LM itself."""
+    """The LM that is asked, behind its cache, and how texts are put to it; `uncached` is the LM itself.
+
+    `source` is where the LM comes from. `reranker` is `rerank_lm`, where another LM is to say how good answers are.
+    """
 
     lm: AsyncLM
     template: PromptTemplate
     uncached: AsyncLM
+    source: LMSource | None = None
+    reranker: "PromptedLM | None" = None
 
     def without_cache(self) -> "PromptedLM":
         return replace(self, lm=self.uncached)
@@ -62,13 +68,21 @@ class Finished:
 class EvaluationKind:
     """`make_dataset` reads what is measured; `corpus` is None where no method retrieves.
 
-    `problems` are what a configuration lacks for it, found before anything starts. `add_findings` adds to the results
-    what is more than metrics by method, writes what goes with it, and returns lines for the table.
+    `settle` makes what is compared of what was measured, where that is not the same: where some examples only serve to
+    fit the rest. `problems` are what a configuration lacks for it, found before anything starts. `add_findings` adds to
+    the results what is more than metrics by method, writes what goes with it, and returns lines for the table.
+    `reranks` says that it may have another LM for that, `rerank_lm`. `searches` are what is found for every example
+    beside the methods.
     """
 
     make_dataset: Callable[[EvaluationConfig, Corpus | None], EvalDataset]
     problems: Callable[[EvaluationConfig, Sequence[Method]], Iterable[str]]
     asks_lm: bool = True
+    reranks: bool = False
+    searches: Callable[[EvaluationConfig], Sequence[Method]] = lambda config: ()
+    settle: Callable[[EvaluationConfig, EvaluationFolder, Task, Sequence[Row]], tuple[Measured, Sequence[Row]]] = (
+        lambda config, folder, task, rows: (task, rows)
+    )
     add_findings: Callable[[Finished], str] = lambda finished: ""
 
 
@@ -90,5 +104,11 @@ def check_evaluation(config: EvaluationConfig) -> EvaluationKind:
 def _lm_problems(config: EvaluationConfig, kind: EvaluationKind) -> Iterable[str]:
     if kind.asks_lm:
         yield from lm_problems(config)
+        yield from rerank_lm_problems(config) if kind.reranks else ()
     elif config.lms:
         yield f"lms is set, but evaluation={config.evaluation} asks no LM; expected none"
+    if config.evaluation != INTERNET_QA and (config.questions.dataset or config.questions.question_first):
+        key = "dataset" if config.questions.dataset else "question_first"
+        yield f"questions.{key} is set, but evaluation={config.evaluation} reads no such key; {INTERNET_QA} does"
+    if not kind.reranks and has_rerank_lm(config):
+        yield f"rerank_lm is set, but evaluation={config.evaluation} reranks no answers; expected it with internet_qa"

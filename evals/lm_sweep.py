@@ -1,7 +1,7 @@
 """`replug evaluate` over several LMs (`lms`): each in a folder of its own, and a table and a figure of all.
 
-All are asked the same texts with the same documents: those after the first take its prepared set, its indexes and its
-counts of subjects. Only `texts.path` is cut by each LM's own tokens.
+All are asked the same texts with the same documents: those after the first take its prepared set, its indexes, its
+counts of subjects and what it found on the web. Only `texts.path` is cut by each LM's own tokens.
 """
 
 import logging
@@ -66,6 +66,8 @@ def _with_parts_of(first: EvaluationFolder, one: EvaluationConfig) -> Evaluation
         require_checksums(first.found, "remove it, and the subjects are counted again", [own.name])
         replace_file(own, first.frequencies.read_bytes())
         write_checksums(own.parent, {own.name: own})
+    if not one.web.snapshot:
+        one = replace(one, web=replace(one.web, snapshot=str(first.snapshot)))
     indexes = first.found / "index"
     used = {method.source for method in evaluation_methods(one)}
     if one.data.source:

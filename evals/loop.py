@@ -43,8 +43,8 @@ class Metric:
     may_be_unknown: bool = False
 
 
-class Task(Protocol):
-    """One evaluation: its examples, its metrics, and how an example is put to the LM."""
+class Measured(Protocol):
+    """What outcomes are of: examples, and the metrics that compare methods on them."""
 
     @property
     def examples(self) -> Sequence[Example]: ...
@@ -57,6 +57,10 @@ class Task(Protocol):
     def groups(self, example: Example) -> tuple[str, ...]:
         """What figures are given for besides all examples, such as a domain."""
         ...
+
+
+class Task(Measured, Protocol):
+    """One evaluation: its examples, its metrics, and how an example is put to the LM."""
 
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
         """Put an example to the LM; what is returned waits for the answer."""

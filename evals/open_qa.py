@@ -87,7 +87,7 @@ def draw_demonstrations(
     A question is evaluated where its id or its normalised text is. No two have the same text. Raises UserError where
     the pool has too few.
     """
-    candidates = _of_different_text(_not_among(pool, evaluated))
+    candidates = _of_different_text(not_among(pool, evaluated))
     if len(candidates) < num:
         raise UserError(
             f"{num} demonstrations are asked for, but {len(candidates)} of {len(pool)} questions are not evaluated: "
@@ -107,7 +107,7 @@ def hold_out_demonstrations(
     Raises UserError where nothing would be left.
     """
     demonstrations = draw_demonstrations(questions, (), num, seed)
-    evaluated = _not_among(questions, demonstrations)
+    evaluated = not_among(questions, demonstrations)
     if not evaluated:
         raise UserError(f"{num} demonstrations leave none of {len(questions)} questions to evaluate; ask for fewer")
     require_not_evaluated(demonstrations, evaluated)
@@ -116,7 +116,7 @@ def hold_out_demonstrations(
 
 def require_not_evaluated(demonstrations: Sequence[OpenQuestion], evaluated: Sequence[OpenQuestion]) -> None:
     """Raise ValueError where a demonstration is evaluated, by its id or by its normalised text."""
-    free = _not_among(demonstrations, evaluated)
+    free = not_among(demonstrations, evaluated)
     if len(free) < len(demonstrations):
         names = {question.example.id for question in demonstrations} - {question.example.id for question in free}
         raise ValueError(f"demonstrations are evaluated too: {', '.join(sorted(names))}")
@@ -161,7 +161,8 @@ def _block(question: OpenQuestion, document: str | None) -> str:
     return f"{knowledge_line(document)}Question: {one_line(question.example.query)}\nAnswer:"
 
 
-def _not_among(questions: Sequence[Question], others: Iterable[OpenQuestion]) -> list[Question]:
+def not_among(questions: Sequence[Question], others: Iterable[OpenQuestion]) -> list[Question]:
+    """Those that are none of the others, by id and by normalised text."""
     names = [(other.example.id, normalize_answer(other.example.query)) for other in others]
     ids, texts = {identifier for identifier, _ in names}, {text for _, text in names}
     return [

@@ -21,7 +21,7 @@ from replug.evals.evidence import Evidence, EvidenceBook
 from replug.models.ensemble import document_weights
 
 if TYPE_CHECKING:
-    from replug.evals.loop import Task
+    from replug.evals.loop import Measured
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +82,8 @@ def outcomes_of(folder: Path, measured: str) -> OutcomeFile:
     return OutcomeFile(path)
 
 
-def write_examples(path: Path, rows: Sequence[Row], book: EvidenceBook, task: "Task | None" = None) -> None:
-    """As Parquet. Of a task the examples say what was asked, what is right, and what the LM read."""
+def write_examples(path: Path, rows: Sequence[Row], book: EvidenceBook, task: "Measured | None" = None) -> None:
+    """As Parquet. Of what was measured the examples say what was asked, what is right, and what the LM read."""
     partial = path.with_suffix(".partial")
     with writing(partial):
         pq.write_table(_table(list(example_rows(rows, book, task))), partial)
@@ -96,7 +96,7 @@ def _table(rows: list[dict[str, Any]]) -> pa.Table:
     return pa.table({name: [row.get(name) for row in rows] for name in names})
 
 
-def example_rows(rows: Sequence[Row], book: EvidenceBook, task: "Task | None" = None) -> Iterator[dict[str, Any]]:
+def example_rows(rows: Sequence[Row], book: EvidenceBook, task: "Measured | None" = None) -> Iterator[dict[str, Any]]:
     """One for each example and method: what was asked and is right, documents, weights, numbers, what the LM said."""
     for place, row in enumerate(rows):
         evidence = book.of(place)
@@ -113,7 +113,7 @@ def example_rows(rows: Sequence[Row], book: EvidenceBook, task: "Task | None" = 
             }
 
 
-def _asked(task: "Task", row: int, method: str, evidence: Evidence) -> dict[str, Any]:
+def _asked(task: "Measured", row: int, method: str, evidence: Evidence) -> dict[str, Any]:
     from replug.evals.loop import ShownTask  # which imports this module
 
     example = task.examples[row]

@@ -17,7 +17,7 @@ from replug.evals.figures import draw_methods, draw_sweep, to_svg
 from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import EvaluationKind, Finished
 from replug.evals.latency import SECONDS
-from replug.evals.loop import Task
+from replug.evals.loop import Measured
 from replug.evals.outcomes import Row, write_examples
 
 
@@ -25,7 +25,7 @@ def write_results(
     config: EvaluationConfig,
     folder: EvaluationFolder,
     kind: EvaluationKind,
-    task: Task,
+    task: Measured,
     book: EvidenceBook,
     rows: Sequence[Row],
     latencies: Sequence[Row] = (),
@@ -49,7 +49,15 @@ def show_results(folder: EvaluationFolder) -> dict:
     """Print the table, and where things are. Raises UserError where it is not what was written."""
     require_checksums(folder.path, "bring it back, or give another out")
     Console(width=120).print(Markdown(folder.table.read_text()))
-    for path in (folder.results, folder.examples, folder.figure, folder.tokens, folder.latency):
+    for path in (
+        folder.results,
+        folder.examples,
+        folder.figure,
+        folder.flop_figure,
+        folder.weights,
+        folder.tokens,
+        folder.latency,
+    ):
         if path.exists():
             print(f"{path.stem}: {path}")
     return json.loads(folder.results.read_text())
@@ -63,10 +71,10 @@ def _figure(results: dict, methods: Sequence[Method]) -> str:
     return to_svg(partial(draw_methods, results=results, metric=metric), width=8, height=height)
 
 
-def sweeps_of(methods: Sequence[Method]) -> dict[str, dict[int, str]]:
-    """Source -> number of documents -> method, of sources that are there with three numbers or more."""
+def sweeps_of(methods: Sequence[Method], least: int = 3) -> dict[str, dict[int, str]]:
+    """Source -> number of documents -> method, of sources that are there with so many numbers or more."""
     sweeps: dict[str, dict[int, str]] = {}
     for method in methods:
         if method.k and not method.is_concatenated:
             sweeps.setdefault(method.source, {})[method.k] = method.name
-    return {source: of for source, of in sweeps.items() if len(of) >= 3}
+    return {source: of for source, of in sweeps.items() if len(of) >= least}

@@ -7,19 +7,22 @@ config.yaml, lm.json   what is measured, and with which LM; another configuratio
 inputs.json            hashes of the texts and documents; others under the same names are refused
 found/                 what every source of documents finds for every example, and the indexes of the retrievers;
                        genread.jsonl, the documents that the LM wrote; frequencies.json, documents that name a subject
-scores.sqlite          what the LM said (`lm.cache` names another, which several evaluations may share)
+scores.sqlite          what the LM said (`lm.cache` names another, which several evaluations may share);
+                       rerank_scores.sqlite, what the LM of `rerank_lm` said
+snapshot/              what a search engine answered, and the pages (`web.snapshot` names another)
 outcomes.jsonl         every example under every method as it came; at the end examples.parquet
 latency.jsonl          the same of `questions.latency_questions`: the seconds that each took by itself
 """
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from replug.cluster.ray_cluster import ray_cluster
 from replug.configs.methods import GENREAD, Method
-from replug.configs.rules import evaluation_methods
+from replug.configs.rules import evaluation_methods, has_rerank_lm
 from replug.configs.schema import Config, EvaluationConfig
 from replug.data.folder_lock import sole_writer
 from replug.data.store import Corpus
@@ -34,7 +37,8 @@ from replug.evals.results_files import show_results, write_results
 from replug.evals.search import find_all, needs_building, open_searches
 from replug.index_workers.installation import check_faiss
 from replug.models import build as models_build
-from replug.models.build import prompt_template
+from replug.models.build import cache_path, prompt_template
+from replug.models.caching_lm import CachingLM
 from replug.models.hardware import check_gpus, multiplies_bfloat16
 from replug.models.lm_source import LMSource
 from replug.models.preparing import corpus_to_index
@@ -53,11 +57,12 @@ def evaluate(config: EvaluationConfig) -> dict:
 
 def _evaluate(config: EvaluationConfig, folder: EvaluationFolder, kind: EvaluationKind) -> dict:
     source = lm_source(config, folder) if kind.asks_lm else None
-    folder.claim(config, source.identity if source else None)
+    reranker = rerank_source(config, folder)
+    folder.claim(config, identity_of(source, reranker))
     if folder.results.is_file():
         log.info(f"{folder.path} holds a finished evaluation; give another out to measure again")
         return show_results(folder)
-    run_config, methods = config.run_config(), evaluation_methods(config)
+    run_config, methods = config.run_config(), [*evaluation_methods(config), *kind.searches(config)]
     corpus = corpus_of(run_config, folder, methods)
     dataset = kind.make_dataset(config, corpus)
     folder.claim_inputs(dataset.queries, dataset.questions, corpus.corpus_sha256 if corpus else None)
@@ -65,12 +70,13 @@ def _evaluate(config: EvaluationConfig, folder: EvaluationFolder, kind: Evaluati
     check_gpus()
     with evaluation_cluster(config, methods, source, len(corpus.corpus) if corpus else None) as run_config:
         found = find_all(config, corpus, dataset.queries, methods, folder.found) if corpus else {}
-        with opened_lm(run_config, source, folder) as asked:
+        with opened_lm(run_config, source, folder) as lm, opened_reranker(config, reranker, folder, lm) as asked:
             book = evidence_book(methods, corpus, dataset, found, asked, folder)
             task = dataset.make_task(asked, book)
             rows = run_task(task, book, OutcomeFile(folder.outcomes), config.evaluation)
             latencies = measure_latency(config, corpus, dataset, book, asked, folder)
-    write_results(config, folder, kind, task, book, rows, latencies)
+    measured, compared = kind.settle(config, folder, task, rows)
+    write_results(config, folder, kind, measured, book, compared, latencies)
     return show_results(folder)
 
 
@@ -78,6 +84,20 @@ def lm_source(config: EvaluationConfig, folder: EvaluationFolder) -> LMSource:
     """The LM that is asked."""
     folder.path.mkdir(parents=True, exist_ok=True)
     return models_build.lm_source(config.lm, folder.budget_file, folder.scores)
+
+
+def rerank_source(config: EvaluationConfig, folder: EvaluationFolder) -> LMSource | None:
+    """The LM that says how good answers are; None where it is the one that gave them."""
+    if not has_rerank_lm(config):
+        return None
+    return models_build.lm_source(config.rerank_lm, folder.rerank_budget_file, folder.rerank_scores)
+
+
+def identity_of(source: LMSource | None, reranker: LMSource | None) -> str | None:
+    """Of all LMs that take part; None where none does."""
+    if source is None or reranker is None:
+        return source.identity if source else None
+    return f"{source.identity}, reranked by {reranker.identity}"
 
 
 def corpus_of(config: Config, folder: EvaluationFolder, methods: Sequence[Method]) -> Corpus | None:
@@ -125,7 +145,7 @@ def evaluation_cluster(
     config: EvaluationConfig, methods: Sequence[Method], source: LMSource | None, num_documents: int | None
 ) -> Iterator[Config]:
     """Ray, where an index is to be built or the LM wants actors."""
-    builds = any(needs_building(config, method.source) for method in methods)
+    builds = any(needs_building(config, method.source) for method in methods if method.takes_from_corpus)
     roles = [*(source.roles if source else ()), *(["index"] if builds else [])]
     run_config = config.run_config()
     sizes = run_sizes(run_config, num_documents, multiplies_bfloat16())
@@ -140,4 +160,18 @@ def opened_lm(config: Config, source: LMSource | None, folder: EvaluationFolder)
         yield None
         return
     with models_build.opened_lm(config.lm, source, folder.scores) as lm:
-        yield PromptedLM(lm, prompt_template(config.lm, source), lm.uncached)
+        yield PromptedLM(lm, prompt_template(config.lm, source), lm.uncached, source)
+
+
+@contextmanager
+def opened_reranker(
+    config: EvaluationConfig, source: LMSource | None, folder: EvaluationFolder, asked: PromptedLM | None
+) -> Iterator[PromptedLM | None]:
+    """What is asked, with the LM of `rerank_lm` beside it, which works in this process: it is the smaller one."""
+    if source is None:
+        yield asked
+        return
+    assert asked is not None, "what reranks asks an LM"
+    with closing(CachingLM(source.open_here(), cache_path(config.rerank_lm, folder.rerank_scores))) as lm:
+        template = prompt_template(config.rerank_lm, source)
+        yield replace(asked, reranker=PromptedLM(lm, template, lm.uncached, source))

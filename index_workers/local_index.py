@@ -1,4 +1,4 @@
-"""The newest published version of an index, searched in this process: what `replug search` and `generate` do."""
+"""The newest published version of an index, searched in this process: what `replug search` and `ask` do."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -11,3 +11,15 @@ def token_budget_batches(lengths: Sequence[int], tokens_per_batch: int) -> Itera
         size = max(1, tokens_per_batch // max(1, lengths[order[start]]))
         yield order[start : start + size]
         start += size
+
+
+def within_budget(sizes: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Rows in their order, as many together as the budget holds (one row at least)."""
+    group: list[int] = []
+    for row, size in enumerate(sizes):
+        if group and sum(sizes[other] for other in group) + size > budget:
+            yield group
+            group = []
+        group.append(row)
+    if group:
+        yield group

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from replug.configs.errors import RunError
-from replug.models.generation import Generated, GenerationOptions
+from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions
 from replug.models.text_lists import require_texts
 
 WEIGHTS_TOLERANCE = 1e-5  # by which float32 weights of a few dozen prompts may miss 1
@@ -75,8 +75,14 @@ class BlackBoxLM(Protocol):
         """Longest input in tokens, or None where there is no limit."""
         ...
 
-    def score(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[ContinuationScore]:
-        """Score each continuation after its prefix. The border between the two falls on a token border."""
+    def score(
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+    ) -> list[ContinuationScore]:
+        """Score each continuation after its prefix. The border between the two falls on a token border.
+
+        `opening` changes no score: it is what all prefixes of many calls begin with, such as demonstrations, so that
+        local weights read it once for all of them, and what rows share behind it once for these.
+        """
         ...
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
@@ -87,6 +93,10 @@ class BlackBoxLM(Protocol):
         self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
     ) -> Generated:
         """One answer from prompts that differ by their document, weighted by `weights`, which sum to 1."""
+        ...
+
+    def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
+        """Answers drawn after each prompt [P][num_samples]. A draw does not depend on what else is in the call."""
         ...
 
 
@@ -109,7 +119,9 @@ class AsyncLM(BlackBoxLM, Protocol):
         """
         ...
 
-    def submit(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[list[ContinuationScore]]":
+    def submit(
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+    ) -> "Future[list[ContinuationScore]]":
         """As `score`, later. What is given in one call is scored together: the unit of determinism."""
         ...
 
@@ -117,6 +129,10 @@ class AsyncLM(BlackBoxLM, Protocol):
         self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
     ) -> "Future[Generated]":
         """As `generate_ensemble`, later."""
+        ...
+
+    def submit_samples(self, prompts: Sequence[str], options: SamplingOptions) -> "Future[list[list[Sampled]]]":
+        """As `sample`, later. What is given in one call is computed together: the unit of determinism."""
         ...
 
     def metrics(self) -> dict[str, float]:

@@ -6,7 +6,7 @@ not depend on timing: calls claim their pairs in the order they are submitted, a
 call claimed is awaited and not computed again. What a call has to compute is split into the LM's own units, and
 whole units are stored, before anyone has their scores: after kill -9 the same units are left to do. A call's units
 are one transaction, as a rule, written by a thread of its own (`models/score_writer.py`). Answers are
-`models/cached_generations.py`'s.
+`models/asked_once.py`'s.
 """
 
 import logging
@@ -14,15 +14,17 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from replug.cluster.futures import attempt, outcome
 from replug.configs.errors import RunError
+from replug.models.asked_once import AskedOnce
 from replug.models.black_box_lm import AsyncLM, ContinuationScore, ScoreSum
-from replug.models.cached_generations import CachedGenerations
-from replug.models.generation import Generated, GenerationOptions
-from replug.models.generation_cache import GenerationCache
+from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions
+from replug.models.generation_cache import GenerationCache, generation_key
+from replug.models.sample_cache import SampleCache, sampling_key
 from replug.models.score_cache import HitCounts, Key, NewScore, ScoreCache, pair_key
 from replug.models.score_writer import UnitWriter
 from replug.models.text_lists import require_texts
@@ -30,6 +32,8 @@ from replug.models.text_lists import require_texts
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer", ContinuationScore, ScoreSum)
+Part = TypeVar("Part")
+Whole = TypeVar("Whole")
 
 
 @dataclass(slots=True)
@@ -75,21 +79,31 @@ class CachingLM:
         self._cache = ScoreCache(path)
         self._counts = HitCounts()
         self._writer = UnitWriter(self._settle)
-        self._generations = CachedGenerations(lm, GenerationCache(self._cache), self._lock, self._counts)
+        asked = self._lock, self._counts
+        self._generations: AskedOnce[Generated] = AskedOnce(lm.identity, GenerationCache(self._cache), *asked)
+        self._samples: AskedOnce[list[Sampled]] = AskedOnce(lm.identity, SampleCache(self._cache), *asked)
 
     def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
         return self.uncached.units(prefixes, continuations)
 
-    def submit(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[list[ContinuationScore]]":
-        """Answer from the cache, from calls under way, and from the LM, in this order."""
-        return self._submit(prefixes, continuations, self._cache.scores, lambda score: score, with_tokens=True)
+    def submit(
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+    ) -> "Future[list[ContinuationScore]]":
+        """Answer from the cache, from calls under way, and from the LM, in this order.
+
+        What is missing of a call with an `opening` is one unit: its rows share more than what all calls begin with.
+        """
+        return self._submit(prefixes, continuations, opening, self._cache.scores, lambda score: score, with_tokens=True)
 
     def submit_sums(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[list[ScoreSum]]":
         """As `submit`, for who needs the sums only: what is computed for it is stored without its tokens."""
-        return self._submit(prefixes, continuations, self._cache.sums, ContinuationScore.summed, with_tokens=False)
+        shape = ContinuationScore.summed
+        return self._submit(prefixes, continuations, None, self._cache.sums, shape, with_tokens=False)
 
-    def score(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[ContinuationScore]:
-        return self.submit(prefixes, continuations).result()
+    def score(
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+    ) -> list[ContinuationScore]:
+        return self.submit(prefixes, continuations, opening=opening).result()
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
         """Greedy answers, each of a call of its own."""
@@ -102,12 +116,28 @@ class CachingLM:
         self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
     ) -> "Future[Generated]":
         """Answer from the cache, from calls under way, and from the LM. Errors are the future's, those at once too."""
-        return self._generations.submit(prompts, weights, options)
+        key = generation_key(self.identity, prompts, weights, options)
+        [answer] = self._generations.submit(
+            [key], lambda _: _of_one(self.uncached.submit_ensemble(prompts, weights, options))
+        )
+        return answer
 
     def generate_ensemble(
         self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
     ) -> Generated:
         return self.submit_ensemble(prompts, weights, options).result()
+
+    def submit_samples(self, prompts: Sequence[str], options: SamplingOptions) -> "Future[list[list[Sampled]]]":
+        """As `submit_ensemble`; prompts that nobody has asked about are one call of the LM's."""
+        require_texts(prompts, "prompts")
+        keys = [sampling_key(self.identity, prompt, options) for prompt in prompts]
+        samples = self._samples.submit(
+            keys, lambda rows: self.uncached.submit_samples([prompts[row] for row in rows], options)
+        )
+        return gather(samples, _as_it_is)
+
+    def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
+        return self.submit_samples(prompts, options).result()
 
     @property
     def num_hits(self) -> int:
@@ -132,6 +162,7 @@ class CachingLM:
         self.uncached.close()  # first: its answers are stored until it is closed
         self._writer.close()
         self._generations.close()
+        self._samples.close()
         with self._lock:
             try:
                 self._store([])
@@ -143,6 +174,7 @@ class CachingLM:
         self,
         prefixes: Sequence[str],
         continuations: Sequence[str],
+        opening: str | None,
         stored: Callable[[Sequence[Key]], dict[Key, Answer]],
         shape: Callable[[ContinuationScore], Answer],
         with_tokens: bool,
@@ -156,7 +188,7 @@ class CachingLM:
             answers, missing = self._claim(keys, known, with_tokens)
         if missing:
             rows = list(missing.values())
-            self._ask(list(missing), [prefixes[row] for row in rows], [continuations[row] for row in rows])
+            self._ask(list(missing), [prefixes[row] for row in rows], [continuations[row] for row in rows], opening)
         return gather(answers, shape)
 
     def _claim(
@@ -177,8 +209,10 @@ class CachingLM:
         self._counts.add(hits=len(keys) - len(missing), misses=len(missing))
         return answers, missing
 
-    def _ask(self, keys: list[Key], prefixes: list[str], continuations: list[str]) -> None:
+    def _ask(self, keys: list[Key], prefixes: list[str], continuations: list[str], opening: str | None) -> None:
         """Submit what is missing, unit by unit. An error that the LM raises at once gives the claims back too."""
+        if opening is not None:
+            return self._ask_unit(_Asking(1), keys, prefixes, continuations, opening)
         units = attempt(self.uncached.units, prefixes, continuations)
         if isinstance(units, Exception):
             return self._writer.put(_Unit(keys, units), is_last=True)
@@ -187,14 +221,23 @@ class CachingLM:
             return self._writer.put(_Unit(keys, error), is_last=True)
         call = _Asking(len(units))
         for unit in units:
-            self._ask_unit(call, *([texts[row] for row in unit] for texts in (keys, prefixes, continuations)))
+            own_prefixes, own_continuations = [prefixes[row] for row in unit], [continuations[row] for row in unit]
+            self._ask_unit(call, [keys[row] for row in unit], own_prefixes, own_continuations, None)
         return None
 
-    def _ask_unit(self, call: _Asking, keys: list[Key], prefixes: list[str], continuations: list[str]) -> None:
+    def _ask_unit(
+        self,
+        call: _Asking,
+        keys: list[Key],
+        prefixes: list[str],
+        continuations: list[str],
+        opening: str | None,
+    ) -> None:
         def settle(outcome: list[ContinuationScore] | BaseException) -> None:
             self._writer.put(_Unit(keys, outcome), call.one_is_there())
 
-        inner = attempt(self.uncached.submit, prefixes, continuations)
+        submit = self.uncached.submit if opening is None else partial(self.uncached.submit, opening=opening)
+        inner = attempt(submit, prefixes, continuations)
         if isinstance(inner, Exception):
             settle(inner)
         else:
@@ -243,11 +286,28 @@ def _hand_out(claims: list[_Claim], outcome: list[ContinuationScore] | BaseExcep
             claim.future.set_result(outcome[row])
 
 
-def gather(
-    answers: Sequence["Answer | Future[ContinuationScore]"], shape: Callable[[ContinuationScore], Answer]
-) -> "Future[list[Answer]]":
+def _of_one(future: "Future[Whole]") -> "Future[list[Whole]]":
+    """A call with one answer, which may be cancelled."""
+    whole: Future[list[Whole]] = Future()
+
+    def settle(done: "Future[Whole]") -> None:
+        found = outcome(done)
+        if isinstance(found, BaseException):
+            whole.set_exception(found)
+        else:
+            whole.set_result([found])
+
+    future.add_done_callback(settle)
+    return whole
+
+
+def _as_it_is(answer: Whole) -> Whole:
+    return answer
+
+
+def gather(answers: Sequence["Whole | Future[Part]"], shape: "Callable[[Part], Whole]") -> "Future[list[Whole]]":
     """One future for all, in order, those under way as `shape` makes them; the first error in order is its error."""
-    whole: Future[list[Answer]] = Future()
+    whole: Future[list[Whole]] = Future()
     pending = [answer for answer in answers if isinstance(answer, Future)]
     left = len(pending)
     lock = threading.Lock()

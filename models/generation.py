@@ -1,8 +1,9 @@
 """What is asked of a generation, and what comes back. Records and rules of text; no model, no torch.
 
-The log-probs are those of the mixture of all prompts (REPLUG, section 3.2), before any temperature.
+The log-probs of a generation are those of the mixture of all prompts (REPLUG, section 3.2), before any temperature.
 """
 
+import hashlib
 import math
 from dataclasses import dataclass
 
@@ -78,6 +79,52 @@ class Generated:
         if self.token_entropies is None or not len(self.token_entropies):
             return None
         return float(self.token_entropies.mean(dtype=np.float64))
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How `num_samples` answers are drawn after each prompt; at temperature 0 they are all the greedy one.
+
+    An answer ends before `stop`. `top_p` keeps the likeliest tokens that hold this share of the probability. What is
+    drawn follows from the seed, the prompt and the number of the sample. `opening` changes no answer: it is what the
+    prompts of many calls begin with, so that local weights read it once. Raises ValueError for what cannot be meant.
+    """
+
+    num_samples: int
+    max_new_tokens: int
+    stop: str | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
+    opening: str = ""
+
+    def __post_init__(self) -> None:
+        _require(self.num_samples >= 1, "num_samples", self.num_samples, "1 or more")
+        self.of_one_answer(self.seed)  # which checks the others
+
+    def of_one_answer(self, seed: int) -> GenerationOptions:
+        """The options of a generation that draws one of the answers."""
+        return GenerationOptions(self.max_new_tokens, self.stop, self.temperature, self.top_p, seed, self.opening)
+
+    def draw_seed(self, prompt: str, number: int) -> int:
+        """What the draws of a prompt's sample follow from: below 2**63, and another for each."""
+        digest = hashlib.blake2b(f"{self.seed} {number} {prompt}".encode("utf-8", "surrogatepass"), digest_size=8)
+        return int.from_bytes(digest.digest()) >> 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """An answer that was drawn, and its tokens' log-probs (nats, float32 [T]) before temperature and nucleus.
+
+    The tokens that ended the answer are among them: the end token, or those that hold the stop.
+    """
+
+    text: str
+    token_logprobs: np.ndarray
+
+    @property
+    def sum_logprob(self) -> float:
+        return float(self.token_logprobs.sum(dtype=np.float64))
 
 
 def before_stop(text: str, stop: str | None) -> str:

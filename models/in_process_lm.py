@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 from replug.cluster.futures import InlineExecutor
 from replug.models.black_box_lm import ContinuationScore, LocalLM
-from replug.models.generation import Generated, GenerationOptions
+from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions
 from replug.models.units import bytes_per_unit, units_of_similar_length
 
 
@@ -21,11 +21,15 @@ class InProcessLM:
     def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
         return units_of_similar_length(prefixes, continuations, self._unit_bytes)
 
-    def submit(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[list[ContinuationScore]]":
-        return self._executor.submit(self._lm.score, prefixes, continuations)
+    def submit(
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+    ) -> "Future[list[ContinuationScore]]":
+        return self._executor.submit(self._lm.score, prefixes, continuations, opening=opening)
 
-    def score(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[ContinuationScore]:
-        return self._lm.score(prefixes, continuations)
+    def score(
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+    ) -> list[ContinuationScore]:
+        return self._lm.score(prefixes, continuations, opening=opening)
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
         return self._lm.generate(prompts, max_new_tokens, stop)
@@ -39,6 +43,12 @@ class InProcessLM:
         self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
     ) -> Generated:
         return self._lm.generate_ensemble(prompts, weights, options)
+
+    def submit_samples(self, prompts: Sequence[str], options: SamplingOptions) -> "Future[list[list[Sampled]]]":
+        return self._executor.submit(self._lm.sample, prompts, options)
+
+    def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
+        return self._lm.sample(prompts, options)
 
     def metrics(self) -> dict[str, float]:
         """The share of its passes that is no padding."""

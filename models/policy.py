@@ -1,7 +1,7 @@
 """A policy of retrieval: by which signal and below which value documents are retrieved (Mallen et al. 2023, section 6).
 
 `replug adapt fit` writes one from an evaluation's outcomes, as a file of JSON; `ReplugLM(policy=...)` and
-`replug generate --policy` follow it. It was fitted to one LM, one retriever over its documents and two ways to answer,
+`replug ask --policy` follow it. It was fitted to one LM, one retriever over its documents and two ways to answer,
 and says nothing of others: who loads it compares.
 
     {"format": 1, "lm": ..., "retriever": ..., "closed": "none", "augmented": "replug@1", "signal": "popularity",
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from replug.configs.errors import UserError
-from replug.configs.methods import METHOD, NONE, WITHOUT_RETRIEVER
+from replug.configs.methods import METHOD, NONE, RERANKERS, WITHOUT_RETRIEVER
 from replug.data.files import write_json
 from replug.models.generation import Generated
 
@@ -106,6 +106,8 @@ class Policy:
         """The documents that are retrieved, where the choice is between none and an ensemble weighed by similarity."""
         found = METHOD.fullmatch(self.augmented)
         if self.closed != NONE or found is None or found["k"] is None or found["concat"]:
+            return None
+        if found["source"] in RERANKERS:
             return None
         size = int(found["k"])
         return size if size == 1 or found["source"] not in WITHOUT_RETRIEVER else None

@@ -23,7 +23,7 @@ import numpy as np
 from replug.configs.errors import UserError
 from replug.models.black_box_lm import AsyncLM, BlackBoxLM, ContinuationScore, check_ensemble, check_pairs
 from replug.models.ensemble import document_weights, mix_token_logprobs
-from replug.models.generation import Generated, GenerationOptions
+from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions
 from replug.models.policy import KnownFrom, Policy, Subject
 from replug.models.prompt import PromptTemplate
 from replug.models.text_lists import require_texts
@@ -79,8 +79,8 @@ class ReplugLM:
 
     `template` joins them, and cuts what is too long where it was given the LM's tokenizer. For generation, give it the
     LM's `max_tokens` less those that will be generated. `policy` decides which answers of `generate` and `answer`
-    have documents, and nothing of `score` and `generate_ensemble`; one that was fitted to another LM, retriever, or
-    number of documents is refused with a UserError.
+    have documents, and nothing of `score`, `generate_ensemble` and `sample`; one that was fitted to another LM,
+    retriever, or number of documents is refused with a UserError.
     """
 
     def __init__(
@@ -116,9 +116,17 @@ class ReplugLM:
         return [found[query] for query in queries]
 
     def score(
-        self, contexts: Sequence[str], continuations: Sequence[str], documents: Documents | None = None
+        self,
+        contexts: Sequence[str],
+        continuations: Sequence[str],
+        documents: Documents | None = None,
+        *,
+        opening: str | None = None,
     ) -> list[ContinuationScore]:
-        """Log-probs (nats) of each continuation's tokens under the mixture. `documents`: those of each context."""
+        """Log-probs (nats) of each continuation's tokens under the mixture. `documents`: those of each context.
+
+        An `opening` saves nothing here: documents stand before it.
+        """
         check_pairs(contexts, continuations)
         documents = self._documents(contexts, documents)
         prompts = [
@@ -150,9 +158,13 @@ class ReplugLM:
         return self._answer(prompts, options, self._documents(prompts, documents))
 
     def decide(
-        self, prompts: Sequence[str], options: GenerationOptions, subjects: Sequence[Subject] | None = None
+        self,
+        prompts: Sequence[str],
+        options: GenerationOptions,
+        subjects: Sequence[Subject] | None = None,
+        queries: Sequence[str] | None = None,
     ) -> list[Decision]:
-        """Which prompts the policy answers from documents, and these.
+        """Which prompts the policy answers from documents, and these; `queries` find them, by default the prompts.
 
         Costs what the signal costs: nothing for what is given, a call of the LM for each prompt, or a search. Raises
         UserError where a signal must be given and is not, or cannot be seen.
@@ -164,9 +176,12 @@ class ReplugLM:
         subjects = [Subject() for _ in prompts] if subjects is None else subjects
         if len(subjects) != len(prompts):
             raise ValueError(f"{len(subjects)} subjects, but {len(prompts)} prompts")
-        seen = self._see(policy, prompts, options, subjects)
+        queries = prompts if queries is None else queries
+        if len(queries) != len(prompts):
+            raise ValueError(f"{len(queries)} queries, but {len(prompts)} prompts")
+        seen = self._see(policy, prompts, queries, options, subjects)
         does = [policy.retrieves(one.value, of.relation) for one, of in zip(seen, subjects, strict=True)]
-        wanted = [prompts[row] for row, one in enumerate(seen) if does[row] and one.documents is None]
+        wanted = [queries[row] for row, one in enumerate(seen) if does[row] and one.documents is None]
         found = iter(self._search(wanted, self._k))
         return [
             Decision(True, one.value, next(found) if one.documents is None else one.documents)
@@ -176,7 +191,12 @@ class ReplugLM:
         ]
 
     def _see(
-        self, policy: Policy, prompts: Sequence[str], options: GenerationOptions, subjects: Sequence[Subject]
+        self,
+        policy: Policy,
+        prompts: Sequence[str],
+        queries: Sequence[str],
+        options: GenerationOptions,
+        subjects: Sequence[Subject],
     ) -> list[_Seen]:
         """The signal of each prompt, with what had to be found or answered to see it."""
         if policy.decides_by.known_from is KnownFrom.question:
@@ -184,7 +204,7 @@ class ReplugLM:
         if policy.decides_by.known_from is KnownFrom.closed_answer:
             answers = self._answer(prompts, options, [[] for _ in prompts])
             return [_Seen(policy.value_of_answer(answer), closed_answer=answer) for answer in answers]
-        found = self._search(prompts, max(self._k, 2))  # a margin is of two
+        found = self._search(queries, max(self._k, 2))  # a margin is of two
         return [
             _Seen(policy.value_of_search([document.similarity for document in of]), documents=of[: self._k])
             for of in found
@@ -221,6 +241,20 @@ class ReplugLM:
             shares += [weight * share for share in _weights(found)]
         return self._lm.generate_ensemble(whole, shares, options)
 
+    def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
+        """Draws from the mixture of each prompt's documents: one generation for each sample."""
+        self._require_no_policy()
+        documents = self.retrieve(prompts)
+        return [
+            [self._sample_one(prompt, options, number, found) for number in range(options.num_samples)]
+            for prompt, found in zip(prompts, documents, strict=True)
+        ]
+
+    def _sample_one(self, prompt: str, options: SamplingOptions, number: int, found: Sequence[Retrieved]) -> Sampled:
+        one = options.of_one_answer(options.draw_seed(prompt, number))
+        drawn = self._lm.generate_ensemble(self._prompts(prompt, "", found), _weights(found), one)
+        return Sampled(drawn.text, drawn.token_logprobs)
+
     def _documents(self, texts: Sequence[str], documents: Documents | None) -> Documents:
         if documents is None:
             self._require_no_policy()
@@ -233,7 +267,7 @@ class ReplugLM:
         if self._policy is not None:
             raise UserError(
                 "a policy decides what `answer` and `generate` retrieve; expected documents for `score`, and a "
-                "ReplugLM without a policy for `generate_ensemble`"
+                "ReplugLM without a policy for `generate_ensemble` and `sample`"
             )
 
     def _prompts(self, text: str, continuation: str, documents: Sequence[Retrieved]) -> list[str]:

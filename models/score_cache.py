@@ -1,6 +1,6 @@
 """The file of LM scores: what was computed, by which model, and how often it was asked for.
 
-Answers are in it too: their table is `models/generation_cache.py`'s.
+Answers are in it too, in tables of their own (`models/answer_table.py`).
 
 A run of the paper's size asks for 32 million pairs, of which training needs the sum and the length only: a row
 without its tokens takes 50 bytes. Texts are not stored, only the hash of model, prefix and continuation.
@@ -51,7 +51,12 @@ CREATE TABLE IF NOT EXISTS generations (
     text BLOB NOT NULL, logprobs BLOB NOT NULL, entropies BLOB,
     num_prompts INTEGER NOT NULL, prompt_tokens INTEGER, answer_tokens INTEGER
 );
+CREATE TABLE IF NOT EXISTS samples (
+    key BLOB PRIMARY KEY, model INTEGER NOT NULL, created INTEGER NOT NULL, checksum BLOB NOT NULL,
+    texts TEXT NOT NULL, logprobs BLOB NOT NULL, num_tokens TEXT NOT NULL
+);
 """
+TABLES_OF_ANSWERS = ("generations", "samples")
 # Tokens join a row that has only its sum; every other row stays as the first writer left it.
 INSERT = """
 INSERT INTO scores (key, model, sum, num_tokens, created, logprobs, checksum) VALUES (?, ?, ?, ?, ?, ?, ?)
@@ -106,12 +111,16 @@ class HitCounts:
 
 @dataclass(frozen=True, slots=True)
 class ModelUse:
-    """What the file holds of one LM: rows of scores, and answers. Times are unix seconds, None where there are none."""
+    """What the file holds of one LM: rows of scores, answers, and prompts whose samples it has.
+
+    Times are unix seconds, None where there are none.
+    """
 
     identity: str
     rows: int
     rows_with_tokens: int
     generations: int
+    samples: int
     hits: int
     misses: int
     oldest: int | None
@@ -251,12 +260,17 @@ class ScoreCache:
 
     def _use(self, model: int, identity: str, hits: int, misses: int) -> ModelUse:
         scores = "SELECT count(*), count(logprobs), min(created), max(created) FROM scores WHERE model = ?"
-        answers = "SELECT count(*), min(created), max(created) FROM generations WHERE model = ?"
+        answers = "SELECT count(*), min(created), max(created) FROM {} WHERE model = ?"
         rows, with_tokens, *times = self._database.execute(scores, (model,)).fetchone()
-        generations, *other_times = self._database.execute(answers, (model,)).fetchone()
-        known = [seconds for seconds in (*times, *other_times) if seconds is not None]
+        counts = []
+        for table in TABLES_OF_ANSWERS:
+            number, *others = self._database.execute(answers.format(table), (model,)).fetchone()
+            counts.append(number)
+            times += others
+        generations, samples = counts
+        known = [seconds for seconds in times if seconds is not None]
         first, last = min(known, default=None), max(known, default=None)
-        return ModelUse(identity, rows, with_tokens, generations, hits, misses, first, last)
+        return ModelUse(identity, rows, with_tokens, generations, samples, hits, misses, first, last)
 
     def _intact(self, key: Key, checksum: object, *row: Any) -> Sequence[Any]:
         """The row, as SCORE names it. Raises RunError where it is not what was stored."""
@@ -294,7 +308,7 @@ def _open(path: Path) -> sqlite3.Connection:
             database.executescript("BEGIN EXCLUSIVE; COMMIT;")
         is_new = not _is_ours(path, database)
         _switch_journal(database, "TRUNCATE" if is_shared else "WAL")
-        if is_new or not _has_answers(database):
+        if is_new or not _has_all_tables(database):
             _make(database)
         database.execute("PRAGMA synchronous=NORMAL")
     except (sqlite3.Error, OSError) as error:
@@ -329,14 +343,15 @@ def _is_ours(path: Path, database: sqlite3.Connection) -> bool:
     )
 
 
-def _has_answers(database: sqlite3.Connection) -> bool:
-    return database.execute("SELECT count(*) FROM sqlite_master WHERE name = 'generations'").fetchone()[0] == 1
+def _has_all_tables(database: sqlite3.Connection) -> bool:
+    names = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+    return names.issuperset(TABLES_OF_ANSWERS)
 
 
 def _make(database: sqlite3.Connection) -> None:
     """Tables and header in one transaction: nobody sees half of them, and a second maker finds them whole.
 
-    A file of before answers were stored gets their table; the rest of it stays.
+    A file of before answers were stored gets their tables; the rest of it stays.
     """
     header = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT};"
     database.executescript(f"BEGIN IMMEDIATE; {SCHEMA} {header} COMMIT;")

@@ -19,7 +19,7 @@ from replug.cluster.actor_pool import ActorPool, thread_env
 from replug.cluster.packing import SCORER
 from replug.cluster.places import place
 from replug.models.black_box_lm import ContinuationScore, LocalLM
-from replug.models.generation import Generated, GenerationOptions
+from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions
 from replug.models.hardware import available_cores
 from replug.models.local.local_source import LocalSource
 from replug.models.text_lists import require_texts
@@ -58,10 +58,10 @@ class Scorer:
         """Log-probs of texts that are the same for every replica."""
         return [score.token_logprobs for score in self._lm.score(*PROBE)]
 
-    def score(self, prefixes: Sequence[str], continuations: Sequence[str]) -> Answer:
+    def score(self, prefixes: Sequence[str], continuations: Sequence[str], opening: str | None = None) -> Answer:
         counts = self._lm.counts
         tokens, padded, began = counts.tokens, counts.padded_tokens, time.monotonic()
-        scores = self._lm.score(prefixes, continuations)
+        scores = self._lm.score(prefixes, continuations, opening=opening)
         seconds = time.monotonic() - began
         return Answer(scores, self._number, began, seconds, counts.tokens - tokens, counts.padded_tokens - padded)
 
@@ -72,6 +72,9 @@ class Scorer:
         self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
     ) -> Generated:
         return self._lm.generate_ensemble(prompts, weights, options)
+
+    def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
+        return self._lm.sample(prompts, options)
 
 
 class ScorerPool:
@@ -105,16 +108,20 @@ class ScorerPool:
     def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
         return units_of_similar_length(prefixes, continuations, self._unit_bytes)
 
-    def submit(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[list[ContinuationScore]]":
+    def submit(
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+    ) -> "Future[list[ContinuationScore]]":
         require_texts(prefixes, "prefixes")
         require_texts(continuations, "continuations")
         scores: Future[list[ContinuationScore]] = Future()
-        answer = self.pool.submit("score", list(prefixes), list(continuations))
+        answer = self.pool.submit("score", list(prefixes), list(continuations), opening)
         answer.add_done_callback(lambda done: self._hand_out(done, scores))
         return scores
 
-    def score(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[ContinuationScore]:
-        return self.submit(prefixes, continuations).result()
+    def score(
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+    ) -> list[ContinuationScore]:
+        return self.submit(prefixes, continuations, opening=opening).result()
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
         require_texts(prompts, "prompts")
@@ -130,6 +137,14 @@ class ScorerPool:
         self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
     ) -> Generated:
         return self.submit_ensemble(prompts, weights, options).result()
+
+    def submit_samples(self, prompts: Sequence[str], options: SamplingOptions) -> "Future[list[list[Sampled]]]":
+        """One call is one replica's work, as a call of `submit` is."""
+        require_texts(prompts, "prompts")
+        return self.pool.submit("sample", list(prompts), options)
+
+    def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
+        return self.submit_samples(prompts, options).result()
 
     def metrics(self) -> dict[str, float]:
         """Rates and shares since the last call, and counts since the start."""

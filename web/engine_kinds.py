@@ -4,12 +4,15 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from replug.configs.errors import UserError
 from replug.configs.schema import WebConfig
-from replug.models.http.request_budget import RequestBudget
 from replug.web import engines
 from replug.web.records import SearchEngine
+
+if TYPE_CHECKING:  # which imports what takes seconds; the engines' names can do without
+    from replug.models.http.request_budget import RequestBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +20,7 @@ class EngineParts:
     """`local` is an engine over documents that the caller has, None where it has none."""
 
     web: WebConfig
-    budget: RequestBudget
+    budget: "RequestBudget"
     local: SearchEngine | None
 
 

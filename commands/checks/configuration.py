@@ -150,7 +150,7 @@ def scores(config: Config) -> Check | None:
         return None
     cache = ScoreCache(path)
     try:
-        held = ", ".join(f"{use.rows + use.generations:,} of {use.identity}" for use in cache.models())
+        held = ", ".join(f"{use.rows + use.generations + use.samples:,} of {use.identity}" for use in cache.models())
         return Check("scores", State.ok, f"{path}: {cache.num_bytes() / GIB:.2f} GiB, rows: {held or 'none'}")
     finally:
         cache.close()

@@ -15,7 +15,9 @@ from rich.table import Table
 
 from replug.configs.errors import RunError, UserError
 from replug.data.progress import Progress
+from replug.models.answer_table import AnswerTable
 from replug.models.generation_cache import GenerationCache
+from replug.models.sample_cache import SampleCache
 from replug.models.score_cache import Key, ModelUse, ScoreCache
 
 log = logging.getLogger(__name__)
@@ -49,7 +51,7 @@ def check(cache: ScoreCache, delete_wrong: bool) -> int:
             f"{cache.path} is damaged ({damage}), so none of its rows can be trusted: remove it, and its scores are "
             "computed again"
         )
-    tables: list[ScoreCache | GenerationCache] = [cache, GenerationCache(cache)]
+    tables: list[ScoreCache | AnswerTable] = [cache, GenerationCache(cache), SampleCache(cache)]
     total, wrong = sum(table.num_rows() for table in tables), [_wrong_rows(table) for table in tables]
     mistakes = [mistake for rows in wrong for mistake in rows.values()]
     if mistakes and not delete_wrong:
@@ -70,17 +72,20 @@ def show(cache: ScoreCache, done: dict[str, int], as_json: bool) -> None:
         print(json.dumps(_as_json(cache, models) | done, ensure_ascii=False))
         return
     rows, with_tokens = sum(use.rows for use in models), sum(use.rows_with_tokens for use in models)
-    answers = sum(use.generations for use in models)
+    answers, sampled = sum(use.generations for use in models), sum(use.samples for use in models)
     console = Console(width=120)
     if done["deleted_rows"]:
         freed = _megabytes(done["freed_bytes"])
         console.print(f"deleted {done['deleted_rows']} rows and freed {freed}", highlight=False)
     size = _megabytes(cache.num_bytes())
-    print(f"{cache.path}: {size}, {rows} rows, {with_tokens} of them with their tokens, {answers} answers")
+    print(
+        f"{cache.path}: {size}, {rows} rows, {with_tokens} of them with their tokens, {answers} answers, "
+        f"samples of {sampled} prompts"
+    )
     console.print(_table(models))
 
 
-def _wrong_rows(table: ScoreCache | GenerationCache) -> dict[Key, str]:
+def _wrong_rows(table: ScoreCache | AnswerTable) -> dict[Key, str]:
     wrong = {}
     progress = Progress("rows checked", table.num_rows())
     for number, (key, mistake) in enumerate(table.check_rows(), start=1):
@@ -98,6 +103,7 @@ def _as_json(cache: ScoreCache, models: list[ModelUse]) -> dict[str, object]:
         "rows": sum(use.rows for use in models),
         "rows_with_tokens": sum(use.rows_with_tokens for use in models),
         "generations": sum(use.generations for use in models),
+        "samples": sum(use.samples for use in models),
         "models": [asdict(use) | {"hit_share": _hit_share(use)} for use in models],
     }
 
@@ -105,13 +111,14 @@ def _as_json(cache: ScoreCache, models: list[ModelUse]) -> dict[str, object]:
 def _table(models: list[ModelUse]) -> Table:
     table = Table()
     table.add_column("LM", overflow="fold")
-    for name in ("rows", "with tokens", "answers", "hits", "misses", "hit share", "oldest", "newest"):
+    for name in ("rows", "with tokens", "answers", "sampled", "hits", "misses", "hit share", "oldest", "newest"):
         table.add_column(name, justify="right")
     for use in models:
         share = _hit_share(use)
         table.add_row(
             escape(use.identity),
-            *(str(number) for number in (use.rows, use.rows_with_tokens, use.generations, use.hits, use.misses)),
+            *(str(number) for number in (use.rows, use.rows_with_tokens, use.generations, use.samples)),
+            *(str(number) for number in (use.hits, use.misses)),
             "-" if share is None else f"{share:.1%}",
             *(_date(seconds) for seconds in (use.oldest, use.newest)),
         )

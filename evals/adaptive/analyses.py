@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from replug.configs.errors import UserError
-from replug.evals.adaptive.outcomes import POPULARITY, RECALL, Answered, TwoWays
+from replug.evals.adaptive.outcomes import POPULARITY, RECALL, AnsweredQuestions, TwoWays
 from replug.evals.adaptive.paper import ALL_QUESTIONS, RAREST_QUESTIONS
 from replug.evals.intervals import Interval, wilson_interval
 from replug.evals.popqa.popularity import popularity_correlation, relative_popularity
@@ -51,7 +51,7 @@ class RelationFigures:
     correlation: Mapping[str, float | None]
 
 
-def help_and_harm(answered: Answered, pair: TwoWays) -> list[Cell]:
+def help_and_harm(answered: AnsweredQuestions, pair: TwoWays) -> list[Cell]:
     """The four cells of right and wrong (the paper's table 1): retrieval harms in the second, helps in the third."""
     questions = answered.questions(pair)
     held = answered.methods[pair.augmented].numbers.get(RECALL)
@@ -63,7 +63,7 @@ def help_and_harm(answered: Answered, pair: TwoWays) -> list[Cell]:
     return cells
 
 
-def popularity_of(answered: Answered) -> np.ndarray:
+def popularity_of(answered: AnsweredQuestions) -> np.ndarray:
     """[N]; raises UserError where the outcomes do not hold it of every question."""
     popularity = answered.of_question(POPULARITY)
     if popularity is None or not np.isfinite(popularity).all():
@@ -71,19 +71,19 @@ def popularity_of(answered: Answered) -> np.ndarray:
     return popularity
 
 
-def accuracy_by_popularity(answered: Answered) -> list[PopularityBin]:
+def accuracy_by_popularity(answered: AnsweredQuestions) -> list[PopularityBin]:
     """In half powers of ten, those that hold questions; what is below 1 is with 1 (the paper's figures 1 and 5)."""
     return [_bin(answered, one, own) for one, own in _half_powers(answered)]
 
 
-def accuracy_by_relative_popularity(answered: Answered) -> list[PopularityBin]:
+def accuracy_by_relative_popularity(answered: AnsweredQuestions) -> list[PopularityBin]:
     """Among the questions of their own relation, in half standard deviations (the paper's figure 7)."""
     relative = relative_popularity(popularity_of(answered), answered.relations)
     edges = np.arange(np.floor(2 * relative.min()), np.floor(2 * relative.max()) + 2) / 2
     return [_bin(answered, one, own) for one, own in _binned(relative, edges)]
 
 
-def policy_by_popularity(answered: Answered, pair: TwoWays, right: np.ndarray) -> list[PopularityBin]:
+def policy_by_popularity(answered: AnsweredQuestions, pair: TwoWays, right: np.ndarray) -> list[PopularityBin]:
     """Two ways and their policy, whose accuracy on each question is `right` [N], NaN where it was never measured."""
     bins = []
     for one, own in _half_powers(answered):
@@ -94,7 +94,7 @@ def policy_by_popularity(answered: Answered, pair: TwoWays, right: np.ndarray) -
     return bins
 
 
-def _half_powers(answered: Answered) -> Iterator[tuple[tuple[float, float], np.ndarray]]:
+def _half_powers(answered: AnsweredQuestions) -> Iterator[tuple[tuple[float, float], np.ndarray]]:
     popularity = np.maximum(popularity_of(answered), 1)
     edges = 10 ** (np.arange(0, 2 * np.ceil(np.log10(popularity.max() + 1)) + 1) / 2)
     return _binned(popularity, edges)
@@ -108,13 +108,13 @@ def _binned(values: np.ndarray, edges: np.ndarray) -> Iterator[tuple[tuple[float
 
 
 def _bin(
-    answered: Answered, ends: tuple[float, float], own: np.ndarray, methods: Sequence[str] | None = None
+    answered: AnsweredQuestions, ends: tuple[float, float], own: np.ndarray, methods: Sequence[str] | None = None
 ) -> PopularityBin:
     accuracies = _accuracies(answered, own)
     return PopularityBin(*ends, int(own.sum()), {name: accuracies[name] for name in methods or accuracies})
 
 
-def by_relation(answered: Answered) -> list[RelationFigures]:
+def by_relation(answered: AnsweredQuestions) -> list[RelationFigures]:
     """In the order of their names."""
     popularity, relations = popularity_of(answered), np.array(answered.relations)
     figures = []
@@ -127,7 +127,7 @@ def by_relation(answered: Answered) -> list[RelationFigures]:
     return figures
 
 
-def rarest_and_others(answered: Answered) -> tuple[dict[str, Interval], dict[str, Interval]]:
+def rarest_and_others(answered: AnsweredQuestions) -> tuple[dict[str, Interval], dict[str, Interval]]:
     """Accuracy by method on the rarest 28%, as the paper's 4,000 of 14,267, and on the other questions."""
     order = np.argsort(popularity_of(answered), kind="stable")
     rarest = np.zeros(len(order), dtype=bool)
@@ -135,7 +135,7 @@ def rarest_and_others(answered: Answered) -> tuple[dict[str, Interval], dict[str
     return _accuracies(answered, rarest), _accuracies(answered, ~rarest)
 
 
-def _accuracies(answered: Answered, among: np.ndarray) -> dict[str, Interval]:
+def _accuracies(answered: AnsweredQuestions, among: np.ndarray) -> dict[str, Interval]:
     return {
         name: wilson_interval(float(of.accuracy[among].sum()), int(among.sum()))
         for name, of in answered.methods.items()

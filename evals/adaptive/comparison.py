@@ -6,7 +6,7 @@ import numpy as np
 
 from replug.configs.errors import UserError
 from replug.evals.adaptive.costs import Costs, policy_costs
-from replug.evals.adaptive.outcomes import Answered, TwoWays
+from replug.evals.adaptive.outcomes import AnsweredQuestions, TwoWays
 from replug.evals.adaptive.protocol import (
     ALWAYS_RETRIEVE,
     NEVER_RETRIEVE,
@@ -44,7 +44,7 @@ class Compared:
     auroc: Interval | None
 
 
-def choose_pair(answered: Answered, closed: str | None = None, augmented: str | None = None) -> TwoWays:
+def choose_pair(answered: AnsweredQuestions, closed: str | None = None, augmented: str | None = None) -> TwoWays:
     """The two methods that are named; by default `none`, and the only other one there is.
 
     Raises UserError for a method that is not there, and where there are several to choose from.
@@ -63,7 +63,7 @@ def choose_pair(answered: Answered, closed: str | None = None, augmented: str | 
     return pair
 
 
-def compare_policies(answered: Answered, pair: TwoWays, num_resamples: int = NUM_RESAMPLES) -> list[Compared]:
+def compare_policies(answered: AnsweredQuestions, pair: TwoWays, num_resamples: int = NUM_RESAMPLES) -> list[Compared]:
     """Never, always, a policy by each signal with a threshold for each relation and with one for all, and the oracle.
 
     Raises UserError for fewer than two questions.
@@ -88,13 +88,13 @@ def compare_policies(answered: Answered, pair: TwoWays, num_resamples: int = NUM
     ]
 
 
-def accuracy_of_policy(answered: Answered, pair: TwoWays, signal: str) -> np.ndarray:
+def accuracy_of_policy(answered: AnsweredQuestions, pair: TwoWays, signal: str) -> np.ndarray:
     """Of each question, [N], by thresholds for each relation that were fitted to others; NaN where none were."""
     rule = Rule(oriented(answered.signals(pair)[signal], SIGNALS[signal]))
     return accuracy_left_out(_questions(answered, pair), rule, draw_splits(len(answered.ids)))
 
 
-def _questions(answered: Answered, pair: TwoWays) -> Questions:
+def _questions(answered: AnsweredQuestions, pair: TwoWays) -> Questions:
     if len(answered.ids) < 2:
         raise UserError("the outcomes are of one question; expected two at least: one to fit to, one to measure")
     return answered.questions(pair)
@@ -105,7 +105,7 @@ def oriented(values: np.ndarray, signal: Signal) -> np.ndarray:
     return np.where(np.isnan(values), NEVER, signal.sign * values)
 
 
-def _costs(answered: Answered, pair: TwoWays, rule: Rule, splits: np.ndarray, signal: str) -> Costs:
+def _costs(answered: AnsweredQuestions, pair: TwoWays, rule: Rule, splits: np.ndarray, signal: str) -> Costs:
     known_from = SIGNALS[signal].known_from
     return policy_costs(
         answered.methods[pair.closed].costs(),

@@ -40,6 +40,8 @@ def named(method: str) -> str:
 def draw_popularity(axes: Axes, bins: Sequence[PopularityBin], label: str) -> None:
     """Accuracy against popularity, a line for each way to answer, with Wilson's intervals; a policy's is dashed."""
     _draw_ways(axes, bins, lambda one, shift: np.sqrt(one.low * one.high) * 1.06**shift)
+    # Said, since there may be no bin with questions enough to be drawn, and an empty scale has no logarithm.
+    axes.set_xlim(min(one.low for one in bins), max(one.high for one in bins))
     _log_scale(axes)
     axes.set_xlabel(label)
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 from replug.configs.errors import UserError
 from replug.evals.adaptive.comparison import Compared, oriented
-from replug.evals.adaptive.outcomes import Answered, TwoWays
+from replug.evals.adaptive.outcomes import AnsweredQuestions, TwoWays
 from replug.evals.adaptive.retrievers import full_name, retriever_identity
 from replug.evals.adaptive.thresholds import ALWAYS, NEVER, fit_thresholds
 from replug.models.policy import SIGNALS, Policy, Signal, Threshold
 
 
-def fit_policy(answered: Answered, pair: TwoWays, signal: str) -> Policy:
+def fit_policy(answered: AnsweredQuestions, pair: TwoWays, signal: str) -> Policy:
     """By a signal, for two ways to answer.
 
     Raises UserError for a signal that the outcomes do not hold, and where the retriever is not known any more.
@@ -30,7 +30,7 @@ def fit_policy(answered: Answered, pair: TwoWays, signal: str) -> Policy:
     )
 
 
-def thresholds_by(answered: Answered, pair: TwoWays, signal: str) -> tuple[dict[str, Threshold], Threshold]:
+def thresholds_by(answered: AnsweredQuestions, pair: TwoWays, signal: str) -> tuple[dict[str, Threshold], Threshold]:
     """By relation, and of all questions, in the signal's unit. Raises UserError for an unknown signal."""
     signals = answered.signals(pair)
     if signal not in signals:
@@ -58,7 +58,7 @@ def _in_unit(threshold: float, signal: Signal) -> Threshold:
     return signal.sign * threshold
 
 
-def _from(answered: Answered, pair: TwoWays) -> dict[str, object]:
+def _from(answered: AnsweredQuestions, pair: TwoWays) -> dict[str, object]:
     """What a reader wants to know of how it was fitted."""
     questions = answered.methods[pair.augmented].config.questions
     return {

@@ -20,7 +20,7 @@ from replug.evals.adaptive.analyses import (
 )
 from replug.evals.adaptive.comparison import BY_RELATION, Compared, accuracy_of_policy, compare_policies
 from replug.evals.adaptive.fitting import thresholds_by
-from replug.evals.adaptive.outcomes import Answered, TwoWays
+from replug.evals.adaptive.outcomes import AnsweredQuestions, TwoWays
 from replug.evals.adaptive.protocol import NUM_RESAMPLES
 from replug.evals.intervals import Interval, wilson_interval
 from replug.models.policy import Threshold
@@ -54,7 +54,7 @@ class MeasuredWay:
 class MeasuredLM:
     """What is measured of one LM; `accuracy`, `rarest` and `others` by method, with Wilson's intervals."""
 
-    answered: Answered
+    answered: AnsweredQuestions
     accuracy: dict[str, Interval]
     bins: list[PopularityBin]
     relative_bins: list[PopularityBin]
@@ -68,7 +68,7 @@ class MeasuredLM:
         return self.answered.name
 
 
-def measure_all(answered: Sequence[Answered], num_resamples: int = NUM_RESAMPLES) -> list[MeasuredLM]:
+def measure_all(answered: Sequence[AnsweredQuestions], num_resamples: int = NUM_RESAMPLES) -> list[MeasuredLM]:
     """Every LM, and every way to answer against closed book; against GenRead too, as the paper's best policy is.
 
     Raises UserError where an LM has no closed-book answers, no others, or no popularity.
@@ -84,13 +84,13 @@ def measure_all(answered: Sequence[Answered], num_resamples: int = NUM_RESAMPLES
     return [_measure_lm(one, num_resamples, progress) for one in _told_apart(answered)]
 
 
-def _told_apart(answered: Sequence[Answered]) -> list[Answered]:
+def _told_apart(answered: Sequence[AnsweredQuestions]) -> list[AnsweredQuestions]:
     """LMs of one name, such as one LM in two dtypes, are named with their identities."""
     names = [one.name for one in answered]
     return [replace(one, name=f"{one.name} {one.identity}") if names.count(one.name) > 1 else one for one in answered]
 
 
-def _measure_lm(answered: Answered, num_resamples: int, progress: Progress) -> MeasuredLM:
+def _measure_lm(answered: AnsweredQuestions, num_resamples: int, progress: Progress) -> MeasuredLM:
     ways = []
     for pair in _pairs(answered):
         ways.append(_measure_way(answered, pair, num_resamples))
@@ -102,7 +102,7 @@ def _measure_lm(answered: Answered, num_resamples: int, progress: Progress) -> M
     return MeasuredLM(answered, accuracy, *bins, by_relation(answered), *rarest_and_others(answered), ways)
 
 
-def _pairs(answered: Answered) -> list[TwoWays]:
+def _pairs(answered: AnsweredQuestions) -> list[TwoWays]:
     """What a policy chooses between: closed book and each other method, GenRead and each that reads documents."""
     others = [method for method in answered.methods if method != NONE]
     found = [method for method in others if method != GENREAD]
@@ -110,7 +110,7 @@ def _pairs(answered: Answered) -> list[TwoWays]:
     return [*(TwoWays(NONE, method) for method in others), *of_written]
 
 
-def _measure_way(answered: Answered, pair: TwoWays, num_resamples: int) -> MeasuredWay:
+def _measure_way(answered: AnsweredQuestions, pair: TwoWays, num_resamples: int) -> MeasuredWay:
     signal = answered.popularity_signal
     thresholds, _ = thresholds_by(answered, pair, signal)
     compared = compare_policies(answered, pair, num_resamples)

@@ -76,7 +76,7 @@ class TwoWays:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class AnsweredQuestions:
     """What one LM answered to N questions: their ids and relations, and the outcomes by method.
 
     `popularity_signal` names the signal that the number `popularity` is: `frequency` where the questions tell no page
@@ -114,7 +114,7 @@ class Answered:
         return next((of.numbers[name] for of in self.methods.values() if name in of.numbers), None)
 
 
-def read_answered(folders: Sequence[Path]) -> list[Answered]:
+def read_answered(folders: Sequence[Path]) -> list[AnsweredQuestions]:
     """What is in the folders, by LM in the order given.
 
     Raises UserError for a folder that is no finished evaluation, for one that asked other questions or asked them in
@@ -123,7 +123,7 @@ def read_answered(folders: Sequence[Path]) -> list[Answered]:
     read = [_read(folder) for given in folders for folder in _with_those_inside(given)]
     if not read:
         raise UserError("no folder is given; expected what `replug evaluate` wrote")
-    by_lm: dict[str, Answered] = {}
+    by_lm: dict[str, AnsweredQuestions] = {}
     for one in read:
         _require_same_questions(read[0], one)
         by_lm[one.identity] = _combined(by_lm[one.identity], one) if one.identity in by_lm else one
@@ -138,7 +138,7 @@ def _with_those_inside(path: Path) -> Iterator[EvaluationFolder]:
     yield from (EvaluationFolder(path / name) for name in lms) if lms else (folder,)
 
 
-def _read(folder: EvaluationFolder) -> Answered:
+def _read(folder: EvaluationFolder) -> AnsweredQuestions:
     if not folder.results.is_file():
         raise UserError(f"{folder.path} holds no finished evaluation (results.json is missing); run it to the end")
     require_checksums(folder.path, "run the evaluation again", [folder.config.name, folder.lm.name])
@@ -149,7 +149,7 @@ def _read(folder: EvaluationFolder) -> Answered:
     ids, relations, rows, popularity_signal = _rows(folder.outcomes)
     seconds = _seconds(folder)
     methods = {name: MethodOutcomes(_numbers(rows, name), seconds.get(name, {}), config, folder) for name in rows[0]}
-    return Answered(_lm_name(config), identity, ids, relations, methods, popularity_signal)
+    return AnsweredQuestions(_lm_name(config), identity, ids, relations, methods, popularity_signal)
 
 
 def _rows(path: Path) -> tuple[tuple[str, ...], tuple[str, ...], list[dict[str, dict[str, float]]], str]:
@@ -227,7 +227,7 @@ def _lm_name(config: EvaluationConfig) -> str:
     return config.lm.model or Path(str(config.lm.path)).name.rpartition(":")[2]
 
 
-def _require_same_questions(first: Answered, other: Answered) -> None:
+def _require_same_questions(first: AnsweredQuestions, other: AnsweredQuestions) -> None:
     if set(first.ids) != set(other.ids):
         one = min(set(first.ids) ^ set(other.ids))
         raise UserError(
@@ -236,7 +236,7 @@ def _require_same_questions(first: Answered, other: Answered) -> None:
         )
 
 
-def _combined(first: Answered, other: Answered) -> Answered:
+def _combined(first: AnsweredQuestions, other: AnsweredQuestions) -> AnsweredQuestions:
     """The methods of both, by the order of the questions in the first."""
     _require_asked_alike(first, other)
     place = {name: row for row, name in enumerate(other.ids)}
@@ -254,7 +254,7 @@ def _combined(first: Answered, other: Answered) -> Answered:
     return replace(first, methods=methods)
 
 
-def _require_same_popularity(first: Answered, other: Answered, order: np.ndarray) -> None:
+def _require_same_popularity(first: AnsweredQuestions, other: AnsweredQuestions, order: np.ndarray) -> None:
     """Page views in one folder and documents in another, or documents of two corpora, are no one scale."""
     known, given = first.of_question(POPULARITY), other.of_question(POPULARITY)
     if known is None or given is None or np.array_equal(known, given[order], equal_nan=True):
@@ -266,7 +266,7 @@ def _require_same_popularity(first: Answered, other: Answered, order: np.ndarray
     )
 
 
-def _require_asked_alike(first: Answered, other: Answered) -> None:
+def _require_asked_alike(first: AnsweredQuestions, other: AnsweredQuestions) -> None:
     one, two = (flatten(next(iter(of.methods.values())).config) for of in (first, other))
     for key in one:
         if (key == "seed" or key.startswith("questions.")) and key not in FREE and one[key] != two[key]:
@@ -276,5 +276,5 @@ def _require_asked_alike(first: Answered, other: Answered) -> None:
             )
 
 
-def _folder(answered: Answered) -> Path:
+def _folder(answered: AnsweredQuestions) -> Path:
     return next(iter(answered.methods.values())).folder.path

@@ -60,7 +60,7 @@ GENREAD_TEMPLATE = "Generate a background document from Wikipedia to answer the 
 
 
 @dataclass(frozen=True, slots=True)
-class Shot:
+class PopShot:
     """A question that is shown with its answer, and with its own passage where the method has passages."""
 
     question: str
@@ -81,12 +81,12 @@ def subject_of(relation: str, question: str) -> str | None:
     return subject if subject.strip() and question == f"{before}{subject}{after}" else None
 
 
-def popqa_prompt(question: str, passage: str | None, shots: Sequence[Shot] = ()) -> str:
+def popqa_prompt(question: str, passage: str | None, shots: Sequence[PopShot] = ()) -> str:
     """What the LM continues: the shots, the passage, the question."""
     return popqa_opening(shots) + _block(question, passage)
 
 
-def popqa_opening(shots: Sequence[Shot]) -> str:
+def popqa_opening(shots: Sequence[PopShot]) -> str:
     """What the prompts of all questions of a relation begin with."""
     return "".join(f"{_block(shot.question, shot.passage)} {one_line(shot.answer)}{BETWEEN_BLOCKS}" for shot in shots)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from replug.configs.errors import UserError
-from replug.data.rows import read_json_lines
+from replug.data.rows import read_json_array, read_json_lines
 from replug.evals.open_qa import OpenQuestion, open_question, questions_of_rows
 from replug.evals.popqa.prompts import ENTITY_QUESTIONS_TEMPLATES, TEMPLATES, question_of, subject_of
 from replug.evals.prompts import one_line
@@ -85,7 +85,7 @@ def _entity_rows(path: Path) -> Iterator[tuple[str, Row]]:
     relation = str(_entity_relation(path))
     if relation not in ENTITY_QUESTIONS_TEMPLATES:
         raise UserError(f"{path}: {relation} is no relation of EntityQuestions; expected one of {_ENTITY_RELATIONS}")
-    rows = read_json_lines(path) if path.suffix == ".jsonl" else _array_rows(path)
+    rows = read_json_lines(path) if path.suffix == ".jsonl" else read_json_array(path)
     for number, (where, row) in enumerate(rows, start=1):
         question = row.get("question")
         subject = subject_of(relation, question) if isinstance(question, str) else None
@@ -97,22 +97,6 @@ def _entity_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 _ENTITY_RELATIONS = ", ".join(ENTITY_QUESTIONS_TEMPLATES)
-
-
-def _array_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """The objects of a JSON array, named by their places."""
-    if not path.is_file():
-        raise UserError(f"{path} does not exist; expected a JSON array of questions")
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8-sig"))
-    except ValueError as error:  # also of what is not UTF-8
-        raise UserError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(rows, list):
-        raise UserError(f"{path}: expected a JSON array of questions, found {type(rows).__name__}")
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row, dict):
-            raise UserError(f"{path}, question {number}: expected an object, found {type(row).__name__}")
-        yield f"{path}, question {number}", row
 
 
 def _table_rows(path: Path) -> Iterator[tuple[str, Row]]:

@@ -26,7 +26,7 @@ from replug.evals.open_qa import STOP
 from replug.evals.popqa.findings import add_popqa_findings
 from replug.evals.popqa.frequency import document_frequencies
 from replug.evals.popqa.popularity import DOCUMENTS, PAGE_VIEWS, most_frequent, popularity_bin
-from replug.evals.popqa.prompts import Shot, first_line, popqa_opening, popqa_prompt
+from replug.evals.popqa.prompts import PopShot, first_line, popqa_opening, popqa_prompt
 from replug.evals.popqa.questions import PopQuestion, read_popqa
 from replug.evals.popqa.shots import NUM_SHOTS, ShotPlan, plan_shots
 from replug.evals.questions import draw_questions, queries_of, question_problems
@@ -35,7 +35,7 @@ from replug.models.ensemble import document_weights
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.prompt import PromptTemplate
 
-Shots = Mapping[tuple[str, str], Sequence[Shot]]  # by method and relation
+Shots = Mapping[tuple[str, str], Sequence[PopShot]]  # by method and relation
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,10 +239,10 @@ def _frequencies(
     return kept
 
 
-def _shot(question: PopQuestion, method: Method, book: EvidenceBook, place: int | None) -> Shot:
+def _shot(question: PopQuestion, method: Method, book: EvidenceBook, place: int | None) -> PopShot:
     """With the first document that the method has for it, at its place among the queries; None for without."""
     passage = None if place is None else book.nearest(method, place)
-    return Shot(question.example.query, question.object, passage)
+    return PopShot(question.example.query, question.object, passage)
 
 
 EVALUATION = EvaluationKind(popqa_dataset, question_problems, add_findings=add_popqa_findings)

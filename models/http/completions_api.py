@@ -17,6 +17,7 @@ import numpy as np
 from replug.configs.errors import UserError
 from replug.configs.plain_text import plain_line
 from replug.models.black_box_lm import UnscorableText
+from replug.models.generation import SamplingOptions
 from replug.models.http.echoed_tokens import BROKEN, TokenForms
 from replug.models.pair_tokens import PairIds
 
@@ -110,11 +111,18 @@ def generate_payload(pairs: Sequence[Pair], max_new_tokens: int, stop: str | Non
     return {"prompt": [pair.beginning for pair in pairs], **options, **({"stop": [stop]} if stop else {})}
 
 
+def sample_payload(pairs: Sequence[Pair], options: SamplingOptions) -> dict[str, Any]:
+    """Draws after the prefixes, each sent once. Servers refuse several greedy answers, which are all the same."""
+    how = {"temperature": options.temperature, "top_p": options.top_p, "seed": options.seed}
+    payload = generate_payload(pairs, options.max_new_tokens, options.stop) | how
+    return payload if options.temperature == 0 else payload | {"n": options.num_samples}
+
+
 def most_tokens(payload: dict[str, Any]) -> int:
     """An upper bound of what a request can cost: a text has at most a token for each byte, and two that open it."""
     prompts = payload["prompt"]
     lengths = [len(prompt.encode()) + 2 if isinstance(prompt, str) else len(prompt) for prompt in prompts]
-    return sum(lengths) + len(prompts) * int(payload["max_tokens"])
+    return sum(lengths) + len(prompts) * int(payload.get("n", 1)) * int(payload["max_tokens"])
 
 
 def most_answer_bytes(payload: dict[str, Any]) -> int:
@@ -163,6 +171,18 @@ def read_generated(pairs: Sequence[Pair], body: Any) -> GeneratedTexts:
     """What follows each prefix. Raises IllFormed."""
     answers = [_well_formed(partial(_generated, choice)) for choice in _choices(body, len(pairs))]
     return GeneratedTexts(answers, _usage(body, "prompt_tokens") or None)  # a server that says 0 does not count
+
+
+def read_samples(pairs: Sequence[Pair], num_samples: int, body: Any) -> list[list[tuple[str, np.ndarray]]]:
+    """What was drawn after each prefix [P][num_samples]. Raises IllFormed, and UserError for a server without `n`."""
+    choices = body.get("choices") if isinstance(body, dict) else None
+    if num_samples > 1 and isinstance(choices, list) and len(choices) == len(pairs):
+        raise UserError(
+            f"the server draws one answer after a prompt where n={num_samples} were asked for; expected a server whose "
+            "/v1/completions knows n, such as vLLM, or local weights"
+        )
+    drawn = [_well_formed(partial(_generated, choice)) for choice in _choices(body, len(pairs) * num_samples)]
+    return [drawn[start : start + num_samples] for start in range(0, len(drawn), num_samples)]
 
 
 def _choices(body: Any, count: int) -> list[dict]:

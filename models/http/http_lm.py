@@ -23,7 +23,7 @@ import numpy as np
 from replug.configs.errors import RunError, UserError
 from replug.models.black_box_lm import ContinuationScore, UnscorableText, check_ensemble, check_pairs
 from replug.models.ensemble import ensemble_answers
-from replug.models.generation import Generated, GenerationOptions, before_stop
+from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, before_stop
 from replug.models.http import completions_api as api
 from replug.models.http.completions_api import GeneratedTexts, Pair, ServerFault, TokenScores
 from replug.models.http.connection import ServerConnection, ServerError, ServerSpec
@@ -85,7 +85,9 @@ class HttpLM:
         rows = list(range(len(prefixes)))
         return _chunks(rows, self.spec.limits.prompts_per_request)
 
-    def submit(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[list[ContinuationScore]]":
+    def submit(
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+    ) -> "Future[list[ContinuationScore]]":
         """Scores in nats, whole and in order, or the first error: ServerError, BudgetSpent, UnscorableText.
 
         Raises UnscorableText at once for empty continuations and inputs beyond `max_tokens`.
@@ -95,8 +97,10 @@ class HttpLM:
         check_lengths([pair.ids for pair in pairs if pair.ids], self.max_tokens)
         return self._run(self._score(pairs))
 
-    def score(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[ContinuationScore]:
-        return self.submit(prefixes, continuations).result()
+    def score(
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+    ) -> list[ContinuationScore]:
+        return self.submit(prefixes, continuations, opening=opening).result()
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
         """Greedy continuations. Raises as `submit` does."""
@@ -131,6 +135,17 @@ class HttpLM:
         self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
     ) -> Generated:
         return self.submit_ensemble(prompts, weights, options).result()
+
+    def submit_samples(self, prompts: Sequence[str], options: SamplingOptions) -> "Future[list[list[Sampled]]]":
+        """The server's own draws, `n` after each prompt by one request; the seed is sent, and servers may ignore it.
+
+        Raises as `submit` does, UserError for a server without `n`, and RunError for one that gives no log-probs.
+        """
+        require_texts(prompts, "prompts")
+        return self._run(self._sample(self._prompts(prompts, options.max_new_tokens), options))
+
+    def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
+        return self.submit_samples(prompts, options).result()
 
     def metrics(self) -> dict[str, float]:
         """Requests and tokens that the budget has counted, retries of this process, and rates since the last call."""
@@ -209,14 +224,32 @@ class HttpLM:
         payload = api.generate_payload(pairs, max_new_tokens, stop)
         return [await self._ask(pairs, payload, partial(api.read_generated, pairs))]
 
+    async def _sample(self, pairs: list[Pair], options: SamplingOptions) -> list[list[Sampled]]:
+        chunks = _chunks(pairs, self.spec.limits.prompts_per_request)
+        drawn = await _all(self._sample_request(chunk, options) for chunk in chunks)
+        await self._check_unchanged()
+        self._require_logprobs(
+            [(before_stop(text, options.stop), logprobs) for some in drawn for text, logprobs in some]
+        )
+        return [[Sampled(before_stop(text, options.stop), logprobs) for text, logprobs in some] for some in drawn]
+
+    async def _sample_request(self, pairs: list[Pair], options: SamplingOptions) -> list[list[tuple[str, np.ndarray]]]:
+        payload = api.sample_payload(pairs, options)
+        num_samples = payload.get("n", 1)
+        drawn = await self._ask(pairs, payload, partial(api.read_samples, pairs, num_samples))
+        return [some * (options.num_samples // num_samples) for some in drawn]
+
+    def _require_logprobs(self, answers: Iterable[tuple[str, np.ndarray]]) -> None:
+        if any(answer and not len(logprobs) for answer, logprobs in answers):
+            raise RunError(f"{self.spec.url} gives no log-probs of what it generates: its answers cannot be weighed")
+
     async def _generate_ensemble(
         self, pairs: list[Pair], weights: list[float], options: GenerationOptions
     ) -> Generated:
         found = await self._generate(pairs, options.max_new_tokens, options.stop)
         answers = [before_stop(text, options.stop) for text, _ in found.answers]
         logprobs = [logprobs for _, logprobs in found.answers]
-        if any(answer and not len(some) for answer, some in zip(answers, logprobs, strict=True)):
-            raise RunError(f"{self.spec.url} gives no log-probs of what it generates: its answers cannot be weighed")
+        self._require_logprobs(zip(answers, logprobs, strict=True))
         best = ensemble_answers(answers, [float(some.sum()) for some in logprobs], weights)
         if best is None:  # nothing was generated after any prompt
             return Generated("", np.empty(0, dtype=np.float32), None, len(pairs), found.prompt_tokens)

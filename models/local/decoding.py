@@ -7,7 +7,7 @@ again for every token, which is slow and right for every causal model.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from replug.models.black_box_lm import PassCounts
 from replug.models.generation import Generated, GenerationOptions, before_stop
+from replug.models.local.branching import branching_probe, takes_trees
 from replug.models.local.next_token import TokenChooser, entropy, mix_next_token
 from replug.models.local.shared_prefix import SharedPrefix, probe_ids, reuses_prefixes
 
@@ -30,8 +31,8 @@ class GrowingPrompts(Protocol):
 
     logits: Tensor
 
-    def append(self, token: int) -> None:
-        """Make all prompts longer by a token."""
+    def append(self, tokens: Sequence[int]) -> None:
+        """Make each prompt longer by its token [K]."""
         ...
 
 
@@ -63,10 +64,15 @@ class CachedPrompts:
         self._read(ids, own.to(model.device), max(1, tokens_per_pass // len(rows)))
         counts.add(sum(len(row) for row in rows), ids.numel())
 
-    def append(self, token: int) -> None:
-        column = torch.full((len(self.logits), 1), token, device=self._model.device)
+    def append(self, tokens: Sequence[int]) -> None:
+        column = torch.tensor(tokens, device=self._model.device)[:, None]
         self.logits = self._pass(column, torch.ones_like(column))
         self._counts.add(len(column), len(column))
+
+    def repeat(self, num: int) -> None:
+        """Each prompt so many times, as if it had been given so."""
+        self._cache.batch_repeat_interleave(num)
+        self._seen, self.logits = self._seen.repeat_interleave(num, 0), self.logits.repeat_interleave(num, 0)
 
     def _read(self, ids: Tensor, mask: Tensor, width: int) -> None:
         for columns, shown in zip(ids.split(width, 1), mask.split(width, 1), strict=True):
@@ -91,6 +97,20 @@ class CachedPrompts:
         return hidden
 
 
+class RepeatedPrompt:
+    """`Branches` of one prompt that was given so many times; an answer that has ended is read on for nothing."""
+
+    def __init__(self, prompts: GrowingPrompts) -> None:
+        self._prompts, self._alive = prompts, list(range(len(prompts.logits)))
+        self.logits = prompts.logits
+
+    def append(self, tokens: Sequence[int], kept: Sequence[int]) -> None:
+        self._alive = [self._alive[row] for row in kept]
+        by_row = dict(zip(self._alive, tokens, strict=True))
+        self._prompts.append([by_row.get(row, tokens[0]) for row in range(len(self._prompts.logits))])
+        self.logits = self._prompts.logits[self._alive]
+
+
 class RecomputedPrompts:
     """Prompts that `read` reads anew for every token: ids of K prompts in, logits [K, V] out."""
 
@@ -98,18 +118,22 @@ class RecomputedPrompts:
         self._rows, self._read = rows, read
         self.logits = read(rows)
 
-    def append(self, token: int) -> None:
-        self._rows = [[*row, token] for row in self._rows]
+    def append(self, tokens: Sequence[int]) -> None:
+        self._rows = [[*row, token] for row, token in zip(self._rows, tokens, strict=True)]
         self.logits = self._read(self._rows)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """What a model's keys and values can be kept for: unpadded prompts, padding on the left, padding after a prefix."""
+    """What a model's keys and values can be kept for.
+
+    Unpadded prompts, padding on the left, padding after a prefix, and rows whose tokens are told what they see.
+    """
 
     unpadded: bool = False
     padded: bool = False
     padded_after_prefix: bool = False
+    trees: bool = False
 
 
 def find_cache_use(model: PreTrainedModel) -> CacheUse:
@@ -123,8 +147,10 @@ def find_cache_use(model: PreTrainedModel) -> CacheUse:
         prefix = SharedPrefix(model, ids[:8])
         alone, padded = _probe(model, [ids]), _probe(model, [ids, ids + ids[:5]])
         after_prefix = _probe(model, [ids[8:], ids[8:] + ids[:5]], prefix)
-    is_same = [_difference(alone, other) < tolerance for other in (padded, after_prefix)]
-    return CacheUse(True, is_same[0], is_same[1] and not _has_window(model, prefix))
+        branch = branching_probe(model) if takes_trees(model) else None
+    is_same = [other is not None and _difference(alone, other) < tolerance for other in (padded, after_prefix, branch)]
+    has_window = _has_window(model, prefix)
+    return CacheUse(True, is_same[0], is_same[1] and not has_window, is_same[2] and not has_window)
 
 
 def continue_answer(
@@ -151,7 +177,7 @@ def continue_answer(
         if is_end or answer != text or len(ids) == options.max_new_tokens:
             said, unsure = np.array([logprobs, entropies], dtype=np.float32)
             return Generated(answer, said, unsure, len(log_weights), prompt_tokens)
-        prompts.append(ids[-1])
+        prompts.append([ids[-1]] * len(log_weights))
 
 
 def _left_padded(rows: list[Tensor]) -> Tensor:
@@ -162,7 +188,7 @@ def _left_padded(rows: list[Tensor]) -> Tensor:
 def _probe(model: PreTrainedModel, rows: list[list[int]], shared: SharedPrefix | None = None) -> Tensor:
     """Log-probs [V] after the first row, read in slices and with one more token than was given."""
     prompts = CachedPrompts(model, rows, 6 * len(rows), PassCounts(), shared)
-    prompts.append(probe_ids(model)[3])
+    prompts.append([probe_ids(model)[3]] * len(rows))
     return prompts.logits[0].float().log_softmax(-1)
 
 

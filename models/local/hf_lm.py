@@ -8,7 +8,7 @@ How prompts are continued is told in `models.local.decoding`.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -17,24 +17,28 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from replug.configs.errors import RunError, UserError
-from replug.models.batching import token_budget_batches
+from replug.models.batching import token_budget_batches, within_budget
 from replug.models.black_box_lm import ContinuationScore, PassCounts, check_ensemble, check_pairs
-from replug.models.generation import Generated, GenerationOptions
+from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions
 from replug.models.hardware import TOKENS_PER_PASS, TOKENS_PER_PASS_GPU
+from replug.models.local.branching import PASSES_PER_GROUP, BranchingPrompts, predicted_places, tree_inputs
 from replug.models.local.cpu_attention import use_cpu_attention
 from replug.models.local.decoding import (
     CachedPrompts,
     CacheUse,
     GrowingPrompts,
     RecomputedPrompts,
+    RepeatedPrompt,
     continue_answer,
     find_cache_use,
 )
 from replug.models.local.float32_head import use_float32_head
 from replug.models.local.logprobs import continuation_positions, target_logprobs
 from replug.models.local.prefix_groups import PrefixGroup, prefix_groups
+from replug.models.local.sampling import Branches, draw_answers, draws_of
 from replug.models.local.sense import require_sense
 from replug.models.local.shared_prefix import KeptPrefixes, SharedPrefix, reuses_prefixes, shared_tokens
+from replug.models.local.token_tree import TokenTree, token_trees
 from replug.models.local.weights import lm_identity
 from replug.models.model_files import load_lm_tokenizer, loading
 from replug.models.packaged import resolve_lm_path
@@ -43,6 +47,8 @@ from replug.models.text_lists import require_texts
 from replug.models.whole_weights import load_whole
 
 log = logging.getLogger(__name__)
+
+Inputs = PrefixGroup | TokenTree  # of one row of a pass
 
 
 class HuggingFaceLM:
@@ -88,15 +94,20 @@ class HuggingFaceLM:
         self._kept.clear()
         self.counts = PassCounts()
 
-    def score(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[ContinuationScore]:
+    def score(
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+    ) -> list[ContinuationScore]:
         """Log-probs in nats. Raises UnscorableText for empty continuations and inputs beyond `max_tokens`."""
         check_pairs(prefixes, continuations)
         pairs = [pair_token_ids(self.tokenizer, p, c) for p, c in zip(prefixes, continuations, strict=True)]
         check_lengths(pairs, self.max_tokens)
-        groups = prefix_groups(pairs)
-        shared = self._share([group.prefix for group in groups]) if self._shares else None
-        if shared is not None:
-            groups = [group.without(shared.num_tokens) for group in groups]
+        begin = self._opening_ids(opening)
+        shared = self._share([*(before for before, _ in pairs), *begin]) if self._shares else None
+        num_shared = shared.num_tokens if shared else 0
+        pairs = [(before[num_shared:], after) for before, after in pairs]
+        is_tree = opening is not None and self._shares and self._cache_use.trees
+        rest_of_opening = sum(map(len, begin)) - num_shared if begin else 0
+        groups: list[Inputs] = [*token_trees(pairs, rest_of_opening)] if is_tree else [*prefix_groups(pairs)]
         scores: list[ContinuationScore | None] = [None] * len(pairs)
         for batch in token_budget_batches([group.num_tokens for group in groups], self.tokens_per_batch):
             some = [groups[i] for i in batch]
@@ -106,23 +117,79 @@ class HuggingFaceLM:
         return [score for score in scores if score is not None]
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
-        """Greedy continuations, one prompt at a time. Raises UnscorableText beyond `max_tokens`."""
-        require_texts(prompts, "prompts")
-        options = GenerationOptions(max_new_tokens, stop or None)
-        return [self.generate_ensemble([prompt], [1.0], options).text for prompt in prompts]
+        """Greedy continuations, decoded together. Raises UnscorableText beyond `max_tokens`."""
+        options = SamplingOptions(1, max_new_tokens, stop or None, temperature=0.0)
+        return [sample.text for [sample] in self.sample(prompts, options)]
 
     def generate_ensemble(
         self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
     ) -> Generated:
         """All prompts in one pass for each token. Raises UnscorableText beyond `max_tokens`, ValueError for weights."""
         check_ensemble(prompts, weights)
-        rows = [pair_token_ids(self.tokenizer, prompt, " ")[0] for prompt in prompts]
-        check_lengths([(row, [0] * options.max_new_tokens) for row in rows], self.max_tokens)
+        rows = self._prompt_ids(prompts, options.max_new_tokens)
         log_weights = torch.tensor(weights, dtype=torch.float64).log()
         with torch.inference_mode():
             growing = self._grow(rows, options.opening)
             prompt_tokens = sum(len(row) for row in rows)
             return continue_answer(growing, prompt_tokens, log_weights, self._ends, self._decode, options)
+
+    def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
+        """Answers of many prompts, decoded together. Raises UnscorableText beyond `max_tokens`."""
+        require_texts(prompts, "prompts")
+        rows = self._prompt_ids(prompts, options.max_new_tokens)
+        draws = [draws_of(prompt, options) for prompt in prompts]
+        with torch.inference_mode():
+            drawn = [
+                sample
+                for branches, some in self._branches(rows, draws, options)
+                for sample in draw_answers(branches, some, self._ends, self._decode, options)
+            ]
+        return [drawn[start : start + options.num_samples] for start in range(0, len(drawn), options.num_samples)]
+
+    def _branches(
+        self, rows: list[list[int]], draws: list[list[np.ndarray]], options: SamplingOptions
+    ) -> Iterator[tuple[Branches, list[np.ndarray]]]:
+        """Answers that are decoded together, with the draws of each, in the order of the prompts and their samples."""
+        budget = PASSES_PER_GROUP * self.tokens_per_batch
+        if not self._cache_use.trees:
+            for row, own in zip(rows, draws, strict=True):
+                size = max(1, budget // (len(row) + options.max_new_tokens))
+                for start in range(0, len(own), size):
+                    some = own[start : start + size]
+                    yield self._repeated(row, len(some), options.opening), some
+            return
+        shared = self._share([*rows, *self._opening_ids(options.opening)])
+        rows = [row[shared.num_tokens :] for row in rows] if shared else rows
+        new = options.num_samples * options.max_new_tokens
+        for group in within_budget([len(row) + new for row in rows], budget):
+            yield (
+                BranchingPrompts(
+                    self.model,
+                    [rows[number] for number in group],
+                    options.num_samples,
+                    options.max_new_tokens,
+                    self.counts,
+                    shared,
+                ),
+                [one for number in group for one in draws[number]],
+            )
+
+    def _repeated(self, row: list[int], num: int, opening: str) -> RepeatedPrompt:
+        """A prompt so many times, read once where the model keeps what it read."""
+        prompts = self._grow([row], opening)
+        if isinstance(prompts, CachedPrompts):
+            prompts.repeat(num)
+            return RepeatedPrompt(prompts)
+        return RepeatedPrompt(RecomputedPrompts([row] * num, self._last_logits))
+
+    def _prompt_ids(self, prompts: Sequence[str], max_new_tokens: int) -> list[list[int]]:
+        rows = [pair_token_ids(self.tokenizer, prompt, " ")[0] for prompt in prompts]
+        check_lengths([(row, [0] * max_new_tokens) for row in rows], self.max_tokens)
+        return rows
+
+    def _opening_ids(self, opening: str | None) -> list[list[int]]:
+        """What bounds the shared prefix of a call: the opening, where there is one."""
+        return [pair_token_ids(self.tokenizer, opening, " ")[0]] if opening else []
 
     @cached_property
     def _cache_use(self) -> CacheUse:
@@ -143,8 +210,7 @@ class HuggingFaceLM:
         is_even, use = len({len(row) for row in rows}) == 1, self._cache_use
         if not (use.unpadded if is_even else use.padded):
             return RecomputedPrompts(rows, self._last_logits)
-        begin = [pair_token_ids(self.tokenizer, opening, " ")[0]] if opening else []
-        shared = self._share([*rows, *begin]) if is_even or use.padded_after_prefix else None
+        shared = self._share([*rows, *self._opening_ids(opening)]) if is_even or use.padded_after_prefix else None
         if shared is not None:
             rows = [row[shared.num_tokens :] for row in rows]
         return CachedPrompts(self.model, rows, self.tokens_per_batch, self.counts, shared)
@@ -158,7 +224,7 @@ class HuggingFaceLM:
             self.counts.add(num_tokens, num_tokens)
         return self._kept[ids]
 
-    def _score_groups(self, groups: list[PrefixGroup], shared: SharedPrefix | None) -> list[np.ndarray]:
+    def _score_groups(self, groups: list[Inputs], shared: SharedPrefix | None) -> list[np.ndarray]:
         """Score in one pass, or in halves where memory does not hold it: the log-probs of every row, group by group.
 
         A pass is halved only after it had all the memory that can be freed, so the halves follow from the pass and
@@ -175,7 +241,7 @@ class HuggingFaceLM:
         return self._score_groups(groups[:half], shared) + self._score_groups(groups[half:], shared)
 
     def _pass_in_memory(
-        self, groups: list[PrefixGroup], longest: int, shared: SharedPrefix | None
+        self, groups: list[Inputs], longest: int, shared: SharedPrefix | None
     ) -> list[np.ndarray] | None:
         """None where memory does not hold the pass, whose tensors are gone then: an error in hand would keep them."""
         try:
@@ -192,7 +258,25 @@ class HuggingFaceLM:
             torch.cuda.empty_cache()
         return self._kept.clear() or on_gpu
 
-    def _one_pass(self, groups: list[PrefixGroup], longest: int, shared: SharedPrefix | None) -> list[np.ndarray]:
+    def _one_pass(self, groups: list[Inputs], longest: int, shared: SharedPrefix | None) -> list[np.ndarray]:
+        """Of plain inputs or of trees, of which a call has either."""
+        trees = [group for group in groups if isinstance(group, TokenTree)]
+        plain = [group for group in groups if isinstance(group, PrefixGroup)]
+        scores = self._pass_of_trees(trees, shared) if trees else self._pass_of_groups(plain, shared)
+        self.counts.add(sum(group.num_tokens for group in groups), len(groups) * longest)
+        return scores
+
+    def _pass_of_trees(self, trees: list[TokenTree], shared: SharedPrefix | None) -> list[np.ndarray]:
+        inputs = tree_inputs(self.model, trees, shared.num_tokens if shared else 0)
+        past = shared.for_rows(len(trees)) if shared else None
+        owner, place, target = predicted_places(trees)
+        with torch.inference_mode():
+            hidden = self.model.base_model(**inputs, past_key_values=past, use_cache=past is not None).last_hidden_state
+            rows = hidden[owner.to(hidden.device), place.to(hidden.device)]
+            logprobs = target_logprobs(rows, target.to(rows.device), self._head).cpu()
+        return [part.numpy() for part in logprobs.split([len(some) for tree in trees for some in tree.targets])]
+
+    def _pass_of_groups(self, groups: list[PrefixGroup], shared: SharedPrefix | None) -> list[np.ndarray]:
         inputs = nn.utils.rnn.pad_sequence([torch.tensor(group.ids) for group in groups], batch_first=True)
         pairs = [pair for group in groups for pair in group.pairs]
         pair, position, target = continuation_positions(pairs)
@@ -200,7 +284,6 @@ class HuggingFaceLM:
         with torch.inference_mode():
             rows = self._predicting_rows(inputs.to(self.model.device), owner[pair], position, shared)
             logprobs = target_logprobs(rows, target.to(rows.device), self._head).cpu()
-        self.counts.add(sum(group.num_tokens for group in groups), len(groups) * longest)
         return [part.numpy() for part in logprobs.split([len(c) for _, c in pairs])]
 
     def _last_logits(self, rows: list[list[int]]) -> Tensor:

@@ -47,6 +47,12 @@ class SharedPrefix:
         """Whether some layer keeps its latest keys and values only."""
         return any(getattr(self._cache, "is_sliding", []))
 
+    def for_one(self) -> Any:
+        """A cache for one row, which shares what it holds: only for caches that lengthen without writing in place."""
+        cache = copy.copy(self._cache)
+        cache.layers = [copy.copy(layer) for layer in self._cache.layers]
+        return cache
+
     def for_rows(self, num_rows: int) -> Any:
         """A cache of its own for a pass over `num_rows` rows, which the pass will lengthen."""
         cache = copy.deepcopy(self._cache)

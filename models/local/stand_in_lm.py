@@ -20,7 +20,7 @@ from replug.configs.schema import LMConfig
 from replug.data.tokenizing import word_tokenizer
 from replug.models.black_box_lm import ContinuationScore, PassCounts, check_ensemble, check_pairs
 from replug.models.ensemble import mix_token_logprobs
-from replug.models.generation import Generated, GenerationOptions, before_stop
+from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, before_stop
 from replug.models.lm_source import LMFiles
 from replug.models.local.local_source import LocalSource
 from replug.models.local.next_token import TokenChooser, entropy
@@ -75,7 +75,9 @@ class StandInLM:
         self.delay_seconds = delay_seconds
         self.counts = PassCounts()
 
-    def score(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[ContinuationScore]:
+    def score(
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+    ) -> list[ContinuationScore]:
         check_pairs(prefixes, continuations)
         time.sleep(self.delay_seconds)
         num_words = sum(len(WORD.findall(p + c)) for p, c in zip(prefixes, continuations, strict=True))
@@ -98,6 +100,21 @@ class StandInLM:
         """
         check_ensemble(prompts, weights)
         time.sleep(self.delay_seconds)
+        return self._continue(prompts, weights, options)
+
+    def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
+        """As many answers of `generate_ensemble` after each prompt, each with draws of its own."""
+        require_texts(prompts, "prompts")
+        time.sleep(self.delay_seconds)
+        return [
+            [self._sample_one(prompt, options, number) for number in range(options.num_samples)] for prompt in prompts
+        ]
+
+    def _sample_one(self, prompt: str, options: SamplingOptions, number: int) -> Sampled:
+        drawn = self._continue([prompt], [1.0], options.of_one_answer(options.draw_seed(prompt, number)))
+        return Sampled(drawn.text, drawn.token_logprobs)
+
+    def _continue(self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions) -> Generated:
         counts = [Counter(word.strip() for word in WORD.findall(prompt)) for prompt in prompts]
         words = sorted({word for known in counts for word in known if word})
         prompt_tokens = sum(known.total() for known in counts)

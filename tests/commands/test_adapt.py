@@ -1,15 +1,12 @@
-"""`replug adapt` and `replug generate --policy` as a user types them."""
+"""`replug adapt` as a user types it, and `replug ask` with what it wrote."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from replug.data.prepare.sets import import_corpus
-from replug.index_workers.version_store import VersionStore
-from replug.models.local.stand_in_lm import StandInLM
-from replug.models.policy import Policy, load_policy
+from replug.models.policy import load_policy
 from tests.support.command_line import ROOT, CommandLine
 from tests.support.outcome_folders import counted_in_documents, made_up_rows, write_evaluation
 
@@ -132,78 +129,6 @@ def test_outcomes_that_no_report_can_be_made_of_are_refused(replug: CommandLine,
     assert done.status == 2 and message in done.errors
 
 
-# Following --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def policy(quiet_run: Path) -> Policy:
-    """For the retriever and the LM of a finished run."""
-    store = VersionStore((quiet_run / "index").absolute())
-    retriever = store.plan(store.published()[-1]).retriever
-    by_relation = {"capital": 1000.0, "genre": "always"}
-    return Policy(StandInLM.identity, retriever, "none", "replug@3", "popularity", by_relation, 10.0)
-
-
-def generated(replug: CommandLine, run: Path, path: Path, *typed: str) -> dict:
-    done = replug("generate", "some words", "--index", run, "--policy", path, "--max-new-tokens", "4", "--json", *typed)
-    assert done.status == 0, done.printed
-    return json.loads(done.output.splitlines()[-1])
-
-
-def test_generate_retrieves_where_the_policy_says(replug: CommandLine, quiet_run, policy, tmp_path):
-    policy.save(tmp_path / "policy.json")
-    rare = generated(replug, quiet_run, tmp_path / "policy.json", "--relation", "capital", "--popularity", "3")
-    assert len(rare["documents"]) == 3  # as many as the policy was fitted to
-    assert rare["policy"] == {"signal": "popularity", "value": 3.0, "threshold": 1000.0, "retrieves": True}
-    known = generated(replug, quiet_run, tmp_path / "policy.json", "--popularity", "3000")
-    assert known["documents"] == [] and known["policy"]["threshold"] == 10.0 and known["answer"]
-    alone = replug("generate", "some words", "--index", quiet_run, "--k", "0", "--max-new-tokens", "4", "--json")
-    assert json.loads(alone.output.splitlines()[-1])["answer"] == known["answer"]
-
-
-def test_generate_says_why(replug: CommandLine, quiet_run, policy, tmp_path):
-    policy.save(tmp_path / "policy.json")
-    typed = [
-        "--index",
-        quiet_run,
-        "--policy",
-        tmp_path / "policy.json",
-        "--popularity",
-        "3000",
-        "--relation",
-        "capital",
-    ]
-    done = replug("generate", "some words", *typed)
-    assert "no document: popularity is 3000; capital: below 1000" in done.output
-
-
-def test_generate_by_the_lms_own_confidence_needs_no_popularity(replug: CommandLine, quiet_run, policy, tmp_path):
-    replace(policy, signal="mean_logprob", thresholds={}, pooled=-1e9).save(tmp_path / "policy.json")
-    row = generated(replug, quiet_run, tmp_path / "policy.json")
-    assert row["documents"] == [] and row["policy"]["value"] == pytest.approx(row["policy"]["value"])
-
-
-@pytest.mark.parametrize(
-    ("change", "typed", "message"),
-    [
-        ({"lm": "other"}, ["--popularity", "3"], "the policy was fitted to another LM (other then"),
-        ({"retriever": "other"}, ["--popularity", "3"], "another retriever or to other documents (other then"),
-        ({}, ["--popularity", "3", "--k", "5"], "k is 5, but the policy was fitted to replug@3"),
-        ({}, [], "--popularity is missing: the policy decides by popularity"),
-        ({"signal": "margin"}, ["--popularity", "3"], "--popularity: the policy decides by margin; leave it out"),
-    ],
-)
-def test_generate_refuses_what_the_policy_is_not_for(replug, quiet_run, policy, tmp_path, change, typed, message):
-    replace(policy, **change).save(tmp_path / "policy.json")
-    done = replug("generate", "some words", "--index", quiet_run, "--policy", tmp_path / "policy.json", *typed)
-    assert done.status == 2 and message in done.errors
-
-
-def test_what_is_asked_about_is_for_a_policy(replug: CommandLine, quiet_run):
-    done = replug("generate", "some words", "--index", quiet_run, "--relation", "capital")
-    assert done.status == 2 and "--relation is for a policy; expected --policy too" in done.errors
-
-
 # From an evaluation to an answer ----------------------------------------------------------------------------------
 
 
@@ -250,10 +175,10 @@ def test_a_policy_of_an_evaluation_is_followed_with_its_index_and_lm(replug, eva
     assert done.status == 0 and "seconds" in done.output, done.printed
     given = ["--popularity", "3"] if signal in ("popularity", "frequency") else []
     typed = ["lm.path=stand_in", "--index", evaluated / "found/index/replug", "--policy", tmp_path / "policy.json"]
-    done = replug("generate", "Q: In what city was Person3 born? A:", *typed, "--json", *given)
+    done = replug("ask", "Q: In what city was Person3 born? A:", *typed, "--json", *given)
     assert done.status == 0, done.printed
     row = json.loads(done.output.splitlines()[-1])
-    assert row["policy"]["signal"] == signal and len(row["documents"]) == 2 * row["policy"]["retrieves"]
+    assert row["policy"]["signal"] == signal and len(row["evidence"]) == 2 * row["policy"]["retrieves"]
 
 
 def test_an_evaluation_is_reported_with_what_every_way_costs(replug: CommandLine, evaluated, tmp_path):

@@ -350,7 +350,9 @@ class RefusingLM(StandInLM):
 
     refuses = "never"
 
-    def score(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[ContinuationScore]:
+    def score(
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+    ) -> list[ContinuationScore]:
         if any(self.refuses in text for text in continuations):
             raise ValueError("Traceback of an actor\nValueError: continuation 3 has no tokens")
         return super().score(prefixes, continuations)

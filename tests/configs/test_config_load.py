@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from replug.configs.load import config_to_yaml, flatten, load_config, load_evaluation_config, names_evaluation
+from replug.configs.load import (
+    config_to_yaml,
+    flatten,
+    load_ask_config,
+    load_config,
+    load_evaluation_config,
+    names_evaluation,
+)
 from replug.configs.refresh_policy import Adopt, RefreshMode, RefreshPolicy, refresh_policy
 from replug.configs.schema import Config, LMConfig, LMScore, RetrieverConfig, Similarity
 
@@ -158,3 +165,13 @@ def test_an_index_may_grow_three_intervals_old_unless_given(tmp_path):
 
 def test_adoption_when_ready_goes_with_async(tmp_path):
     assert load(tmp_path, "seed: 0", "refresh.adopt=when_ready").refresh.adopt is Adopt.when_ready
+
+
+def test_a_question_is_asked_of_the_runs_lm(tmp_path):
+    run = tmp_path / "config.yaml"
+    run.write_text(config_to_yaml(load(tmp_path, "", "lm.path=stand_in:0.5", "lm.separator=x")))
+    assert load_ask_config([], run).lm == LMConfig(path="stand_in:0.5", separator="x")
+    assert load_ask_config(["lm.separator=y"], run).lm == LMConfig(path="stand_in:0.5", separator="y")
+    assert load_ask_config(["lm.path=stand_in"]).lm == LMConfig(path="stand_in")
+    config = load_ask_config(["lm.path=stand_in", "web.engine=ddgs", "retriever.path=r", "rerank_lm.path=stand_in"])
+    assert (config.web.engine, config.retriever.path, config.rerank_lm.path) == ("ddgs", "r", "stand_in")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.commands.generate import lm_of
+from replug.commands.ask import config_of
 from replug.commands.slurm import _on_the_command_line
 from replug.configs.errors import UserError
 from replug.configs.load import config_to_yaml, load_config, load_evaluation_config, load_score_config, names_evaluation
@@ -30,15 +30,15 @@ def write(folder: Path, text: str) -> Path:
 def test_a_run_from_somebody_else_names_neither_the_server_nor_the_key(tmp_path: Path) -> None:
     write(tmp_path, SERVER)
     with pytest.raises(UserError, match=r"names the server http://evil\.example/v1, which is asked on your word only"):
-        lm_of(tmp_path, [])
+        config_of(tmp_path, [])
     said = "lm.url=http://127.0.0.1:8000/v1"
-    assert lm_of(tmp_path, [said, "lm.model=mine"]).api_key_env == "REPLUG_LM_API_KEY"
-    assert lm_of(tmp_path, ["lm.path=stand_in"]).url is None
+    assert config_of(tmp_path, [said, "lm.model=mine"]).lm.api_key_env == "REPLUG_LM_API_KEY"
+    assert config_of(tmp_path, ["lm.path=stand_in"]).lm.url is None
 
 
 def test_a_run_on_local_weights_is_asked_as_before_but_for_its_cache(tmp_path: Path) -> None:
     write(tmp_path, GOOD + f"lm: {{path: stand_in, api_key_env: {SECRET}, cache: /tmp/theirs}}\n")
-    lm = lm_of(tmp_path, [])
+    lm = config_of(tmp_path, []).lm
     assert (lm.path, lm.api_key_env, lm.cache) == ("stand_in", "REPLUG_LM_API_KEY", None)
 
 

@@ -1,10 +1,12 @@
 """How methods are written."""
 
+import re
+
 import pytest
 
 from replug.configs.errors import UserError
 from replug.configs.load import load_evaluation_config
-from replug.configs.methods import Method, parse_methods
+from replug.configs.methods import Method, parse_answering_methods, parse_methods
 
 RETRIEVERS = {"replug": "a", "lsr": "b"}
 
@@ -82,6 +84,36 @@ def test_an_evaluation_needs_no_retriever_where_no_method_has_one(tmp_path):
 def test_mistakes_name_their_key(tmp_path, overrides, message):
     with pytest.raises(UserError, match=message):
         load_evaluation_config(written(tmp_path, GOOD), overrides)
+
+
+def test_answering_methods_are_none_gold_and_rerankers_with_their_passages():
+    methods = parse_answering_methods(["none", "gold", "direct@1", "poe", "rag_full@50"], 10)
+    assert [(method.source, method.k) for method in methods] == [
+        ("none", 0),
+        ("gold", 0),
+        ("direct", 1),
+        ("poe", 10),
+        ("rag_full", 50),
+    ]
+    assert not any(method.takes_from_corpus for method in methods)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([], "methods is empty; expected some of none, gold, direct"),
+        (["replug@3"], "methods: replug@3 is unknown; expected one of none, gold, direct"),
+        (["gold@3"], "`gold` reads no passages, so expected no number"),
+        (["poe@0"], "poe@0; expected a number of passages, 1 or more"),
+        (["poe@"], "poe@; expected a number of passages"),
+        (["poe@10/concat"], "poe@10/concat; expected a number of passages"),
+        (["poe@1", "poe@1"], "methods names poe@1 twice"),
+        (["poe", "poe@10"], "methods: poe and poe@10 are the same"),
+    ],
+)
+def test_an_answering_method_of_another_form_is_refused(names, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        parse_answering_methods(names, 10)
 
 
 def test_methods_may_be_named_in_words():

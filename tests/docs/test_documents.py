@@ -13,7 +13,7 @@ import typer
 
 import replug
 from replug.commands.cli import command_line
-from replug.configs.schema import Config, EvaluationConfig, ScoreConfig
+from replug.configs.schema import AskConfig, Config, EvaluationConfig, ScoreConfig
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -62,7 +62,7 @@ def _keys() -> tuple[set[str], set[str]]:
     """Every key of every kind of configuration, and those that are tables of the user's own names."""
     keys: set[str] = set()
     tables: set[str] = set()
-    for schema in (Config, EvaluationConfig, ScoreConfig):
+    for schema in (Config, EvaluationConfig, ScoreConfig, AskConfig):
         for name, value_type in _fields(schema):
             (tables if "dict" in str(value_type) else keys).add(name)
     return keys, tables

@@ -16,7 +16,7 @@ from replug.evals.adaptive import fitting
 from replug.evals.adaptive.comparison import choose_pair, compare_policies
 from replug.evals.adaptive.costs import COUNTED, Prices, WayCosts, policy_costs
 from replug.evals.adaptive.fitting import fit_policy, with_accuracy
-from replug.evals.adaptive.outcomes import Answered, TwoWays, read_answered
+from replug.evals.adaptive.outcomes import AnsweredQuestions, TwoWays, read_answered
 from replug.evals.adaptive.retrievers import full_name, retriever_identity
 from replug.evals.adaptive.thresholds import fit_thresholds
 from replug.evals.folder import EvaluationFolder
@@ -36,7 +36,7 @@ def two_rows() -> list[dict]:
     ]
 
 
-def only(folder, rows=None, **more) -> Answered:
+def only(folder, rows=None, **more) -> AnsweredQuestions:
     [answered] = read_answered([write_evaluation(folder, rows or two_rows(), **more)])
     return answered
 
@@ -242,7 +242,7 @@ def test_what_was_not_measured_is_unknown(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def made_up(tmp_path_factory) -> Answered:
+def made_up(tmp_path_factory) -> AnsweredQuestions:
     return only(tmp_path_factory.mktemp("made up") / "one", made_up_rows(), seconds={"none": 0.2, "replug@1": 0.9})
 
 

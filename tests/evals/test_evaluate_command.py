@@ -1,4 +1,4 @@
-"""`replug evaluate` and `replug generate` as a user types them, on stand-ins and on a run that nothing disturbed."""
+"""`replug evaluate` as a user types it, on stand-ins and on a run that nothing disturbed."""
 
 import csv
 import json
@@ -303,17 +303,3 @@ def test_whole_texts_are_scored_with_every_token_once(evaluate, tmp_path, corpus
     assert sum(row["words"] for row in rows) == 50
     assert sum(row["bytes"] for row in rows) == len(text.encode())
     assert [len(row["documents"]) for row in rows] == [0, 2, 2, 2]
-
-
-def test_generate_answers_and_shows_its_sources(replug, quiet_run):
-    done = replug("generate", "some words", "--index", str(quiet_run), "--k", "3", "--max-new-tokens", "4", "--json")
-    assert done.status == 0, done.printed
-    row = json.loads(done.output.splitlines()[-1])
-    assert len(row["documents"]) == 3 and row["answer"]
-    assert sum(document["weight"] for document in row["documents"]) == pytest.approx(1)
-
-
-def test_generate_says_what_is_missing(replug, tmp_path):
-    done = replug("generate", "some words", "--index", str(tmp_path))
-    assert done.status == 2
-    assert "lm.path is missing" in done.errors

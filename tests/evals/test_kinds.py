@@ -1,6 +1,7 @@
 """The kinds of evaluation: what each needs of a configuration, and how one is added."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,13 +11,18 @@ import pytest
 import replug.evals
 from replug.configs.errors import UserError
 from replug.configs.load import load_evaluation_config
+from replug.configs.methods import INTERNET_QA, RERANKERS
 from replug.evals import tasks
+from replug.evals.internet.question_sets import QUESTION_SETS
 from replug.evals.kinds import check_evaluation, kind_names
 from replug.evals.run import evaluate
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SHIPPED = {path.stem: path for path in CONFIGS.glob("eval_*.yaml")}
 GOOD = "evaluation: lm\nout: x\nmethods: [none]\nlm: {path: stand_in}\ntexts: {path: stand_in}\n"
+
+
+INTERNET = ["evaluation=internet_qa", "questions.path=x", "questions.dataset=nq"]
 
 
 def checked(tmp_path: Path, *overrides: str) -> None:
@@ -32,12 +38,25 @@ def given(path: Path) -> list[str]:
 
 
 def test_every_kind_has_a_configuration_under_its_name_that_lacks_models_questions_and_documents_only():
-    assert set(SHIPPED) == {f"eval_{name}" for name in kind_names()}
-    for name in kind_names():
-        path = SHIPPED[f"eval_{name}"]
+    """Answering from searched passages has one for each public set."""
+    of_sets = {f"eval_internet_{name}" for name in QUESTION_SETS}
+    assert set(SHIPPED) == {f"eval_{name}" for name in kind_names() if name != INTERNET_QA} | of_sets
+    for name, path in SHIPPED.items():
         config = load_evaluation_config(path, given(path))
-        assert config.evaluation == name
+        assert config.evaluation == (INTERNET_QA if name in of_sets else name.removeprefix("eval_"))
+        assert name not in of_sets or config.questions.dataset == name.removeprefix("eval_internet_")
         check_evaluation(config)
+
+
+COMMAND = re.compile(r"^#   replug evaluate (\S+)((?: \S+=\S+)*)$", re.MULTILINE)
+DOCUMENTED = {path.name: path for path in (*CONFIGS.glob("eval_internet_*"), *CONFIGS.glob("paper_tables/internet_*"))}
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_the_command_that_a_configuration_tells_is_one_that_passes_its_rules(name):
+    found = COMMAND.search(DOCUMENTED[name].read_text())
+    assert found is not None and CONFIGS.parent / found[1] == DOCUMENTED[name]
+    check_evaluation(load_evaluation_config(DOCUMENTED[name], found[2].split()))
 
 
 @pytest.mark.parametrize(
@@ -63,10 +82,29 @@ def test_every_kind_has_a_configuration_under_its_name_that_lacks_models_questio
         (["lms={a: x}"], "lm.path or lm.url and lms are set"),
         (["lms={a/b: x}", "lm.path=null"], "'a/b' cannot name a folder"),
         (["lms={a: 'stand_in:x'}", "lm.path=null"], "expected stand_in, or stand_in:SECONDS"),
+        (["evaluation=internet_qa"], "questions.path is missing"),
+        (
+            [*INTERNET, "questions.dataset=popqa"],
+            "questions.dataset is popqa; evaluation=internet_qa expects one of nq, hotpotqa, fever, strategyqa, situ",
+        ),
+        ([*INTERNET, "methods=[replug]"], "methods: replug is unknown; expected one of none, gold, direct"),
+        ([*INTERNET, "methods=[poe@10]"], "data.corpus is missing; web.engine=local expects documents"),
+        (
+            [*INTERNET, "methods=[poe@60]", "web.engine=ddgs"],
+            "web.max_passages is 50, but a method reads 60; expected as many or more",
+        ),
+        ([*INTERNET, "questions.latency_questions=3"], "latency_questions is 3; internet_qa expects 0"),
+        ([*INTERNET, "questions.documents_in_shots=false"], "shots of internet_qa have their evidence: expected true"),
+        ([*INTERNET, "retrievers.lsr=x"], "retrievers.lsr is set; internet_qa searches by retriever.path, or by BM25"),
+        (["questions.dataset=nq"], "questions.dataset is set, but evaluation=lm reads no such key; internet_qa does"),
+        (["questions.question_first=true"], "questions.question_first is set, but evaluation=lm"),
+        ([*INTERNET, "rerank_lm.path=a", "rerank_lm.url=b"], "rerank_lm.path and rerank_lm.url are both set"),
+        ([*INTERNET, "rerank_lm.dtype=float32"], "rerank_lm.path is missing, but other keys of rerank_lm are set"),
+        (["rerank_lm.path=a"], "rerank_lm is set, but evaluation=lm reranks no answers; expected it with internet_qa"),
         (["lms={a: x}", "evaluation=retrieval", "questions.path=x"], "lms is set, but"),
         (
             ["evaluation=perplexity"],
-            "evaluation: 'perplexity' .*expected one of lm, mmlu, open_qa, popqa, retrieval, tokens",
+            "evaluation: 'perplexity' .*expected one of internet_qa, lm, mmlu, open_qa, popqa, retrieval, tokens",
         ),
     ],
 )
@@ -74,6 +112,12 @@ def test_what_a_kind_needs_is_asked_for_by_its_key(tmp_path, overrides, message)
     checked(tmp_path)
     with pytest.raises(UserError, match=message):
         checked(tmp_path, *overrides)
+
+
+def test_the_rerankers_that_methods_may_name_are_those_that_there_are():
+    from replug.answering.rerankers import RERANKERS as THERE_ARE
+
+    assert set(RERANKERS) == set(THERE_ARE)
 
 
 def test_kinds_are_checked_before_anything_heavy_is_imported():

@@ -8,7 +8,7 @@ from replug.evals.popqa.prompts import (
     ENTITY_QUESTIONS_TEMPLATES,
     POPQA_TEMPLATES,
     TEMPLATES,
-    Shot,
+    PopShot,
     first_line,
     genread_prompt,
     popqa_opening,
@@ -20,8 +20,8 @@ from replug.evals.popqa.prompts import (
 GOLDEN = Path(__file__).parent / "golden"
 ASKED = "What is Ada Lovelace's occupation?"
 SHOTS = [
-    Shot("In what city was Frédéric Chopin born?", "Żelazowa Wola"),
-    Shot("What is the capital of Chad?", "N'Djamena"),
+    PopShot("In what city was Frédéric Chopin born?", "Żelazowa Wola"),
+    PopShot("What is the capital of Chad?", "N'Djamena"),
 ]
 PASSAGES = ["Fryderyk Chopin\nChopin was born in Żelazowa Wola.\n", "N'Djamena is the capital of Chad."]
 
@@ -30,8 +30,8 @@ def golden(name: str) -> str:
     return (GOLDEN / f"popqa_{name}.txt").read_text(encoding="utf-8").removesuffix("\n")
 
 
-def with_passages() -> list[Shot]:
-    return [Shot(shot.question, shot.answer, text) for shot, text in zip(SHOTS, PASSAGES, strict=True)]
+def with_passages() -> list[PopShot]:
+    return [PopShot(shot.question, shot.answer, text) for shot, text in zip(SHOTS, PASSAGES, strict=True)]
 
 
 def test_the_zero_shot_prompt_is_the_golden_one():

@@ -15,7 +15,7 @@ from replug.evals.examples import Example
 from replug.evals.intervals import wilson_interval
 from replug.evals.outcomes import Row
 from replug.evals.popqa.findings import add_popqa_findings
-from replug.evals.popqa.prompts import Shot
+from replug.evals.popqa.prompts import PopShot
 from replug.evals.popqa.questions import PopQuestion
 from replug.evals.tasks.popqa import Asked, PopQa
 from replug.models.generation import Generated
@@ -23,7 +23,7 @@ from replug.models.prompt import PromptTemplate
 
 TEXTS = ["Ada was a poet.", "Ada was a baker.", "Chad's capital is N'Djamena."]
 METHODS = ["none", "bm25@1", "replug", "genread", "random"]
-SHOTS = [Shot("In what city was Bo born?", "Rome")]
+SHOTS = [PopShot("In what city was Bo born?", "Rome")]
 
 
 class Corpus:

@@ -103,7 +103,7 @@ def test_a_toy_trains_answers_and_scores_through_the_command_line_with_the_stand
     finish(run, "lm.path=toy")
     assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
     assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
-    answered = replug("generate", "a b", "--index", run, "--max-new-tokens", 3, "--json")
+    answered = replug("ask", "a b", "--index", run, "--max-new-tokens", 3, "--json")
     assert json.loads(answered.output)["answer"], answered.printed
     rows.write_text('{"id": 1, "prefix": "a b c", "continuation": " a b"}\n')
     replug("score", "--in", rows, "--out", tmp_path / "out.jsonl", "lm.path=toy")

@@ -184,6 +184,17 @@ def test_a_signal_of_the_search_costs_one_search(signal, threshold, similarities
     assert [found.id for found in decision.documents] == (["d0"] if retrieves else [])
 
 
+@pytest.mark.parametrize("signal", ["popularity", "mean_logprob", "top_score"])
+def test_documents_may_be_found_by_another_text_than_the_prompt(signal):
+    lm, shelf = Counted([-3.0]), Shelf()
+    policy = by(signal, {"popularity": 1000.0, "mean_logprob": -1.0, "top_score": 0.5}[signal])
+    decisions = following(policy, lm, shelf).decide(["Q: a? A:"], OPTIONS, [Subject(None, 3)], ["a?"])
+    assert decisions[0].retrieves and [query for query, _ in shelf.asked] == ["a?"]
+    assert lm.prompts == (["Q: a? A:"] if signal == "mean_logprob" else [])
+    with pytest.raises(ValueError, match="2 queries, but 1 prompts"):
+        following(policy, lm, shelf).decide(["Q: a? A:"], OPTIONS, [Subject(None, 3)], ["a?", "b?"])
+
+
 def test_an_empty_closed_book_answer_retrieves_and_an_lm_without_entropies_is_refused():
     assert following(by("mean_entropy", 1.0), Counted([], [])).decide(["a"], OPTIONS)[0].retrieves
     with pytest.raises(UserError, match="mean_entropy, and the LM, such as a server, shows no entropies"):
@@ -244,3 +255,4 @@ def test_bm25_may_be_followed_where_one_document_is_read():
     assert replace(POLICY, augmented="bm25@1").ensemble_size == 1
     assert replace(POLICY, augmented="lsr@4").ensemble_size == 4
     assert replace(POLICY, augmented="lsr").ensemble_size is None
+    assert replace(POLICY, augmented="poe@4").ensemble_size is None  # reranked candidates are no ensemble

@@ -68,9 +68,11 @@ def word_logprobs(words: Sequence[str]) -> list[float]:
     return logprobs
 
 
-def continue_words(words: Sequence[str], number: int) -> list[str]:
+def continue_words(words: Sequence[str], number: int, sample: int = 0) -> list[str]:
+    """The most frequent word again and again; of other samples another one of the words, by its frequency."""
     counts = Counter(word.strip() for word in words)
-    best = min(counts, key=lambda word: (-counts[word], word))
+    ordered = sorted(counts, key=lambda word: (-counts[word], word))
+    best = ordered[sample % len(ordered)]
     return [f" {best}"] * (number - 1) + [LAST_WORD] if number > 1 else [f" {best}"]
 
 
@@ -180,7 +182,7 @@ class FaultServer:
         if self.mode == "moved":
             raise web.HTTPTemporaryRedirect("/v1/completions")
         prompts = [self._split(prompt) for prompt in payload["prompt"]]
-        self.tokens += sum(len(prompt) for prompt in prompts) + len(prompts) * payload["max_tokens"]
+        self.tokens += sum(map(len, prompts)) + len(prompts) * self._num_samples(payload) * payload["max_tokens"]
         if self.mode == "one_input" and len(prompts) > 1:
             return web.json_response({"error": {"message": ""}}, status=500)
         if self.max_model_len and max(map(len, prompts)) >= self.max_model_len:
@@ -196,14 +198,21 @@ class FaultServer:
         return self._body([self._split(prompt) for prompt in payload["prompt"]], payload)
 
     def _body(self, prompts: list[list[str]], payload: dict) -> dict:
-        num_tokens = sum(map(len, prompts))
+        num_samples, num_tokens = self._num_samples(payload), sum(map(len, prompts))
         return {
-            "choices": [self._choice(index, words, payload) for index, words in enumerate(prompts)],
+            "choices": [
+                self._choice(number * num_samples + sample, words, payload, payload.get("seed", 0) + sample)
+                for number, words in enumerate(prompts)
+                for sample in range(num_samples)
+            ],
             "usage": {
                 "prompt_tokens": num_tokens,
-                "total_tokens": num_tokens + len(prompts) * payload["max_tokens"],
+                "total_tokens": num_tokens + len(prompts) * num_samples * payload["max_tokens"],
             },
         }
+
+    def _num_samples(self, payload: dict) -> int:
+        return 1 if self.mode == "ignores_n" else payload.get("n", 1)
 
     def _draw(self) -> str:
         if self.requests <= self.first_faults or self._rng.random() < self.fault_share:
@@ -216,8 +225,8 @@ class FaultServer:
             return [START, *words] if self.mode == "start_token" else words
         return [self._words[number] for number in prompt]
 
-    def _choice(self, index: int, words: list[str], payload: dict) -> dict:
-        new = continue_words([word for word in words if word != START], payload["max_tokens"])
+    def _choice(self, index: int, words: list[str], payload: dict, sample: int) -> dict:
+        new = continue_words([word for word in words if word != START], payload["max_tokens"], sample)
         of_prompt = payload.get("echo") or "prompt_logprobs" in payload
         shown = [*words, *new] if of_prompt else new
         values = self._values([*words, *new])[-len(shown) :]

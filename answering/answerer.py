@@ -1,0 +1,163 @@
+"""From a question and its passages to a ranked answer: the one path of the evaluation and of `replug ask`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from replug.answering.candidates import Candidate, label_candidates, logprobs_of_samples, num_tokens, sampled_candidates
+from replug.answering.factors import Factors, normalized_over_labels, submit_factors
+from replug.answering.prompts import STOP, AnswerPrompts
+from replug.answering.rerankers import RERANKERS, Weights, best_answer
+from replug.models.black_box_lm import AsyncLM
+from replug.models.ensemble import log_softmax
+from replug.models.generation import SamplingOptions
+from replug.web.records import Passage
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweringOptions:
+    """How candidates are sampled, and which rerankers score them. `labels` are given for classification alone.
+
+    Raises ValueError for a reranker that there is not, for one label, and for numbers that cannot be meant.
+    """
+
+    rerankers: tuple[str, ...] = ("direct", "rag", "noisy_channel", "poe")
+    num_samples: int = 4  # of each passage
+    num_samples_alone: int = 50  # closed book, and of gold evidence
+    max_new_tokens: int = 32
+    temperature: float = 1.0
+    top_p: float = 0.8
+    seed: int = 0
+    labels: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.rerankers if name not in RERANKERS]
+        if unknown:
+            raise ValueError(f"rerankers hold {', '.join(unknown)}; expected some of {', '.join(RERANKERS)}")
+        if len(set(self.labels)) != len(self.labels) or len(self.labels) == 1:
+            raise ValueError(f"labels are {self.labels}; expected two or more different ones, or none")
+        for number in (self.num_samples, self.num_samples_alone):
+            self.sampling(number, "")  # which checks them all
+
+    def sampling(self, num_samples: int, opening: str) -> SamplingOptions:
+        return SamplingOptions(
+            num_samples, self.max_new_tokens, STOP, self.temperature, self.top_p, self.seed, opening=opening
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The candidates of a question with their factors, and by reranker the score of each distinct answer.
+
+    `written_tokens` [P] are those of all samples of each passage; none in classification, where nothing is sampled.
+    """
+
+    question: str
+    passages: tuple[Passage, ...]
+    candidates: tuple[Candidate, ...]
+    factors: Factors
+    scores: Mapping[str, Mapping[str, float]]
+    written_tokens: tuple[int, ...] = ()
+
+    def best(self, reranker: str) -> str:
+        """The answer of the largest score; empty where there is no candidate."""
+        return best_answer(self.scores[reranker])
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredAlone:
+    """An answer without a choice of passages: the likeliest, and the log-prob (nats) of each distinct sample or label.
+
+    Labels' log-probs are normalised over the labels. The answer is empty where all samples are.
+    `written_tokens` are those of all samples, 0 in classification.
+    """
+
+    answer: str
+    logprobs: Mapping[str, float]
+    written_tokens: int = 0
+
+
+class Answerer:
+    """Asks `lm` for candidates, and `scorer`, which may be smaller, for factors.
+
+    `scorer_prompts` are those that fit the scorer, where it holds less than the LM. `weights` are fitted ones by
+    reranker; a reranker without has its defaults.
+    """
+
+    def __init__(
+        self,
+        lm: AsyncLM,
+        prompts: AnswerPrompts,
+        options: AnsweringOptions,
+        scorer: AsyncLM | None = None,
+        scorer_prompts: AnswerPrompts | None = None,
+        weights: Mapping[str, Weights] | None = None,
+    ) -> None:
+        self._lm, self._prompts, self._options = lm, prompts, options
+        self._scorer, self._scorer_prompts = scorer or lm, scorer_prompts or prompts
+        defaults = {name: RERANKERS[name].default_weights for name in options.rerankers}
+        self._weights = {name: (weights or {}).get(name, default) for name, default in defaults.items()}
+        for name, some in self._weights.items():
+            if set(some) != set(RERANKERS[name].factors):
+                raise ValueError(f"the weights of {name} are of {sorted(some)}; expected {RERANKERS[name].factors}")
+
+    def answer(self, question: str, passages: Sequence[Passage]) -> Answered:
+        return self.submit(question, passages)()
+
+    def submit(self, question: str, passages: Sequence[Passage]) -> Callable[[], Answered]:
+        """As `answer`, later: candidates are asked for at once, factors when it is called.
+
+        What is asked for follows from the order of the calls, never from which answer came first.
+        """
+        candidates = self._submit_candidates(question, passages)
+        return lambda: self._ranked(question, passages, *candidates())
+
+    def submit_alone(self, question: str, evidence: str | None) -> Callable[[], AnsweredAlone]:
+        """Closed book, or with one text as evidence, such as the gold one. Labels are scored by the scorer."""
+        if self._options.labels:
+            return self._submit_labels_alone(question, evidence)
+        options = self._options.sampling(
+            self._options.num_samples_alone, self._prompts.opening(has_evidence=evidence is not None)
+        )
+        drawn = self._lm.submit_samples([self._prompts.ask(question, evidence)], options)
+        return lambda: _likeliest(logprobs_of_samples(drawn.result()[0]), num_tokens(drawn.result()[0]))
+
+    def _submit_candidates(
+        self, question: str, passages: Sequence[Passage]
+    ) -> Callable[[], tuple[list[Candidate], tuple[int, ...]]]:
+        """With the tokens that were written for each passage."""
+        options = self._options
+        if options.labels or not passages:
+            return lambda: (label_candidates(options.labels, len(passages)), ())
+        prompts = [self._prompts.ask(question, passage.text) for passage in passages]
+        opening = self._prompts.opening(has_evidence=True)
+        drawn = self._lm.submit_samples(prompts, options.sampling(options.num_samples, opening))
+        return lambda: (sampled_candidates(drawn.result()), tuple(map(num_tokens, drawn.result())))
+
+    def _ranked(
+        self, question: str, passages: Sequence[Passage], candidates: Sequence[Candidate], written: tuple[int, ...]
+    ) -> Answered:
+        by_passage = any(RERANKERS[name].needs_all_passages for name in self._options.rerankers)
+        factors = submit_factors(
+            self._scorer, self._scorer_prompts, question, passages, candidates, by_passage=by_passage
+        )()
+        if self._options.labels:
+            factors = normalized_over_labels(factors)
+        scores = {name: RERANKERS[name].score(factors, weights) for name, weights in self._weights.items()}
+        return Answered(question, tuple(passages), tuple(candidates), factors, scores, written)
+
+    def _submit_labels_alone(self, question: str, evidence: str | None) -> Callable[[], AnsweredAlone]:
+        labels, prompts = self._options.labels, self._scorer_prompts
+        parts = [prompts.answer_given_question(label, question, evidence) for label in labels]
+        scores = self._scorer.submit(
+            [part.prefix for part in parts], [part.continuation for part in parts], opening=parts[0].opening
+        )
+
+        def gather() -> AnsweredAlone:
+            logprobs = log_softmax([score.sum_logprob for score in scores.result()])  # type: ignore[arg-type]
+            return _likeliest(dict(zip(labels, logprobs.tolist(), strict=True)))
+
+        return gather
+
+
+def _likeliest(logprobs: dict[str, float], written_tokens: int = 0) -> AnsweredAlone:
+    return AnsweredAlone(best_answer(logprobs), logprobs, written_tokens)

@@ -1,0 +1,171 @@
+"""What an LM reads: shots of evidence, question and answer, then what is asked, in the order of each factor.
+
+    Evidence: The Loire flows through Nantes.
+    Question: Which river flows through Nantes?
+    Answer: The Loire
+
+Blocks are separated by an empty line, and each of their lines is one label (Lazaridou et al. 2022, section 2.2).
+A prompt ends after a label, and what follows it begins with a space and ends with the line: `" The Loire\\n"`. So an
+answer's probability counts its end, and a long answer is not less likely than its own beginning for nothing.
+
+There are two orders of a block with evidence. The one that answers are sampled from gives p(a|q,p). Where evidence
+comes first it gives p(q|p) too. The order evidence, answer, question gives p(a|p) and p(q|a,p). The shots of a factor
+are in the order of its block, whole, so factors of one order share their opening, which an LM reads once.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from replug.configs.errors import UserError
+
+STOP = "\n"  # where an answer ends
+BETWEEN_BLOCKS = "\n\n"
+EVIDENCE, QUESTION, ANSWER = "evidence", "question", "answer"
+
+Order = tuple[str, ...]  # of a block's lines
+CLOSED_BOOK: Order = (QUESTION, ANSWER)
+EVIDENCE_FIRST: Order = (EVIDENCE, QUESTION, ANSWER)
+QUESTION_FIRST: Order = (QUESTION, EVIDENCE, ANSWER)
+ANSWER_FIRST: Order = (EVIDENCE, ANSWER, QUESTION)
+LINE_ENDS = 2  # tokens that a question and an answer may have behind them
+
+
+@dataclass(frozen=True, slots=True)
+class Shot:
+    """A question that is answered in the prompt, with gold evidence, or None where there is none to show."""
+
+    question: str
+    answer: str
+    evidence: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptForm:
+    """The labels of a block's lines, and whether its question stands before its evidence."""
+
+    evidence_label: str = "Evidence"
+    question_label: str = "Question"
+    answer_label: str = "Answer"
+    question_first: bool = False
+
+    def label(self, part: str) -> str:
+        return {EVIDENCE: self.evidence_label, QUESTION: self.question_label, ANSWER: self.answer_label}[part]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPart:
+    """What is scored: `continuation` after `prefix`, which begins with `opening`."""
+
+    opening: str
+    prefix: str
+    continuation: str
+
+
+class AnswerPrompts:
+    """The prompts of one set of questions: all have the same shots.
+
+    Raises UserError for a shot without evidence where prompts with evidence are built.
+    """
+
+    def __init__(self, form: PromptForm, shots: Sequence[Shot]) -> None:
+        self.form, self.shots = form, tuple(shots)
+        self._openings: dict[Order, str] = {}
+
+    def opening(self, has_evidence: bool) -> str:
+        """What the prompts of `ask` begin with: the shots."""
+        return self._opening(self._asked_order if has_evidence else CLOSED_BOOK)
+
+    def ask(self, question: str, evidence: str | None) -> str:
+        """What an answer is sampled from: with evidence, or closed book."""
+        order = CLOSED_BOOK if evidence is None else self._asked_order
+        return self._prefix(order, ANSWER, {QUESTION: question, EVIDENCE: evidence or ""})
+
+    def answer_given_question(self, answer: str, question: str, evidence: str | None) -> ScoredPart:
+        """log p(a|q,p), or log p(a|q) closed book."""
+        return ScoredPart(self.opening(evidence is not None), self.ask(question, evidence), _line(answer))
+
+    def question_given_answer(self, question: str, answer: str, evidence: str) -> ScoredPart:
+        """log p(q|a,p)."""
+        return self._part(ANSWER_FIRST, QUESTION, {EVIDENCE: evidence, ANSWER: answer}, question)
+
+    def answer_alone(self, answer: str, evidence: str) -> ScoredPart:
+        """log p(a|p)."""
+        return self._part(ANSWER_FIRST, ANSWER, {EVIDENCE: evidence}, answer)
+
+    def question_alone(self, question: str, evidence: str) -> ScoredPart:
+        """log p(q|p)."""
+        return self._part(EVIDENCE_FIRST, QUESTION, {EVIDENCE: evidence}, question)
+
+    def openings(self, has_evidence: bool) -> list[str]:
+        """Those of all orders that are asked for closed book, or with evidence and for its factors."""
+        orders = (self._asked_order, EVIDENCE_FIRST, ANSWER_FIRST) if has_evidence else (CLOSED_BOOK,)
+        return [self._opening(order) for order in dict.fromkeys(orders)]
+
+    @property
+    def _asked_order(self) -> Order:
+        return QUESTION_FIRST if self.form.question_first else EVIDENCE_FIRST
+
+    def _opening(self, order: Order) -> str:
+        if order not in self._openings:
+            self._openings[order] = "".join(self._block(order, shot) + BETWEEN_BLOCKS for shot in self.shots)
+        return self._openings[order]
+
+    def _part(self, order: Order, end: str, given: dict[str, str], scored: str) -> ScoredPart:
+        return ScoredPart(self._opening(order), self._prefix(order, end, given), _line(scored))
+
+    def _block(self, order: Order, shot: Shot) -> str:
+        if shot.evidence is None and EVIDENCE in order:
+            raise UserError(f"the shot {shot.question!r} has no evidence; expected some for prompts with evidence")
+        parts = {EVIDENCE: shot.evidence or "", QUESTION: shot.question, ANSWER: shot.answer}
+        return STOP.join(f"{self.form.label(part)}: {one_line(parts[part])}" for part in order)
+
+    def _prefix(self, order: Order, end: str, given: dict[str, str]) -> str:
+        """The opening and the block's lines before `end`, whose label is the last thing."""
+        before = order[: order.index(end)]
+        lines = [f"{self.form.label(part)}: {one_line(given[part])}" for part in before]
+        return self._opening(order) + STOP.join([*lines, f"{self.form.label(end)}:"])
+
+
+def fit_shots(
+    prompts: AnswerPrompts,
+    asked: Iterable[tuple[str, str | None]],
+    num_tokens: Callable[[str], int],
+    max_tokens: int | None,
+    max_new_tokens: int,
+) -> AnswerPrompts:
+    """The prompts of a whole set with as many shots as its longest one can have; the earliest shots go.
+
+    `asked` are the set's questions with the evidence they are asked with, None for closed book; `max_tokens` is what
+    the LM holds, with an answer of `max_new_tokens`. Raises UserError where a prompt does not fit without shots.
+    """
+    if max_tokens is None:
+        return prompts
+    bare = AnswerPrompts(prompts.form, ())
+    longest: dict[bool, tuple[int, str]] = {}  # with evidence, and closed book
+    for question, evidence in asked:
+        own = num_tokens(bare.ask(question, evidence)), question
+        longest[evidence is not None] = max(longest.get(evidence is not None, (0, "")), own)
+    room = max_tokens - max_new_tokens - LINE_ENDS
+    for first in range(len(prompts.shots) + 1):
+        fewer = AnswerPrompts(prompts.form, prompts.shots[first:])
+        if all(_fits(fewer, has_evidence, length, num_tokens, room) for has_evidence, (length, _) in longest.items()):
+            return fewer
+    length, question = max(longest.values())
+    raise UserError(
+        f"the prompt of {question!r} has {length} tokens without shots, and the LM holds {max_tokens}, "
+        f"{max_new_tokens} of them for the answer; expected shorter evidence, or an LM with a longer context"
+    )
+
+
+def _fits(prompts: AnswerPrompts, has_evidence: bool, length: int, num_tokens: Callable[[str], int], room: int) -> bool:
+    """Whether a block of so many tokens fits behind the opening of every order."""
+    return max(num_tokens(opening) for opening in prompts.openings(has_evidence)) + length <= room
+
+
+def one_line(text: str) -> str:
+    """White space of every kind, line ends too, is one space: a line's end is the end of a part."""
+    return " ".join(text.split())
+
+
+def _line(text: str) -> str:
+    return f" {one_line(text)}{STOP}"

@@ -1,0 +1,189 @@
+"""What every method answers, from what was measured: weights are fitted on the validation part, the rest is decided.
+
+A method that reads N passages has the candidates and factors of the first N of those that were found, so one pass
+measures all of them. The rows that come out are of the test part alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from replug.answering.factors import Factors
+from replug.answering.rerankers import RERANKERS, Weights, best_answer
+from replug.answering.weights import FittedWeights, GradedQuestion, fit_weights
+from replug.configs.errors import UserError
+from replug.configs.methods import Method
+from replug.data.files import write_json
+from replug.evals.answers import exact_match, token_f1
+from replug.evals.examples import Example
+from replug.evals.internet.costs import AnswerCosts, reranked_costs
+from replug.evals.internet.measured import PASSAGES, MeasuredPassages, read_passages
+from replug.evals.internet.preparing import Prepared
+from replug.evals.internet.question_sets import EXACT_MATCH
+from replug.evals.internet.questions import InternetQuestion
+from replug.evals.internet.splits import is_validation
+from replug.evals.loop import Metric
+from replug.evals.outcomes import Row
+
+OF_FREE_ANSWERS = {
+    "f1": Metric("f1"),
+    "answer_in_evidence": Metric("answer_in_evidence", may_be_unknown=True),  # an accepted answer, in a passage
+    "copied": Metric("copied", may_be_unknown=True),  # the prediction stands in a passage
+}
+OF_ALL = {
+    "best_candidate": Metric("best_candidate", may_be_unknown=True),  # what no reranker can be better than
+    "retrieval_recall": Metric("retrieval_recall", may_be_unknown=True),
+    "passages": Metric("passages", may_be_unknown=True),
+    "lm_calls": Metric("lm_calls", may_be_unknown=True),
+    "prompt_tokens": Metric("prompt_tokens", may_be_unknown=True),
+    "generated_tokens": Metric("generated_tokens", may_be_unknown=True),
+    "flop": Metric("flop", may_be_unknown=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterCounts:
+    """Parameters of the LM that answers and of the one that reranks; None where nothing tells them."""
+
+    lm: float | None
+    scorer: float | None
+
+
+class DecidedAnswers:
+    """A `Measured`: the test part. `metric` is what answers are judged by."""
+
+    def __init__(self, examples: Sequence[Example], metric: str) -> None:
+        self.examples = list(examples)
+        self.metrics: Mapping[str, Metric] = {metric: Metric(metric), **metrics_beside(metric)}
+
+    def groups(self, example: Example) -> tuple[str, ...]:
+        return (example.group,)
+
+
+def metrics_beside(metric: str) -> dict[str, Metric]:
+    """Free answers have measures of their own: a label stands in no passage."""
+    return {**(OF_FREE_ANSWERS if metric == EXACT_MATCH else {}), **OF_ALL}
+
+
+def gain(answer: str, question: InternetQuestion) -> float:
+    """Exact match; of a label, accuracy."""
+    return exact_match(answer, question.answers) if answer else 0.0
+
+
+def fit_all(methods: Sequence[Method], pairs: Sequence[tuple[InternetQuestion, Row]]) -> dict[str, FittedWeights]:
+    """By reranking method, weights fitted on these questions alone, with as many passages as the method reads."""
+    reranking = [method for method in methods if method.k]
+    measured = [(question, _measured(row).factors) for question, row in pairs] if reranking else []
+    return {
+        method.name: fit_weights(
+            RERANKERS[method.source], [_graded(factors.of_first(method.k), question) for question, factors in measured]
+        )
+        for method in reranking
+    }
+
+
+def _graded(factors: Factors, question: InternetQuestion) -> GradedQuestion:
+    return GradedQuestion(factors, {answer: gain(answer, question) for answer in factors.distinct})
+
+
+def decide(
+    prepared: Prepared, rows: Sequence[Row], parameters: ParameterCounts, weights_file: Path
+) -> tuple[DecidedAnswers, list[Row]]:
+    """The test part with a row for each question, every method in it; the weights are written.
+
+    Raises UserError where no question is of the test part.
+    """
+    pairs = list(zip(prepared.questions, rows, strict=True))
+    fitted_on = [(question, row) for question, row in pairs if is_validation(question)]
+    test = [(question, row) for question, row in pairs if not is_validation(question)]
+    if not test:
+        raise UserError(
+            f"all {len(pairs)} questions are of the validation part, which weights are fitted on; expected more "
+            "(questions.max_questions)"
+        )
+    fitted = fit_all(prepared.methods, fitted_on)
+    write_json(weights_file, {name: _weights_row(one) for name, one in fitted.items()})
+    weights = {name: one.weights for name, one in fitted.items()}
+    decided = [_decided(prepared, question, row, parameters, weights) for question, row in test]
+    return DecidedAnswers([question.example for question, _ in test], prepared.metric), decided
+
+
+def _weights_row(fitted: FittedWeights) -> dict[str, Any]:
+    return {**asdict(fitted), "weights": dict(fitted.weights)}
+
+
+def _measured(row: Row) -> MeasuredPassages:
+    return read_passages(row["methods"][PASSAGES]["detail"])
+
+
+def _decided(
+    prepared: Prepared,
+    question: InternetQuestion,
+    row: Row,
+    parameters: ParameterCounts,
+    weights: Mapping[str, Weights],
+) -> Row:
+    """One question's outcomes by method; of what was measured, numbers of costs too where they are known."""
+    measured = _measured(row) if prepared.num_passages else None
+    outcomes = {}
+    for method in prepared.methods:
+        if measured is None or not method.k:
+            answered, costs = _alone(row["methods"][method.source]["detail"])
+        else:
+            answered, costs = _reranked(method, measured, question, weights[method.name])
+        numbers = _rightness(answered.answer, question, prepared.metric) | answered.numbers
+        numbers |= costs.numbers(parameters.lm, parameters.scorer) if costs else {}
+        told = prepared.metric, *metrics_beside(prepared.metric)
+        outcomes[method.name] = {
+            "numbers": {name: value for name, value in numbers.items() if name in told},
+            "detail": {"answer": answered.answer, "documents": answered.documents, "weights": answered.weights},
+        }
+    return {"id": row["id"], "group": row["group"], "methods": outcomes}
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedAnswer:
+    """What a method answers, numbers of its passages, and which passages it read with p_tfidf."""
+
+    answer: str
+    numbers: dict[str, float]
+    documents: list[str]
+    weights: list[float]
+
+
+def _alone(detail: Mapping[str, Any]) -> tuple[DecidedAnswer, AnswerCosts | None]:
+    costs = AnswerCosts(**detail["costs"]) if detail["costs"] is not None else None
+    return DecidedAnswer(detail["answer"], {}, [], []), costs
+
+
+def _reranked(
+    method: Method, measured: MeasuredPassages, question: InternetQuestion, weights: Weights
+) -> tuple[DecidedAnswer, AnswerCosts | None]:
+    reranker, factors = RERANKERS[method.source], measured.factors.of_first(method.k)
+    answer = best_answer(reranker.score(factors, weights))
+    passages = measured.passages[: method.k]
+    numbers = {
+        "best_candidate": max((gain(one, question) for one in factors.distinct), default=0.0),
+        "answer_in_evidence": float(any(row.holds_answer for row in passages)),
+        "copied": float(measured.held_by.get(answer, len(passages)) < len(passages)),
+        "passages": float(len(passages)),
+        **_recall(question, [row.doc_id for row in passages]),
+    }
+    costs = None
+    if measured.asked is not None and measured.scored is not None:
+        costs = reranked_costs(reranker, factors, measured.asked, measured.scored, measured.written)
+    documents, shares = [row.doc_id or row.url for row in passages], [row.probability for row in passages]
+    return DecidedAnswer(answer, numbers, documents, shares), costs
+
+
+def _rightness(answer: str, question: InternetQuestion, metric: str) -> dict[str, float]:
+    return {metric: gain(answer, question), "f1": token_f1(answer, question.answers) if answer else 0.0}
+
+
+def _recall(question: InternetQuestion, found: Sequence[str | None]) -> dict[str, float]:
+    """The share of gold documents among those found; unknown where the set names none, or the engine's have no ids."""
+    gold = set(question.example.gold)
+    if not gold or None in found:
+        return {}
+    return {"retrieval_recall": len(gold.intersection(found)) / len(gold)}

@@ -1,0 +1,257 @@
+"""From a question to a ranked answer: factors equal direct scoring, and nothing is asked twice."""
+
+import multiprocessing
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from replug.answering.answerer import Answerer, AnsweringOptions
+from replug.answering.candidates import Candidate
+from replug.answering.factors import submit_factors
+from replug.answering.prompts import AnswerPrompts, PromptForm
+from replug.answering.rerankers import RERANKERS
+from replug.models.black_box_lm import AsyncLM
+from replug.models.caching_lm import CachingLM
+from replug.models.in_process_lm import InProcessLM
+from replug.models.local.hf_lm import HuggingFaceLM
+from replug.models.local.stand_in_lm import StandInLM
+from tests.support.answered_questions import PASSAGES, PROMPTS, QUESTION, SHOTS, TEXTS, CountingLM
+from tests.support.tiny_lms import load, write_llama
+
+OPTIONS = AnsweringOptions(rerankers=tuple(RERANKERS), max_new_tokens=5)
+LABELS = replace(OPTIONS, labels=("true", "false", "the Rhine"))
+PROCESSES = multiprocessing.get_context("forkserver")
+CANDIDATES = [Candidate("the Rhine", 0), Candidate("Basel", 0), Candidate("the Rhine", 1), Candidate("Lyon", 2)]
+
+
+def direct(lm: AsyncLM, prefix: str, continuation: str) -> float:
+    return lm.score([prefix], [continuation])[0].sum_logprob
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> InProcessLM:
+    return InProcessLM(load(write_llama, tmp_path_factory.mktemp("llama")))
+
+
+@pytest.mark.parametrize("question_first", [False, True])
+@pytest.mark.parametrize("kind", ["stand_in", "llama"])
+def test_factors_equal_direct_scoring(kind: str, question_first: bool, llama: InProcessLM) -> None:
+    lm: AsyncLM = InProcessLM(StandInLM()) if kind == "stand_in" else llama
+    prompts = AnswerPrompts(
+        PromptForm("E", "Q", "A", question_first=question_first), SHOTS if kind == "stand_in" else ()
+    )
+    passages = [replace(passage, text=passage.text[:30]) for passage in PASSAGES]
+    question = QUESTION[:20]
+    factors = submit_factors(lm, prompts, question, passages, CANDIDATES, by_passage=True)()
+    shots = "".join(
+        f"E: {' '.join(shot.evidence.split())}\nQ: {shot.question}\nA: {shot.answer}\n\n" for shot in prompts.shots
+    )
+    answer_first = "".join(
+        f"E: {' '.join(shot.evidence.split())}\nA: {shot.answer}\nQ: {shot.question}\n\n" for shot in prompts.shots
+    )
+    asked = "".join(
+        f"Q: {shot.question}\nE: {' '.join(shot.evidence.split())}\nA: {shot.answer}\n\n" for shot in prompts.shots
+    )
+    tolerance = {"rtol": 0, "atol": 1e-3}
+    for row, candidate in enumerate(CANDIDATES):
+        evidence, answer = " ".join(passages[candidate.passage].text.split()), candidate.text
+        block = f"{shots}E: {evidence}\nQ: {question}\nA:"
+        if question_first:
+            block = f"{asked}Q: {question}\nE: {evidence}\nA:"
+        expected = [
+            (factors.answer_given_question, block, f" {answer}\n"),
+            (factors.question_given_answer, f"{answer_first}E: {evidence}\nA: {answer}\nQ:", f" {question}\n"),
+            (factors.answer_alone, f"{answer_first}E: {evidence}\nA:", f" {answer}\n"),
+        ]
+        for found, prefix, continuation in expected:
+            np.testing.assert_allclose(found[row], direct(lm, prefix, continuation), **tolerance)
+    for number, passage in enumerate(passages):
+        prefix = f"{shots}E: {' '.join(passage.text.split())}\nQ:"
+        np.testing.assert_allclose(factors.question_alone[number], direct(lm, prefix, f" {question}\n"), **tolerance)
+        for row, answer in enumerate(factors.distinct):
+            part = prompts.answer_given_question(answer, question, passage.text)
+            found = factors.answer_by_passage[row, number]
+            np.testing.assert_allclose(found, direct(lm, part.prefix, part.continuation), **tolerance)
+    np.testing.assert_allclose(np.exp(factors.passage), [0.5, 0.3, 0.2])
+    assert factors.passages.tolist() == [0, 0, 1, 2]
+
+
+def test_every_call_names_its_opening_and_many_passages_are_several_calls() -> None:
+    lm = CountingLM()
+    passages = [replace(PASSAGES[0], text=f"text {number}", probability=0.1) for number in range(10)]
+    submit_factors(lm, PROMPTS, QUESTION, passages, [Candidate("a", 9)])()
+    first, second = PROMPTS.openings(has_evidence=True)
+    assert lm.openings == [first, first, second]
+    assert sum(lm.asked.values()) == len(lm.asked) == 10 + 3
+
+
+def test_a_question_is_answered_with_scores_of_every_reranker() -> None:
+    answered = Answerer(InProcessLM(StandInLM()), PROMPTS, OPTIONS).answer(QUESTION, PASSAGES)
+    assert answered.candidates
+    assert {candidate.passage for candidate in answered.candidates} == {0, 1, 2}
+    for name, reranker in RERANKERS.items():
+        expected = reranker.score(answered.factors, reranker.default_weights)
+        assert answered.scores[name] == expected
+        assert answered.best(name) == max(expected, key=expected.get)
+
+
+def test_a_smaller_lm_may_score_and_fitted_weights_are_used() -> None:
+    lm, scorer = CountingLM(), CountingLM()
+    prompts = AnswerPrompts(PromptForm(), SHOTS[1:])
+    weights = {"poe": dict.fromkeys(RERANKERS["poe"].factors, 0.5)}
+    answered = Answerer(lm, PROMPTS, OPTIONS, scorer, prompts, weights).answer(QUESTION, PASSAGES)
+    assert set(lm.asked) == {(PROMPTS.ask(QUESTION, text), 4) for text in TEXTS}
+    assert all(prefix.startswith(tuple(prompts.openings(has_evidence=True))) for prefix, _ in scorer.asked)
+    halved, whole = (
+        RERANKERS["poe"].score(answered.factors, some) for some in (weights["poe"], RERANKERS["poe"].default_weights)
+    )
+    assert answered.scores["poe"] == halved != whole
+
+
+def test_labels_are_scored_and_not_sampled() -> None:
+    lm = CountingLM()
+    answered = Answerer(lm, PROMPTS, LABELS).answer(QUESTION, PASSAGES)
+    assert not [asked for asked in lm.asked if asked[1] == 4]
+    assert answered.factors.distinct == LABELS.labels
+    assert answered.best("rag") == "the Rhine"
+    for passage in range(3):
+        mine = answered.factors.passages == passage
+        assert np.exp(answered.factors.answer_given_question[mine]).sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("options", [OPTIONS, LABELS], ids=["sampled", "labels"])
+def test_a_question_without_passages_has_no_answer(options: AnsweringOptions) -> None:
+    lm = CountingLM()
+    answered = Answerer(lm, PROMPTS, options).answer(QUESTION, [])
+    assert {name: answered.best(name) for name in RERANKERS} == dict.fromkeys(RERANKERS, "")
+    assert not lm.asked
+
+
+def test_alone_the_likeliest_of_fifty_samples_is_the_answer() -> None:
+    lm = CountingLM()
+    for evidence in (None, TEXTS[0]):
+        alone = Answerer(lm, PROMPTS, OPTIONS).submit_alone(QUESTION, evidence)()
+        assert lm.asked[PROMPTS.ask(QUESTION, evidence), 50] == 1
+        assert alone.logprobs[alone.answer] == max(alone.logprobs.values())
+        assert len(alone.logprobs) > 5
+
+
+def test_alone_the_likeliest_label_is_the_answer() -> None:
+    lm = InProcessLM(StandInLM())
+    alone = Answerer(lm, PROMPTS, LABELS).submit_alone(QUESTION, TEXTS[0])()
+    given = [direct(lm, PROMPTS.ask(QUESTION, TEXTS[0]), f" {label}\n") for label in LABELS.labels]
+    np.testing.assert_allclose(list(alone.logprobs.values()), given - np.logaddexp.reduce(given), atol=1e-6)
+    assert alone.answer == LABELS.labels[int(np.argmax(given))]
+
+
+@pytest.mark.parametrize("kind", ["stand_in", "llama"])
+def test_the_same_seed_gives_the_same_answers(kind: str, llama: InProcessLM, tmp_path: Path) -> None:
+    lm: AsyncLM = InProcessLM(StandInLM()) if kind == "stand_in" else llama
+    prompts = PROMPTS if kind == "stand_in" else AnswerPrompts(PromptForm("E", "Q", "A"), ())
+    options = replace(OPTIONS, max_new_tokens=3)
+    passages = [replace(passage, text=passage.text[:30]) for passage in PASSAGES]
+    first, again = (Answerer(lm, prompts, options).answer(QUESTION[:20], passages) for _ in range(2))
+    assert (first.candidates, first.scores) == (again.candidates, again.scores)
+    cached = CachingLM(lm, tmp_path / "scores.sqlite")
+    for _ in range(2):
+        behind = Answerer(cached, prompts, options).answer(QUESTION[:20], passages)
+        assert (behind.candidates, behind.scores) == (first.candidates, first.scores)
+    cached.close()
+    other = Answerer(lm, prompts, replace(options, seed=1)).answer(QUESTION[:20], passages)
+    assert other.candidates != first.candidates
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rerankers": ("poe", "best")}, "rerankers hold best; expected some of direct, rag"),
+        ({"labels": ("yes",)}, "expected two or more different ones"),
+        ({"labels": ("yes", "yes")}, "expected two or more different ones"),
+        ({"num_samples": 0}, "num_samples is 0"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(OPTIONS, **change)
+
+
+def test_weights_of_other_factors_are_refused() -> None:
+    with pytest.raises(ValueError, match="the weights of poe are of"):
+        Answerer(InProcessLM(StandInLM()), PROMPTS, OPTIONS, weights={"poe": {"passage": 1.0}})
+
+
+# Killed ----------------------------------------------------------------------------------------------------------
+
+
+class LoggingLM(CountingLM):
+    """Writes what it is asked to a file, before it answers."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def _log(self) -> None:
+        with self._path.open("a") as file:
+            file.writelines(f"{key!r}\n" for key in self.asked.elements())
+        self.asked.clear()
+
+    def submit(self, prefixes, continuations, *, opening=None):
+        answer = super().submit(prefixes, continuations, opening=opening)
+        self._log()
+        return answer
+
+    def submit_samples(self, prompts, options):
+        answer = super().submit_samples(prompts, options)
+        self._log()
+        return answer
+
+
+def answer_all(folder: Path) -> None:
+    """Answer questions one after another, and report each that is answered."""
+    cached = CachingLM(LoggingLM(folder / "asked"), folder / "scores.sqlite")
+    answerer = Answerer(cached, PROMPTS, replace(OPTIONS, rerankers=("poe",)))
+    for number in range(60):
+        answered = answerer.answer(f"{QUESTION} {number}", PASSAGES)
+        with (folder / "answered").open("a") as file:
+            file.write(f"{number} {answered.best('poe')} {answered.scores['poe'][answered.best('poe')]!r}\n")
+    cached.close()
+
+
+def test_killed_and_resumed_it_asks_the_lm_nothing_twice(tmp_path: Path) -> None:
+    """But for what was under way when it was killed: one call."""
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    killed.mkdir()
+    whole.mkdir()
+    process = PROCESSES.Process(target=answer_all, args=(killed,), daemon=True)
+    process.start()
+    end = time.monotonic() + 120
+    while not (killed / "answered").exists() or (killed / "answered").read_text().count("\n") < 5:
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.002)
+    process.kill()
+    process.join(20)
+    before = (killed / "asked").read_text().splitlines()
+    answered = (killed / "answered").read_text().count("\n")
+    answer_all(killed)
+    answer_all(whole)
+    asked = (killed / "asked").read_text().splitlines()
+    once = (whole / "asked").read_text().splitlines()
+    assert set(asked) == set(once)
+    assert answered < 60 and len(once) == len(set(once))
+    under_way = len(asked) - len(set(asked))
+    assert under_way <= max(3, 8 * 3 + 12)
+    assert len(set(before) & set(asked[len(before) :])) == under_way
+    results = (killed / "answered").read_text().splitlines()[-60:]
+    assert results == (whole / "answered").read_text().splitlines()
+
+
+def test_a_real_lm_answers_from_its_passages(tmp_path: Path) -> None:
+    from tests.support.real_models import real_lm
+
+    lm = InProcessLM(HuggingFaceLM(real_lm()))
+    answered = Answerer(lm, PROMPTS, replace(OPTIONS, max_new_tokens=8)).answer(QUESTION, PASSAGES[:2])
+    assert "Rhine" in answered.best("poe")

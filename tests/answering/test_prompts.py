@@ -1,0 +1,96 @@
+"""What an LM reads, to the byte, and how many shots fit."""
+
+from pathlib import Path
+
+import pytest
+
+from replug.answering.prompts import AnswerPrompts, PromptForm, Shot, fit_shots
+from replug.configs.errors import UserError
+from tests.support.answered_questions import PROMPTS, QUESTION, SHOTS, TEXTS
+
+GOLDEN = Path(__file__).parent / "golden"
+SWAPPED = AnswerPrompts(PromptForm(question_first=True), SHOTS)
+CLAIMS = AnswerPrompts(PromptForm(question_label="Claim", answer_label="Verdict"), SHOTS)
+BORDER = "█"  # between a prefix and its continuation
+
+
+def texts() -> dict[str, str]:
+    parts = {
+        "answer_given_question": PROMPTS.answer_given_question("the  Rhine", QUESTION, TEXTS[1]),
+        "question_given_answer": PROMPTS.question_given_answer(QUESTION, "the Rhine", TEXTS[1]),
+        "answer_alone": PROMPTS.answer_alone("the Rhine", TEXTS[1]),
+        "question_alone": PROMPTS.question_alone(QUESTION, TEXTS[1]),
+        "closed_book": PROMPTS.answer_given_question("the Rhine", QUESTION, None),
+        "question_first": SWAPPED.answer_given_question("the Rhine", QUESTION, TEXTS[1]),
+        "other_labels": CLAIMS.answer_given_question("true", "the Rhine is long", TEXTS[1]),
+    }
+    return {name: f"{part.prefix}{BORDER}{part.continuation}" for name, part in parts.items()}
+
+
+@pytest.mark.parametrize("name", list(texts()))
+def test_prompts_equal_golden_files(name: str) -> None:
+    assert texts()[name] == (GOLDEN / f"{name}.txt").read_text()
+
+
+def test_what_is_sampled_from_is_the_prefix_that_the_answer_is_scored_after() -> None:
+    for prompts in (PROMPTS, SWAPPED):
+        for evidence in (TEXTS[0], None):
+            part = prompts.answer_given_question("x", QUESTION, evidence)
+            assert part.prefix == prompts.ask(QUESTION, evidence)
+            assert part.opening == prompts.opening(has_evidence=evidence is not None)
+
+
+def test_every_prefix_begins_with_its_opening_and_factors_share_two_of_them() -> None:
+    parts = [
+        PROMPTS.answer_given_question("a", QUESTION, TEXTS[0]),
+        PROMPTS.question_alone(QUESTION, TEXTS[0]),
+        PROMPTS.answer_alone("a", TEXTS[0]),
+        PROMPTS.question_given_answer(QUESTION, "a", TEXTS[0]),
+    ]
+    assert all(part.prefix.startswith(part.opening) for part in parts)
+    assert parts[0].opening == parts[1].opening != parts[2].opening == parts[3].opening
+    assert {part.opening for part in parts} == set(PROMPTS.openings(has_evidence=True))
+
+
+def test_two_factors_of_one_order_are_one_text_read_on() -> None:
+    question = PROMPTS.question_alone(QUESTION, TEXTS[0])
+    assert PROMPTS.ask(QUESTION, TEXTS[0]) == f"{question.prefix}{question.continuation}Answer:"
+    answer = PROMPTS.answer_alone("a", TEXTS[0])
+    both = PROMPTS.question_given_answer(QUESTION, "a", TEXTS[0])
+    assert both.prefix == f"{answer.prefix}{answer.continuation}Question:"
+
+
+def test_a_shot_without_evidence_is_for_closed_books_only() -> None:
+    prompts = AnswerPrompts(PromptForm(), [Shot("a?", "b")])
+    assert prompts.ask("c?", None) == "Question: a?\nAnswer: b\n\nQuestion: c?\nAnswer:"
+    with pytest.raises(UserError, match=r"the shot 'a\?' has no evidence"):
+        prompts.ask("c?", "evidence")
+
+
+# Shots that fit; a token is a word -------------------------------------------------------------------------------
+
+
+def num_words(text: str) -> int:
+    return len(text.split())
+
+
+def longest(prompts: AnswerPrompts, asked: list[tuple[str, str | None]]) -> int:
+    return max(num_words(prompts.ask(*one)) for one in asked)
+
+
+def test_the_earliest_shots_go_until_every_prompt_fits_and_all_have_the_same() -> None:
+    asked: list[tuple[str, str | None]] = [(QUESTION, text) for text in TEXTS] + [("a long question " * 5, None)]
+    whole = longest(PROMPTS, asked)
+    assert fit_shots(PROMPTS, asked, num_words, whole + 10 + 2, 10).shots == tuple(SHOTS)
+    assert fit_shots(PROMPTS, asked, num_words, whole + 10 + 1, 10).shots == tuple(SHOTS[1:])
+    alone = longest(AnswerPrompts(PromptForm(), ()), asked)
+    assert fit_shots(PROMPTS, asked, num_words, alone + 12, 10).shots == ()
+    assert fit_shots(PROMPTS, asked, num_words, None, 10) is PROMPTS
+    assert fit_shots(PROMPTS, [], num_words, 1, 10).shots == tuple(SHOTS)
+    with pytest.raises(UserError, match=r"has \d+ tokens without shots, and the LM holds .* shorter evidence"):
+        fit_shots(PROMPTS, asked, num_words, alone + 11, 10)
+
+
+def test_closed_books_alone_need_no_evidence_in_shots() -> None:
+    prompts = AnswerPrompts(PromptForm(), [Shot("a?", "b"), Shot("c?", "d")])
+    assert fit_shots(prompts, [("e?", None)], num_words, 9 + 2, 2).shots == prompts.shots[1:]

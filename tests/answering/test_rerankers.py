@@ -1,0 +1,141 @@
+"""Every reranker against an example that is computed by hand."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from replug.answering.factors import Factors, normalized_over_labels
+from replug.answering.rerankers import RERANKERS, best_answer
+
+# Two passages; "a" was given by both, "b" by the first, "c" by the second.
+A_GIVEN_QP = [0.5, 0.25, 0.125, 0.5]  # a of the first, b, a of the second, c
+Q_GIVEN_AP = [0.1, 0.4, 0.2, 0.1]
+A_GIVEN_P = [0.2, 0.1, 0.3, 0.4]
+Q_GIVEN_P = [0.05, 0.02]
+P_GIVEN_Q = [0.75, 0.25]
+BY_PASSAGE = [[0.5, 0.125], [0.25, 0.3], [0.01, 0.5]]
+
+
+def factors_of(by_passage: list[list[float]] | None = BY_PASSAGE) -> Factors:
+    return Factors(
+        ("a", "b", "a", "c"),
+        np.array([0, 0, 1, 1]),
+        *(np.log(some) for some in (A_GIVEN_QP, Q_GIVEN_AP, A_GIVEN_P, Q_GIVEN_P, P_GIVEN_Q)),
+        None if by_passage is None else np.log(by_passage),
+    )
+
+
+BY_HAND = {
+    "direct": {"a": 0.5, "b": 0.25, "c": 0.5},
+    "rag": {"a": 0.75 * 0.5 + 0.25 * 0.125, "b": 0.75 * 0.25, "c": 0.25 * 0.5},
+    "rag_full": {
+        "a": 0.75 * 0.5 + 0.25 * 0.125,
+        "b": 0.75 * 0.25 + 0.25 * 0.3,
+        "c": 0.75 * 0.01 + 0.25 * 0.5,
+    },
+    "noisy_channel": {  # the better of 0.1 * 0.2 * 0.5 / 0.05 = 0.2 and 0.2 * 0.3 * 0.125 / 0.02 = 0.375
+        "a": 0.375,
+        "b": 0.4 * 0.1 * 0.25 / 0.05,
+        "c": 0.1 * 0.4 * 0.5 / 0.02,
+    },
+    "poe": {  # the better of 0.75 * 0.2 and 0.25 * 0.375
+        "a": 0.15,
+        "b": 0.75 * 0.4 * 0.1 * 0.25 / 0.05,
+        "c": 0.25 * 0.1 * 0.4 * 0.5 / 0.02,
+    },
+}
+
+
+@pytest.mark.parametrize("name", list(RERANKERS))
+def test_scores_equal_those_computed_by_hand(name: str) -> None:
+    scores = RERANKERS[name].score(factors_of(), RERANKERS[name].default_weights)
+    assert list(scores) == ["a", "b", "c"]
+    assert {answer: math.exp(score) for answer, score in scores.items()} == pytest.approx(BY_HAND[name])
+
+
+def test_weights_are_exponents() -> None:
+    weights = {"question_given_answer": 2.0, "answer_alone": 0.5, "answer_given_question": 0.0, "question_alone": 1.0}
+    scores = RERANKERS["noisy_channel"].score(factors_of(), weights)
+    assert math.exp(scores["b"]) == pytest.approx(0.4**2 * 0.1**0.5 / 0.05)
+    scores = RERANKERS["poe"].score(factors_of(), weights | {"passage": 3.0})
+    assert math.exp(scores["b"]) == pytest.approx(0.75**3 * 0.4**2 * 0.1**0.5 / 0.05)
+    scores = RERANKERS["rag"].score(factors_of(), {"passage": 2.0, "answer_given_question": 0.5})
+    assert math.exp(scores["a"]) == pytest.approx(0.75**2 * 0.5**0.5 + 0.25**2 * 0.125**0.5)
+
+
+def test_a_passage_of_no_probability_gives_its_answers_none_unless_it_weighs_nothing() -> None:
+    factors = replace(factors_of(), passage=np.array([0.0, -np.inf]))
+    for name in ("rag", "rag_full", "poe"):
+        weights = RERANKERS[name].default_weights
+        scores = RERANKERS[name].score(factors, weights)
+        assert not any(math.isnan(score) for score in scores.values())
+        assert best_answer(scores) in ("a", "b")
+        assert all(map(math.isfinite, RERANKERS[name].score(factors, weights | {"passage": 0.0}).values()))
+    assert RERANKERS["rag"].score(factors, {"passage": 1.0, "answer_given_question": 1.0})["c"] == -math.inf
+
+
+def test_the_first_of_equal_answers_is_the_best_and_without_candidates_none() -> None:
+    assert best_answer({"a": -1.0, "b": 0.0, "c": 0.0}) == "b"
+    assert best_answer({}) == ""
+    nothing = Factors((), np.empty(0, int), *(np.empty(0) for _ in range(3)), *(np.zeros(2) - 1 for _ in range(2)))
+    for name in ("direct", "rag", "noisy_channel", "poe"):
+        assert RERANKERS[name].score(nothing, RERANKERS[name].default_weights) == {}
+
+
+def test_all_passages_are_needed_where_a_reranker_sums_over_them() -> None:
+    with pytest.raises(ValueError, match="expected answer_by_passage"):
+        RERANKERS["rag_full"].score(factors_of(None), RERANKERS["rag_full"].default_weights)
+
+
+# Factors ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_factors_of_fewer_passages_are_those_of_what_these_gave() -> None:
+    first = factors_of().of_first(1)
+    assert (first.answers, first.distinct) == (("a", "b"), ("a", "b"))
+    np.testing.assert_allclose(np.exp(first.answer_given_question), [0.5, 0.25])
+    np.testing.assert_allclose(np.exp(first.question_alone), [0.05])
+    np.testing.assert_allclose(first.passage, [0.0])  # its share of the first
+    np.testing.assert_allclose(np.exp(first.answer_by_passage), [[0.5], [0.25]])
+    both = factors_of().of_first(2)
+    for one, other in zip(factors_of().passage, both.passage, strict=True):
+        assert one == pytest.approx(other)
+    none = factors_of().of_first(0)
+    assert (none.answers, len(none.passage)) == ((), 0)
+
+
+def test_labels_probabilities_are_shares_within_each_passage() -> None:
+    factors = Factors(
+        ("yes", "no", "yes", "no"),
+        np.array([0, 0, 1, 1]),
+        np.log([0.3, 0.1, 0.2, 0.2]),
+        np.log([0.5, 0.5, 0.5, 0.5]),
+        np.log([0.1, 0.4, 0.3, 0.1]),
+        np.log([0.1, 0.1]),
+        np.log([0.6, 0.4]),
+        np.log([[0.3, 0.2], [0.1, 0.2]]),
+    )
+    shared = normalized_over_labels(factors)
+    np.testing.assert_allclose(np.exp(shared.answer_given_question), [0.75, 0.25, 0.5, 0.5])
+    np.testing.assert_allclose(np.exp(shared.answer_alone), [0.2, 0.8, 0.75, 0.25])
+    np.testing.assert_allclose(np.exp(shared.answer_by_passage), [[0.75, 0.5], [0.25, 0.5]])
+    np.testing.assert_array_equal(shared.question_given_answer, factors.question_given_answer)
+    with pytest.raises(ValueError, match="not the labels a, b, c, each once"):
+        normalized_over_labels(factors_of())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"answer_alone": np.zeros(3)}, r"answer_alone has the shape \(3,\); expected \(4,\)"),
+        ({"question_alone": np.array([-1.0, np.nan])}, "question_alone holds .* expected log-probabilities"),
+        ({"answer_given_question": np.array([0.5, -1, -1, -1])}, "answer_given_question holds"),
+        ({"passages": np.array([0, 0, 1, 2])}, "expected numbers below 2"),
+        ({"answer_by_passage": np.zeros((4, 2))}, r"expected \(3, 2\)"),
+    ],
+)
+def test_factors_that_cannot_be_are_refused(change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(factors_of(), **change)

@@ -1,0 +1,339 @@
+"""`replug ask` as a user types it, on stand-ins: an index, a corpus, an engine on loopback, all ways to answer."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from replug.answering.prompts import AnswerPrompts, PromptForm
+from replug.answering.rerankers import RERANKERS
+from replug.answering.shots import OWN_SHOTS
+from replug.data.records import Document
+from replug.data.sources.stand_in_texts import stand_in_vocabulary
+from replug.index_workers.version_store import VersionStore
+from replug.models.generation import GenerationOptions
+from replug.models.local.stand_in_lm import StandInLM
+from replug.models.policy import Policy
+from replug.web import build
+from tests.support.command_line import CommandLine
+from tests.support.real_models import real_encoder, real_lm
+from tests.support.small_index import write_small_index
+from tests.support.web_site import QUICK, WebSite, answer, article, searxng, web_site
+
+TEXTS = [
+    "The Loire flows through Nantes and Tours.",
+    "The Rhine flows through Basel and Cologne.",
+    "The Rhone flows through Geneva and Lyon.",
+    "Granite is a hard rock that cools slowly.",
+]
+QUESTION = "which river flows through Basel"
+LM = "lm.path=stand_in"
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept of a question is kept under the folder that a command is typed in."""
+    monkeypatch.chdir(tmp_path)
+
+
+KNOWN = [" ".join(topic[:6]) for topic in stand_in_vocabulary()[:4]]  # texts of words that the encoder knows
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_small_index(tmp_path_factory.mktemp("index"), KNOWN)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps({"id": f"c{row}", "text": text}) + "\n" for row, text in enumerate(TEXTS)))
+    return path
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebSite]:
+    """Pages of the same texts with a search before them, on loopback, which these tests may fetch from."""
+    with web_site() as made:
+        long = [f"{text} It was told by many people in many books." for text in TEXTS]
+        for row, text in enumerate(long):
+            made.routes[f"/{row}"] = answer(article(f"Page <b>{row}</b>", text))
+        made.routes["/search"] = searxng(made, [Document(f"/{row}", text, "", "") for row, text in enumerate(long)])
+        allowed = partial(build.evidence_finder, limits=QUICK, exempt=made.exempt)
+        monkeypatch.setattr("replug.commands.asking.evidence.evidence_finder", allowed)
+        yield made
+
+
+def asked(replug: CommandLine, *typed: object, question: str = QUESTION) -> dict:
+    done = replug("ask", question, *typed, "--json")
+    assert done.status == 0, done.printed
+    return json.loads(done.output.splitlines()[-1], parse_constant=pytest.fail)  # no NaN, which is no JSON
+
+
+# The ensemble of an index -----------------------------------------------------------------------------------------
+
+
+def test_an_index_answers_by_the_ensemble_of_its_documents(replug, index):
+    row = asked(replug, "--index", index, LM, "--k", "3", "--max-new-tokens", "4")
+    evidence = row["evidence"]
+    assert row["way"] == "replug" and len(evidence) == 3 and row["candidates"] == []
+    similarities = [one["similarity"] for one in evidence]
+    assert similarities == sorted(similarities, reverse=True)
+    total = sum(math.exp(similarity) for similarity in similarities)
+    assert [one["weight"] for one in evidence] == pytest.approx([math.exp(one) / total for one in similarities])
+    prompts = AnswerPrompts(PromptForm(), OWN_SHOTS)
+    expected = StandInLM().generate_ensemble(
+        [prompts.ask(QUESTION, one["text"]) for one in evidence],
+        [one["weight"] for one in evidence],
+        GenerationOptions(4, "\n"),
+    )
+    assert row["answer"] == expected.text and row["sum_logprob"] == pytest.approx(expected.sum_logprob)
+
+
+def test_a_template_continues_with_the_documents_before_it(replug, index):
+    row = asked(replug, "--index", index, LM, "--k", "2", "--max-new-tokens", "5", "--template", "{question}")
+    expected = StandInLM().generate_ensemble(
+        [f"{one['text']}\n{QUESTION}" for one in row["evidence"]],
+        [one["weight"] for one in row["evidence"]],
+        GenerationOptions(5),
+    )
+    assert row["answer"] == expected.text
+
+
+def test_a_template_ends_where_the_user_says_and_is_drawn_by_the_seed(replug, index):
+    typed = ["--index", index, LM, "--template", "Q: {question}\nA:", "--temperature", "1", "--top-p", "0.9"]
+    first = asked(replug, *typed, "--seed", "3")
+    assert asked(replug, *typed, "--seed", "3")["answer"] == first["answer"]
+    assert asked(replug, *typed, "--seed", "4")["answer"] != first["answer"]
+    word = first["answer"].split()[2]
+    stopped = asked(replug, *typed, "--seed", "3", "--stop", word)["answer"]
+    assert first["answer"].startswith(stopped) and word not in stopped
+
+
+def test_without_passages_the_lm_answers_alone_and_says_so(replug):
+    typed = [LM, "--k", "0", "--max-new-tokens", "4"]
+    row = asked(replug, *typed)
+    prompt = AnswerPrompts(PromptForm(), OWN_SHOTS).ask(QUESTION, None)
+    assert row["answer"] == StandInLM().generate([prompt], 4, "\n")[0] and row["evidence"] == []
+    assert row["way"] == "closed book"
+    assert "no evidence: the LM answers alone" in replug("ask", QUESTION, *typed).output
+
+
+def test_shots_of_a_file_take_the_place_of_ours(replug, index, tmp_path):
+    shot = {"question": "which rock cools slowly", "answer": "Granite", "evidence": TEXTS[3]}
+    (tmp_path / "shots.jsonl").write_text(json.dumps(shot) + "\n")
+    typed = ["--index", index, LM, "--k", "1", "--max-new-tokens", "3"]
+    row = asked(replug, *typed, "--shots", tmp_path / "shots.jsonl")
+    prompt = (
+        f"Evidence: {TEXTS[3]}\nQuestion: which rock cools slowly\nAnswer: Granite\n\n"
+        f"Evidence: {row['evidence'][0]['text']}\nQuestion: {QUESTION}\nAnswer:"
+    )
+    assert row["answer"] == StandInLM().generate([prompt], 3, "\n")[0]
+
+
+def test_the_lm_is_that_of_the_run_unless_one_is_named(replug, quiet_run):
+    row = asked(replug, "--index", quiet_run, "--k", "3", "--max-new-tokens", "4", question="some words")
+    assert len(row["evidence"]) == 3 and row["answer"]
+    assert sum(one["weight"] for one in row["evidence"]) == pytest.approx(1)
+    again = asked(replug, "--index", quiet_run, LM, "--k", "3", "--max-new-tokens", "4", question="some words")
+    assert again == row
+
+
+# Rerankers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reranker", RERANKERS)
+def test_a_reranker_orders_what_each_passage_gave(replug, index, reranker):
+    row = asked(replug, "--index", index, LM, "--k", "2", "--rerank", reranker, "--max-new-tokens", "2")
+    scores = [one["score"] for one in row["scores"]]
+    assert row["way"] == reranker and scores == sorted(scores, reverse=True)
+    assert row["answer"] == row["scores"][0]["answer"]
+    assert {one["passage"] for one in row["candidates"]} == {1, 2}
+    assert {one["answer"] for one in row["candidates"]} == {one["answer"] for one in row["scores"]}
+    first = row["candidates"][0]["factors"]
+    assert all(first[name] < 0 for name in ("answer_given_question", "question_given_answer", "passage"))
+    assert math.exp(first["passage"]) == pytest.approx(row["evidence"][0]["weight"])
+
+
+def test_a_reranker_without_passages_takes_the_likeliest_sample(replug):
+    row = asked(replug, LM, "--k", "0", "--rerank", "poe", "--max-new-tokens", "1")
+    assert row["way"] == "closed book" and row["candidates"] == []
+    assert row["answer"] == row["scores"][0]["answer"] and row["sum_logprob"] == row["scores"][0]["score"]
+
+
+def test_another_lm_may_rerank(replug, index):
+    typed = ["--index", index, LM, "--k", "2", "--rerank", "direct", "--max-new-tokens", "2"]
+    assert asked(replug, *typed, "rerank_lm.path=stand_in:0.001")["answer"] == asked(replug, *typed)["answer"]
+
+
+# Policies ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def policy(index: Path) -> Policy:
+    """For the retriever of the index and the stand-in."""
+    retriever = VersionStore(index).plan(0).retriever
+    by_relation = {"capital": 1000.0, "genre": "always"}
+    return Policy(StandInLM.identity, retriever, "none", "replug@3", "popularity", by_relation, 10.0)
+
+
+def following(policy: Policy, index: Path, *typed: str) -> list[object]:
+    """What is typed to follow it."""
+    policy.save(Path("policy.json"))
+    return ["--index", index, LM, "--policy", "policy.json", "--max-new-tokens", "4", *typed]
+
+
+def test_documents_are_retrieved_where_the_policy_says(replug: CommandLine, index, policy):
+    rare = asked(replug, *following(policy, index, "--relation", "capital", "--popularity", "3"))
+    assert len(rare["evidence"]) == 3  # as many as the policy was fitted to
+    assert rare["policy"] == {"signal": "popularity", "value": 3.0, "threshold": 1000.0, "retrieves": True}
+    typed = ["--index", index, LM, "--max-new-tokens", "4"]
+    assert {**rare, "policy": None} == {**asked(replug, *typed, "--k", "3"), "policy": None}
+    known = asked(replug, *following(policy, index, "--popularity", "3000"))
+    assert known["evidence"] == [] and known["policy"]["threshold"] == 10.0 and known["answer"]
+    assert asked(replug, *typed, "--k", "0")["answer"] == known["answer"]
+
+
+def test_the_reason_is_told(replug: CommandLine, index, policy):
+    done = replug("ask", QUESTION, *following(policy, index, "--popularity", "3000", "--relation", "capital"))
+    assert "no document: popularity is 3000; capital: below 1000" in done.output
+
+
+def test_the_lms_own_confidence_needs_no_popularity_and_is_of_the_users_form(replug: CommandLine, index, policy):
+    unsure = replace(policy, signal="mean_logprob", thresholds={}, pooled=-1e9)
+    row = asked(replug, *following(unsure, index, "--template", "Q: {question} A:"))
+    options = GenerationOptions(4)
+    closed = StandInLM().generate_ensemble([f"Q: {QUESTION} A:"], [1.0], options)
+    assert row["evidence"] == [] and row["answer"] == closed.text
+    assert row["policy"]["value"] == pytest.approx(closed.mean_logprob)
+
+
+def test_the_search_of_a_policy_is_by_the_question(replug: CommandLine, index, policy):
+    sure = replace(policy, signal="top_score", thresholds={}, pooled=-1e9)
+    about = KNOWN[2]
+    row = asked(replug, *following(sure, index, "--template", f"{KNOWN[0]} {{question}}"), question=about)
+    assert row["evidence"][0]["id"] == "d2"
+    assert row["policy"]["value"] == pytest.approx(row["evidence"][0]["similarity"])
+
+
+@pytest.mark.parametrize(
+    ("change", "typed", "message"),
+    [
+        ({"lm": "other"}, ["--popularity", "3"], "the policy was fitted to another LM (other then"),
+        ({"retriever": "other"}, ["--popularity", "3"], "another retriever or to other documents (other then"),
+        ({}, ["--popularity", "3", "--k", "5"], "k is 5, but the policy was fitted to replug@3"),
+        ({}, [], "--popularity is missing: the policy decides by popularity"),
+        ({"signal": "margin"}, ["--popularity", "3"], "--popularity: the policy decides by margin; leave it out"),
+        ({"augmented": "poe@3"}, ["--popularity", "3"], "the policy chooses between none and poe@3; expected none and"),
+    ],
+)
+def test_what_a_policy_is_not_for_is_refused(replug: CommandLine, index, policy, change, typed, message):
+    done = replug("ask", QUESTION, *following(replace(policy, **change), index, *typed))
+    assert done.status == 2 and message in done.errors, done.printed
+
+
+# Engines ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_corpus_is_searched_by_bm25_and_its_passages_weigh_by_tfidf(replug, corpus):
+    row = asked(replug, "--engine", "local", "--corpus", corpus, LM, "--k", "2", "--max-new-tokens", "3")
+    cosines = [one["similarity"] for one in row["evidence"]]
+    assert row["evidence"][0]["id"] == "c1" and cosines[0] > cosines[1] > 0
+    assert [one["weight"] for one in row["evidence"]] == pytest.approx([one / sum(cosines) for one in cosines])
+
+
+def test_an_index_is_an_engine_too_and_a_retriever_ranks_its_passages(replug, index):
+    typed = ["--engine", "local", "--index", index, LM, "--max-new-tokens", "3"]
+    about = " ".join(KNOWN[2].split()[:3])
+    by_words = asked(replug, *typed, question=about)["evidence"]
+    densely = asked(replug, *typed, "--retriever", "stand_in", "--k", "3", question=about)["evidence"]
+    alone = asked(replug, "--index", index, LM, "--k", "3", "--max-new-tokens", "3", question=about)["evidence"]
+    assert by_words[0]["id"] == "d2" and by_words[0]["weight"] > 0.9
+    assert [one["id"] for one in densely] == [one["id"] for one in alone]
+    assert [one["weight"] for one in densely] == pytest.approx([one["weight"] for one in alone], abs=1e-3)
+    assert {one["id"] for one in by_words} == {f"d{row}" for row in range(len(TEXTS))}
+
+
+def test_pages_of_a_search_engine_are_the_evidence_with_their_date(replug, site, tmp_path):
+    typed = ["--engine", "searxng", f"web.url={site.url}", "web.requests_per_second=100", LM, "--max-new-tokens", "3"]
+    row = asked(replug, *typed, "--rerank", "poe", "--html", tmp_path / "page.html")
+    first = row["evidence"][0]
+    assert first["url"] == f"{site.url}/1" and "Basel" in first["text"] and first["fetched"]
+    page = (tmp_path / "page.html").read_text()
+    assert f'<a href="{site.url}/1" rel="noreferrer noopener">' in page and first["fetched"] in page
+    requests = site.requests.total()
+    assert asked(replug, *typed, "--rerank", "poe") == row and site.requests.total() == requests
+    shown = replug("ask", QUESTION, *typed, "--rerank", "poe").output
+    assert shown.startswith(row["answer"]) and shown.index("Evidence") < shown.index("Candidates")
+
+
+def test_an_engine_that_finds_nothing_is_told(replug, site):
+    site.routes["/search"] = answer(b'{"results": []}')
+    done = replug("ask", QUESTION, "--engine", "searxng", f"web.url={site.url}", LM, "--max-new-tokens", "2")
+    assert "no evidence: the LM answers alone" in done.output and "missing: no_results 1" in done.output
+
+
+# Mistakes ---------------------------------------------------------------------------------------------------------
+
+CORPUS = ["--corpus", "corpus.jsonl"]
+LOCAL = ["--engine", "local", *CORPUS]
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ([], "there is nothing to search, and no runs/quickstart; expected --index RUN_DIR, --engine local with"),
+        (["--index", "gone"], "--index: gone does not exist"),
+        (["--index", "."], "lm.path is missing; expected lm.path=DIR for local weights"),
+        (["--engine", "altavista"], "--engine is altavista; expected one of brave, ddgs, google, local, searxng"),
+        (["--engine", "searxng"], "web.url is missing with web.engine=searxng"),
+        (["--engine", "local"], "--engine local searches documents of yours; expected --index RUN_DIR or --corpus"),
+        (["--engine", "searxng", "--index", "."], "--index and --engine searxng are both given; expected one of them"),
+        ([*CORPUS, "--index", "."], "--corpus is for --engine local; expected it too"),
+        ([*LOCAL, "--rerank", "best"], "--rerank is best; expected one of replug, direct, rag, rag_full"),
+        ([*LOCAL, "--template", "Q:"], "--template is 'Q:'; expected a text with {question} in it"),
+        ([*LOCAL, "--template", "{question}", "--shots", "s"], "--shots and --template are both given"),
+        ([*LOCAL, "--rerank", "poe", "--template", "{question}"], "--template is for the ensemble; --rerank poe has"),
+        ([*LOCAL, "--rerank", "poe", "--stop", "x"], "--stop is for the ensemble; candidates of --rerank poe end"),
+        ([*LOCAL, "--stop", ""], "--stop is empty; expected a text"),
+        ([*LOCAL, "--top-p", "0"], "--top-p is 0.0; expected above 0 and at most 1"),
+        ([*LOCAL, "--policy", "p.json"], "--policy was fitted to the ensemble of an index's documents; expected it"),
+        ([*LOCAL, "--relation", "capital"], "--relation is for a policy; expected --policy too"),
+        ([*LOCAL, "--k", "60"], "--k is 60, and web.max_passages=50 are kept; raise that too"),
+        ([*LOCAL, "web.engine=brave"], "web.engine is set as a key; expected --engine"),
+        ([*LOCAL, "retriever.path=x"], "retriever.path is set as a key; expected --retriever"),
+        ([*LOCAL, "retriever.similarity=dot"], "retriever.path is missing, but other keys of retriever are set"),
+        ([*LOCAL, "rerank_lm.path=stand_in"], "keys of rerank_lm are for --rerank; expected a reranker such as"),
+        (
+            [*LOCAL, "--rerank", "poe", "rerank_lm.dtype=float32"],
+            "rerank_lm.path is missing, but other keys of rerank_lm are set",
+        ),
+        (["--index", ".", "web.num_results=3"], "keys of web are for a search engine; expected --engine too"),
+        (["--index", ".", "--retriever", "stand_in"], "--retriever re-ranks what --engine finds, and an index has"),
+        ([*LOCAL, "retrieve.k=3"], "retrieve: unknown key; expected keys of lm and rerank_lm and retriever and web"),
+        ([*LOCAL, "--html", "gone/page.html"], "--html: gone/page.html cannot be written; expected a file in a folder"),
+        ([*LOCAL, "--shots", "gone.jsonl"], "gone.jsonl does not exist; expected a file of JSON Lines"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_line(replug: CommandLine, corpus, typed, message):
+    lm = [] if message.startswith("lm.path") else [LM]
+    done = replug("ask", QUESTION, *typed, *lm)
+    assert done.status == 2 and message in done.errors, done.printed
+    assert len(done.errors.strip().splitlines()) == 1 and done.output == ""
+
+
+# Real models ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rerank", ["replug", "poe"])
+def test_a_real_lm_answers_from_the_passage_that_says_it(replug: CommandLine, corpus, rerank):
+    typed = ["--engine", "local", "--corpus", corpus, f"lm.path={real_lm()}", "--k", "2", "--max-new-tokens", "8"]
+    dense = ["--retriever", real_encoder()] if rerank == "poe" else []
+    row = asked(replug, *typed, *dense, "--rerank", rerank)
+    assert row["evidence"][0]["id"] == "c1" and "Rhine" in row["answer"]

@@ -1,0 +1,68 @@
+"""What is cut where a prompt of `replug ask` does not fit its LM."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from replug.answering.prompts import LINE_ENDS, Shot
+from replug.commands.asking.prompts import Fitting, FormPrompts, template_prompts
+from replug.configs.errors import UserError
+from replug.configs.schema import LMConfig
+from replug.models.build import lm_source
+from replug.models.lm_source import LMSource
+from replug.web.records import Passage
+from tests.support.tiny_lms import MAX_TOKENS, write_llama, write_tokenizer
+
+QUESTION, NEW_TOKENS = "who?", 8
+SHOTS = [Shot("w?", "A", "A x.")] * 3
+
+
+def passage(text: str) -> Passage:
+    return Passage(text, "u", "", None, 1, 0.5, 0.5)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> LMSource:
+    folder = tmp_path_factory.mktemp("llama")
+    write_llama(folder)
+    write_tokenizer(folder)
+    return lm_source(LMConfig(path=str(folder)), folder / "spent.json", folder / "cache.sqlite")
+
+
+def length(source: LMSource, text: str) -> int:
+    return len(source.tokenizer()(text)["input_ids"])
+
+
+def test_the_earliest_shots_go_and_then_the_end_of_the_evidence(source, caplog):
+    fitting, long, short = Fitting(source, NEW_TOKENS), passage("the cat sat " * 100), passage("the cat sat")
+    with caplog.at_level(logging.INFO, logger="replug"):
+        prompts = FormPrompts.fitted(fitting, SHOTS, QUESTION, [short, long])
+    assert "1 of 2 passages were cut at their end" in caplog.text and "room for 0 of 3 shots" in caplog.text
+    for one in (short, long):
+        assert length(source, prompts.of(QUESTION, one)) <= MAX_TOKENS - NEW_TOKENS - LINE_ENDS
+    assert prompts.cut[short.text] == short.text and short.text in prompts.of(QUESTION, short)
+    assert long.text.startswith(prompts.cut[long.text]) and len(prompts.cut[long.text]) > 100
+    alone = FormPrompts.fitted(fitting, SHOTS[:1], QUESTION, [short])
+    assert alone.prompts.shots == tuple(SHOTS[:1]) and alone.opening(True) and prompts.opening(True) == ""
+
+
+def test_a_question_that_fits_no_prompt_is_refused(source):
+    with pytest.raises(UserError, match="tokens without shots, and the LM holds 128"):
+        Fitting(source, NEW_TOKENS).cut("who? " * 100, [passage("x")])
+
+
+def test_a_template_cuts_its_documents(source):
+    prompts = template_prompts("{question}", LMConfig(), source, NEW_TOKENS)
+    prompt = prompts.of(QUESTION, passage("the cat sat " * 100))
+    assert prompt.startswith("the cat sat") and prompt.endswith(QUESTION)
+    assert length(source, prompt) <= MAX_TOKENS - NEW_TOKENS
+    with pytest.raises(UserError, match="--max-new-tokens is 128; the LM holds 128 tokens in all"):
+        template_prompts("{question}", LMConfig(), source, MAX_TOKENS)
+
+
+def test_an_lm_without_a_limit_gets_everything(tmp_path: Path):
+    unlimited = lm_source(LMConfig(path="stand_in"), tmp_path / "spent.json", tmp_path / "cache.sqlite")
+    long = passage("the cat sat " * 1000)
+    prompts = FormPrompts.fitted(Fitting(unlimited, NEW_TOKENS), SHOTS, QUESTION, [long])
+    assert prompts.cut[long.text] == long.text and len(prompts.prompts.shots) == 3

@@ -1,0 +1,209 @@
+"""`replug evaluate` from searched passages on stand-ins: the grid, a reranking LM, labels, and killed in the middle."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+from urllib.parse import parse_qs, urlsplit
+
+import pyarrow.parquet as pq
+import pytest
+
+from replug.configs.load import load_evaluation_config
+from replug.evals.examples import Example
+from replug.evals.internet.questions import InternetQuestion
+from replug.evals.internet.splits import is_validation
+from replug.evals.run import evaluate
+from replug.models.local.local_source import LocalSource
+from replug.models.score_cache import ScoreCache
+from tests.support.command_line import ROOT, CommandLine, start_process
+
+GRID = ["none", "gold", "direct@1", "rag@1", "direct@3", "rag_full@3", "noisy_channel@3", "poe@2", "poe@3"]
+SHOTS = 3
+
+
+def write_jsonl(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """Towns whose rivers are named in a document of each, which repeats the river, and in questions of two sets."""
+    folder = tmp_path_factory.mktemp("internet")
+    towns = [f"town{number}" for number in range(24)]
+    texts = [f"{town} lies on the river{n % 5} river{n % 5}. The river{n % 5} is long." for n, town in enumerate(towns)]
+    write_jsonl(folder / "corpus.jsonl", [{"id": f"d{n}", "text": text} for n, text in enumerate(texts)])
+    nq = [
+        {"id": f"q{n}", "question": f"on which river lies {town}", "answer": [f"river{n % 5}"], "gold": [f"d{n}"]}
+        for n, town in enumerate(towns)
+    ]
+    write_jsonl(folder / "nq.jsonl", nq)
+    strategy = [
+        {"qid": f"q{n}", "question": f"Is {town} on river1?", "answer": n % 5 == 1, "facts": [texts[n]]}
+        for n, town in enumerate(towns[:8])
+    ]
+    (folder / "strategyqa.json").write_text(json.dumps(strategy))
+    return folder
+
+
+def typed(data: Path, out: Path, *overrides: str, dataset: str = "nq", file: str = "nq.jsonl") -> list[str]:
+    return [
+        "evaluate",
+        str(ROOT / f"configs/eval_internet_{dataset}.yaml"),
+        f"out={out}",
+        f"questions.path={data / file}",
+        f"questions.shots={SHOTS}",
+        "questions.max_new_tokens=2",
+        f"data.corpus={data / 'corpus.jsonl'}",
+        f"methods=[{','.join(GRID)}]",
+        "web.num_results=4",
+        "num_resamples=100",
+        "lm.path=stand_in",
+        *overrides,
+    ]
+
+
+Evaluate = Callable[..., tuple[dict, str]]
+
+
+@pytest.fixture
+def evaluate_here(data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Evaluate:
+    """The whole evaluation with its LMs in this process, so that nothing waits for Ray; and what was logged."""
+    monkeypatch.setattr(LocalSource, "roles", ())
+    monkeypatch.setattr(LocalSource, "open", lambda self, lm: self.open_here())
+
+    def evaluate_here(out: Path, *overrides: str, **of: str) -> tuple[dict, str]:
+        _, config, *given = typed(data, out, *overrides, **of)
+        with caplog.at_level("INFO"):
+            results = evaluate(load_evaluation_config(config, given))
+        return results, caplog.text
+
+    return evaluate_here
+
+
+def test_the_whole_grid_is_measured_in_one_pass(evaluate_here, tmp_path):
+    out = tmp_path / "out"
+    results, printed = evaluate_here(out)
+    assert list(results) == GRID
+    value = {name: {metric: entry["value"] for metric, entry in of.items()} for name, of in results.items()}
+    rows = [json.loads(line) for line in (out / "outcomes.jsonl").read_text().splitlines()]
+    assert len(rows) == 24 - SHOTS
+    validation = [row["id"] for row in rows if is_validation(InternetQuestion(Example(row["id"], "", "all"), ("x",)))]
+    assert results["poe@3"]["exact_match"]["n"] == len(rows) - len(validation)
+    assert results["poe@3"]["validation"]["n"] == len(validation)
+    assert set(results["poe@3"]["validation"]["weights"]) > {"passage", "answer_given_question"}
+    assert value["direct@1"]["retrieval_recall"] == 1.0 and value["direct@1"]["answer_in_evidence"] == 1.0
+    assert value["direct@3"]["best_candidate"] >= value["direct@1"]["best_candidate"]
+    assert value["direct@1"]["prompt_tokens"] < value["direct@3"]["prompt_tokens"] < value["poe@3"]["prompt_tokens"]
+    assert value["none"]["lm_calls"] == 1 and "flop" in value["poe@3"] and "poe@3 - none" not in value["none"]
+    assert "exact_match - direct@1" in results["poe@3"] and "wilson" in results["poe@3"]["exact_match"]
+    examples = pq.read_table(out / "examples.parquet").to_pylist()
+    assert len(examples) == (len(rows) - len(validation)) * len(GRID)
+    assert {len(row["documents"]) for row in examples if row["method"] == "poe@2"} == {2}
+    assert "million tokens are put to the LM" in printed
+    assert (out / "flop.svg").read_text().startswith("<svg") and "Weights are fitted on" in (
+        out / "table.md"
+    ).read_text()
+    again, printed = evaluate_here(out)
+    assert again == results and "holds a finished evaluation" in printed
+
+
+def test_labels_are_scored_by_another_lm_that_works_in_this_process(evaluate_here, tmp_path):
+    out = tmp_path / "out"
+    settings = ["rerank_lm.path=stand_in", "methods=[none,gold,direct@2,poe@2]"]
+    results, _ = evaluate_here(out, *settings, dataset="strategyqa", file="strategyqa.json")
+    assert results["poe@2"]["accuracy"]["n"] <= 8 - SHOTS and "copied" not in results["poe@2"]
+    assert rows_and_misses(out / "rerank_scores.sqlite")[0] > 0 == rows_and_misses(out / "scores.sqlite")[0]
+    assert "reranked by" in (out / "lm.json").read_text()
+
+
+def rows_and_misses(path: Path) -> tuple[int, int]:
+    """What a cache holds, and what its LM was asked for, that under way when it was killed too."""
+    with closing(ScoreCache(path)) as cache:
+        return cache.num_rows() + cache.num_rows("samples"), sum(use.misses for use in cache.models())
+
+
+def kill_when(path: Path, pattern: str, count: int, typed_words: list[str]) -> None:
+    """Start a command, and kill it once so many files, or lines of one, are there."""
+    process = start_process(*typed_words)
+    deadline = time.monotonic() + 240
+    while sum(len(file.read_bytes().splitlines()) for file in path.glob(pattern)) < count:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+@pytest.fixture(scope="module")
+def evaluate_typed(replug: CommandLine, data: Path) -> Evaluate:
+    def evaluate_typed(out: Path, *overrides: str) -> tuple[dict, str]:
+        ended = replug(*typed(data, out, *overrides))
+        assert ended.status == 0, ended.printed
+        return json.loads((out / "results.json").read_text()), ended.printed
+
+    return evaluate_typed
+
+
+@pytest.mark.slow
+def test_killed_among_questions_it_asks_the_lm_nothing_twice(evaluate_typed, data, tmp_path):
+    settings = ["methods=[none,gold,direct@1,poe@3]"]
+    whole, _ = evaluate_typed(tmp_path / "whole", *settings)
+    out = tmp_path / "killed"
+    slow = [*settings, "lm.path=stand_in:0.05"]
+    kill_when(out, "outcomes.jsonl", 3, typed(data, out, *slow))
+    assert 3 <= len((out / "outcomes.jsonl").read_bytes().splitlines()) < 24 - SHOTS, "it was not killed in the middle"
+    killed_at = rows_and_misses(out / "scores.sqlite")
+    again, _ = evaluate_typed(out, *slow)
+    assert again == whole
+    after = rows_and_misses(out / "scores.sqlite")
+    assert after[0] == rows_and_misses(tmp_path / "whole/scores.sqlite")[0] > killed_at[0] > 0
+    assert after[1] - killed_at[1] == after[0] - killed_at[0], "what was stored before was asked again"
+
+
+class CountingEngine(BaseHTTPRequestHandler):
+    """Speaks SearXNG's JSON, takes its time, and finds pages that nobody may fetch."""
+
+    asked: ClassVar[Counter[str]] = Counter()
+
+    def do_GET(self) -> None:
+        [query] = parse_qs(urlsplit(self.path).query)["q"]
+        self.asked[query] += 1
+        time.sleep(0.1)
+        body = json.dumps(
+            {"results": [{"url": "http://10.0.0.1/", "title": "inside"}]} if "&pageno=1" in self.path else {}
+        )
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.slow
+def test_killed_among_searches_it_asks_the_engine_nothing_twice_and_counts_what_gave_no_passage(
+    data, evaluate, tmp_path
+):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), CountingEngine)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    web = ["web.engine=searxng", f"web.url=http://127.0.0.1:{server.server_port}", "web.requests_per_second=1000"]
+    settings = [*web, "methods=[none,direct@1]", "web.num_results=1"]
+    out = tmp_path / "out"
+    kill_when(out / "snapshot", "searches/*/*.json", 4, typed(data, out, *settings))
+    assert 4 <= len(CountingEngine.asked) < 24 - SHOTS, "it was not killed in the middle"
+    results, printed = evaluate_typed(out, *settings)
+    server.shutdown()
+    assert len(CountingEngine.asked) == 24 - SHOTS
+    assert sum(CountingEngine.asked.values()) <= 24 - SHOTS + 1, "at most the one under way is asked again"
+    assert results["direct@1"]["exact_match"]["value"] == results["direct@1"]["passages"]["value"] == 0.0
+    assert "have no passage" in printed

@@ -1,0 +1,78 @@
+"""What an answer costs: calls, tokens and FLOP against sums by hand."""
+
+import numpy as np
+import pytest
+
+from replug.answering.answerer import AnsweringOptions
+from replug.answering.factors import Factors
+from replug.answering.prompts import AnswerPrompts, PromptForm, Shot
+from replug.answering.rerankers import RERANKERS
+from replug.evals.internet.costs import AnswerCosts, LineCounter, LineTokens, reranked_costs
+from replug.evals.internet.expectation import ExpectedTokens, expected_of_passages
+
+# 100 tokens of shots, a question of 10, two passages of 20 and 30, answers of 2 and 3; "b" came from both passages.
+LINES = LineTokens(100, 10, [20, 30], {"a": 2, "b": 3})
+FACTORS = Factors(
+    ("a", "b", "b"),
+    np.array([0, 0, 1]),
+    *(np.full(3, -1.0) for _ in range(3)),
+    *(np.full(2, -1.0) for _ in range(2)),
+    answer_by_passage=np.full((2, 2), -1.0),
+)
+ASKED = (100 + 20 + 10) + (100 + 30 + 10)  # the two prompts that answers are sampled from
+GIVEN = (130 + 2) + (130 + 3) + (140 + 3)  # p(a|q,p) of each candidate
+ALONE = (120 + 2) + (120 + 3) + (130 + 3)  # p(a|p)
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+@pytest.mark.parametrize(
+    ("reranker", "calls", "scored"),
+    [
+        ("direct", 3, GIVEN),
+        ("rag", 3, GIVEN),
+        ("rag_full", 4, (130 + 2) + (140 + 2) + (130 + 3) + (140 + 3)),
+        ("noisy_channel", 11, 2 * GIVEN + ALONE + ASKED),
+        ("poe", 11, 2 * GIVEN + ALONE + ASKED),
+    ],
+)
+def test_a_reranker_costs_the_factors_that_it_reads(reranker, calls, scored):
+    found = reranked_costs(RERANKERS[reranker], FACTORS, LINES, LINES, [7, 9])
+    assert found == AnswerCosts(calls + 2, ASKED, 16, scored)
+
+
+def test_in_classification_nothing_is_sampled():
+    assert reranked_costs(RERANKERS["direct"], FACTORS, LINES, LINES, []) == AnswerCosts(3, 0, 0, GIVEN)
+
+
+def test_flop_are_two_for_each_parameter_and_token_of_its_own_lm_and_left_out_where_unknown():
+    costs = AnswerCosts(2, 100, 10, 1000)
+    assert costs.numbers(50.0, 3.0)["flop"] == 2 * (110 * 50 + 1000 * 3)
+    assert costs.numbers(None, 3.0) == {"lm_calls": 2.0, "prompt_tokens": 1100.0, "generated_tokens": 10.0}
+
+
+def test_lines_are_counted_as_the_prompt_has_them():
+    prompts = AnswerPrompts(PromptForm(), [Shot("who?", "me", "it was me")])
+    counter = LineCounter(words, prompts)
+    lines = counter.lines("what colour?", ["it is blue"], ["dark blue"])
+    assert lines == LineTokens(words(prompts.opening(has_evidence=True)), 4, [4], {"dark blue": 2})
+    assert counter.alone("what colour?", "it is blue") == words(prompts.ask("what colour?", "it is blue"))
+    assert counter.alone("what colour?", None) == words(prompts.ask("what colour?", None))
+
+
+def test_expected_tokens_are_those_of_four_candidates_a_passage():
+    lines = LineTokens(100, 10, [20], {})
+    put = 130 + 4 * 132 + 4 * 122 + 4 * 132 + 130  # sampled from, p(a|q,p), p(a|p), p(q|a,p), p(q|p)
+    once = 30 + (30 + 4 * 2) + (20 + 4 * 2) + (20 + 4 * 12) + (20 + 10)
+    assert expected_of_passages(lines, AnsweringOptions(), 2, ["direct"]) == ExpectedTokens(put, once)
+    labelled = expected_of_passages(lines, AnsweringOptions(labels=("Yes", "No")), 1, ["poe"])
+    put = 2 * 131 + 2 * 121 + 2 * 131 + 130
+    assert labelled == ExpectedTokens(put, (30 + 2) + (20 + 2) + (20 + 2 * 11) + (20 + 10))
+
+
+def test_every_answer_given_every_passage_is_expected_where_a_reranker_sums_over_all():
+    lines = LineTokens(100, 10, [20, 30], {})
+    some, every = (expected_of_passages(lines, AnsweringOptions(), 2, [name]) for name in ("rag", "rag_full"))
+    assert every.put - some.put == 4 * 132 + 4 * 142, "four more answers a passage, the other one's"

@@ -1,0 +1,181 @@
+"""From what was measured to what each method answers, and which questions weights may see."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from replug.answering.answerer import Answered
+from replug.answering.candidates import Candidate
+from replug.answering.factors import Factors
+from replug.answering.prompts import PromptForm
+from replug.configs.errors import UserError
+from replug.configs.methods import parse_answering_methods
+from replug.configs.schema import PaperConfig
+from replug.evals.comparison import compare
+from replug.evals.examples import Example
+from replug.evals.internet.costs import LineTokens
+from replug.evals.internet.deciding import ParameterCounts, decide
+from replug.evals.internet.measured import measured_passages, passages_outcome, read_passages
+from replug.evals.internet.preparing import Prepared
+from replug.evals.internet.questions import InternetQuestion
+from replug.evals.internet.splits import is_validation
+from replug.web.records import Passage
+
+METHODS = parse_answering_methods(["none", "gold", "direct@1", "direct@2", "rag@2"], 10)
+LINES = LineTokens(100, 10, (20, 30), {"red": 2, "blue": 2})
+SIZES = ParameterCounts(10.0, 1.0)
+
+
+def question(number: int, answer: str = "blue") -> InternetQuestion:
+    return InternetQuestion(Example(f"q{number}", f"what colour is {number}?", "all", ("d1", "d9")), (answer,))
+
+
+QUESTIONS = [question(number) for number in range(60)]
+VALIDATION = [one.example.id for one in QUESTIONS if is_validation(one)]
+
+
+def answered(probability: float = 0.4, zero: bool = False) -> Answered:
+    """Red from the first passage; red and blue from the second, where blue is likeliest."""
+    shares = (1.0, 0.0) if zero else (0.6, 0.4)
+    passages = tuple(
+        Passage(f"It is {colour}.", f"u{n}", "T", None, n + 1, share, share, f"d{n}")
+        for n, (colour, share) in enumerate(zip(("red", "BLUE"), shares, strict=True))
+    )
+    given = np.log([0.3, 0.2, probability])
+    with np.errstate(divide="ignore"):
+        shared = np.log(shares)
+    factors = Factors(
+        ("red", "red", "blue"),
+        np.array([0, 1, 1]),
+        given,
+        np.full(3, -2.0),
+        np.full(3, -1 / 3),
+        np.full(2, -0.1),
+        shared,
+        np.log([[0.3, 0.2], [0.1, probability]]),
+    )
+    candidates = (Candidate("red", 0), Candidate("red", 1), Candidate("blue", 1))
+    return Answered("what colour?", passages, candidates, factors, {}, (7, 9))
+
+
+def row(question: InternetQuestion, measured) -> dict:
+    """As a line of outcomes.jsonl is read back."""
+    alone = {"answer": "red", "costs": {"calls": 1, "read": 50, "written": 100, "scored": 0}}
+    methods = {
+        "none": {"numbers": {}, "detail": alone},
+        "gold": {"numbers": {}, "detail": {**alone, "answer": "Blue."}},
+        "passages": {"numbers": {}, "detail": passages_outcome(measured, {}).detail},
+    }
+    return json.loads(json.dumps({"id": question.example.id, "group": "all", "methods": methods}, allow_nan=False))
+
+
+def measured(of: Answered | None = None):
+    return measured_passages(of or answered(), ["blue"], LINES, LINES)
+
+
+def prepared(questions=QUESTIONS, metric="exact_match", methods=METHODS) -> Prepared:
+    return Prepared(tuple(methods), tuple(questions), (), metric, PromptForm(), {}, {})
+
+
+def decided(tmp_path, questions=QUESTIONS, of: Answered | None = None, **settings):
+    rows = [row(one, measured(of)) for one in questions]
+    return decide(prepared(questions, **settings), rows, SIZES, tmp_path / "weights.json")
+
+
+@pytest.mark.parametrize("zero", [False, True])
+def test_what_was_measured_survives_the_file_to_the_last_bit(zero):
+    before = measured(answered(zero=zero))
+    after = read_passages(row(QUESTIONS[0], before)["methods"]["passages"]["detail"])
+    assert after.passages == before.passages and after.held_by == before.held_by == {"red": 0, "blue": 1}
+    assert after.written == (7, 9) and after.asked == replace(LINES, passages=[20, 30])
+    for name in ("answer_given_question", "question_alone", "passage", "answer_by_passage"):
+        assert np.array_equal(getattr(after.factors, name), getattr(before.factors, name))
+    assert [passage.holds_answer for passage in after.passages] == [False, True], "whatever the case"
+
+
+def test_a_smaller_number_of_passages_has_only_the_first_ones(tmp_path):
+    _, rows = decided(tmp_path)
+    methods = rows[0]["methods"]
+    answers = {name: of["detail"]["answer"] for name, of in methods.items()}
+    assert answers == {"none": "red", "gold": "Blue.", "direct@1": "red", "direct@2": "blue", "rag@2": "blue"}
+    assert methods["direct@1"]["detail"]["documents"] == ["d0"] and methods["direct@2"]["detail"]["documents"] == [
+        "d0",
+        "d1",
+    ]
+    first, both = methods["direct@1"]["numbers"], methods["direct@2"]["numbers"]
+    assert (first["exact_match"], both["exact_match"], methods["gold"]["numbers"]["exact_match"]) == (0.0, 1.0, 1.0)
+    assert (first["best_candidate"], both["best_candidate"]) == (0.0, 1.0)
+    assert (first["answer_in_evidence"], both["answer_in_evidence"]) == (0.0, 1.0)
+    assert (first["copied"], both["copied"]) == (1.0, 1.0)
+    assert (first["retrieval_recall"], both["retrieval_recall"]) == (0.0, 0.5)
+    assert (first["passages"], both["passages"]) == (1.0, 2.0)
+    assert first["prompt_tokens"] == 130 + 132 and both["prompt_tokens"] == 130 + 140 + 132 + 142 + 142
+    assert first["generated_tokens"] == 7 and first["lm_calls"] == 2
+    assert first["flop"] == 2 * ((130 + 7) * 10 + 132 * 1)
+    assert "copied" not in methods["none"]["numbers"] and methods["none"]["numbers"]["flop"] == 2 * 150 * 10
+
+
+def test_results_are_of_the_test_part_and_weights_of_the_validation_part(tmp_path):
+    task, rows = decided(tmp_path)
+    assert 2 <= len(VALIDATION) <= 12
+    assert [one["id"] for one in rows] == [one.example.id for one in QUESTIONS if one.example.id not in VALIDATION]
+    results = compare(task, rows, PaperConfig(), 100, 0)
+    assert results["direct@2"]["exact_match"]["n"] == 60 - len(VALIDATION)
+    assert results["direct@2"]["exact_match - direct@1"]["value"] == 1.0
+    fitted = json.loads((tmp_path / "weights.json").read_text())
+    assert set(fitted) == {"direct@1", "direct@2", "rag@2"}
+    assert fitted["direct@2"]["num_questions"] == len(VALIDATION)
+    assert fitted["direct@2"]["gain"] == fitted["rag@2"]["gain"] == 1.0
+    assert fitted["direct@1"]["gain"] == 0.0 and fitted["direct@1"]["weights"] == {"answer_given_question": 1.0}
+
+
+def test_other_answers_of_test_questions_change_no_weight(tmp_path):
+    decided(tmp_path)
+    first = (tmp_path / "weights.json").read_text()
+    permuted = [one if one.example.id in VALIDATION else replace(one, answers=("red",)) for one in QUESTIONS]
+    _, rows = decided(tmp_path, permuted)
+    assert (tmp_path / "weights.json").read_text() == first
+    assert rows[0]["methods"]["direct@2"]["numbers"]["exact_match"] == 0.0
+    fitted_elsewhere = [replace(one, answers=("red",)) for one in QUESTIONS]
+    decided(tmp_path, fitted_elsewhere)
+    assert (tmp_path / "weights.json").read_text() != first, "those of the validation part do"
+
+
+def test_without_a_validation_part_weights_are_the_defaults(tmp_path):
+    test = [one for one in QUESTIONS if one.example.id not in VALIDATION][:3]
+    _, rows = decided(tmp_path, test)
+    fitted = json.loads((tmp_path / "weights.json").read_text())
+    assert len(rows) == 3 and fitted["rag@2"]["num_questions"] == 0
+    assert set(fitted["rag@2"]["weights"].values()) == {1.0}
+
+
+def test_questions_that_are_all_of_the_validation_part_are_refused(tmp_path):
+    validation = [one for one in QUESTIONS if one.example.id in VALIDATION]
+    with pytest.raises(UserError, match=r"all \d+ questions are of the validation part, .*questions.max_questions"):
+        decided(tmp_path, validation)
+
+
+def test_a_label_is_looked_for_in_no_passage(tmp_path):
+    _, rows = decided(tmp_path, metric="accuracy")
+    numbers = rows[0]["methods"]["direct@2"]["numbers"]
+    assert numbers["accuracy"] == 1.0 and not {"copied", "answer_in_evidence", "f1", "exact_match"} & numbers.keys()
+
+
+def test_a_question_without_passages_is_answered_with_nothing_and_counts(tmp_path):
+    empty = Factors((), np.zeros(0, dtype=np.int64), *(np.zeros(0) for _ in range(5)), np.zeros((0, 0)))
+    _, rows = decided(tmp_path, of=Answered("q", (), (), empty, {}, ()))
+    numbers = rows[0]["methods"]["rag@2"]["numbers"]
+    assert rows[0]["methods"]["rag@2"]["detail"]["answer"] == "" and numbers["exact_match"] == 0.0
+    assert numbers["passages"] == 0.0 and numbers["retrieval_recall"] == 0.0 and numbers["lm_calls"] == 0.0
+
+
+def test_what_is_not_known_is_left_out(tmp_path):
+    of = answered()
+    unknown = replace(of, passages=tuple(replace(passage, doc_id=None) for passage in of.passages))
+    rows = [row(one, measured_passages(unknown, ["blue"], None, None)) for one in QUESTIONS]
+    _, rows = decide(prepared(), rows, SIZES, tmp_path / "weights.json")
+    numbers = rows[0]["methods"]["rag@2"]["numbers"]
+    assert not {"retrieval_recall", "flop", "lm_calls", "prompt_tokens"} & numbers.keys()
+    assert rows[0]["methods"]["rag@2"]["detail"]["documents"] == ["u0", "u1"]

@@ -1,0 +1,157 @@
+"""What an evaluation from passages asks of LMs, against LMs whose every answer is known."""
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from replug.answering.answerer import AnsweringOptions
+from replug.answering.prompts import PromptForm, Shot
+from replug.configs.methods import parse_answering_methods
+from replug.evals.examples import Example
+from replug.evals.internet.deciding import ParameterCounts, decide
+from replug.evals.internet.preparing import Prepared
+from replug.evals.internet.questions import InternetQuestion
+from replug.evals.internet.splits import is_validation
+from replug.evals.internet.task import InternetQa
+from replug.evals.kinds import PromptedLM
+from replug.models.black_box_lm import ContinuationScore
+from replug.models.generation import Sampled
+from replug.models.prompt import PromptTemplate
+from replug.web.records import FoundEvidence, Passage
+
+TEXTS = ["Basel is a city.", "The Rhine flows through Basel.", "Nantes lies on the Loire."]
+SHOTS = tuple(Shot(f"who is {n}?", f"me {n}", f"it was me {n}") for n in range(3))
+NUMBER = next(n for n in range(99) if not is_validation(InternetQuestion(Example(f"q{n}", "", "all"), ("x",))))
+
+
+class River:
+    """An LM that says the river of a prompt's last evidence, and that it is likely after that river's name."""
+
+    identity = "river"
+
+    def __init__(self, max_tokens: int | None = None) -> None:
+        self.max_tokens, self.sampled, self.scored = max_tokens, [], []
+
+    def submit_samples(self, prompts, options):
+        self.sampled.append((list(prompts), options))
+        return done([[self._drawn(prompt)] * options.num_samples for prompt in prompts])
+
+    def submit(self, prefixes, continuations, opening=""):
+        self.scored += zip(prefixes, continuations, strict=True)
+        known = [-0.1 if text.strip().split()[-1] in prefix.split("\n\n")[-1] else -3.0 for prefix, text in self.scored]
+        return done([ContinuationScore(np.array([one], dtype=np.float32)) for one in known[-len(prefixes) :]])
+
+    def _drawn(self, prompt: str) -> Sampled:
+        last = prompt.split("\n\n")[-1]
+        river = next((river for river in ("Rhine", "Loire") if river in last), "nobody knows")
+        return Sampled(f" {river}", np.full(2, -0.5, dtype=np.float32))
+
+
+def done(result) -> Future:
+    future: Future = Future()
+    future.set_result(result)
+    return future
+
+
+def asked(lm: River, reranker: River | None = None) -> PromptedLM:
+    source = SimpleNamespace(tokenizer=lambda: lambda text, **_: {"input_ids": text.split()})
+    other = PromptedLM(reranker, PromptTemplate("\n"), reranker, source) if reranker else None
+    return PromptedLM(lm, PromptTemplate("\n"), lm, source, other)
+
+
+def prepared(names: list[str], labels: tuple[str, ...] = (), answer: str = "the Rhine") -> Prepared:
+    example = Example(f"q{NUMBER}", "which river flows through basel", "all", ("d1",))
+    question = InternetQuestion(example, (answer,), labels=labels)
+    passages = tuple(
+        Passage(text, f"u{n}", "", None, n + 1, share, share, f"d{n}")
+        for n, (text, share) in enumerate(zip(TEXTS, (0.5, 0.3, 0.2), strict=True))
+    )
+    methods = tuple(parse_answering_methods(names, 10))
+    found = FoundEvidence(example.query, passages, {"http_404": 2}) if any(method.k for method in methods) else None
+    return Prepared(
+        methods,
+        (question,),
+        SHOTS,
+        "accuracy" if labels else "exact_match",
+        PromptForm(),
+        {example.id: "It is the Rhine."} if "gold" in names else {},
+        {example.id: found} if found else {},
+    )
+
+
+def outcomes(of: Prepared, lm: River, reranker: River | None = None) -> tuple[InternetQa, dict]:
+    """The task, and a row as the outcomes' file holds it."""
+    options = AnsweringOptions(tuple(dict.fromkeys(m.source for m in of.methods if m.k)), labels=of.labels)
+    task = InternetQa(of, asked(lm, reranker), options)
+    told = task.submit(0, {})()
+    methods = {name: {"numbers": one.numbers, "detail": one.detail} for name, one in told.items()}
+    return task, {"id": of.questions[0].example.id, "group": "all", "methods": methods}
+
+
+def test_one_pass_asks_closed_book_gold_and_as_many_passages_as_any_method_reads():
+    lm = River()
+    _, row = outcomes(prepared(["none", "gold", "direct@1", "poe@2"]), lm)
+    numbers = sorted((len(prompts), options.num_samples) for prompts, options in lm.sampled)
+    assert numbers == [(1, 50), (1, 50), (2, 4)]
+    assert {options.top_p for _, options in lm.sampled} == {0.8}
+    assert set(row["methods"]) == {"none", "gold", "passages"}
+    assert row["methods"]["none"]["detail"]["answer"] == "nobody knows"
+    assert row["methods"]["gold"]["detail"]["answer"] == "Rhine"
+    passages = row["methods"]["passages"]["detail"]
+    assert len(passages["passages"]) == 2 and passages["failures"] == {"http_404": 2}
+    assert passages["written"] == [8, 8], "four samples of two tokens a passage"
+
+
+def test_what_no_method_needs_is_not_asked():
+    lm = River()
+    _, row = outcomes(prepared(["none"]), lm)
+    assert len(lm.sampled) == 1 and not lm.scored and set(row["methods"]) == {"none"}
+
+
+def test_every_method_of_the_grid_is_decided_from_that_pass(tmp_path):
+    of = prepared(["none", "gold", "direct@1", "direct@2", "rag@3", "noisy_channel@3", "poe@3"])
+    _, row = outcomes(of, River())
+    task, [decided] = decide(of, [row], ParameterCounts(1.0, 1.0), tmp_path / "weights.json")
+    right = {name: one["numbers"]["exact_match"] for name, one in decided["methods"].items()}
+    assert right == dict.fromkeys(right, 1) | {"none": 0, "direct@1": 0}
+    assert task.examples[0].id == decided["id"]
+    assert set(decided["methods"]["poe@3"]["numbers"]) <= set(task.metrics), "every number is a metric"
+
+
+def test_factors_are_asked_of_the_lm_that_reranks_and_samples_of_the_other():
+    lm, scorer = River(), River()
+    outcomes(prepared(["none", "direct@2"]), lm, scorer)
+    assert lm.sampled and not lm.scored and scorer.scored and not scorer.sampled
+
+
+def test_in_classification_every_label_is_a_candidate_and_nothing_is_sampled(tmp_path):
+    lm = River()
+    of = prepared(["none", "gold", "direct@3"], labels=("Rhine", "Loire"), answer="Rhine")
+    _, row = outcomes(of, lm)
+    assert not lm.sampled and row["methods"]["gold"]["detail"]["answer"] == "Rhine"
+    assert row["methods"]["passages"]["detail"]["answers"] == ["Rhine", "Loire"] * 3
+    _, [decided] = decide(of, [row], ParameterCounts(None, None), tmp_path / "weights.json")
+    numbers = decided["methods"]["direct@3"]["numbers"]
+    assert numbers["accuracy"] == 1.0 and numbers["generated_tokens"] == 0.0 and "flop" not in numbers
+    assert decided["methods"]["gold"]["numbers"]["lm_calls"] == 2.0
+
+
+def test_the_earliest_shots_go_where_they_do_not_fit_and_for_the_scorer_by_its_own_limit():
+    lm, scorer = River(max_tokens=100), River(max_tokens=64)
+    outcomes(prepared(["none", "direct@2"]), lm, scorer)
+    prompts = [prompt for some, _ in lm.sampled for prompt in some]
+    assert {prompt.count("who is") for prompt in prompts} == {3}
+    assert {prefix.count("who is") for prefix, _ in scorer.scored} == {1}
+    assert all("who is 2?" in prefix for prefix, _ in scorer.scored)
+
+
+@pytest.mark.parametrize("names", [["none"], ["gold"], ["direct@2"], ["none", "gold", "direct@2"]])
+def test_expected_tokens_are_those_of_the_prompts(names):
+    task, row = outcomes(prepared(names), River())
+    expected = task.expected_tokens()
+    assert expected is not None and 0 < expected.read_once < expected.put
+    alone = [of["detail"]["costs"]["read"] for name, of in row["methods"].items() if name != "passages"]
+    if "direct@2" not in names:
+        assert expected.put == sum(alone)

@@ -1,0 +1,370 @@
+"""Answers drawn side by side: by their own draws, whatever else is in the call, by every backend."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from replug.configs.errors import RunError, UserError
+from replug.models.black_box_lm import UnscorableText
+from replug.models.caching_lm import CachingLM
+from replug.models.generation import GenerationOptions, Sampled, SamplingOptions
+from replug.models.http.http_lm import HttpLM
+from replug.models.http.request_budget import RequestBudget
+from replug.models.in_process_lm import InProcessLM
+from replug.models.local import token_tree
+from replug.models.local.decoding import CacheUse
+from replug.models.local.hf_lm import HuggingFaceLM
+from replug.models.local.sampling import choose_tokens, draws_of
+from replug.models.local.stand_in_lm import StandInLM, StandInSource
+from replug.models.local.token_tree import MIN_SHARED_TOKENS, TokenTree, token_trees
+from replug.models.replug_lm import ReplugLM, Retrieved
+from replug.models.scorer_pool import Scorer
+from tests.support.fault_server import FaultServer, server_spec
+from tests.support.tiny_lms import DEMONSTRATIONS, load, naive_logprobs, num_tokens, write_gpt2, write_llama
+
+PROMPTS = [DEMONSTRATIONS + prompt for prompt in ("x\nthe", "a mat and a cat\nthe", "日本語\nthe")]
+OPTIONS = SamplingOptions(4, 8, temperature=1.0, top_p=0.8, seed=3, opening=DEMONSTRATIONS)
+GREEDY = replace(OPTIONS, num_samples=1, temperature=0.0)
+
+
+@pytest.fixture(scope="module", params=[write_llama, write_gpt2], ids=["llama", "gpt2"])
+def lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceLM:
+    return load(request.param, tmp_path_factory.mktemp("lm"))
+
+
+def texts(samples: list[list[Sampled]]) -> list[list[str]]:
+    return [[sample.text for sample in some] for some in samples]
+
+
+def assert_same(one: list[list[Sampled]], other: list[list[Sampled]]) -> None:
+    assert texts(one) == texts(other)
+    for a, b in zip(chain(*one), chain(*other), strict=True):
+        np.testing.assert_allclose(a.token_logprobs, b.token_logprobs, atol=1e-4)
+
+
+def reference(lm: HuggingFaceLM, prompt: str, options: SamplingOptions) -> list[tuple[list[int], list[float]]]:
+    """Tokens and log-probs of each sample: every token by a whole pass, its draw looked up in the sorted nucleus."""
+    samples = []
+    for draws in draws_of(prompt, options):
+        ids, logprobs = lm.tokenizer(prompt)["input_ids"], []
+        start = len(ids)
+        for draw in draws:
+            with torch.no_grad():
+                given = lm.model(torch.tensor([ids]), use_cache=False).logits[0, -1].double().log_softmax(-1)
+            shares = (given / options.temperature).softmax(-1).numpy()
+            order = np.argsort(-shares, kind="stable")
+            size = int(np.searchsorted(np.cumsum(shares[order]), options.top_p)) + 1
+            reached = np.cumsum(shares[order][:size])
+            token = int(order[:size][np.searchsorted(reached, draw * reached[-1], side="right")])
+            ids.append(token)
+            logprobs.append(float(given[token]))
+            if token == lm.tokenizer.eos_token_id:
+                break
+        samples.append((ids[start:], logprobs))
+    return samples
+
+
+# Local weights ----------------------------------------------------------------------------------------------------
+
+
+def test_samples_equal_a_naive_loop_over_whole_inputs(lm: HuggingFaceLM) -> None:
+    for options in (OPTIONS, replace(OPTIONS, temperature=0.7, seed=4)):
+        for prompt, samples in zip(PROMPTS, lm.sample(PROMPTS, options), strict=True):
+            for sample, (ids, logprobs) in zip(samples, reference(lm, prompt, options), strict=True):
+                assert sample.text == lm.tokenizer.decode(ids, skip_special_tokens=True)
+                np.testing.assert_allclose(sample.token_logprobs, logprobs, atol=1e-4)
+                assert sample.token_logprobs.dtype == np.float32
+
+
+def test_a_draw_does_not_depend_on_what_is_asked_with_it(lm: HuggingFaceLM) -> None:
+    whole = lm.sample(PROMPTS, OPTIONS)
+    assert_same(whole, [lm.sample([prompt], OPTIONS)[0] for prompt in PROMPTS])
+    assert_same(whole, lm.sample(PROMPTS[::-1], OPTIONS)[::-1])
+    assert_same([some[:2] for some in whole], lm.sample(PROMPTS, replace(OPTIONS, num_samples=2)))
+    assert_same(whole, lm.sample(PROMPTS, replace(OPTIONS, opening="")))
+    assert len({text for some in texts(whole) for text in some}) > 6
+    assert texts(lm.sample(PROMPTS, replace(OPTIONS, seed=5))) != texts(whole)
+
+
+def test_the_same_call_gives_the_same_bits(lm: HuggingFaceLM) -> None:
+    first, again = (list(chain(*lm.sample(PROMPTS, OPTIONS))) for _ in range(2))
+    assert [sample.token_logprobs.tobytes() for sample in first] == [s.token_logprobs.tobytes() for s in again]
+
+
+def test_every_way_through_a_model_draws_the_same(lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = lm.sample(PROMPTS, OPTIONS)
+    for use in (CacheUse(True, True, True), CacheUse(True), CacheUse()):
+        monkeypatch.setitem(lm.__dict__, "_cache_use", use)
+        assert_same(lm.sample(PROMPTS, OPTIONS), whole)
+
+
+def test_few_columns_at_a_time_change_no_answer(lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = lm.sample(PROMPTS, OPTIONS)
+    monkeypatch.setattr(lm, "tokens_per_batch", 10)
+    assert_same(lm.sample(PROMPTS, OPTIONS), whole)
+    monkeypatch.setitem(lm.__dict__, "_cache_use", CacheUse(True, True, True))
+    assert_same(lm.sample(PROMPTS, OPTIONS), whole)
+
+
+def test_greedy_samples_are_the_greedy_answer_and_generation_is_decoded_together(lm: HuggingFaceLM) -> None:
+    greedy = [lm.generate_ensemble([prompt], [1.0], GenerationOptions(8)) for prompt in PROMPTS]
+    assert [[one.text] for one in greedy] == texts(lm.sample(PROMPTS, GREEDY))
+    before = lm.counts.padded_tokens
+    assert lm.generate(PROMPTS, 8) == [one.text for one in greedy]
+    assert lm.counts.padded_tokens - before < 2 * sum(num_tokens(lm, prompt) for prompt in PROMPTS)
+
+
+def test_an_answer_ends_before_the_stop_and_counts_what_held_it(lm: HuggingFaceLM) -> None:
+    whole = lm.sample(PROMPTS, OPTIONS)
+    stop = next(text[2] for text in texts(whole)[0] if len(text) > 2)
+    for free, stopped in zip(whole[0], lm.sample(PROMPTS, replace(OPTIONS, stop=stop))[0], strict=True):
+        assert stopped.text == free.text.split(stop)[0]
+        assert len(stopped.token_logprobs) <= len(free.token_logprobs)
+        size = len(stopped.token_logprobs)
+        np.testing.assert_allclose(stopped.token_logprobs, free.token_logprobs[:size], atol=1e-4)
+
+
+def test_an_opening_is_read_once_and_each_prompt_once_for_all_its_samples(lm: HuggingFaceLM) -> None:
+    lm.sample(PROMPTS[:1], OPTIONS)
+    before, samples = lm.counts.tokens, lm.sample(PROMPTS, OPTIONS)
+    new = sum(len(sample.token_logprobs) - 1 for some in samples for sample in some)
+    own = sum(num_tokens(lm, prompt) - num_tokens(lm, DEMONSTRATIONS) for prompt in PROMPTS)
+    assert new + own <= lm.counts.tokens - before <= new + own + 3 * 33  # a prefix ends at a multiple of 32
+
+
+def test_a_prompt_that_leaves_no_room_for_its_answer_is_refused(lm: HuggingFaceLM) -> None:
+    with pytest.raises(UnscorableText, match="the LM holds 128"):
+        lm.sample(["the " * 60], replace(OPTIONS, max_new_tokens=100))
+    assert lm.sample([], OPTIONS) == []
+
+
+# Tokens by draws --------------------------------------------------------------------------------------------------
+
+
+def test_a_draw_falls_into_a_tokens_share_of_the_nucleus() -> None:
+    logprobs = torch.tensor([[0.125, 0.5, 0.25, 0.125]]).log().repeat(6, 1)
+    drawn = torch.tensor([0.0, 0.66, 0.67, 0.9999999, 0.2, 0.4], dtype=torch.float64)
+    assert choose_tokens(logprobs, drawn, 1.0, 0.7).tolist() == [1, 1, 2, 2, 1, 1]  # 0.5 and 0.25 of 0.75
+    assert choose_tokens(logprobs, drawn, 1.0, 1.0).tolist() == [0, 2, 2, 3, 1, 1]
+    assert choose_tokens(logprobs, drawn, 0.0, 1.0).tolist() == [1] * 6
+    assert choose_tokens(logprobs, drawn, 1.0, 1e-9).tolist() == [1] * 6
+
+
+def test_a_nucleus_beyond_the_likeliest_tokens_is_whole() -> None:
+    flat = torch.zeros(1, 5000).log_softmax(-1)
+    drawn = torch.linspace(0, 0.999, 50, dtype=torch.float64)
+    tokens = choose_tokens(flat.repeat(50, 1), drawn, 1.0, 0.9)
+    assert tokens.max() > 4000
+    assert len(set(tokens.tolist())) == 50
+
+
+def test_the_frequencies_are_those_of_the_tempered_nucleus() -> None:
+    logprobs = torch.tensor([[0.6, 0.3, 0.1]]).log()
+    options = SamplingOptions(3000, 1, temperature=0.5)
+    drawn = torch.tensor(np.concatenate(draws_of("a prompt", options)))
+    counts = np.bincount(choose_tokens(logprobs.repeat(3000, 1), drawn, 0.5, 1.0), minlength=3) / 3000
+    np.testing.assert_allclose(counts, np.array([0.36, 0.09, 0.01]) / 0.46, atol=0.02)
+
+
+# Trees of tokens --------------------------------------------------------------------------------------------------
+
+
+def test_a_tree_holds_what_inputs_share_once_and_a_token_sees_its_own_path() -> None:
+    tree = TokenTree()
+    tree.add(0, ([1, 2], [3, 4]))
+    tree.add(1, ([1, 2, 3], [5]))
+    tree.add(2, ([1, 7], [8, 9]))
+    assert (tree.ids, tree.parents, tree.depths) == ([1, 2, 3, 7, 8], [-1, 0, 1, 0, 3], [0, 1, 2, 1, 2])
+    assert tree.predicted_from == [[1, 2], [2], [3, 4]]
+    assert tree.targets == [[3, 4], [5], [8, 9]]
+    assert [np.flatnonzero(row).tolist() for row in tree.sees()] == [[0], [0, 1], [0, 1, 2], [0, 3], [0, 3, 4]]
+
+
+def test_inputs_that_begin_alike_are_in_one_tree() -> None:
+    long = list(range(MIN_SHARED_TOKENS))
+    pairs = [([*long, 1], [2]), ([9, *long], [3]), ([*long, 4], [5]), ([8], [6]), ([8], [6, 7])]
+    assert [tree.rows for tree in token_trees(pairs)] == [[0, 2], [1], [3], [4]]
+    begun = [([*long, *before], after) for before, after in pairs]  # the rest of an opening is no reason
+    assert [tree.rows for tree in token_trees(begun, len(long))] == [[0, 2], [1], [3], [4]]
+
+
+def test_scores_with_an_opening_equal_a_naive_loop_and_read_what_is_shared_once(
+    lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_tree, "MIN_SHARED_TOKENS", 10)  # of texts that fit this LM
+    evidence = ["the mat and the cat sat on x z q the mat ", "x on a mat the cat slept "]
+    ends = [("the cat", " sat"), ("the cat", " slept on"), ("a", " mat"), ("a", " mat"), ("the cat sat", " on x")]
+    prefixes = [f"{DEMONSTRATIONS}{text}{end}" for text in evidence for end, _ in ends]
+    continuations = [continuation for _ in evidence for _, continuation in ends]
+    lm.score(prefixes, continuations, opening=DEMONSTRATIONS)
+    before = lm.counts.tokens
+    scores = lm.score(prefixes, continuations, opening=DEMONSTRATIONS)
+    read = lm.counts.tokens - before
+    for score, prefix, continuation in zip(scores, prefixes, continuations, strict=True):
+        np.testing.assert_allclose(score.token_logprobs, naive_logprobs(lm, prefix, continuation), atol=1e-4)
+    before = lm.counts.tokens
+    plain = lm.score(prefixes, continuations)
+    assert read < 0.6 * (lm.counts.tokens - before)
+    for one, other in zip(scores, plain, strict=True):
+        np.testing.assert_allclose(one.token_logprobs, other.token_logprobs, atol=1e-4)
+
+
+def test_trees_that_memory_does_not_hold_are_halved(lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefixes = [f"{DEMONSTRATIONS}{text}" for text in ("日本", "x y", "the cat sat")]
+    expected = lm.score(prefixes, [" sat"] * 3, opening=DEMONSTRATIONS)
+    one_pass, sizes = lm._one_pass, []
+
+    def limited(groups, longest, shared):
+        sizes.append(len(groups))
+        if len(groups) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return one_pass(groups, longest, shared)
+
+    monkeypatch.setattr(lm, "_one_pass", limited)
+    for one, other in zip(lm.score(prefixes, [" sat"] * 3, opening=DEMONSTRATIONS), expected, strict=True):
+        np.testing.assert_allclose(one.token_logprobs, other.token_logprobs, atol=1e-4)
+    assert max(sizes) > 1
+
+
+# Other backends ---------------------------------------------------------------------------------------------------
+
+
+def test_the_stand_in_draws_words_of_its_prompt() -> None:
+    lm = StandInLM()
+    samples = lm.sample(["a b c", "d d"], OPTIONS)
+    assert all(set(text.split()) <= set("abc") for text in texts(samples)[0])
+    assert len(set(texts(samples)[0])) == 4
+    assert_same(samples[1:], lm.sample(["d d"], OPTIONS))
+
+
+def test_a_replica_draws_and_scores_as_its_lm_does() -> None:
+    replica = Scorer(StandInSource(), threads=1)
+    assert_same(replica.sample(["a b c", "d d"], OPTIONS), StandInLM().sample(["a b c", "d d"], OPTIONS))
+    [score] = replica.score(["a b"], [" b"], opening="a").scores
+    assert score.sum_logprob == StandInLM().score(["a b"], [" b"])[0].sum_logprob
+
+
+def test_a_mixture_is_drawn_from_token_by_token() -> None:
+    class Shelf:
+        def retrieve(self, queries: list[str], k: int) -> list[list[Retrieved]]:
+            return [[Retrieved("a a", 1.0, "0"), Retrieved("b", 1.0, "1")] for _ in queries]
+
+    drawn = ReplugLM(StandInLM(), Shelf(), 2).sample(["x", "y"], OPTIONS)
+    one = OPTIONS.of_one_answer(OPTIONS.draw_seed("y", 3))
+    expected = StandInLM().generate_ensemble(["a a\ny", "b\ny"], [0.5, 0.5], one)
+    assert drawn[1][3].text == expected.text
+    np.testing.assert_array_equal(drawn[1][3].token_logprobs, expected.token_logprobs)
+
+
+@pytest.fixture
+def opened() -> Callable[..., HttpLM]:
+    return lambda server, **changes: HttpLM(server_spec(server.url, **changes), RequestBudget(None))
+
+
+def test_a_server_draws_n_answers_by_one_request(opened: Callable[..., HttpLM]) -> None:
+    options = SamplingOptions(3, 2, "\n", temperature=0.9, top_p=0.8, seed=7)
+    with FaultServer(first_faults=1, kinds=["throttled"]) as server:
+        lm = opened(server, prompts_per_request=2)
+        found = lm.sample(["red red blue", "boat the", "new"], options)
+        assert texts(found) == [
+            [" blue fin", " red fin", " blue fin"],
+            [" the fin", " boat fin", " the fin"],
+            [" new fin"] * 3,
+        ]
+        assert all(len(sample.token_logprobs) == 2 for some in found for sample in some)
+        asked = {"n": 3, "temperature": 0.9, "top_p": 0.8, "seed": 7, "max_tokens": 2, "logprobs": 1, "stop": ["\n"]}
+        assert asked.items() <= server.payloads[-1].items()
+        assert server.requests == 3
+        assert lm.metrics()["tokens_sent"] == server.tokens
+        assert texts(lm.sample(["red"], replace(options, temperature=0.0))) == [[" red fin"] * 3]
+        assert "n" not in server.payloads[-1]
+        lm.close()
+
+
+def test_a_server_that_ignores_n_or_gives_another_number_is_refused(opened: Callable[..., HttpLM]) -> None:
+    with FaultServer(mode="ignores_n") as server:
+        lm = opened(server)
+        with pytest.raises(UserError, match="one answer after a prompt where n=4 were asked for"):
+            lm.sample(["red", "blue"], OPTIONS)
+        assert server.requests == 1  # it would come again
+        lm.close()
+    with FaultServer(fault_share=1.0, kinds=["wrong_count"]) as server:
+        lm = opened(server, max_attempts=2)
+        with pytest.raises(RunError, match="9 choices where 8 were wanted"):
+            lm.sample(["red", "blue"], OPTIONS)
+        lm.close()
+    with FaultServer(mode="no_logprobs") as server:
+        lm = opened(server)
+        with pytest.raises(RunError, match="gives no log-probs of what it generates"):
+            lm.sample(["red"], OPTIONS)
+        lm.close()
+
+
+# Asked once -------------------------------------------------------------------------------------------------------
+
+
+class AskedLM(InProcessLM):
+    def __init__(self) -> None:
+        super().__init__(StandInLM())
+        self.asked: list[list[str]] = []
+
+    def submit_samples(self, prompts, options):
+        self.asked.append(list(prompts))
+        return super().submit_samples(prompts, options)
+
+
+def test_prompts_that_were_sampled_are_not_asked_again_by_anybody(tmp_path: Path) -> None:
+    lm, path = AskedLM(), tmp_path / "scores.sqlite"
+    cached = CachingLM(lm, path)
+    first = cached.sample(["a b c", "d e", "a b c"], OPTIONS)
+    assert_same(cached.sample(["d e", "f g"], replace(OPTIONS, opening="d")), [first[1], *lm.sample(["f g"], OPTIONS)])
+    assert lm.asked == [["a b c", "d e"], ["f g"]]
+    assert (cached.num_hits, cached.num_misses) == (2, 3)
+    cached.close()
+    again = CachingLM(lm, path)
+    found = again.sample(["f g", "a b c"], OPTIONS)
+    assert [s.token_logprobs.tobytes() for s in found[1]] == [s.token_logprobs.tobytes() for s in first[0]]
+    assert len(lm.asked) == 2
+    again.sample(["a b c"], replace(OPTIONS, num_samples=5))
+    again.sample(["a b c"], replace(OPTIONS, seed=4))
+    assert len(lm.asked) == 4
+    again.close()
+
+
+def test_an_error_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = AskedLM()
+    cached = CachingLM(lm, tmp_path / "scores.sqlite")
+    with monkeypatch.context() as patch:
+        patch.setattr(lm, "submit_samples", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            cached.sample(["a b", "c"], OPTIONS)
+        patch.setattr(lm, "submit_samples", lambda *_: InProcessLM(StandInLM()).submit_samples(["a"], OPTIONS))
+        with pytest.raises(ValueError, match="1 answers to 2 prompts"):
+            cached.sample(["a b", "c"], OPTIONS)
+    assert_same(cached.sample(["a b", "c"], OPTIONS), StandInLM().sample(["a b", "c"], OPTIONS))
+    cached.close()
+
+
+def test_what_is_missing_of_a_call_with_an_opening_is_one_unit(tmp_path: Path) -> None:
+    class Units(InProcessLM):
+        calls: ClassVar[list[tuple[int, str | None]]] = []
+
+        def units(self, prefixes, continuations):
+            return [[row] for row in range(len(prefixes))]
+
+        def submit(self, prefixes, continuations, *, opening=None):
+            self.calls.append((len(prefixes), opening))
+            return super().submit(prefixes, continuations, opening=opening)
+
+    cached = CachingLM(Units(StandInLM()), tmp_path / "scores.sqlite")
+    cached.score(["a b", "a c"], [" b", " c"], opening="a")
+    cached.score(["a b", "a c", "a d"], [" b", " c", " d"], opening="a")
+    cached.score(["b b", "b c"], [" b", " c"])
+    assert Units.calls == [(2, "a"), (1, "a"), (1, None), (1, None)]
+    cached.close()

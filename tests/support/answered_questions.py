@@ -1,0 +1,45 @@
+"""A few questions that tests of answering share: shots, passages, and an LM that counts what it is asked."""
+
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from replug.answering.prompts import AnswerPrompts, PromptForm, Shot
+from replug.models.black_box_lm import ContinuationScore
+from replug.models.generation import Sampled, SamplingOptions
+from replug.models.in_process_lm import InProcessLM
+from replug.models.local.stand_in_lm import StandInLM
+from replug.web.records import Passage
+
+SHOTS = [
+    Shot("who wrote Faust?", "Goethe", "Goethe wrote\n Faust  in Weimar."),
+    Shot("which river flows through Nantes?", "the Loire", "The Loire flows through Nantes."),
+]
+QUESTION = "which river flows through Basel?"
+TEXTS = ["The Rhine flows through Basel.", "Basel lies on a river,\nthe Rhine.", "The Rhone flows through Lyon."]
+PROBABILITIES = [0.5, 0.3, 0.2]
+PASSAGES = [
+    Passage(text, f"https://example.org/{number}", "a page", "2026-11-24", number + 1, share, share)
+    for number, (text, share) in enumerate(zip(TEXTS, PROBABILITIES, strict=True))
+]
+PROMPTS = AnswerPrompts(PromptForm(), SHOTS)
+
+
+class CountingLM(InProcessLM):
+    """The stand-in; counts every pair and every prompt that it is asked about."""
+
+    def __init__(self) -> None:
+        super().__init__(StandInLM())
+        self.asked: Counter[tuple] = Counter()
+        self.openings: list[str | None] = []
+
+    def submit(
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+    ) -> "Future[list[ContinuationScore]]":
+        self.asked.update(zip(prefixes, continuations, strict=True))
+        self.openings.append(opening)
+        return super().submit(prefixes, continuations, opening=opening)
+
+    def submit_samples(self, prompts: Sequence[str], options: SamplingOptions) -> "Future[list[list[Sampled]]]":
+        self.asked.update((prompt, options.num_samples) for prompt in prompts)
+        return super().submit_samples(prompts, options)
