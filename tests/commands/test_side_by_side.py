@@ -98,6 +98,7 @@ def test_two_evaluations_of_one_folder_killed_and_resumed_measure_every_example_
     out = tmp_path / "out"
     first = start_process(*typed("lm", f"out={out}", *settings))
     wait_for_lines(first, out / "outcomes.jsonl", 5)
+    os.kill(first.pid, signal.SIGSTOP)  # else it may have ended before the second has imported what it needs
     second = start_process(*typed("lm", f"out={out}", *settings))
     assert f"{out} is being written by process {first.pid}" in wait_for(second, status=2)
     os.killpg(first.pid, signal.SIGKILL)
@@ -116,6 +117,7 @@ def test_two_trainings_in_one_folder_killed_and_resumed_have_the_losses_of_a_qui
     run = tmp_path / "run"
     first = start(run)
     wait_for_step(run, 9, first)
+    os.kill(first.pid, signal.SIGSTOP)
     second = start_process(*arguments(run, (), "train", "debug"))
     assert f"{run} is being written by process {first.pid}" in wait_for(second, status=2)
     os.kill(first.pid, signal.SIGKILL)
