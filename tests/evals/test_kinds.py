@@ -31,15 +31,18 @@ def checked(tmp_path: Path, *overrides: str) -> None:
     check_evaluation(load_evaluation_config(path, overrides))
 
 
-GIVEN = ["retriever.path=given", "lm.path=given", "out=given"]
+def given(path: Path) -> list[str]:
+    """What a shipped configuration leaves to its user: models, and questions and documents unless it has a source."""
+    own = [] if "source:" in path.read_text() else ["questions.path=given", "data.corpus=given"]
+    return ["retriever.path=given", "lm.path=given", "out=given", *own]
 
 
-def test_every_kind_has_a_configuration_under_its_name_that_lacks_a_retriever_and_an_lm_only():
+def test_every_kind_has_a_configuration_under_its_name_that_lacks_models_questions_and_documents_only():
     """Answering from searched passages has one for each public set."""
     of_sets = {f"eval_internet_{name}" for name in QUESTION_SETS}
     assert set(SHIPPED) == {f"eval_{name}" for name in kind_names() if name != INTERNET_QA} | of_sets
     for name, path in SHIPPED.items():
-        config = load_evaluation_config(path, GIVEN)
+        config = load_evaluation_config(path, given(path))
         assert config.evaluation == (INTERNET_QA if name in of_sets else name.removeprefix("eval_"))
         assert name not in of_sets or config.questions.dataset == name.removeprefix("eval_internet_")
         check_evaluation(config)
@@ -122,8 +125,7 @@ def test_kinds_are_checked_before_anything_heavy_is_imported():
 import sys
 from replug.configs.load import load_evaluation_config
 from replug.evals.kinds import check_evaluation
-given = ["retriever.path=given", "lm.path=given", "out=given"]
-for path in {[str(path) for path in SHIPPED.values()]}:
+for path, given in {[(str(path), given(path)) for path in SHIPPED.values()]}:
     check_evaluation(load_evaluation_config(path, given))
 sys.exit(", ".join({{"torch", "ray", "faiss", "pytorch_lightning"}} & sys.modules.keys()) or 0)
 """
