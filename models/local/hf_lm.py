@@ -94,7 +94,8 @@ class HuggingFaceLM:
         num_shared = shared.num_tokens if shared else 0
         pairs = [(before[num_shared:], after) for before, after in pairs]
         is_tree = opening is not None and self._shares and self._cache_use.trees
-        groups: list[Inputs] = [*token_trees(pairs)] if is_tree else [*prefix_groups(pairs)]
+        rest_of_opening = sum(map(len, begin)) - num_shared if begin else 0
+        groups: list[Inputs] = [*token_trees(pairs, rest_of_opening)] if is_tree else [*prefix_groups(pairs)]
         scores: list[ContinuationScore | None] = [None] * len(pairs)
         for batch in token_budget_batches([group.num_tokens for group in groups], self.tokens_per_batch):
             some = [groups[i] for i in batch]

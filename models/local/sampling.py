@@ -88,15 +88,22 @@ def choose_tokens(logprobs: Tensor, drawn: Tensor, temperature: float, top_p: fl
     """Tokens [R] by log-probs [R, V] and draws [R]: at temperature 0 the likeliest, and the first of equals."""
     if temperature == 0:
         return logprobs.argmax(-1)
-    tempered = (logprobs.double() / temperature).softmax(-1)
-    drawn = drawn.to(tempered.device)
+    drawn = drawn.to(logprobs.device)
+    whole = (logprobs / temperature).logsumexp(-1, keepdim=True)
     if top_p == 1:
-        return _by_draw(tempered, drawn)
-    likeliest, tokens = tempered.topk(min(LIKELIEST_TOKENS, tempered.shape[1]), dim=-1)
+        return _by_draw(_shares(logprobs, temperature, whole), drawn)
+    some, tokens = logprobs.topk(min(LIKELIEST_TOKENS, logprobs.shape[1]), dim=-1)
+    likeliest = _shares(some, temperature, whole)
     if bool((likeliest.sum(-1) < top_p).any()):
-        likeliest, tokens = tempered.sort(dim=-1, descending=True, stable=True)
+        some, tokens = logprobs.sort(dim=-1, descending=True, stable=True)
+        likeliest = _shares(some, temperature, whole)
     before = likeliest.cumsum(-1) - likeliest  # what the likelier ones hold: 0 for the first, which always stays
     return tokens.gather(1, _by_draw(likeliest * (before < top_p), drawn)[:, None]).squeeze(1)
+
+
+def _shares(logprobs: Tensor, temperature: float, whole: Tensor) -> Tensor:
+    """Float64 shares of the tempered distribution, whose logsumexp is `whole` [R, 1]."""
+    return (logprobs.double() / temperature - whole).exp()
 
 
 def _by_draw(shares: Tensor, drawn: Tensor) -> Tensor:

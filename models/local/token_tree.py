@@ -65,10 +65,13 @@ class TokenTree:
         return found
 
 
-def token_trees(pairs: Sequence[PairIds]) -> list[TokenTree]:
-    """Every row of a call once: rows that begin with the same `MIN_SHARED_TOKENS` are in one tree, others apart."""
+def token_trees(pairs: Sequence[PairIds], num_begun: int = 0) -> list[TokenTree]:
+    """Every row of a call once: rows that begin with the same `MIN_SHARED_TOKENS` are in one tree, others apart.
+
+    These tokens are counted behind the first `num_begun`, which all rows may have in common.
+    """
     trees: dict[tuple[int, ...], TokenTree] = {}
     for row, pair in enumerate(pairs):
-        beginning = tuple([*pair[0], *pair[1]][:MIN_SHARED_TOKENS])
+        beginning = tuple([*pair[0], *pair[1]][: num_begun + MIN_SHARED_TOKENS])
         trees.setdefault(beginning, TokenTree()).add(row, pair)
     return list(trees.values())

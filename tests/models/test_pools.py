@@ -15,7 +15,7 @@ import torch
 
 from replug.cluster.actor_pool import ActorPool, ActorPoolError, is_device_fault
 from replug.models.black_box_lm import AsyncLM, UnscorableText
-from replug.models.generation import GenerationOptions
+from replug.models.generation import GenerationOptions, SamplingOptions
 from replug.models.local.stand_in_lm import StandInLM, StandInSource
 from replug.models.scorer_pool import ScorerPool
 
@@ -106,6 +106,8 @@ def test_the_scorer_pool_answers_as_the_lm_itself():
     scores = pool.score(prefixes, continuations)
     assert [s.token_logprobs.tolist() for s in scores] == [s.token_logprobs.tolist() for s in expected]
     assert pool.generate(["a b b"], 2) == ["b b"]
+    drawn, here = (lm.sample(["a b c", "d e"], SamplingOptions(3, 4)) for lm in (pool, StandInLM()))
+    assert [[one.text for one in some] for some in drawn] == [[one.text for one in some] for some in here]
     assert isinstance(pool, AsyncLM)
     assert pool.identity == StandInLM.identity
     pool.close()

@@ -17,12 +17,14 @@ from replug.models.generation import GenerationOptions, Sampled, SamplingOptions
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
 from replug.models.in_process_lm import InProcessLM
+from replug.models.local import token_tree
 from replug.models.local.decoding import CacheUse
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.sampling import choose_tokens, draws_of
-from replug.models.local.stand_in_lm import StandInLM
+from replug.models.local.stand_in_lm import StandInLM, StandInSource
 from replug.models.local.token_tree import MIN_SHARED_TOKENS, TokenTree, token_trees
 from replug.models.replug_lm import ReplugLM, Retrieved
+from replug.models.scorer_pool import Scorer
 from tests.support.fault_server import FaultServer, server_spec
 from tests.support.tiny_lms import DEMONSTRATIONS, load, naive_logprobs, num_tokens, write_gpt2, write_llama
 
@@ -188,10 +190,15 @@ def test_inputs_that_begin_alike_are_in_one_tree() -> None:
     long = list(range(MIN_SHARED_TOKENS))
     pairs = [([*long, 1], [2]), ([9, *long], [3]), ([*long, 4], [5]), ([8], [6]), ([8], [6, 7])]
     assert [tree.rows for tree in token_trees(pairs)] == [[0, 2], [1], [3], [4]]
+    begun = [([*long, *before], after) for before, after in pairs]  # the rest of an opening is no reason
+    assert [tree.rows for tree in token_trees(begun, len(long))] == [[0, 2], [1], [3], [4]]
 
 
-def test_scores_with_an_opening_equal_a_naive_loop_and_read_what_is_shared_once(lm: HuggingFaceLM) -> None:
-    evidence = ["the mat and the cat sat on x z q the mat " * 1, "x on a mat the cat slept " * 1]
+def test_scores_with_an_opening_equal_a_naive_loop_and_read_what_is_shared_once(
+    lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_tree, "MIN_SHARED_TOKENS", 10)  # of texts that fit this LM
+    evidence = ["the mat and the cat sat on x z q the mat ", "x on a mat the cat slept "]
     ends = [("the cat", " sat"), ("the cat", " slept on"), ("a", " mat"), ("a", " mat"), ("the cat sat", " on x")]
     prefixes = [f"{DEMONSTRATIONS}{text}{end}" for text in evidence for end, _ in ends]
     continuations = [continuation for _ in evidence for _, continuation in ends]
@@ -234,6 +241,13 @@ def test_the_stand_in_draws_words_of_its_prompt() -> None:
     assert all(set(text.split()) <= set("abc") for text in texts(samples)[0])
     assert len(set(texts(samples)[0])) == 4
     assert_same(samples[1:], lm.sample(["d d"], OPTIONS))
+
+
+def test_a_replica_draws_and_scores_as_its_lm_does() -> None:
+    replica = Scorer(StandInSource(), threads=1)
+    assert_same(replica.sample(["a b c", "d d"], OPTIONS), StandInLM().sample(["a b c", "d d"], OPTIONS))
+    [score] = replica.score(["a b"], [" b"], opening="a").scores
+    assert score.sum_logprob == StandInLM().score(["a b"], [" b"])[0].sum_logprob
 
 
 def test_a_mixture_is_drawn_from_token_by_token() -> None:
