@@ -57,7 +57,7 @@ def _weight_lines(fitted: dict[str, dict[str, Any]], metric: str) -> list[str]:
     n = next(iter(fitted.values()))["num_questions"]
     if n == 0:
         return ["", "No question is of the validation part: every reranker has its default weights."]
-    lines = ["", f"Weights are fitted on {n} questions of the validation part, and on none of those above.", ""]
+    lines = ["", f"Weights are fitted on the validation part (n = {n}), and on none of the questions above.", ""]
     head = [f"method, its {metric} there", "default weights", "fitted weights", "weights"]
     lines += [markdown_line(head), markdown_line(["---"] * len(head))]
     for method, one in fitted.items():

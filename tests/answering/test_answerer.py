@@ -18,7 +18,7 @@ from replug.models.caching_lm import CachingLM
 from replug.models.in_process_lm import InProcessLM
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.stand_in_lm import StandInLM
-from tests.support.answered_questions import PASSAGES, PROMPTS, QUESTION, SHOTS, TEXTS, CountingLM
+from tests.support.answering_questions import PASSAGES, PROMPTS, QUESTION, SHOTS, TEXTS, CountingLM
 from tests.support.tiny_lms import load, write_llama
 
 OPTIONS = AnsweringOptions(rerankers=tuple(RERANKERS), max_new_tokens=5)

@@ -6,7 +6,7 @@ import pytest
 
 from replug.answering.prompts import AnswerPrompts, PromptForm, Shot, fit_shots
 from replug.configs.errors import UserError
-from tests.support.answered_questions import PROMPTS, QUESTION, SHOTS, TEXTS
+from tests.support.answering_questions import PROMPTS, QUESTION, SHOTS, TEXTS
 
 GOLDEN = Path(__file__).parent / "golden"
 SWAPPED = AnswerPrompts(PromptForm(question_first=True), SHOTS)
