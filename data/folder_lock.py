@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from uuid import uuid4
 
-from replug.configs.errors import UserError
+from replug.configs.errors import RunError, UserError
 from replug.data.file_systems import shared_file_system
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ def _removed_if_empty(folder: Path) -> Iterator[None]:
 def _one(what: Path, record: Path) -> Iterator[None]:
     descriptor, has_locks = _locked(what, record)
     try:
-        with _lease(what, descriptor, has_locks) if shared_file_system(record) else _recorded(descriptor):
+        with _lease(what, descriptor, has_locks) if shared_file_system(record) else _recorded(what, descriptor):
             try:
                 yield
             finally:
@@ -151,8 +151,8 @@ def _this_process() -> Writer:
 
 
 @contextmanager
-def _recorded(descriptor: int) -> Iterator[None]:
-    _write(descriptor, _this_process())
+def _recorded(what: Path, descriptor: int) -> Iterator[None]:
+    _write(what, descriptor, _this_process())
     yield
 
 
@@ -162,7 +162,7 @@ def _lease(what: Path, descriptor: int, has_locks: bool) -> Iterator[None]:
     own, before = _this_process(), _read(descriptor)
     if before is not None and not (has_locks and own.boot and before.boot == own.boot):
         _require_gone(what, descriptor, before)  # of this machine's processes the lock itself tells
-    _write(descriptor, own)
+    _write(what, descriptor, own)
     time.sleep(SETTLE_SECONDS)
     if (other := _read(descriptor)) != own:
         raise _refusal(what, other)
@@ -191,7 +191,7 @@ def _beat(what: Path, descriptor: int, own: Writer, ended: threading.Event) -> N
         if found is None or found.lease != own.lease:
             _give_up(f"replug: {what} was taken over by {found}, while this process was silent; nothing is written")
             return
-        _write(descriptor, replace(own, beats=found.beats + 1))
+        _write(what, descriptor, replace(own, beats=found.beats + 1))
 
 
 def _give_up(reason: str) -> None:
@@ -208,6 +208,9 @@ def _read(descriptor: int) -> Writer | None:
         return None
 
 
-def _write(descriptor: int, writer: Writer) -> None:
-    record = json.dumps(asdict(writer))
-    os.pwrite(descriptor, record.encode()[: RECORD_BYTES - 1].ljust(RECORD_BYTES - 1) + b"\n", 0)
+def _write(what: Path, descriptor: int, writer: Writer) -> None:
+    record = json.dumps(asdict(writer)).encode()[: RECORD_BYTES - 1].ljust(RECORD_BYTES - 1) + b"\n"
+    try:
+        os.pwrite(descriptor, record, 0)
+    except OSError as error:
+        raise RunError(f"{what} cannot be written: {error.strerror or error}") from error

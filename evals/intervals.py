@@ -71,7 +71,8 @@ def wilson_interval(num_right: float, num_all: int) -> Interval:
     share, z2 = num_right / num_all, NORMAL_QUANTILE**2
     centre = (share + z2 / (2 * num_all)) / (1 + z2 / num_all)
     half = math.sqrt(share * (1 - share) * z2 / num_all + (z2 / (2 * num_all)) ** 2) / (1 + z2 / num_all)
-    return Interval(share, max(0.0, centre - half), min(1.0, centre + half))
+    # At 0 and 1 an end is the share itself, but for rounding.
+    return Interval(share, max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half)))
 
 
 def interval_of(ratio: Ratio, num_resamples: int = 10_000, seed: int = 0) -> Interval:

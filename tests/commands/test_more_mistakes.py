@@ -78,7 +78,7 @@ TYPED = [
     ("evaluate {config} methods=[none]", "methods: unknown key"),
     ("score lm.path=stand_in --in {config} --out {config}", "is the input itself; expected a new file"),
     ("score lm.path=stand_in --in {config} --out {tmp}", "is a folder; expected a new file"),
-    ("generate hello --index {tmp}", "is no run directory that names one; give lm.path=DIR"),
+    ("ask hello --index {tmp}", "lm.path is missing; expected lm.path=DIR"),
     # pictures, plans
     ("plan " + str(ROOT / "configs/paper.yaml") + " --gpus 8xA100 --chart {tmp}/x.abc", "has the ending '.abc'"),
     ("plan {config} --gpus 8xTPU", "'TPU' is unknown; expected one of A100"),

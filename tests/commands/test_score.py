@@ -326,7 +326,7 @@ def test_the_loaded_lm_must_be_the_one_of_the_output(tmp_path: Path) -> None:
 def test_two_processes_may_not_write_one_output(tmp_path: Path) -> None:
     output = Output(tmp_path / "out.jsonl", load_score_config(["lm.path=stand_in"]).lm)
     with output.appending(Survey(3, 0, 0, 0)) as file:
-        assert_says(lambda: output.appending(Survey(3, 0, 0, 0)).__enter__(), "by another `replug score`")
+        assert_says(lambda: output.appending(Survey(3, 0, 0, 0)).__enter__(), "is being written by process")
         file.write(b"{}\n")
     assert_says(lambda: output.appending(Survey(3, 0, 0, 0)).__enter__(), "by another process just now", "run again")
 

@@ -58,7 +58,9 @@ def lm(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyP
         # What compares values has none here.
         monkeypatch.setattr(shared_prefix, "_same_direction", lambda a, b: (a == b).shape == a.shape)
         monkeypatch.setattr(hf_lm, "find_cache_use", lambda model: CacheUse(True, True, True))
-        monkeypatch.setattr(hf_lm, "_load_model", lambda *_: make(dtype))
+        model = make(dtype)
+        model.config.save_pretrained(folder)
+        monkeypatch.setattr(hf_lm, "_load_model", lambda *_: model)
         yield HuggingFaceLM(str(folder), dtype, spread=True)
 
 

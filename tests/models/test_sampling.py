@@ -280,7 +280,7 @@ def test_a_server_draws_n_answers_by_one_request(opened: Callable[..., HttpLM]) 
         assert all(len(sample.token_logprobs) == 2 for some in found for sample in some)
         asked = {"n": 3, "temperature": 0.9, "top_p": 0.8, "seed": 7, "max_tokens": 2, "logprobs": 1, "stop": ["\n"]}
         assert asked.items() <= server.payloads[-1].items()
-        assert server.requests == 3
+        assert server.requests - server.faults["throttled"] == 2  # which of both comes first is not known
         assert lm.metrics()["tokens_sent"] == server.tokens
         assert texts(lm.sample(["red"], replace(options, temperature=0.0))) == [[" red fin"] * 3]
         assert "n" not in server.payloads[-1]
