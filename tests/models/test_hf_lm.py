@@ -434,9 +434,12 @@ def test_real_exhaustion_of_memory_is_survived(folder: Path) -> None:
 
 EXHAUST = """
 import re, resource, sys
+from unittest import mock
 import numpy as np
 from replug.configs.errors import RunError
 from replug.models.local.hf_lm import HuggingFaceLM
+
+mock.patch("replug.models.local.hf_lm.require_sense").start()  # the LM is random
 
 folder = sys.argv[1]
 rows = 20_000

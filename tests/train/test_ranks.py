@@ -1,6 +1,7 @@
 """Several trainer ranks, real processes joined by gloo: the losses of one rank, and what the death of one does."""
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -81,7 +82,8 @@ def test_a_killed_rank_ends_the_run_with_its_number_and_the_same_command_goes_on
     assert status == "1"
     own = [line for line in lines if line.strip() and "wandb" not in line]  # W&B says last where its files are
     assert own[-1].startswith("replug: trainer rank 1 died: "), lines
-    assert "resuming at step 8" in two_ranks.with_suffix(".resumed").read_text()
+    # The checkpoint of step 8 was there when it was killed; on a slow machine a later one is as well.
+    assert re.search(r"resuming at step (8|12|16)\b", two_ranks.with_suffix(".resumed").read_text())
 
 
 @pytest.mark.nightly
