@@ -79,7 +79,7 @@ def _start(config: AnyConfig, roles: Collection[str], sizes: Sizes) -> Layout[An
         log_to_driver=False,
         logging_level=logging.ERROR,
         object_store_memory=layout.OBJECT_STORE_BYTES,
-        _temp_dir=str(private_folder()),
+        _temp_dir=str(private_folder() / "r"),  # which Ray opens to everybody; the folder round it stays closed
     )
     return laid_out.on_node(here.name, ray.get_runtime_context().get_node_id())
 
