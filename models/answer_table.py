@@ -8,6 +8,7 @@ read, another reads too.
 
 import hashlib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Generic, TypeVar
 
@@ -19,7 +20,7 @@ from replug.models.score_cache import LOGPROBS_DTYPE, Key, ScoreCache
 Answer = TypeVar("Answer")
 
 
-class AnswerTable(Generic[Answer]):
+class AnswerTable(ABC, Generic[Answer]):
     """One table in the file of `scores`. Calls must not overlap, nor with those of `scores`.
 
     A subclass names the table and its columns, and says how an answer is laid into them. Raises RunError where the file
@@ -73,16 +74,17 @@ class AnswerTable(Generic[Answer]):
             raise RunError(f"{self._file.path}: an answer is damaged; `replug verify {self._file.path}` says more")
         return self._from_values(*values)
 
+    @abstractmethod
     def _values(self, answer: Answer) -> tuple:
         """As `columns`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _from_values(self, *values: object) -> Answer:
-        raise NotImplementedError
+        """The answer of a row's `columns`."""
 
+    @abstractmethod
     def _is_sound(self, answer: Answer) -> bool:
         """Whether all its numbers are finite."""
-        raise NotImplementedError
 
 
 def as_bytes(numbers: np.ndarray) -> bytes:
