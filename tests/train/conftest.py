@@ -1,8 +1,11 @@
-"""A prepared set of the debug configuration, a module on its tiny encoder, and a run on two ranks."""
+"""A prepared set of the debug configuration, a module on its tiny encoder, a run on two ranks, runs that are killed."""
 
-from collections.abc import Callable
+import contextlib
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -45,3 +48,19 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory, finish: Callable[..., st
         run.with_suffix(".resumed").write_text(finish(run, *keys))
 
     return made_once(tmp_path_factory, "two-ranks", make)
+
+
+@pytest.fixture
+def begin() -> Iterator[Callable[..., subprocess.Popen]]:
+    """As `start`; what is left of a test that failed is killed, stopped builders too."""
+    processes: list[subprocess.Popen] = []
+
+    def begin(run: Path, *overrides: str) -> subprocess.Popen:
+        processes.append(start(run, *overrides))
+        return processes[-1]
+
+    yield begin
+    for process in processes:
+        for each in [*descendants(process.pid), psutil.Process(process.pid)] if process.poll() is None else []:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()

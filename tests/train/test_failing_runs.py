@@ -1,18 +1,17 @@
 """Whole runs whose refreshes fail: full disks, kill -9, builders that stand still."""
 
-import contextlib
 import json
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from replug.index_workers.version_store import VersionStore
-from tests.support.command_line import STEPS, start
+from tests.support.command_line import STEPS
 from tests.support.index_versions import flip, written_before
 from tests.support.runs import descendants, metrics, name_of, what_must_be_equal
 from tests.support.small_disk import small_disk
@@ -26,22 +25,6 @@ def wait_until(process: subprocess.Popen, holds: Callable[[], bool]) -> None:
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.005)
-
-
-@pytest.fixture
-def begin() -> Iterator[Callable[..., subprocess.Popen]]:
-    """As `start`; what is left of a test that failed is killed, stopped builders too."""
-    processes: list[subprocess.Popen] = []
-
-    def begin(run: Path, *overrides: str) -> subprocess.Popen:
-        processes.append(start(run, *overrides))
-        return processes[-1]
-
-    yield begin
-    for process in processes:
-        for each in [*descendants(process.pid), psutil.Process(process.pid)] if process.poll() is None else []:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
 
 
 def end(process: subprocess.Popen, status: int) -> str:

@@ -1,35 +1,16 @@
 """Whole runs with a process that is stopped and not dead: SIGTERM ends them in time, saved or with the reason said."""
 
-import contextlib
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.support.command_line import start
 from tests.support.runs import descendants, metrics, name_of, wait_for_step
 
 BY = "checkpoint.every_steps=100"  # so that nothing is saved but by the signal
 SLOW = ("lm.path=stand_in:0.2", BY)  # so that the signal comes in the middle
-
-
-@pytest.fixture
-def begin() -> Iterator[Callable[..., subprocess.Popen]]:
-    processes: list[subprocess.Popen] = []
-
-    def begin(run: Path, *overrides: str) -> subprocess.Popen:
-        processes.append(start(run, *overrides))
-        return processes[-1]
-
-    yield begin
-    for process in processes:
-        for each in [*descendants(process.pid), psutil.Process(process.pid)] if process.poll() is None else []:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
 
 
 def stop(process: subprocess.Popen, part_of_name: str) -> list[psutil.Process]:
