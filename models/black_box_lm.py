@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from replug.configs.errors import RunError
-from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions
+from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.text_lists import require_texts
 
 WEIGHTS_TOLERANCE = 1e-5  # by which float32 weights of a few dozen prompts may miss 1
@@ -85,8 +85,8 @@ class BlackBoxLM(Protocol):
         """
         ...
 
-    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
-        """Continue each prompt greedily; the answer ends before `stop`."""
+    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
+        """Continue each prompt greedily; the answer ends before `stop`, a text or several, of which any ends it."""
         ...
 
     def generate_ensemble(

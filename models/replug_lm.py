@@ -23,7 +23,7 @@ import numpy as np
 from replug.configs.errors import UserError
 from replug.models.black_box_lm import AsyncLM, BlackBoxLM, ContinuationScore, check_ensemble, check_pairs
 from replug.models.ensemble import document_weights, mix_token_logprobs
-from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions
+from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.policy import KnownFrom, Policy, Subject
 from replug.models.prompt import PromptTemplate
 from replug.models.text_lists import require_texts
@@ -136,7 +136,7 @@ class ReplugLM:
         scores = self._score(contexts, prompts, continuations)
         return [_mixed(given, found) for given, found in zip(scores, documents, strict=True)]
 
-    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
+    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
         """Greedy answers, each from its own documents."""
         return [answer.text for answer in self.answer(prompts, GenerationOptions(max_new_tokens, stop or None))]
 

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from replug.configs.errors import RunError, UserError
 from replug.models.batching import token_budget_batches, within_budget
 from replug.models.black_box_lm import ContinuationScore, PassCounts, check_ensemble, check_pairs
-from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions
+from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.hardware import TOKENS_PER_PASS, TOKENS_PER_PASS_GPU
 from replug.models.local.branching import PASSES_PER_GROUP, BranchingPrompts, predicted_places, tree_inputs
 from replug.models.local.cpu_attention import use_cpu_attention
@@ -116,7 +116,7 @@ class HuggingFaceLM:
                 scores[row] = ContinuationScore(logprobs)
         return [score for score in scores if score is not None]
 
-    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
+    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
         """Greedy continuations, decoded together. Raises UnscorableText beyond `max_tokens`."""
         options = SamplingOptions(1, max_new_tokens, stop or None, temperature=0.0)
         return [sample.text for [sample] in self.sample(prompts, options)]

@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from replug.models.black_box_lm import UnscorableText
-from replug.models.generation import Generated, GenerationOptions, before_stop
+from replug.models.generation import Generated, GenerationOptions, SamplingOptions, before_stop
 from replug.models.local import decoding, shared_prefix
 from replug.models.local.decoding import CacheUse, find_cache_use
 from replug.models.local.hf_lm import HuggingFaceLM
@@ -210,6 +210,8 @@ def test_the_nucleus_holds_the_fewest_tokens_with_enough_probability() -> None:
     [
         ({"max_new_tokens": 0}, "max_new_tokens is 0; expected 1 or more"),
         ({"stop": ""}, "stop is ''; expected a text"),
+        ({"stop": ["\n", ""]}, "expected texts of one character or more"),
+        ({"stop": ["\n", 7]}, r"stops\[1\] is 7; expected a string"),
         ({"temperature": -1.0}, r"temperature is -1.0; expected 0 \(greedy\) or more"),
         ({"temperature": math.nan}, "temperature is nan"),
         ({"top_p": 0.0}, "top_p is 0.0; expected above 0 and at most 1"),
@@ -401,6 +403,28 @@ def test_an_answer_ends_before_the_stop_wherever_it_lies(llama: HuggingFaceLM) -
             assert found.text == whole.split(stop)[0]
             steps = next(number + 1 for number, text in enumerate(texts) if stop in text)
             assert len(found.token_logprobs) == steps  # not one token more than shows the stop
+
+
+def test_the_stop_that_is_complete_first_ends_an_answer() -> None:
+    assert before_stop("one. two\nthree", ["\n", "."]) == "one"
+    assert before_stop("abcd", ["bcd", "c"]) == "ab"  # as who sees a token at a time would say
+    assert before_stop("abcd", ["c", "abc", "bc"]) == ""  # the longest of those that end together
+    assert before_stop("abcd", []) == before_stop("abcd", None) == before_stop("abcd", ["x", "y"]) == "abcd"
+
+
+def test_equal_stops_are_one_form() -> None:
+    for stop, form in (([], None), (["\n"], "\n"), (["b", "a", "b"], ("a", "b")), (("a",), "a")):
+        assert GenerationOptions(3, stop).stop == SamplingOptions(1, 3, stop).stop == form
+
+
+def test_any_of_several_stops_ends_an_answer(llama: HuggingFaceLM) -> None:
+    whole = texts_by_length(llama, 12)[-1]
+    stops = [whole[3], whole[5]]
+    expected = before_stop(whole, stops)
+    found = llama.generate_ensemble(PROMPTS, WEIGHTS, GenerationOptions(12, stops))
+    assert found.text == expected == min((whole.split(stop)[0] for stop in stops), key=len)
+    alone = llama.generate(PROMPTS, 12)
+    assert llama.generate(PROMPTS, 12, stops) == [before_stop(text, stops) for text in alone]
 
 
 def test_a_stop_that_never_comes_changes_nothing(llama: HuggingFaceLM) -> None:
