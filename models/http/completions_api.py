@@ -107,8 +107,10 @@ def score_payload(api: str, pairs: Sequence[Pair]) -> dict[str, Any]:
 
 def generate_payload(pairs: Sequence[Pair], max_new_tokens: int, stop: Stop) -> dict[str, Any]:
     """Continues the prefixes greedily."""
-    options = {"max_tokens": max_new_tokens, "temperature": 0, "logprobs": 1}
-    return {"prompt": [pair.beginning for pair in pairs], **options, **({"stop": stops} if (stops := stop_texts(stop)) else {})}
+    options: dict[str, Any] = {"max_tokens": max_new_tokens, "temperature": 0, "logprobs": 1}
+    if stops := stop_texts(stop):
+        options["stop"] = stops
+    return {"prompt": [pair.beginning for pair in pairs], **options}
 
 
 def sample_payload(pairs: Sequence[Pair], options: SamplingOptions) -> dict[str, Any]:

@@ -7,7 +7,6 @@ Prefix and continuation are tokenized apart: the continuation has the same token
 How prompts are continued is told in `models.local.decoding`.
 """
 
-import logging
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from replug.configs.errors import RunError, UserError
+from replug.configs.errors import UserError
 from replug.models.batching import token_budget_batches, within_budget
 from replug.models.black_box_lm import ContinuationScore, PassCounts, check_ensemble, check_pairs
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
@@ -32,8 +31,9 @@ from replug.models.local.decoding import (
     continue_answer,
     find_cache_use,
 )
-from replug.models.local.float32_head import use_float32_head
+from replug.models.local.float32_head import separable_head, use_float32_head
 from replug.models.local.logprobs import continuation_positions, target_logprobs
+from replug.models.local.out_of_memory import is_out_of_memory, report_out_of_memory
 from replug.models.local.prefix_groups import PrefixGroup, prefix_groups
 from replug.models.local.sampling import Branches, draw_answers, draws_of
 from replug.models.local.sense import require_sense
@@ -45,8 +45,6 @@ from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import check_lengths, pair_token_ids
 from replug.models.text_lists import require_texts
 from replug.models.whole_weights import load_whole
-
-log = logging.getLogger(__name__)
 
 Inputs = PrefixGroup | TokenTree  # of one row of a pass
 
@@ -82,7 +80,7 @@ class HuggingFaceLM:
         self.identity = identity or lm_identity(path, dtype)
         self.max_tokens: int | None = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         self.counts = PassCounts()
-        self._head = _separable_head(self.model)
+        self._head = separable_head(self.model)
         self._body = torch.compile(self.model.base_model, dynamic=True) if compile else self.model.base_model
         self._shares = self._head is not None and reuses_prefixes(self.model)
         self._kept = KeptPrefixes(self.model)
@@ -236,7 +234,7 @@ class HuggingFaceLM:
             scores = self._pass_in_memory(groups, longest, shared)
         if scores is not None:
             return scores
-        _report_out_of_memory(len(groups), len(groups) * (longest + (shared.num_tokens if shared else 0)))
+        report_out_of_memory(len(groups), len(groups) * (longest + (shared.num_tokens if shared else 0)))
         half = len(groups) // 2
         return self._score_groups(groups[:half], shared) + self._score_groups(groups[half:], shared)
 
@@ -247,7 +245,7 @@ class HuggingFaceLM:
         try:
             return self._one_pass(groups, longest, shared)
         except RuntimeError as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
         return None
 
@@ -316,48 +314,6 @@ class HuggingFaceLM:
         # A list, since a tensor would be on the first device, and the hidden states are on the last.
         logits = self.model(input_ids=inputs, use_cache=False, logits_to_keep=keep.tolist()).logits
         return logits[row.to(logits.device), torch.searchsorted(keep, position).to(logits.device)]
-
-
-def _report_out_of_memory(num_groups: int, size: int) -> None:
-    """Raises RunError for what fewer inputs in a pass would not fix."""
-    if num_groups == 1:
-        raise RunError(
-            f"the LM ran out of memory on a single input of {size} tokens: take shorter texts, a smaller LM or dtype, "
-            "or more memory"
-        )
-    log.warning(
-        f"the LM ran out of memory at {size} tokens in one pass; halving, as each time it meets such a pass "
-        "(lm.tokens_per_batch sets the size)"
-    )
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    """A CPU's allocator and CUDA's libraries have no error class of their own."""
-    signs = ("DefaultCPUAllocator", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)
-
-
-def _separable_head(model: PreTrainedModel) -> nn.Module | None:
-    """The output layer, where logits are that layer of the last hidden state and nothing more.
-
-    Models that scale or cap their logits differ; they are scored through their whole forward pass.
-    """
-    head = model.get_output_embeddings()
-    if head is None or model.base_model is model:
-        return None
-    probe = torch.arange(8, device=model.device)[None]
-    with torch.inference_mode():
-        whole = model(input_ids=probe, use_cache=False).logits
-        apart = head(model.base_model(input_ids=probe, use_cache=False).last_hidden_state)
-    return head if whole.shape == apart.shape and _are_same(whole, apart.to(whole.device)) else None
-
-
-def _are_same(whole: Tensor, apart: Tensor) -> bool:
-    """Logits in float32, whatever the model's dtype: the same products, so nothing but their rounding may differ.
-
-    A cap of 30, as Gemma 2's, changes a logit of 1 by forty times the tolerance.
-    """
-    return torch.allclose(whole, apart)
 
 
 def _load_model(path: str, dtype: torch.dtype, device_map: str | None) -> PreTrainedModel:
