@@ -13,7 +13,7 @@ With a policy (`models.policy`) each prompt is answered from its documents or wi
 
 import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Protocol
@@ -21,7 +21,15 @@ from typing import Protocol
 import numpy as np
 
 from replug.configs.errors import UserError
-from replug.models.black_box_lm import AsyncLM, BlackBoxLM, ContinuationScore, check_ensemble, check_pairs
+from replug.models.black_box_lm import (
+    AsyncLM,
+    BlackBoxLM,
+    ContinuationScore,
+    MixingLM,
+    Mixture,
+    check_ensemble,
+    check_pairs,
+)
 from replug.models.ensemble import document_weights, mix_token_logprobs
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.policy import KnownFrom, Policy, Subject
@@ -137,7 +145,7 @@ class ReplugLM:
         return [_mixed(given, found) for given, found in zip(scores, documents, strict=True)]
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
-        """Greedy answers, each from its own documents."""
+        """Greedy answers, each from its own documents; local weights decode them together."""
         return [answer.text for answer in self.answer(prompts, GenerationOptions(max_new_tokens, stop or None))]
 
     def answer(
@@ -220,13 +228,41 @@ class ReplugLM:
         return [decision.closed_answer or by_row[row] for row, decision in enumerate(decisions)]
 
     def _answer(self, prompts: Sequence[str], options: GenerationOptions, documents: Documents) -> list[Generated]:
-        asked = [
-            (self._prompts(prompt, "", found), _weights(found))
-            for prompt, found in zip(prompts, documents, strict=True)
-        ]
+        asked = [self._mixture(prompt, found) for prompt, found in zip(prompts, documents, strict=True)]
         if isinstance(self._lm, AsyncLM):
-            return [future.result() for future in [self._lm.submit_ensemble(some, by, options) for some, by in asked]]
-        return [self._lm.generate_ensemble(some, by, options) for some, by in asked]
+            futures = [self._lm.submit_ensemble(one.prompts, one.weights, options) for one in asked]
+            return [future.result() for future in futures]
+        if isinstance(self._lm, MixingLM):
+            return self._lm.generate_ensembles(asked, options)
+        return [self._lm.generate_ensemble(one.prompts, one.weights, options) for one in asked]
+
+    def stream(
+        self,
+        prompt: str,
+        options: GenerationOptions,
+        documents: Sequence[Retrieved] | None = None,
+        subject: Subject | None = None,
+    ) -> Iterator[str]:
+        """The text that `answer` gives for the prompt, in pieces as they come: joined they are that text.
+
+        No piece holds a part of a stop, nor half a character, unless the answer itself ends in one. Local weights give
+        what is new after each token; a pool, a cache and a server show no answer before its end, and give one piece.
+        Raises what `answer` raises, before the first piece.
+        """
+        require_texts([prompt], "prompts")
+        if self._policy is not None and documents is None:
+            [decision] = self.decide([prompt], options, None if subject is None else [subject])
+            if decision.closed_answer is not None:
+                return _in_one_piece(decision.closed_answer)
+            documents = decision.documents
+        [found] = self._documents([prompt], None if documents is None else [documents])
+        asked = self._mixture(prompt, found)
+        if isinstance(self._lm, MixingLM):
+            return self._lm.stream_ensemble(asked.prompts, asked.weights, options)
+        return _in_one_piece(self._lm.generate_ensemble(asked.prompts, asked.weights, options))
+
+    def _mixture(self, prompt: str, found: Sequence[Retrieved]) -> Mixture:
+        return Mixture(self._prompts(prompt, "", found), _weights(found))
 
     def generate_ensemble(
         self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
@@ -302,6 +338,10 @@ class ReplugLM:
             futures = [self._lm.submit(*call) for call in calls]
             return [future.result() for future in futures]
         return [self._lm.score(*call) for call in calls]
+
+
+def _in_one_piece(answer: Generated) -> Iterator[str]:
+    return iter([answer.text] if answer.text else [])
 
 
 def _weights(documents: Sequence[Retrieved]) -> list[float]:

@@ -26,9 +26,10 @@ from transformers import (
     OPTForCausalLM,
 )
 
-from replug.models.black_box_lm import UnscorableText
-from replug.models.generation import Generated, GenerationOptions, SamplingOptions, before_stop
-from replug.models.local import decoding, shared_prefix
+from replug.configs.errors import RunError
+from replug.models.black_box_lm import Mixture, UnscorableText
+from replug.models.generation import Generated, GenerationOptions, SamplingOptions, before_stop, pieces
+from replug.models.local import mixtures, shared_prefix
 from replug.models.local.decoding import CacheUse, find_cache_use
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.next_token import TokenChooser, entropy, mix_next_token, nucleus
@@ -462,10 +463,111 @@ def test_characters_of_several_tokens_are_whole(llama: HuggingFaceLM, monkeypatc
     ids = llama.tokenizer(said, add_special_tokens=False)["input_ids"]
     assert len(ids) > len(said)
     script = iter([*ids, 1])
-    monkeypatch.setattr(decoding.TokenChooser, "choose", lambda *_: next(script))
+    monkeypatch.setattr(mixtures.TokenChooser, "choose", lambda *_: next(script))
     assert llama.generate_ensemble(["x"], [1.0], GenerationOptions(100)).text == said
     script = iter([*ids, 1])
     assert llama.generate_ensemble(["x"], [1.0], GenerationOptions(100, stop="。")).text == "続きは🙂で"
+
+
+# Several mixtures, and streams -----------------------------------------------------------------------------------
+
+MIXTURES = [
+    Mixture(PROMPTS, WEIGHTS),
+    Mixture(["the mat and the cat"], [1.0]),
+    Mixture([prompt * 3 for prompt in PROMPTS[:2]], [0.5, 0.5]),
+    Mixture(PROMPTS[::-1], WEIGHTS),
+]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [GREEDY, GenerationOptions(12, ["the", "a", "o"]), GenerationOptions(12, temperature=1.0, seed=3)],
+    ids=["greedy", "stops", "drawn"],
+)
+def test_mixtures_side_by_side_have_the_answers_that_each_has_alone(
+    llama: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch, options: GenerationOptions
+) -> None:
+    alone = [llama.generate_ensemble(one.prompts, one.weights, options) for one in MIXTURES]
+    for budget in (1, 60, 1000):  # one at a time, several at a time, all
+        monkeypatch.setattr(llama, "tokens_per_batch", budget)
+        for one, other in zip(llama.generate_ensembles(MIXTURES, options), alone, strict=True):
+            assert_same(one, other)
+            assert (one.num_prompts, one.prompt_tokens) == (other.num_prompts, other.prompt_tokens)
+    assert llama.generate_ensembles([], options) == []
+
+
+def test_mixtures_side_by_side_are_right_for_every_architecture(lm: HuggingFaceLM) -> None:
+    for found, one in zip(lm.generate_ensembles(MIXTURES[:2], GREEDY), MIXTURES[:2], strict=True):
+        assert_equals_reference(lm, found, one.prompts, one.weights)
+
+
+class Scripted:
+    """`Branches` that say token after token what each row of the script holds, and keep what they are given."""
+
+    def __init__(self, rows: list[list[int]]) -> None:
+        self._rows, self.appended = rows, []
+        self.logits = self._logits()
+
+    def append(self, tokens: Sequence[int], kept: Sequence[int]) -> None:
+        self.appended.append((list(tokens), list(kept)))
+        self._rows = [self._rows[row][1:] for row in kept]
+        self.logits = self._logits()
+
+    def _logits(self) -> torch.Tensor:
+        return 9.0 * torch.nn.functional.one_hot(torch.tensor([row[0] for row in self._rows]), 5).float()
+
+
+def test_a_mixture_that_has_ended_is_read_no_further() -> None:
+    prompts = Scripted([[1, 0], [1, 0], [2, 3, 4, 4]])  # 0 is the end
+    asked = [mixtures.TokenMixture([[7], [7]], [0.5, 0.5]), mixtures.TokenMixture([[7]], [1.0])]
+    answers = [
+        mixtures.MixedAnswer(one, frozenset([0]), lambda ids: "".join(map(str, ids)), GenerationOptions(4, ["44"]))
+        for one in asked
+    ]
+    texts = [[answer.text for answer in answers] for _ in mixtures.continue_answers(prompts, answers)]
+    assert texts == [["1", "2"], ["1", "23"], ["1", "234"], ["1", "23"]]
+    assert prompts.appended == [([1, 1, 2], [0, 1, 2]), ([3], [2]), ([4], [0])]
+    assert [answer.generated().num_tokens for answer in answers] == [2, 4]
+
+
+def test_mixtures_that_memory_does_not_hold_are_halved(
+    llama: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = [one.text for one in llama.generate_ensembles(MIXTURES, GREEDY)]
+    grow = llama._grow
+
+    def grow_few(rows: list[list[int]], opening: str) -> object:
+        if len(rows) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return grow(rows, opening)
+
+    monkeypatch.setattr(llama, "_grow", grow_few)
+    assert [one.text for one in llama.generate_ensembles(MIXTURES, GREEDY)] == expected
+    assert "halving" in caplog.text
+
+
+@pytest.mark.parametrize("stop", [None, ["the", "a m", "no such"]])
+def test_pieces_of_a_stream_are_the_answer(llama: HuggingFaceLM, stop: list[str] | None) -> None:
+    options = GenerationOptions(40, stop)
+    whole = llama.generate_ensemble(PROMPTS, WEIGHTS, options).text
+    found = []
+    for piece in llama.stream_ensemble(PROMPTS, WEIGHTS, options):
+        assert not torch.is_inference_mode_enabled()  # which is of the LM's own steps
+        found.append(piece)
+    assert "".join(found) == whole
+    assert all(found) and len(found) > 2
+    with pytest.raises(UnscorableText, match="input 0 has"):
+        llama.stream_ensemble(["x"], [1.0], GenerationOptions(MAX_TOKENS))
+
+
+def test_a_piece_holds_no_half_character_and_no_part_of_a_stop() -> None:
+    assert [*pieces(["a", "a\ufffd", "a\ufffd\ufffd", "a続", "a続b"], None)] == ["a", "続", "b"]
+    assert [*pieces(["one", "one\n", "one\nQ", "one\nQ", "one\nQx"], "\nQ:")] == ["one", "\nQx"]
+    assert [*pieces(["one", "one\n", "one\nQ", "one"], ["\nQ:", "."])] == ["one"]  # cut by its last token
+    assert [*pieces(["", "a\ufffd"], None)] == ["a", "\ufffd"]  # the answer itself ends so
+    assert [*pieces([], None)] == [*pieces([""], None)] == []
+    with pytest.raises(RunError, match="cannot be streamed: 'do n' was given out"):
+        list(pieces(["do n", "don't"], None))
 
 
 def test_prompts_that_do_not_fit_with_the_new_tokens_are_unscorable(llama: HuggingFaceLM) -> None:
