@@ -5,13 +5,10 @@ The log-probs of a generation are those of the mixture of all prompts (REPLUG, s
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from replug.configs.errors import RunError
-from replug.models.text_lists import require_texts
 
 Stop = str | Sequence[str] | None  # texts, any of which ends an answer; None and an empty list end none
 
@@ -150,44 +147,13 @@ def before_stop(text: str, stop: Stop) -> str:
     return text[: min(found)[1]] if found else text
 
 
-def settled(text: str, stop: Stop) -> str:
-    """What of an unfinished answer no further token changes: no half character, and nothing that may begin a stop."""
-    whole = text.rstrip("\ufffd")  # which stands for the bytes of a character that are there already
-    begun = [one[:length] for one in stop_texts(stop) for length in range(1, len(one))]
-    return whole[: len(whole) - max((len(part) for part in begun if whole.endswith(part)), default=0)]
-
-
-def pieces(texts: Iterable[str], stop: Stop) -> Iterator[str]:
-    """What is new in each text of a growing answer, as soon as it is settled; the last text counts whole.
-
-    Raises RunError where a tokenizer writes what was given out in another way when more tokens come.
-    """
-    given = whole = ""
-    for whole in texts:
-        _require_longer(whole, given)
-        ready = settled(whole, stop)
-        if len(ready) > len(given):
-            yield ready[len(given) :]
-            given = ready
-    if whole != given:
-        yield whole[len(given) :]
-
-
-def _require_longer(whole: str, given: str) -> None:
-    if not whole.startswith(given):
-        raise RunError(
-            f"the answer cannot be streamed: {given[-40:]!r} was given out, and the tokenizer has written the text "
-            "anew with later tokens; ask for the whole answer (generate, answer) instead"
-        )
-
-
 def _in_one_form(stop: Stop) -> Stop:
     """Equal for equal meanings, since caches are asked by it: None, the one text, or a sorted tuple."""
     if stop is None or isinstance(stop, str):
         _require(stop != "", "stop", repr(stop), "a text, a list of texts, or None to stop nowhere")
         return stop
-    require_texts(stop, "stops")
-    _require("" not in stop, "stop", repr(stop), "texts of one character or more")
+    are_texts = all(isinstance(one, str) and one for one in stop)
+    _require(are_texts, "stop", repr(stop), "a text, or a list of texts of one character or more")
     several = tuple(sorted(set(stop)))
     return several if len(several) > 1 else several[0] if several else None
 

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from replug.configs.errors import UserError
 from replug.models.batching import padded_groups, token_budget_batches, within_budget
 from replug.models.black_box_lm import ContinuationScore, Mixture, PassCounts, check_pairs
-from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop, pieces
+from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.hardware import TOKENS_PER_PASS, TOKENS_PER_PASS_GPU
 from replug.models.local.branching import PASSES_PER_GROUP, BranchingPrompts, predicted_places, tree_inputs
 from replug.models.local.cpu_attention import use_cpu_attention
@@ -41,6 +41,7 @@ from replug.models.local.weights import lm_identity
 from replug.models.model_files import load_lm_tokenizer, loading
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import check_lengths, pair_token_ids
+from replug.models.streaming import pieces
 from replug.models.text_lists import require_texts
 from replug.models.whole_weights import load_whole
 

@@ -28,11 +28,12 @@ from transformers import (
 
 from replug.configs.errors import RunError
 from replug.models.black_box_lm import Mixture, UnscorableText
-from replug.models.generation import Generated, GenerationOptions, SamplingOptions, before_stop, pieces
+from replug.models.generation import Generated, GenerationOptions, SamplingOptions, before_stop
 from replug.models.local import mixtures, shared_prefix
 from replug.models.local.decoding import CacheUse, find_cache_use
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.next_token import TokenChooser, entropy, mix_next_token, nucleus
+from replug.models.streaming import pieces
 from tests.support.tiny_lms import (
     DEMONSTRATIONS,
     MAX_TOKENS,
@@ -211,8 +212,8 @@ def test_the_nucleus_holds_the_fewest_tokens_with_enough_probability() -> None:
     [
         ({"max_new_tokens": 0}, "max_new_tokens is 0; expected 1 or more"),
         ({"stop": ""}, "stop is ''; expected a text"),
-        ({"stop": ["\n", ""]}, "expected texts of one character or more"),
-        ({"stop": ["\n", 7]}, r"stops\[1\] is 7; expected a string"),
+        ({"stop": ["\n", ""]}, "list of texts of one character or more"),
+        ({"stop": ["\n", 7]}, r"stop is \['\\n', 7\]; expected a text, or a list of texts"),
         ({"temperature": -1.0}, r"temperature is -1.0; expected 0 \(greedy\) or more"),
         ({"temperature": math.nan}, "temperature is nan"),
         ({"top_p": 0.0}, "top_p is 0.0; expected above 0 and at most 1"),
