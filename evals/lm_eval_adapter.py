@@ -47,10 +47,9 @@ class HarnessModel(LM):
     def _generate(self, context: str, how: dict) -> str:
         if how.get("do_sample") or how.get("temperature"):
             raise ValueError(f"generation options {how}; expected greedy ones (do_sample: false)")
-        stops = [how["until"]] if isinstance(how.get("until"), str) else list(how.get("until") or [])
         length = int(how.get("max_gen_toks", MAX_NEW_TOKENS))
-        [text] = self._lm.generate([context], length, stops[0] if len(stops) == 1 else None)
-        return min((text.split(stop, 1)[0] for stop in stops), key=len, default=text)
+        [text] = self._lm.generate([context], length, how.get("until"))
+        return text
 
     def _writes(self, context: str, continuation: str, num_tokens: int) -> bool:
         [text] = self._lm.generate([context], num_tokens)
