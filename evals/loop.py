@@ -68,6 +68,13 @@ class Task(Measured, Protocol):
 
 
 @runtime_checkable
+class StratifiedTask(Protocol):
+    """A task whose examples were chosen from strata, so many of each, such as subjects."""
+
+    def stratum(self, example: Example) -> str: ...
+
+
+@runtime_checkable
 class ShownTask(Protocol):
     """A task that says what was put to the LM, for who reads its examples."""
 
@@ -117,5 +124,6 @@ def _as_json(example: Example, outcomes: Outcomes) -> Row:
     return {
         "id": example.id,
         "group": example.group,
+        **({"source": example.source} if example.source else {}),
         "methods": {name: {"numbers": one.numbers, "detail": one.detail} for name, one in outcomes.items()},
     }
