@@ -72,6 +72,11 @@ class Rerank(Enum):
     live = "live"
 
 
+class Detokenize(Enum):
+    none = "none"
+    wikitext = "wikitext"
+
+
 class SwapMode(Enum):
     double = "double"
     blue_green = "blue_green"
@@ -329,10 +334,19 @@ class Config:
 @dataclass
 class TextsConfig:
     path: str | None = key(None, "raw texts, measured whole (default: the held-out texts of the prepared set)")
-    window: int = key(128, "length of a context, and of a continuation, in the LM's tokens (paper: 128)", ABOVE_0)
     max_windows: int | None = key(
-        200, "windows or held-out texts that are measured, the first ones; null for all", ABOVE_0
+        200, "spans or held-out texts that are measured, drawn evenly over all by the seed; null for all", ABOVE_0
     )
+    # Of `path`: what a token is scored after. Held-out texts come with their context.
+    scored_tokens: int = key(128, "tokens that are scored together, a span (paper: 128)", ABOVE_0)
+    context_tokens: int = key(128, "tokens of the text before a span that the LM reads (paper: 128)", ABOVE_0)
+    query_tokens: int = key(128, "tokens before a span that documents are retrieved for (paper: 128)", ABOVE_0)
+    stride_tokens: int | None = key(None, "from span to span (default: scored_tokens, so each token counts)", ABOVE_0)
+    long_context_tokens: int | None = key(
+        None, "tokens of an input of the method long_context (default: what the LM holds)", ABOVE_0
+    )
+    tokenizer: str | None = key(None, "LM whose tokens are counted, as lm.path (default: the LM; of `lms` the first)")
+    detokenize: Detokenize = key(Detokenize.none, "wikitext: read in usual writing, words counted over the original")
 
 
 @dataclass
