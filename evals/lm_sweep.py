@@ -63,12 +63,15 @@ def configs_by_lm(config: EvaluationConfig) -> Iterator[tuple[str, EvaluationCon
 
 
 def _with_parts_of(first: EvaluationFolder, one: EvaluationConfig) -> EvaluationConfig:
+    own_found = EvaluationFolder(Path(one.out)).found
+    own_found.mkdir(parents=True, exist_ok=True)
     if first.frequencies.is_file():  # counting reads the whole corpus
-        own = EvaluationFolder(Path(one.out)).frequencies
-        own.parent.mkdir(parents=True, exist_ok=True)
+        own = own_found / first.frequencies.name
         require_checksums(first.found, "remove it, and the subjects are counted again", [own.name])
         replace_file(own, first.frequencies.read_bytes())
         write_checksums(own.parent, {own.name: own})
+    if first.overlaps.is_file():  # which is compared with what it is of
+        replace_file(own_found / first.overlaps.name, first.overlaps.read_bytes())
     if not one.web.snapshot:
         one = replace(one, web=replace(one.web, snapshot=str(first.snapshot)))
     indexes = first.found / "index"

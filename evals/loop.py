@@ -75,6 +75,15 @@ class StratifiedTask(Protocol):
 
 
 @runtime_checkable
+class ComparedTask(Protocol):
+    """A task that says which texts of an example no document should hold; else that is what is retrieved for."""
+
+    def compared(self, row: int) -> tuple[str, ...]:
+        """What is predicted or asked, and its answers."""
+        ...
+
+
+@runtime_checkable
 class ShownTask(Protocol):
     """A task that says what was put to the LM, for who reads its examples."""
 

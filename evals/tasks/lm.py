@@ -48,6 +48,10 @@ class LanguageModelling:
     def groups(self, example: Example) -> tuple[str, ...]:
         return (example.group,)
 
+    def compared(self, row: int) -> tuple[str, ...]:
+        span = self._spans[row]
+        return span.context + span.continuation, span.continuation
+
     def shown(self, row: int, method: str, evidence: Evidence) -> dict[str, Any]:
         span = self._spans[row]
         prefixes = self._prefixes(span, {method: evidence})
@@ -102,6 +106,7 @@ def _outcome(
 
 def lm_dataset(config: EvaluationConfig, corpus: Corpus | None, with_tokens: bool = False) -> EvalDataset:
     """Outcomes hold the texts of tokens where they are asked for."""
+    from replug.evals.own_source import require_sources
     from replug.evals.texts import read_spans, token_texts  # brings torch: only once the configuration is checked
 
     spans = read_spans(config, corpus)
@@ -111,7 +116,10 @@ def lm_dataset(config: EvaluationConfig, corpus: Corpus | None, with_tokens: boo
         assert asked is not None
         return LanguageModelling(asked.lm, asked.template, spans, tokens_of)
 
-    return EvalDataset([span.query for span in spans], make_task)
+    sources = [span.source for span in spans]
+    if config.exclude_own_source:
+        require_sources([span.id for span in spans], sources)
+    return EvalDataset([span.query for span in spans], make_task, sources=sources)
 
 
 def text_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
@@ -138,4 +146,4 @@ def _heldout_problems(config: EvaluationConfig, methods: Sequence[Method]) -> It
         yield "methods: long_context reads on in whole texts, and held-out ones have no more; expected texts.path"
 
 
-EVALUATION = EvaluationKind(lm_dataset, text_problems)
+EVALUATION = EvaluationKind(lm_dataset, text_problems, has_sources=True)

@@ -61,4 +61,4 @@ def _gains_by_text(rows: Sequence[Row], book: EvidenceBook) -> list[list[TokenGa
     return [token_gains(text, counts) for text in texts]
 
 
-EVALUATION = EvaluationKind(token_dataset, token_problems, add_findings=add_gains)
+EVALUATION = EvaluationKind(token_dataset, token_problems, has_sources=True, add_findings=add_gains)
