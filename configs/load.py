@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from replug.configs.errors import UserError
 from replug.configs.keys import keys_of, sections_of
-from replug.configs.rules import check_rules
+from replug.configs.rules import WAYS_OF_DATA, check_rules
 from replug.configs.schema import AnyConfig, AskConfig, Config, EvaluationConfig, LMConfig, ScoreConfig
 from replug.configs.synonyms import SYNONYMS
 
@@ -137,7 +137,10 @@ def _merge(
         file = [_read_yaml(path, schema)] if path else []
         for tree in file:
             _require_own_key(tree, str(path), overrides, is_stored)
-        merged = OmegaConf.merge(OmegaConf.structured(defaults or schema), *file, _read_overrides(overrides, schema))
+        given = _read_overrides(overrides, schema)
+        for tree in file:
+            _overrule_data(tree, given)
+        merged = OmegaConf.merge(OmegaConf.structured(defaults or schema), *file, given)
         if not needs_retriever and OmegaConf.is_missing(merged.retriever, "path"):
             merged.retriever.path = ""
         missing = sorted(OmegaConf.missing_keys(merged))
@@ -149,6 +152,16 @@ def _merge(
         raise UserError(_explain(error, schema)) from error
     check_rules(config, needs_lm, needs_retriever)
     return config
+
+
+def _overrule_data(tree: Any, overrides: Any) -> None:
+    """Of the ways of giving data, one on the command line takes the place of another in the file."""
+    given, file = (OmegaConf.to_container(one, resolve=False).get("data") for one in (overrides, tree))  # type: ignore[union-attr]
+    if not isinstance(given, dict) or not isinstance(file, dict):
+        return
+    ways = [way for way in WAYS_OF_DATA if any(given.get(name) for name in way)]
+    for name in {name for way in WAYS_OF_DATA for name in way if ways and way not in ways} & file.keys() - given.keys():
+        tree.data[name] = None
 
 
 def _require_own_key(tree: Any, path: str, overrides: Sequence[str], is_stored: bool) -> None:

@@ -28,7 +28,7 @@ LONG_CONTEXT = "long_context"
 GOLD, RERANKERS = "gold", ("direct", "rag", "rag_full", "noisy_channel", "poe")  # answering/rerankers.py
 INTERNET_QA = "internet_qa"  # the evaluation whose methods these are
 IN_WORDS = {"untuned": REPLUG, "tuned": "lsr"}  # where no retriever is called so
-WITHOUT_RETRIEVER = (NONE, LONG_CONTEXT, RANDOM, BM25, GENREAD)
+WITHOUT_RETRIEVER = (NONE, RANDOM, BM25, GENREAD, LONG_CONTEXT)
 METHOD = re.compile(r"(?P<source>[A-Za-z0-9_.-]+)(@(?P<k>[0-9]+))?(?P<concat>/concat)?")
 
 

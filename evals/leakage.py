@@ -64,7 +64,10 @@ class _Rows:
 
     def of(self, hashes: np.ndarray) -> list[int]:
         """Of the examples that have one of them."""
-        known = np.unique(hashes[is_known(hashes, self._hashes)])
+        known = hashes[is_known(hashes, self._hashes)]
+        if not len(known):
+            return []
+        known = np.unique(known)
         first, last = (np.searchsorted(self._hashes, known, side) for side in ("left", "right"))
         return [int(row) for start, end in zip(first, last, strict=True) for row in self._rows[start:end]]
 
