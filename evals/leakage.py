@@ -36,8 +36,8 @@ class Overlaps:
     """Why examples are in the corpus, by their ids; those that are not are left out.
 
     `num_with_source` of `num_examples` name a source, and `num_short` are too short for n-grams. `num_named` of
-    `num_documents` come from a source of another name than their own id. `excludes_own`: documents of an example's own
-    source count for nothing, since it cannot retrieve them.
+    `num_documents` come from a source of another name than their own id. `num_own` examples come from the source of a
+    document; with `excludes_own` such documents count for nothing, since the example cannot retrieve them.
     """
 
     reasons: Mapping[str, Sequence[str]]
@@ -46,6 +46,7 @@ class Overlaps:
     num_short: int
     num_documents: int
     num_named: int
+    num_own: int = 0
     excludes_own: bool = False
 
     def of(self, ids: Sequence[str]) -> np.ndarray:
@@ -104,8 +105,7 @@ class _Search:
         return n
 
     def look_up(self, document: Document) -> None:
-        if not self.excludes_own:
-            self.found[SOURCE].update(self.by_source.get(document.source, ()))
+        self.found[SOURCE].update(self.by_source.get(document.source, ()))
         self._note(EQUAL, self.by_text.get(content_hash(document.text), ()), document)
         for n, rows in self.by_ngram.items():
             self._note(NGRAM, rows.of(ngram_hashes(document.text, n)), document)
@@ -131,13 +131,15 @@ def find_overlaps(examples: Sequence[Compared], documents: Iterable[Document], e
         num_short=search.num_short,
         num_documents=num_documents,
         num_named=num_named,
+        num_own=len(search.found[SOURCE]),
         excludes_own=excludes_own,
     )
 
 
 def _reasons(search: _Search) -> Iterator[tuple[str, list[str]]]:
+    counted = REASONS[1:] if search.excludes_own else REASONS
     for row, example in enumerate(search.examples):
-        if own := [reason for reason in REASONS if row in search.found[reason]]:
+        if own := [reason for reason in counted if row in search.found[reason]]:
             yield example.id, own
 
 
@@ -153,7 +155,10 @@ def overlap_lines(overlaps: Overlaps, ids: Sequence[str]) -> str:
     by = ", ".join(f"{counts[reason]} by {name}" for reason, name in _names(overlaps))
     lines = [f"In the corpus: {num} of {len(ids)} examples ({num / len(ids):.1%}): {by}."]
     if overlaps.excludes_own:
-        lines.append("Documents of an example's own source are not retrieved, and not compared.")
+        lines.append(
+            f"Documents of an example's own source are not retrieved, and not compared: {overlaps.num_own} of "
+            f"{overlaps.num_examples} have some."
+        )
     elif not overlaps.num_with_source:
         lines.append("Sources are not compared: no example names one.")
     elif overlaps.num_with_source < overlaps.num_examples or not overlaps.num_named:
