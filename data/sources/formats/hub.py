@@ -1,6 +1,6 @@
 """A dataset on the hub: a source shard is one of the shards of a split, streamed.
 
-It is written NAME, NAME:CONFIGURATION or NAME:CONFIGURATION:SPLIT, such as Salesforce/wikitext:wikitext-103-raw-v1:test;
+It is written NAME, NAME:CONFIGURATION or NAME:CONFIGURATION:SPLIT: Salesforce/wikitext:wikitext-103-raw-v1:test, or
 NAME::SPLIT where it has one configuration. Without a split it is `train`; evaluations read `test` (`named_split`).
 """
 
