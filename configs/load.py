@@ -156,17 +156,24 @@ def _merge(
 
 def _overrule_data(tree: Any, overrides: Any) -> None:
     """Of the ways of giving data, one on the command line takes the place of another in the file."""
-    given, file = (OmegaConf.to_container(one, resolve=False).get("data") for one in (overrides, tree))  # type: ignore[union-attr]
+    given, file = (_section(one, "data") for one in (overrides, tree))
     if not isinstance(given, dict) or not isinstance(file, dict):
         return
     ways = [way for way in WAYS_OF_DATA if any(given.get(name) for name in way)]
-    for name in {name for way in WAYS_OF_DATA for name in way if ways and way not in ways} & file.keys() - given.keys():
-        tree.data[name] = None
+    others = [name for way in WAYS_OF_DATA if ways and way not in ways for name in way]
+    for name in others:
+        if name in file and name not in given:
+            tree.data[name] = None
+
+
+def _section(tree: Any, name: str) -> Any:
+    """As it is written, None where it is not there."""
+    return OmegaConf.to_container(tree, resolve=False).get(name)  # type: ignore[union-attr] # sections at the top
 
 
 def _require_own_key(tree: Any, path: str, overrides: Sequence[str], is_stored: bool) -> None:
     """The key goes to `lm.url`. A file from somebody else must not choose which of the user's secrets that is."""
-    lm = OmegaConf.to_container(tree, resolve=False).get("lm")  # type: ignore[union-attr] # sections at the top
+    lm = _section(tree, "lm")
     name = lm.get("api_key_env") if isinstance(lm, dict) else None
     if name is None or any(override.startswith("lm.api_key_env=") for override in overrides):
         return

@@ -46,13 +46,15 @@ class EvalDataset:
     """What is measured: a text to retrieve for by example (empty where nothing can be retrieved), and then the task.
 
     `questions`, one for each query, are what an LM is to write documents for; none where the LM is asked no questions.
-    `sources`, one for each query, are the texts that queries were cut from; none where they are questions.
+    `sources`, one for each query, are the texts that queries were cut from; none where they are questions. `predicted`
+    are the texts that an LM is to predict.
     """
 
     queries: Sequence[str]
     make_task: Callable[[PromptedLM | None, EvidenceBook], Task]
     questions: Sequence[str] = ()
     sources: Sequence[str | None] = ()
+    predicted: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,8 @@ def _evaluate(config: EvaluationConfig, folder: EvaluationFolder, kind: Evaluati
     run_config, methods = config.run_config(), [*evaluation_methods(config), *kind.searches(config)]
     corpus = corpus_of(run_config, folder, methods)
     dataset = kind.make_dataset(config, corpus)
-    folder.claim_inputs(dataset.queries, dataset.questions, corpus.corpus_sha256 if corpus else None)
+    asked_for = [*dataset.questions, *dataset.predicted]
+    folder.claim_inputs(dataset.queries, asked_for, corpus.corpus_sha256 if corpus else None)
     check_faiss()
     check_gpus()
     with evaluation_cluster(config, methods, source, len(corpus.corpus) if corpus else None) as run_config:

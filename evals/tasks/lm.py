@@ -119,7 +119,8 @@ def lm_dataset(config: EvaluationConfig, corpus: Corpus | None, with_tokens: boo
     sources = [span.source for span in spans]
     if config.exclude_own_source:
         require_sources([span.id for span in spans], sources)
-    return EvalDataset([span.query for span in spans], make_task, sources=sources)
+    predicted = [span.continuation for span in spans]
+    return EvalDataset([span.query for span in spans], make_task, sources=sources, predicted=predicted)
 
 
 def text_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
