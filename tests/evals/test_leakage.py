@@ -1,11 +1,13 @@
 """What the corpus holds of examples, against documents made for it."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from replug.configs.errors import UserError
+from replug.configs.methods import parse_methods
 from replug.configs.schema import EvaluationConfig, PaperConfig
 from replug.data.records import Document, Window
 from replug.data.shards import write_documents
@@ -15,6 +17,7 @@ from replug.evals.evidence import RetrievedDocuments
 from replug.evals.leakage import Compared, find_overlaps, overlap_lines
 from replug.evals.overlap_file import compared_examples, overlaps_with, write_leakage
 from replug.evals.own_source import find_others, require_sources
+from replug.evals.search import find_all
 from replug.evals.tasks.lm import LanguageModelling
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
@@ -159,6 +162,18 @@ def test_documents_of_a_texts_own_source_are_not_found(corpus):
     assert (found.similarities == -found.doc_rows).all()
     with pytest.raises(UserError, match="exclude_own_source: the corpus has fewer than 25 documents that are not of s"):
         find_others(find, corpus, ["s0", "s1"], k=25, at_least=25)
+
+
+def test_no_method_finds_a_document_of_a_texts_own_source(corpus, tmp_path):
+    config = EvaluationConfig(evaluation="lm", out="x", exclude_own_source=True)
+    methods = parse_methods(["random@5", "bm25@5"], 5, {})
+    found = find_all(config, corpus, [LONG, words(60, 20)], methods, tmp_path / "found", ["s0", "s1"])
+    for of in found.values():
+        assert of.doc_rows.shape == (2, 20) and all(len(set(rows)) == 20 for rows in of.doc_rows.tolist())
+        sources = [corpus.corpus.sources(rows) for rows in of.doc_rows]
+        assert "s0" not in sources[0] and "s1" not in sources[1] and "s0" in sources[1]
+    with_own = find_all(replace(config, exclude_own_source=False), corpus, [LONG], methods, tmp_path / "other")
+    assert with_own["bm25"].doc_rows[0, 0] == 0
 
 
 def test_a_text_without_a_source_is_refused_where_its_own_documents_are_left_out():
