@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from replug.configs.errors import UserError
 from replug.configs.keys import keys_of, sections_of
-from replug.configs.rules import check_rules
+from replug.configs.rules import WAYS_OF_DATA, check_rules
 from replug.configs.schema import AnyConfig, AskConfig, Config, EvaluationConfig, LMConfig, ScoreConfig
 from replug.configs.synonyms import SYNONYMS
 
@@ -137,7 +137,10 @@ def _merge(
         file = [_read_yaml(path, schema)] if path else []
         for tree in file:
             _require_own_key(tree, str(path), overrides, is_stored)
-        merged = OmegaConf.merge(OmegaConf.structured(defaults or schema), *file, _read_overrides(overrides, schema))
+        given = _read_overrides(overrides, schema)
+        for tree in file:
+            _overrule_data(tree, given)
+        merged = OmegaConf.merge(OmegaConf.structured(defaults or schema), *file, given)
         if not needs_retriever and OmegaConf.is_missing(merged.retriever, "path"):
             merged.retriever.path = ""
         missing = sorted(OmegaConf.missing_keys(merged))
@@ -151,9 +154,26 @@ def _merge(
     return config
 
 
+def _overrule_data(tree: Any, overrides: Any) -> None:
+    """Of the ways of giving data, one on the command line takes the place of another in the file."""
+    given, file = (_section(one, "data") for one in (overrides, tree))
+    if not isinstance(given, dict) or not isinstance(file, dict):
+        return
+    ways = [way for way in WAYS_OF_DATA if any(given.get(name) for name in way)]
+    others = [name for way in WAYS_OF_DATA if ways and way not in ways for name in way]
+    for name in others:
+        if name in file and name not in given:
+            tree.data[name] = None
+
+
+def _section(tree: Any, name: str) -> Any:
+    """As it is written, None where it is not there."""
+    return OmegaConf.to_container(tree, resolve=False).get(name)  # type: ignore[union-attr] # sections at the top
+
+
 def _require_own_key(tree: Any, path: str, overrides: Sequence[str], is_stored: bool) -> None:
     """The key goes to `lm.url`. A file from somebody else must not choose which of the user's secrets that is."""
-    lm = OmegaConf.to_container(tree, resolve=False).get("lm")  # type: ignore[union-attr] # sections at the top
+    lm = _section(tree, "lm")
     name = lm.get("api_key_env") if isinstance(lm, dict) else None
     if name is None or any(override.startswith("lm.api_key_env=") for override in overrides):
         return

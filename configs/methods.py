@@ -1,6 +1,7 @@
 """How an evaluation's methods are written, and what each gives the LM to read.
 
 none              no document
+long_context      no document, but as much of the text before as the LM holds: of whole texts, `texts.path`
 random, bm25      documents weighted evenly: what chose them has no similarity that REPLUG could weigh them by
 genread           one document, which the LM itself writes for the question (Yu et al. 2023)
 untuned, tuned    `replug` and `lsr` in words
@@ -23,16 +24,17 @@ from dataclasses import dataclass
 from replug.configs.errors import UserError
 
 NONE, RANDOM, BM25, GENREAD, REPLUG = "none", "random", "bm25", "genread", "replug"
+LONG_CONTEXT = "long_context"
 GOLD, RERANKERS = "gold", ("direct", "rag", "rag_full", "noisy_channel", "poe")  # answering/rerankers.py
 INTERNET_QA = "internet_qa"  # the evaluation whose methods these are
 IN_WORDS = {"untuned": REPLUG, "tuned": "lsr"}  # where no retriever is called so
-WITHOUT_RETRIEVER = (NONE, RANDOM, BM25, GENREAD)
+WITHOUT_RETRIEVER = (NONE, RANDOM, BM25, GENREAD, LONG_CONTEXT)
 METHOD = re.compile(r"(?P<source>[A-Za-z0-9_.-]+)(@(?P<k>[0-9]+))?(?P<concat>/concat)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """`source` is none, random, bm25, genread or a retriever's name; `k` documents, 0 for none."""
+    """`source` is none, long_context, random, bm25, genread or a retriever's name; `k` documents, 0 for none."""
 
     name: str
     source: str
@@ -42,7 +44,7 @@ class Method:
     @property
     def takes_from_corpus(self) -> bool:
         """Whether its documents are those of a corpus."""
-        return self.source not in (NONE, GENREAD)
+        return self.source not in (NONE, LONG_CONTEXT, GENREAD)
 
     @property
     def is_weighted(self) -> bool:
@@ -78,13 +80,13 @@ def _parse(name: str, k: int, retrievers: Mapping[str, str]) -> Method:
             f"methods: {name} is unknown; expected one of {', '.join(known)}; other retrievers are named by "
             "retrievers.NAME=PATH, and retriever.path is `replug`"
         )
-    if source == NONE and (found["k"] or concat):
-        raise UserError(f"methods: {name}; `none` has no documents, so neither a number nor concat")
+    if source in (NONE, LONG_CONTEXT) and (found["k"] or concat):
+        raise UserError(f"methods: {name}; `{source}` has no documents, so neither a number nor concat")
     if source == GENREAD and (found["k"] not in (None, "1") or concat):
         raise UserError(f"methods: {name}; the LM writes one document, so expected `genread`")
     if number < 1:
         raise UserError(f"methods: {name}; expected at least one document")
-    return Method(name, source, {NONE: 0, GENREAD: 1}.get(source, number), concat)
+    return Method(name, source, {NONE: 0, LONG_CONTEXT: 0, GENREAD: 1}.get(source, number), concat)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from replug.configs.schema import (
 LM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 HOST_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+WAYS_OF_DATA = (("corpus", "queries", "heldout"), ("source",), ("prepared",))  # keys of `data`
 QUESTION = "{question}"  # where a question stands in questions.query
 
 
@@ -218,13 +219,9 @@ def _server_problems(lm: LMConfig) -> Iterator[str]:
 
 
 def _data_problems(data: DataConfig) -> Iterator[str]:
-    rows = {"data.corpus": data.corpus, "data.queries": data.queries, "data.heldout": data.heldout}
-    given = [key for key, value in rows.items() if value]
-    ways = [name for name, used in (("data.source", data.source), ("data.prepared", data.prepared)) if used]
-    if given and ways:
-        yield f"{given[0]} and {ways[0]} are both set; expected one way of giving the data"
-    if len(ways) == 2:
-        yield "data.source and data.prepared are both set; expected one way of giving the data"
+    ways = [[f"data.{name}" for name in way if getattr(data, name)] for way in WAYS_OF_DATA]
+    if len(both := [names[0] for names in ways if names]) > 1:
+        yield f"{both[0]} and {both[1]} are both set; expected one way of giving the data"
     if data.query_share + data.heldout_share >= 1:
         yield (
             f"data.query_share + data.heldout_share is {data.query_share + data.heldout_share:g}; expected less than "

@@ -72,6 +72,11 @@ class Rerank(Enum):
     live = "live"
 
 
+class Detokenize(Enum):
+    none = "none"
+    wikitext = "wikitext"
+
+
 class SwapMode(Enum):
     double = "double"
     blue_green = "blue_green"
@@ -329,10 +334,19 @@ class Config:
 @dataclass
 class TextsConfig:
     path: str | None = key(None, "raw texts, measured whole (default: the held-out texts of the prepared set)")
-    window: int = key(128, "length of a context, and of a continuation, in the LM's tokens (paper: 128)", ABOVE_0)
     max_windows: int | None = key(
-        200, "windows or held-out texts that are measured, the first ones; null for all", ABOVE_0
+        200, "spans or held-out texts that are measured, drawn evenly over all by the seed; null for all", ABOVE_0
     )
+    # Of `path`: what a token is scored after. Held-out texts come with their context.
+    scored_tokens: int = key(128, "tokens that are scored together, a span (paper: 128)", ABOVE_0)
+    context_tokens: int = key(128, "tokens of the text before a span that the LM reads (paper: 128)", ABOVE_0)
+    query_tokens: int = key(128, "tokens before a span that documents are retrieved for (paper: 128)", ABOVE_0)
+    stride_tokens: int | None = key(None, "from span to span (default: scored_tokens, so each token counts)", ABOVE_0)
+    long_context_tokens: int | None = key(
+        None, "tokens of an input of the method long_context (default: what the LM holds)", ABOVE_0
+    )
+    tokenizer: str | None = key(None, "LM whose tokens are counted, as lm.path (default: the LM; of `lms` the first)")
+    detokenize: Detokenize = key(Detokenize.none, "wikitext: read in usual writing, words counted over the original")
 
 
 @dataclass
@@ -398,8 +412,9 @@ class EvaluationConfig:
     query_encoders: dict[str, str] = key({}, "name: path, where queries have their own (DPR)")
     lms: dict[str, str] = key({}, "name: path; several, each in OUT/NAME, instead of lm.path")
     k: int = key(10, "documents of a method that names no number (paper: 10)", ABOVE_0)
+    exclude_own_source: bool = key(False, "never a document of the source that a text comes from")
     num_resamples: int = key(10000, "of the paired bootstrap", ABOVE_0)
-    seed: int = key(0, "random documents, demonstrations, bootstrap", FROM_0)
+    seed: int = key(0, "random documents, demonstrations, spans of texts, bootstrap", FROM_0)
     texts: TextsConfig = section(TextsConfig)
     questions: QuestionsConfig = section(QuestionsConfig)
     web: WebConfig = section(WebConfig)

@@ -2,7 +2,9 @@
 
 `results.json` maps method -> metric -> {"value", "n", "interval"}, with `paper`, the paper's figure, where it is known.
 A metric by group is `metric/group`; `metric - OTHER` is the difference from another method on the same examples, and
-`metric/group - OTHER` on those of a group. Intervals are 95% of a bootstrap over examples, and Wilson's for shares.
+`metric/group - OTHER` on those of a group. Intervals are 95% of a bootstrap over clusters, which are the sources of
+examples, and Wilson's for shares. `clusters` says how many there are, where they are fewer than examples. Differences
+over all examples have `p` of no difference and `p_holm`, corrected for all comparisons of the table.
 """
 
 import itertools
@@ -15,51 +17,95 @@ import numpy as np
 from replug.configs.plain_text import plain_line
 from replug.configs.schema import PaperConfig
 from replug.evals.examples import Example
-from replug.evals.intervals import Interval, Ratio, difference_interval, interval_of_shares, value_of, verdict
-from replug.evals.loop import Measured, Metric
+from replug.evals.intervals import (
+    FEW_CLUSTERS,
+    LEVEL,
+    Clusters,
+    Interval,
+    Ratio,
+    difference_and_p,
+    holm,
+    interval_of_shares,
+    value_of,
+    verdict,
+)
+from replug.evals.loop import Measured, Metric, StratifiedTask
 
 Entry = dict[str, Any]
 Results = dict[str, dict[str, Entry]]
 Numbers = dict[str, np.ndarray]  # by name, of one method, [N]
 MARKUP = re.compile(r"[\\`*\[\]<>|~&!]|(?<!\w)_|_(?!\w)")  # of Markdown; an underscore within a word is none
+WITHOUT_OVERLAP, OVERLAPPING = "not in the corpus", "in the corpus"  # groups: what of examples the corpus holds
 MIN_GROUPS = 2  # of one group alone, the figures of the group are those of all
 
 
 def compare(
-    task: Measured, rows: Sequence[Mapping[str, Any]], paper: PaperConfig, num_resamples: int, seed: int
+    task: Measured,
+    rows: Sequence[Mapping[str, Any]],
+    paper: PaperConfig,
+    num_resamples: int,
+    seed: int,
+    overlapping: np.ndarray | None = None,
 ) -> Results:
-    """Every metric of every method, by group too, and how each method differs from those before it."""
-    measured = Measurements(rows, num_resamples, seed)
-    among = {"": measured.all, **_members(task, task.examples)}
+    """Every metric of every method, by group too, and how each method differs from those before it.
+
+    `overlapping` [N] says which examples the corpus holds: figures of the others, and of these, are groups.
+    """
+    measured = Measurements(rows, num_resamples, seed, _strata(task))
+    among = {"": measured.all, **_by_overlap(overlapping), **_members(task, task.examples)}
     results: Results = {
         method: {
             f"{name}/{group}" if group else name: measured.metric(method, metric, some)
             for name, metric in task.metrics.items()
-            if measured.tells(method, metric)
             for group, some in among.items()
+            if measured.tells(method, metric, some)
         }
         for method in measured.numbers
     }
     main, metric = next(iter(task.metrics.items()))
     for (other, method), (group, some) in itertools.product(itertools.combinations(results, 2), among.items()):
         name = f"{main}/{group}" if group else main
-        results[method][f"{name} - {other}"] = measured.difference(method, other, metric, some)
+        if name in results[method] and name in results[other]:
+            entry = measured.difference(method, other, metric, some)
+            results[method][f"{name} - {other}"] = entry if not group else _without_p(entry)
+    correct_for_many([entry for of in results.values() for entry in of.values() if "p" in entry])
     for method in results.keys() & paper.values.keys():
         results[method][main]["paper"] = paper.values[method]
     return results
 
 
-class Measurements:
-    """The outcomes' numbers by method, and what a metric makes of them over some examples, by their rows."""
+def correct_for_many(entries: Sequence[Entry]) -> None:
+    """Give differences `p_holm`, their p-values corrected for their number."""
+    for entry, corrected in zip(entries, holm([entry["p"] for entry in entries]), strict=True):
+        entry["p_holm"] = corrected
 
-    def __init__(self, rows: Sequence[Mapping[str, Any]], num_resamples: int = 10_000, seed: int = 0) -> None:
+
+class Measurements:
+    """The outcomes' numbers by method, and what a metric makes of them over some examples, by their rows.
+
+    Examples of one `source` are a cluster. `strata` [N] are what examples were chosen from, so many of each.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        num_resamples: int = 10_000,
+        seed: int = 0,
+        strata: Sequence[str] | None = None,
+    ) -> None:
         self.numbers = {method: _numbers(rows, method) for method in rows[0]["methods"]}
         self.all = np.arange(len(rows))
+        self.clusters = clusters_of(rows, strata)
         self._num_resamples, self._seed = num_resamples, seed
 
-    def tells(self, method: str, metric: Metric) -> bool:
-        """Whether a method's outcomes have the metric's number, which only some metrics may lack."""
-        return metric.numerator in self.numbers[method] or not metric.may_be_unknown
+    def tells(self, method: str, metric: Metric, among: np.ndarray) -> bool:
+        """Whether a method's outcomes have the metric's number, which only some metrics may lack, and what it is of.
+
+        No word begins in a piece of a long one, so a perplexity by word may be of nothing.
+        """
+        if metric.may_be_unknown and metric.numerator not in self.numbers[method]:
+            return False
+        return metric.denominator is None or bool(self.numbers[method][metric.denominator][among].any())
 
     def value(self, method: str, metric: Metric, among: np.ndarray) -> float:
         """Without its interval."""
@@ -67,13 +113,15 @@ class Measurements:
 
     def metric(self, method: str, metric: Metric, among: np.ndarray) -> Entry:
         """With its interval."""
-        ratio = self._ratio(method, metric, among)
-        return _entry(interval_of_shares(ratio, self._num_resamples, self._seed), len(among))
+        ratio, clusters = self._ratio(method, metric, among), self.clusters.among(among)
+        return _entry(interval_of_shares(ratio, self._num_resamples, self._seed, clusters), clusters)
 
     def difference(self, method: str, other: str, metric: Metric, among: np.ndarray) -> Entry:
-        """Of a method from another, with its interval."""
+        """Of a method from another, with its interval, and the p-value of no difference."""
         a, b = (self._ratio(name, metric, among) for name in (method, other))
-        return _entry(difference_interval(a, b, self._num_resamples, self._seed), len(among))
+        clusters = self.clusters.among(among)
+        interval, p = difference_and_p(a, b, self._num_resamples, self._seed, clusters)
+        return {**_entry(interval, clusters), "p": p}
 
     def _ratio(self, method: str, metric: Metric, among: np.ndarray) -> Ratio:
         of = self.numbers[method]
@@ -81,8 +129,32 @@ class Measurements:
         return Ratio(of[metric.numerator][among], denominators[among], metric.transform)
 
 
-def _entry(interval: Interval, n: int) -> Entry:
-    return {"value": interval.value, "n": n, "interval": [interval.low, interval.high]}
+def clusters_of(rows: Sequence[Mapping[str, Any]], strata: Sequence[str] | None = None) -> Clusters:
+    """By the source of each example; one that names none stands alone."""
+    names: list[str | int] = [row.get("source") or number for number, row in enumerate(rows)]
+    return Clusters.by_name(names, strata)
+
+
+def _strata(task: Measured) -> list[str] | None:
+    return [task.stratum(example) for example in task.examples] if isinstance(task, StratifiedTask) else None
+
+
+def _entry(interval: Interval, clusters: Clusters) -> Entry:
+    """`clusters` where they are fewer than examples."""
+    n = len(clusters.of_example)
+    entry = {"value": interval.value, "n": n, "interval": [interval.low, interval.high]}
+    return entry if len(clusters) == n else {**entry, "clusters": len(clusters)}
+
+
+def _without_p(entry: Entry) -> Entry:
+    return {name: value for name, value in entry.items() if name != "p"}
+
+
+def _by_overlap(overlapping: np.ndarray | None) -> dict[str, np.ndarray]:
+    """Rows of both kinds, none where there is only one."""
+    if overlapping is None or overlapping.all() or not overlapping.any():
+        return {}
+    return {WITHOUT_OVERLAP: np.flatnonzero(~overlapping), OVERLAPPING: np.flatnonzero(overlapping)}
 
 
 def _numbers(rows: Sequence[Mapping[str, Any]], method: str) -> Numbers:
@@ -117,15 +189,16 @@ def markdown_table(results: Results, title: str, paper_table: str | None = None)
     metrics = [name for name in named if "/" not in name and " - " not in name]
     main = metrics[0]
     has_paper = any("paper" in of[main] for of in results.values())
-    n = next(iter(results.values()))[main]["n"]
     head = ["method", main, "95% interval", *metrics[1:], *([f"paper, {paper_table}"] if has_paper else [])]
-    lines = [f"{title}, n = {n}", "", markdown_line(head), markdown_line(["---"] * len(head))]
+    size = size_text(next(iter(results.values()))[main])
+    lines = [f"{title}, {size}", "", markdown_line(head), markdown_line(["---"] * len(head))]
     for method, of in results.items():
         low, high = of[main]["interval"]
         paper = [f"{of[main]['paper']:g}" if "paper" in of[main] else ""] if has_paper else []
         others = [f"{of[name]['value']:.4g}" if name in of else "" for name in metrics[1:]]
         lines.append(markdown_line([method, f"{of[main]['value']:.4f}", f"{low:.4f} to {high:.4f}", *others, *paper]))
-    return "\n".join([*lines, "", *_difference_lines(results), *_group_lines(results, main)]) + "\n"
+    groups = _group_lines(results, main)
+    return "\n".join([*lines, "", *_difference_lines(results), *groups, "", *_foot(results, main)]) + "\n"
 
 
 def markdown_line(cells: Sequence[str]) -> str:
@@ -138,10 +211,34 @@ def markdown_text(text: str) -> str:
     return MARKUP.sub(r"\\\g<0>", plain_line(text))
 
 
+def size_text(entry: Entry) -> str:
+    """Of how many examples a figure is, and of how many sources where several are of one."""
+    return f"n = {entry['n']}" + (f" of {entry['clusters']} sources" if "clusters" in entry else "")
+
+
 def difference_text(entry: Entry) -> str:
-    """A difference with its interval, and what that allows one to say."""
+    """A difference with its interval, and what that allows one to say among all comparisons of the table."""
     low, high = entry["interval"]
-    return f"{entry['value']:+.4f} ({low:+.4f} to {high:+.4f}: {verdict(low, high)})"
+    alone = verdict(low, high)
+    is_shown = entry.get("p_holm", 0.0) < LEVEL
+    says = alone if is_shown or alone == verdict(0, 0) else f"{alone} if it were the only comparison"
+    return f"{entry['value']:+.4f} ({low:+.4f} to {high:+.4f}: {says})"
+
+
+def foot_lines(num_comparisons: int, entry: Entry) -> list[str]:
+    """How intervals and verdicts are to be read; `entry` is a metric over all examples."""
+    drawn = f"{entry['clusters']} sources" if "clusters" in entry else f"{entry['n']} examples"
+    lines = [f"Intervals: 95%, each by itself, over {drawn}."]
+    if num_comparisons > 1:
+        lines.append(f"Verdicts: p < {LEVEL} after Holm's correction for {num_comparisons} comparisons.")
+    if entry.get("clusters", entry["n"]) < FEW_CLUSTERS:
+        lines.append(f"Of fewer than {FEW_CLUSTERS} {drawn.partition(' ')[2]}, intervals are too narrow.")
+    return [" ".join(lines)]
+
+
+def _foot(results: Results, main: str) -> list[str]:
+    num = sum("p_holm" in entry for of in results.values() for entry in of.values())
+    return foot_lines(num, next(iter(results.values()))[main])
 
 
 def _difference_lines(results: Results) -> list[str]:

@@ -5,13 +5,13 @@ import io
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from replug.configs.errors import UserError
-from replug.configs.methods import GENREAD, NONE, RANDOM, Method
+from replug.configs.methods import GENREAD, LONG_CONTEXT, RANDOM, Method
 from replug.data.files import replace_file
 from replug.data.store import CorpusStore
 
@@ -69,12 +69,14 @@ class Evidence:
 
     A single text None is the LM without documents. `doc_rows` are all documents used: more than texts where they
     are concatenated into one, the nearest last, so that too long a text is to be cut at its beginning.
+    `has_long_context`: the LM reads as much of the text before as it holds.
     """
 
     texts: tuple[str | None, ...]
     similarities: np.ndarray
     doc_rows: tuple[int, ...] = ()
     is_concatenated: bool = False
+    has_long_context: bool = False
 
 
 NOTHING = Evidence((None,), np.zeros(1))
@@ -104,10 +106,10 @@ class EvidenceBook:
 
     def nearest(self, method: Method, row: int) -> str | None:
         """The text of the first document alone."""
-        if method.source == NONE:
-            return None
         if method.source == GENREAD:
             return self._written[row].text
+        if not method.takes_from_corpus:
+            return None
         [text] = self._corpus.texts(self._found[method.source].doc_rows[row, :1])
         return text
 
@@ -131,7 +133,7 @@ class EvidenceBook:
         for method in self.methods:
             if method.source == GENREAD:
                 digest.update(repr(self._written).encode())
-            elif method.source != NONE:
+            elif method.takes_from_corpus:
                 found = self._found[method.source]
                 for values in (found.doc_rows, found.similarities):
                     digest.update(values[:, : method.k].tobytes())
@@ -147,6 +149,8 @@ class EvidenceBook:
         return self._store
 
     def _evidence(self, method: Method, row: int) -> Evidence:
+        if method.source == LONG_CONTEXT:
+            return replace(NOTHING, has_long_context=True)
         if method.source == GENREAD and self._retrieves[row]:
             return Evidence((self._written[row].text,), np.zeros(1))
         if not method.takes_from_corpus or not self._retrieves[row]:

@@ -46,11 +46,15 @@ class EvalDataset:
     """What is measured: a text to retrieve for by example (empty where nothing can be retrieved), and then the task.
 
     `questions`, one for each query, are what an LM is to write documents for; none where the LM is asked no questions.
+    `sources`, one for each query, are the texts that queries were cut from; none where they are questions. `predicted`
+    are the texts that an LM is to predict.
     """
 
     queries: Sequence[str]
     make_task: Callable[[PromptedLM | None, EvidenceBook], Task]
     questions: Sequence[str] = ()
+    sources: Sequence[str | None] = ()
+    predicted: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +76,14 @@ class EvaluationKind:
     fit the rest. `problems` are what a configuration lacks for it, found before anything starts. `add_findings` adds to
     the results what is more than metrics by method, writes what goes with it, and returns lines for the table.
     `reranks` says that it may have another LM for that, `rerank_lm`. `searches` are what is found for every example
-    beside the methods.
+    beside the methods. `has_sources` says that examples are cut from texts, whose own documents can be left out.
     """
 
     make_dataset: Callable[[EvaluationConfig, Corpus | None], EvalDataset]
     problems: Callable[[EvaluationConfig, Sequence[Method]], Iterable[str]]
     asks_lm: bool = True
     reranks: bool = False
+    has_sources: bool = False
     searches: Callable[[EvaluationConfig], Sequence[Method]] = lambda config: ()
     settle: Callable[[EvaluationConfig, EvaluationFolder, Task, Sequence[Row]], tuple[Measured, Sequence[Row]]] = (
         lambda config, folder, task, rows: (task, rows)
@@ -110,5 +115,7 @@ def _lm_problems(config: EvaluationConfig, kind: EvaluationKind) -> Iterable[str
     if config.evaluation != INTERNET_QA and (config.questions.dataset or config.questions.question_first):
         key = "dataset" if config.questions.dataset else "question_first"
         yield f"questions.{key} is set, but evaluation={config.evaluation} reads no such key; {INTERNET_QA} does"
+    if config.exclude_own_source and not kind.has_sources:
+        yield f"exclude_own_source is set, but evaluation={config.evaluation} asks questions, which are of no source"
     if not kind.reranks and has_rerank_lm(config):
         yield f"rerank_lm is set, but evaluation={config.evaluation} reranks no answers; expected it with internet_qa"

@@ -1,7 +1,7 @@
 """`replug evaluate` over several LMs (`lms`): each in a folder of its own, and a table and a figure of all.
 
 All are asked the same texts with the same documents: those after the first take its prepared set, its indexes, its
-counts of subjects and what it found on the web. Only `texts.path` is cut by each LM's own tokens.
+counts of subjects and what it found on the web. `texts.path` is cut by the tokens of the first.
 """
 
 import logging
@@ -54,18 +54,24 @@ def configs_by_lm(config: EvaluationConfig) -> Iterator[tuple[str, EvaluationCon
     """The evaluation of each LM by name, each to be run before the next is asked for: it takes what the first made."""
     out = Path(config.out).expanduser()
     first = EvaluationFolder(out / next(iter(config.lms)))
+    texts = config.texts
+    if texts.path and texts.tokenizer is None:
+        texts = replace(texts, tokenizer=next(iter(config.lms.values())))
     for name, path in config.lms.items():
-        one = replace(config, lms={}, lm=replace(config.lm, path=path), out=str(out / name))
+        one = replace(config, lms={}, lm=replace(config.lm, path=path), out=str(out / name), texts=texts)
         yield name, one if Path(one.out) == first.path else _with_parts_of(first, one)
 
 
 def _with_parts_of(first: EvaluationFolder, one: EvaluationConfig) -> EvaluationConfig:
+    own_found = EvaluationFolder(Path(one.out)).found
+    own_found.mkdir(parents=True, exist_ok=True)
     if first.frequencies.is_file():  # counting reads the whole corpus
-        own = EvaluationFolder(Path(one.out)).frequencies
-        own.parent.mkdir(parents=True, exist_ok=True)
+        own = own_found / first.frequencies.name
         require_checksums(first.found, "remove it, and the subjects are counted again", [own.name])
         replace_file(own, first.frequencies.read_bytes())
         write_checksums(own.parent, {own.name: own})
+    if first.overlaps.is_file():  # which is compared with what it is of
+        replace_file(own_found / first.overlaps.name, first.overlaps.read_bytes())
     if not one.web.snapshot:
         one = replace(one, web=replace(one.web, snapshot=str(first.snapshot)))
     indexes = first.found / "index"

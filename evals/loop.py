@@ -68,6 +68,22 @@ class Task(Measured, Protocol):
 
 
 @runtime_checkable
+class StratifiedTask(Protocol):
+    """A task whose examples were chosen from strata, so many of each, such as subjects."""
+
+    def stratum(self, example: Example) -> str: ...
+
+
+@runtime_checkable
+class ComparedTask(Protocol):
+    """A task that says which texts of an example no document should hold; else that is what is retrieved for."""
+
+    def compared(self, row: int) -> tuple[str, ...]:
+        """What is predicted or asked, and its answers."""
+        ...
+
+
+@runtime_checkable
 class ShownTask(Protocol):
     """A task that says what was put to the LM, for who reads its examples."""
 
@@ -117,5 +133,6 @@ def _as_json(example: Example, outcomes: Outcomes) -> Row:
     return {
         "id": example.id,
         "group": example.group,
+        **({"source": example.source} if example.source else {}),
         "methods": {name: {"numbers": one.numbers, "detail": one.detail} for name, one in outcomes.items()},
     }

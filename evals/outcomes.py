@@ -1,7 +1,7 @@
 """The outcomes of an evaluation in its folder: a row for each example while it runs, and at the end a table of all.
 
-outcomes.jsonl     {"id", "group", "methods": {method: {"numbers", "detail"}}} of every example, as it came, with a
-                   checksum
+outcomes.jsonl     {"id", "group", "source", "methods": {method: {"numbers", "detail"}}} of every example, as it came,
+                   with a checksum; no source where none is known
 examples.parquet   a row for each example and method: question, references, gold, prompt, documents, weights, numbers
                    and what the LM said
 """

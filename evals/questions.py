@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from replug.configs.methods import GENREAD, Method
+from replug.configs.methods import GENREAD, LONG_CONTEXT, Method
 from replug.configs.rules import QUESTION
 from replug.configs.schema import EvaluationConfig
 from replug.evals.examples import Example
@@ -14,6 +14,8 @@ from replug.evals.open_qa import Question
 def question_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
     if not config.questions.path:
         yield f"questions.path is missing; evaluation={config.evaluation} expects the questions"
+    if any(method.source == LONG_CONTEXT for method in methods):
+        yield f"methods: long_context reads on in a text; evaluation={config.evaluation} asks questions"
 
 
 def unasked_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:

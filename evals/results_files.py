@@ -1,4 +1,4 @@
-"""What an evaluation leaves: results.json, examples.parquet, a table, a figure, and what its kind adds to them."""
+"""What an evaluation leaves: results.json, leakage.json, examples.parquet, a table, a figure, and what a kind adds."""
 
 import json
 from collections.abc import Sequence
@@ -17,8 +17,10 @@ from replug.evals.figures import draw_methods, draw_sweep, to_svg
 from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import EvaluationKind, Finished
 from replug.evals.latency import SECONDS
+from replug.evals.leakage import Overlaps, overlap_lines
 from replug.evals.loop import Measured
 from replug.evals.outcomes import Row, write_examples
+from replug.evals.overlap_file import write_leakage
 
 
 def write_results(
@@ -29,19 +31,28 @@ def write_results(
     book: EvidenceBook,
     rows: Sequence[Row],
     latencies: Sequence[Row] = (),
+    overlaps: Overlaps | None = None,
 ) -> None:
-    """results.json last: it says that the evaluation is finished. `latencies` are of some of the rows' examples."""
-    results = compare(task, rows, config.paper, config.num_resamples, config.seed)
+    """results.json last: it says that the evaluation is finished. `latencies` are of some of the rows' examples.
+
+    `overlaps` are of all that was asked, where there is a corpus.
+    """
+    ids = [row["id"] for row in rows]
+    in_corpus = overlaps.of(ids) if overlaps else None
+    results = compare(task, rows, config.paper, config.num_resamples, config.seed, in_corpus)
     if latencies:
         timed = Measurements(latencies, config.num_resamples, config.seed)
         for method, of in results.items():
             of["seconds"] = timed.metric(method, SECONDS, timed.all)
     write_examples(folder.examples, rows, book, task)
     table = markdown_table(results, config.evaluation, config.paper.table)
+    if overlaps:
+        write_leakage(folder.leakage, overlaps, ids)
+        table += overlap_lines(overlaps, ids)
     table += kind.add_findings(Finished(config, folder, rows, book, results))
     replace_file(folder.table, table.encode())
     replace_file(folder.figure, _figure(results, book.methods).encode())
-    shown = (folder.config, folder.lm, folder.table, folder.examples, folder.outcomes, folder.latency)
+    shown = (folder.config, folder.lm, folder.table, folder.examples, folder.outcomes, folder.latency, folder.leakage)
     write_last(folder.results, results, shown)
 
 
@@ -57,6 +68,7 @@ def show_results(folder: EvaluationFolder) -> dict:
         folder.weights,
         folder.tokens,
         folder.latency,
+        folder.leakage,
     ):
         if path.exists():
             print(f"{path.stem}: {path}")

@@ -6,7 +6,8 @@ interrupted one stopped. Beside results.json lie
 config.yaml, lm.json   what is measured, and with which LM; another configuration is refused
 inputs.json            hashes of the texts and documents; others under the same names are refused
 found/                 what every source of documents finds for every example, and the indexes of the retrievers;
-                       genread.jsonl, the documents that the LM wrote; frequencies.json, documents that name a subject
+                       genread.jsonl, the documents that the LM wrote; frequencies.json, documents that name a subject;
+                       overlaps.jsonl, which examples the corpus holds
 scores.sqlite          what the LM said (`lm.cache` names another, which several evaluations may share);
                        rerank_scores.sqlite, what the LM of `rerank_lm` said
 snapshot/              what a search engine answered, and the pages (`web.snapshot` names another)
@@ -33,6 +34,7 @@ from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM, check_ev
 from replug.evals.latency import LatencyPass
 from replug.evals.loop import run_task
 from replug.evals.outcomes import OutcomeFile, Row
+from replug.evals.overlap_file import overlaps_with
 from replug.evals.results_files import show_results, write_results
 from replug.evals.search import find_all, needs_building, open_searches
 from replug.index_workers.installation import check_faiss
@@ -65,18 +67,20 @@ def _evaluate(config: EvaluationConfig, folder: EvaluationFolder, kind: Evaluati
     run_config, methods = config.run_config(), [*evaluation_methods(config), *kind.searches(config)]
     corpus = corpus_of(run_config, folder, methods)
     dataset = kind.make_dataset(config, corpus)
-    folder.claim_inputs(dataset.queries, dataset.questions, corpus.corpus_sha256 if corpus else None)
+    asked_for = [*dataset.questions, *dataset.predicted]
+    folder.claim_inputs(dataset.queries, asked_for, corpus.corpus_sha256 if corpus else None)
     check_faiss()
     check_gpus()
     with evaluation_cluster(config, methods, source, len(corpus.corpus) if corpus else None) as run_config:
-        found = find_all(config, corpus, dataset.queries, methods, folder.found) if corpus else {}
+        found = find_all(config, corpus, dataset.queries, methods, folder.found, dataset.sources) if corpus else {}
         with opened_lm(run_config, source, folder) as lm, opened_reranker(config, reranker, folder, lm) as asked:
             book = evidence_book(methods, corpus, dataset, found, asked, folder)
             task = dataset.make_task(asked, book)
+            overlaps = overlaps_with(config, corpus, task, folder.overlaps) if corpus else None
             rows = run_task(task, book, OutcomeFile(folder.outcomes), config.evaluation)
             latencies = measure_latency(config, corpus, dataset, book, asked, folder)
     measured, compared = kind.settle(config, folder, task, rows)
-    write_results(config, folder, kind, measured, book, compared, latencies)
+    write_results(config, folder, kind, measured, book, compared, latencies, overlaps)
     return show_results(folder)
 
 

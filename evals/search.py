@@ -15,6 +15,7 @@ from replug.configs.schema import Config, EvaluationConfig, RetrieveConfig
 from replug.data.folder_lock import sole_writer
 from replug.data.store import Corpus
 from replug.evals.evidence import RetrievedDocuments, random_documents
+from replug.evals.own_source import find_others
 from replug.evals.retrieval import RECALL_DEPTH
 from replug.index_workers.bm25 import BM25Index, search_bm25
 from replug.index_workers.build import build_version, index_settings, require_same_index
@@ -30,22 +31,33 @@ log = logging.getLogger(__name__)
 
 
 def find_all(
-    config: EvaluationConfig, corpus: Corpus, queries: Sequence[str], methods: Sequence[Method], out: Path
+    config: EvaluationConfig,
+    corpus: Corpus,
+    queries: Sequence[str],
+    methods: Sequence[Method],
+    out: Path,
+    own: Sequence[str | None] = (),
 ) -> dict[str, RetrievedDocuments]:
-    """Rows and similarities [N, K] by source, as many as any of its methods uses and recall is of. Ray must run."""
+    """Rows and similarities [N, K] by source, as many as any of its methods uses and recall is of. Ray must run.
+
+    With `exclude_own_source` none of a document's source, which `own` says of each query.
+    """
     out.mkdir(parents=True, exist_ok=True)
     found = {}
     for source in dict.fromkeys(method.source for method in methods if method.takes_from_corpus):
-        k = min(len(corpus.corpus), max(RECALL_DEPTH, *(method.k for method in methods if method.source == source)))
+        needed = max(method.k for method in methods if method.source == source)
+        k = min(len(corpus.corpus), max(RECALL_DEPTH, needed))
         path = out / f"{source}.npz"
         if not path.exists():
-            _find(config, corpus, queries, source, k, out).save(path)
+            find = partial(_find, config, corpus, queries, source, out)
+            found_now = find_others(find, corpus, own, k, needed) if config.exclude_own_source else find(k)
+            found_now.save(path)
         found[source] = RetrievedDocuments.load(path)
     return found
 
 
 def _find(
-    config: EvaluationConfig, corpus: Corpus, queries: Sequence[str], source: str, k: int, out: Path
+    config: EvaluationConfig, corpus: Corpus, queries: Sequence[str], source: str, out: Path, k: int
 ) -> RetrievedDocuments:
     if source == RANDOM:
         return random_documents(len(corpus.corpus), len(queries), k, config.seed)

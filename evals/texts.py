@@ -1,32 +1,46 @@
-"""The texts that language modelling measures: windows of whole texts, or the held-out texts of a prepared set."""
+"""The texts that language modelling measures: spans of whole texts, or the held-out texts of a prepared set."""
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from replug.configs.errors import UserError
-from replug.configs.schema import EvaluationConfig
-from replug.data.records import Window
+from replug.configs.methods import LONG_CONTEXT
+from replug.configs.rules import evaluation_methods
+from replug.configs.schema import Detokenize, EvaluationConfig, LMConfig
 from replug.data.sources.records import FieldMap, SourceText
 from replug.data.sources.rejected import Rejected
-from replug.data.sources.shards import plan_source_shards, read_source_shard
+from replug.data.sources.shards import of_split, plan_source_shards, read_source_shard
 from replug.data.store import Corpus, PreparedSet
 from replug.data.tokenizing import load_plain, token_offsets
 from replug.evals.folder import EvaluationFolder
-from replug.evals.windows import windows_of
-from replug.models.build import lm_tokenizer_json
+from replug.evals.windows import (
+    MeasuredText,
+    ScoredSpan,
+    SpanRule,
+    TokenBorders,
+    draw_evenly,
+    long_context,
+    scored_span,
+    spans_of,
+)
+from replug.evals.words import detokenized_wikitext, unit_starts
+from replug.models.build import lm_max_tokens, lm_tokenizer_json
 from replug.models.preparing import prepared_set
 
 log = logging.getLogger(__name__)
 
+SPLIT = "test"  # of a dataset on the hub that names none
 
-def read_windows(config: EvaluationConfig, corpus: Corpus | None) -> list[Window]:
-    """The first `texts.max_windows`."""
-    windows = list(_windows(config, corpus))[: config.texts.max_windows]
-    if alone := sum(not window.context.strip() for window in windows):
-        log.info(f"{alone} of {len(windows)} windows begin a text: nothing is retrieved for them")
-    return windows
+
+def read_spans(config: EvaluationConfig, corpus: Corpus | None) -> list[ScoredSpan]:
+    """`texts.max_windows` of them, drawn evenly by the seed."""
+    spans = _spans_of_texts(config) if config.texts.path else _heldout(config, corpus)
+    if alone := sum(not span.query.strip() for span in spans):
+        log.info(f"{alone} of {len(spans)} spans have nothing before them: nothing is retrieved for them")
+    return spans
 
 
 def token_texts(config: EvaluationConfig) -> Callable[[str], list[str]]:
@@ -41,22 +55,70 @@ def token_texts(config: EvaluationConfig) -> Callable[[str], list[str]]:
     return cut
 
 
-def _windows(config: EvaluationConfig, corpus: Corpus | None) -> Iterable[Window]:
-    if config.texts.path:
-        tokenizer = load_plain(lm_tokenizer_json(config.lm))
-        return windows_of(_texts(config), tokenizer, config.texts.window)
+def _heldout(config: EvaluationConfig, corpus: Corpus | None) -> list[ScoredSpan]:
     data = (
         corpus
         if isinstance(corpus, PreparedSet)
         else prepared_set(config.run_config(), EvaluationFolder(Path(config.out).expanduser()).data)
     )
-    return data.heldout.windows()
+    rows = draw_evenly(len(data.heldout), config.texts.max_windows, config.seed)
+    return [scored_span(window) for window in data.heldout.windows(rows)]
+
+
+def _spans_of_texts(config: EvaluationConfig) -> list[ScoredSpan]:
+    keys = config.texts
+    tokenizer = load_plain(lm_tokenizer_json(_counted_by(config)))
+    stride = keys.stride_tokens or keys.scored_tokens
+    rule = SpanRule(keys.scored_tokens, keys.context_tokens, keys.query_tokens, stride)
+    texts = [_as_read(text, keys.detokenize) for text in _texts(config)]
+    spans = [span for text in texts for span in spans_of(text, tokenizer, rule)]
+    drawn = [spans[row] for row in draw_evenly(len(spans), keys.max_windows, config.seed)]
+    has_long = any(method.source == LONG_CONTEXT for method in evaluation_methods(config))
+    return _with_long_contexts(config, texts, drawn) if has_long else drawn
+
+
+def _counted_by(config: EvaluationConfig) -> LMConfig:
+    """Whose tokens lengths are counted in: several LMs are to be measured on the same spans of the same texts."""
+    if config.texts.tokenizer is None:
+        return config.lm
+    return replace(config.lm, path=config.texts.tokenizer, url=None, model=None, tokenizer=None)
+
+
+def _with_long_contexts(
+    config: EvaluationConfig, texts: Sequence[MeasuredText], spans: Sequence[ScoredSpan]
+) -> list[ScoredSpan]:
+    limit, tokenizer = _long_context_tokens(config), load_plain(lm_tokenizer_json(config.lm))
+    measured = {span.source for span in spans}
+    known = {text.id: (text.text, TokenBorders.of(tokenizer, text.text)) for text in texts if text.id in measured}
+    return [replace(span, long_context=long_context(*known[str(span.source)], span, limit)) for span in spans]
+
+
+def _long_context_tokens(config: EvaluationConfig) -> int | None:
+    """What the LM holds, or as many as the user has it read."""
+    held, given = lm_max_tokens(config.lm), config.texts.long_context_tokens
+    if held is None and given is None and config.lm.url:
+        raise UserError(
+            "texts.long_context_tokens is missing: how many tokens the server's LM holds is not known; expected it for "
+            f"the method {LONG_CONTEXT}"
+        )
+    return min((limit for limit in (held, given) if limit is not None), default=None)
+
+
+def _as_read(text: SourceText, detokenize: Detokenize) -> MeasuredText:
+    """As the LM reads it, and the words of the original."""
+    if detokenize is Detokenize.wikitext:
+        return MeasuredText(text.id, text.domain, *detokenized_wikitext(text.text))
+    return MeasuredText(text.id, text.domain, text.text, unit_starts(text.text))
 
 
 def _texts(config: EvaluationConfig) -> Iterator[SourceText]:
     data = config.data
     fields = FieldMap(data.text_field, data.id_field, data.domain_field, data.new_text_at, data.max_text_characters)
-    for source_shard in plan_source_shards(str(config.texts.path), in_one_piece=data.new_text_at is not None):
+    try:
+        shards = plan_source_shards(of_split(str(config.texts.path), SPLIT), in_one_piece=data.new_text_at is not None)
+    except UserError as error:
+        raise UserError(str(error).replace("data.source", "texts.path")) from error
+    for source_shard in shards:
         for _, item in read_source_shard(source_shard, fields):
             if isinstance(item, Rejected):
                 raise UserError(f"texts.path: {item}; every text must be readable to be measured whole")

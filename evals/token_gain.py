@@ -1,6 +1,9 @@
 """Where documents help: each token's change of probability, by token, by its word's rarity, and as a coloured text.
 
 A token's gain is log2 p with documents minus log2 p without, in bits: above 0 the documents helped. Pure.
+
+Whether words of one rarity gain more than others is what the difference of their mean gain from that of all other
+tokens says; that two intervals overlap says nothing of it.
 """
 
 import itertools
@@ -13,14 +16,21 @@ from html import escape
 
 import numpy as np
 
-from replug.evals.comparison import markdown_line
-from replug.evals.intervals import Interval, Ratio, interval_of
+from replug.evals.comparison import Entry, correct_for_many, difference_text, markdown_line
+from replug.evals.intervals import Clusters, Interval, Ratio, difference_and_p, interval_of
 from replug.evals.page import CSS
 
 HELPED, HURT = "46,125,50", "198,40,40"  # green and red
 FULL_COLOUR_BITS = 4.0
 NO_WORD = "no word"
-RARITY_TITLES = ("times in the corpus", "tokens", "mean gain, bits", "95% interval")
+RARITY_TITLES = (
+    "times in the corpus",
+    "tokens",
+    "sources",
+    "mean gain, bits",
+    "95% interval",
+    "minus all other tokens",
+)
 _WORD = re.compile(r"\w+")
 
 TOKEN_CSS = """
@@ -55,11 +65,17 @@ class TokenGain:
 
 @dataclass(frozen=True, slots=True)
 class RarityBin:
-    """Tokens whose words the corpus has about as often, and their mean gain in bits with its interval."""
+    """Tokens whose words the corpus has about as often, and their mean gain in bits with its interval.
+
+    `num_sources` texts hold them. `from_rest` is the difference from the mean gain of all other tokens, as an entry of
+    `results.json`; None where there are no others.
+    """
 
     count_range: str
     num_tokens: int
+    num_sources: int
     gain: Interval
+    from_rest: Entry | None
 
 
 def count_words(texts: Iterable[str]) -> Counter[str]:
@@ -111,36 +127,79 @@ def most_changed(gains: Iterable[TokenGain], num: int) -> tuple[list[TokenGain],
     return helped[:num], [gain for gain in ordered if gain.gain_bits < 0][:num]
 
 
-def rarity_bins(by_text: Iterable[Sequence[TokenGain]], num_resamples: int = 10_000, seed: int = 0) -> list[RarityBin]:
+def rarity_bins(
+    by_text: Sequence[Sequence[TokenGain]],
+    num_resamples: int = 10_000,
+    seed: int = 0,
+    clusters: Clusters | None = None,
+) -> list[RarityBin]:
     """Mean gain by how often the corpus has the word: 0, 1-9, 10-99, ..., and tokens without a word last.
 
-    Intervals are of a bootstrap over the texts that hold such tokens: the tokens of a text are not independent.
+    Intervals are of a bootstrap over `clusters` of texts, by default each by itself: the tokens of a text are not
+    independent. P-values of the differences from the rest are corrected for the number of bins.
     """
-    members: dict[float, list[list[float]]] = {}
-    for gains in by_text:
+    clusters = clusters or Clusters.by_name(range(len(by_text)))
+    sums, counts = _sums_by_digits(by_text)
+    bins = [_bin(digits, sums, counts, clusters, (num_resamples, seed)) for digits in sorted(sums)]
+    correct_for_many([one.from_rest for one in bins if one.from_rest is not None])
+    return bins
+
+
+def _sums_by_digits(by_text: Sequence[Sequence[TokenGain]]) -> tuple[dict[float, np.ndarray], dict[float, np.ndarray]]:
+    """Gains added up, and their number, [N] of N texts, by digits of the number of times that the corpus has a word."""
+    found = {_digits(gain) for gains in by_text for gain in gains}
+    sums, counts = ({digits: np.zeros(len(by_text)) for digits in found} for _ in range(2))
+    for row, gains in enumerate(by_text):
         for digits, some in itertools.groupby(sorted(gains, key=_digits), key=_digits):
-            members.setdefault(digits, []).append([gain.gain_bits for gain in some])
-    return [
-        RarityBin(_count_range(digits), sum(map(len, texts)), interval_of(_mean_of(texts), num_resamples, seed))
-        for digits, texts in sorted(members.items())
-    ]
+            values = [gain.gain_bits for gain in some]
+            sums[digits][row], counts[digits][row] = math.fsum(values), len(values)
+    return sums, counts
 
 
-def gains_by_rarity(bins: Iterable[RarityBin]) -> dict[str, dict]:
-    """As entries of `results.json`: `gain_bits/1-9` -> value, n (tokens), interval."""
-    return {
-        f"gain_bits/{b.count_range}": {"value": b.gain.value, "n": b.num_tokens, "interval": [b.gain.low, b.gain.high]}
-        for b in bins
-    }
+def _bin(
+    digits: float,
+    sums: Mapping[float, np.ndarray],
+    counts: Mapping[float, np.ndarray],
+    clusters: Clusters,
+    resampling: tuple[int, int],
+) -> RarityBin:
+    """The interval of its own gain is over the texts that hold such tokens; that of the difference is over all."""
+    rows = np.flatnonzero(counts[digits])
+    of_these = clusters.among(rows)
+    gain = interval_of(Ratio(sums[digits][rows], counts[digits][rows]), *resampling, of_these)
+    rest = [other for other in sums if other != digits]
+    num_tokens = int(counts[digits].sum())
+    if not rest:
+        return RarityBin(_count_range(digits), num_tokens, len(of_these), gain, None)
+    others = Ratio(sum(sums[other] for other in rest), sum(counts[other] for other in rest))  # type: ignore[arg-type]
+    difference, p = difference_and_p(Ratio(sums[digits], counts[digits]), others, *resampling, clusters)
+    entry = {"value": difference.value, "n": num_tokens, "interval": [difference.low, difference.high], "p": p}
+    return RarityBin(_count_range(digits), num_tokens, len(of_these), gain, entry)
 
 
-def rarity_lines(bins: Iterable[RarityBin]) -> str:
+def gains_by_rarity(bins: Iterable[RarityBin]) -> dict[str, Entry]:
+    """As entries of `results.json`: `gain_bits/1-9` -> value, n (tokens), interval, and `gain_bits/1-9 - rest`."""
+    entries: dict[str, Entry] = {}
+    for b in bins:
+        interval = [b.gain.low, b.gain.high]
+        of = {"value": b.gain.value, "n": b.num_tokens, "clusters": b.num_sources, "interval": interval}
+        entries[f"gain_bits/{b.count_range}"] = of
+        if b.from_rest is not None:
+            entries[f"gain_bits/{b.count_range} - rest"] = b.from_rest
+    return entries
+
+
+def rarity_lines(bins: Sequence[RarityBin]) -> str:
     """As a table in Markdown."""
-    rows = [
-        [b.count_range, f"{b.num_tokens:,}", f"{b.gain.value:+.3f}", f"{b.gain.low:+.3f} to {b.gain.high:+.3f}"]
-        for b in bins
-    ]
-    return "\n" + "".join(f"{markdown_line(cells)}\n" for cells in (RARITY_TITLES, ["---"] * 4, *rows))
+    rows = (RARITY_TITLES, ["---"] * len(RARITY_TITLES), *map(_cells, bins))
+    foot = f"Verdicts on differences: Holm's correction for {len(bins)} comparisons."
+    return "\n" + "".join(f"{markdown_line(cells)}\n" for cells in rows) + f"\n{foot}\n"
+
+
+def _cells(b: RarityBin) -> list[str]:
+    interval = f"{b.gain.low:+.3f} to {b.gain.high:+.3f}"
+    from_rest = "" if b.from_rest is None else difference_text(b.from_rest)
+    return [b.count_range, f"{b.num_tokens:,}", f"{b.num_sources:,}", f"{b.gain.value:+.3f}", interval, from_rest]
 
 
 def token_gain_page(by_text: Sequence[Sequence[TokenGain]], bins: Sequence[RarityBin], num_rows: int = 20) -> str:
@@ -163,10 +222,6 @@ def _digits(gain: TokenGain) -> float:
     return math.inf if gain.count is None else len(str(gain.count)) if gain.count else 0
 
 
-def _mean_of(texts: Sequence[Sequence[float]]) -> Ratio:
-    return Ratio(np.array([math.fsum(gains) for gains in texts]), np.array([len(gains) for gains in texts]))
-
-
 def _count_range(digits: float) -> str:
     if math.isinf(digits):
         return NO_WORD
@@ -174,11 +229,7 @@ def _count_range(digits: float) -> str:
 
 
 def _rarity_table(bins: Sequence[RarityBin]) -> str:
-    rows = "".join(
-        f"<tr><td>{b.count_range}</td><td>{b.num_tokens:,}</td><td>{b.gain.value:+.3f}</td>"
-        f"<td>{b.gain.low:+.3f} to {b.gain.high:+.3f}</td></tr>"
-        for b in bins
-    )
+    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in _cells(b))}</tr>" for b in bins)
     return f"<table><tr>{''.join(f'<th>{title}</th>' for title in RARITY_TITLES)}</tr>{rows}</table>"
 
 

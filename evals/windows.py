@@ -1,25 +1,136 @@
-"""Whole texts as windows in which every token is scored once.
+"""Whole texts as spans in which every token is scored once, and which of them are measured.
 
-A window's context is the piece of text before its continuation. The first piece of a text has none: nothing can be
-retrieved for it, so it is scored without documents under every method, and counted.
+A span's tokens are scored after `context_tokens` of the text before, and documents are retrieved for the last
+`query_tokens` of it (In-Context RALM's query length; REPLUG has 128 of each). The first span of a text has nothing
+before it: nothing can be retrieved for it, so it is scored without documents under every method, and counted.
 """
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 from tokenizers import Tokenizer
 
-from replug.data.chunks import split_text
 from replug.data.records import Window
-from replug.data.sources.records import SourceText
-from replug.data.tokenizing import token_offsets
+from replug.data.tokenizing import TokenOffsets, token_offsets
+from replug.evals.words import unit_starts
+
+ROOM = 16  # tokens of what the LM holds that are left for those that begin its input, and for a word that is cut
 
 
-def windows_of(texts: Iterable[SourceText], tokenizer: Tokenizer, window: int) -> Iterator[Window]:
-    """Windows of `window` tokens, text after text; the last of a text may be shorter."""
-    for text in texts:
-        [offsets] = token_offsets(tokenizer, [text.text])
-        pieces = split_text(text.text, offsets, window)
-        assert "".join(pieces) == text.text, f"the windows of {text.id} do not join to it"
-        for number, piece in enumerate(pieces):
-            context = pieces[number - 1] if number else ""
-            yield Window(f"{text.id}#{number}", context, piece, text.domain, text.id)
+@dataclass(frozen=True, slots=True)
+class MeasuredText:
+    """A text as the LM reads it, and where the words and line ends of the original begin in it."""
+
+    id: str
+    domain: str
+    text: str
+    unit_starts: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredSpan(Window):
+    """A window whose `query` documents are retrieved for; `context` is what the LM reads before, `source` the text.
+
+    `num_words` words and line ends begin in it. `start` is its place in the text, in characters. `long_context` is as
+    much of the text before as the LM holds, where a method reads that.
+    """
+
+    query: str = ""
+    num_words: int = 0
+    start: int = 0
+    long_context: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SpanRule:
+    """Lengths in tokens. `stride` is from one span's first token to the next one's: `scored` where all are scored."""
+
+    scored: int
+    context: int
+    query: int
+    stride: int
+
+
+class TokenBorders:
+    """Where the tokens of a text end, in characters; white space before a word is part of its first token.
+
+    A character that several tokens share stays whole, in the earlier ones.
+    """
+
+    def __init__(self, text: str, offsets: TokenOffsets) -> None:
+        self._ends = [offsets[token][1] for token in range(len(offsets))]
+        self._length = len(text)
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, text: str) -> "TokenBorders":
+        return cls(text, token_offsets(tokenizer, [text])[0])
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def before(self, token: int) -> int:
+        """The character that a token begins at; the text's length where there is no such token."""
+        if token <= 0:
+            return 0
+        return self._length if token >= len(self) else self._ends[token - 1]
+
+    def token_at(self, place: int) -> int:
+        """How many tokens end at a character or before it."""
+        return bisect_right(self._ends, place)
+
+
+def scored_span(window: Window) -> ScoredSpan:
+    """A window that is measured as it is: retrieved for is the whole context."""
+    if isinstance(window, ScoredSpan):
+        return window
+    begun = unit_starts(window.context + window.continuation)
+    num_words = sum(start >= len(window.context) for start in begun)
+    return ScoredSpan(
+        window.id,
+        window.context,
+        window.continuation,
+        window.domain,
+        window.source,
+        window.gold,
+        query=window.context,
+        num_words=num_words,
+    )
+
+
+def spans_of(text: MeasuredText, tokenizer: Tokenizer, rule: SpanRule) -> Iterator[ScoredSpan]:
+    """The spans of a text in order, each called by its place in the text; the last may be shorter."""
+    borders, starts = TokenBorders.of(tokenizer, text.text), np.array(text.unit_starts)
+    for first in range(0, max(1, len(borders)), rule.stride):
+        start, end = borders.before(first), borders.before(first + rule.scored)
+        if end > start:
+            yield ScoredSpan(
+                id=f"{text.id}#{start}-{end}",
+                context=text.text[borders.before(first - rule.context) : start],
+                continuation=text.text[start:end],
+                domain=text.domain,
+                source=text.id,
+                query=text.text[borders.before(first - rule.query) : start],
+                num_words=int(((starts >= start) & (starts < end)).sum()),
+                start=start,
+            )
+
+
+def long_context(text: str, borders: TokenBorders, span: ScoredSpan, max_tokens: int | None) -> str:
+    """The end of the text before the span that an LM of so many tokens holds with it; `borders` are its own tokens'."""
+    if max_tokens is None:
+        return text[: span.start]
+    first, last = borders.token_at(span.start), borders.token_at(span.start + len(span.continuation))
+    return text[borders.before(first - max(0, max_tokens - ROOM - (last - first))) : span.start]
+
+
+def draw_evenly(num_all: int, num: int | None, seed: int) -> list[int]:
+    """So many rows in order, one drawn from each of as many equal parts of them all; all where there are no more.
+
+    Rows of a text stand together, so a text is drawn from in proportion to its length.
+    """
+    if num is None or num >= num_all:
+        return list(range(num_all))
+    borders = np.arange(num + 1) * num_all // num
+    return [int(row) for row in np.random.default_rng([seed, 4]).integers(borders[:-1], borders[1:])]

@@ -81,7 +81,7 @@ def _bpb_section(results: dict) -> str:
     lines = "".join(f"<p>{escape(line)}</p>" for line in [*weights_lines(results), *interval_lines(results)])
     return (
         f"<h2>Bits per byte on {results['num_windows']} held-out texts</h2><p class=muted>Lower is better; "
-        f"the best of a row is bold. Intervals: paired bootstrap over texts.</p>"
+        f"the best of a row is bold. Intervals: paired bootstrap over the texts' sources.</p>"
         f"<table><tr><th></th>{head}</tr>{rows}</table>{lines}"
         + to_svg(partial(figures.draw_bpb, results=results), width=9)
         + (_intervals_figure(results) if results["intervals"] else "")

@@ -39,7 +39,10 @@ RETRIEVERS = {"replug": "before", "lsr": "after", "best": "best"}  # as they are
 
 
 def bpb_results(rows: Sequence[Row], num_resamples: int, seed: int) -> dict[str, object]:
-    """Bits per byte over all texts and by domain, with 95% paired-bootstrap intervals of the differences."""
+    """Bits per byte over all texts and by domain, with 95% paired-bootstrap intervals of the differences.
+
+    Texts of one source are drawn together.
+    """
     measured = Measurements(rows, num_resamples, seed)
     methods, domains = list(measured.numbers), np.array([row["group"] for row in rows])
     among = {"all": measured.all, **{d: np.flatnonzero(domains == d) for d in sorted(set(domains) - {"all"})}}

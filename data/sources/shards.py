@@ -40,6 +40,11 @@ def plan_source_shards(source: str, in_one_piece: bool = False) -> list[SourceSh
     return shards
 
 
+def of_split(source: str, split: str) -> str:
+    """The source as it is, but for a dataset on the hub that names no split: this split of it."""
+    return hub.named_split(source, split) if not _claimed(source) and _files(source) is None else source
+
+
 def read_source_shard(source_shard: SourceShard, fields: FieldMap) -> Iterator[tuple[int, SourceText | Rejected]]:
     """The texts of a source shard, and what had to be rejected, each with its line; 0 stands for the whole file."""
     for line, item in read_with_passed(source_shard, fields):

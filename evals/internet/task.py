@@ -45,6 +45,10 @@ class InternetQa:
     def groups(self, example: Example) -> tuple[str, ...]:
         return (example.group,)
 
+    def compared(self, row: int) -> tuple[str, ...]:
+        question = self.prepared.questions[row]
+        return question.example.query, *question.answers
+
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
         question = self.prepared.questions[row]
         alone = {

@@ -1,12 +1,13 @@
 """Language modelling: how well texts are predicted, in bits per byte and perplexity (REPLUG, sections 5.1 and 6.1)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
-from replug.configs.methods import Method
-from replug.configs.schema import EvaluationConfig
+from replug.configs.methods import LONG_CONTEXT, Method
+from replug.configs.schema import EvaluationConfig, TextsConfig
 from replug.data.records import Window
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook, texts_of
@@ -15,6 +16,7 @@ from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM
 from replug.evals.loop import Metric, Outcome, Outcomes
 from replug.evals.metrics import bits_of
 from replug.evals.questions import unasked_problems
+from replug.evals.windows import ScoredSpan, scored_span
 from replug.models.black_box_lm import AsyncLM, ContinuationScore
 from replug.models.ensemble import mix_token_logprobs
 from replug.models.prompt import PromptTemplate
@@ -28,7 +30,7 @@ class LanguageModelling:
     metrics: Mapping[str, Metric] = {
         "bpb": BITS_PER_BYTE,
         "token_perplexity": Metric("bits", "tokens", np.exp2),  # tokens of the LM
-        "word_perplexity": Metric("bits", "words", np.exp2),  # words between white space
+        "word_perplexity": Metric("bits", "words", np.exp2),  # words and line ends of the original text
     }
 
     def __init__(
@@ -39,73 +41,110 @@ class LanguageModelling:
         tokens_of: Callable[[str], list[str]] | None = None,
     ) -> None:
         """With `tokens_of`, which cuts a text into the LM's tokens, outcomes hold their texts."""
-        self._lm, self._template, self._windows, self._tokens_of = lm, template, windows, tokens_of
-        self.examples = window_examples(windows)
+        self._lm, self._template, self._tokens_of = lm, template, tokens_of
+        self._spans = [scored_span(window) for window in windows]
+        self.examples = window_examples(self._spans)
 
     def groups(self, example: Example) -> tuple[str, ...]:
         return (example.group,)
 
+    def compared(self, row: int) -> tuple[str, ...]:
+        span = self._spans[row]
+        return span.context + span.continuation, span.continuation
+
     def shown(self, row: int, method: str, evidence: Evidence) -> dict[str, Any]:
-        window, text = self._windows[row], evidence.texts[0]
-        prompt = self._template.prefix(text, window.context, window.continuation, evidence.is_concatenated)
-        return {"references": [window.continuation], "prompt": prompt}
+        span = self._spans[row]
+        prefixes = self._prefixes(span, {method: evidence})
+        return {"references": [span.continuation], "prompt": prefixes[evidence.texts[0], evidence.has_long_context]}
 
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
-        window, texts = self._windows[row], texts_of(evidence)
-        prefixes = [
-            self._template.prefix(text, window.context, window.continuation, keep_end)
-            for text, keep_end in texts.items()
-        ]
-        future = self._lm.submit(prefixes, [window.continuation] * len(prefixes))
+        span = self._spans[row]
+        prefixes = self._prefixes(span, evidence)
+        asked = list(dict.fromkeys(prefixes.values()))
+        future = self._lm.submit(asked, [span.continuation] * len(asked))
 
         def finish() -> Outcomes:
-            scores = dict(zip(texts, future.result(), strict=True))
-            tokens = {"token_texts": self._tokens_of(window.continuation)} if self._tokens_of else {}
+            scores = dict(zip(asked, future.result(), strict=True))
+            tokens = {"token_texts": self._tokens_of(span.continuation)} if self._tokens_of else {}
             return {
-                name: _outcome(window, one, [scores[text] for text in one.texts], tokens)
+                name: _outcome(span, one, [scores[prefixes[text, one.has_long_context]] for text in one.texts], tokens)
                 for name, one in evidence.items()
             }
 
         return finish
 
+    def _prefixes(self, span: ScoredSpan, evidence: Mapping[str, Evidence]) -> dict[tuple[str | None, bool], str]:
+        """By document, and whether the LM reads as much of the text before as it holds."""
+        short = {name: one for name, one in evidence.items() if not one.has_long_context}
+        prefixes = {
+            (text, False): self._template.prefix(text, span.context, span.continuation, keep_end)
+            for text, keep_end in texts_of(short).items()
+        }
+        if len(short) < len(evidence):
+            assert span.long_context is not None, "the texts were read for a method that reads on in them"
+            prefixes[None, True] = self._template.prefix(None, span.long_context, span.continuation)
+        return prefixes
+
 
 def window_examples(windows: Sequence[Window]) -> list[Example]:
-    """What is retrieved for is the context."""
-    return [Example(w.id, w.context, w.domain, w.gold, w.source) for w in windows]
+    """What is retrieved for is the context, or the end of it that is a span's query."""
+    return [Example(w.id, w.query, w.domain, w.gold, w.source) for w in map(scored_span, windows)]
 
 
 def _outcome(
-    window: Window, evidence: Evidence, scores: Sequence[ContinuationScore], detail: dict[str, list[str]]
+    span: ScoredSpan, evidence: Evidence, scores: Sequence[ContinuationScore], detail: dict[str, list[str]]
 ) -> Outcome:
     mixed = mix_token_logprobs(np.stack([score.token_logprobs for score in scores]), evidence.similarities)
     numbers = {
         "bits": bits_of(mixed),
-        "bytes": float(len(window.continuation.encode())),
+        "bytes": float(len(span.continuation.encode())),
         "tokens": float(len(mixed)),
-        "words": float(len(window.continuation.split())),
+        "words": float(span.num_words),
     }
     return Outcome(numbers, {**detail, "token_logprobs": [round(float(value), 6) for value in mixed]})
 
 
 def lm_dataset(config: EvaluationConfig, corpus: Corpus | None, with_tokens: bool = False) -> EvalDataset:
     """Outcomes hold the texts of tokens where they are asked for."""
-    from replug.evals.texts import read_windows, token_texts  # brings torch: only once the configuration is checked
+    from replug.evals.own_source import require_sources
+    from replug.evals.texts import read_spans, token_texts  # brings torch: only once the configuration is checked
 
-    windows = read_windows(config, corpus)
+    spans = read_spans(config, corpus)
     tokens_of = token_texts(config) if with_tokens else None
 
     def make_task(asked: PromptedLM | None, book: EvidenceBook) -> LanguageModelling:
         assert asked is not None
-        return LanguageModelling(asked.lm, asked.template, windows, tokens_of)
+        return LanguageModelling(asked.lm, asked.template, spans, tokens_of)
 
-    return EvalDataset([window.context for window in windows], make_task)
+    sources = [span.source for span in spans]
+    if config.exclude_own_source:
+        require_sources([span.id for span in spans], sources)
+    predicted = [span.continuation for span in spans]
+    return EvalDataset([span.query for span in spans], make_task, sources=sources, predicted=predicted)
 
 
 def text_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
     yield from unasked_problems(config, methods)
-    data = config.data
-    if not (config.texts.path or data.source or data.prepared or (data.queries and data.heldout)):
+    data, keys = config.data, config.texts
+    if not (keys.path or data.source or data.prepared or (data.queries and data.heldout)):
         yield "texts.path is missing; expected texts to measure, or held-out ones: data.prepared or data.source"
+    if not keys.path:
+        yield from _heldout_problems(config, methods)
+    if keys.stride_tokens is not None and keys.stride_tokens < keys.scored_tokens:
+        yield (
+            f"texts.stride_tokens is {keys.stride_tokens}, less than texts.scored_tokens, {keys.scored_tokens}: tokens "
+            "would count twice; expected as many or more"
+        )
 
 
-EVALUATION = EvaluationKind(lm_dataset, text_problems)
+def _heldout_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
+    """Held-out texts are measured as they were cut."""
+    usual = TextsConfig(max_windows=config.texts.max_windows)
+    for field in fields(TextsConfig):
+        if getattr(config.texts, field.name) != getattr(usual, field.name):
+            yield f"texts.{field.name} is set, but held-out texts are measured as they are; expected it with texts.path"
+    if any(method.source == LONG_CONTEXT for method in methods):
+        yield "methods: long_context reads on in whole texts, and held-out ones have no more; expected texts.path"
+
+
+EVALUATION = EvaluationKind(lm_dataset, text_problems, has_sources=True)

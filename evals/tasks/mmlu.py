@@ -51,6 +51,13 @@ class Mmlu:
     def groups(self, example: Example) -> tuple[str, ...]:
         return (CATEGORY_OF[example.group], example.group)
 
+    def stratum(self, example: Example) -> str:
+        return example.group
+
+    def compared(self, row: int) -> tuple[str, ...]:
+        question = self._questions[row]
+        return question.example.query, " ".join((question.example.query, *question.choices))
+
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
         question, texts = self._questions[row], texts_of(evidence)
         build = partial(mmlu_prompt, question, self._demonstrations[question.example.group])

@@ -62,6 +62,9 @@ class OpenQa:
     def groups(self, example: Example) -> tuple[str, ...]:
         return (example.group,)
 
+    def compared(self, row: int) -> tuple[str, ...]:
+        return self._questions[row].example.query, *self._questions[row].answers
+
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
         question = self._questions[row]
         futures = {

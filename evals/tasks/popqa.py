@@ -98,6 +98,10 @@ class PopQa:
     def groups(self, example: Example) -> tuple[str, ...]:
         return (example.group, popularity_bin(self._popularity[example.id]))
 
+    def compared(self, row: int) -> tuple[str, ...]:
+        question = self._asked[row].question
+        return question.example.query, *question.answers
+
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
         futures = {
             name: self._lm.submit_ensemble(

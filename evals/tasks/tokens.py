@@ -8,6 +8,7 @@ from replug.configs.methods import Method
 from replug.configs.schema import EvaluationConfig
 from replug.data.files import replace_file
 from replug.data.store import Corpus
+from replug.evals.comparison import clusters_of
 from replug.evals.evidence import EvidenceBook
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished
 from replug.evals.outcomes import Row
@@ -38,7 +39,7 @@ def add_gains(finished: Finished) -> str:
     """The gain by rarity among the second method's results, and tokens.html, a coloured page."""
     config, book = finished.config, finished.book
     by_text = _gains_by_text(finished.rows, book)
-    bins = rarity_bins(by_text, config.num_resamples, config.seed)
+    bins = rarity_bins(by_text, config.num_resamples, config.seed, clusters_of(finished.rows))
     finished.results[book.methods[1].name] |= gains_by_rarity(bins)
     replace_file(finished.folder.tokens, token_gain_page(by_text, bins).encode())
     return rarity_lines(bins)
@@ -60,4 +61,4 @@ def _gains_by_text(rows: Sequence[Row], book: EvidenceBook) -> list[list[TokenGa
     return [token_gains(text, counts) for text in texts]
 
 
-EVALUATION = EvaluationKind(token_dataset, token_problems, add_findings=add_gains)
+EVALUATION = EvaluationKind(token_dataset, token_problems, has_sources=True, add_findings=add_gains)

@@ -107,8 +107,8 @@ OVERRIDES = [
     ("lm.max_requests=0", "lm.max_requests is 0; expected a number above 0"),
     # combinations
     ("data.query_share=0.9 data.heldout_share=0.1", "data.query_share + data.heldout_share is 1; expected less than 1"),
-    ("data.prepared=set", "data.source and data.prepared are both set; expected one way"),
-    ("data.corpus=a.jsonl", "data.corpus and data.source are both set; expected one way"),
+    ("data.source=a data.prepared=set", "data.source and data.prepared are both set; expected one way"),
+    ("data.corpus=a.jsonl data.source=b", "data.corpus and data.source are both set; expected one way"),
     ("data.source=null data.corpus=a data.prepared=b", "data.corpus and data.prepared are both set; expected one way"),
     ("refresh.every_steps=10 refresh.lag_steps=11", "refresh.lag_steps is 11; expected 0 to refresh.every_steps (10)"),
     ("refresh.lag_steps=-1", "refresh.lag_steps is -1; expected 0 to refresh.every_steps (3000)"),

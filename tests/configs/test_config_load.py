@@ -1,5 +1,6 @@
 """What a configuration file, its overrides and the defaults come to."""
 
+from dataclasses import replace
 from enum import Enum
 from operator import attrgetter
 from pathlib import Path
@@ -16,7 +17,7 @@ from replug.configs.load import (
     names_evaluation,
 )
 from replug.configs.refresh_policy import Adopt, RefreshMode, RefreshPolicy, refresh_policy
-from replug.configs.schema import Config, LMConfig, LMScore, RetrieverConfig, Similarity
+from replug.configs.schema import Config, DataConfig, LMConfig, LMScore, RetrieverConfig, Similarity
 
 FOLDER = Path(__file__).parents[2] / "configs"
 EVALUATIONS = [*sorted(FOLDER.glob("eval_*.yaml")), *sorted(FOLDER.glob("paper_tables/*.yaml"))]
@@ -82,6 +83,27 @@ def test_an_override_beats_the_file_and_the_file_beats_the_default(tmp_path):
     yaml = "train: {max_steps: 7, batch_size: 8}"
     train = load(tmp_path, yaml, "train.batch_size=9").train
     assert (train.max_steps, train.batch_size, train.pipeline_depth) == (7, 9, 1)
+
+
+@pytest.mark.parametrize(
+    ("yaml", "overrides", "left"),
+    [
+        ("data: {source: a}", ["data.corpus=c", "data.queries=q"], {"corpus": "c", "queries": "q"}),
+        ("data: {source: a, window: 7}", ["data.prepared=p"], {"prepared": "p", "window": 7}),
+        ("data: {corpus: c, queries: q, heldout: h}", ["data.source=s"], {"source": "s"}),
+        (
+            "data: {corpus: c, queries: q, heldout: h}",
+            ["data.corpus=d"],
+            {"corpus": "d", "queries": "q", "heldout": "h"},
+        ),
+        ("data: {source: a}", ["data.corpus=null"], {"source": "a"}),
+        ("data: {source: a}", ["data.window=9"], {"source": "a", "window": 9}),
+        ("seed: 1", ["data.source=s"], {"source": "s"}),
+    ],
+)
+def test_a_way_of_giving_data_on_the_command_line_overrules_the_files(tmp_path, yaml, overrides, left):
+    data = load(tmp_path, yaml, *overrides).data
+    assert data == replace(DataConfig(), **left)
 
 
 def test_the_last_of_two_overrides_counts(tmp_path):

@@ -89,7 +89,9 @@ def test_the_papers_setting_is_the_default():
         "train.warmup_ratio": 0.1,
         "evaluate.k": 10,
         "data.window": 128,
-        "texts.window": 128,
+        "texts.scored_tokens": 128,
+        "texts.context_tokens": 128,
+        "texts.query_tokens": 128,
         "k": 10,
     }
     assert {path: KEYS[path].default for path in expected} == expected

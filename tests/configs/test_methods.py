@@ -46,7 +46,10 @@ def test_documents_are_of_a_corpus_but_for_those_that_the_lm_writes():
         (["genread@2"], "genread@2; the LM writes one document, so expected `genread`"),
         (["genread@0"], "the LM writes one document"),
         (["genread/concat"], "the LM writes one document"),
-        (["contriever"], "contriever is unknown; expected one of none, random, bm25, genread, replug, lsr"),
+        (
+            ["contriever"],
+            "contriever is unknown; expected one of none, random, bm25, genread, long_context, replug, lsr",
+        ),
         (["none", "replug", "none"], "names none twice"),
     ],
 )

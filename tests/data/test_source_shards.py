@@ -23,7 +23,7 @@ import replug.data.tokenizing
 from replug.configs.errors import UserError
 from replug.data.chunks import split_text
 from replug.data.sources.records import FieldMap, SourceText
-from replug.data.sources.shards import plan_source_shards, read_source_shard
+from replug.data.sources.shards import of_split, plan_source_shards, read_source_shard
 from replug.data.tokenizing import load_plain, token_offsets
 from tests.support.preparing import WORDS, contents, prepare, rows_of, texts_of, write_jsonl
 from tests.support.real_models import real_encoder
@@ -169,7 +169,7 @@ def hub(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     real = replug.data.sources.shards._files
     monkeypatch.setattr(
-        replug.data.sources.shards, "_files", lambda source: None if source == "corpus" else real(source)
+        replug.data.sources.shards, "_files", lambda source: None if source.split(":")[0] == "corpus" else real(source)
     )
     return tmp_path / "corpus"
 
@@ -195,6 +195,38 @@ def test_bad_rows_of_a_dataset_of_the_hub_are_counted_with_their_place_in_all_of
         ("corpus", 81, "text_empty"),
         ("corpus", 152, "text_empty"),
     ]
+
+
+def test_a_split_of_a_dataset_is_named_behind_its_configuration(hub):
+    for split in ("train", "validation"):
+        write_jsonl(hub / f"{split}-00000-of-00001.jsonl", [{"id": split, "text": f"a {split} text"}])
+    assert [text.id for text in read("corpus")] == ["train"]
+    assert [text.id for text in read("corpus::validation")] == ["validation"]
+    assert [text.id for text in read(of_split("corpus::validation", "test"))] == ["validation"]
+    assert [text.id for text in read(of_split("corpus", "validation"))] == ["validation"]
+    with pytest.raises(
+        UserError, match="corpus::test has no split 'test'; expected one of train, validation, such as corpus::train"
+    ):
+        plan_source_shards(of_split("corpus", "test"))
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("Salesforce/wikitext:wikitext-103-raw-v1", "Salesforce/wikitext:wikitext-103-raw-v1:test"),
+        ("Salesforce/wikitext:wikitext-103-raw-v1:validation", "Salesforce/wikitext:wikitext-103-raw-v1:validation"),
+        ("a/b", "a/b::test"),
+        ("stand_in", "stand_in"),
+        ("package:wikipedia", "package:wikipedia"),
+    ],
+)
+def test_only_a_dataset_of_the_hub_without_a_split_gets_one(name, named):
+    assert of_split(name, "test") == named
+
+
+def test_a_file_has_no_split(tmp_path):
+    path = str(write_jsonl(tmp_path / "raw.jsonl", ROWS))
+    assert of_split(path, "test") == path
 
 
 def test_a_dataset_that_is_not_there_is_a_users_error(hub, monkeypatch):

@@ -5,9 +5,12 @@ import pytest
 
 from replug.evals import intervals
 from replug.evals.intervals import (
+    Clusters,
     Interval,
     Ratio,
+    difference_and_p,
     difference_interval,
+    holm,
     interval_of,
     interval_of_shares,
     value_of,
@@ -202,3 +205,90 @@ def test_a_share_has_wilsons_interval_which_has_a_width_where_all_examples_are_a
 )
 def test_what_is_no_share_has_a_bootstraps_interval(ratio: Ratio) -> None:
     assert interval_of_shares(ratio, 300) == interval_of(ratio, 300)
+
+
+# Clusters and strata --------------------------------------------------------------------------------------------------
+
+
+def windows_of_texts(seed: int, num_texts: int = 64, num_windows: int = 39, correlation: float = 0.2) -> np.ndarray:
+    """Values [texts, windows] of mean 0 and variance 1; those of one text are correlated."""
+    rng = np.random.default_rng(seed)
+    of_text = rng.normal(size=(num_texts, 1)) * np.sqrt(correlation)
+    return of_text + rng.normal(size=(num_texts, num_windows)) * np.sqrt(1 - correlation)
+
+
+def covers(values: np.ndarray, clusters: Clusters | None) -> bool:
+    found = interval_of(mean_of(values.ravel()), 200 if clusters else 100, clusters=clusters)
+    return found.low <= 0 <= found.high
+
+
+def test_the_interval_of_clusters_covers_the_truth_95_times_in_100_and_that_of_windows_does_not() -> None:
+    texts = Clusters.by_name(np.repeat(np.arange(64), 39).tolist())
+    assert 0.90 <= np.mean([covers(windows_of_texts(seed), texts) for seed in range(160)]) <= 0.98
+    assert np.mean([covers(windows_of_texts(seed), None) for seed in range(20)]) < 0.75
+
+
+def test_clusters_of_one_example_each_have_the_interval_without_clusters(two_methods: tuple[Ratio, Ratio]) -> None:
+    alone = Clusters.by_name(list(range(30)))
+    assert interval_of(two_methods[0], 300, clusters=alone) == interval_of(two_methods[0], 300)
+    assert difference_and_p(*two_methods, 300, clusters=alone)[0] == difference_interval(*two_methods, 300)
+
+
+def test_clusters_are_numbered_as_they_come_and_examples_taken_from_them_keep_theirs() -> None:
+    clusters = Clusters.by_name(["b", "a", "b", "c"], ["x", "y", "x", "x"])
+    assert clusters.of_example.tolist() == [0, 1, 0, 2] and clusters.strata.tolist() == [0, 1, 0]
+    assert clusters.sums(np.array([[1.0], [2.0], [3.0], [4.0]])).ravel().tolist() == [4, 2, 4]
+    some = clusters.among(np.array([1, 3]))
+    assert some.of_example.tolist() == [0, 1] and some.strata.tolist() == [1, 0]
+    with pytest.raises(ValueError, match="cluster 'a' is in the strata 'x' and 'y'"):
+        Clusters.by_name(["a", "a"], ["x", "y"])
+
+
+def test_every_resample_has_as_many_of_a_stratum_as_there_are() -> None:
+    strata = np.array([0, 1, 0, 0, 1])
+    [counts] = intervals.resample_counts(5, 50, 0, strata)
+    assert (counts[:, strata == 0].sum(axis=1) == 3).all() and (counts[:, strata == 1].sum(axis=1) == 2).all()
+    assert len(np.unique(counts, axis=0)) > 20
+
+
+def test_what_differs_between_strata_alone_does_not_widen_the_interval() -> None:
+    right = np.array([1.0] * 50 + [0.0] * 49 + [1.0])
+    subjects = Clusters.by_name(list(range(100)), ["easy"] * 50 + ["hard"] * 50)
+    stratified, drawn = (interval_of(mean_of(right), 2000, clusters=c) for c in (subjects, None))
+    assert stratified.high - stratified.low < 0.3 * (drawn.high - drawn.low)
+
+
+def test_a_share_of_clusters_or_strata_has_a_bootstraps_interval_unless_that_has_no_width() -> None:
+    right = Ratio(np.array([1.0, 0.0, 1.0, 1.0]), np.ones(4))
+    two = Clusters.by_name([0, 0, 1, 1])
+    assert interval_of_shares(right, 300, clusters=two) == interval_of(right, 300, clusters=two)
+    of_subjects = Clusters.by_name(list(range(4)), ["a", "b", "a", "a"])
+    assert interval_of_shares(right, 300, clusters=of_subjects) == wilson_interval(3, 4)
+
+
+def test_a_resample_without_anything_to_divide_by_is_left_out() -> None:
+    found = interval_of(Ratio(np.array([0.0, 2.0, 0.0]), np.array([0.0, 1.0, 0.0])), 300)
+    assert found == Interval(2.0, 2.0, 2.0)
+
+
+def test_holms_p_values_are_the_known_ones() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.9]) == [1.0, 1.0] and holm([]) == []
+
+
+def test_a_p_value_is_below_one_in_twenty_where_the_interval_is_without_zero() -> None:
+    decided = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        a = rng.normal(0.2, 1, size=100)
+        interval, p = difference_and_p(mean_of(a), mean_of(np.zeros(100)), 999)
+        decided += interval.low > 0
+        assert (p < 0.05) == (interval.low > 0 or interval.high < 0)
+    assert 10 < decided < 50
+
+
+def test_a_clear_difference_has_a_smaller_p_value_than_the_number_of_resamples_bounds() -> None:
+    a = np.random.default_rng(0).normal(3, 1, size=100)
+    assert difference_and_p(mean_of(a), mean_of(np.zeros(100)), 100)[1] < 1e-6
+    one = Clusters.by_name([0] * 100)
+    assert difference_and_p(mean_of(a), mean_of(np.zeros(100)), 100, clusters=one)[1] == 1.0

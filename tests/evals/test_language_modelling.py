@@ -12,9 +12,11 @@ from replug.configs.methods import parse_methods
 from replug.data.records import Document, Window
 from replug.data.shards import write_documents
 from replug.data.store import CorpusStore
+from replug.evals.comparison import clusters_of
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, random_documents
 from replug.evals.loop import EXAMPLES_IN_FLIGHT, outcome_rows
 from replug.evals.tasks.lm import LanguageModelling
+from replug.evals.windows import ScoredSpan
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
@@ -136,3 +138,28 @@ def test_random_documents_are_distinct_and_the_same_for_the_same_seed() -> None:
     assert set(rows.ravel().tolist()) == set(range(9))
     np.testing.assert_array_equal(rows, random_documents(9, 200, 4, seed=1).doc_rows)
     assert (rows != random_documents(9, 200, 4, seed=2).doc_rows).any()
+
+
+def test_a_long_context_is_read_without_a_document_and_beside_the_short_one(corpus: CorpusStore) -> None:
+    lm = ImmediateLM()
+    before = "red sky over the sea"
+    span = ScoredSpan("w", "the sea", " red sky", "x", query="sea", num_words=2, long_context=before)
+    methods = parse_methods(["none", "long_context", "replug"], 1, {"replug": "path"})
+    found = {"replug": RetrievedDocuments(np.array([[2]]), np.zeros((1, 1)))}
+    task = LanguageModelling(lm, PromptTemplate(SEPARATOR), [span])
+    [row] = outcome_rows(task, EvidenceBook(methods, corpus, found, [True]))
+    assert [prefix for prefix, _ in lm.calls[0]] == ["the sea", "a green tree\n\nthe sea", before]
+    bits = {name: of["numbers"]["bits"] for name, of in row["methods"].items()}
+    assert bits["long_context"] < bits["none"] - 5, "it has seen the words"
+    assert row["methods"]["none"]["numbers"]["words"] == 2
+    assert task.examples[0].query == "sea"
+    shown = task.shown(0, "long_context", EvidenceBook(methods, corpus, found, [True]).of(0)["long_context"])
+    assert shown["prompt"] == before
+
+
+def test_rows_name_the_source_of_a_text_and_its_texts_are_one_cluster(corpus: CorpusStore) -> None:
+    windows = [Window(f"w{i}", "the sea", " red sky", "x", "a" if i < 3 else None) for i in range(5)]
+    book = EvidenceBook(parse_methods(["none"], 1, {}), corpus, {}, [True] * 5)
+    rows = list(outcome_rows(LanguageModelling(ImmediateLM(), PromptTemplate(SEPARATOR), windows), book))
+    assert [row.get("source") for row in rows] == ["a", "a", "a", None, None]
+    assert clusters_of(rows).of_example.tolist() == [0, 0, 0, 1, 2]

@@ -62,7 +62,7 @@ def outcome_rows(task, evidence):
 
 def test_bits_per_byte_and_perplexity_of_a_known_distribution_are_exact():
     lm = KnownLM(lambda prefix, continuation: [math.log(1 / 8)] * 4)
-    windows = [Window("a", "x", "ab cd ef", "d"), Window("b", "x", "äö gh", "d")]
+    windows = [Window("a", "x ", "ab cd ef", "d"), Window("b", "x ", "äö gh", "d")]
     task = LanguageModelling(lm, PromptTemplate("\n"), windows)
     results = compare(task, outcome_rows(task, {"none": NOTHING}), PaperConfig(), 100, 0)["none"]
     assert results["bpb"]["value"] == pytest.approx(24 / (8 + 7), rel=1e-6)  # 2 texts x 4 tokens x 3 bits

@@ -6,12 +6,12 @@ import re
 import numpy as np
 import pytest
 
-from replug.evals.intervals import Interval
+from replug.evals.intervals import Clusters, Interval
 from replug.evals.token_gain import (
-    RarityBin,
     ScoredText,
     TokenGain,
     count_words,
+    gains_by_rarity,
     most_changed,
     rarity_bins,
     token_gain_page,
@@ -99,8 +99,33 @@ def test_bins_go_by_powers_of_ten_and_the_mean_is_of_their_tokens() -> None:
 def test_intervals_are_over_texts_that_have_such_tokens() -> None:
     texts = [[gain(1.0, 5), gain(1.0, 5), gain(2.0, 0)], [gain(4.0, 5)], [gain(7.0, None)]]
     [none, few, no_word] = rarity_bins(texts, num_resamples=500)
-    assert few == RarityBin("1-9", 3, Interval(2.0, 1.0, 4.0))
+    assert (few.count_range, few.num_tokens, few.num_sources) == ("1-9", 3, 2)
+    assert few.gain == Interval(2.0, 1.0, 4.0)
     assert none.gain == Interval(2.0, 2.0, 2.0) and no_word.gain == Interval(7.0, 7.0, 7.0)
+
+
+def test_a_bin_is_compared_with_all_other_tokens_over_the_same_resamples() -> None:
+    rng = np.random.default_rng(0)
+    texts = [
+        [gain(level + 2 + noise, 5), gain(level + noise, 50), gain(level - noise, 5000)]
+        for level, noise in zip(rng.normal(0, 5, 40), rng.normal(0, 0.1, 40), strict=True)
+    ]
+    few, *others = rarity_bins(texts, num_resamples=300)
+    assert few.gain.high - few.gain.low > 2, "texts differ far more than bins do"
+    assert few.from_rest["value"] == pytest.approx(2, abs=0.1)
+    assert few.from_rest["interval"][0] > 1.9 and few.from_rest["p_holm"] < 0.05
+    assert all(other.from_rest["interval"][1] < 0 for other in others)
+    assert gains_by_rarity([few])["gain_bits/1-9 - rest"] is few.from_rest
+
+
+def test_texts_of_one_source_are_one_cluster() -> None:
+    texts = [[gain(float(row), 5), gain(0.0, 50)] for row in range(6)]
+    [few, _] = rarity_bins(texts, 300, clusters=Clusters.by_name(["a", "a", "a", "b", "b", "b"]))
+    assert few.num_sources == 2 and few.gain == Interval(2.5, 1.0, 4.0)
+
+
+def test_a_single_bin_has_nothing_to_be_compared_with() -> None:
+    assert rarity_bins([[gain(1.0, 5)]], 10)[0].from_rest is None
 
 
 def test_the_mean_over_all_bins_is_the_difference_in_bits_of_the_text() -> None:
@@ -132,7 +157,7 @@ def test_the_page_colours_what_helped_green_and_what_hurt_red(page: str) -> None
 
 
 def test_the_page_holds_both_tables(page: str) -> None:
-    assert "<tr><td>1-9</td><td>3</td><td>+1.667</td><td>+1.667 to +1.667</td></tr>" in page
+    assert "<tr><td>1-9</td><td>3</td><td>1</td><td>+1.667</td><td>+1.667 to +1.667</td><td>" in page
     helped, hurt = page.split("<h2>Helped most</h2>")[1].split("<h2>Hurt most</h2>")
     assert helped.index("&#x27; Tap&#x27;") < helped.index("&#x27;annock&#x27;")
     assert "&#x27; river&#x27;" in hurt.split("<h2>Texts</h2>")[0]

@@ -1,37 +1,100 @@
-"""Whole texts as windows."""
+"""Whole texts as spans: what is scored, read before and searched for, whose words count, and which are drawn."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replug.data.sources.records import SourceText
+from replug.data.records import Window
 from replug.data.tokenizing import load_plain, word_tokenizer
-from replug.evals.windows import windows_of
+from replug.evals.windows import (
+    ROOM,
+    MeasuredText,
+    SpanRule,
+    TokenBorders,
+    draw_evenly,
+    long_context,
+    scored_span,
+    spans_of,
+)
+from replug.evals.words import unit_starts
 from replug.models.local.stand_in_lm import WORD
 
 WORDS = load_plain(word_tokenizer(WORD.pattern))
+PAIRS = load_plain(word_tokenizer(r"\s?\S{1,2}|\s"))  # cuts words after two characters
+
+
+def measured(text: str, name: str = "t") -> MeasuredText:
+    return MeasuredText(name, "all", text, unit_starts(text))
+
+
+def rule(scored: int, context: int | None = None, query: int | None = None, stride: int | None = None) -> SpanRule:
+    return SpanRule(scored, context or scored, query or scored, stride or scored)
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.text(min_size=1, max_size=200), min_size=1, max_size=3), st.integers(1, 7))
-def test_every_character_is_scored_once_and_stands_behind_the_piece_before_it(texts, window):
-    sources = [SourceText(str(number), text, "all") for number, text in enumerate(texts)]
-    windows = list(windows_of(sources, WORDS, window))
-    for source in sources:
-        of = [w for w in windows if w.source == source.id]
-        assert "".join(w.continuation for w in of) == source.text
-        assert of[0].context == ""
-        assert [w.context for w in of[1:]] == [w.continuation for w in of[:-1]]
+@given(st.text(min_size=1, max_size=200), st.integers(1, 7))
+def test_every_character_is_scored_once_and_stands_behind_the_piece_before_it(text, tokens):
+    spans = list(spans_of(measured(text), WORDS, rule(tokens)))
+    assert "".join(span.continuation for span in spans) == text
+    assert spans[0].context == spans[0].query == ""
+    assert [span.context for span in spans[1:]] == [span.continuation for span in spans[:-1]]
 
 
-def test_a_window_holds_so_many_tokens_and_the_last_what_is_left():
-    [a, b] = windows_of([SourceText("t", "one two three four five", "news")], WORDS, 3)
+def test_a_span_holds_so_many_tokens_and_the_last_what_is_left():
+    [a, b] = spans_of(MeasuredText("t", "news", "one two three four five", []), WORDS, rule(3))
     assert (a.continuation, b.continuation) == ("one two three", " four five")
-    assert (a.id, b.id, a.domain) == ("t#0", "t#1", "news")
+    assert (a.id, b.id, a.domain, a.source) == ("t#0-13", "t#13-23", "news", "t")
 
 
-@pytest.mark.parametrize("window", [1, 2, 50])
-def test_the_words_of_all_windows_are_those_of_the_text(window):
-    text = "a  b\nc d\n\ne"
-    windows = list(windows_of([SourceText("t", text, "all")], WORDS, window))
-    assert sum(len(w.continuation.split()) for w in windows) == len(text.split())
+def test_what_is_read_searched_for_and_stepped_over_have_lengths_of_their_own():
+    spans = list(spans_of(measured("a b c d e f g"), WORDS, rule(scored=1, context=3, query=2, stride=3)))
+    assert [(span.continuation, span.context, span.query) for span in spans] == [
+        ("a", "", ""),
+        (" d", "a b c", " b c"),
+        (" g", " d e f", " e f"),
+    ]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text(st.sampled_from("ab é\n\t"), min_size=1, max_size=80), st.integers(1, 9))
+def test_the_words_and_line_ends_of_all_spans_are_those_of_the_text_whatever_the_tokens(text, tokens):
+    """A word that a border cuts counts once."""
+    for tokenizer in (WORDS, PAIRS):
+        spans = spans_of(measured(text), tokenizer, rule(tokens))
+        assert sum(span.num_words for span in spans) == len(text.split()) + text.count("\n")
+
+
+def test_a_word_that_a_border_cuts_counts_where_it_begins():
+    spans = list(spans_of(measured("abcdef gh\n"), PAIRS, rule(2)))
+    assert [(span.continuation, span.num_words) for span in spans] == [("abcd", 1), ("ef gh", 1), ("\n", 1)]
+
+
+def test_a_held_out_text_counts_the_words_that_begin_in_its_continuation():
+    span = scored_span(Window("w", "half a wo", "rd and\nmore", "x"))
+    assert (span.query, span.num_words) == ("half a wo", 3)
+    assert scored_span(span) is span
+
+
+def test_a_long_context_is_the_end_of_the_text_before_that_the_lm_holds_with_the_span():
+    text = " ".join(f"w{number}" for number in range(100))
+    borders = TokenBorders.of(WORDS, text)
+    *_, last = spans_of(measured(text), WORDS, rule(10))
+    assert long_context(text, borders, last, None) == text[: last.start]
+    some = long_context(text, borders, last, ROOM + 10 + 20)
+    assert text[: last.start].endswith(some) and some.split() == [f"w{number}" for number in range(70, 90)]
+    assert long_context(text, borders, last, 5) == "", "the span alone fills the LM"
+
+
+def test_spans_are_drawn_from_equal_parts_of_all_so_every_text_gives_some():
+    rows = draw_evenly(64 * 39, 200, seed=0)
+    assert len(rows) == len(set(rows)) == 200 and rows == sorted(rows)
+    of_texts = np.bincount(np.array(rows) // 39, minlength=64)
+    assert of_texts.min() >= 2 and of_texts.max() <= 5
+    assert draw_evenly(64 * 39, 200, seed=0) == rows != draw_evenly(64 * 39, 200, seed=1)
+    assert draw_evenly(3, None, 0) == draw_evenly(3, 5, 0) == [0, 1, 2]
+
+
+def test_every_span_may_be_drawn_as_well_as_any_other():
+    drawn = np.bincount([row for seed in range(400) for row in draw_evenly(10, 4, seed)], minlength=10)
+    assert drawn == pytest.approx(160, abs=60)

@@ -1,0 +1,134 @@
+"""Every command that README, docs, comments of configurations and help texts print is one that a configuration allows.
+
+Nothing runs: a command's configuration is composed as the command does it, and its rules are checked. Words in capitals
+stand for what the reader has.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from replug.configs.load import (
+    load_ask_config,
+    load_config,
+    load_evaluation_config,
+    load_score_config,
+    names_evaluation,
+)
+from replug.evals.kinds import check_evaluation
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+HELP = sorted((ROOT / "commands").rglob("*.py"))
+FENCE = re.compile(r"^```(?:bash)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`(replug [a-z]+ [^`]*)`")
+ASSIGNED = re.compile(r"^([A-Z_]+)=(.*)$")
+LOOP = re.compile(r"^for (\w+) in (\S+)")
+OVERRIDE = re.compile(r"[a-z_][a-z0-9_]*(\.[a-zA-Z_][\w-]*)*=.*", re.DOTALL)
+WITHOUT_LM = ("index",)  # as the commands have it
+WITHOUT_BOTH = ("prepare",)
+TAKES_CONFIG = ("train", "evaluate", "index", "prepare", "plan", "slurm")
+
+
+def overrides_of(words: list[str]) -> list[str]:
+    """Without what belongs to an option."""
+    return [word for word in words if OVERRIDE.fullmatch(word) and not word.startswith("-")]
+
+
+def of_shell(block: str) -> Iterator[list[str]]:
+    """The words of each command, with variables as they were set before."""
+    known: dict[str, str] = {}
+    for line in block.replace("\\\n", "").splitlines():
+        text = re.sub(r"\$\{?(\w+)\}?", lambda found: known.get(found[1], found[0]), line.strip())
+        if assigned := ASSIGNED.match(text):
+            known[assigned[1]] = "".join(shlex.split(assigned[2]))
+        elif loop := LOOP.match(text):
+            known[loop[1]] = loop[2]
+        elif text.startswith("replug "):
+            yield shlex.split(text, comments=True)[1:]
+
+
+def of_page(path: Path) -> Iterator[list[str]]:
+    text = path.read_text()
+    yield from of_shell("".join(FENCE.findall(text)))  # a page's blocks are typed one after the other
+    for code in INLINE.findall(FENCE.sub("", text)):
+        yield shlex.split(" ".join(code.split()))[1:]
+
+
+def of_comments(path: Path) -> Iterator[list[str]]:
+    """Whole commands, and keys that a comment tells to give, which are given with the file's own command."""
+    lines = [line.removeprefix("#").rstrip() for line in path.read_text().splitlines() if line.startswith("#")]
+    text = re.sub(r"\n {3,}(?! *replug )", " ", "\n".join(lines).replace("\\\n", " "))
+    own: list[str] = []
+    for line in text.splitlines():
+        words = [word.rstrip(".,") for word in shlex.split(line.replace("'s ", "s "))]
+        keys = [word for word in words if OVERRIDE.fullmatch(word)]
+        if found := re.search(r"\breplug ([a-z]+ \S.*)$", line):
+            command = shlex.split(found[1])
+            own = own or overrides_of(command)
+            yield command
+        elif keys:
+            yield ["evaluate", str(path.relative_to(ROOT)), *_unless_given(own, keys), *keys]
+
+
+def _unless_given(own: list[str], keys: list[str]) -> list[str]:
+    given = {key.partition("=")[0] for key in keys}
+    return [word for word in own if word.partition("=")[0] not in given]
+
+
+def of_help(path: Path) -> Iterator[list[str]]:
+    for line in path.read_text().splitlines():
+        if line.startswith("    replug "):
+            yield shlex.split(line)[1:]
+
+
+def documented() -> Iterator[tuple[str, list[str]]]:
+    for read, paths in ((of_page, PAGES), (of_comments, CONFIGS), (of_help, HELP)):
+        for path in paths:
+            for words in read(path):
+                yield f"{path.name}: {' '.join(words)}", words
+
+
+COMMANDS = dict(documented())
+
+
+def compose(words: list[str]) -> None:
+    """Raises UserError where the configuration of a command is refused."""
+    name, overrides = words[0], overrides_of(words[1:])
+    if name == "score":
+        load_score_config(overrides)
+    elif name == "ask" and not any(word.startswith("--index") for word in words):
+        engines = [f"web.engine={words[place + 1]}" for place, word in enumerate(words) if word == "--engine"]
+        load_ask_config([*overrides, *engines])
+    elif name in TAKES_CONFIG and len(words) > 1 and (ROOT / words[1]).is_file():
+        compose_file(name, ROOT / words[1], overrides)
+
+
+def compose_file(name: str, path: Path, overrides: list[str]) -> None:
+    if names_evaluation(path):
+        check_evaluation(load_evaluation_config(path, overrides))
+        return
+    needs_retriever = name not in WITHOUT_BOTH
+    load_config(path, overrides, needs_lm=needs_retriever and name not in WITHOUT_LM, needs_retriever=needs_retriever)
+
+
+@pytest.mark.parametrize("where", COMMANDS, ids=range(len(COMMANDS)))
+def test_a_documented_command_has_a_configuration_that_is_not_refused(where: str) -> None:
+    compose(COMMANDS[where])
+
+
+def test_commands_of_every_kind_are_looked_at() -> None:
+    names = [words[0] for words in COMMANDS.values() if len(words) > 1]
+    assert {"train", "evaluate", "index", "prepare", "plan", "slurm", "score", "ask"} <= set(names)
+    assert sum(name == "evaluate" for name in names) > 25
+
+
+def test_a_command_is_read_with_its_variables_and_over_lines() -> None:
+    block = (
+        'SET="a.b=1"\nSET="$SET c.d=2"\nfor seed in 0 1; do\n    replug train X $SET \\\n  seed=$seed  # once\ndone\n'
+    )
+    assert list(of_shell(block)) == [["train", "X", "a.b=1", "c.d=2", "seed=0"]]

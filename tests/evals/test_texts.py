@@ -1,0 +1,111 @@
+"""Which spans of which texts are measured, by configurations; no LM is asked."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import replug.data.sources.shards
+from replug.configs.errors import UserError
+from replug.configs.load import load_evaluation_config
+from replug.configs.schema import EvaluationConfig
+from replug.evals.kinds import check_evaluation
+from replug.evals.lm_sweep import configs_by_lm
+from replug.evals.texts import read_spans
+from replug.evals.windows import ROOM
+from tests.support.tiny_lms import write_gpt2, write_tokenizer
+
+LONG_WORDS = " ".join(f"word{number:05d}" for number in range(40))
+
+
+def config_of(tmp_path: Path, *overrides: str) -> EvaluationConfig:
+    path = tmp_path / "evaluation.yaml"
+    path.write_text("evaluation: lm\nmethods: [none]\nlm: {path: stand_in}\ntexts: {path: texts, scored_tokens: 5}\n")
+    config = load_evaluation_config(path, [f"out={tmp_path / 'out'}", *overrides])
+    check_evaluation(config)
+    return config
+
+
+@pytest.fixture
+def texts(tmp_path) -> str:
+    for number in range(8):
+        (tmp_path / "texts").mkdir(exist_ok=True)
+        (tmp_path / "texts" / f"{number}.txt").write_text(f"{LONG_WORDS} of {number}\n")
+    return f"texts.path={tmp_path / 'texts'}"
+
+
+def test_a_few_windows_are_of_all_texts_and_not_of_the_first(tmp_path, texts):
+    spans = read_spans(config_of(tmp_path, texts, "texts.max_windows=8"), None)
+    assert [span.source for span in spans] == [f"{number}.txt" for number in range(8)]
+    others = read_spans(config_of(tmp_path, texts, "texts.max_windows=8", "seed=1"), None)
+    assert [span.id for span in others] != [span.id for span in spans]
+
+
+def test_lms_of_a_sweep_are_asked_the_same_spans_whatever_their_tokens(tmp_path, texts):
+    write_tokenizer(tmp_path / "gpt2")
+    write_gpt2(tmp_path / "gpt2")
+    sweep = config_of(
+        tmp_path, texts, "lm.path=null", f"lms={{a: stand_in, b: {tmp_path / 'gpt2'}}}", "texts.max_windows=9"
+    )
+    a, b = (read_spans(one, None) for _, one in configs_by_lm(sweep))
+    assert a == b
+    alone = read_spans(config_of(tmp_path, texts, f"lm.path={tmp_path / 'gpt2'}", "texts.max_windows=9"), None)
+    assert [span.continuation for span in alone] != [span.continuation for span in a], "its own tokens cut words"
+
+
+def test_a_long_context_is_as_long_as_the_lm_holds_or_as_is_asked_for(tmp_path, texts):
+    methods = ["methods=[none,long_context]", texts, "texts.max_windows=null"]
+    whole = [span for span in read_spans(config_of(tmp_path, *methods), None) if span.source == "3.txt"]
+    text = (tmp_path / "texts/3.txt").read_text()
+    assert all(span.long_context == text[: span.start] for span in whole), "the stand-in has no limit"
+    some = read_spans(config_of(tmp_path, *methods, "texts.long_context_tokens=30"), None)
+    lengths = {len(str(span.long_context).split()) for span in some if len(span.continuation.split()) == 5}
+    assert max(lengths) == 30 - ROOM - 5
+    assert read_spans(config_of(tmp_path, texts), None)[0].long_context is None
+
+
+def test_wikitexts_words_are_counted_over_the_original(tmp_path):
+    article = " = Title = \n \n He said ( 1 @,@ 000 @-@ odd ) . \n"
+    (tmp_path / "wiki.jsonl").write_text(json.dumps({"id": "w", "text": article}) + "\n")
+    keys = [f"texts.path={tmp_path / 'wiki.jsonl'}", "texts.detokenize=wikitext"]
+    spans = read_spans(config_of(tmp_path, *keys), None)
+    assert "".join(span.continuation for span in spans) == "= Title =\n\nHe said (1,000-odd).\n"
+    assert sum(span.num_words for span in spans) == len(article.split()) + 3
+
+
+def test_texts_of_the_hub_are_its_test_split_and_none_else_is_read_for_it(tmp_path, monkeypatch):
+    real = replug.data.sources.shards._files
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        replug.data.sources.shards, "_files", lambda source: None if source.startswith("of_hub") else real(source)
+    )
+    (tmp_path / "of_hub").mkdir()
+    for split in ("train", "validation"):
+        (tmp_path / f"of_hub/{split}-00000-of-00001.jsonl").write_text(
+            json.dumps({"id": "a", "text": f"some {split} text"})
+        )
+    with pytest.raises(UserError, match=r"^texts\.path: of_hub::test has no split 'test'; expected one of train, val"):
+        read_spans(config_of(tmp_path, "texts.path=of_hub"), None)
+    [span] = read_spans(config_of(tmp_path, "texts.path=of_hub::validation"), None)
+    assert span.continuation == "some validation text"
+    (tmp_path / "of_hub/test-00000-of-00001.jsonl").write_text('{"id": "a", "text": "some test text"}\n')
+    [span] = read_spans(config_of(tmp_path, "texts.path=of_hub"), None)
+    assert span.continuation == "some test text"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["texts.stride_tokens=4"], "texts.stride_tokens is 4, less than texts.scored_tokens, 5"),
+        (["texts.path=null", "data.prepared=x"], "texts.scored_tokens is set, but held-out texts are measured as they"),
+        (
+            ["texts.path=null", "texts.scored_tokens=128", "data.prepared=x", "methods=[none,long_context]"],
+            "methods: long_context reads on in whole texts",
+        ),
+        (["evaluation=mmlu", "questions.path=x", "methods=[long_context]"], "evaluation=mmlu asks questions"),
+        (["methods=[long_context@3]"], "`long_context` has no documents"),
+    ],
+)
+def test_lengths_that_do_not_fit_are_refused(tmp_path, overrides, message):
+    with pytest.raises(UserError, match=message):
+        config_of(tmp_path, *overrides)
