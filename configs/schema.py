@@ -396,6 +396,9 @@ class EvaluationConfig:
     methods: list[str] = key(["none", "replug"], "as configs/methods.py reads them")
     retrievers: dict[str, str] = key({}, "name: path as retriever.path, a run or an index's folder")
     query_encoders: dict[str, str] = key({}, "name: path, where queries have their own (DPR)")
+    similarities: dict[str, Similarity] = key(
+        {}, "name: cosine or dot, of a retriever that has another than retriever.similarity (DPR: dot)"
+    )
     lms: dict[str, str] = key({}, "name: path; several, each in OUT/NAME, instead of lm.path")
     k: int = key(10, "documents of a method that names no number (paper: 10)", ABOVE_0)
     num_resamples: int = key(10000, "of the paired bootstrap", ABOVE_0)

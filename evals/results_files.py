@@ -75,6 +75,6 @@ def sweeps_of(methods: Sequence[Method], least: int = 3) -> dict[str, dict[int, 
     """Source -> number of documents -> method, of sources that are there with so many numbers or more."""
     sweeps: dict[str, dict[int, str]] = {}
     for method in methods:
-        if method.k and not method.is_concatenated:
+        if method.k and method.is_plain:
             sweeps.setdefault(method.source, {})[method.k] = method.name
     return {source: of for source, of in sweeps.items() if len(of) >= least}

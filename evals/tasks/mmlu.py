@@ -30,13 +30,12 @@ from replug.evals.mmlu_prompts import MmluPrompts, ShotDocuments
 from replug.evals.mmlu_subjects import CATEGORY_OF
 from replug.evals.questions import queries_of, question_problems
 from replug.models.black_box_lm import AsyncLM
-from replug.models.build import counting_template
 
 
 class Mmlu:
     """A `Task`. The letters of one prompt are asked together, so that a local LM reads the prompt once."""
 
-    # Over questions, as the official evaluation has it; over subjects; over the four categories, as the paper's caption.
+    # Over questions, as the official evaluation; over subjects; over the four categories, as the paper's caption.
     metrics: Mapping[str, Metric] = {
         "accuracy": Metric("correct"),
         "accuracy_macro": Metric("correct_share", "share"),
@@ -116,6 +115,8 @@ def mmlu_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset
     questions = [question for some in by_subject.values() for question in some[: config.questions.max_questions]]
 
     def make_task(asked: PromptedLM | None, book: EvidenceBook) -> Mmlu:
+        from replug.models.build import counting_template  # brings torch: only once the configuration is checked
+
         assert asked is not None
         documents = _shot_documents(book, mmlu, len(questions), config.questions.documents_in_shots)
         prompts = MmluPrompts(asked.template, counting_template(asked.source), mmlu.demonstrations, documents)

@@ -1,9 +1,9 @@
 """One answer from several prompts of a server, which shows answers and a few likeliest tokens, and no distributions.
 
-Token by token, as local weights choose it (REPLUG, section 3.2): each prompt's own greedy answer comes with the likeliest
-tokens at each place, and holds as long as the mixture chooses the same; a prompt that would have gone on otherwise is
-asked again. Where those few tokens do not settle the mixture's choice, the tokens in question are scored after every
-prompt. That needs the server's tokenizer.
+Token by token, as local weights choose it (REPLUG, section 3.2): each prompt's own greedy answer comes with the
+likeliest tokens at each place, and holds as long as the mixture chooses the same; a prompt that would have gone on
+otherwise is asked again. Where those few tokens do not settle the mixture's choice, the tokens in question are scored
+after every prompt. That needs the server's tokenizer.
 
 Else whole answers: every prompt's own answer is a candidate, and each is scored after every prompt. Its probability is
 that of the mixture at each of its tokens, up to the stop. The likeliest candidate is the answer.

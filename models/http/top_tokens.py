@@ -29,7 +29,7 @@ class TopTokens:
 
 
 def contenders(parts: Sequence[TopTokens], weights: Sequence[float]) -> list[int]:
-    """The shown tokens that may be the mixture's likeliest, the likeliest so far first, and lower ids first of equals."""
+    """The shown tokens that may be the mixture's likeliest; the likeliest so far first, of equals the lower id."""
     shown = sorted({token for part in parts for token in part.logprobs})
     least = {token: _probability(parts, weights, token, others=False) for token in shown}
     best = max(least.values())
