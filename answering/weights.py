@@ -1,17 +1,25 @@
 """Weights of a reranker's factors, fitted on the validation part of a set and on nothing else.
 
 Deterministic coordinate search over a fixed grid. It is given what may be looked at, so it cannot see the test part.
+An evaluation writes them as a file of JSON, which `replug ask --weights` follows:
+
+    {"format": 1, "lm": ..., "reranker": ..., "methods": {"poe@10": {"weights": {"answer_alone": 0.5, ...}, ...}}}
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from replug.answering.factors import Factors
-from replug.answering.rerankers import Reranker, Weights, best_answer
+from replug.answering.rerankers import RERANKERS, Reranker, Weights, best_answer
+from replug.configs.errors import UserError
+from replug.data.files import read_json, write_json
 
 GRID = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
+FORMAT = 1
 MAX_ROUNDS = 10  # through all factors; it ends earlier where a round changes nothing
 
 
@@ -34,6 +42,44 @@ class FittedWeights:
     gain: float
     default_gain: float
     num_questions: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsFile:
+    """Where weights are kept, and the identities of the LMs that they are of: who samples, and who says the factors."""
+
+    path: Path
+    lm: str
+    reranker: str
+
+    def write(self, fitted: Mapping[str, FittedWeights]) -> None:
+        """By method, such as poe@10."""
+        methods = {name: {**asdict(one), "weights": dict(one.weights)} for name, one in fitted.items()}
+        write_json(self.path, {"format": FORMAT, "lm": self.lm, "reranker": self.reranker, "methods": methods})
+
+    def read(self, method: str) -> Weights:
+        """Raises UserError for a file that is none of ours, that is of other LMs, or that lacks the method."""
+        kept = read_json(self.path, "give the weights.json of an evaluation=internet_qa")
+        if not isinstance(kept, dict) or kept.get("format") != FORMAT:
+            raise UserError(f"{self.path} holds no weights; expected the weights.json of an evaluation=internet_qa")
+        for role, identity in (("lm", self.lm), ("reranker", self.reranker)):
+            if kept[role] != identity:
+                raise UserError(f"{self.path} was fitted with the {role} {kept[role]}, not {identity}; fit others")
+        if method not in kept["methods"]:
+            there = ", ".join(kept["methods"]) or "none"
+            raise UserError(f"{self.path} has no weights of {method}; expected --rerank and --k of one of: {there}")
+        return _checked(kept["methods"][method].get("weights"), method, self.path)
+
+
+def _checked(weights: Any, method: str, path: Path) -> Weights:
+    factors = RERANKERS[method.partition("@")[0]].factors
+    if not isinstance(weights, dict) or set(weights) != set(factors) or not all(map(_is_weight, weights.values())):
+        raise UserError(f"{path}: {method} has the weights {weights}; expected a number of 0 or more for each factor")
+    return {name: float(weight) for name, weight in weights.items()}
+
+
+def _is_weight(weight: Any) -> bool:
+    return isinstance(weight, int | float) and not isinstance(weight, bool) and 0 <= weight < np.inf
 
 
 def fit_weights(reranker: Reranker, questions: Sequence[GradedQuestion]) -> FittedWeights:

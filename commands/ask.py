@@ -59,6 +59,9 @@ def ask(
         float | None, typer.Option(help="Sample from the likeliest tokens of this mass. [default: 1; candidates 0.8]")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of sampling.", min=0)] = 0,
+    weights: Annotated[
+        Path | None, typer.Option(help="Of --rerank's factors: the weights.json of an evaluation. [default: all 1]")
+    ] = None,
     policy: Annotated[
         Path | None, typer.Option(help="Decides whether documents are used; `replug adapt fit` writes it.")
     ] = None,
@@ -79,7 +82,7 @@ def ask(
 
     replug ask "The Python keyword yield" --template "{question}" --index runs/quickstart
     """
-    typed = AskOptions(index, corpus, engine, retriever, rerank, k, template, shots, policy)
+    typed = AskOptions(index, corpus, engine, retriever, rerank, k, template, shots, policy, weights)
     decoding = Decoding(max_new_tokens, None if stop is None else stop.replace("\\n", "\n"), temperature, top_p, seed)
     if html is not None and (html.is_dir() or not html.parent.is_dir()):
         raise UserError(f"--html: {html} cannot be written; expected a file in a folder that exists")

@@ -95,3 +95,13 @@ def _opens(device: Path) -> bool:
 def _driver_version() -> str:
     found = re.search(r"Kernel Module\b\D*?(?:x86_64|aarch64)?\s+(\d+(?:\.\d+)+)", DRIVER.read_text())
     return found.group(1) if found else "0"
+
+
+def available_memory() -> int:
+    """Bytes that processes may still take, of the machine and of this container or job."""
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(lines["MemAvailable"].split()[0]) * 1024
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.is_file() and (most := limit.read_text().strip()).isdigit():
+        free = min(free, int(most) - int(used.read_text()))
+    return free

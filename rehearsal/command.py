@@ -5,21 +5,40 @@ import shutil
 from pathlib import Path
 
 from replug.cluster.gpu_shares import Sizes, host_bytes
-from replug.configs.errors import RunError
+from replug.cluster.layout import Layout
+from replug.cluster.packing import SCORER
+from replug.configs.errors import RunError, UserError
 from replug.configs.schema import Config
+from replug.models.hardware import available_memory
 from replug.planning.plans import Plan, disk_gb
 from replug.rehearsal.findings import Needed, Room, findings
 from replug.rehearsal.report import misfits, print_report
 from replug.rehearsal.run import rehearse
+from replug.rehearsal.scaling import MOST_SCORERS
+
+BYTES_PER_PROCESS = 300_000_000  # of its own, with a share of Ray's on each node
 
 
 def rehearse_plan(title: str, plan: Plan, disk: float | None, host_memory: float | None) -> None:
     """Raises RunError where something does not fit. GB that are not given are those of this machine."""
+    check_memory(plan.layout)
     rehearsed = rehearse(plan.layout.config, plan.devices, plan.job.shape.num_documents)
     found = findings(plan.layout, rehearsed, _needed(plan), _room(plan.job.config, disk, host_memory))
     print_report(title, plan.layout, rehearsed, found)
     if wrong := misfits(found):
         raise RunError(f"--rehearse: {len(wrong)} of {len(found)} things do not fit, each with what to change above")
+
+
+def check_memory(layout: Layout[Config]) -> None:
+    """Raises UserError where this machine cannot hold the processes, which is no misfit of the run."""
+    left_out = max(0, sum(actor.key == SCORER for actor in layout.actors) - MOST_SCORERS)
+    processes = len(layout.actors) - left_out
+    needed, free = processes * BYTES_PER_PROCESS, available_memory()
+    if needed > free:
+        raise UserError(
+            f"--rehearse starts {processes} processes on this machine, which take about {needed / 1e9:.0f} GB, and "
+            f"{free / 1e9:.0f} GB are free; expected a machine with more memory, or a --split with fewer index GPUs"
+        )
 
 
 def _needed(plan: Plan) -> Needed:

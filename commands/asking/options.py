@@ -37,6 +37,7 @@ class AskOptions:
     template: str | None = None
     shots: Path | None = None
     policy: Path | None = None
+    weights: Path | None = None
 
     @property
     def reranks(self) -> bool:
@@ -61,6 +62,10 @@ def _problems(options: AskOptions, decoding: Decoding, overrides: Sequence[str])
     yield from _engine_problems(options)
     yield from _override_problems(options, overrides)
     yield from _prompt_problems(options, decoding)
+    if options.weights is not None and not options.weights.is_file():
+        yield f"--weights: {options.weights} is no file; expected the weights.json of an evaluation=internet_qa"
+    if options.weights is not None and not options.reranks:
+        yield "--weights are of a reranker's factors; expected a reranker too, such as --rerank poe"
     if options.policy is not None and (options.engine is not None or options.reranks):
         yield "--policy was fitted to the ensemble of an index's documents; expected it without --engine and --rerank"
 

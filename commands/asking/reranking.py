@@ -5,6 +5,8 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 
 from replug.answering.answerer import Answerer, AnsweringOptions
+from replug.answering.rerankers import Weights
+from replug.answering.weights import WeightsFile
 from replug.commands.asking.options import AskOptions, Decoding
 from replug.commands.asking.prompts import Fitting, chosen_shots
 from replug.commands.asking.reply import CLOSED_BOOK, Reply, best_first, scored_candidates
@@ -26,8 +28,11 @@ def answering_options(options: AskOptions, decoding: Decoding) -> AnsweringOptio
 class Reranking:
     """LMs that are not at work yet: `source` samples, `rerank_source`, which may be the same, says the factors."""
 
-    def __init__(self, source: LMSource, rerank_source: LMSource, options: AskOptions, decoding: Decoding) -> None:
+    def __init__(
+        self, source: LMSource, rerank_source: LMSource, options: AskOptions, decoding: Decoding, num_passages: int
+    ) -> None:
         self._source, self._rerank_source, self._options = source, rerank_source, options
+        self._num_passages = num_passages  # asked for, which a search may not find
         self._answering, self._shots = answering_options(options, decoding), chosen_shots(options)
 
     def answer(self, question: str, found: FoundEvidence) -> Reply:
@@ -37,10 +42,18 @@ class Reranking:
         prompts = fitting.prompts(self._shots, question, passages)
         rerank_prompts = rerank_fitting.prompts(self._shots, question, passages)
         with self._opened() as (lm, rerank_lm):
-            answerer = Answerer(lm, prompts, self._answering, rerank_lm, rerank_prompts)
+            weights = self._weights(lm.identity, rerank_lm.identity)
+            answerer = Answerer(lm, prompts, self._answering, rerank_lm, rerank_prompts, weights)
             searched = self._options.searched
             reply = Reply(question, "", self._options.way, lm.identity, searched, None, found.passages, found.failures)
             return _with_candidates(reply, answerer, passages) if passages else _closed_book(reply, answerer)
+
+    def _weights(self, lm: str, reranker: str) -> dict[str, Weights] | None:
+        """Those that were fitted for this reranker with as many passages; None leaves the defaults."""
+        if self._options.weights is None:
+            return None
+        way = self._options.way
+        return {way: WeightsFile(self._options.weights, lm, reranker).read(f"{way}@{self._num_passages}")}
 
     def _fitting(self, source: LMSource) -> Fitting:
         return Fitting(source, self._answering.max_new_tokens)

@@ -30,19 +30,19 @@ def reply_to(
     source = _source(config.lm, folder)
     if followed is not None:
         return Ensemble(source, config.lm, options, decoding).follow(question, k, followed)
-    way = _way(source, options, decoding, config, folder)
+    way = _way(source, options, decoding, config, folder, k)
     found = find_evidence(question, k, options, config, folder)
     log.info(f"{len(found.passages)} passages from {options.searched}; the LM reads them")
     return way.answer(question, found)
 
 
 def _way(
-    source: LMSource, options: AskOptions, decoding: Decoding, config: AskConfig, folder: Path
+    source: LMSource, options: AskOptions, decoding: Decoding, config: AskConfig, folder: Path, k: int
 ) -> Ensemble | Reranking:
     if not options.reranks:
         return Ensemble(source, config.lm, options, decoding)
     other = _source(config.rerank_lm, folder, "rerank_") if has_rerank_lm(config) else source
-    return Reranking(source, other, options, decoding)
+    return Reranking(source, other, options, decoding, k)
 
 
 def _num_passages(options: AskOptions, config: AskConfig, followed: Followed | None) -> int:

@@ -25,7 +25,7 @@ from replug.configs.schema import Config, SwapMode
 from replug.data.file_systems import file_system, shared_file_system
 from replug.index_workers.installation import check_faiss
 from replug.models.build import cache_path
-from replug.models.hardware import available_cores
+from replug.models.hardware import available_cores, available_memory
 from replug.models.packaged import MINILM, SMOLLM2, SMOLLM2_FILE, packaged_file
 from replug.models.score_cache import ScoreCache
 from replug.planning.memory import TRAINED_BYTES, search_bytes
@@ -362,13 +362,3 @@ def existing(path: Path) -> Path:
     """The path, or the nearest folder above it that exists."""
     path = path.expanduser().absolute()
     return next(folder for folder in (path, *path.parents) if folder.is_dir())
-
-
-def available_memory() -> int:
-    """Bytes that processes may still take, of the machine and of this container or job."""
-    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    free = int(lines["MemAvailable"].split()[0]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.is_file() and (most := limit.read_text().strip()).isdigit():
-        free = min(free, int(most) - int(used.read_text()))
-    return free

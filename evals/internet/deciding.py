@@ -5,16 +5,14 @@ measures all of them. The rows that come out are of the test part alone.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from replug.answering.factors import Factors
 from replug.answering.rerankers import RERANKERS, Weights, best_answer
-from replug.answering.weights import FittedWeights, GradedQuestion, fit_weights
+from replug.answering.weights import FittedWeights, GradedQuestion, WeightsFile, fit_weights
 from replug.configs.errors import UserError
 from replug.configs.methods import Method
-from replug.data.files import write_json
 from replug.evals.answers import exact_match, token_f1
 from replug.evals.examples import Example
 from replug.evals.internet.costs import AnswerCosts, reranked_costs
@@ -88,7 +86,7 @@ def _graded(factors: Factors, question: InternetQuestion) -> GradedQuestion:
 
 
 def decide(
-    prepared: Prepared, rows: Sequence[Row], parameters: ParameterCounts, weights_file: Path
+    prepared: Prepared, rows: Sequence[Row], parameters: ParameterCounts, file: WeightsFile
 ) -> tuple[DecidedAnswers, list[Row]]:
     """The test part with a row for each question, every method in it; the weights are written.
 
@@ -103,14 +101,10 @@ def decide(
             "(questions.max_questions)"
         )
     fitted = fit_all(prepared.methods, fitted_on)
-    write_json(weights_file, {name: _weights_row(one) for name, one in fitted.items()})
+    file.write(fitted)
     weights = {name: one.weights for name, one in fitted.items()}
     decided = [_decided(prepared, question, row, parameters, weights) for question, row in test]
     return DecidedAnswers([question.example for question, _ in test], prepared.metric), decided
-
-
-def _weights_row(fitted: FittedWeights) -> dict[str, Any]:
-    return {**asdict(fitted), "weights": dict(fitted.weights)}
 
 
 def _measured(row: Row) -> MeasuredPassages:

@@ -33,6 +33,7 @@ class InternetQa:
         self._prompts = prompts = fitting_prompts(prepared, asked, options.max_new_tokens)
         of_scorer = fitting_prompts(prepared, scorer, options.max_new_tokens) if asked.reranker else prompts
         self._answerer = Answerer(asked.lm, prompts, options, scorer.lm, of_scorer)
+        self.lm, self.reranker = asked.lm.identity, scorer.lm.identity
         self._asked, self._scored = _counter(asked, prompts), _counter(scorer, of_scorer)
         self._sources = {method.source for method in prepared.methods}
         self.examples = [question.example for question in prepared.questions]

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from replug.answering.answerer import AnsweringOptions
+from replug.answering.weights import WeightsFile
 from replug.configs.errors import UserError
 from replug.configs.methods import Method
 from replug.configs.rules import evaluation_methods, has_rerank_lm
@@ -97,7 +98,7 @@ def settle(
     assert isinstance(task, InternetQa)
     lm = _parameters(config.lm)
     parameters = ParameterCounts(lm, _parameters(config.rerank_lm) if has_rerank_lm(config) else lm)
-    return decide(task.prepared, rows, parameters, folder.weights)
+    return decide(task.prepared, rows, parameters, WeightsFile(folder.weights, task.lm, task.reranker))
 
 
 def _parameters(lm: LMConfig) -> float | None:

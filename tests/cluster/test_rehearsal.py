@@ -17,6 +17,7 @@ from replug.cluster.packing import Node
 from replug.configs.errors import UserError
 from replug.configs.load import load_config
 from replug.configs.schema import Config
+from replug.rehearsal import command as rehearsing
 from replug.rehearsal.fake_cluster import FakeActor
 from replug.rehearsal.findings import Needed, Room, findings
 from replug.rehearsal.processes import Held, Limits
@@ -160,6 +161,16 @@ def found(layout: Layout[Config], rehearsed: Rehearsed, needed: Needed = NEEDED,
 
 def test_of_a_run_that_goes_as_planned_all_fits(layout: Layout[Config]) -> None:
     assert found(layout, went_well(layout)) == []
+
+
+def test_a_machine_that_cannot_hold_the_processes_is_told_before_they_start(
+    layout: Layout[Config], monkeypatch
+) -> None:
+    monkeypatch.setattr(rehearsing, "available_memory", lambda: 10**12)
+    rehearsing.check_memory(layout)
+    monkeypatch.setattr(rehearsing, "available_memory", lambda: 10**9)
+    with pytest.raises(UserError, match=r"starts 5 processes on this machine, which take about 2 GB, and 1 GB are"):
+        rehearsing.check_memory(layout)
 
 
 def test_a_disk_and_a_nodes_memory_that_are_too_small_are_named(layout: Layout[Config]) -> None:

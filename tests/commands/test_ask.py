@@ -12,6 +12,7 @@ import pytest
 from replug.answering.prompts import AnswerPrompts, PromptForm
 from replug.answering.rerankers import RERANKERS
 from replug.answering.shots import OWN_SHOTS
+from replug.answering.weights import FittedWeights, WeightsFile
 from replug.data.records import Document
 from replug.data.sources.stand_in_texts import stand_in_vocabulary
 from replug.index_workers.version_store import VersionStore
@@ -157,6 +158,37 @@ def test_a_reranker_orders_what_each_passage_gave(replug, index, reranker):
     first = row["candidates"][0]["factors"]
     assert all(first[name] < 0 for name in ("answer_given_question", "question_given_answer", "passage"))
     assert math.exp(first["passage"]) == pytest.approx(row["evidence"][0]["weight"])
+
+
+def fitted(path: Path, lm: str, **weights: float) -> Path:
+    WeightsFile(path, lm, lm).write({"rag@2": FittedWeights(weights, 1.0, 0.5, 3)})
+    return path
+
+
+def test_a_reranker_follows_the_weights_of_an_evaluation(replug, index, tmp_path):
+    typed = ["--index", index, LM, "--k", "2", "--rerank", "rag", "--max-new-tokens", "2"]
+    plain = asked(replug, *typed)
+    weights = fitted(tmp_path / "weights.json", plain["lm"], passage=0.0, answer_given_question=1.0)
+    unweighted = asked(replug, *typed, "--weights", weights)
+    assert unweighted["scores"] != plain["scores"]
+    fitted(weights, plain["lm"], passage=1.0, answer_given_question=1.0)
+    assert asked(replug, *typed, "--weights", weights)["scores"] == plain["scores"], "the defaults"
+
+
+@pytest.mark.parametrize(
+    ("lm", "weights", "k", "says"),
+    [
+        ("another", {"passage": 1.0, "answer_given_question": 1.0}, "2", "was fitted with the lm another, not "),
+        (None, {"passage": 1.0, "answer_given_question": 1.0}, "3", "has no weights of rag@3; expected --rerank and"),
+        (None, {"passage": 1.0}, "2", "rag@2 has the weights {'passage': 1.0}; expected a number of 0 or more for"),
+        (None, {"passage": -1.0, "answer_given_question": 1.0}, "2", "expected a number of 0 or more for each factor"),
+    ],
+)
+def test_weights_of_something_else_are_refused(replug, index, tmp_path, lm, weights, k, says):
+    typed = ["--index", index, LM, "--rerank", "rag", "--max-new-tokens", "2"]
+    file = fitted(tmp_path / "weights.json", lm or asked(replug, *typed, "--k", "0")["lm"], **weights)
+    done = replug("ask", QUESTION, *typed, "--k", k, "--weights", file)
+    assert done.status == 2 and says in " ".join(done.printed.split())
 
 
 def test_a_reranker_without_passages_takes_the_likeliest_sample(replug):
@@ -307,6 +339,8 @@ LOCAL = ["--engine", "local", *CORPUS]
         ([*LOCAL, "web.engine=brave"], "web.engine is set as a key; expected --engine"),
         ([*LOCAL, "retriever.path=x"], "retriever.path is set as a key; expected --retriever"),
         ([*LOCAL, "retriever.similarity=dot"], "retriever.path is missing, but other keys of retriever are set"),
+        ([*LOCAL, "--weights", "no.json"], "--weights: no.json is no file; expected the weights.json of an"),
+        ([*LOCAL, "--weights", __file__], "--weights are of a reranker's factors; expected a reranker too"),
         ([*LOCAL, "rerank_lm.path=stand_in"], "keys of rerank_lm are for --rerank; expected a reranker such as"),
         (
             [*LOCAL, "--rerank", "poe", "rerank_lm.dtype=float32"],

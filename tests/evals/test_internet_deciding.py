@@ -10,6 +10,7 @@ from replug.answering.answerer import Answered
 from replug.answering.candidates import Candidate
 from replug.answering.factors import Factors
 from replug.answering.prompts import PromptForm
+from replug.answering.weights import WeightsFile
 from replug.configs.errors import UserError
 from replug.configs.methods import parse_answering_methods
 from replug.configs.schema import PaperConfig
@@ -81,7 +82,7 @@ def prepared(questions=QUESTIONS, metric="exact_match", methods=METHODS) -> Prep
 
 def decided(tmp_path, questions=QUESTIONS, of: Answered | None = None, **settings):
     rows = [row(one, measured(of)) for one in questions]
-    return decide(prepared(questions, **settings), rows, SIZES, tmp_path / "weights.json")
+    return decide(prepared(questions, **settings), rows, SIZES, WeightsFile(tmp_path / "weights.json", "lm", "other"))
 
 
 @pytest.mark.parametrize("zero", [False, True])
@@ -124,7 +125,7 @@ def test_results_are_of_the_test_part_and_weights_of_the_validation_part(tmp_pat
     results = compare(task, rows, PaperConfig(), 100, 0)
     assert results["direct@2"]["exact_match"]["n"] == 60 - len(VALIDATION)
     assert results["direct@2"]["exact_match - direct@1"]["value"] == 1.0
-    fitted = json.loads((tmp_path / "weights.json").read_text())
+    fitted = json.loads((tmp_path / "weights.json").read_text())["methods"]
     assert set(fitted) == {"direct@1", "direct@2", "rag@2"}
     assert fitted["direct@2"]["num_questions"] == len(VALIDATION)
     assert fitted["direct@2"]["gain"] == fitted["rag@2"]["gain"] == 1.0
@@ -146,7 +147,7 @@ def test_other_answers_of_test_questions_change_no_weight(tmp_path):
 def test_without_a_validation_part_weights_are_the_defaults(tmp_path):
     test = [one for one in QUESTIONS if one.example.id not in VALIDATION][:3]
     _, rows = decided(tmp_path, test)
-    fitted = json.loads((tmp_path / "weights.json").read_text())
+    fitted = json.loads((tmp_path / "weights.json").read_text())["methods"]
     assert len(rows) == 3 and fitted["rag@2"]["num_questions"] == 0
     assert set(fitted["rag@2"]["weights"].values()) == {1.0}
 
@@ -175,7 +176,7 @@ def test_what_is_not_known_is_left_out(tmp_path):
     of = answered()
     unknown = replace(of, passages=tuple(replace(passage, doc_id=None) for passage in of.passages))
     rows = [row(one, measured_passages(unknown, ["blue"], None, None)) for one in QUESTIONS]
-    _, rows = decide(prepared(), rows, SIZES, tmp_path / "weights.json")
+    _, rows = decide(prepared(), rows, SIZES, WeightsFile(tmp_path / "weights.json", "lm", "other"))
     numbers = rows[0]["methods"]["rag@2"]["numbers"]
     assert not {"retrieval_recall", "flop", "lm_calls", "prompt_tokens"} & numbers.keys()
     assert rows[0]["methods"]["rag@2"]["detail"]["documents"] == ["u0", "u1"]

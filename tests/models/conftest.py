@@ -1,13 +1,13 @@
 """One thread for small models, which several only slow down where other work wants the cores, and a real LM."""
 
 from collections.abc import Iterator
-from unittest import mock
 
 import pytest
 import torch
 
 from replug.models.local.hf_lm import HuggingFaceLM
 from tests.support.real_models import real_lm
+from tests.support.tiny_lms import random_lms_need_make_no_sense  # noqa: F401
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -16,13 +16,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def random_lms_need_make_no_sense() -> Iterator[None]:
-    """Most LMs here are random; `test_sense.py` looks at the look itself."""
-    with mock.patch("replug.models.local.hf_lm.require_sense"):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,12 @@
 """Random language models small enough to be checked by hand, and the plain computations that they must agree with."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -89,6 +91,13 @@ def num_tokens(lm, text: str) -> int:
 
 
 DEMONSTRATIONS = "the cat sat on the mat and slept\n" * 6
+
+
+@pytest.fixture(autouse=True, scope="module")
+def random_lms_need_make_no_sense() -> Iterator[None]:
+    """For modules or folders of tests that import it."""
+    with mock.patch("replug.models.local.hf_lm.require_sense"):
+        yield
 
 
 def load(write: Callable[[Path], None], folder: Path, **options: int) -> HuggingFaceLM:
