@@ -91,7 +91,9 @@ class RayAuth(Enum):
 @dataclass
 class DataConfig:
     # Rows that are ready: documents, and texts already split into context and continuation.
-    corpus: str | None = key(None, "JSONL of documents: id, text, optional title, domain, source")
+    corpus: str | None = key(
+        None, "JSONL of documents: id, text, optional title, domain, source; or a .tsv of them, as psgs_w100.tsv"
+    )
     queries: str | None = key(None, "JSONL of training texts: context, continuation, optional id, domain, source, gold")
     heldout: str | None = key(None, "JSONL of held-out texts, same fields; never trained on")
     # Or raw texts, cut into documents and texts by `replug prepare`.
@@ -332,6 +334,9 @@ class TextsConfig:
     window: int = key(128, "length of a context, and of a continuation, in the LM's tokens (paper: 128)", ABOVE_0)
     max_windows: int | None = key(
         200, "windows or held-out texts that are measured, the first ones; null for all", ABOVE_0
+    )
+    entities: str | None = key(
+        None, "tokens: PopQA's table, whose subjects are looked for in the texts and compared by popularity"
     )
 
 

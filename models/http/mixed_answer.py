@@ -24,7 +24,7 @@ from replug.models.http.top_tokens import TopTokens, contenders, is_likeliest, m
 from replug.models.pair_tokens import PairIds
 
 NUM_TOPS = 5  # likeliest tokens at each place: what all servers of the API give
-MOST_CONTENDERS = 8  # tokens that are scored after every prompt; more are a distribution that so few do not settle
+MOST_CONTENDERS = 16  # tokens that are scored after every prompt; more are a distribution that so few do not settle
 
 
 @dataclass(frozen=True, slots=True)

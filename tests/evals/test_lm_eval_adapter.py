@@ -7,6 +7,8 @@ import torch
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: pip install 'replug[lm-eval]'")
 
+import itertools
+
 from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
@@ -141,7 +143,7 @@ def test_documents_of_a_long_text_are_found_by_what_stands_before_each_window(lm
     model.loglikelihood_rolling(requests("loglikelihood_rolling", [(text,)]))
     windows = model._windows(text)
     assert retriever.queries == [before for before, _ in windows[1:]], "nothing stands before the first"
-    assert all(before == scored for (_, scored), (before, _) in zip(windows, windows[1:], strict=False))
+    assert all(before == scored for (_, scored), (before, _) in itertools.pairwise(windows))
     with pytest.raises(UnscorableText, match="give HarnessModel the LM's tokenizer"):
         HarnessModel(ReplugLM(lm, retriever, k=1)).loglikelihood_rolling(requests("loglikelihood_rolling", [(text,)]))
 
