@@ -168,6 +168,9 @@ def _lms_problems(config: EvaluationConfig) -> Iterator[str]:
         if not LM_NAME.fullmatch(name):
             yield f"lms: {name!r} cannot name a folder; expected letters, digits, dots, dashes and underscores"
         yield from _lm_problems(replace(config.lm, path=path))
+    for key in config.paper.values:
+        if key.partition("/")[0] not in config.lms:
+            yield f"paper.values: {key} names no LM of lms; expected LM/METHOD, such as {next(iter(config.lms))}/none"
 
 
 def _evaluation_data_problems(config: EvaluationConfig, retrieves: bool) -> Iterator[str]:

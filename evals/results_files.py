@@ -19,6 +19,7 @@ from replug.evals.kinds import EvaluationKind, Finished
 from replug.evals.latency import SECONDS
 from replug.evals.loop import Measured
 from replug.evals.outcomes import Row, write_examples
+from replug.evals.paper_rows import add_paper_figures
 
 
 def write_results(
@@ -38,6 +39,7 @@ def write_results(
             of["seconds"] = timed.metric(method, SECONDS, timed.all)
     write_examples(folder.examples, rows, book, task)
     table = markdown_table(results, config.evaluation, config.paper.table)
+    table += add_paper_figures(results, config.paper)
     table += kind.add_findings(Finished(config, folder, rows, book, results))
     replace_file(folder.table, table.encode())
     replace_file(folder.figure, _figure(results, book.methods).encode())
