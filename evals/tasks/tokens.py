@@ -32,6 +32,8 @@ from replug.evals.token_gain import (
 
 
 def token_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
+    if config.texts.entities:
+        read_popularity(Path(config.texts.entities))  # a file that cannot be read is told before anything is measured
     return lm_dataset(config, corpus, with_tokens=True)
 
 
@@ -39,8 +41,6 @@ def token_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Itera
     if len(methods) != 2:
         yield f"methods has {len(methods)} entries; evaluation=tokens compares two, such as [none, replug]"
     yield from text_problems(config, methods)
-    if config.texts.entities and not Path(config.texts.entities).expanduser().exists():
-        yield f"texts.entities: {config.texts.entities} does not exist; expected PopQA's table or JSON Lines of it"
 
 
 def add_gains(finished: Finished) -> str:
