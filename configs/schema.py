@@ -388,8 +388,12 @@ class WebConfig:
 class PaperConfig:
     table: str | None = key(None, "where the paper has these figures")
     values: dict[str, float] = key({}, "the paper's figure by method, shown beside ours; with lms by LM/METHOD")
-    groups: dict[str, dict[str, float]] = key({}, "the same by group, such as a category of MMLU: {STEM: {none: 0.578}}")
-    others: dict[str, float] = key({}, "figures of others in the same table, such as Atlas 11B: 0.479; shown below ours")
+    groups: dict[str, dict[str, float]] = key(
+        {}, "the same by group, such as a category of MMLU: {STEM: {none: 0.578}}"
+    )
+    others: dict[str, float] = key(
+        {}, "figures of others in the same table, such as Atlas 11B: 0.479; shown below ours"
+    )
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """A paper's figures beside ours: by method with the gain in percent, by group, and those of others in the same table.
 
-They are of the paper's LM, texts and corpus. Where ours are not the same the two columns compare nothing but the sign of
+They are of the paper's LM, texts and corpus. Where ours are others, the two columns compare nothing but the sign of
 the gains. Pure.
 """
 
