@@ -21,6 +21,7 @@ from typing import TypeVar
 
 import psutil
 
+from replug.cluster.ray_agents import kill, ray_children
 from replug.configs.errors import Interrupted
 
 Result = TypeVar("Result")
@@ -157,7 +158,8 @@ def _listening(act: Callable[[int], None]) -> Iterator[_Listener]:
 
 
 def end_process(number: int) -> None:
-    """At once. What this process started ends by itself, but for what is stopped and would not notice."""
+    """At once. What this process started ends by itself, but for what is stopped and would not notice, and Ray's."""
+    kill(ray_children())
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             if process.status() == psutil.STATUS_STOPPED:

@@ -22,6 +22,7 @@ from replug.cluster.interruption import Interruption
 from replug.cluster.layout import Layout
 from replug.cluster.layout_messages import NoRoom
 from replug.cluster.packing import Node
+from replug.cluster.ray_agents import kill, ray_children
 from replug.cluster.this_machine import this_node
 from replug.configs.errors import UserError
 from replug.configs.schema import Config, ScoreConfig
@@ -56,7 +57,9 @@ def ray_cluster(
             yield laid_out.config
     finally:
         places.forget()
+        started = ray_children()  # before: those of a raylet that is gone are nobody's children
         ray.shutdown()
+        kill(started)
 
 
 def layout_on_cluster(config: Config, sizes: Sizes) -> Layout[Config]:

@@ -50,7 +50,8 @@ def ask(
         int | None, typer.Option(help="Length of an answer in tokens. [default: 32; with --template 64]", min=1)
     ] = None,
     stop: Annotated[
-        str | None, typer.Option(help="The answer ends before this text; \\n is a newline, and the default.")
+        list[str] | None,
+        typer.Option(help="The answer ends before this text; several may be given. \\n is a newline, and the default."),
     ] = None,
     temperature: Annotated[
         float | None, typer.Option(help="0 takes the likeliest token. [default: 0; candidates 1]", min=0)
@@ -83,7 +84,8 @@ def ask(
     replug ask "The Python keyword yield" --template "{question}" --index runs/quickstart
     """
     typed = AskOptions(index, corpus, engine, retriever, rerank, k, template, shots, policy, weights)
-    decoding = Decoding(max_new_tokens, None if stop is None else stop.replace("\\n", "\n"), temperature, top_p, seed)
+    stops = tuple(one.replace("\\n", "\n") for one in stop or ())
+    decoding = Decoding(max_new_tokens, stops, temperature, top_p, seed)
     if html is not None and (html.is_dir() or not html.parent.is_dir()):
         raise UserError(f"--html: {html} cannot be written; expected a file in a folder that exists")
     options, config = read(typed, decoding, overrides or [])

@@ -18,7 +18,7 @@ from lm_eval.api.model import LM
 from transformers import PreTrainedTokenizerBase
 
 from replug.models.black_box_lm import BlackBoxLM, ContinuationScore, UnscorableText
-from replug.models.generation import GenerationOptions
+from replug.models.generation import GenerationOptions, Stop
 from replug.models.replug_lm import ReplugLM, Retrieved
 
 MAX_NEW_TOKENS = 256  # where a task does not say
@@ -117,18 +117,16 @@ class HarnessModel(LM):
     def _generate(self, context: str, how: Mapping[str, Any], documents: Sequence[Retrieved]) -> str:
         if how.get("do_sample") or how.get("temperature"):
             raise ValueError(f"generation options {how}; expected greedy ones (do_sample: false)")
-        stops = [how["until"]] if isinstance(how.get("until"), str) else list(how.get("until") or [])
         length = int(how.get("max_gen_toks", MAX_NEW_TOKENS))
-        text = self._answer(context, length, stops[0] if len(stops) == 1 else None, documents)
-        return min((text.split(stop, 1)[0] for stop in stops), key=len, default=text)
+        return self._answer(context, length, how.get("until"), documents)
 
     def _writes(self, pair: Window, num_tokens: int, documents: Sequence[Retrieved]) -> bool:
         context, continuation = pair
         return self._answer(context, num_tokens, None, documents).startswith(continuation)
 
-    def _answer(self, context: str, length: int, stop: str | None, documents: Sequence[Retrieved]) -> str:
+    def _answer(self, context: str, length: int, stop: Stop, documents: Sequence[Retrieved]) -> str:
         if isinstance(self._lm, ReplugLM):
-            [answer] = self._lm.answer([context], GenerationOptions(length, stop or None), [documents])
+            [answer] = self._lm.answer([context], GenerationOptions(length, stop), [documents])
             return answer.text
         [text] = self._lm.generate([context], length, stop)
         return text

@@ -13,6 +13,23 @@ def token_budget_batches(lengths: Sequence[int], tokens_per_batch: int) -> Itera
         start += size
 
 
+def padded_groups(lengths: Sequence[Sequence[int]], budget: int) -> Iterator[list[int]]:
+    """Items of one or several rows each, those with the longest first, each group's padded size within the budget.
+
+    One item at least; `lengths` are those of each item's rows.
+    """
+    order = sorted(range(len(lengths)), key=lambda item: (-max(lengths[item]), item))
+    group: list[int] = []
+    for item in order:
+        num_rows = sum(len(lengths[other]) for other in [*group, item])
+        if group and num_rows * max(lengths[group[0]]) > budget:
+            yield group
+            group = []
+        group.append(item)
+    if group:
+        yield group
+
+
 def within_budget(sizes: Sequence[int], budget: int) -> Iterator[list[int]]:
     """Rows in their order, as many together as the budget holds (one row at least)."""
     group: list[int] = []

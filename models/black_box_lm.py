@@ -4,7 +4,7 @@ Only text crosses the border, never another tokenizer's ids. Local weights, serv
 implement `BlackBoxLM`; the Ray pool, the cache and the REPLUG ensemble wrap one and are one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from replug.configs.errors import RunError
-from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions
+from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.text_lists import require_texts
 
 WEIGHTS_TOLERANCE = 1e-5  # by which float32 weights of a few dozen prompts may miss 1
@@ -85,8 +85,8 @@ class BlackBoxLM(Protocol):
         """
         ...
 
-    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
-        """Continue each prompt greedily; the answer ends before `stop`."""
+    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
+        """Continue each prompt greedily; the answer ends before `stop`, a text or several, of which any ends it."""
         ...
 
     def generate_ensemble(
@@ -105,6 +105,32 @@ class LocalLM(BlackBoxLM, Protocol):
     """A language model that computes in this process."""
 
     counts: PassCounts
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Prompts that differ by their document, and their weights. Raises ValueError for weights that are none."""
+
+    prompts: Sequence[str]
+    weights: Sequence[float]
+
+    def __post_init__(self) -> None:
+        check_ensemble(self.prompts, self.weights)
+
+
+@runtime_checkable
+class MixingLM(BlackBoxLM, Protocol):
+    """A language model that mixes the next token of prompts in this process, so that answers are seen as they grow."""
+
+    def generate_ensembles(self, mixtures: Sequence[Mixture], options: GenerationOptions) -> list[Generated]:
+        """The answer of `generate_ensemble` to each mixture, decoded together."""
+        ...
+
+    def stream_ensemble(
+        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
+    ) -> Iterator[str]:
+        """The text of `generate_ensemble` in pieces, as they come."""
+        ...
 
 
 @runtime_checkable

@@ -22,7 +22,7 @@ from replug.cluster.futures import attempt, outcome
 from replug.configs.errors import RunError
 from replug.models.asked_once import AskedOnce
 from replug.models.black_box_lm import AsyncLM, ContinuationScore, ScoreSum
-from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions
+from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.generation_cache import GenerationCache, generation_key
 from replug.models.sample_cache import SampleCache, sampling_key
 from replug.models.score_cache import HitCounts, Key, NewScore, ScoreCache, pair_key
@@ -105,7 +105,7 @@ class CachingLM:
     ) -> list[ContinuationScore]:
         return self.submit(prefixes, continuations, opening=opening).result()
 
-    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
+    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
         """Greedy answers, each of a call of its own."""
         require_texts(prompts, "prompts")
         options = GenerationOptions(max_new_tokens, stop or None)

@@ -5,22 +5,26 @@ The log-probs of a generation are those of the mixture of all prompts (REPLUG, s
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+Stop = str | Sequence[str] | None  # texts, any of which ends an answer; None and an empty list end none
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationOptions:
     """How an answer is continued: greedily at temperature 0, else sampled, the same for the same seed.
 
-    The answer ends before `stop`. `top_p` keeps the likeliest tokens that hold this share of the probability.
-    `opening` changes no answer: it is what the prompts of many calls begin with, such as demonstrations, so that local
-    weights read it once for all of them. Raises ValueError for what cannot be meant.
+    The answer ends before `stop`, a text or several, of which the first that is complete counts. `top_p` keeps the
+    likeliest tokens that hold this share of the probability. `opening` changes no answer: it is what the prompts of
+    many calls begin with, such as demonstrations, so that local weights read it once for all of them. Raises
+    ValueError for what cannot be meant.
     """
 
     max_new_tokens: int
-    stop: str | None = None
+    stop: Stop = None
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
@@ -29,7 +33,7 @@ class GenerationOptions:
     def __post_init__(self) -> None:
         whole = isinstance(self.max_new_tokens, int)
         _require(whole and self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "1 or more, a whole number")
-        _require(self.stop != "", "stop", repr(self.stop), "a text, or None to stop nowhere")
+        object.__setattr__(self, "stop", _in_one_form(self.stop))
         _require(0 <= self.temperature < math.inf, "temperature", self.temperature, "0 (greedy) or more")
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
         _require(0 <= self.seed < 2**63, "seed", self.seed, "0 or more, and below 2**63")
@@ -85,14 +89,15 @@ class Generated:
 class SamplingOptions:
     """How `num_samples` answers are drawn after each prompt; at temperature 0 they are all the greedy one.
 
-    An answer ends before `stop`. `top_p` keeps the likeliest tokens that hold this share of the probability. What is
-    drawn follows from the seed, the prompt and the number of the sample. `opening` changes no answer: it is what the
-    prompts of many calls begin with, so that local weights read it once. Raises ValueError for what cannot be meant.
+    An answer ends before `stop`, as by `GenerationOptions`. `top_p` keeps the likeliest tokens that hold this share of
+    the probability. What is drawn follows from the seed, the prompt and the number of the sample. `opening` changes no
+    answer: it is what the prompts of many calls begin with, so that local weights read it once. Raises ValueError for
+    what cannot be meant.
     """
 
     num_samples: int
     max_new_tokens: int
-    stop: str | None = None
+    stop: Stop = None
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int = 0
@@ -100,7 +105,8 @@ class SamplingOptions:
 
     def __post_init__(self) -> None:
         _require(self.num_samples >= 1, "num_samples", self.num_samples, "1 or more")
-        self.of_one_answer(self.seed)  # which checks the others
+        checked = self.of_one_answer(self.seed)  # which checks the others
+        object.__setattr__(self, "stop", checked.stop)
 
     def of_one_answer(self, seed: int) -> GenerationOptions:
         """The options of a generation that draws one of the answers."""
@@ -127,9 +133,29 @@ class Sampled:
         return float(self.token_logprobs.sum(dtype=np.float64))
 
 
-def before_stop(text: str, stop: str | None) -> str:
-    """The text up to the first `stop`."""
-    return text.split(stop, 1)[0] if stop else text
+def stop_texts(stop: Stop) -> list[str]:
+    """Each text that ends an answer."""
+    return [] if not stop else [stop] if isinstance(stop, str) else list(stop)
+
+
+def before_stop(text: str, stop: Stop) -> str:
+    """The text before the stop that is complete first, the longest of those that end there.
+
+    So it is the same text whether the answer is seen as a whole, token by token, or in a stream.
+    """
+    found = [(start + len(one), start) for one in stop_texts(stop) if (start := text.find(one)) >= 0]
+    return text[: min(found)[1]] if found else text
+
+
+def _in_one_form(stop: Stop) -> Stop:
+    """Equal for equal meanings, since caches are asked by it: None, the one text, or a sorted tuple."""
+    if stop is None or isinstance(stop, str):
+        _require(stop != "", "stop", repr(stop), "a text, a list of texts, or None to stop nowhere")
+        return stop
+    are_texts = all(isinstance(one, str) and one for one in stop)
+    _require(are_texts, "stop", repr(stop), "a text, or a list of texts of one character or more")
+    several = tuple(sorted(set(stop)))
+    return several if len(several) > 1 else several[0] if several else None
 
 
 def _require(holds: bool, name: str, value: object, expected: str) -> None:

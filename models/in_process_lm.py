@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 from replug.cluster.futures import InlineExecutor
 from replug.models.black_box_lm import ContinuationScore, LocalLM
-from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions
+from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.units import bytes_per_unit, units_of_similar_length
 
 
@@ -31,7 +31,7 @@ class InProcessLM:
     ) -> list[ContinuationScore]:
         return self._lm.score(prefixes, continuations, opening=opening)
 
-    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
+    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
         return self._lm.generate(prompts, max_new_tokens, stop)
 
     def submit_ensemble(

@@ -13,17 +13,25 @@ With a policy (`models.policy`) each prompt is answered from its documents or wi
 
 import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from replug.configs.errors import UserError
-from replug.models.black_box_lm import AsyncLM, BlackBoxLM, ContinuationScore, check_ensemble, check_pairs
+from replug.models.black_box_lm import (
+    AsyncLM,
+    BlackBoxLM,
+    ContinuationScore,
+    MixingLM,
+    Mixture,
+    check_ensemble,
+    check_pairs,
+)
 from replug.models.ensemble import document_weights, mix_token_logprobs
-from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions
+from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.policy import KnownFrom, Policy, Subject
 from replug.models.prompt import PromptTemplate
 from replug.models.text_lists import require_texts
@@ -136,8 +144,8 @@ class ReplugLM:
         scores = self._score(contexts, prompts, continuations)
         return [_mixed(given, found) for given, found in zip(scores, documents, strict=True)]
 
-    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
-        """Greedy answers, each from its own documents."""
+    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
+        """Greedy answers, each from its own documents; local weights decode them together."""
         return [answer.text for answer in self.answer(prompts, GenerationOptions(max_new_tokens, stop or None))]
 
     def answer(
@@ -220,13 +228,41 @@ class ReplugLM:
         return [decision.closed_answer or by_row[row] for row, decision in enumerate(decisions)]
 
     def _answer(self, prompts: Sequence[str], options: GenerationOptions, documents: Documents) -> list[Generated]:
-        asked = [
-            (self._prompts(prompt, "", found), _weights(found))
-            for prompt, found in zip(prompts, documents, strict=True)
-        ]
+        asked = [self._mixture(prompt, found) for prompt, found in zip(prompts, documents, strict=True)]
         if isinstance(self._lm, AsyncLM):
-            return [future.result() for future in [self._lm.submit_ensemble(some, by, options) for some, by in asked]]
-        return [self._lm.generate_ensemble(some, by, options) for some, by in asked]
+            futures = [self._lm.submit_ensemble(one.prompts, one.weights, options) for one in asked]
+            return [future.result() for future in futures]
+        if isinstance(self._lm, MixingLM):
+            return self._lm.generate_ensembles(asked, options)
+        return [self._lm.generate_ensemble(one.prompts, one.weights, options) for one in asked]
+
+    def stream(
+        self,
+        prompt: str,
+        options: GenerationOptions,
+        documents: Sequence[Retrieved] | None = None,
+        subject: Subject | None = None,
+    ) -> Iterator[str]:
+        """The text that `answer` gives for the prompt, in pieces as they come: joined they are that text.
+
+        No piece holds a part of a stop, nor half a character, unless the answer itself ends in one. Local weights give
+        what is new after each token; a pool, a cache and a server show no answer before its end, and give one piece.
+        Raises what `answer` raises, before the first piece.
+        """
+        require_texts([prompt], "prompts")
+        if self._policy is not None and documents is None:
+            [decision] = self.decide([prompt], options, None if subject is None else [subject])
+            if decision.closed_answer is not None:
+                return _in_one_piece(decision.closed_answer)
+            documents = decision.documents
+        [found] = self._documents([prompt], None if documents is None else [documents])
+        asked = self._mixture(prompt, found)
+        if isinstance(self._lm, MixingLM):
+            return self._lm.stream_ensemble(asked.prompts, asked.weights, options)
+        return _in_one_piece(self._lm.generate_ensemble(asked.prompts, asked.weights, options))
+
+    def _mixture(self, prompt: str, found: Sequence[Retrieved]) -> Mixture:
+        return Mixture(self._prompts(prompt, "", found), _weights(found))
 
     def generate_ensemble(
         self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
@@ -304,74 +340,8 @@ class ReplugLM:
         return [self._lm.score(*call) for call in calls]
 
 
-class TextEncoder(Protocol):
-    """What makes vectors of texts: an `Encoder`, or a `SentenceTransformer`."""
-
-    def encode(self, texts: list[str], /) -> Any:
-        """Vectors [N, D], a numpy array or a tensor on the CPU."""
-        ...
-
-
-class EncoderRetriever:
-    """Exact search over a few texts in memory: their vectors are made once, a query's when it comes.
-
-    Similarities are inner products of what `encoder` gives: cosines, where its vectors have the length 1.
-
-    Documents of equal similarity are found in the order in which they were given. `ids` default to the texts' numbers.
-    `query_encoder` is for retrievers that have one for documents and another for queries, as DPR does.
-    """
-
-    def __init__(
-        self,
-        encoder: TextEncoder,
-        texts: Sequence[str],
-        ids: Sequence[str] | None = None,
-        query_encoder: TextEncoder | None = None,
-    ) -> None:
-        require_texts(texts, "texts")
-        if ids is not None:
-            _require_ids(ids, len(texts))
-        if not texts:
-            raise ValueError("there are no texts to search")
-        if empty := [row for row, text in enumerate(texts) if not text.strip()]:
-            raise UserError(f"texts[{empty[0]}] is empty ({len(empty)} such texts); leave it out")
-        self._query_encoder, self._texts = query_encoder or encoder, list(texts)
-        self._ids = list(ids) if ids is not None else [str(row) for row in range(len(texts))]
-        # Equal texts are encoded once: at two places of a batch their vectors may differ in the last bit.
-        place = {text: number for number, text in enumerate(dict.fromkeys(self._texts))}
-        vectors = _vectors(encoder, list(place))
-        self._vectors = vectors[[place[text] for text in self._texts]]  # [N, D]
-        if query_encoder is not None and (dim := _vectors(query_encoder, self._texts[:1]).shape[1]) != vectors.shape[1]:
-            raise ValueError(f"queries have {dim} numbers, documents {vectors.shape[1]}")
-
-    def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
-        require_texts(queries, "queries")
-        if k < 1:
-            raise UserError(f"k is {k}; expected at least one document")
-        return [self._nearest(vector, k) for vector in _vectors(self._query_encoder, list(queries))]
-
-    def _nearest(self, query: np.ndarray, k: int) -> list[Retrieved]:
-        # A product of each row by itself: BLAS may give equal rows sums that differ in the last bit.
-        similarities = np.einsum("nd,d->n", self._vectors, query)
-        rows = np.argsort(-similarities, kind="stable")[:k]
-        return [Retrieved(self._texts[row], float(similarities[row]), self._ids[row]) for row in rows]
-
-
-def _require_ids(ids: Sequence[str], num_texts: int) -> None:
-    require_texts(ids, "ids")
-    if len(ids) != num_texts:
-        raise ValueError(f"{num_texts} texts but {len(ids)} ids")
-    if len(set(ids)) < len(ids):
-        twice = next(one for place, one in enumerate(ids) if one in ids[:place])
-        raise UserError(f"id {twice!r} occurs twice; expected another id for each text")
-
-
-def _vectors(encoder: TextEncoder, texts: list[str]) -> np.ndarray:
-    """Vectors [N, D] float32. Raises ValueError for what is no such array."""
-    vectors = np.asarray(encoder.encode(texts), dtype=np.float32)
-    if texts and (vectors.ndim != 2 or len(vectors) != len(texts)):
-        raise ValueError(f"the encoder gave an array of shape {vectors.shape} for {len(texts)} texts; expected [N, D]")
-    return vectors
+def _in_one_piece(answer: Generated) -> Iterator[str]:
+    return iter([answer.text] if answer.text else [])
 
 
 def _weights(documents: Sequence[Retrieved]) -> list[float]:

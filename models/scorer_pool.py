@@ -19,7 +19,7 @@ from replug.cluster.actor_pool import ActorPool, thread_env
 from replug.cluster.packing import SCORER
 from replug.cluster.places import place
 from replug.models.black_box_lm import ContinuationScore, LocalLM
-from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions
+from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.hardware import available_cores
 from replug.models.local.local_source import LocalSource
 from replug.models.text_lists import require_texts
@@ -65,7 +65,7 @@ class Scorer:
         seconds = time.monotonic() - began
         return Answer(scores, self._number, began, seconds, counts.tokens - tokens, counts.padded_tokens - padded)
 
-    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None) -> list[str]:
+    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop) -> list[str]:
         return self._lm.generate(prompts, max_new_tokens, stop)
 
     def generate_ensemble(
@@ -123,7 +123,7 @@ class ScorerPool:
     ) -> list[ContinuationScore]:
         return self.submit(prefixes, continuations, opening=opening).result()
 
-    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
+    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
         require_texts(prompts, "prompts")
         return self.pool.submit("generate", list(prompts), max_new_tokens, stop).result()
 

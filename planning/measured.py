@@ -15,6 +15,8 @@ from replug.cluster.layout import scorers
 from replug.configs.errors import UserError
 from replug.configs.load import load_stored_config
 from replug.configs.schema import Config
+from replug.data.checked_files import read_mark
+from replug.data.checksums import require_checksums
 from replug.planning.accelerators import DeviceModel, Devices
 from replug.planning.estimate import (
     Job,
@@ -31,6 +33,7 @@ from replug.planning.processors import configured_allocation, configured_split, 
 from replug.planning.simulate import Durations, SimulatedRun, simulate
 
 MEASURED = "measured"
+FILES = ("config.yaml", "environment.json", "metrics.jsonl", "run_times.json")
 ROUNDS = 6  # of correction; the third changes nothing visible
 LEAST_SECONDS = 1e-9
 WAITED = 0.1  # share of a step from which its wait tells when what it waited for was ready
@@ -81,10 +84,11 @@ class MeasuredRun:
 
 
 def read_run(path: Path) -> MeasuredRun:
-    """Raises UserError for what is missing, with its name."""
-    for name in ("config.yaml", "environment.json", "metrics.jsonl", "run_times.json"):
+    """Raises UserError for what is missing, or is not what the run wrote, with its name."""
+    for name in FILES:
         if not (path / name).is_file():
             raise UserError(f"--measured: {path / name} is missing; expected the directory of a finished run")
+    require_checksums(path, "--measured takes a run as it ended: bring the file back, or measure another run", FILES)
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     if [row.get("step") for row in rows] != list(range(len(rows))):
         raise UserError(f"--measured: {path / 'metrics.jsonl'} lacks steps; expected one row for each")
@@ -141,7 +145,7 @@ def calibrate(run: MeasuredRun, job: Job) -> Rates:
 
 def job_of_run(run: MeasuredRun, lm_parameters: float | None, retriever_parameters: float | None) -> Job:
     manifest = run.path / "data" / "manifest.json"
-    counted = json.loads(manifest.read_text())["counts"]["documents"] if manifest.is_file() else None
+    counted = read_mark(manifest)["counts"]["documents"] if manifest.is_file() else None
     return job_of(run.config, lm_parameters, retriever_parameters, counted)
 
 

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from replug.models.encoder import Encoder
+    from replug.models.encoder_retriever import EncoderRetriever
     from replug.models.local.hf_lm import HuggingFaceLM
-    from replug.models.replug_lm import EncoderRetriever, ReplugLM
+    from replug.models.replug_lm import ReplugLM
 
 __all__ = ["Encoder", "EncoderRetriever", "HuggingFaceLM", "ReplugLM"]
 
 _MODULES = {
     "Encoder": "replug.models.encoder",
-    "EncoderRetriever": "replug.models.replug_lm",
+    "EncoderRetriever": "replug.models.encoder_retriever",
     "HuggingFaceLM": "replug.models.local.hf_lm",
     "ReplugLM": "replug.models.replug_lm",
 }

@@ -174,7 +174,7 @@ class RunDirectory:
     def finish(self, results: dict) -> None:
         """Write results.json, which says that the run is finished, and the checksums of what is shown of it."""
         named = [self.path / name for name in ("config.yaml", "environment.json", "lm.json", "best.json")]
-        write_last(self.results, results, [*named, self.metrics, self.examples])
+        write_last(self.results, results, [*named, self.metrics, self.examples, self.times])
 
     def require_intact(self, *names: str) -> None:
         """Raise UserError where a finished run's results, or these files of it, are not what was written."""

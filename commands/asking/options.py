@@ -18,7 +18,7 @@ class Decoding:
     """How an answer is decoded; None is what the way to answer has by default."""
 
     max_new_tokens: int | None = None
-    stop: str | None = None
+    stop: tuple[str, ...] = ()
     temperature: float | None = None
     top_p: float | None = None
     seed: int = 0
@@ -112,9 +112,9 @@ def _prompt_problems(options: AskOptions, decoding: Decoding) -> Iterator[str]:
         yield "--shots and --template are both given; expected one of them, or the shots in the template"
     if options.reranks and options.template is not None:
         yield f"--template is for the ensemble; --rerank {options.way} has prompts of its own: leave one out"
-    if options.reranks and decoding.stop is not None:
+    if options.reranks and decoding.stop:
         yield f"--stop is for the ensemble; candidates of --rerank {options.way} end with their line: leave one out"
-    if decoding.stop == "":
+    if "" in decoding.stop:
         yield "--stop is empty; expected a text, such as \\n for the end of a line"
     if decoding.top_p is not None and not 0 < decoding.top_p <= 1:
         yield f"--top-p is {decoding.top_p}; expected above 0 and at most 1"

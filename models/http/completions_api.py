@@ -17,7 +17,7 @@ import numpy as np
 from replug.configs.errors import UserError
 from replug.configs.plain_text import plain_line
 from replug.models.black_box_lm import UnscorableText
-from replug.models.generation import SamplingOptions
+from replug.models.generation import SamplingOptions, Stop, stop_texts
 from replug.models.http.echoed_tokens import BROKEN, TokenForms
 from replug.models.pair_tokens import PairIds
 
@@ -126,10 +126,12 @@ def score_payload(api: str, pairs: Sequence[Pair]) -> dict[str, Any]:
     return {"prompt": [pair.whole for pair in pairs], "max_tokens": 1, "temperature": 0, **how}
 
 
-def generate_payload(pairs: Sequence[Pair], max_new_tokens: int, stop: str | None) -> dict[str, Any]:
+def generate_payload(pairs: Sequence[Pair], max_new_tokens: int, stop: Stop) -> dict[str, Any]:
     """Continues the prefixes greedily."""
-    options = {"max_tokens": max_new_tokens, "temperature": 0, "logprobs": 1}
-    return {"prompt": [pair.beginning for pair in pairs], **options, **({"stop": [stop]} if stop else {})}
+    options: dict[str, Any] = {"max_tokens": max_new_tokens, "temperature": 0, "logprobs": 1}
+    if stops := stop_texts(stop):
+        options["stop"] = stops
+    return {"prompt": [pair.beginning for pair in pairs], **options}
 
 
 def show_payload(api: str, pairs: Sequence[Pair], max_new_tokens: int, num_tops: int) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import numpy as np
 
 from replug.configs.errors import RunError, UserError
 from replug.models.black_box_lm import ContinuationScore, UnscorableText, check_ensemble, check_pairs
-from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, before_stop
+from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop, before_stop
 from replug.models.http import completions_api as api
 from replug.models.http.completions_api import GeneratedTexts, Pair, ServerFault, ShownAnswers, TokenScores
 from replug.models.http.connection import ServerConnection, ServerError, ServerSpec
@@ -104,13 +104,14 @@ class HttpLM:
     ) -> list[ContinuationScore]:
         return self.submit(prefixes, continuations, opening=opening).result()
 
-    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
+    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
         """Greedy continuations. Raises as `submit` does."""
-        texts = [text for text, _ in self.generate_scored(prompts, max_new_tokens, stop)]
-        return [before_stop(text, stop) for text in texts]
+        options = GenerationOptions(max_new_tokens, stop or None)
+        texts = [text for text, _ in self.generate_scored(prompts, max_new_tokens, options.stop)]
+        return [before_stop(text, options.stop) for text in texts]
 
     def generate_scored(
-        self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None
+        self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None
     ) -> list[tuple[str, np.ndarray]]:
         """Greedy continuations, each with the log-probs (nats) of its tokens, float32 [T]."""
         require_texts(prompts, "prompts")
@@ -216,13 +217,13 @@ class HttpLM:
         read = partial(api.read_scores, self.spec.api, pairs, forms=self._forms)
         return await self._ask(pairs, payload, read, is_compared=True)
 
-    async def _generate(self, pairs: list[Pair], max_new_tokens: int, stop: str | None) -> GeneratedTexts:
+    async def _generate(self, pairs: list[Pair], max_new_tokens: int, stop: Stop) -> GeneratedTexts:
         chunks = _chunks(pairs, self.spec.limits.prompts_per_request)
         parts = await _all(self._generate_request(chunk, max_new_tokens, stop) for chunk in chunks)
         await self._check_unchanged()
         return GeneratedTexts([answer for part in parts for answer in part.answers], _prompt_tokens(pairs, parts))
 
-    async def _generate_request(self, pairs: list[Pair], max_new_tokens: int, stop: str | None) -> list[GeneratedTexts]:
+    async def _generate_request(self, pairs: list[Pair], max_new_tokens: int, stop: Stop) -> list[GeneratedTexts]:
         payload = api.generate_payload(pairs, max_new_tokens, stop)
         return [await self._ask(pairs, payload, partial(api.read_generated, pairs))]
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.ensemble import mix_token_logprobs
-from replug.models.generation import Generated, GenerationOptions, before_stop
+from replug.models.generation import Generated, GenerationOptions, Stop, before_stop, stop_texts
 from replug.models.http.completions_api import Pair, ShownAnswer, ShownAnswers
 from replug.models.http.token_names import TokenNames
 from replug.models.http.top_tokens import TopTokens, contenders, is_likeliest, mixed_logprob, not_shown
@@ -147,7 +147,14 @@ def _candidates(shown: Sequence[ShownAnswer], options: GenerationOptions) -> lis
     by_text: dict[str, Candidate] = {}
     for answer in shown:
         text = before_stop(answer.text, options.stop)
-        ending = (options.stop or "") if text != answer.text or answer.is_ended else ""
-        if text + ending:
-            by_text.setdefault(text.strip(), Candidate(text, text + ending))
+        if scored := text + _ending(answer, text, options.stop):
+            by_text.setdefault(text.strip(), Candidate(text, scored))
     return list(by_text.values())
+
+
+def _ending(answer: ShownAnswer, text: str, stop: Stop) -> str:
+    """The stop that ended an answer, or one for the end that the server itself made; nothing where length ended it."""
+    stops, rest = stop_texts(stop), answer.text[len(text) :]
+    if rest:
+        return min((one for one in stops if rest.startswith(one)), key=len)  # the one that was complete first
+    return stops[0] if stops and answer.is_ended else ""

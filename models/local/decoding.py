@@ -1,4 +1,4 @@
-"""Prompts that grow by the same tokens: K documents, one answer.
+"""Prompts that grow token by token: the ways to read K of them, each of which is `Branches` of them.
 
 Prompts are padded on the left, so that the last position of all is the last column, and distances between tokens are
 those between columns. A mask hides the padding, and positions are counted by the mask. Some architectures count
@@ -9,35 +9,22 @@ again for every token, which is slow and right for every causal model.
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from replug.models.black_box_lm import PassCounts
-from replug.models.generation import Generated, GenerationOptions, before_stop
 from replug.models.local.branching import branching_probe, takes_trees
-from replug.models.local.next_token import TokenChooser, entropy, mix_next_token
 from replug.models.local.shared_prefix import SharedPrefix, probe_ids, reuses_prefixes
 
 # Nats by which log-probs may differ with and without padding, on average by the tokens' probabilities.
 TOLERANCE_NATS, TOLERANCE_NATS_HALF_PRECISION = 0.01, 0.15
 
 
-class GrowingPrompts(Protocol):
-    """K prompts; `logits` [K, V] are those of the token after each."""
-
-    logits: Tensor
-
-    def append(self, tokens: Sequence[int]) -> None:
-        """Make each prompt longer by its token [K]."""
-        ...
-
-
 class CachedPrompts:
-    """Prompts whose keys and values are kept; each token costs one pass over K positions.
+    """Prompts whose keys and values are kept; each token costs one pass over as many positions as there are prompts.
 
     They are read a slice of columns at a time, of at most `tokens_per_pass` tokens, into one cache: the pass of a slice
     and that of a new token are the same. `shared` holds the tokens before `rows` that all prompts begin with.
@@ -64,7 +51,11 @@ class CachedPrompts:
         self._read(ids, own.to(model.device), max(1, tokens_per_pass // len(rows)))
         counts.add(sum(len(row) for row in rows), ids.numel())
 
-    def append(self, tokens: Sequence[int]) -> None:
+    def append(self, tokens: Sequence[int], kept: Sequence[int]) -> None:
+        if len(kept) < len(self._seen):
+            rows = torch.tensor(kept)  # on the CPU: layers may be spread over devices
+            self._cache.batch_select_indices(rows)
+            self._seen = self._seen[rows]
         column = torch.tensor(tokens, device=self._model.device)[:, None]
         self.logits = self._pass(column, torch.ones_like(column))
         self._counts.add(len(column), len(column))
@@ -97,20 +88,6 @@ class CachedPrompts:
         return hidden
 
 
-class RepeatedPrompt:
-    """`Branches` of one prompt that was given so many times; an answer that has ended is read on for nothing."""
-
-    def __init__(self, prompts: GrowingPrompts) -> None:
-        self._prompts, self._alive = prompts, list(range(len(prompts.logits)))
-        self.logits = prompts.logits
-
-    def append(self, tokens: Sequence[int], kept: Sequence[int]) -> None:
-        self._alive = [self._alive[row] for row in kept]
-        by_row = dict(zip(self._alive, tokens, strict=True))
-        self._prompts.append([by_row.get(row, tokens[0]) for row in range(len(self._prompts.logits))])
-        self.logits = self._prompts.logits[self._alive]
-
-
 class RecomputedPrompts:
     """Prompts that `read` reads anew for every token: ids of K prompts in, logits [K, V] out."""
 
@@ -118,8 +95,8 @@ class RecomputedPrompts:
         self._rows, self._read = rows, read
         self.logits = read(rows)
 
-    def append(self, tokens: Sequence[int]) -> None:
-        self._rows = [[*row, token] for row, token in zip(self._rows, tokens, strict=True)]
+    def append(self, tokens: Sequence[int], kept: Sequence[int]) -> None:
+        self._rows = [[*self._rows[row], token] for row, token in zip(kept, tokens, strict=True)]
         self.logits = self._read(self._rows)
 
 
@@ -145,39 +122,14 @@ def find_cache_use(model: PreTrainedModel) -> CacheUse:
         tolerance = TOLERANCE_NATS_HALF_PRECISION
     with torch.inference_mode():
         prefix = SharedPrefix(model, ids[:8])
-        alone, padded = _probe(model, [ids]), _probe(model, [ids, ids + ids[:5]])
+        alone, even = _probe(model, [ids]), _probe(model, [ids, ids[::-1]])
+        padded = _probe(model, [ids, ids + ids[:5]])
         after_prefix = _probe(model, [ids[8:], ids[8:] + ids[:5]], prefix)
         branch = branching_probe(model) if takes_trees(model) else None
-    is_same = [other is not None and _difference(alone, other) < tolerance for other in (padded, after_prefix, branch)]
+    others = (even, padded, after_prefix, branch)
+    is_same = [other is not None and _difference(alone, other) < tolerance for other in others]
     has_window = _has_window(model, prefix)
-    return CacheUse(True, is_same[0], is_same[1] and not has_window, is_same[2] and not has_window)
-
-
-def continue_answer(
-    prompts: GrowingPrompts,
-    prompt_tokens: int,
-    log_weights: Tensor,
-    ends: frozenset[int],
-    decode: Callable[[list[int]], str],
-    options: GenerationOptions,
-) -> Generated:
-    """The answer of the mixture, token by token, each given to all prompts, which hold `prompt_tokens` together."""
-    chooser = TokenChooser(options)
-    ids: list[int] = []
-    logprobs: list[float] = []
-    entropies: list[float] = []
-    while True:
-        mixed = mix_next_token(prompts.logits, log_weights.to(prompts.logits.device))
-        ids.append(chooser.choose(mixed))
-        logprobs.append(float(mixed[ids[-1]]))
-        entropies.append(entropy(mixed))
-        is_end = ids[-1] in ends
-        text = decode(ids[:-1] if is_end else ids)  # all of it, since a token may hold a part of a character
-        answer = before_stop(text, options.stop)
-        if is_end or answer != text or len(ids) == options.max_new_tokens:
-            said, unsure = np.array([logprobs, entropies], dtype=np.float32)
-            return Generated(answer, said, unsure, len(log_weights), prompt_tokens)
-        prompts.append([ids[-1]] * len(log_weights))
+    return CacheUse(is_same[0], is_same[1], is_same[2] and not has_window, is_same[3] and not has_window)
 
 
 def _left_padded(rows: list[Tensor]) -> Tensor:
@@ -186,9 +138,9 @@ def _left_padded(rows: list[Tensor]) -> Tensor:
 
 
 def _probe(model: PreTrainedModel, rows: list[list[int]], shared: SharedPrefix | None = None) -> Tensor:
-    """Log-probs [V] after the first row, read in slices and with one more token than was given."""
+    """Log-probs [V] after the first row, read in slices, with one more token than was given and without the others."""
     prompts = CachedPrompts(model, rows, 6 * len(rows), PassCounts(), shared)
-    prompts.append([probe_ids(model)[3]] * len(rows))
+    prompts.append([probe_ids(model)[3]], [0])
     return prompts.logits[0].float().log_softmax(-1)
 
 

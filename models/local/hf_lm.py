@@ -7,7 +7,6 @@ Prefix and continuation are tokenized apart: the continuation has the same token
 How prompts are continued is told in `models.local.decoding`.
 """
 
-import logging
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
@@ -16,24 +15,23 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from replug.configs.errors import RunError, UserError
-from replug.models.batching import token_budget_batches, within_budget
-from replug.models.black_box_lm import ContinuationScore, PassCounts, check_ensemble, check_pairs
-from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions
+from replug.configs.errors import UserError
+from replug.models.batching import padded_groups, token_budget_batches, within_budget
+from replug.models.black_box_lm import ContinuationScore, Mixture, PassCounts, check_pairs
+from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.hardware import TOKENS_PER_PASS, TOKENS_PER_PASS_GPU
 from replug.models.local.branching import PASSES_PER_GROUP, BranchingPrompts, predicted_places, tree_inputs
 from replug.models.local.cpu_attention import use_cpu_attention
 from replug.models.local.decoding import (
     CachedPrompts,
     CacheUse,
-    GrowingPrompts,
     RecomputedPrompts,
-    RepeatedPrompt,
-    continue_answer,
     find_cache_use,
 )
-from replug.models.local.float32_head import use_float32_head
+from replug.models.local.float32_head import separable_head, use_float32_head
 from replug.models.local.logprobs import continuation_positions, target_logprobs
+from replug.models.local.mixtures import MixedAnswer, TokenMixture, continue_answers
+from replug.models.local.out_of_memory import is_out_of_memory, report_out_of_memory
 from replug.models.local.prefix_groups import PrefixGroup, prefix_groups
 from replug.models.local.sampling import Branches, draw_answers, draws_of
 from replug.models.local.sense import require_sense
@@ -43,10 +41,9 @@ from replug.models.local.weights import lm_identity
 from replug.models.model_files import load_lm_tokenizer, loading
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import check_lengths, pair_token_ids
+from replug.models.streaming import pieces
 from replug.models.text_lists import require_texts
 from replug.models.whole_weights import load_whole
-
-log = logging.getLogger(__name__)
 
 Inputs = PrefixGroup | TokenTree  # of one row of a pass
 
@@ -82,7 +79,7 @@ class HuggingFaceLM:
         self.identity = identity or lm_identity(path, dtype)
         self.max_tokens: int | None = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         self.counts = PassCounts()
-        self._head = _separable_head(self.model)
+        self._head = separable_head(self.model)
         self._body = torch.compile(self.model.base_model, dynamic=True) if compile else self.model.base_model
         self._shares = self._head is not None and reuses_prefixes(self.model)
         self._kept = KeptPrefixes(self.model)
@@ -116,7 +113,7 @@ class HuggingFaceLM:
                 scores[row] = ContinuationScore(logprobs)
         return [score for score in scores if score is not None]
 
-    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
+    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
         """Greedy continuations, decoded together. Raises UnscorableText beyond `max_tokens`."""
         options = SamplingOptions(1, max_new_tokens, stop or None, temperature=0.0)
         return [sample.text for [sample] in self.sample(prompts, options)]
@@ -125,13 +122,64 @@ class HuggingFaceLM:
         self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
     ) -> Generated:
         """All prompts in one pass for each token. Raises UnscorableText beyond `max_tokens`, ValueError for weights."""
-        check_ensemble(prompts, weights)
-        rows = self._prompt_ids(prompts, options.max_new_tokens)
-        log_weights = torch.tensor(weights, dtype=torch.float64).log()
-        with torch.inference_mode():
-            growing = self._grow(rows, options.opening)
-            prompt_tokens = sum(len(row) for row in rows)
-            return continue_answer(growing, prompt_tokens, log_weights, self._ends, self._decode, options)
+        [answer] = self.generate_ensembles([Mixture(prompts, weights)], options)
+        return answer
+
+    def generate_ensembles(self, mixtures: Sequence[Mixture], options: GenerationOptions) -> list[Generated]:
+        """The prompts of many mixtures in one pass for each token, as many as memory holds. Raises UnscorableText."""
+        asked = [self._tokens(mixture, options) for mixture in mixtures]
+        answers: dict[int, Generated] = {}
+        for group in self._together(asked, options.max_new_tokens):
+            answers |= zip(group, self._answers([asked[number] for number in group], options), strict=True)
+        return [answers[number] for number in range(len(mixtures))]
+
+    def stream_ensemble(
+        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
+    ) -> Iterator[str]:
+        """The text of `generate_ensemble` in pieces, as they come. Raises what it raises, before the first piece."""
+        asked = self._tokens(Mixture(prompts, weights), options)
+        return pieces(self._growing_texts(asked, options), options.stop)
+
+    def _tokens(self, mixture: Mixture, options: GenerationOptions) -> TokenMixture:
+        return TokenMixture(self._prompt_ids(mixture.prompts, options.max_new_tokens), mixture.weights)
+
+    def _together(self, asked: Sequence[TokenMixture], num_new: int) -> Iterator[list[int]]:
+        """Which mixtures are decoded together: one at a time where prompts of several lengths would be read anew."""
+        if not self._cache_use.padded:
+            return iter([[number] for number in range(len(asked))])
+        lengths = [[len(row) + num_new for row in mixture.rows] for mixture in asked]
+        return padded_groups(lengths, PASSES_PER_GROUP * self.tokens_per_batch)
+
+    def _answers(self, asked: Sequence[TokenMixture], options: GenerationOptions) -> list[Generated]:
+        """Decoded together, or in halves where memory does not hold them."""
+        answers = self._answers_in_memory(asked, options)
+        if answers is not None:
+            return answers
+        report_out_of_memory(len(asked), sum(len(row) for mixture in asked for row in mixture.rows))
+        self._free_memory()
+        half = len(asked) // 2
+        return self._answers(asked[:half], options) + self._answers(asked[half:], options)
+
+    @torch.inference_mode()
+    def _answers_in_memory(self, asked: Sequence[TokenMixture], options: GenerationOptions) -> list[Generated] | None:
+        """None where memory does not hold several, whose tensors are gone then."""
+        answers = [MixedAnswer(mixture, self._ends, self._decode, options) for mixture in asked]
+        try:
+            growing = self._grow([row for mixture in asked for row in mixture.rows], options.opening)
+            for _ in continue_answers(growing, answers):
+                pass
+        except RuntimeError as error:
+            if len(asked) == 1 or not is_out_of_memory(error):
+                raise
+            return None
+        return [answer.generated() for answer in answers]
+
+    @torch.inference_mode()
+    def _growing_texts(self, mixture: TokenMixture, options: GenerationOptions) -> Iterator[str]:
+        """The answer's text after each of its tokens."""
+        answer = MixedAnswer(mixture, self._ends, self._decode, options)
+        for _ in continue_answers(self._grow(mixture.rows, options.opening), [answer]):
+            yield answer.text
 
     def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
         """Answers of many prompts, decoded together. Raises UnscorableText beyond `max_tokens`."""
@@ -174,13 +222,13 @@ class HuggingFaceLM:
                 [one for number in group for one in draws[number]],
             )
 
-    def _repeated(self, row: list[int], num: int, opening: str) -> RepeatedPrompt:
+    def _repeated(self, row: list[int], num: int, opening: str) -> Branches:
         """A prompt so many times, read once where the model keeps what it read."""
         prompts = self._grow([row], opening)
         if isinstance(prompts, CachedPrompts):
             prompts.repeat(num)
-            return RepeatedPrompt(prompts)
-        return RepeatedPrompt(RecomputedPrompts([row] * num, self._last_logits))
+            return prompts
+        return RecomputedPrompts([row] * num, self._last_logits)
 
     def _prompt_ids(self, prompts: Sequence[str], max_new_tokens: int) -> list[list[int]]:
         rows = [pair_token_ids(self.tokenizer, prompt, " ")[0] for prompt in prompts]
@@ -205,7 +253,7 @@ class HuggingFaceLM:
     def _decode(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
-    def _grow(self, rows: list[list[int]], opening: str) -> GrowingPrompts:
+    def _grow(self, rows: list[list[int]], opening: str) -> Branches:
         """The prompts by the cheapest way that is right for this model."""
         is_even, use = len({len(row) for row in rows}) == 1, self._cache_use
         if not (use.unpadded if is_even else use.padded):
@@ -236,7 +284,7 @@ class HuggingFaceLM:
             scores = self._pass_in_memory(groups, longest, shared)
         if scores is not None:
             return scores
-        _report_out_of_memory(len(groups), len(groups) * (longest + (shared.num_tokens if shared else 0)))
+        report_out_of_memory(len(groups), len(groups) * (longest + (shared.num_tokens if shared else 0)))
         half = len(groups) // 2
         return self._score_groups(groups[:half], shared) + self._score_groups(groups[half:], shared)
 
@@ -247,7 +295,7 @@ class HuggingFaceLM:
         try:
             return self._one_pass(groups, longest, shared)
         except RuntimeError as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
         return None
 
@@ -316,48 +364,6 @@ class HuggingFaceLM:
         # A list, since a tensor would be on the first device, and the hidden states are on the last.
         logits = self.model(input_ids=inputs, use_cache=False, logits_to_keep=keep.tolist()).logits
         return logits[row.to(logits.device), torch.searchsorted(keep, position).to(logits.device)]
-
-
-def _report_out_of_memory(num_groups: int, size: int) -> None:
-    """Raises RunError for what fewer inputs in a pass would not fix."""
-    if num_groups == 1:
-        raise RunError(
-            f"the LM ran out of memory on a single input of {size} tokens: take shorter texts, a smaller LM or dtype, "
-            "or more memory"
-        )
-    log.warning(
-        f"the LM ran out of memory at {size} tokens in one pass; halving, as each time it meets such a pass "
-        "(lm.tokens_per_batch sets the size)"
-    )
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    """A CPU's allocator and CUDA's libraries have no error class of their own."""
-    signs = ("DefaultCPUAllocator", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)
-
-
-def _separable_head(model: PreTrainedModel) -> nn.Module | None:
-    """The output layer, where logits are that layer of the last hidden state and nothing more.
-
-    Models that scale or cap their logits differ; they are scored through their whole forward pass.
-    """
-    head = model.get_output_embeddings()
-    if head is None or model.base_model is model:
-        return None
-    probe = torch.arange(8, device=model.device)[None]
-    with torch.inference_mode():
-        whole = model(input_ids=probe, use_cache=False).logits
-        apart = head(model.base_model(input_ids=probe, use_cache=False).last_hidden_state)
-    return head if whole.shape == apart.shape and _are_same(whole, apart.to(whole.device)) else None
-
-
-def _are_same(whole: Tensor, apart: Tensor) -> bool:
-    """Logits in float32, whatever the model's dtype: the same products, so nothing but their rounding may differ.
-
-    A cap of 30, as Gemma 2's, changes a logit of 1 by forty times the tolerance.
-    """
-    return torch.allclose(whole, apart)
 
 
 def _load_model(path: str, dtype: torch.dtype, device_map: str | None) -> PreTrainedModel:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from replug.models.generation import Sampled, SamplingOptions, before_stop
+from replug.models.generation import Sampled, SamplingOptions, Stop, before_stop
 
 # The nucleus is sought among so many likeliest tokens before all are sorted, which takes ten times as long.
 LIKELIEST_TOKENS = 512
@@ -39,7 +39,7 @@ class _Answer:
     text: str = ""
 
     def take(
-        self, token: int, logprob: float, ends: frozenset[int], decode: Callable[[list[int]], str], stop: str | None
+        self, token: int, logprob: float, ends: frozenset[int], decode: Callable[[list[int]], str], stop: Stop
     ) -> bool:
         """Whether the answer goes on after this token."""
         self.ids.append(token)

@@ -20,7 +20,7 @@ from replug.configs.schema import LMConfig
 from replug.data.tokenizing import word_tokenizer
 from replug.models.black_box_lm import ContinuationScore, PassCounts, check_ensemble, check_pairs
 from replug.models.ensemble import mix_token_logprobs
-from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, before_stop
+from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop, before_stop
 from replug.models.lm_source import LMFiles
 from replug.models.local.local_source import LocalSource
 from replug.models.local.next_token import TokenChooser, entropy
@@ -84,7 +84,7 @@ class StandInLM:
         self.counts.add(num_words, num_words)
         return [_score_one(p, c) for p, c in zip(prefixes, continuations, strict=True)]
 
-    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
+    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
         """Repeats the prompt's most frequent word."""
         require_texts(prompts, "prompts")
         options = GenerationOptions(max_new_tokens, stop or None)

@@ -111,7 +111,7 @@ def test_a_template_ends_where_the_user_says_and_is_drawn_by_the_seed(replug, in
     assert asked(replug, *typed, "--seed", "3")["answer"] == first["answer"]
     assert asked(replug, *typed, "--seed", "4")["answer"] != first["answer"]
     word = first["answer"].split()[2]
-    stopped = asked(replug, *typed, "--seed", "3", "--stop", word)["answer"]
+    stopped = asked(replug, *typed, "--seed", "3", "--stop", "never there", "--stop", word)["answer"]
     assert first["answer"].startswith(stopped) and word not in stopped
 
 

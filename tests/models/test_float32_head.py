@@ -8,7 +8,7 @@ import torch
 from transformers import CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2ForCausalLM, PreTrainedModel
 
 from replug.models.generation import GenerationOptions
-from replug.models.local import decoding, float32_head
+from replug.models.local import float32_head, mixtures
 from replug.models.local.float32_head import Float32Head
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.logprobs import target_logprobs
@@ -111,8 +111,8 @@ def test_a_half_precision_lm_scores_and_continues_with_float32_logits(
     whole._head, whole._shares = None, False
     for a, b in zip(lm.score(PREFIXES, CONTINUATIONS), whole.score(PREFIXES, CONTINUATIONS), strict=True):
         np.testing.assert_allclose(a.token_logprobs, b.token_logprobs, atol=1e-4)
-    seen, mix = [], decoding.mix_next_token
-    monkeypatch.setattr(decoding, "mix_next_token", lambda logits, w: seen.append(logits.dtype) or mix(logits, w))
+    seen, mix = [], mixtures.mix_next_token
+    monkeypatch.setattr(mixtures, "mix_next_token", lambda logits, w: seen.append(logits.dtype) or mix(logits, w))
     for way in (lm, whole):
         way.generate_ensemble(["the cat sat", "x"], [0.5, 0.5], GenerationOptions(3))
     assert set(seen) == {torch.float32}

@@ -26,12 +26,14 @@ from transformers import (
     OPTForCausalLM,
 )
 
-from replug.models.black_box_lm import UnscorableText
-from replug.models.generation import Generated, GenerationOptions, before_stop
-from replug.models.local import decoding, shared_prefix
+from replug.configs.errors import RunError
+from replug.models.black_box_lm import Mixture, UnscorableText
+from replug.models.generation import Generated, GenerationOptions, SamplingOptions, before_stop
+from replug.models.local import mixtures, shared_prefix
 from replug.models.local.decoding import CacheUse, find_cache_use
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.next_token import TokenChooser, entropy, mix_next_token, nucleus
+from replug.models.streaming import pieces
 from tests.support.tiny_lms import (
     DEMONSTRATIONS,
     MAX_TOKENS,
@@ -210,6 +212,8 @@ def test_the_nucleus_holds_the_fewest_tokens_with_enough_probability() -> None:
     [
         ({"max_new_tokens": 0}, "max_new_tokens is 0; expected 1 or more"),
         ({"stop": ""}, "stop is ''; expected a text"),
+        ({"stop": ["\n", ""]}, "list of texts of one character or more"),
+        ({"stop": ["\n", 7]}, r"stop is \['\\n', 7\]; expected a text, or a list of texts"),
         ({"temperature": -1.0}, r"temperature is -1.0; expected 0 \(greedy\) or more"),
         ({"temperature": math.nan}, "temperature is nan"),
         ({"top_p": 0.0}, "top_p is 0.0; expected above 0 and at most 1"),
@@ -403,6 +407,28 @@ def test_an_answer_ends_before_the_stop_wherever_it_lies(llama: HuggingFaceLM) -
             assert len(found.token_logprobs) == steps  # not one token more than shows the stop
 
 
+def test_the_stop_that_is_complete_first_ends_an_answer() -> None:
+    assert before_stop("one. two\nthree", ["\n", "."]) == "one"
+    assert before_stop("abcd", ["bcd", "c"]) == "ab"  # as who sees a token at a time would say
+    assert before_stop("abcd", ["c", "abc", "bc"]) == ""  # the longest of those that end together
+    assert before_stop("abcd", []) == before_stop("abcd", None) == before_stop("abcd", ["x", "y"]) == "abcd"
+
+
+def test_equal_stops_are_one_form() -> None:
+    for stop, form in (([], None), (["\n"], "\n"), (["b", "a", "b"], ("a", "b")), (("a",), "a")):
+        assert GenerationOptions(3, stop).stop == SamplingOptions(1, 3, stop).stop == form
+
+
+def test_any_of_several_stops_ends_an_answer(llama: HuggingFaceLM) -> None:
+    whole = texts_by_length(llama, 12)[-1]
+    stops = [whole[3], whole[5]]
+    expected = before_stop(whole, stops)
+    found = llama.generate_ensemble(PROMPTS, WEIGHTS, GenerationOptions(12, stops))
+    assert found.text == expected == min((whole.split(stop)[0] for stop in stops), key=len)
+    alone = llama.generate(PROMPTS, 12)
+    assert llama.generate(PROMPTS, 12, stops) == [before_stop(text, stops) for text in alone]
+
+
 def test_a_stop_that_never_comes_changes_nothing(llama: HuggingFaceLM) -> None:
     assert_same(
         llama.generate_ensemble(PROMPTS, WEIGHTS, GenerationOptions(12, "no such text")),
@@ -438,10 +464,111 @@ def test_characters_of_several_tokens_are_whole(llama: HuggingFaceLM, monkeypatc
     ids = llama.tokenizer(said, add_special_tokens=False)["input_ids"]
     assert len(ids) > len(said)
     script = iter([*ids, 1])
-    monkeypatch.setattr(decoding.TokenChooser, "choose", lambda *_: next(script))
+    monkeypatch.setattr(mixtures.TokenChooser, "choose", lambda *_: next(script))
     assert llama.generate_ensemble(["x"], [1.0], GenerationOptions(100)).text == said
     script = iter([*ids, 1])
     assert llama.generate_ensemble(["x"], [1.0], GenerationOptions(100, stop="。")).text == "続きは🙂で"
+
+
+# Several mixtures, and streams -----------------------------------------------------------------------------------
+
+MIXTURES = [
+    Mixture(PROMPTS, WEIGHTS),
+    Mixture(["the mat and the cat"], [1.0]),
+    Mixture([prompt * 3 for prompt in PROMPTS[:2]], [0.5, 0.5]),
+    Mixture(PROMPTS[::-1], WEIGHTS),
+]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [GREEDY, GenerationOptions(12, ["the", "a", "o"]), GenerationOptions(12, temperature=1.0, seed=3)],
+    ids=["greedy", "stops", "drawn"],
+)
+def test_mixtures_side_by_side_have_the_answers_that_each_has_alone(
+    llama: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch, options: GenerationOptions
+) -> None:
+    alone = [llama.generate_ensemble(one.prompts, one.weights, options) for one in MIXTURES]
+    for budget in (1, 60, 1000):  # one at a time, several at a time, all
+        monkeypatch.setattr(llama, "tokens_per_batch", budget)
+        for one, other in zip(llama.generate_ensembles(MIXTURES, options), alone, strict=True):
+            assert_same(one, other)
+            assert (one.num_prompts, one.prompt_tokens) == (other.num_prompts, other.prompt_tokens)
+    assert llama.generate_ensembles([], options) == []
+
+
+def test_mixtures_side_by_side_are_right_for_every_architecture(lm: HuggingFaceLM) -> None:
+    for found, one in zip(lm.generate_ensembles(MIXTURES[:2], GREEDY), MIXTURES[:2], strict=True):
+        assert_equals_reference(lm, found, one.prompts, one.weights)
+
+
+class Scripted:
+    """`Branches` that say token after token what each row of the script holds, and keep what they are given."""
+
+    def __init__(self, rows: list[list[int]]) -> None:
+        self._rows, self.appended = rows, []
+        self.logits = self._logits()
+
+    def append(self, tokens: Sequence[int], kept: Sequence[int]) -> None:
+        self.appended.append((list(tokens), list(kept)))
+        self._rows = [self._rows[row][1:] for row in kept]
+        self.logits = self._logits()
+
+    def _logits(self) -> torch.Tensor:
+        return 9.0 * torch.nn.functional.one_hot(torch.tensor([row[0] for row in self._rows]), 5).float()
+
+
+def test_a_mixture_that_has_ended_is_read_no_further() -> None:
+    prompts = Scripted([[1, 0], [1, 0], [2, 3, 4, 4]])  # 0 is the end
+    asked = [mixtures.TokenMixture([[7], [7]], [0.5, 0.5]), mixtures.TokenMixture([[7]], [1.0])]
+    answers = [
+        mixtures.MixedAnswer(one, frozenset([0]), lambda ids: "".join(map(str, ids)), GenerationOptions(4, ["44"]))
+        for one in asked
+    ]
+    texts = [[answer.text for answer in answers] for _ in mixtures.continue_answers(prompts, answers)]
+    assert texts == [["1", "2"], ["1", "23"], ["1", "234"], ["1", "23"]]
+    assert prompts.appended == [([1, 1, 2], [0, 1, 2]), ([3], [2]), ([4], [0])]
+    assert [answer.generated().num_tokens for answer in answers] == [2, 4]
+
+
+def test_mixtures_that_memory_does_not_hold_are_halved(
+    llama: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = [one.text for one in llama.generate_ensembles(MIXTURES, GREEDY)]
+    grow = llama._grow
+
+    def grow_few(rows: list[list[int]], opening: str) -> object:
+        if len(rows) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return grow(rows, opening)
+
+    monkeypatch.setattr(llama, "_grow", grow_few)
+    assert [one.text for one in llama.generate_ensembles(MIXTURES, GREEDY)] == expected
+    assert "halving" in caplog.text
+
+
+@pytest.mark.parametrize("stop", [None, ["the", "a m", "no such"]])
+def test_pieces_of_a_stream_are_the_answer(llama: HuggingFaceLM, stop: list[str] | None) -> None:
+    options = GenerationOptions(40, stop)
+    whole = llama.generate_ensemble(PROMPTS, WEIGHTS, options).text
+    found = []
+    for piece in llama.stream_ensemble(PROMPTS, WEIGHTS, options):
+        assert not torch.is_inference_mode_enabled()  # which is of the LM's own steps
+        found.append(piece)
+    assert "".join(found) == whole
+    assert all(found) and len(found) > 2
+    with pytest.raises(UnscorableText, match="input 0 has"):
+        llama.stream_ensemble(["x"], [1.0], GenerationOptions(MAX_TOKENS))
+
+
+def test_a_piece_holds_no_half_character_and_no_part_of_a_stop() -> None:
+    assert [*pieces(["a", "a\ufffd", "a\ufffd\ufffd", "a続", "a続b"], None)] == ["a", "続", "b"]
+    assert [*pieces(["one", "one\n", "one\nQ", "one\nQ", "one\nQx"], "\nQ:")] == ["one", "\nQx"]
+    assert [*pieces(["one", "one\n", "one\nQ", "one"], ["\nQ:", "."])] == ["one"]  # cut by its last token
+    assert [*pieces(["", "a\ufffd"], None)] == ["a", "\ufffd"]  # the answer itself ends so
+    assert [*pieces([], None)] == [*pieces([""], None)] == []
+    with pytest.raises(RunError, match="cannot be streamed: 'do n' was given out"):
+        list(pieces(["do n", "don't"], None))
 
 
 def test_prompts_that_do_not_fit_with_the_new_tokens_are_unscorable(llama: HuggingFaceLM) -> None:

@@ -97,6 +97,7 @@ OTHERS = [
     changed(max_new_tokens=9),
     changed(stop=None),
     changed(stop="None"),
+    changed(stop=["\n", "None"]),
     changed(temperature=0.0),
     changed(top_p=1.0),
     changed(seed=4),

@@ -335,6 +335,8 @@ def test_generation_is_whole_in_order_and_ends_before_the_stop(opened: Opened, t
             assert lm.generate(prompts, 3) == wanted
             assert lm.generate(prompts[:1], 3, stop=" fin") == [" blue blue"]
             assert server.payloads[-1]["stop"] == [" fin"]
+            assert lm.generate(prompts[:1], 3, stop=["never", " fin"]) == [" blue blue"]
+            assert server.payloads[-1]["stop"] == [" fin", "never"]
 
 
 def answers_of(prompts: list[str], number: int) -> list[tuple[str, float]]:

@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from replug.configs.errors import UserError
 from replug.models.generation import GenerationOptions
-from replug.models.local import decoding, hf_lm, shared_prefix
+from replug.models.local import hf_lm, mixtures, shared_prefix
 from replug.models.local.decoding import CacheUse
 from replug.models.local.float32_head import Float32Head
 from replug.models.local.hf_lm import HuggingFaceLM
@@ -96,7 +96,7 @@ def test_it_continues_prompts(lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch
         logits.append(logprobs)
         return 7
 
-    monkeypatch.setattr(decoding.TokenChooser, "choose", choose)
+    monkeypatch.setattr(mixtures.TokenChooser, "choose", choose)
     monkeypatch.setattr(torch.Tensor, "__float__", lambda _: -1.0)
     monkeypatch.setattr(torch.Tensor, "__bool__", lambda _: True)
     answer = lm.generate_ensemble(["the cat sat", "x"], [0.5, 0.5], GenerationOptions(3))

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from replug.configs.errors import UserError
 from replug.models.black_box_lm import BlackBoxLM, ContinuationScore, UnscorableText
 from replug.models.encoder import Encoder
+from replug.models.encoder_retriever import EncoderRetriever
 from replug.models.ensemble import document_weights
 from replug.models.generation import GenerationOptions
 from replug.models.http.http_lm import HttpLM
@@ -17,7 +19,7 @@ from replug.models.http.request_budget import RequestBudget
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.stand_in_lm import StandInLM, StandInSource
 from replug.models.prompt import PromptTemplate
-from replug.models.replug_lm import EncoderRetriever, ReplugLM, Retrieved
+from replug.models.replug_lm import ReplugLM, Retrieved
 from replug.models.scorer_pool import ScorerPool
 from replug.models.stand_in_encoder import write_stand_in_encoder
 from tests.support.fault_server import FaultServer, server_spec
@@ -152,6 +154,25 @@ def test_samples_and_stops_are_those_of_the_options(lm: HuggingFaceLM) -> None:
     )
     assert one == again != other
     assert "the" not in replug.generate(["the cat"], 12, stop="the")[0]
+
+
+def test_a_stream_is_the_answer_in_pieces(lm: HuggingFaceLM) -> None:
+    options = GenerationOptions(12, ["the", "no such"])
+    for k in (0, 3):
+        replug = ReplugLM(lm, Shelf(found()), k)
+        [answer] = replug.answer(CONTEXTS[:1], options)
+        assert "".join(replug.stream(CONTEXTS[0], options)) == answer.text
+    assert "".join(replug.stream(CONTEXTS[0], options, [])) == lm.generate(CONTEXTS[:1], 12, options.stop)[0]
+    stand_in = ReplugLM(StandInLM(), Shelf(found()), k=2)
+    assert [*stand_in.stream(CONTEXTS[0], GREEDY)] == stand_in.generate(CONTEXTS[:1], 8)  # in one piece
+    with pytest.raises(UserError, match=r"prompts\[0\] is .*; expected a string"):
+        stand_in.stream(CONTEXTS, GREEDY)
+
+
+def test_prompts_of_a_call_have_the_answers_that_each_has_alone(lm: HuggingFaceLM) -> None:
+    replug = ReplugLM(lm, Shelf(found()), k=3)
+    contexts = [*CONTEXTS, "a mat", "the cat sat on the mat and the cat sat on"]
+    assert replug.generate(contexts, 12) == [replug.generate([context], 12)[0] for context in contexts]
 
 
 def test_a_mixture_of_prompts_is_a_mixture_over_all_their_documents() -> None:

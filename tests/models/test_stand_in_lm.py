@@ -71,6 +71,7 @@ def test_generation_repeats_the_most_frequent_word_until_the_stop() -> None:
     assert LM.generate(["b a b", ""], 3) == ["b b b", ""]
     assert LM.generate(["b a b"], 3, stop=" ") == ["b"]
     assert LM.generate(["b a b"], 3, stop="b b") == [""]
+    assert LM.generate(["b a b"], 3, stop=["x", " "]) == ["b"]
 
 
 def test_an_answer_has_the_log_probs_that_scoring_gives_it() -> None:

@@ -9,11 +9,12 @@ import pytest
 from replug.configs.errors import UserError
 from replug.models.caching_lm import CachingLM
 from replug.models.encoder import Encoder
+from replug.models.encoder_retriever import EncoderRetriever
 from replug.models.in_process_lm import InProcessLM
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.packaged import resolve_encoder_path
-from replug.models.replug_lm import EncoderRetriever, ReplugLM
+from replug.models.replug_lm import ReplugLM
 from replug.models.text_lists import require_texts
 from tests.support.tiny_lms import load, write_gpt2
 

@@ -7,6 +7,8 @@ import pytest
 
 from replug.configs.errors import UserError
 from replug.configs.load import load_config
+from replug.data.checked_files import write_mark
+from replug.data.checksums import write_checksums
 from replug.planning.measured import calibrate, devices_of, job_of_run, observe, read_run
 from replug.planning.plans import Plan, make_plan, plan_json
 
@@ -107,6 +109,27 @@ def test_a_file_that_is_missing_is_an_error_that_names_it(run_dir: RunDir) -> No
     (folder / "run_times.json").unlink()
     with pytest.raises(UserError, match=r"--measured: .*run_times\.json is missing"):
         planned(folder)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "environment.json", "metrics.jsonl", "run_times.json"])
+def test_a_file_that_is_not_what_the_run_wrote_is_an_error_that_names_it(run_dir: RunDir, name: str) -> None:
+    folder = run_dir()
+    write_checksums(folder)
+    planned(folder)
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content.replace(b"2", b"3", 1))
+    with pytest.raises(UserError, match=rf"{name}.*--measured takes a run as it ended"):
+        planned(folder)
+
+
+def test_a_damaged_manifest_of_the_runs_set_is_an_error_that_names_it(run_dir: RunDir) -> None:
+    folder = run_dir()
+    (folder / "data").mkdir()
+    write_mark(folder / "data/manifest.json", {"counts": {"documents": 200}})
+    text = (folder / "data/manifest.json").read_text()
+    (folder / "data/manifest.json").write_text(text.replace("200", "300"))
+    with pytest.raises(UserError, match=r"manifest\.json is damaged"):
+        job_of_run(read_run(folder), None, None)
 
 
 def test_a_time_that_is_missing_is_an_error_that_names_it(run_dir: RunDir) -> None:

@@ -94,7 +94,15 @@ def test_a_checkpoints_mark_leads_to_a_whole_checkpoint_or_to_none(tmp_path: Pat
 
 def test_a_finished_runs_results_are_shown_as_they_were_or_not_at_all(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
-    shown = ("config.yaml", "environment.json", "lm.json", "best.json", "metrics.jsonl", "examples.json")
+    shown = (
+        "config.yaml",
+        "environment.json",
+        "lm.json",
+        "best.json",
+        "metrics.jsonl",
+        "examples.json",
+        "run_times.json",
+    )
     for name in shown:
         (tmp_path / name).write_text(f"content of {name}")
     run.finish({"bpb": {"all": {"none": 0.931}}})

@@ -72,6 +72,23 @@ def test_killed_in_a_refresh_the_same_command_goes_on_with_the_same_losses(quiet
     assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
 
 
+@pytest.mark.slow
+def test_ctrl_c_saves_the_step_and_the_same_command_goes_on_with_the_same_losses(quiet_run, begin, finish, tmp_path):
+    """It comes to every process of the terminal: to those of Ray that did not leave its group as well."""
+    run, only_by_signal = tmp_path / "run", "checkpoint.every_steps=100"
+    process = begin(run, only_by_signal)
+    wait_for_step(run, 7, process)
+    os.killpg(process.pid, signal.SIGINT)
+    output = wait_for(process, status=130)
+    assert "replug: Ctrl-C: saving the step that is under way; again ends at once, without it" in output
+    assert output.splitlines()[-1].startswith("replug: interrupted by Ctrl-C; the same command goes on")
+    saved = len(metrics(run))
+    assert f"saved step {saved}: the same command goes on from there" in output
+    assert not (run / "results.json").exists(), "the run ended before it was interrupted"
+    assert f"resuming at step {saved}" in finish(run, only_by_signal)
+    assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
+
+
 @pytest.mark.nightly
 def test_killed_again_and_again_the_resumed_run_has_the_same_losses(quiet_run, finish, tmp_path):
     """Before the first checkpoint, with a refresh under way (7, 13), and just after a swap (16)."""

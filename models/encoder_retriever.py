@@ -1,0 +1,83 @@
+"""A retriever over a few texts in memory: what the library is tried with, and what re-ranks a search engine's passages.
+
+Similarities are exact. Whoever has millions of documents builds an index.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from replug.configs.errors import UserError
+from replug.models.replug_lm import Retrieved
+from replug.models.text_lists import require_texts
+
+
+class TextEncoder(Protocol):
+    """What makes vectors of texts: an `Encoder`, or a `SentenceTransformer`."""
+
+    def encode(self, texts: list[str], /) -> Any:
+        """Vectors [N, D], a numpy array or a tensor on the CPU."""
+        ...
+
+
+class EncoderRetriever:
+    """Exact search over a few texts in memory: their vectors are made once, a query's when it comes.
+
+    Similarities are inner products of what `encoder` gives: cosines, where its vectors have the length 1.
+
+    Documents of equal similarity are found in the order in which they were given. `ids` default to the texts' numbers.
+    `query_encoder` is for retrievers that have one for documents and another for queries, as DPR does.
+    """
+
+    def __init__(
+        self,
+        encoder: TextEncoder,
+        texts: Sequence[str],
+        ids: Sequence[str] | None = None,
+        query_encoder: TextEncoder | None = None,
+    ) -> None:
+        require_texts(texts, "texts")
+        if ids is not None:
+            _require_ids(ids, len(texts))
+        if not texts:
+            raise ValueError("there are no texts to search")
+        if empty := [row for row, text in enumerate(texts) if not text.strip()]:
+            raise UserError(f"texts[{empty[0]}] is empty ({len(empty)} such texts); leave it out")
+        self._query_encoder, self._texts = query_encoder or encoder, list(texts)
+        self._ids = list(ids) if ids is not None else [str(row) for row in range(len(texts))]
+        # Equal texts are encoded once: at two places of a batch their vectors may differ in the last bit.
+        place = {text: number for number, text in enumerate(dict.fromkeys(self._texts))}
+        vectors = _vectors(encoder, list(place))
+        self._vectors = vectors[[place[text] for text in self._texts]]  # [N, D]
+        if query_encoder is not None and (dim := _vectors(query_encoder, self._texts[:1]).shape[1]) != vectors.shape[1]:
+            raise ValueError(f"queries have {dim} numbers, documents {vectors.shape[1]}")
+
+    def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
+        require_texts(queries, "queries")
+        if k < 1:
+            raise UserError(f"k is {k}; expected at least one document")
+        return [self._nearest(vector, k) for vector in _vectors(self._query_encoder, list(queries))]
+
+    def _nearest(self, query: np.ndarray, k: int) -> list[Retrieved]:
+        # A product of each row by itself: BLAS may give equal rows sums that differ in the last bit.
+        similarities = np.einsum("nd,d->n", self._vectors, query)
+        rows = np.argsort(-similarities, kind="stable")[:k]
+        return [Retrieved(self._texts[row], float(similarities[row]), self._ids[row]) for row in rows]
+
+
+def _require_ids(ids: Sequence[str], num_texts: int) -> None:
+    require_texts(ids, "ids")
+    if len(ids) != num_texts:
+        raise ValueError(f"{num_texts} texts but {len(ids)} ids")
+    if len(set(ids)) < len(ids):
+        twice = next(one for place, one in enumerate(ids) if one in ids[:place])
+        raise UserError(f"id {twice!r} occurs twice; expected another id for each text")
+
+
+def _vectors(encoder: TextEncoder, texts: list[str]) -> np.ndarray:
+    """Vectors [N, D] float32. Raises ValueError for what is no such array."""
+    vectors = np.asarray(encoder.encode(texts), dtype=np.float32)
+    if texts and (vectors.ndim != 2 or len(vectors) != len(texts)):
+        raise ValueError(f"the encoder gave an array of shape {vectors.shape} for {len(texts)} texts; expected [N, D]")
+    return vectors
