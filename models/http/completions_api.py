@@ -134,13 +134,18 @@ def generate_payload(pairs: Sequence[Pair], max_new_tokens: int, stop: Stop) -> 
     return {"prompt": [pair.beginning for pair in pairs], **options}
 
 
-def show_payload(api: str, pairs: Sequence[Pair], max_new_tokens: int, num_tops: int) -> dict[str, Any]:
+def num_tops(api: str) -> int:
+    """Likeliest tokens that may be asked for at each place: 20 of vLLM, which alone has `prompt_logprobs`; 5 of all."""
+    return 20 if api == "prompt_logprobs" else 5
+
+
+def show_payload(api: str, pairs: Sequence[Pair], max_new_tokens: int) -> dict[str, Any]:
     """Continues the prefixes greedily, past any stop, with the likeliest tokens at each place.
 
-    vLLM, which alone has `prompt_logprobs`, can be asked to name tokens by their ids.
+    vLLM can be asked to name tokens by their ids.
     """
     by_ids = {"return_tokens_as_token_ids": True} if api == "prompt_logprobs" else {}
-    return generate_payload(pairs, max_new_tokens, None) | {"logprobs": num_tops} | by_ids
+    return generate_payload(pairs, max_new_tokens, None) | {"logprobs": num_tops(api)} | by_ids
 
 
 def sample_payload(pairs: Sequence[Pair], options: SamplingOptions) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from replug.models.http import completions_api as api
 from replug.models.http.completions_api import GeneratedTexts, Pair, ServerFault, ShownAnswers, TokenScores
 from replug.models.http.connection import ServerConnection, ServerError, ServerSpec
 from replug.models.http.echoed_tokens import TokenForms
-from replug.models.http.mixed_answer import NUM_TOPS, MixedAnswer, ServerCalls
+from replug.models.http.mixed_answer import MixedAnswer, ServerCalls
 from replug.models.http.request_budget import RequestBudget
 from replug.models.http.request_meter import RequestMeter
 from replug.models.http.token_names import TokenNames
@@ -251,7 +251,7 @@ class HttpLM:
     ) -> Generated:
         if len(pairs) == 1:
             return await self._generate_alone(pairs, options)
-        calls = ServerCalls(self._show, self._score, self._pair, self._names)
+        calls = ServerCalls(self._show, self._score, self._pair, self._names, api.num_tops(self.spec.api))
         return await MixedAnswer(calls, pairs, weights, options).find()
 
     async def _generate_alone(self, pairs: list[Pair], options: GenerationOptions) -> Generated:
@@ -270,7 +270,7 @@ class HttpLM:
         return ShownAnswers(answers, _prompt_tokens(pairs, parts))
 
     async def _show_request(self, pairs: list[Pair], max_new_tokens: int) -> list[ShownAnswers]:
-        payload = api.show_payload(self.spec.api, pairs, max_new_tokens, NUM_TOPS)
+        payload = api.show_payload(self.spec.api, pairs, max_new_tokens)
         return [await self._ask(pairs, payload, partial(api.read_shown, pairs))]
 
     async def _check_unchanged(self) -> None:

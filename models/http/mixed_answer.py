@@ -23,18 +23,18 @@ from replug.models.http.token_names import TokenNames
 from replug.models.http.top_tokens import TopTokens, contenders, is_likeliest, mixed_logprob, not_shown
 from replug.models.pair_tokens import PairIds
 
-NUM_TOPS = 5  # likeliest tokens at each place: what all servers of the API give
 MOST_CONTENDERS = 16  # tokens that are scored after every prompt; more are a distribution that so few do not settle
 
 
 @dataclass(frozen=True, slots=True)
 class ServerCalls:
-    """What is asked of the server: answers of so many tokens with their tops, and scores of pairs, each in order."""
+    """What is asked of the server, each in order: answers of so many tokens with their `num_tops` likeliest, and scores."""
 
     show: Callable[[Sequence[Pair], int], Awaitable[ShownAnswers]]
     score: Callable[[list[Pair]], Awaitable[list[ContinuationScore]]]
     pair: Callable[[int, str, str], Pair]
     names: TokenNames | None
+    num_tops: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class MixedAnswer:
 
     async def _token_by_token(self, names: TokenNames, shown: Sequence[ShownAnswer]) -> tuple[str, list[float]] | None:
         """The answer and its tokens' log-probs; None where a choice cannot be known."""
-        plans = [deque(names.steps(answer, NUM_TOPS)) for answer in shown]
+        plans = [deque(names.steps(answer, self.server.num_tops)) for answer in shown]
         chosen: list[int] = []
         logprobs: list[float] = []
         while True:
@@ -84,7 +84,7 @@ class MixedAnswer:
             longer = [self._longer(row, place, chosen, []) for row, place in enumerate(empty)]
             shown = await self.server.show(longer, self.options.max_new_tokens - len(chosen))
             for place, answer in zip(empty, shown.answers, strict=True):
-                plans[place].extend(names.steps(answer, NUM_TOPS))
+                plans[place].extend(names.steps(answer, self.server.num_tops))
         return all(plans)
 
     async def _choose(self, parts: Sequence[TopTokens], chosen: list[int]) -> tuple[int, float] | None:

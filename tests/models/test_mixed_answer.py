@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from replug.models.generation import GenerationOptions
+from replug.models.http.completions_api import ShownAnswer
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
+from replug.models.http.token_names import TokenNames
 from replug.models.http.top_tokens import TopTokens, contenders, is_likeliest, mixed_logprob, not_shown
 from replug.models.local.hf_lm import HuggingFaceLM
 from tests.support.fault_server import server_spec
@@ -48,6 +50,59 @@ def test_a_token_that_no_part_shows_may_be_the_likeliest() -> None:
     parts = [top(0.3, t1=0.4, t2=0.3), top(0.3, t3=0.4, t4=0.3)]
     scored = [part.with_scores({token: math.log(0.01) for token in (1, 2, 3, 4)}) for part in parts]
     assert not is_likeliest(scored, [0.5, 0.5], contenders(scored, [0.5, 0.5])[0])
+
+
+class Words:
+    """A tokenizer of five tokens, of which two are shown alike and one is a part of a character."""
+
+    eos_token_id, all_special_ids, texts = 4, [4, 5], [" a", " b", "b", " b", "</s>", "<end>", "\ufffd"]
+
+    def decode(self, ids, skip_special_tokens):
+        return "".join(self.texts[i] for i in ids if i not in self.all_special_ids)
+
+    def batch_decode(self, rows):
+        return [self.texts[i] for [i] in rows]
+
+    def __len__(self):
+        return len(self.texts)
+
+
+def shown(text: str, *tokens: str, tops: list[dict[str, float]], is_ended: bool = False) -> ShownAnswer:
+    return ShownAnswer(text, tokens, tuple(tops), is_ended)
+
+
+def test_only_tokens_that_a_text_names_for_sure_are_used():
+    names = TokenNames(Words())
+    tops = [{" a": -0.1, "b": -3.0}, {"b": -0.2, " a": -2.0}]
+    assert [step.own for step in names.steps(shown(" ab", " a", "b", tops=tops), 2)] == [0, 2]
+    assert [step.own for step in names.steps(shown(" a b", " a", " b", tops=tops), 2)] == [0], "1 or 3"
+    assert names.steps(shown(" other", " a", "b", tops=tops), 2) == [], "not the tokens of the text"
+    assert names.steps(shown(" ab", " a", "b", tops=tops), 3) == [], "fewer are shown than were asked for"
+    assert [
+        step.own
+        for step in names.steps(
+            shown(
+                " a b",
+                "token_id:0",
+                "token_id:1",
+                tops=[{"token_id:0": -0.1, "token_id:3": -2.0}, {"token_id:1": -0.1, "token_id:0": -2.0}],
+            ),
+            2,
+        )
+    ] == [0, 1]
+
+
+def test_what_is_shown_and_not_known_may_be_any_token():
+    names = TokenNames(Words())
+    [step] = names.steps(shown(" a", " a", tops=[{" a": -0.5, " b": -1.0, "b": -4.0}]), 3)
+    assert dict(step.logprobs) == {0: -0.5, 2: -4.0} and step.most_of_others == -1.0
+
+
+def test_an_end_that_only_the_server_knows_is_learnt():
+    names = TokenNames(Words())
+    assert names.ends == {4}
+    names.steps(shown(" a", " a", "<end>", tops=[{" a": -0.1}, {"<end>": -0.1}], is_ended=True), 1)
+    assert names.ends == {4, 5}
 
 
 @pytest.fixture(scope="module")

@@ -162,7 +162,7 @@ def test_vllm_passes_the_probe_and_gives_what_local_weights_give(
 
 @pytest.mark.parametrize("api", ["echo", "prompt_logprobs"])
 def test_vllm_answers_several_prompts_as_local_weights_do(spec: ServerSpec, smollm2: str, api: str) -> None:
-    """Most answers are equal, not all: of two tokens nearer than bfloat16's rounding either may be chosen."""
+    """Those that are found token by token. Of two tokens nearer than bfloat16's rounding either may be chosen."""
     shots = "Question: What is the capital of Spain?\nAnswer: Madrid\n\n"
     asked = ["What is the capital of France?", "Which river flows through Paris?", "What do leaves make sugar from?"]
     lm, here = HttpLM(replace(spec, api=api, tokenizer=smollm2), RequestBudget(None)), HuggingFaceLM(smollm2)
@@ -176,9 +176,9 @@ def test_vllm_answers_several_prompts_as_local_weights_do(spec: ServerSpec, smol
             f"{question} vLLM{answers[-1][0].text!r}, here{answers[-1][1].text!r}, {len(there.token_logprobs)} tokens"
         )
     lm.close()
-    assert sum(there.answer_tokens is None for there, _ in answers) >= 2, "token by token"
-    assert sum(there.text == local.text for there, local in answers) >= 2
-    same = [(there, local) for there, local in answers if there.text == local.text and there.answer_tokens is None]
+    settled = [(there, local) for there, local in answers if there.answer_tokens is None]
+    same = [(there, local) for there, local in settled if there.text == local.text]
+    assert same and 2 * len(same) >= len(settled)
     assert all(abs(there.sum_logprob - local.sum_logprob) <= MAX_NATS for there, local in same)
 
 
