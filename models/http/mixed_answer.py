@@ -28,7 +28,7 @@ MOST_CONTENDERS = 16  # tokens that are scored after every prompt; more are a di
 
 @dataclass(frozen=True, slots=True)
 class ServerCalls:
-    """What is asked of the server, each in order: answers of so many tokens with their `num_tops` likeliest, and scores."""
+    """What is asked of the server, each in order: answers of so many tokens with `num_tops` likeliest, and scores."""
 
     show: Callable[[Sequence[Pair], int], Awaitable[ShownAnswers]]
     score: Callable[[list[Pair]], Awaitable[list[ContinuationScore]]]
