@@ -26,7 +26,7 @@ BETWEEN_SHOTS = "\n\n"  # the harness's own `fewshot_delimiter`
 WINDOW = 128  # tokens that documents are found by, and that are scored next (REPLUG, section 6.1)
 
 Query = str | Callable[[Mapping[str, Any]], str]
-Window = tuple[str, str]  # what stands before, and what is scored
+TextPair = tuple[str, str]  # what stands before, and what is scored
 
 
 class HarnessModel(LM):
@@ -92,17 +92,17 @@ class HarnessModel(LM):
         found = iter(self._lm.retrieve([query for query in queries if query.strip()]))
         return [next(found) if query.strip() else () for query in queries]
 
-    def _scores(self, pairs: Sequence[Window], found: Sequence[Sequence[Retrieved]]) -> list[ContinuationScore]:
+    def _scores(self, pairs: Sequence[TextPair], found: Sequence[Sequence[Retrieved]]) -> list[ContinuationScore]:
         contexts, continuations = [before for before, _ in pairs], [after for _, after in pairs]
         if isinstance(self._lm, ReplugLM):
             return self._lm.score(contexts, continuations, found)
         return self._lm.score(contexts, continuations)
 
-    def _total(self, windows: Sequence[Window]) -> float:
+    def _total(self, windows: Sequence[TextPair]) -> float:
         found = self._found([before for before, _ in windows])
         return math.fsum(score.sum_logprob for score in self._scores(windows, found))
 
-    def _windows(self, text: str) -> list[Window]:
+    def _windows(self, text: str) -> list[TextPair]:
         retrieves = isinstance(self._lm, ReplugLM)
         if self._lm_tokenizer is None:
             if retrieves:
@@ -120,7 +120,7 @@ class HarnessModel(LM):
         length = int(how.get("max_gen_toks", MAX_NEW_TOKENS))
         return self._answer(context, length, how.get("until"), documents)
 
-    def _writes(self, pair: Window, num_tokens: int, documents: Sequence[Retrieved]) -> bool:
+    def _writes(self, pair: TextPair, num_tokens: int, documents: Sequence[Retrieved]) -> bool:
         context, continuation = pair
         return self._answer(context, num_tokens, None, documents).startswith(continuation)
 
@@ -138,7 +138,7 @@ def _token_ends(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return [end for _, end in encoded["offset_mapping"]]
 
 
-def _cut(text: str, ends: Sequence[int], num_scored: int, num_before: int) -> list[Window]:
+def _cut(text: str, ends: Sequence[int], num_scored: int, num_before: int) -> list[TextPair]:
     """All of a text in windows of so many tokens, each after as many as are read before it."""
     borders = [0, *ends[:-1], len(text)]
     starts = range(0, len(ends), num_scored)

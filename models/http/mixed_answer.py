@@ -135,20 +135,20 @@ class MixedAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class WholeAnswer:
     """An answer, and what is scored of it: with the stop behind it where it has ended."""
 
     text: str
     scored: str
 
 
-def _candidates(shown: Sequence[ShownAnswer], options: GenerationOptions) -> list[Candidate]:
+def _candidates(shown: Sequence[ShownAnswer], options: GenerationOptions) -> list[WholeAnswer]:
     """Each different answer once, but for white space round it; the first prompt's form of it."""
-    by_text: dict[str, Candidate] = {}
+    by_text: dict[str, WholeAnswer] = {}
     for answer in shown:
         text = before_stop(answer.text, options.stop)
         if scored := text + _ending(answer, text, options.stop):
-            by_text.setdefault(text.strip(), Candidate(text, scored))
+            by_text.setdefault(text.strip(), WholeAnswer(text, scored))
     return list(by_text.values())
 
 
