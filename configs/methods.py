@@ -8,6 +8,11 @@ untuned, tuned    `replug` and `lsr` in words
 NAME              the ensemble of k documents of a retriever: `replug` (retriever.path), or a key of `retrievers`
 SOURCE@3          three documents instead of k
 SOURCE@3/concat   three documents one after the other in one prompt, the nearest last, next to the text
+SOURCE@3/even     three documents of equal weight, whatever similarity they have
+SOURCE@3/softmax  three documents weighed by the softmax of their similarities, which for BM25 are its scores
+SOURCE@16/rerank  of sixteen documents the one after which the LM finds the query likeliest, and no ensemble
+
+`bm25@1` is in-context RALM (Ram et al. 2023): one document before the text. `bm25@16/rerank` is its reranking by an LM.
 
 Those of `evaluation=internet_qa` (Lazaridou et al. 2022) are of their own:
 
@@ -29,17 +34,23 @@ GOLD, RERANKERS = "gold", ("direct", "rag", "rag_full", "noisy_channel", "poe") 
 INTERNET_QA = "internet_qa"  # the evaluation whose methods these are
 IN_WORDS = {"untuned": REPLUG, "tuned": "lsr"}  # where no retriever is called so
 WITHOUT_RETRIEVER = (NONE, RANDOM, BM25, GENREAD, LONG_CONTEXT)
-METHOD = re.compile(r"(?P<source>[A-Za-z0-9_.-]+)(@(?P<k>[0-9]+))?(?P<concat>/concat)?")
+CONCAT, EVEN, SOFTMAX, RERANK = "concat", "even", "softmax", "rerank"
+METHOD = re.compile(rf"(?P<source>[A-Za-z0-9_.-]+)(@(?P<k>[0-9]+))?(/(?P<way>{CONCAT}|{EVEN}|{SOFTMAX}|{RERANK}))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """`source` is none, long_context, random, bm25, genread or a retriever's name; `k` documents, 0 for none."""
+    """`source` is none, long_context, random, bm25, genread or a retriever's name; `k` documents, 0 for none.
+
+    `weighting` is even or softmax where the name says so. Of a reranked method's documents one is read.
+    """
 
     name: str
     source: str
     k: int
     is_concatenated: bool
+    weighting: str | None = None
+    is_reranked: bool = False
 
     @property
     def takes_from_corpus(self) -> bool:
@@ -49,7 +60,24 @@ class Method:
     @property
     def is_weighted(self) -> bool:
         """Whether similarities weigh the documents; else all weigh the same."""
-        return self.source not in WITHOUT_RETRIEVER and not self.is_concatenated
+        if self.is_concatenated or self.is_reranked:
+            return False
+        return self.weighting == SOFTMAX if self.weighting else self.source not in WITHOUT_RETRIEVER
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is an ensemble weighed as its source is by default."""
+        return self.weighting is None and not self.is_concatenated and not self.is_reranked
+
+    @property
+    def num_read(self) -> int:
+        """Documents that the LM reads."""
+        return 1 if self.is_reranked else self.k
+
+    @property
+    def found_by(self) -> str:
+        """Whose documents it reads, in its order: its source's, or its own where it orders them anew."""
+        return self.name if self.is_reranked else self.source
 
 
 def parse_methods(names: list[str], k: int, retrievers: Mapping[str, str]) -> list[Method]:
@@ -66,8 +94,11 @@ def parse_methods(names: list[str], k: int, retrievers: Mapping[str, str]) -> li
 def _parse(name: str, k: int, retrievers: Mapping[str, str]) -> Method:
     found = METHOD.fullmatch(name)
     if found is None:
-        raise UserError(f"methods: {name!r} is not of the form SOURCE, SOURCE@K or SOURCE@K/concat, such as replug@3")
-    source, number, concat = found["source"], int(found["k"] or k), bool(found["concat"])
+        raise UserError(
+            f"methods: {name!r} is not of the form SOURCE, SOURCE@K or SOURCE@K/WAY, such as replug@3; WAY is one of "
+            f"{', '.join((CONCAT, EVEN, SOFTMAX, RERANK))}"
+        )
+    source, number, way = found["source"], int(found["k"] or k), found["way"]
     source = source if source in retrievers else IN_WORDS.get(source, source)
     known = [*WITHOUT_RETRIEVER, *retrievers]
     if source == REPLUG and source not in known:
@@ -80,13 +111,17 @@ def _parse(name: str, k: int, retrievers: Mapping[str, str]) -> Method:
             f"methods: {name} is unknown; expected one of {', '.join(known)}; other retrievers are named by "
             "retrievers.NAME=PATH, and retriever.path is `replug`"
         )
-    if source in (NONE, LONG_CONTEXT) and (found["k"] or concat):
-        raise UserError(f"methods: {name}; `{source}` has no documents, so neither a number nor concat")
-    if source == GENREAD and (found["k"] not in (None, "1") or concat):
+    if source in (NONE, LONG_CONTEXT) and (found["k"] or way):
+        raise UserError(f"methods: {name}; `{source}` has no documents, so neither a number nor {way or CONCAT}")
+    if source == GENREAD and (found["k"] not in (None, "1") or way):
         raise UserError(f"methods: {name}; the LM writes one document, so expected `genread`")
     if number < 1:
         raise UserError(f"methods: {name}; expected at least one document")
-    return Method(name, source, {NONE: 0, LONG_CONTEXT: 0, GENREAD: 1}.get(source, number), concat)
+    if source == RANDOM and way == SOFTMAX:
+        raise UserError(f"methods: {name}; random documents have no similarity to be weighed by; expected random")
+    weighting = way if way in (EVEN, SOFTMAX) else None
+    read = {NONE: 0, LONG_CONTEXT: 0, GENREAD: 1}.get(source, number)
+    return Method(name, source, read, way == CONCAT, weighting, way == RERANK)
 
 
 @dataclass(frozen=True, slots=True)

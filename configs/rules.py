@@ -101,8 +101,9 @@ def _evaluation_problems(config: EvaluationConfig) -> Iterator[str]:
     if not config.out.strip():
         yield "out is empty; expected a folder for the results"
     yield from _out_of_range(config)
-    for name in config.query_encoders.keys() - (config.retrievers.keys() | {REPLUG}):
-        yield f"query_encoders.{name} belongs to no retriever; expected a name under retrievers, or replug"
+    for key in ("query_encoders", "similarities"):
+        for name in sorted(getattr(config, key).keys() - (config.retrievers.keys() | {REPLUG})):
+            yield f"{key}.{name} belongs to no retriever; expected a name under retrievers, or replug"
     if QUESTION not in config.questions.query:
         yield f"questions.query is {config.questions.query!r}; expected a text with {QUESTION} in it"
     yield from web_problems(config.web)
@@ -168,6 +169,9 @@ def _lms_problems(config: EvaluationConfig) -> Iterator[str]:
         if not LM_NAME.fullmatch(name):
             yield f"lms: {name!r} cannot name a folder; expected letters, digits, dots, dashes and underscores"
         yield from _lm_problems(replace(config.lm, path=path))
+    for key in config.paper.values:
+        if key.partition("/")[0] not in config.lms:
+            yield f"paper.values: {key} names no LM of lms; expected LM/METHOD, such as {next(iter(config.lms))}/none"
 
 
 def _evaluation_data_problems(config: EvaluationConfig, retrieves: bool) -> Iterator[str]:

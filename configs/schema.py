@@ -96,7 +96,9 @@ class RayAuth(Enum):
 @dataclass
 class DataConfig:
     # Rows that are ready: documents, and texts already split into context and continuation.
-    corpus: str | None = key(None, "JSONL of documents: id, text, optional title, domain, source")
+    corpus: str | None = key(
+        None, "JSONL of documents: id, text, optional title, domain, source; or a .tsv of them, as psgs_w100.tsv"
+    )
     queries: str | None = key(None, "JSONL of training texts: context, continuation, optional id, domain, source, gold")
     heldout: str | None = key(None, "JSONL of held-out texts, same fields; never trained on")
     # Or raw texts, cut into documents and texts by `replug prepare`.
@@ -347,6 +349,9 @@ class TextsConfig:
     )
     tokenizer: str | None = key(None, "LM whose tokens are counted, as lm.path (default: the LM; of `lms` the first)")
     detokenize: Detokenize = key(Detokenize.none, "wikitext: read in usual writing, words counted over the original")
+    entities: str | None = key(
+        None, "tokens: PopQA's table, whose subjects are looked for in the texts and compared by popularity"
+    )
 
 
 @dataclass
@@ -396,7 +401,13 @@ class WebConfig:
 @dataclass
 class PaperConfig:
     table: str | None = key(None, "where the paper has these figures")
-    values: dict[str, float] = key({}, "the paper's figure by method, shown beside ours")
+    values: dict[str, float] = key({}, "the paper's figure by method, shown beside ours; with lms by LM/METHOD")
+    groups: dict[str, dict[str, float]] = key(
+        {}, "the same by group, such as a category of MMLU: {STEM: {none: 0.578}}"
+    )
+    others: dict[str, float] = key(
+        {}, "figures of others in the same table, such as Atlas 11B: 0.479; shown below ours"
+    )
 
 
 @dataclass
@@ -410,6 +421,9 @@ class EvaluationConfig:
     methods: list[str] = key(["none", "replug"], "as configs/methods.py reads them")
     retrievers: dict[str, str] = key({}, "name: path as retriever.path, a run or an index's folder")
     query_encoders: dict[str, str] = key({}, "name: path, where queries have their own (DPR)")
+    similarities: dict[str, Similarity] = key(
+        {}, "name: cosine or dot, of a retriever that has another than retriever.similarity (DPR: dot)"
+    )
     lms: dict[str, str] = key({}, "name: path; several, each in OUT/NAME, instead of lm.path")
     k: int = key(10, "documents of a method that names no number (paper: 10)", ABOVE_0)
     exclude_own_source: bool = key(False, "never a document of the source that a text comes from")

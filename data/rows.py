@@ -1,8 +1,10 @@
 """The user's own rows: JSON Lines of documents and of texts, checked field by field as they are read.
 
-Every error names file, line and id. Plain and gzip files are read.
+Documents may also be a table such as DPR's `psgs_w100.tsv`: a header, tabs, quotes doubled within quotes, a row on each
+line. Every error names file, line and id. Plain and gzip files are read.
 """
 
+import csv
 import gzip
 import json
 import zlib
@@ -14,11 +16,14 @@ from replug.configs.errors import UserError
 from replug.data.records import Document, Window
 from replug.data.sources.lines import MAX_LINE_BYTES
 
+csv.field_size_limit(MAX_LINE_BYTES)  # 128 KB otherwise, less than a long text
+
 
 def read_documents(path: Path) -> Iterator[Document]:
     """Rows with `id`, `text`, optional `title`, `domain`, `source`; a title is put before the text."""
     seen: set[str] = set()
-    for where, row in read_json_lines(path):
+    is_table = path.name.endswith((".tsv", ".tsv.gz"))
+    for where, row in read_table(path) if is_table else read_json_lines(path):
         doc_id = _identifier(row, where)
         require_new(doc_id, seen, where)
         title = _optional(row, "title", where)
@@ -47,8 +52,26 @@ def read_windows(path: Path) -> list[Window]:
 
 def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each object with where it stands (`file:line`); blank lines are passed over."""
+    for where, line in _lines(path, "a file of JSON Lines"):
+        yield where, _object(line, where)
+
+
+def read_table(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each row of a table with tabs by the names in its header, with where it stands; blank lines are passed over."""
+    header: list[str] | None = None
+    for where, line in _lines(path, "a table with a header and tabs"):
+        cells = _cells(line, where)
+        if header is None:
+            header = cells
+        elif len(cells) != len(header):
+            raise UserError(f"{where}: expected {len(header)} columns ({', '.join(header)}), found {len(cells)}")
+        else:
+            yield where, dict(zip(header, cells, strict=True))
+
+
+def _lines(path: Path, expected: str) -> Iterator[tuple[str, bytes]]:
     if not path.is_file():
-        raise UserError(f"{path} does not exist; expected a file of JSON Lines")
+        raise UserError(f"{path} does not exist; expected {expected}")
     opener = gzip.open if path.suffix == ".gz" else open
     number = 0
     try:
@@ -57,9 +80,18 @@ def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 if len(line) == MAX_LINE_BYTES:
                     raise UserError(f"{path}:{number}: the line is longer than {MAX_LINE_BYTES} bytes")
                 if line.strip():
-                    yield f"{path}:{number}", _object(line, f"{path}:{number}")
+                    yield f"{path}:{number}", line
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{path}: not a whole gzip file after line {number}: {error}") from error
+
+
+def _cells(line: bytes, where: str) -> list[str]:
+    try:
+        return next(csv.reader([line.decode("utf-8-sig").rstrip("\r\n")], delimiter="\t", strict=True))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{where}: not UTF-8 at byte {error.start} of the line; convert the file") from error
+    except csv.Error as error:
+        raise UserError(f"{where}: not valid TSV ({error}); expected a row on each line, quotes doubled") from error
 
 
 def read_json_array(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -83,7 +83,10 @@ NOTHING = Evidence((None,), np.zeros(1))
 
 
 class EvidenceBook:
-    """The evidence of every method for every example. `found` maps a source to rows and similarities of all examples.
+    """The evidence of every method for every example.
+
+    `found` maps a source, or the name of a method that orders its documents anew (`Method.found_by`), to rows and
+    similarities of all examples.
 
     `retrieves[row]` is False for an example that nothing can be retrieved for. `written` are the documents of
     `genread`, one for each example, where a method has them.
@@ -110,14 +113,14 @@ class EvidenceBook:
             return self._written[row].text
         if not method.takes_from_corpus:
             return None
-        [text] = self._corpus.texts(self._found[method.source].doc_rows[row, :1])
+        [text] = self._corpus.texts(self._found[method.found_by].doc_rows[row, :1])
         return text
 
     def similarities(self, method: Method, row: int) -> np.ndarray:
         """Of all documents that a retriever found, the nearest first, [K]; of none where no retriever was asked."""
         if not method.takes_from_corpus or method.source == RANDOM or not self._retrieves[row]:
             return np.empty(0)
-        return self._found[method.source].similarities[row]
+        return self._found[method.found_by].similarities[row]
 
     def written(self, method: Method, row: int) -> WrittenDocument | None:
         """What the LM wrote for the method; None where it was not asked to."""
@@ -134,9 +137,9 @@ class EvidenceBook:
             if method.source == GENREAD:
                 digest.update(repr(self._written).encode())
             elif method.takes_from_corpus:
-                found = self._found[method.source]
+                found = self._found[method.found_by]
                 for values in (found.doc_rows, found.similarities):
-                    digest.update(values[:, : method.k].tobytes())
+                    digest.update(values[:, : method.num_read].tobytes())
         return digest.hexdigest()
 
     def all_texts(self) -> Iterator[str]:
@@ -155,12 +158,12 @@ class EvidenceBook:
             return Evidence((self._written[row].text,), np.zeros(1))
         if not method.takes_from_corpus or not self._retrieves[row]:
             return NOTHING
-        found = self._found[method.source]
-        rows = found.doc_rows[row, : method.k]
+        found = self._found[method.found_by]
+        rows = found.doc_rows[row, : method.num_read]
         texts, doc_rows = self._corpus.texts(rows), tuple(int(doc) for doc in rows)
         if method.is_concatenated:
             return Evidence(("\n".join(reversed(texts)),), np.zeros(1), doc_rows, is_concatenated=True)
-        similarities = found.similarities[row, : method.k] if method.is_weighted else np.zeros(len(texts))
+        similarities = found.similarities[row, : method.num_read] if method.is_weighted else np.zeros(len(texts))
         return Evidence(tuple(texts), similarities, doc_rows)
 
 

@@ -23,6 +23,8 @@ from replug.models.black_box_lm import AsyncLM
 from replug.models.lm_source import LMSource
 from replug.models.prompt import PromptTemplate
 
+MAY_RERANK_DOCUMENTS = ("lm", "mmlu", "open_qa", "tokens")
+
 
 @dataclass(frozen=True, slots=True)
 class PromptedLM:
@@ -101,7 +103,8 @@ def check_evaluation(config: EvaluationConfig) -> EvaluationKind:
     if config.evaluation not in (names := kind_names()):
         raise UserError(f"evaluation: {config.evaluation!r} is unknown; expected one of {', '.join(names)}")
     kind: EvaluationKind = importlib.import_module(f"{tasks.__name__}.{config.evaluation}").EVALUATION
-    for problem in (*_lm_problems(config, kind), *kind.problems(config, evaluation_methods(config))):
+    methods = evaluation_methods(config)
+    for problem in (*_lm_problems(config, kind), *_rerank_problems(config, methods), *kind.problems(config, methods)):
         raise UserError(problem)
     return kind
 
@@ -117,5 +120,19 @@ def _lm_problems(config: EvaluationConfig, kind: EvaluationKind) -> Iterable[str
         yield f"questions.{key} is set, but evaluation={config.evaluation} reads no such key; {INTERNET_QA} does"
     if config.exclude_own_source and not kind.has_sources:
         yield f"exclude_own_source is set, but evaluation={config.evaluation} asks questions, which are of no source"
+    if config.texts.entities and config.evaluation != "tokens":
+        yield f"texts.entities is set, but evaluation={config.evaluation} reads no such key; tokens does"
     if not kind.reranks and has_rerank_lm(config):
         yield f"rerank_lm is set, but evaluation={config.evaluation} reranks no answers; expected it with internet_qa"
+
+
+def _rerank_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterable[str]:
+    """Where the calls of reranking would be missing from what is counted or timed, or no LM is asked."""
+    names = [method.name for method in methods if method.is_reranked]
+    if names and config.evaluation not in MAY_RERANK_DOCUMENTS:
+        yield (
+            f"methods: {names[0]} reranks documents by the LM, but evaluation={config.evaluation} counts its calls "
+            f"otherwise or asks none; expected it with {', '.join(MAY_RERANK_DOCUMENTS)}"
+        )
+    if names and config.questions.latency_questions:
+        yield f"questions.latency_questions is set, but the reranking of {names[0]} is not timed; expected 0"

@@ -1,56 +1,152 @@
 """Any `BlackBoxLM`, so also `ReplugLM`, as a model of lm-evaluation-harness (the extra `lm-eval`).
 
-    lm_eval.simple_evaluate(model=HarnessModel(ReplugLM(lm, retriever)), tasks=["lambada_openai"])
+    model = HarnessModel(ReplugLM(lm, retriever), query="{question}")
+    lm_eval.simple_evaluate(model=model, tasks=["mmlu"], num_fewshot=5)
 
-The harness's context is what documents are retrieved for. Prefix and continuation are tokenized apart, as everywhere
-here; the harness joins them first, which gives the same tokens where the continuation begins with a space.
+The harness's context holds demonstrations, and an encoder cuts it long before the question comes: every question would
+find nearly the same documents. So a question is searched for by itself, as `query` makes it of the harness's document.
+Prefix and continuation are tokenized apart, as everywhere here; the harness joins them first, which gives the same
+tokens where the continuation begins with a space.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
+from transformers import PreTrainedTokenizerBase
 
-from replug.models.black_box_lm import BlackBoxLM
+from replug.models.black_box_lm import BlackBoxLM, ContinuationScore, UnscorableText
+from replug.models.generation import GenerationOptions, Stop
+from replug.models.replug_lm import ReplugLM, Retrieved
 
 MAX_NEW_TOKENS = 256  # where a task does not say
+BETWEEN_SHOTS = "\n\n"  # the harness's own `fewshot_delimiter`
+WINDOW = 128  # tokens that documents are found by, and that are scored next (REPLUG, section 6.1)
+
+Query = str | Callable[[Mapping[str, Any]], str]
+TextPair = tuple[str, str]  # what stands before, and what is scored
 
 
 class HarnessModel(LM):
-    """`greedy`: also say whether each continuation is what the LM would write, which costs a generation each.
+    """`query` is a template of the document's fields, such as "{question}", or a function of it.
 
-    Without it the answer is no; only tasks that count exact continuations, such as LAMBADA's accuracy, ask for it.
+    By default it is what stands behind the last blank line of the context: the question, where demonstrations are apart
+    from it by blank lines and it holds none. `greedy`: also say whether each continuation is what the LM would write,
+    which costs a generation each. Without it the answer is no; only tasks that count exact continuations, such as
+    LAMBADA's accuracy, ask for it. `tokenizer`, the LM's, cuts whole texts that are too long for it.
     """
 
-    def __init__(self, lm: BlackBoxLM, greedy: bool = False) -> None:
+    def __init__(
+        self,
+        lm: BlackBoxLM,
+        greedy: bool = False,
+        query: Query | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> None:
         super().__init__()
-        self._lm, self._greedy = lm, greedy
+        self._lm, self._greedy, self._query, self._lm_tokenizer = lm, greedy, query, tokenizer
 
     def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Log-probability (nats) of each continuation after its context, and whether it is the greedy one."""
         pairs = [request.args for request in requests]
-        scores = self._lm.score([context for context, _ in pairs], [continuation for _, continuation in pairs])
+        found = self._found([self._query_of(request) for request in requests])
+        scores = self._scores(pairs, found)
         return [
-            (score.sum_logprob, self._greedy and self._writes(context, continuation, score.num_tokens))
-            for (context, continuation), score in zip(pairs, scores, strict=True)
+            (score.sum_logprob, self._greedy and self._writes(pair, score.num_tokens, documents))
+            for score, pair, documents in zip(scores, pairs, found, strict=True)
         ]
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Log-probability of whole texts, which must fit the LM: raises UnscorableText where they do not."""
-        texts = [request.args[0] for request in requests]
-        return [score.sum_logprob for score in self._lm.score([""] * len(texts), texts)]
+        """Log-probability of whole texts, every token once.
+
+        Documents are found by the 128 tokens before each 128 that are scored after these. Without a retriever a text
+        that the LM does not hold is cut into windows as long as it holds, each after the last token of the one before,
+        as the harness does it. Raises UnscorableText where that needs a tokenizer and there is none.
+        """
+        return [self._total(self._windows(request.args[0])) for request in requests]
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Greedy answers that end before the first of the task's stops."""
-        return [self._generate(*request.args) for request in requests]
+        found = self._found([self._query_of(request) for request in requests])
+        return [self._generate(*request.args, documents) for request, documents in zip(requests, found, strict=True)]
 
-    def _generate(self, context: str, how: dict) -> str:
+    def _query_of(self, request: Instance) -> str:
+        if self._query is None:
+            return str(request.args[0]).rstrip().rpartition(BETWEEN_SHOTS)[2]
+        if callable(self._query):
+            return self._query(request.doc)
+        try:
+            return self._query.format_map(request.doc)
+        except KeyError as error:
+            raise ValueError(
+                f"query {self._query!r} names {error}, but the task's documents have the fields "
+                f"{', '.join(map(str, request.doc))}; expected some of them in braces"
+            ) from error
+
+    def _found(self, queries: Sequence[str]) -> list[Sequence[Retrieved]]:
+        """The documents of each query; none without a retriever, and for a blank one."""
+        if not isinstance(self._lm, ReplugLM):
+            return [() for _ in queries]
+        found = iter(self._lm.retrieve([query for query in queries if query.strip()]))
+        return [next(found) if query.strip() else () for query in queries]
+
+    def _scores(self, pairs: Sequence[TextPair], found: Sequence[Sequence[Retrieved]]) -> list[ContinuationScore]:
+        contexts, continuations = [before for before, _ in pairs], [after for _, after in pairs]
+        if isinstance(self._lm, ReplugLM):
+            return self._lm.score(contexts, continuations, found)
+        return self._lm.score(contexts, continuations)
+
+    def _total(self, windows: Sequence[TextPair]) -> float:
+        found = self._found([before for before, _ in windows])
+        return math.fsum(score.sum_logprob for score in self._scores(windows, found))
+
+    def _windows(self, text: str) -> list[TextPair]:
+        retrieves = isinstance(self._lm, ReplugLM)
+        if self._lm_tokenizer is None:
+            if retrieves:
+                raise UnscorableText("whole texts are cut into windows by tokens: give HarnessModel the LM's tokenizer")
+            return [("", text)]  # which the LM refuses where it is too long
+        ends = _token_ends(self._lm_tokenizer, text)
+        if retrieves:
+            return _cut(text, ends, WINDOW, WINDOW)
+        limit = self._lm.max_tokens
+        return [("", text)] if limit is None or len(ends) < limit else _cut(text, ends, limit - 1, 1)
+
+    def _generate(self, context: str, how: Mapping[str, Any], documents: Sequence[Retrieved]) -> str:
         if how.get("do_sample") or how.get("temperature"):
             raise ValueError(f"generation options {how}; expected greedy ones (do_sample: false)")
         length = int(how.get("max_gen_toks", MAX_NEW_TOKENS))
-        [text] = self._lm.generate([context], length, how.get("until"))
+        return self._answer(context, length, how.get("until"), documents)
+
+    def _writes(self, pair: TextPair, num_tokens: int, documents: Sequence[Retrieved]) -> bool:
+        context, continuation = pair
+        return self._answer(context, num_tokens, None, documents).startswith(continuation)
+
+    def _answer(self, context: str, length: int, stop: Stop, documents: Sequence[Retrieved]) -> str:
+        if isinstance(self._lm, ReplugLM):
+            [answer] = self._lm.answer([context], GenerationOptions(length, stop), [documents])
+            return answer.text
+        [text] = self._lm.generate([context], length, stop)
         return text
 
-    def _writes(self, context: str, continuation: str, num_tokens: int) -> bool:
-        [text] = self._lm.generate([context], num_tokens)
-        return text.startswith(continuation)
+
+def _token_ends(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Where each token ends, in characters: what stands between two is the second's, with the blank before it."""
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    return [end for _, end in encoded["offset_mapping"]]
+
+
+def _cut(text: str, ends: Sequence[int], num_scored: int, num_before: int) -> list[TextPair]:
+    """All of a text in windows of so many tokens, each after as many as are read before it."""
+    borders = [0, *ends[:-1], len(text)]
+    starts = range(0, len(ends), num_scored)
+    windows = [
+        (
+            text[borders[max(0, start - num_before)] : borders[start]],
+            text[borders[start] : borders[min(start + num_scored, len(ends))]],
+        )
+        for start in starts
+    ]
+    return [window for window in windows if window[1]]

@@ -5,7 +5,7 @@ counts of subjects and what it found on the web. `texts.path` is cut by the toke
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -58,8 +58,15 @@ def configs_by_lm(config: EvaluationConfig) -> Iterator[tuple[str, EvaluationCon
     if texts.path and texts.tokenizer is None:
         texts = replace(texts, tokenizer=next(iter(config.lms.values())))
     for name, path in config.lms.items():
-        one = replace(config, lms={}, lm=replace(config.lm, path=path), out=str(out / name), texts=texts)
+        paper = replace(config.paper, values=_of_lm(name, config.paper.values))
+        lm = replace(config.lm, path=path)
+        one = replace(config, lms={}, lm=lm, out=str(out / name), paper=paper, texts=texts)
         yield name, one if Path(one.out) == first.path else _with_parts_of(first, one)
+
+
+def _of_lm(name: str, values: Mapping[str, float]) -> dict[str, float]:
+    """The paper's figures by method, of those by LM and method."""
+    return {key.removeprefix(f"{name}/"): value for key, value in values.items() if key.startswith(f"{name}/")}
 
 
 def _with_parts_of(first: EvaluationFolder, one: EvaluationConfig) -> EvaluationConfig:

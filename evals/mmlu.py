@@ -1,5 +1,7 @@
 """MMLU (Hendrycks et al. 2021) as REPLUG asks it: five demonstrations, a retrieved document, the letter's probability.
 
+Each demonstration has the first document found for it before it (REPLUG, section 6.2, and the appendix's prompt).
+
 The questions are files `dev/<subject>_dev.csv` and `test/<subject>_test.csv` of question, four choices and answer: the
 official ones without a header and with letters, or with a header row and the answer as a letter or as 0 to 3.
 Given K documents, the LM's probability of each letter is mixed over them (`models.ensemble`); the largest answers.
@@ -72,17 +74,24 @@ def mmlu_prompt(
     document: str | None = None,
     demonstration_documents: Sequence[str | None] | None = None,
 ) -> str:
-    """What the LM reads before one of CONTINUATIONS: header, demonstrations, document, question.
+    """What the LM reads before one of CONTINUATIONS: opening, document, question. Raises what `mmlu_opening` does."""
+    opening = mmlu_opening(question.example.group, demonstrations, demonstration_documents)
+    return opening + _block(question, document)
+
+
+def mmlu_opening(
+    subject: str, demonstrations: Sequence[MmluQuestion], documents: Sequence[str | None] | None = None
+) -> str:
+    """What the prompts of a subject begin with: header, and demonstrations with their documents and answers.
 
     Raises ValueError where there are documents for the demonstrations, but not one for each.
     """
-    subject = question.example.group.replace("_", " ")
-    header = f"The following are multiple choice questions (with answers) about {subject}."
-    documents = documents_or_none(demonstration_documents, len(demonstrations))
-    shots = [
+    header = f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}."
+    documents = documents_or_none(documents, len(demonstrations))
+    shots = (
         f"{_block(shot, given)} {LETTERS[shot.answer]}" for shot, given in zip(demonstrations, documents, strict=True)
-    ]
-    return BETWEEN_BLOCKS.join([header, *shots, _block(question, document)])
+    )
+    return "".join(f"{block}{BETWEEN_BLOCKS}" for block in (header, *shots))
 
 
 def mmlu_outcome(question: MmluQuestion, letter_logprobs: np.ndarray, similarities: np.ndarray) -> MmluOutcome:

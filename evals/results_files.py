@@ -21,6 +21,7 @@ from replug.evals.leakage import Overlaps, overlap_lines
 from replug.evals.loop import Measured
 from replug.evals.outcomes import Row, write_examples
 from replug.evals.overlap_file import write_leakage
+from replug.evals.paper_rows import add_paper_figures
 
 
 def write_results(
@@ -46,6 +47,7 @@ def write_results(
             of["seconds"] = timed.metric(method, SECONDS, timed.all)
     write_examples(folder.examples, rows, book, task)
     table = markdown_table(results, config.evaluation, config.paper.table)
+    table += add_paper_figures(results, config.paper)
     if overlaps:
         write_leakage(folder.leakage, overlaps, ids)
         table += overlap_lines(overlaps, ids)
@@ -87,6 +89,6 @@ def sweeps_of(methods: Sequence[Method], least: int = 3) -> dict[str, dict[int, 
     """Source -> number of documents -> method, of sources that are there with so many numbers or more."""
     sweeps: dict[str, dict[int, str]] = {}
     for method in methods:
-        if method.k and not method.is_concatenated:
+        if method.k and method.is_plain:
             sweeps.setdefault(method.source, {})[method.k] = method.name
     return {source: of for source, of in sweeps.items() if len(of) >= least}

@@ -35,6 +35,7 @@ from replug.evals.latency import LatencyPass
 from replug.evals.loop import run_task
 from replug.evals.outcomes import OutcomeFile, Row
 from replug.evals.overlap_file import overlaps_with
+from replug.evals.rerank import reranked
 from replug.evals.results_files import show_results, write_results
 from replug.evals.search import find_all, needs_building, open_searches
 from replug.index_workers.installation import check_faiss
@@ -119,8 +120,10 @@ def evidence_book(
     asked: PromptedLM | None,
     folder: EvaluationFolder,
 ) -> EvidenceBook:
-    """What was found for every example, and what the LM writes for it where a method has that."""
+    """What was found for every example, in the LM's order and with what it writes where a method has that."""
     written: list[WrittenDocument] = []
+    if asked and corpus:
+        found = {**found, **reranked(asked, methods, corpus.corpus, found, dataset.queries)}
     if asked and any(method.source == GENREAD for method in methods):
         written = write_documents(asked, dataset.questions, folder.written)
     retrieves = [bool(query.strip()) for query in dataset.queries]

@@ -11,7 +11,7 @@ import numpy as np
 
 from replug.configs.errors import UserError
 from replug.configs.methods import BM25, RANDOM, REPLUG, WITHOUT_RETRIEVER, Method
-from replug.configs.schema import Config, EvaluationConfig, RetrieveConfig
+from replug.configs.schema import Config, EvaluationConfig, RetrieveConfig, Similarity
 from replug.data.folder_lock import sole_writer
 from replug.data.store import Corpus
 from replug.evals.evidence import RetrievedDocuments, random_documents
@@ -67,8 +67,9 @@ def _find(
     path = _retriever_path(config, source)
     embed = partial(_query_vectors, queries, config.query_encoders.get(source))
     if _is_indexed(path):
-        return _find_in_index(corpus, embed, k, Path(path).expanduser())
-    run = replace(config.run_config(), retrieve=RetrieveConfig(k))
+        return _find_in_index(corpus, embed, k, Path(path).expanduser(), config.similarities.get(source))
+    retriever = replace(config.retriever, similarity=config.similarities.get(source, config.retriever.similarity))
+    run = replace(config.run_config(), retrieve=RetrieveConfig(k), retriever=retriever)
     return _find_dense(run, corpus, embed, path, _root(config, source, out))
 
 
@@ -131,9 +132,19 @@ def _is_indexed(path: str) -> bool:
 Embed = Callable[[Encoder], np.ndarray]  # vectors [B, D] of the queries, given the encoder of the documents
 
 
-def _find_in_index(corpus: Corpus, embed: Embed, k: int, directory: Path) -> RetrievedDocuments:
-    """By the newest version, with the encoder that made it: nothing is embedded but the queries."""
+def _find_in_index(
+    corpus: Corpus, embed: Embed, k: int, directory: Path, similarity: Similarity | None
+) -> RetrievedDocuments:
+    """By the newest version, with the encoder that made it: nothing is embedded but the queries.
+
+    Raises UserError where a similarity is given, and the index has another.
+    """
     index = LocalIndex(index_folder(directory), available_cores())
+    if similarity is not None and similarity.value != index.plan.similarity:
+        raise UserError(
+            f"similarities: the index in {directory} has {index.plan.similarity} similarity, found {similarity.value}; "
+            "leave its name out, or name the retriever's own folder instead"
+        )
     if index.plan.corpus_sha256 != corpus.corpus_sha256:
         raise UserError(
             f"the index in {directory} holds {index.plan.num_documents} documents that are not the evaluation's "

@@ -53,6 +53,15 @@ def prompt_template(lm: LMConfig, source: LMSource) -> PromptTemplate:
     return PromptTemplate(lm.separator, source.tokenizer(), source.max_tokens)
 
 
+def counting_template(source: LMSource | None) -> PromptTemplate:
+    """One that only counts: what `holds` says follows from the LM's limit, whatever `lm.too_long` says.
+
+    Everything fits where nobody can count: no limit is known, or a server's tokenizer is not given.
+    """
+    tokenizer = source.tokenizer() if source and source.max_tokens is not None else None
+    return PromptTemplate("", tokenizer, source.max_tokens) if source and tokenizer is not None else PromptTemplate("")
+
+
 def lm_tokenizer_json(lm: LMConfig) -> str:
     """The LM's own tokenizer as JSON. Raises UserError for a server whose tokenizer is not given, and for no LM."""
     if lm.path is None and lm.url is None:

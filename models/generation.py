@@ -45,9 +45,9 @@ class Generated:
 
     `token_logprobs` (nats, float32 [T]) and `token_entropies` (nats, float32 [T]) are of the mixture's next-token
     distribution at each token, before temperature and nucleus. The tokens that ended the answer are among them: the
-    end token, or those that hold the stop. A server shows no distribution, so its answers have no entropies; of
-    several prompts only whole answers are seen there, so T is 1, and `answer_tokens` says how many tokens that one
-    log-prob is of. `prompt_tokens` are those of all `num_prompts` prompts together, with the opening, as the LM counted
+    end token, or those that hold the stop. A server shows no distribution, so its answers have no entropies; where only
+    whole answers of several prompts are seen there, T is 1, and `answer_tokens` says how many tokens that one log-prob
+    is of. `prompt_tokens` are those of all `num_prompts` prompts together, with the opening, as the LM counted
     them; None where neither the server nor its tokenizer tells. Raises ValueError for entropies of other tokens.
     """
 

@@ -105,7 +105,7 @@ class Policy:
     def ensemble_size(self) -> int | None:
         """The documents that are retrieved, where the choice is between none and an ensemble weighed by similarity."""
         found = METHOD.fullmatch(self.augmented)
-        if self.closed != NONE or found is None or found["k"] is None or found["concat"]:
+        if self.closed != NONE or found is None or found["k"] is None or found["way"]:
             return None
         if found["source"] in RERANKERS:
             return None

@@ -35,8 +35,7 @@ class PromptTemplate:
         `keep_end` cuts the document's beginning first. Raises UnscorableText where the continuation alone fills the LM.
         """
         whole = self._join(document, context)
-        # A token is at least one byte, so most inputs need not be tokenized to see that they fit.
-        if self._max_tokens is None or len((whole + continuation).encode()) + 2 <= self._max_tokens:
+        if self._surely_holds(whole + continuation, 0):
             return whole
         with self._lock:
             excess = self._excess(whole, continuation)
@@ -53,7 +52,7 @@ class PromptTemplate:
         Raises UnscorableText where they do not fit without a document either.
         """
         whole = build(document)
-        if self._max_tokens is None or len(whole.encode()) + 2 + num_after <= self._max_tokens:
+        if self._surely_holds(whole, num_after):
             return whole
         with self._lock:
             excess = self._excess_of(whole, num_after)
@@ -69,6 +68,17 @@ class PromptTemplate:
                 "demonstrations without documents (questions.documents_in_shots=false)"
             )
         return whole
+
+    def holds(self, prompt: str, num_after: int) -> bool:
+        """Whether a prompt and `num_after` tokens fit the LM; yes where no limit is known."""
+        if self._surely_holds(prompt, num_after):
+            return True
+        with self._lock:
+            return self._excess_of(prompt, num_after) <= 0
+
+    def _surely_holds(self, prompt: str, num_after: int) -> bool:
+        """A token is at least one byte, so most prompts need not be tokenized to see that they fit."""
+        return self._max_tokens is None or len(prompt.encode()) + 2 + num_after <= self._max_tokens
 
     def _join(self, document: str | None, context: str) -> str:
         return context if document is None else join_document(document, self._separator, context)

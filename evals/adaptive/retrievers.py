@@ -16,7 +16,7 @@ def full_name(method: str, k: int) -> str:
     assert found is not None, method  # the evaluation has run
     if found["k"] or found["source"] in (NONE, GENREAD):
         return method
-    return f"{found['source']}@{k}{found['concat'] or ''}"
+    return f"{found['source']}@{k}{method[len(found['source']) :]}"
 
 
 def retriever_identity(method: str, config: EvaluationConfig, folder: EvaluationFolder) -> str:

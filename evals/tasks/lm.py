@@ -1,4 +1,4 @@
-"""Language modelling: how well texts are predicted, in bits per byte and perplexity (REPLUG, sections 5.1 and 6.1)."""
+"""Language modelling: how well texts are predicted, in bits per byte and perplexity (REPLUG, section 6.1)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields

@@ -1,4 +1,4 @@
-"""Open-domain question answering: exact match of a greedy short answer after demonstrations (REPLUG, section 5.3)."""
+"""Open-domain question answering: exact match of a greedy short answer after demonstrations (REPLUG, section 6.3)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

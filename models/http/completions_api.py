@@ -82,6 +82,27 @@ class GeneratedTexts:
     prompt_tokens: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class ShownAnswer:
+    """A greedy answer: its text, its tokens as they are shown, and the likeliest tokens' log-probs (nats) at each.
+
+    `tops` is empty where the server does not show them. `is_ended`: the server ended it, not its length.
+    """
+
+    text: str
+    tokens: tuple[str, ...]
+    tops: tuple[dict[str, float], ...]
+    is_ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShownAnswers:
+    """Of a request; `prompt_tokens` as in GeneratedTexts."""
+
+    answers: list[ShownAnswer]
+    prompt_tokens: int | None
+
+
 def context_length(models: Any, model: str, shown: Callable[[str], str] = plain_line) -> int | None:
     """From the answer to `GET /models`, where it is given. Raises UserError where the model is not served.
 
@@ -111,6 +132,20 @@ def generate_payload(pairs: Sequence[Pair], max_new_tokens: int, stop: Stop) -> 
     if stops := stop_texts(stop):
         options["stop"] = stops
     return {"prompt": [pair.beginning for pair in pairs], **options}
+
+
+def num_tops(api: str) -> int:
+    """Likeliest tokens that may be asked for at each place: 20 of vLLM, which alone has `prompt_logprobs`; 5 of all."""
+    return 20 if api == "prompt_logprobs" else 5
+
+
+def show_payload(api: str, pairs: Sequence[Pair], max_new_tokens: int) -> dict[str, Any]:
+    """Continues the prefixes greedily, past any stop, with the likeliest tokens at each place.
+
+    vLLM can be asked to name tokens by their ids.
+    """
+    by_ids = {"return_tokens_as_token_ids": True} if api == "prompt_logprobs" else {}
+    return generate_payload(pairs, max_new_tokens, None) | {"logprobs": num_tops(api)} | by_ids
 
 
 def sample_payload(pairs: Sequence[Pair], options: SamplingOptions) -> dict[str, Any]:
@@ -173,6 +208,12 @@ def read_generated(pairs: Sequence[Pair], body: Any) -> GeneratedTexts:
     """What follows each prefix. Raises IllFormed."""
     answers = [_well_formed(partial(_generated, choice)) for choice in _choices(body, len(pairs))]
     return GeneratedTexts(answers, _usage(body, "prompt_tokens") or None)  # a server that says 0 does not count
+
+
+def read_shown(pairs: Sequence[Pair], body: Any) -> ShownAnswers:
+    """What follows each prefix. Raises IllFormed."""
+    answers = [_well_formed(partial(_shown, choice)) for choice in _choices(body, len(pairs))]
+    return ShownAnswers(answers, _usage(body, "prompt_tokens") or None)
 
 
 def read_samples(pairs: Sequence[Pair], num_samples: int, body: Any) -> list[list[tuple[str, np.ndarray]]]:
@@ -258,6 +299,17 @@ def _generated(choice: dict) -> tuple[str, np.ndarray]:
         raise IllFormed("the answer has no text")
     logprobs = choice.get("logprobs") or {}  # nothing generated, no log-probs
     return choice["text"], _checked(logprobs.get("token_logprobs") or [])
+
+
+def _shown(choice: dict) -> ShownAnswer:
+    text, _ = _generated(choice)
+    logprobs = choice.get("logprobs") or {}  # nothing generated, no log-probs
+    tokens, tops = logprobs.get("tokens") or [], logprobs.get("top_logprobs") or []
+    if tops and len(tops) != len(tokens):
+        raise IllFormed(f"the answer has {len(tokens)} tokens but {len(tops)} lists of the likeliest")
+    for top in tops:
+        _checked(list(top.values()))
+    return ShownAnswer(text, tuple(tokens), tuple(tops), choice.get("finish_reason") == "stop")
 
 
 def _is_unicode(text: str) -> bool:

@@ -22,14 +22,15 @@ import numpy as np
 
 from replug.configs.errors import RunError, UserError
 from replug.models.black_box_lm import ContinuationScore, UnscorableText, check_ensemble, check_pairs
-from replug.models.ensemble import ensemble_answers
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop, before_stop
 from replug.models.http import completions_api as api
-from replug.models.http.completions_api import GeneratedTexts, Pair, ServerFault, TokenScores
+from replug.models.http.completions_api import GeneratedTexts, Pair, ServerFault, ShownAnswers, TokenScores
 from replug.models.http.connection import ServerConnection, ServerError, ServerSpec
 from replug.models.http.echoed_tokens import TokenForms
+from replug.models.http.mixed_answer import MixedAnswer, ServerCalls
 from replug.models.http.request_budget import RequestBudget
 from replug.models.http.request_meter import RequestMeter
+from replug.models.http.token_names import TokenNames
 from replug.models.pair_tokens import check_lengths, pair_token_ids
 from replug.models.text_lists import require_texts
 
@@ -52,6 +53,7 @@ class HttpLM:
         self.fingerprint = np.empty(0, dtype=np.float32)
         self._tokenizer = _load_tokenizer(spec.tokenizer) if spec.tokenizer else None
         self._forms = TokenForms(self._tokenizer) if self._tokenizer else None
+        self._names = TokenNames(self._tokenizer) if self._tokenizer else None
         self._look: Callable[[], Coroutine[Any, Any, str | None]] | None = None
         self._requests_since_look, self._is_doubtful = 0, False
         self._budget, self._settled = budget, asyncio.Event()
@@ -118,10 +120,10 @@ class HttpLM:
     def submit_ensemble(
         self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
     ) -> "Future[Generated]":
-        """The black-box setting: each prompt's greedy answer, weighed by the prompt's weight and its own likelihood.
+        """The greedy answer of the mixture: token by token with `lm.tokenizer`, else the likeliest whole answer.
 
-        Equal answers are summed and the heaviest is the answer; its one log-prob (nats) is that of the whole answer.
-        Raises as `submit` does, UserError for a temperature above 0, and ValueError for weights.
+        `models.http.mixed_answer` says how. Raises as `submit` does, UserError for a temperature above 0, RunError for
+        a server that shows no log-probs, and ValueError for weights.
         """
         check_ensemble(prompts, weights)
         if options.temperature:
@@ -247,17 +249,29 @@ class HttpLM:
     async def _generate_ensemble(
         self, pairs: list[Pair], weights: list[float], options: GenerationOptions
     ) -> Generated:
+        if len(pairs) == 1:
+            return await self._generate_alone(pairs, options)
+        calls = ServerCalls(self._show, self._score, self._pair, self._names, api.num_tops(self.spec.api))
+        return await MixedAnswer(calls, pairs, weights, options).find()
+
+    async def _generate_alone(self, pairs: list[Pair], options: GenerationOptions) -> Generated:
         found = await self._generate(pairs, options.max_new_tokens, options.stop)
-        answers = [before_stop(text, options.stop) for text, _ in found.answers]
-        logprobs = [logprobs for _, logprobs in found.answers]
-        self._require_logprobs(zip(answers, logprobs, strict=True))
-        best = ensemble_answers(answers, [float(some.sum()) for some in logprobs], weights)
-        if best is None:  # nothing was generated after any prompt
-            return Generated("", np.empty(0, dtype=np.float32), None, len(pairs), found.prompt_tokens)
-        whole = np.array([best.logprob], dtype=np.float32)
-        return Generated(
-            answers[best.prompt], whole, None, len(pairs), found.prompt_tokens, answer_tokens=len(logprobs[best.prompt])
-        )
+        [(text, logprobs)] = found.answers
+        answer = before_stop(text, options.stop)
+        self._require_logprobs([(answer, logprobs)])
+        return Generated(answer, logprobs, None, 1, found.prompt_tokens)
+
+    async def _show(self, pairs: Sequence[Pair], max_new_tokens: int) -> ShownAnswers:
+        chunks = _chunks(list(pairs), self.spec.limits.prompts_per_request)
+        parts = await _all(self._show_request(chunk, max_new_tokens) for chunk in chunks)
+        await self._check_unchanged()
+        answers = [answer for part in parts for answer in part.answers]
+        self._require_logprobs((answer.text, np.empty(len(answer.tokens))) for answer in answers)
+        return ShownAnswers(answers, _prompt_tokens(pairs, parts))
+
+    async def _show_request(self, pairs: list[Pair], max_new_tokens: int) -> list[ShownAnswers]:
+        payload = api.show_payload(self.spec.api, pairs, max_new_tokens)
+        return [await self._ask(pairs, payload, partial(api.read_shown, pairs))]
 
     async def _check_unchanged(self) -> None:
         """Raises ServerError where the server is no longer the one that was probed; a call's scores end there."""
@@ -324,7 +338,7 @@ async def _all(work: Iterable[Coroutine[Any, Any, list[T]]]) -> list[T]:
             task.cancel()
 
 
-def _prompt_tokens(pairs: list[Pair], parts: list[GeneratedTexts]) -> int | None:
+def _prompt_tokens(pairs: Sequence[Pair], parts: Sequence[GeneratedTexts | ShownAnswers]) -> int | None:
     """Of all prompts: as the server counted them, else by its tokenizer; None where neither is there."""
     counted = [part.prompt_tokens for part in parts if part.prompt_tokens is not None]
     if len(counted) == len(parts):

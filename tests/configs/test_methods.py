@@ -35,10 +35,28 @@ def test_documents_are_of_a_corpus_but_for_those_that_the_lm_writes():
     assert methods[-1] == Method("genread@1", "genread", 1, False)
 
 
+def test_weights_are_even_or_a_softmax_where_the_name_says_so():
+    names = ["bm25", "bm25/softmax", "replug", "replug@3/even", "random", "random/even"]
+    methods = parse_methods(names, 10, RETRIEVERS)
+    assert [method.is_weighted for method in methods] == [False, True, True, False, False, False]
+    assert [method.k for method in methods] == [10, 10, 10, 3, 10, 10]
+    assert [method.name for method in methods if method.is_plain] == ["bm25", "replug", "random"]
+
+
+def test_a_reranked_method_reads_one_of_its_documents_in_an_order_of_its_own():
+    [plain, reranked] = parse_methods(["bm25@1", "bm25@16/rerank"], 10, RETRIEVERS)
+    assert (reranked.k, reranked.num_read, reranked.found_by) == (16, 1, "bm25@16/rerank")
+    assert (plain.k, plain.num_read, plain.found_by) == (1, 1, "bm25")
+    assert not reranked.is_weighted and not reranked.is_plain
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [
         ([], "methods is empty"),
+        (["random/softmax"], "random documents have no similarity"),
+        (["none/even"], "neither a number nor even"),
+        (["replug/sum"], "WAY is one of concat, even, softmax, rerank"),
         (["replug@"], "not of the form"),
         (["replug@0"], "at least one document"),
         (["none@3"], "has no documents"),

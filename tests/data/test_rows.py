@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from replug.configs.errors import UserError
 from replug.data.records import Document, Window
 from replug.data.rows import read_documents, read_json_lines, read_windows
 
@@ -76,3 +77,36 @@ def test_documents_stream_so_that_the_first_comes_before_a_mistake_in_the_second
     path = tmp_path / "a.jsonl"
     path.write_text('{"id": "a", "text": "one"}\nbroken\n')
     assert next(read_documents(path)).id == "a"
+
+
+PASSAGES = (
+    "id\ttext\ttitle\n"
+    '1\t"Aaron ( or ; ""Ahärôn"") is a prophet, high priest, and the brother of Moses"\tAaron\n'
+    '2\tis described in ""Exodus"" 4:14 as the elder brother\t"Aaron ""the Levite"""\n'
+)
+
+
+def test_dprs_passages_of_wikipedia_are_a_corpus_as_they_are(tmp_path):
+    """Lines of the form of psgs_w100.tsv, in which a field is quoted where it begins with a quote."""
+    (tmp_path / "psgs.tsv").write_text(PASSAGES)
+    with gzip.open(tmp_path / "psgs.tsv.gz", "wt") as file:
+        file.write(PASSAGES)
+    plain, packed = (list(read_documents(tmp_path / name)) for name in ("psgs.tsv", "psgs.tsv.gz"))
+    assert plain == packed and [document.id for document in plain] == ["1", "2"]
+    assert plain[0].text == 'Aaron\nAaron ( or ; "Ahärôn") is a prophet, high priest, and the brother of Moses'
+    assert plain[1].text.startswith('Aaron "the Levite"\n')
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("id\ttext\ttitle\n1\tno title\n", r":2: expected 3 columns \(id, text, title\), found 2"),
+        ('id\ttext\n1\t"open\n', ":2: not valid TSV"),
+        ("id\tpassage\n1\tx\n", r"field 'text' is missing; the fields here are id, passage"),
+        ("id\ttext\n", "holds no documents"),
+    ],
+)
+def test_a_table_that_is_none_is_named_with_its_line(tmp_path, rows, message):
+    (tmp_path / "table.tsv").write_text(rows)
+    with pytest.raises(UserError, match=message):
+        list(read_documents(tmp_path / "table.tsv"))

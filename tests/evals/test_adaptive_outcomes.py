@@ -354,7 +354,13 @@ def test_what_needs_no_index_is_told_by_its_documents_or_by_its_name(tmp_path):
 
 @pytest.mark.parametrize(
     ("method", "name"),
-    [("replug", "replug@7"), ("replug@3/concat", "replug@3/concat"), ("lsr/concat", "lsr@7/concat"), ("none", "none")],
+    [
+        ("bm25/softmax", "bm25@7/softmax"),
+        ("replug", "replug@7"),
+        ("replug@3/concat", "replug@3/concat"),
+        ("lsr/concat", "lsr@7/concat"),
+        ("none", "none"),
+    ],
 )
 def test_a_method_is_named_with_its_number_of_documents(method, name):
     assert full_name(method, 7) == name

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer, DPRContextEncoder, DPRQuestionEncoder
 
 from replug.configs.errors import UserError
 from replug.configs.load import load_evaluation_config
+from replug.evals.evidence import RetrievedDocuments
 from replug.evals.folder import EvaluationFolder
 from replug.models.score_cache import ScoreCache
 from replug.models.stand_in_encoder import write_stand_in_encoder
@@ -213,14 +214,17 @@ def test_retrieval_needs_no_lm(evaluate, tmp_path, corpus, questions):
 @pytest.mark.slow
 def test_queries_of_dpr_have_their_own_encoder(evaluate, tmp_path, corpus, questions):
     documents, queries = write_dpr_pair(tmp_path / "dpr")
-    settings = [f"retrievers.dpr={documents}", f"query_encoders.dpr={queries}", "retriever.similarity=dot"]
-    evaluate("retrieval", tmp_path / "out", *common(corpus), f"questions.path={questions}", *settings, "methods=[dpr]")
+    settings = [f"retrievers.dpr={documents}", f"query_encoders.dpr={queries}", "similarities.dpr=dot"]
+    methods = "methods=[dpr,replug]"  # which is cosine
+    evaluate("retrieval", tmp_path / "out", *common(corpus), f"questions.path={questions}", *settings, methods)
+    assert RetrievedDocuments.load(tmp_path / "out/found/replug.npz").similarities.max() <= 1.0001
     texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
     ids, tokenizer = [f"d{i}" for i in range(len(texts))], AutoTokenizer.from_pretrained(queries)
     of_queries, of_documents = DPRQuestionEncoder.from_pretrained(queries), DPRContextEncoder.from_pretrained(documents)
     with torch.no_grad():
         keys = torch.cat([of_documents(**tokenizer(text, return_tensors="pt")).pooler_output for text in texts])
-        for row in pq.read_table(tmp_path / "out/examples.parquet").to_pylist():
+        rows = pq.read_table(tmp_path / "out/examples.parquet").to_pylist()
+        for row in (row for row in rows if row["method"] == "dpr"):
             query = of_queries(**tokenizer(f"thing{row['id'][1:]}", return_tensors="pt")).pooler_output[0]
             similarities = dict(zip(ids, (keys @ query).tolist(), strict=True))
             found = [similarities[document] for document in row["documents"]]

@@ -1,14 +1,21 @@
 """lm-evaluation-harness over our LMs; its own Hugging Face model is the reference."""
 
+import json
+
 import pytest
 import torch
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: pip install 'replug[lm-eval]'")
 
+import itertools
+
+from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
 
 from replug.evals.lm_eval_adapter import HarnessModel
+from replug.models.black_box_lm import UnscorableText
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.replug_lm import ReplugLM, Retrieved
 from tests.support.tiny_lms import random_lms_need_make_no_sense, write_gpt2, write_tokenizer  # noqa: F401
@@ -23,6 +30,17 @@ PAIRS = [
 
 def requests(kind: str, arguments: list[tuple]) -> list[Instance]:
     return [Instance(request_type=kind, doc={}, arguments=args, idx=row) for row, args in enumerate(arguments)]
+
+
+class Recorded:
+    """Finds a document that repeats the query, and keeps what was searched for."""
+
+    def __init__(self) -> None:
+        self.queries: list[str] = []
+
+    def retrieve(self, queries, k):
+        self.queries += queries
+        return [[Retrieved(f"about {query}", 0.0, "d")] for query in queries]
 
 
 class Fixed:
@@ -84,3 +102,98 @@ def test_an_ensemble_answers_the_harness_as_the_library_does(lm):
     [(total, _)] = HarnessModel(replug).loglikelihood(requests("loglikelihood", PAIRS[:1]))
     assert total == pytest.approx(replug.score([PAIRS[0][0]], [PAIRS[0][1]])[0].sum_logprob)
     assert total != pytest.approx(lm.score([PAIRS[0][0]], [PAIRS[0][1]])[0].sum_logprob)
+
+
+def of_document(doc: dict, *arguments: object) -> Instance:
+    return Instance(request_type="loglikelihood", doc=doc, arguments=arguments, idx=0)
+
+
+def test_a_question_is_searched_for_without_its_demonstrations(lm):
+    request = of_document({"question": "who?", "place": "here"}, "Q: one\nA: two\n\nQ: who?\nA:", " me")
+    for query, expected in (
+        (None, "Q: who?\nA:"),
+        ("{question} {place}", "who? here"),
+        (lambda doc: doc["place"], "here"),
+    ):
+        retriever = Recorded()
+        HarnessModel(ReplugLM(lm, retriever, k=1), query=query).loglikelihood([request])
+        assert retriever.queries == [expected]
+    with pytest.raises(ValueError, match="names 'passage', but the task's documents have the fields question, place"):
+        HarnessModel(ReplugLM(lm, Recorded(), k=1), query="{passage}").loglikelihood([request])
+
+
+def test_long_texts_are_cut_into_windows_that_hold_every_token_once(lm):
+    text = " ".join(f"word{number} and" for number in range(60))
+    with pytest.raises(UnscorableText, match="the LM holds 128"):
+        HarnessModel(lm).loglikelihood_rolling(requests("loglikelihood_rolling", [(text,)]))
+    model = HarnessModel(lm, tokenizer=lm.tokenizer)
+    windows = model._windows(text)
+    assert "".join(scored for _, scored in windows) == text and len(windows) > 2
+    assert windows[0][0] == "" and all(before and text.count(before) for before, _ in windows[1:])
+    by_hand = [lm.score([before], [scored])[0] for before, scored in windows]
+    [total] = model.loglikelihood_rolling(requests("loglikelihood_rolling", [(text,)]))
+    assert total == pytest.approx(sum(score.sum_logprob for score in by_hand), abs=1e-3)
+    assert sum(score.num_tokens for score in by_hand) == pytest.approx(len(lm.tokenizer(text)["input_ids"]), abs=4)
+
+
+def test_documents_of_a_long_text_are_found_by_what_stands_before_each_window(lm, monkeypatch):
+    monkeypatch.setattr("replug.evals.lm_eval_adapter.WINDOW", 20)
+    text, retriever = " ".join(f"word{number}" for number in range(30)), Recorded()
+    model = HarnessModel(ReplugLM(lm, retriever, k=1), tokenizer=lm.tokenizer)
+    model.loglikelihood_rolling(requests("loglikelihood_rolling", [(text,)]))
+    windows = model._windows(text)
+    assert retriever.queries == [before for before, _ in windows[1:]], "nothing stands before the first"
+    assert all(before == scored for (_, scored), (before, _) in itertools.pairwise(windows))
+    with pytest.raises(UnscorableText, match="give HarnessModel the LM's tokenizer"):
+        HarnessModel(ReplugLM(lm, retriever, k=1)).loglikelihood_rolling(requests("loglikelihood_rolling", [(text,)]))
+
+
+TASKS = {
+    "local_choice": """
+output_type: multiple_choice
+doc_to_text: "Q: {{question}}\\nA:"
+doc_to_choice: "{{choices}}"
+doc_to_target: "{{answer}}"
+metric_list: [{metric: acc}]
+""",
+    "local_answer": """
+output_type: generate_until
+doc_to_text: "Q: {{question}}\\nA:"
+doc_to_target: "{{choices[answer]}}"
+generation_kwargs: {until: ["\\n"], max_gen_toks: 3, do_sample: false}
+metric_list: [{metric: exact_match}]
+""",
+    "local_text": """
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{question}}"
+metric_list: [{metric: word_perplexity}]
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    """Tasks of the harness over a file of its own, as its documentation has them."""
+    folder = tmp_path_factory.mktemp("tasks")
+    rows = [{"question": f"what is thing{n}", "choices": ["red", "blue"], "answer": n % 2} for n in range(4)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, body in TASKS.items():
+        files = f"{{test: {folder / 'rows.jsonl'}, train: {folder / 'rows.jsonl'}}}"
+        head = f"task: {name}\ndataset_path: json\ndataset_kwargs: {{data_files: {files}}}\n"
+        split = "test_split: test\n" + ("fewshot_split: train\n" if name != "local_text" else "")
+        (folder / f"{name}.yaml").write_text(head + split + body)
+    return TaskManager(include_path=str(folder), include_defaults=False)
+
+
+def test_tasks_of_the_harness_search_for_each_question(lm, tasks, tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    retriever = Recorded()
+    model = HarnessModel(ReplugLM(lm, retriever, k=1), query="{question}")
+    shown = {"bootstrap_iters": 0, "log_samples": False}
+    found = simple_evaluate(model, tasks=["local_choice", "local_answer"], task_manager=tasks, num_fewshot=1, **shown)
+    assert set(retriever.queries) == {f"what is thing{number}" for number in range(4)}
+    assert 0 <= found["results"]["local_choice"]["acc,none"] <= 1
+    assert found["results"]["local_answer"]["exact_match,none"] == 0, "a random LM knows nothing"
+    whole = simple_evaluate(HarnessModel(lm, tokenizer=lm.tokenizer), tasks=["local_text"], task_manager=tasks, **shown)
+    assert whole["results"]["local_text"]["word_perplexity,none"] > 1

@@ -11,7 +11,8 @@ from replug.data.records import Window
 from replug.evals.comparison import compare
 from replug.evals.evidence import NOTHING, Evidence
 from replug.evals.examples import Example
-from replug.evals.mmlu import MmluQuestion, MmluSet
+from replug.evals.mmlu import MmluQuestion
+from replug.evals.mmlu_prompts import MmluPrompts
 from replug.evals.open_qa import OpenQuestion
 from replug.evals.outcomes import OutcomeFile
 from replug.evals.tasks.lm import LanguageModelling
@@ -31,7 +32,8 @@ class KnownLM:
     def __init__(self, rule):
         self.rule, self.prompts = rule, []
 
-    def submit(self, prefixes, continuations):
+    def submit(self, prefixes, continuations, opening=None):
+        assert all(prefix.startswith(opening or "") for prefix in prefixes)
         self.prompts.append(list(prefixes))
         done = Future()
         done.set_result(
@@ -95,15 +97,23 @@ def question(subject, number, answer):
     return MmluQuestion(Example(f"{subject}{number}", f"question {number}", subject), ("p", "q", "r", "s"), answer)
 
 
+def unprompted(*subjects, methods=("none",)):
+    """Without demonstrations, for an LM that holds everything."""
+    template = PromptTemplate("\n")
+    documents = {method: dict.fromkeys(subjects) for method in methods}
+    return MmluPrompts(template, template, dict.fromkeys(subjects, ()), documents)
+
+
 def test_averages_over_questions_and_over_subjects_have_their_own_names():
     rights = {"anatomy": [1, 1, 1, 0], "virology": [0], "sociology": [1, 0], "astronomy": [1]}
     questions = [question(s, i, 0 if right else 1) for s, of in rights.items() for i, right in enumerate(of)]
     lm = KnownLM(lambda prefix, letter: [math.log(0.7 if letter == " A" else 0.1)])
-    task = Mmlu(lm, PromptTemplate("\n"), questions, MmluSet(tuple(questions), dict.fromkeys(rights, ())))
+    task = Mmlu(lm, unprompted(*rights), questions)
     of = compare(task, outcome_rows(task, {"none": NOTHING}), PaperConfig(), 100, 0)["none"]
     values = {name: entry["value"] for name, entry in of.items()}
     assert values["accuracy"] == pytest.approx(5 / 8)
     assert values["accuracy_macro"] == pytest.approx((0.75 + 1 + 0.5 + 0) / 4)
+    assert values["accuracy_categories"] == pytest.approx((3 / 5 + 1 / 2 + 1) / 3)  # other, social sciences, STEM
     assert [values[f"accuracy/{s}"] for s in ("anatomy", "astronomy", "sociology", "virology")] == [0.75, 1, 0.5, 0]
     assert values["accuracy/STEM"] == 1 and values["accuracy/other"] == pytest.approx(3 / 5)
     assert values["right_probability"] == pytest.approx((5 * 0.7 + 3 * 0.1) / 8)
@@ -111,7 +121,7 @@ def test_averages_over_questions_and_over_subjects_have_their_own_names():
 
 def test_letters_are_asked_in_the_order_of_documents():
     lm = KnownLM(lambda prefix, letter: [math.log(0.9 if ("blue" in prefix) == (letter == " C") else 0.01)])
-    task = Mmlu(lm, PromptTemplate("\n"), [question("anatomy", 0, 2)], MmluSet((), {"anatomy": ()}))
+    task = Mmlu(lm, unprompted("anatomy", methods=("none", "replug")), [question("anatomy", 0, 2)])
     outcomes = task.submit(0, {"none": NOTHING, "replug": Evidence(("it is blue",), np.zeros(1))})()
     assert outcomes["replug"].numbers["correct"] == 1 and outcomes["replug"].detail == {"answer": "C", "right": "C"}
     assert outcomes["none"].numbers["correct"] == 0

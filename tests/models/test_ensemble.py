@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from replug.models.ensemble import document_weights, ensemble_answers, log_softmax, mix_token_logprobs
+from replug.models.ensemble import document_weights, log_softmax, mix_token_logprobs
 
 LOG_3 = math.log(3)
 
@@ -68,31 +68,3 @@ def test_document_weights_are_the_softmax_of_the_similarities() -> None:
 def test_similarities_that_are_not_finite_are_value_errors(wrong: float) -> None:
     with pytest.raises(ValueError, match="expected finite numbers"):
         document_weights([0.1, wrong])
-
-
-def test_equal_answers_weigh_their_sum() -> None:
-    # Oslo weighs 0.3 * 0.5 + 0.3 * 0.4 = 0.27, Rome 0.4 * 0.6 = 0.24.
-    best = ensemble_answers([" Oslo", " Rome", "Oslo\n"], np.log([0.5, 0.6, 0.4]), [0.3, 0.4, 0.3])
-    assert best is not None
-    assert (best.prompt, math.exp(best.logprob)) == (0, pytest.approx(0.27))
-    assert best.share == pytest.approx(0.27 / 0.51)
-
-
-def test_of_answers_that_weigh_the_same_the_one_of_the_first_prompt_is_taken() -> None:
-    best = ensemble_answers(["b", "a"], [-1.0, -1.0], [0.5, 0.5])
-    assert best is not None
-    assert (best.prompt, best.share) == (0, pytest.approx(0.5))
-
-
-def test_unlikely_answers_do_not_underflow_and_weights_of_zero_weigh_nothing() -> None:
-    best = ensemble_answers(["a", "b", "c"], [-2000.0, -2001.0, -1.0], [0.5, 0.5, 0.0])
-    assert best is not None
-    assert (best.prompt, best.logprob) == (0, pytest.approx(-2000 + math.log(0.5)))
-    assert best.share == pytest.approx(1 / (1 + math.exp(-1)))
-
-
-def test_an_empty_answer_is_never_taken_for_a_certain_one() -> None:
-    best = ensemble_answers(["", "a"], [0.0, -30.0], [0.9, 0.1])
-    assert best is not None
-    assert (best.prompt, best.share) == (1, pytest.approx(1))
-    assert ensemble_answers([" ", ""], [0.0, 0.0], [0.5, 0.5]) is None

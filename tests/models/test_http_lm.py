@@ -376,7 +376,7 @@ def test_one_prompt_of_a_server_equals_plain_generation(opened: Opened) -> None:
         assert found.text == lm.generate(["red red blue"], 3)[0]
         assert found.sum_logprob == pytest.approx(answers_of(["red red blue"], 3)[0][1], rel=1e-5)
         empty = lm.generate_ensemble(["red red blue"], [1.0], GenerationOptions(3, stop=" "))
-        assert (empty.text, len(empty.token_logprobs), empty.prompt_tokens) == ("", 0, 3)
+        assert (empty.text, len(empty.token_logprobs), empty.prompt_tokens) == ("", 3, 3), "with those that ended it"
         opened = lm.generate_ensemble(["red red blue"], [1.0], GenerationOptions(3, opening="red red"))
         assert opened.prompt_tokens == found.prompt_tokens == 3
 
@@ -385,8 +385,8 @@ def test_one_prompt_of_a_server_equals_plain_generation(opened: Opened) -> None:
 def test_a_server_that_does_not_count_has_its_tokenizer_count_and_nobody_guesses(
     opened: Opened, tokenizer: str, monkeypatch: pytest.MonkeyPatch, said: dict | None
 ) -> None:
-    read = http_lm.api.read_generated
-    monkeypatch.setattr(http_lm.api, "read_generated", lambda pairs, body: read(pairs, body | {"usage": said}))
+    read = http_lm.api.read_shown
+    monkeypatch.setattr(http_lm.api, "read_shown", lambda pairs, body: read(pairs, body | {"usage": said}))
     prompts, weights = ["red red blue", "red blue"], [0.5, 0.5]
     for folder, counted in ((tokenizer, 5), (None, None)):
         with FaultServer(tokenizer=folder) as server:

@@ -24,6 +24,7 @@ import pytest
 import torch
 
 from replug.configs.errors import UserError
+from replug.models.generation import GenerationOptions
 from replug.models.http.connection import RequestLimits, ServerError, ServerSpec
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.probe import connect
@@ -157,6 +158,28 @@ def test_vllm_passes_the_probe_and_gives_what_local_weights_give(
     print(f"vLLM, {api}, {'ids' if with_ids else 'text'}, {lm.identity}: {assert_close(scores, local)}")
     assert lm.generate(["The capital of France is"], 8, stop=".") == [" Paris"]
     lm.close()
+
+
+@pytest.mark.parametrize("api", ["echo", "prompt_logprobs"])
+def test_vllm_answers_several_prompts_as_local_weights_do(spec: ServerSpec, smollm2: str, api: str) -> None:
+    """Those that are found token by token. Of two tokens nearer than bfloat16's rounding either may be chosen."""
+    shots = "Question: What is the capital of Spain?\nAnswer: Madrid\n\n"
+    asked = ["What is the capital of France?", "Which river flows through Paris?", "What do leaves make sugar from?"]
+    lm, here = HttpLM(replace(spec, api=api, tokenizer=smollm2), RequestBudget(None)), HuggingFaceLM(smollm2)
+    options, weights = GenerationOptions(8, stop="\n"), [0.4, 0.3, 0.1, 0.1, 0.1]
+    answers = []
+    for question in asked:
+        prompts = [f"{shots}Knowledge: {text.strip()}\nQuestion: {question}\nAnswer:" for text in DOCUMENTS]
+        there = lm.generate_ensemble(prompts, weights, options)
+        answers.append((there, here.generate_ensemble(prompts, weights, options)))
+        print(
+            f"{question} vLLM{answers[-1][0].text!r}, here{answers[-1][1].text!r}, {len(there.token_logprobs)} tokens"
+        )
+    lm.close()
+    settled = [(there, local) for there, local in answers if there.answer_tokens is None]
+    same = [(there, local) for there, local in settled if there.text == local.text]
+    assert same and 2 * len(same) >= len(settled)
+    assert all(abs(there.sum_logprob - local.sum_logprob) <= MAX_NATS for there, local in same)
 
 
 def test_vllm_wants_its_key(spec: ServerSpec) -> None:

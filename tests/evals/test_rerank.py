@@ -1,0 +1,68 @@
+"""Documents ordered by the LM's likelihood of the query, and what refuses such methods."""
+
+import numpy as np
+import pytest
+
+from replug.configs.errors import UserError
+from replug.configs.methods import parse_methods
+from replug.configs.schema import DataConfig, EvaluationConfig, LMConfig, QuestionsConfig, RetrieverConfig
+from replug.evals.evidence import EvidenceBook, RetrievedDocuments
+from replug.evals.kinds import PromptedLM, check_evaluation
+from replug.evals.rerank import reranked
+from replug.models.prompt import PromptTemplate
+from tests.evals.test_tasks import KnownLM
+
+TEXTS = ["red", "green", "blue", "grey"]
+
+
+class Texts:
+    """A corpus by its rows."""
+
+    def texts(self, rows):
+        return [TEXTS[row] for row in rows]
+
+    def documents(self, rows):
+        raise AssertionError("no ids are asked for")
+
+
+def test_the_document_after_which_the_query_is_likeliest_is_the_one_that_is_read():
+    likely = {"red": -3.0, "green": -1.0, "blue": -2.0, "grey": 0.0}
+    lm = KnownLM(lambda prefix, query: [likely[prefix.split("\n")[0]], -1.0])
+    asked = PromptedLM(lm, PromptTemplate("\n"), lm)
+    methods = parse_methods(["bm25@3/rerank", "bm25@1"], 10, {})
+    found = {"bm25": RetrievedDocuments(np.array([[0, 1, 2, 3], [2, 0, 1, 3]]), np.zeros((2, 4)))}
+    ordered = reranked(asked, methods, Texts(), found, ["what colour", ""])
+    assert ordered["bm25@3/rerank"].doc_rows.tolist() == [[1, 2, 0], [2, 0, 1]], "of a blank query, as they were"
+    assert lm.prompts == [["red\n", "green\n", "blue\n"]], "the fourth is none of its documents"
+    book = EvidenceBook(methods, Texts(), {**found, **ordered}, [True, False])
+    assert {name: one.texts for name, one in book.of(0).items()} == {"bm25@3/rerank": ("green",), "bm25@1": ("red",)}
+    assert book.nearest(methods[0], 0) == "green" and book.nearest(methods[1], 0) == "red"
+
+
+def test_weights_follow_the_methods_name():
+    methods = parse_methods(["bm25@2", "bm25@2/softmax"], 10, {})
+    found = {"bm25": RetrievedDocuments(np.array([[3, 1]]), np.array([[5.0, 2.0]]))}
+    of = EvidenceBook(methods, Texts(), found, [True]).of(0)
+    assert of["bm25@2"].similarities.tolist() == [0, 0] and of["bm25@2/softmax"].similarities.tolist() == [5, 2]
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "latency", "message"),
+    [
+        ("popqa", 0, "methods: bm25@9/rerank reranks documents by the LM, but evaluation=popqa"),
+        ("retrieval", 0, "methods: bm25@9/rerank reranks documents by the LM, but evaluation=retrieval"),
+        ("open_qa", 3, "questions.latency_questions is set, but the reranking of bm25@9/rerank is not timed"),
+    ],
+)
+def test_where_its_calls_would_not_be_counted_reranking_is_refused(evaluation, latency, message):
+    config = EvaluationConfig(
+        evaluation,
+        "out",
+        methods=["bm25@9/rerank"],
+        questions=QuestionsConfig(path="questions", latency_questions=latency),
+        data=DataConfig(corpus="corpus"),
+        lm=LMConfig(path="stand_in"),
+        retriever=RetrieverConfig(""),
+    )
+    with pytest.raises(UserError, match=message):
+        check_evaluation(config)

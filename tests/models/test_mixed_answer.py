@@ -1,0 +1,196 @@
+"""A server's answers to several prompts: those of the same weights here, token by token or as whole answers."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from replug.models.generation import GenerationOptions
+from replug.models.http.completions_api import ShownAnswer
+from replug.models.http.http_lm import HttpLM
+from replug.models.http.request_budget import RequestBudget
+from replug.models.http.token_names import TokenNames
+from replug.models.http.top_tokens import TopTokens, contenders, is_likeliest, mixed_logprob, not_shown
+from replug.models.local.hf_lm import HuggingFaceLM
+from tests.support.fault_server import server_spec
+from tests.support.hf_server import HFServer
+from tests.support.tiny_lms import MAX_TOKENS, VOCABULARY, write_llama, write_tokenizer
+
+PROMPTS = ["the cat sat on the mat", "a much longer prefix of the cat", "x", "the beginning of a text: the cat"]
+WEIGHTS = [0.4, 0.3, 0.2, 0.1]
+
+
+def top(others: float, **probabilities: float) -> TopTokens:
+    """Tokens are called t0, t1, …."""
+    logprobs = {int(name[1:]): math.log(value) for name, value in probabilities.items()}
+    return TopTokens(logprobs, math.log(others), max(logprobs, key=lambda token: logprobs[token]))
+
+
+def test_a_token_that_all_others_stay_below_is_the_likeliest() -> None:
+    parts = [top(0.1, t1=0.7, t2=0.2), top(0.1, t1=0.6, t3=0.3)]
+    assert contenders(parts, [0.5, 0.5]) == [1]
+    assert is_likeliest(parts, [0.5, 0.5], 1)
+    assert mixed_logprob(parts, [0.5, 0.5], 1) == pytest.approx(math.log(0.65))
+
+
+def test_tokens_that_some_part_does_not_show_are_asked_for_where_they_may_win() -> None:
+    parts = [top(0.2, t1=0.5, t2=0.3), top(0.1, t2=0.6, t3=0.2)]  # t1: 0.25 to 0.3, t2: 0.45, t3: 0.1 to 0.2
+    assert contenders(parts, [0.5, 0.5]) == [2]
+    parts = [top(0.2, t1=0.5, t2=0.3), top(0.3, t3=0.4, t4=0.3)]  # t1: 0.25 to 0.4, t3: 0.2 to 0.3
+    some = contenders(parts, [0.5, 0.5])
+    assert some == [1, 3, 2, 4] or set(some) == {1, 2, 3, 4}
+    assert (0, 3) in not_shown(parts, some) and (1, 1) in not_shown(parts, some)
+    scored = [parts[0].with_scores({3: math.log(0.2), 4: math.log(0.01)}), parts[1].with_scores({1: -9.0, 2: -9.0})]
+    assert contenders(scored, [0.5, 0.5])[0] == 3
+
+
+def test_a_token_that_no_part_shows_may_be_the_likeliest() -> None:
+    parts = [top(0.3, t1=0.4, t2=0.3), top(0.3, t3=0.4, t4=0.3)]
+    scored = [part.with_scores({token: math.log(0.01) for token in (1, 2, 3, 4)}) for part in parts]
+    assert not is_likeliest(scored, [0.5, 0.5], contenders(scored, [0.5, 0.5])[0])
+
+
+class Words:
+    """A tokenizer of five tokens, of which two are shown alike and one is a part of a character."""
+
+    eos_token_id, all_special_ids, texts = 4, [4, 5], [" a", " b", "b", " b", "</s>", "<end>", "\ufffd"]
+
+    def decode(self, ids, skip_special_tokens):
+        return "".join(self.texts[i] for i in ids if i not in self.all_special_ids)
+
+    def batch_decode(self, rows):
+        return [self.texts[i] for [i] in rows]
+
+    def __len__(self):
+        return len(self.texts)
+
+
+def shown(text: str, *tokens: str, tops: list[dict[str, float]], is_ended: bool = False) -> ShownAnswer:
+    return ShownAnswer(text, tokens, tuple(tops), is_ended)
+
+
+def test_only_tokens_that_a_text_names_for_sure_are_used():
+    names = TokenNames(Words())
+    tops = [{" a": -0.1, "b": -3.0}, {"b": -0.2, " a": -2.0}]
+    assert [step.own for step in names.steps(shown(" ab", " a", "b", tops=tops), 2)] == [0, 2]
+    assert [step.own for step in names.steps(shown(" a b", " a", " b", tops=tops), 2)] == [0], "1 or 3"
+    assert names.steps(shown(" other", " a", "b", tops=tops), 2) == [], "not the tokens of the text"
+    assert names.steps(shown(" ab", " a", "b", tops=tops), 3) == [], "fewer are shown than were asked for"
+    assert [
+        step.own
+        for step in names.steps(
+            shown(
+                " a b",
+                "token_id:0",
+                "token_id:1",
+                tops=[{"token_id:0": -0.1, "token_id:3": -2.0}, {"token_id:1": -0.1, "token_id:0": -2.0}],
+            ),
+            2,
+        )
+    ] == [0, 1]
+
+
+def test_what_is_shown_and_not_known_may_be_any_token():
+    names = TokenNames(Words())
+    [step] = names.steps(shown(" a", " a", tops=[{" a": -0.5, " b": -1.0, "b": -4.0}]), 3)
+    assert dict(step.logprobs) == {0: -0.5, 2: -4.0} and step.most_of_others == -1.0
+
+
+def test_an_end_that_only_the_server_knows_is_learnt():
+    names = TokenNames(Words())
+    assert names.ends == {4}
+    names.steps(shown(" a", " a", "<end>", tops=[{" a": -0.1}, {"<end>": -0.1}], is_ended=True), 1)
+    assert names.ends == {4, 5}
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceLM:
+    folder = tmp_path_factory.mktemp("lm")
+    torch.manual_seed(0)
+    write_llama(folder)
+    write_tokenizer(folder)
+    lm = HuggingFaceLM(str(folder), torch.float32)
+    _speak_in_whole_characters(lm)
+    return lm
+
+
+def _speak_in_whole_characters(lm: HuggingFaceLM) -> None:
+    """A random LM would write single bytes, which no text names; and it is made about as sure as a trained one."""
+    broken = ["\ufffd" in lm.tokenizer.decode([token]) for token in range(VOCABULARY)]
+    lm.model.lm_head.weight.data *= 2
+    lm.model.lm_head.bias = torch.nn.Parameter(torch.where(torch.tensor(broken), -100.0, 0.0))
+
+
+@pytest.fixture(scope="module")
+def folder(local: HuggingFaceLM, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    local.tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def server(local: HuggingFaceLM) -> Iterator[HFServer]:
+    with HFServer(local.model, local.tokenizer, max_model_len=MAX_TOKENS) as server:
+        yield server
+
+
+def opened(server: HFServer, **changes: object) -> HttpLM:
+    return HttpLM(server_spec(server.url, timeout_seconds=60, **changes), RequestBudget(None))
+
+
+@pytest.mark.parametrize("api", ["echo", "prompt_logprobs"])
+def test_a_server_answers_as_the_same_weights_do_here(
+    local: HuggingFaceLM, folder: str, server: HFServer, api: str
+) -> None:
+    lm = opened(server, tokenizer=folder, api=api)
+    settled = 0
+    for options in (GenerationOptions(5), GenerationOptions(4, stop=" ")):
+        here = local.generate_ensemble(PROMPTS, WEIGHTS, options)
+        there = lm.generate_ensemble(PROMPTS, WEIGHTS, options)
+        if there.answer_tokens is not None:  # the likeliest tokens of a random LM do not always settle it
+            continue
+        settled += 1
+        assert (there.text, there.num_prompts, there.prompt_tokens) == (here.text, 4, here.prompt_tokens)
+        np.testing.assert_allclose(there.token_logprobs, here.token_logprobs, atol=1e-3)
+    lm.close()
+    assert settled
+
+
+def test_without_the_tokenizer_every_answer_is_scored_after_every_prompt(
+    local: HuggingFaceLM, server: HFServer
+) -> None:
+    options = GenerationOptions(4)
+    with_text = opened(server)
+    found = with_text.generate_ensemble(PROMPTS, WEIGHTS, options)
+    answers = [with_text.generate([prompt], 4)[0] for prompt in PROMPTS]
+    with_text.close()
+    masses = {}
+    for answer in dict.fromkeys(answers):
+        scores = local_scores(local, PROMPTS, answer)
+        masses[answer] = float(np.log(WEIGHTS @ np.exp(scores)).sum())
+    best = max(masses, key=masses.__getitem__)
+    assert found.text == best and found.sum_logprob == pytest.approx(masses[best], abs=1e-3)
+    assert found.num_tokens == local_scores(local, PROMPTS, best).shape[1]
+
+
+def local_scores(lm: HuggingFaceLM, prompts: list[str], answer: str) -> np.ndarray:
+    """Log-probs [K, T] by plain passes over the texts as a server cuts them."""
+    after = lm.tokenizer(answer, add_special_tokens=False)["input_ids"]
+    rows = []
+    for prompt in prompts:
+        before = lm.tokenizer(prompt)["input_ids"]
+        with torch.inference_mode():
+            logits = lm.model(torch.tensor([[*before, *after]])).logits[0].float().log_softmax(-1)
+        rows.append([float(logits[len(before) - 1 + place, token]) for place, token in enumerate(after)])
+    return np.array(rows)
+
+
+def test_a_server_that_shows_too_few_tokens_gives_whole_answers(local: HuggingFaceLM, folder: str) -> None:
+    with HFServer(local.model, local.tokenizer, num_tops=2, max_model_len=MAX_TOKENS) as server:
+        lm = opened(server, tokenizer=folder)
+        found = lm.generate_ensemble(PROMPTS, WEIGHTS, GenerationOptions(3))
+        assert len(found.token_logprobs) == 1 and found.answer_tokens
+        assert found.text in lm.generate(PROMPTS, 3)
+        lm.close()
