@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from replug.evals.comparison import markdown_line
-from replug.evals.intervals import Interval, Ratio, interval_of
+from replug.evals.intervals import Clusters, Interval, Ratio, interval_of
 from replug.evals.popqa.popularity import popularity_bin
 from replug.evals.token_gain import TokenGain
 
@@ -79,27 +79,32 @@ def entity_bins(
     popularity: Mapping[str, float],
     num_resamples: int = 10_000,
     seed: int = 0,
+    clusters: Clusters | None = None,
 ) -> list[EntityBin]:
     """Mean gain by popularity, rising, and of all other tokens last. `popularity` is by name.
 
-    A token belongs to a mention where it holds a character of it. Intervals are of a bootstrap over the texts.
+    A token belongs to a mention where it holds a character of it. Intervals are of a bootstrap over `clusters` of
+    texts, by default each by itself.
     """
-    names = EntityNames(popularity)
-    parts = [part for gains in by_text for part in _parts(gains, names, popularity)]
+    names, clusters = EntityNames(popularity), clusters or Clusters.by_name(range(len(by_text)))
+    parts = [part for row, gains in enumerate(by_text) for part in _parts(row, gains, names, popularity)]
     order = sorted({part.bin for part in parts}, key=lambda name: (name == NO_ENTITY, _power(name)))
-    return [_bin(name, [part for part in parts if part.bin == name], num_resamples, seed) for name in order]
+    return [_bin([part for part in parts if part.bin == name], clusters, num_resamples, seed) for name in order]
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
     """What a text has of one bin."""
 
+    row: int  # of the text
     bin: str
     gains: tuple[float, ...]
     names: tuple[str, ...]
 
 
-def _parts(gains: Sequence[TokenGain], names: EntityNames, popularity: Mapping[str, float]) -> Iterator[_Part]:
+def _parts(
+    row: int, gains: Sequence[TokenGain], names: EntityNames, popularity: Mapping[str, float]
+) -> Iterator[_Part]:
     mentions = names.mentions("".join(gain.token for gain in gains))
     owners = _owners(gains, mentions)
     for name in dict.fromkeys([*(popularity_bin(popularity[one.name]) for one in mentions), NO_ENTITY]):
@@ -107,7 +112,7 @@ def _parts(gains: Sequence[TokenGain], names: EntityNames, popularity: Mapping[s
         wanted = set(own) if name != NO_ENTITY else {None}
         some = tuple(gain.gain_bits for gain, owner in zip(gains, owners, strict=True) if owner in wanted)
         if some:
-            yield _Part(name, some, tuple(mentions[i].name for i in own))
+            yield _Part(row, name, some, tuple(mentions[i].name for i in own))
 
 
 def _owners(gains: Sequence[TokenGain], mentions: Sequence[Mention]) -> list[int | None]:
@@ -123,11 +128,13 @@ def _owners(gains: Sequence[TokenGain], mentions: Sequence[Mention]) -> list[int
     return owners
 
 
-def _bin(name: str, parts: Sequence[_Part], num_resamples: int, seed: int) -> EntityBin:
+def _bin(parts: Sequence[_Part], clusters: Clusters, num_resamples: int, seed: int) -> EntityBin:
+    """Of parts of one bin; the interval is over the texts that have some."""
     ratio = Ratio(np.array([sum(part.gains) for part in parts]), np.array([len(part.gains) for part in parts]))
     mentions = [one for part in parts for one in part.names]
     num_tokens = sum(len(part.gains) for part in parts)
-    return EntityBin(name, len(mentions), len(set(mentions)), num_tokens, interval_of(ratio, num_resamples, seed))
+    gain = interval_of(ratio, num_resamples, seed, clusters.among(np.array([part.row for part in parts])))
+    return EntityBin(parts[0].bin, len(mentions), len(set(mentions)), num_tokens, gain)
 
 
 def _power(name: str) -> int:

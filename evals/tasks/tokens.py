@@ -58,7 +58,8 @@ def _entity_gains(finished: Finished, by_text: Sequence[Sequence[TokenGain]]) ->
     config, book = finished.config, finished.book
     if not config.texts.entities:
         return ""
-    bins = entity_bins(by_text, read_popularity(Path(config.texts.entities)), config.num_resamples, config.seed)
+    popularity = read_popularity(Path(config.texts.entities))
+    bins = entity_bins(by_text, popularity, config.num_resamples, config.seed, clusters_of(finished.rows))
     finished.results[book.methods[1].name] |= gains_by_popularity(bins)
     return entity_lines(bins)
 
