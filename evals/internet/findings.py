@@ -29,7 +29,7 @@ def add_internet_findings(finished: Finished) -> str:
     metric = main_metric(results)
     for of in results.values():
         _add_wilson(of)
-    fitted: dict[str, dict[str, Any]] = json.loads(folder.weights.read_text())
+    fitted: dict[str, dict[str, Any]] = json.loads(folder.weights.read_text())["methods"]
     for method, one in fitted.items():
         results[method]["validation"] = {
             "value": one["gain"],
