@@ -38,12 +38,8 @@ def overlaps_with(config: EvaluationConfig, corpus: Corpus, task: Measured, path
 
 def compared_examples(task: Measured) -> list[ComparedTexts]:
     """What the task says of each example, or what is retrieved for."""
-    return [
-        ComparedTexts(
-            example.id, task.compared(row) if isinstance(task, ComparedTask) else (example.query,), example.source
-        )
-        for row, example in enumerate(task.examples)
-    ]
+    says = task.compared if isinstance(task, ComparedTask) else lambda row: (task.examples[row].query,)
+    return [ComparedTexts(example.id, says(row), example.source) for row, example in enumerate(task.examples)]
 
 
 def write_leakage(path: Path, overlaps: Overlaps, ids: Sequence[str]) -> None:
