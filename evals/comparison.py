@@ -227,12 +227,12 @@ def difference_text(entry: Entry) -> str:
 
 def foot_lines(num_comparisons: int, entry: Entry) -> list[str]:
     """How intervals and verdicts are to be read; `entry` is a metric over all examples."""
-    drawn = f"{entry['clusters']} sources" if "clusters" in entry else f"{entry['n']} examples"
-    lines = [f"Intervals: 95%, each by itself, over {drawn}."]
+    num, what = (entry["clusters"], "sources") if "clusters" in entry else (entry["n"], "examples")
+    lines = [f"Intervals: 95%, each by itself, over {num} {what}."]
     if num_comparisons > 1:
         lines.append(f"Verdicts: p < {LEVEL} after Holm's correction for {num_comparisons} comparisons.")
-    if entry.get("clusters", entry["n"]) < FEW_CLUSTERS:
-        lines.append(f"Of fewer than {FEW_CLUSTERS} {drawn.partition(' ')[2]}, intervals are too narrow.")
+    if num < FEW_CLUSTERS:
+        lines.append(f"Of fewer than {FEW_CLUSTERS} {what}, intervals are too narrow.")
     return [" ".join(lines)]
 
 

@@ -23,7 +23,7 @@ REASONS = (SOURCE, EQUAL, NGRAM)
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedTexts:
     """An example: texts that no document should hold, and the text that it was cut from, where that is known."""
 
     id: str
@@ -77,7 +77,7 @@ class _Rows:
 class _Search:
     """The examples by what documents are looked up for, and what was found of each."""
 
-    examples: Sequence[Compared]
+    examples: Sequence[ComparedTexts]
     excludes_own: bool
     by_source: dict[str, list[int]] = field(default_factory=dict)
     by_text: dict[bytes, list[int]] = field(default_factory=dict)
@@ -116,7 +116,9 @@ class _Search:
         )
 
 
-def find_overlaps(examples: Sequence[Compared], documents: Iterable[Document], excludes_own: bool = False) -> Overlaps:
+def find_overlaps(
+    examples: Sequence[ComparedTexts], documents: Iterable[Document], excludes_own: bool = False
+) -> Overlaps:
     """Compare every example with every document; documents are iterated once."""
     search = _Search(examples, excludes_own)
     num_documents = num_named = 0

@@ -16,7 +16,7 @@ from replug.data.files import replace_file, write_json
 from replug.data.progress import Progress
 from replug.data.records import Document
 from replug.data.store import Corpus
-from replug.evals.leakage import Compared, Overlaps, find_overlaps, overlap_counts
+from replug.evals.leakage import ComparedTexts, Overlaps, find_overlaps, overlap_counts
 from replug.evals.loop import ComparedTask, Measured
 
 DOCUMENTS_PER_STEP = 1024
@@ -36,12 +36,10 @@ def overlaps_with(config: EvaluationConfig, corpus: Corpus, task: Measured, path
     return found
 
 
-def compared_examples(task: Measured) -> list[Compared]:
+def compared_examples(task: Measured) -> list[ComparedTexts]:
     """What the task says of each example, or what is retrieved for."""
-    return [
-        Compared(example.id, task.compared(row) if isinstance(task, ComparedTask) else (example.query,), example.source)
-        for row, example in enumerate(task.examples)
-    ]
+    says = task.compared if isinstance(task, ComparedTask) else lambda row: (task.examples[row].query,)
+    return [ComparedTexts(example.id, says(row), example.source) for row, example in enumerate(task.examples)]
 
 
 def write_leakage(path: Path, overlaps: Overlaps, ids: Sequence[str]) -> None:
@@ -59,6 +57,6 @@ def _advancing(corpus: Corpus, progress: Progress) -> Iterator[Document]:
             progress.advance(DOCUMENTS_PER_STEP)
 
 
-def _digest(examples: Sequence[Compared], corpus_sha256: str, excludes_own: bool) -> str:
+def _digest(examples: Sequence[ComparedTexts], corpus_sha256: str, excludes_own: bool) -> str:
     compared = [[example.id, example.texts, example.source] for example in examples]
     return hashlib.sha256(json.dumps([compared, corpus_sha256, excludes_own]).encode()).hexdigest()

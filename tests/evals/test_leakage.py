@@ -14,7 +14,7 @@ from replug.data.shards import write_documents
 from replug.data.store import CorpusStore
 from replug.evals.comparison import compare, markdown_table
 from replug.evals.evidence import RetrievedDocuments
-from replug.evals.leakage import Compared, find_overlaps, overlap_lines
+from replug.evals.leakage import ComparedTexts, find_overlaps, overlap_lines
 from replug.evals.overlap_file import compared_examples, overlaps_with, write_leakage
 from replug.evals.own_source import find_others, require_sources
 from replug.evals.search import find_all
@@ -34,10 +34,10 @@ def document(name: str, text: str, source: str | None = None) -> Document:
 
 LONG, OTHER, SHORT = words(1, 40), words(2, 40), words(3, 9)
 EXAMPLES = [
-    Compared("copied", (LONG,), "a"),
-    Compared("free", (OTHER,), "b"),
-    Compared("question", (SHORT, "Paris"), None),
-    Compared("tiny", ("who is it",), None),
+    ComparedTexts("copied", (LONG,), "a"),
+    ComparedTexts("free", (OTHER,), "b"),
+    ComparedTexts("question", (SHORT, "Paris"), None),
+    ComparedTexts("tiny", ("who is it",), None),
 ]
 
 
@@ -72,7 +72,7 @@ def test_overlaps_are_those_of_a_naive_search():
     vocabulary = [f"w{number}" for number in range(2)]
     texts = [" ".join(rng.choices(vocabulary, k=rng.randint(5, 18))) for _ in range(60)]
     documents = [document(f"d{row}", " ".join(rng.choices(vocabulary, k=60))) for row in range(40)]
-    found = find_overlaps([Compared(str(row), (text,), None) for row, text in enumerate(texts)], documents)
+    found = find_overlaps([ComparedTexts(str(row), (text,), None) for row, text in enumerate(texts)], documents)
     for row, text in enumerate(texts):
         parts = text.split()
         n = min(13, len(parts))
@@ -116,7 +116,7 @@ def task_of(of: list[Window]) -> LanguageModelling:
 
 
 def test_a_window_is_compared_with_its_context_and_alone():
-    assert compared_examples(task_of(windows(1))) == [Compared("w0", (LONG, LONG[100:]), "s0")]
+    assert compared_examples(task_of(windows(1))) == [ComparedTexts("w0", (LONG, LONG[100:]), "s0")]
 
 
 def test_what_was_found_is_kept_and_measured_again_for_other_texts_or_where_it_is_damaged(corpus, tmp_path, capfd):
