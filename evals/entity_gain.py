@@ -57,7 +57,8 @@ class EntityNames:
 
     def mentions(self, text: str) -> list[Mention]:
         """In order; of names that begin at one word the longest, and none within another."""
-        words, found, place = list(_WORD.finditer(text)), [], 0
+        words, place = list(_WORD.finditer(text)), 0
+        found: list[Mention] = []
         while place < len(words):
             length = self._length_at(words, place)
             if length:
@@ -109,7 +110,7 @@ def _parts(
     owners = _owners(gains, mentions)
     for name in dict.fromkeys([*(popularity_bin(popularity[one.name]) for one in mentions), NO_ENTITY]):
         own = [i for i, one in enumerate(mentions) if popularity_bin(popularity[one.name]) == name]
-        wanted = set(own) if name != NO_ENTITY else {None}
+        wanted: set[int | None] = set(own) if name != NO_ENTITY else {None}
         some = tuple(gain.gain_bits for gain, owner in zip(gains, owners, strict=True) if owner in wanted)
         if some:
             yield _Part(row, name, some, tuple(mentions[i].name for i in own))

@@ -140,7 +140,8 @@ def _num_shots(config: EvaluationConfig) -> int:
 
 def _shot_documents(book: EvidenceBook, mmlu: MmluSet, first: int, wanted: bool) -> ShotDocuments:
     """The nearest document of each demonstration, whose rows begin at `first`, in the order of subjects."""
-    places, at = {}, first
+    places: dict[str, range] = {}
+    at = first
     for subject, shots in mmlu.demonstrations.items():
         places[subject] = range(at, at + len(shots))
         at += len(shots)
