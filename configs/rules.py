@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from replug.configs.errors import UserError
 from replug.configs.keys import keys_of
+from replug.configs.label_rules import label_problems
 from replug.configs.methods import (
     INTERNET_QA,
     REPLUG,
@@ -83,6 +84,7 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
     yield from _index_problems(config)
     yield from refresh_problems(config.refresh)
     yield from _resource_problems(config)
+    yield from label_problems(config)
 
 
 def evaluation_methods(config: EvaluationConfig) -> list[Method]:
@@ -218,20 +220,25 @@ def _server_problems(lm: LMConfig) -> Iterator[str]:
 
 
 def _data_problems(data: DataConfig) -> Iterator[str]:
-    rows = {"data.corpus": data.corpus, "data.queries": data.queries, "data.heldout": data.heldout}
+    rows = {f"data.{name}": getattr(data, name) for name in ("corpus", "queries", "heldout", "dev")}
     given = [key for key, value in rows.items() if value]
     ways = [name for name, used in (("data.source", data.source), ("data.prepared", data.prepared)) if used]
     if given and ways:
         yield f"{given[0]} and {ways[0]} are both set; expected one way of giving the data"
     if len(ways) == 2:
         yield "data.source and data.prepared are both set; expected one way of giving the data"
-    if data.query_share + data.heldout_share >= 1:
+    dev_share, and_dev = (data.dev_share, " + data.dev_share") if data.num_dev else (0.0, "")
+    if (total := data.query_share + data.heldout_share + dev_share) >= 1:
         yield (
-            f"data.query_share + data.heldout_share is {data.query_share + data.heldout_share:g}; expected less than "
+            f"data.query_share + data.heldout_share{and_dev} is {total:g}; expected less than "
             "1, so that source documents are left for the corpus"
         )
-    if (total := data.query_share + data.heldout_share + (data.corpus_share or 0)) > 1 + 1e-9:
-        yield f"data.query_share + data.heldout_share + data.corpus_share is {total:g}; expected at most 1"
+    if (total := total + (data.corpus_share or 0)) > 1 + 1e-9:
+        yield f"data.query_share + data.heldout_share{and_dev} + data.corpus_share is {total:g}; expected at most 1"
+    if data.num_dev and given:
+        yield "data.num_dev is set, but your own rows are never dealt to splits; expected data.dev with them"
+    if data.dev and not data.queries:
+        yield "data.dev is set without data.queries; expected development texts beside training texts"
     if data.new_text_at is not None and (problem := _pattern_problem(data.new_text_at)):
         yield f"data.new_text_at is {data.new_text_at!r}, which is no regular expression: {problem}"
 
