@@ -28,6 +28,7 @@ from replug.configs.schema import (
     AskConfig,
     Config,
     DataConfig,
+    EnsembleConfig,
     EvaluationConfig,
     LMConfig,
     RetrieverConfig,
@@ -40,6 +41,7 @@ from replug.configs.schema import (
 LM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 HOST_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+FIT = "fit"  # of ensemble.temperature
 QUESTION = "{question}"  # where a question stands in questions.query
 
 
@@ -67,6 +69,9 @@ def _ask_problems(config: AskConfig) -> Iterator[str]:
     yield from _lm_problems(config.lm)
     yield from web_problems(config.web)
     yield from rerank_lm_problems(config)
+    yield from _ensemble_problems(config.ensemble)
+    if config.ensemble.temperature == FIT:
+        yield "ensemble.temperature is fit, and one question has no development texts; expected a number"
     if not config.retriever.path and config.retriever != RetrieverConfig(""):
         yield "retriever.path is missing, but other keys of retriever are set; expected --retriever DIR too"
 
@@ -85,6 +90,7 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
     yield from refresh_problems(config.refresh)
     yield from _resource_problems(config)
     yield from label_problems(config)
+    yield from _ensemble_problems(config.ensemble)
 
 
 def evaluation_methods(config: EvaluationConfig) -> list[Method]:
@@ -107,8 +113,17 @@ def _evaluation_problems(config: EvaluationConfig) -> Iterator[str]:
     if QUESTION not in config.questions.query:
         yield f"questions.query is {config.questions.query!r}; expected a text with {QUESTION} in it"
     yield from web_problems(config.web)
+    yield from _ensemble_problems(config.ensemble)
     yield from _evaluation_data_problems(config, any(method.takes_from_corpus for method in evaluation_methods(config)))
     yield from _index_problems(config)
+
+
+def _ensemble_problems(ensemble: EnsembleConfig) -> Iterator[str]:
+    value = ensemble.temperature
+    if isinstance(value, str) and value != FIT:
+        yield f"ensemble.temperature is {value}; expected a number above 0, or {FIT}"
+    if isinstance(value, int | float) and (isinstance(value, bool) or not 0 < value < math.inf):
+        yield f"ensemble.temperature is {value}; expected a number above 0, or {FIT}"
 
 
 def web_problems(web: WebConfig) -> Iterator[str]:

@@ -202,6 +202,16 @@ class LabelConfig:
 
 
 @dataclass
+class EnsembleConfig:
+    temperature: int | float | str | None = key(
+        None,
+        "divides similarities in the ensemble's softmax: a number (paper: 1), or fit: each retriever's own, by "
+        "development texts (default: what was saved with the retriever, else 1)",
+        RULED,
+    )
+
+
+@dataclass
 class LossConfig:
     gamma: float = key(0.1, "temperature of the retrieval likelihood (paper: 0.1)", ABOVE_0)
     beta: float = key(0.1, "temperature of the LM likelihood (paper: 0.1)", ABOVE_0)
@@ -352,6 +362,7 @@ class Config:
     lm: LMConfig = section(LMConfig)
     retrieve: RetrieveConfig = section(RetrieveConfig)
     label: LabelConfig = section(LabelConfig)
+    ensemble: EnsembleConfig = section(EnsembleConfig)
     loss: LossConfig = section(LossConfig)
     refresh: RefreshConfig = section(RefreshConfig)
     index: IndexConfig = section(IndexConfig)
@@ -442,6 +453,7 @@ class EvaluationConfig:
     texts: TextsConfig = section(TextsConfig)
     questions: QuestionsConfig = section(QuestionsConfig)
     web: WebConfig = section(WebConfig)
+    ensemble: EnsembleConfig = section(EnsembleConfig)
     paper: PaperConfig = section(PaperConfig)
     data: DataConfig = section(DataConfig)
     retriever: RetrieverConfig = section(RetrieverConfig, path="")
@@ -471,6 +483,7 @@ class AskConfig:
     lm: LMConfig = section(LMConfig)
     rerank_lm: LMConfig = section(LMConfig)  # neither path nor url: answers are reranked by the LM that sampled them
     retriever: RetrieverConfig = section(RetrieverConfig, path="")  # re-ranks passages, where it has a path
+    ensemble: EnsembleConfig = section(EnsembleConfig)
     web: WebConfig = section(WebConfig)
 
 

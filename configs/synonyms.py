@@ -15,7 +15,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("optim",), ("train.optimizer",)),
     **dict.fromkeys(("output_dir", "output", "out_dir", "save_dir", "work_dir", "logdir"), ("run_dir", "out")),
     **dict.fromkeys(("top_k", "topk", "num_documents_retrieved", "n_docs", "num_docs"), ("retrieve.k", "k")),
-    **dict.fromkeys(("temperature", "tau", "temp"), ("loss.gamma", "loss.beta")),
+    **dict.fromkeys(("temperature", "tau", "temp"), ("loss.gamma", "loss.beta", "ensemble.temperature")),
     **dict.fromkeys(("save_steps", "checkpoint_every", "save_every"), ("checkpoint.every_steps",)),
     **dict.fromkeys(("eval_steps", "refresh_every", "reindex_every", "update_interval"), ("refresh.every_steps",)),
     **dict.fromkeys(("encoder", "retriever_path", "model_name", "model_name_or_path"), ("retriever.path", "lm.path")),

@@ -68,13 +68,20 @@ class Evidence:
     """Texts [K] that are put before the prompt one at a time, and the similarities [K] that weigh them.
 
     A single text None is the LM without documents. `doc_rows` are all documents used: more than texts where they
-    are concatenated into one, the nearest last, so that too long a text is to be cut at its beginning.
+    are concatenated into one, the nearest last, so that too long a text is to be cut at its beginning. `temperature`
+    is the ensemble's.
     """
 
     texts: tuple[str | None, ...]
     similarities: np.ndarray
     doc_rows: tuple[int, ...] = ()
     is_concatenated: bool = False
+    temperature: float = 1.0
+
+    @property
+    def logits(self) -> np.ndarray:
+        """Whose softmax weighs the texts, [K]."""
+        return self.similarities / self.temperature
 
 
 NOTHING = Evidence((None,), np.zeros(1))
@@ -84,7 +91,8 @@ class EvidenceBook:
     """The evidence of every method for every example. `found` maps a source to rows and similarities of all examples.
 
     `retrieves[row]` is False for an example that nothing can be retrieved for. `written` are the documents of
-    `genread`, one for each example, where a method has them.
+    `genread`, one for each example, where a method has them. `temperatures` are of the ensembles by source, 1 where a
+    source has none.
     """
 
     def __init__(
@@ -94,8 +102,9 @@ class EvidenceBook:
         found: Mapping[str, RetrievedDocuments],
         retrieves: Sequence[bool],
         written: Sequence[WrittenDocument] = (),
+        temperatures: Mapping[str, float] | None = None,
     ) -> None:
-        self.methods = methods
+        self.methods, self._temperatures = methods, temperatures or {}
         self._store, self._found, self._retrieves, self._written = corpus, found, retrieves, written
 
     def of(self, row: int) -> dict[str, Evidence]:
@@ -135,7 +144,13 @@ class EvidenceBook:
                 found = self._found[method.source]
                 for values in (found.doc_rows, found.similarities):
                     digest.update(values[:, : method.k].tobytes())
+            if (temperature := self.temperature(method)) != 1:
+                digest.update(f"{method.name} at {temperature!r}".encode())
         return digest.hexdigest()
+
+    def temperature(self, method: Method) -> float:
+        """Of a method's ensemble; 1 where similarities weigh nothing."""
+        return self._temperatures.get(method.source, 1.0) if method.is_weighted else 1.0
 
     def all_texts(self) -> Iterator[str]:
         """Of every document there is."""
@@ -157,7 +172,7 @@ class EvidenceBook:
         if method.is_concatenated:
             return Evidence(("\n".join(reversed(texts)),), np.zeros(1), doc_rows, is_concatenated=True)
         similarities = found.similarities[row, : method.k] if method.is_weighted else np.zeros(len(texts))
-        return Evidence(tuple(texts), similarities, doc_rows)
+        return Evidence(tuple(texts), similarities, doc_rows, temperature=self.temperature(method))
 
 
 def texts_of(evidence: Mapping[str, Evidence]) -> dict[str | None, bool]:

@@ -110,5 +110,7 @@ def _lm_problems(config: EvaluationConfig, kind: EvaluationKind) -> Iterable[str
     if config.evaluation != INTERNET_QA and (config.questions.dataset or config.questions.question_first):
         key = "dataset" if config.questions.dataset else "question_first"
         yield f"questions.{key} is set, but evaluation={config.evaluation} reads no such key; {INTERNET_QA} does"
+    if config.ensemble.temperature is not None and (not kind.asks_lm or config.evaluation == INTERNET_QA):
+        yield f"ensemble.temperature is set, but evaluation={config.evaluation} mixes no predictions; expected null"
     if not kind.reranks and has_rerank_lm(config):
         yield f"rerank_lm is set, but evaluation={config.evaluation} reranks no answers; expected it with internet_qa"

@@ -9,6 +9,7 @@ found/                 what every source of documents finds for every example, a
                        genread.jsonl, the documents that the LM wrote; frequencies.json, documents that name a subject
 scores.sqlite          what the LM said (`lm.cache` names another, which several evaluations may share);
                        rerank_scores.sqlite, what the LM of `rerank_lm` said
+temperatures.json      by which the similarities of each retriever are divided, and how they came to be
 snapshot/              what a search engine answered, and the pages (`web.snapshot` names another)
 outcomes.jsonl         every example under every method as it came; at the end examples.parquet
 latency.jsonl          the same of `questions.latency_questions`: the seconds that each took by itself
@@ -26,6 +27,7 @@ from replug.configs.rules import evaluation_methods, has_rerank_lm
 from replug.configs.schema import Config, EvaluationConfig
 from replug.data.folder_lock import sole_writer
 from replug.data.store import Corpus
+from replug.evals.ensemble_temperatures import Temperatures, settled_temperatures
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.folder import EvaluationFolder
 from replug.evals.genread import write_documents
@@ -71,7 +73,8 @@ def _evaluate(config: EvaluationConfig, folder: EvaluationFolder, kind: Evaluati
     with evaluation_cluster(config, methods, source, len(corpus.corpus) if corpus else None) as run_config:
         found = find_all(config, corpus, dataset.queries, methods, folder.found) if corpus else {}
         with opened_lm(run_config, source, folder) as lm, opened_reranker(config, reranker, folder, lm) as asked:
-            book = evidence_book(methods, corpus, dataset, found, asked, folder)
+            temperatures = settled_temperatures(config, corpus, methods, asked, folder)
+            book = evidence_book(methods, corpus, dataset, found, asked, folder, temperatures)
             task = dataset.make_task(asked, book)
             rows = run_task(task, book, OutcomeFile(folder.outcomes), config.evaluation)
             latencies = measure_latency(config, corpus, dataset, book, asked, folder)
@@ -114,13 +117,15 @@ def evidence_book(
     found: Mapping[str, RetrievedDocuments],
     asked: PromptedLM | None,
     folder: EvaluationFolder,
+    temperatures: Temperatures,
 ) -> EvidenceBook:
     """What was found for every example, and what the LM writes for it where a method has that."""
     written: list[WrittenDocument] = []
     if asked and any(method.source == GENREAD for method in methods):
         written = write_documents(asked, dataset.questions, folder.written)
     retrieves = [bool(query.strip()) for query in dataset.queries]
-    return EvidenceBook(methods, corpus.corpus if corpus else None, found, retrieves, written)
+    by_source = {source: one.value for source, one in temperatures.items()}
+    return EvidenceBook(methods, corpus.corpus if corpus else None, found, retrieves, written, by_source)
 
 
 def measure_latency(

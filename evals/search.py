@@ -30,14 +30,22 @@ log = logging.getLogger(__name__)
 
 
 def find_all(
-    config: EvaluationConfig, corpus: Corpus, queries: Sequence[str], methods: Sequence[Method], out: Path
+    config: EvaluationConfig,
+    corpus: Corpus,
+    queries: Sequence[str],
+    methods: Sequence[Method],
+    out: Path,
+    texts: str = "",
 ) -> dict[str, RetrievedDocuments]:
-    """Rows and similarities [N, K] by source, as many as any of its methods uses and recall is of. Ray must run."""
-    out.mkdir(parents=True, exist_ok=True)
+    """Rows and similarities [N, K] by source, as many as any of its methods uses and recall is of. Ray must run.
+
+    What is found is kept in `out`, or in its folder `texts` for other texts than the evaluation's own.
+    """
+    (out / texts).mkdir(parents=True, exist_ok=True)
     found = {}
     for source in dict.fromkeys(method.source for method in methods if method.takes_from_corpus):
         k = min(len(corpus.corpus), max(RECALL_DEPTH, *(method.k for method in methods if method.source == source)))
-        path = out / f"{source}.npz"
+        path = out / texts / f"{source}.npz"
         if not path.exists():
             _find(config, corpus, queries, source, k, out).save(path)
         found[source] = RetrievedDocuments.load(path)
@@ -143,6 +151,15 @@ def _find_dense(config: Config, corpus: Corpus, embed: Embed, encoder_path: str,
 
 def _retriever_path(config: EvaluationConfig, source: str) -> str:
     return config.retriever.path if source == REPLUG else config.retrievers[source]
+
+
+def folder_of_encoder(config: EvaluationConfig, source: str) -> str:
+    """Or its hub name: of the encoder whose vectors of documents are searched."""
+    path = _retriever_path(config, source)
+    if not _is_indexed(path):
+        return resolve_encoder_path(path)
+    store = VersionStore(index_folder(Path(path).expanduser()).absolute())
+    return str(store.encoder_folder(store.published()[-1]))
 
 
 def index_of(config: EvaluationConfig, source: str, out: Path) -> Path:

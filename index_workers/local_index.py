@@ -53,7 +53,7 @@ class IndexRetriever:
     def __init__(self, index: LocalIndex) -> None:
         self._index = index
         self._encoder = Encoder(str(index.encoder_folder), index.plan.similarity, index.plan.max_tokens)
-        self.identity = index.plan.retriever
+        self.identity, self.temperature = index.plan.retriever, self._encoder.temperature
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
         """Up to `k` documents for each query, the most similar first."""

@@ -127,7 +127,7 @@ def _load_dpr(path: str, config: PreTrainedConfig) -> PreTrainedModel:
 
 def _pooling(path: str, config: PreTrainedConfig) -> str:
     """As sentence-transformers wrote it down; else that of DPR for DPR, and Contriever's for all others."""
-    file = _optional_file(path, POOLING_FILE)
+    file = optional_file(path, POOLING_FILE)
     if file is None:
         return CLS if _is_dpr(config) else MEAN
     modes = _pooling_modes(json.loads(file.read_text()))
@@ -136,7 +136,7 @@ def _pooling(path: str, config: PreTrainedConfig) -> str:
     return modes[0]
 
 
-def _optional_file(path: str, name: str) -> Path | None:
+def optional_file(path: str, name: str) -> Path | None:
     """A file of a folder, or of the hub; without a network, of what was fetched from there before."""
     if Path(path).is_dir():
         return Path(path) / name if (Path(path) / name).is_file() else None

@@ -20,6 +20,7 @@ from replug.evals.mmlu import (
     NUM_DEMONSTRATIONS,
     MmluQuestion,
     MmluSet,
+    any_document_right,
     mmlu_outcome,
     mmlu_prompt,
     read_mmlu,
@@ -40,6 +41,7 @@ class Mmlu:
         "accuracy": Metric("correct"),
         "accuracy_macro": Metric("correct_share", "share"),
         "right_probability": Metric("right_probability"),
+        "accuracy_best_document": Metric("correct_best_document", may_be_unknown=True),  # by an oracle
     }
 
     def __init__(self, lm: AsyncLM, template: PromptTemplate, questions: Sequence[MmluQuestion], mmlu: MmluSet) -> None:
@@ -62,7 +64,7 @@ class Mmlu:
             letters = np.array([score.sum_logprob for score in future.result()]).reshape(len(texts), len(LETTERS))
             by_text = dict(zip(texts, letters, strict=True))
             return {
-                name: self._outcome(question, np.stack([by_text[text] for text in one.texts]), one.similarities)
+                name: self._outcome(question, np.stack([by_text[text] for text in one.texts]), one.logits)
                 for name, one in evidence.items()
             }
 
@@ -83,6 +85,7 @@ class Mmlu:
             "correct_share": share * found.is_correct,
             "share": share,
             "right_probability": found.right_probability,
+            "correct_best_document": float(any_document_right(question, letters)),
         }
         return Outcome(numbers, {"answer": LETTERS[found.prediction], "right": LETTERS[question.answer]})
 
