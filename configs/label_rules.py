@@ -23,20 +23,23 @@ def _without_labels(config: Config) -> Iterator[str]:
         "train.epochs": config.train.epochs,
         "train.dev_every_steps": config.train.dev_every_steps,
         "train.patience": config.train.patience,
-        "loss.beta_entropy": config.loss.beta_entropy,
+        "loss.beta_entropy": config.loss.beta_entropy is not None,
         "loss.weigh_queries": config.loss.weigh_queries,
         "loss.anchor": config.loss.anchor,
         "evaluate.heldout=false": not config.evaluate.heldout,
     }
     for key, value in asked.items():
         if value:
-            yield f"{key} is set, but train.labels is not; expected train.labels=DIR, which `replug label` writes"
+            instead = "train.max_steps, or " if key == "train.epochs" else ""
+            yield f"{key} is set, but train.labels is not; expected {instead}train.labels=DIR (of `replug label`)"
 
 
 def _with_labels(config: Config) -> Iterator[str]:
     ranks = config.resources.train
     if isinstance(ranks, int | float) and ranks > 1:
         yield f"resources.train is {ranks:g} with train.labels; expected 1 or auto: labels are trained on by one rank"
+    if config.loss.beta_entropy in (0.0, 1.0):
+        yield f"loss.beta_entropy is {config.loss.beta_entropy:g}; expected a share between 0 and 1, such as 0.5"
     if config.loss.weigh_queries and config.loss.lm_score is LMScore.probability:
         yield "loss.weigh_queries is true with loss.lm_score=probability, which underflows; expected mean_logprob"
 

@@ -145,7 +145,8 @@ def require_labels_of(origin: LabelOrigin, asked: LabelOrigin, folder: Path) -> 
         labelled, now = getattr(origin, name), getattr(asked, name)
         if labelled != now:
             raise UserError(
-                f"{said} that of the labels in {folder} ({labelled!r} there, {now!r} here): give that one, or label anew"
+                f"{said} that of the labels in {folder} ({labelled!r} there, {now!r} here): give that one, or label "
+                "anew"
             )
 
 
