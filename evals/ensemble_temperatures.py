@@ -71,7 +71,7 @@ def fit_temperatures(
     book = EvidenceBook(methods, corpus, found, [True] * len(windows))
     scores = document_scores(asked, windows, book)
     num_bytes = sum(len(window.continuation.encode()) for window in windows)
-    fitted = {}
+    fitted: dict[str, EnsembleTemperature] = {}
     for method in methods:
         fit = fit_temperature(scores[method.name])
         _say(method, fit, num_bytes, len(windows))
@@ -109,7 +109,7 @@ def _fitted(
     windows = corpus.require_dev().windows()
     queries = [window.context for window in windows]
     found = find_all(config, corpus, queries, methods, folder.found, "development")
-    fitted = {}
+    fitted: dict[str, EnsembleTemperature] = {}
     for method in methods:
         fitted |= fit_temperatures(asked, windows, corpus.corpus, {method.source: found[method.source]}, method.k)
     return fitted

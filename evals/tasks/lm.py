@@ -44,8 +44,8 @@ class LanguageModelling:
     ) -> None:
         """With `tokens_of`, which cuts a text into the LM's tokens, outcomes hold their texts.
 
-        Those that keep documents hold `document_logprobs`, an array [K, T], and are not to be written as JSON. `beta` is
-        the temperature of the oracle that weighs documents by the LM's own scores.
+        Those that keep documents hold `document_logprobs`, an array [K, T], and are not to be written as JSON. `beta`
+        is the temperature of the oracle that weighs documents by the LM's own scores.
         """
         self._lm, self._template, self._windows, self._tokens_of = lm, template, windows, tokens_of
         self._keeps_documents, self._beta = keeps_documents, beta
