@@ -64,8 +64,7 @@ class LabelOrigin:
     lm: str  # its identity
     separator: str
     too_long: str
-    retriever: str  # hash of the encoder's weights
-    similarity: str
+    retriever: str  # its weights, similarity and limit of tokens
     set_sha256: str  # of the prepared set's manifest
     corpus_sha256: str
     dense: int
@@ -162,10 +161,10 @@ def write_labels(path: Path, rows: Iterable[dict[str, Any]], schema: pa.Schema) 
     return count
 
 
-def finish_labels(folder: Path, origin: LabelOrigin, counts: dict[str, int], tokens: dict[str, int]) -> None:
+def finish_labels(folder: Path, origin: LabelOrigin, counts: dict[str, int]) -> None:
     """Write the mark, last of all."""
     files = {f"{split}.parquet": file_sha256(folder / f"{split}.parquet") for split, count in counts.items() if count}
-    content = {"format": FORMAT, "origin": asdict(origin), "counts": counts, "tokens": tokens, "files": files}
+    content = {"format": FORMAT, "origin": asdict(origin), "counts": counts, "files": files}
     write_mark(folder / MARK, content)
 
 
@@ -204,8 +203,8 @@ def _labelled(table: pa.Table) -> LabelledTexts:
     return LabelledTexts(
         _matrix(table, "doc_rows", np.int64),
         _matrix(table, "sum_logprobs", np.float64),
-        table.column("sum_logprob_alone").to_numpy(),
-        table.column("num_tokens").to_numpy().astype(np.int64),
+        np.array(table.column("sum_logprob_alone"), np.float64),
+        np.array(table.column("num_tokens"), np.int64),
         _matrix(table, "similarities", np.float32),
         *tokens,
     )
@@ -213,4 +212,4 @@ def _labelled(table: pa.Table) -> LabelledTexts:
 
 def _matrix(table: pa.Table, name: str, dtype: type) -> np.ndarray:
     flat = table.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    return flat.reshape(len(table), -1).astype(dtype, copy=False)
+    return np.array(flat, dtype).reshape(len(table), -1)

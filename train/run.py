@@ -18,17 +18,17 @@ from replug.data.files import write_json
 from replug.data.folder_lock import sole_writer
 from replug.data.store import PreparedSet
 from replug.evals.evidence import RetrievedDocuments
-from replug.index_workers.build import build_version, index_kind
+from replug.index_workers.build import index_kind
 from replug.index_workers.installation import check_faiss
 from replug.index_workers.version_store import IndexState
 from replug.models.build import lm_source, load_encoder
-from replug.models.encoder import Encoder
 from replug.models.hardware import check_gpus, multiplies_bfloat16
 from replug.models.preparing import data_folder, prepared_set
 from replug.planning.sizes import run_sizes
 from replug.train.data_checks import check_data
-from replug.train.evaluation import evaluate_heldout, search_heldout
+from replug.train.evaluation import evaluate_heldout
 from replug.train.fitting import fit, loggers_of, lsr_module, publish, quieten_lightning
+from replug.train.measuring import found_before, found_best, found_with, write_examples
 from replug.train.model_card import write_model_card
 from replug.train.module import LSRModule
 from replug.train.report import write_report
@@ -37,8 +37,6 @@ from replug.train.run_dir import RunDirectory, StageTimes
 from replug.train.workers import Workers, start_workers
 
 log = logging.getLogger(__name__)
-
-NUM_EXAMPLES = 6  # held-out texts shown in the report with what each retriever finds
 
 
 def train(config: Config) -> dict:
@@ -80,15 +78,15 @@ def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dic
         start_workers(laid_out, lm, data, run.index, run.scores) as workers,
     ):
         times.next("first_index")
-        before = _before(laid_out, run, data, workers)
+        before = found_before(laid_out, run, data, workers)
         times.next("training")
         module = lsr_module(laid_out, module_encoder, data)
         after = _after(laid_out, run, data, workers, module, loggers, interruption, times)
         times.next("measuring")
-        found = {"replug": before, "lsr": after, **_best(laid_out, run, data, workers)}
+        found = {"replug": before, "lsr": after, **found_best(laid_out, run, data, workers)}
         results = evaluate_heldout(laid_out, data, workers, found, run.evaluation)
     results["weights"] = weights_of(config.train.max_steps, run.best_weights())
-    _write_examples(run, data, before, after)
+    write_examples(run, data, before, after)
     write_model_card(run.retriever, config, f"step {config.train.max_steps}, the last", run.provenance(), results)
     run.finish(results)
     times.next("publishing")
@@ -127,7 +125,7 @@ def _evaluate(config: Config, run: RunDirectory) -> None:
         start_workers(laid_out, lm, data, run.evaluation / "index", run.scores) as workers,
     ):
         found = {
-            name: _found_with(laid_out, data, workers, load_encoder(config.retriever, path), IndexState(number, 0))
+            name: found_with(laid_out, data, workers, load_encoder(config.retriever, path), IndexState(number, 0))
             for number, (name, path) in enumerate(paths.items())
         }
         results = evaluate_heldout(laid_out, data, workers, found, run.evaluation)
@@ -152,16 +150,6 @@ def show_results(run: RunDirectory) -> dict:
     return results
 
 
-def _before(config: Config, run: RunDirectory, data: PreparedSet, workers: Workers) -> RetrievedDocuments:
-    """What the retriever finds for the held-out texts as it was: index version 0."""
-    saved = run.found_before
-    if saved.exists():
-        return RetrievedDocuments.load(saved)
-    found = _found_with(config, data, workers, load_encoder(config.retriever), IndexState(0, 0))
-    found.save(saved)
-    return found
-
-
 def _after(
     config: Config,
     run: RunDirectory,
@@ -179,52 +167,10 @@ def _after(
     version = fit(config, run, data, workers, module, loggers, interruption)
     times.next("last_index")
     module.encoder.cpu().eval()
-    found = _found_with(config, data, workers, module.encoder, IndexState(version, config.train.max_steps))
+    found = found_with(config, data, workers, module.encoder, IndexState(version, config.train.max_steps))
     module.encoder.save(run.retriever)
     found.save(saved)
     # Only now: a checkpoint may need other versions until then, and the newest is kept.
     kept = run.checkpoint_marks()[-1:]
     workers.index.store.remove_all_but({version - 1, version, *(needed for mark in kept for needed in mark.versions)})
     return found
-
-
-def _best(config: Config, run: RunDirectory, data: PreparedSet, workers: Workers) -> dict[str, RetrievedDocuments]:
-    """What the weights find that did best while training, where they are asked for and are not the last ones."""
-    best = run.best_weights() if config.evaluate.best else None
-    if best is None or best["step"] == config.train.max_steps:
-        return {}
-    version = workers.index.store.versions()[-1] + 1
-    index = IndexState(version, best["step"])
-    found = _found_with(config, data, workers, load_encoder(config.retriever, run.best), index)
-    workers.index.store.remove_all_but({*workers.index.store.versions()} - {version})
-    return {"best": found}
-
-
-def _found_with(
-    config: Config, data: PreparedSet, workers: Workers, encoder: Encoder, index: IndexState
-) -> RetrievedDocuments:
-    """What an encoder finds for the held-out texts in an index of its own."""
-    build_version(config, encoder, data, workers.index, index)
-    return search_heldout(config, data, workers.index, encoder, index.version)
-
-
-def _write_examples(
-    run: RunDirectory, data: PreparedSet, before: RetrievedDocuments, after: RetrievedDocuments
-) -> None:
-    """A few held-out texts with the documents that each retriever ranks first, those that changed most first."""
-    changed = [row for row in range(len(data.heldout)) if before.doc_rows[row, 0] != after.doc_rows[row, 0]]
-    same = [row for row in range(len(data.heldout)) if row not in changed]
-    rows = (changed + same)[:NUM_EXAMPLES]
-    examples = []
-    for row, window in zip(rows, data.heldout.windows(rows), strict=True):
-        found = {name: _found(data, c, row) for name, c in (("before", before), ("after", after))}
-        examples.append({"context": window.context, "continuation": window.continuation, **found})
-    write_json(run.examples, examples)
-
-
-def _found(data: PreparedSet, found: RetrievedDocuments, row: int, k: int = 3) -> list[dict]:
-    documents = data.corpus.documents(found.doc_rows[row, :k])
-    return [
-        {"id": doc.id, "text": doc.text, "similarity": float(similarity)}
-        for doc, similarity in zip(documents, found.similarities[row], strict=False)
-    ]
