@@ -6,7 +6,7 @@ fitted to the development texts of the prepared set, as language modelling; what
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from replug.configs.errors import UserError
@@ -55,6 +55,13 @@ def settled_temperatures(
     return found
 
 
+def with_temperatures(
+    found: Mapping[str, RetrievedDocuments], temperatures: Temperatures
+) -> dict[str, RetrievedDocuments]:
+    """What sources found, each with the temperature of its ensemble."""
+    return {source: replace(of, temperature=temperatures.get(source, PAPER)) for source, of in found.items()}
+
+
 def temperature_of(method: str, folder: EvaluationFolder) -> float:
     """Of a method in a finished evaluation; the paper's in one that knew no other."""
     if not folder.temperatures.is_file():
@@ -63,33 +70,25 @@ def temperature_of(method: str, folder: EvaluationFolder) -> float:
     return _read(folder.temperatures).get(source, PAPER).value
 
 
-def fit_temperatures(
-    asked: PromptedLM, windows: Sequence[Window], corpus: CorpusStore, found: Mapping[str, RetrievedDocuments], k: int
-) -> dict[str, EnsembleTemperature]:
-    """Of each source, by what it finds for development texts, `k` documents or all there are."""
-    methods = [Method(source, source, min(k, of.doc_rows.shape[1]), False) for source, of in found.items()]
-    book = EvidenceBook(methods, corpus, found, [True] * len(windows))
-    scores = document_scores(asked, windows, book)
-    num_bytes = sum(len(window.continuation.encode()) for window in windows)
-    fitted: dict[str, EnsembleTemperature] = {}
-    for method in methods:
-        fit = fit_temperature(scores[method.name])
-        _say(method, fit, num_bytes, len(windows))
-        fitted[method.source] = EnsembleTemperature(fit.temperature, asked.lm.identity, method.k, len(windows))
-    return fitted
+def fit_ensemble(
+    asked: PromptedLM, windows: Sequence[Window], corpus: CorpusStore, found: RetrievedDocuments, method: Method
+) -> EnsembleTemperature:
+    """Of the method's retriever, by what it finds for development texts. Says what it is worth there."""
+    book = EvidenceBook([method], corpus, {method.source: found}, [True] * len(windows))
+    fit = fit_temperature(document_scores(asked, windows, book, method))
+    _say(method, fit, sum(len(window.continuation.encode()) for window in windows), len(windows))
+    return EnsembleTemperature(fit.temperature, asked.lm.identity, method.k, len(windows))
 
 
 def document_scores(
-    asked: PromptedLM, windows: Sequence[Window], book: EvidenceBook
-) -> dict[str, list[DocumentScores]]:
-    """By method, of every text in order: what each of its documents makes of it, before any mixing."""
-    task = LanguageModelling(asked.lm, asked.template, windows, keeps_documents=True)
-    scores: dict[str, list[DocumentScores]] = {method.name: [] for method in book.methods}
-    progress = Progress("development texts", len(windows))
+    asked: PromptedLM, windows: Sequence[Window], book: EvidenceBook, method: Method
+) -> list[DocumentScores]:
+    """Of every text in order: what each document of a method makes of it, before any mixing."""
+    task, scores = LanguageModelling(asked.lm, asked.template, windows, keeps_documents=True), []
+    progress = Progress(f"development texts with {method.source}", len(windows))
     for row, outcome in enumerate(outcome_rows(task, book)):
-        evidence = book.of(row)
-        for name, of in outcome["methods"].items():
-            scores[name].append(DocumentScores(of["detail"]["document_logprobs"], evidence[name].similarities))
+        given = outcome["methods"][method.name]["detail"]["document_logprobs"]
+        scores.append(DocumentScores(given, book.of(row)[method.name].similarities))
         progress.advance()
     return scores
 
@@ -109,10 +108,9 @@ def _fitted(
     windows = corpus.require_dev().windows()
     queries = [window.context for window in windows]
     found = find_all(config, corpus, queries, methods, folder.found, "development")
-    fitted: dict[str, EnsembleTemperature] = {}
-    for method in methods:
-        fitted |= fit_temperatures(asked, windows, corpus.corpus, {method.source: found[method.source]}, method.k)
-    return fitted
+    return {
+        method.source: fit_ensemble(asked, windows, corpus.corpus, found[method.source], method) for method in methods
+    }
 
 
 def _largest_ensembles(methods: Sequence[Method]) -> list[Method]:

@@ -2,10 +2,11 @@
 
 import hashlib
 import io
+import json
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,21 +15,27 @@ from replug.configs.errors import UserError
 from replug.configs.methods import GENREAD, NONE, RANDOM, Method
 from replug.data.files import replace_file
 from replug.data.store import CorpusStore
+from replug.models.ensemble_temperature import PAPER, EnsembleTemperature
 
 # What reading a damaged archive of numpy's raises.
-DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, EOFError, OSError, RuntimeError)
+DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, TypeError, EOFError, OSError, RuntimeError)
 
 
 @dataclass(frozen=True, slots=True)
 class RetrievedDocuments:
-    """What one source finds for all N examples: rows of the corpus [N, K], nearest first, and similarities [N, K]."""
+    """What one source finds for all N examples: rows of the corpus [N, K], nearest first, and similarities [N, K].
+
+    `temperature` is that of its ensemble.
+    """
 
     doc_rows: np.ndarray
     similarities: np.ndarray
+    temperature: EnsembleTemperature = PAPER
 
     def save(self, path: Path) -> None:
         content = io.BytesIO()
-        np.savez(content, doc_rows=self.doc_rows, similarities=self.similarities)
+        temperature = np.array(json.dumps(asdict(self.temperature)))
+        np.savez(content, doc_rows=self.doc_rows, similarities=self.similarities, temperature=temperature)
         replace_file(path, content.getvalue())
 
     @classmethod
@@ -36,7 +43,8 @@ class RetrievedDocuments:
         """Each array has a checksum in the file. Raises UserError where it is not what was saved."""
         try:
             with np.load(path, allow_pickle=False) as arrays:
-                return cls(arrays["doc_rows"], arrays["similarities"])
+                saved = json.loads(str(arrays["temperature"])) if "temperature" in arrays else {"value": 1.0}
+                return cls(arrays["doc_rows"], arrays["similarities"], EnsembleTemperature(**saved))
         except DAMAGED as error:
             raise UserError(
                 f"{path} is damaged ({error}); remove it, and the documents are searched for again"
@@ -44,7 +52,7 @@ class RetrievedDocuments:
 
     def of(self, examples: Sequence[int]) -> "RetrievedDocuments":
         """Those of some examples."""
-        return RetrievedDocuments(self.doc_rows[examples], self.similarities[examples])
+        return replace(self, doc_rows=self.doc_rows[examples], similarities=self.similarities[examples])
 
 
 def random_documents(num_documents: int, num_examples: int, k: int, seed: int) -> RetrievedDocuments:
@@ -91,8 +99,7 @@ class EvidenceBook:
     """The evidence of every method for every example. `found` maps a source to rows and similarities of all examples.
 
     `retrieves[row]` is False for an example that nothing can be retrieved for. `written` are the documents of
-    `genread`, one for each example, where a method has them. `temperatures` are of the ensembles by source, 1 where a
-    source has none.
+    `genread`, one for each example, where a method has them.
     """
 
     def __init__(
@@ -102,9 +109,8 @@ class EvidenceBook:
         found: Mapping[str, RetrievedDocuments],
         retrieves: Sequence[bool],
         written: Sequence[WrittenDocument] = (),
-        temperatures: Mapping[str, float] | None = None,
     ) -> None:
-        self.methods, self._temperatures = methods, temperatures or {}
+        self.methods = methods
         self._store, self._found, self._retrieves, self._written = corpus, found, retrieves, written
 
     def of(self, row: int) -> dict[str, Evidence]:
@@ -150,7 +156,7 @@ class EvidenceBook:
 
     def temperature(self, method: Method) -> float:
         """Of a method's ensemble; 1 where similarities weigh nothing."""
-        return self._temperatures.get(method.source, 1.0) if method.is_weighted else 1.0
+        return self._found[method.source].temperature.value if method.is_weighted else PAPER.value
 
     def all_texts(self) -> Iterator[str]:
         """Of every document there is."""

@@ -27,7 +27,7 @@ from replug.configs.rules import evaluation_methods, has_rerank_lm
 from replug.configs.schema import Config, EvaluationConfig
 from replug.data.folder_lock import sole_writer
 from replug.data.store import Corpus
-from replug.evals.ensemble_temperatures import Temperatures, settled_temperatures
+from replug.evals.ensemble_temperatures import settled_temperatures, with_temperatures
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.folder import EvaluationFolder
 from replug.evals.genread import write_documents
@@ -74,7 +74,7 @@ def _evaluate(config: EvaluationConfig, folder: EvaluationFolder, kind: Evaluati
         found = find_all(config, corpus, dataset.queries, methods, folder.found) if corpus else {}
         with opened_lm(run_config, source, folder) as lm, opened_reranker(config, reranker, folder, lm) as asked:
             temperatures = settled_temperatures(config, corpus, methods, asked, folder)
-            book = evidence_book(methods, corpus, dataset, found, asked, folder, temperatures)
+            book = evidence_book(methods, corpus, dataset, with_temperatures(found, temperatures), asked, folder)
             task = dataset.make_task(asked, book)
             rows = run_task(task, book, OutcomeFile(folder.outcomes), config.evaluation)
             latencies = measure_latency(config, corpus, dataset, book, asked, folder)
@@ -117,15 +117,13 @@ def evidence_book(
     found: Mapping[str, RetrievedDocuments],
     asked: PromptedLM | None,
     folder: EvaluationFolder,
-    temperatures: Temperatures,
 ) -> EvidenceBook:
     """What was found for every example, and what the LM writes for it where a method has that."""
     written: list[WrittenDocument] = []
     if asked and any(method.source == GENREAD for method in methods):
         written = write_documents(asked, dataset.questions, folder.written)
     retrieves = [bool(query.strip()) for query in dataset.queries]
-    by_source = {source: one.value for source, one in temperatures.items()}
-    return EvidenceBook(methods, corpus.corpus if corpus else None, found, retrieves, written, by_source)
+    return EvidenceBook(methods, corpus.corpus if corpus else None, found, retrieves, written)
 
 
 def measure_latency(

@@ -8,7 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from replug.evals.figures import COLOURS, STYLE
-from replug.train.results import DIFFERENCES, METHODS
+from replug.evals.headroom import Headroom
+from replug.train.results import DIFFERENCES, METHODS, headroom_of
 
 
 def overview_png(path: Path, results: dict, metrics: Sequence[dict]) -> None:
@@ -52,6 +53,29 @@ def draw_intervals(axes: Axes, results: dict) -> None:
     axes.set_ylim(-0.6, len(labels) - 0.3)
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_title("difference in bits per byte, 95% interval", fontsize=10)
+
+
+def draw_headroom(axes: Axes, results: dict) -> None:
+    """Of each retriever, a line from its ensemble to the better oracle on its documents, and both oracles on it."""
+    rooms = headroom_of(results)
+    for place, (method, room) in enumerate(rooms.items()):
+        ends = [room.ensemble, min(room.q_weighted, room.best_document)]
+        axes.plot(ends, [place, place], color=COLOURS[method], linewidth=3, alpha=0.35, solid_capstyle="butt")
+        for marker, (value, label) in zip("os^", _oracle_points(room), strict=True):
+            axes.plot([value], [place], marker, color=COLOURS[method], label=label if not place else None)
+    axes.axvline(results["bpb"]["all"]["none"], color=COLOURS["none"], linestyle="--", label=METHODS["none"])
+    axes.set_yticks(range(len(rooms)), [METHODS[method] for method in rooms], fontsize=8)
+    axes.set_ylim(len(rooms) - 0.5, -0.5)
+    axes.set_xlabel("bits per byte with the same documents")
+    axes.legend(fontsize=8, frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+
+
+def _oracle_points(room: Headroom) -> tuple[tuple[float, str], ...]:
+    return (
+        (room.ensemble, "ensemble"),
+        (room.q_weighted, "weighed by the LM's own scores"),
+        (room.best_document, "best document alone"),
+    )
 
 
 def draw_loss(axes: Axes, metrics: Sequence[dict]) -> None:

@@ -1,5 +1,9 @@
 """What a run measures by the held-out texts: their documents before and after, and a few of them to show."""
 
+from dataclasses import replace
+from pathlib import Path
+
+from replug.configs.rules import FIT
 from replug.configs.schema import Config
 from replug.data.files import write_json
 from replug.data.store import PreparedSet
@@ -8,7 +12,8 @@ from replug.index_workers.build import build_version
 from replug.index_workers.version_store import IndexState
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
-from replug.train.evaluation import search_heldout
+from replug.models.ensemble_temperature import EnsembleTemperature, own_temperature, write_temperature
+from replug.train.evaluation import fit_on_development, search_heldout
 from replug.train.run_dir import RunDirectory
 from replug.train.workers import Workers
 
@@ -20,7 +25,7 @@ def found_before(config: Config, run: RunDirectory, data: PreparedSet, workers: 
     saved = run.found_before
     if saved.exists():
         return RetrievedDocuments.load(saved)
-    found = found_with(config, data, workers, load_encoder(config.retriever), IndexState(0, 0))
+    found = found_with(config, data, workers, measured_encoder(config), IndexState(0, 0))
     found.save(saved)
     return found
 
@@ -32,7 +37,7 @@ def found_best(config: Config, run: RunDirectory, data: PreparedSet, workers: Wo
         return {}
     version = workers.index.store.versions()[-1] + 1
     index = IndexState(version, best["step"])
-    found = found_with(config, data, workers, load_encoder(config.retriever, run.best), index)
+    found = found_with(config, data, workers, measured_encoder(config, run.best), index)
     workers.index.store.remove_all_but({*workers.index.store.versions()} - {version})
     return {"best": found}
 
@@ -40,9 +45,27 @@ def found_best(config: Config, run: RunDirectory, data: PreparedSet, workers: Wo
 def found_with(
     config: Config, data: PreparedSet, workers: Workers, encoder: Encoder, index: IndexState
 ) -> RetrievedDocuments:
-    """What an encoder finds for the held-out texts in an index of its own."""
+    """What an encoder finds for the held-out texts in an index of its own, and its ensemble's temperature.
+
+    A temperature that is fitted here becomes the encoder's, and is saved with it where the index's version is.
+    """
     build_version(config, encoder, data, workers.index, index)
-    return search_heldout(config, data, workers.index, encoder, index.version)
+    if config.ensemble.temperature == FIT:
+        encoder.temperature = fit_on_development(config, data, workers, encoder, index.version)
+        write_temperature(workers.index.store.encoder_folder(index.version), encoder.temperature)
+    found = search_heldout(config, data, workers.index, encoder, index.version)
+    return replace(found, temperature=own_temperature(encoder))
+
+
+def measured_encoder(config: Config, path: Path | None = None) -> Encoder:
+    """The retriever of the configuration, or another of its kind, with the temperature that is asked for.
+
+    One that is to be fitted has none until then.
+    """
+    encoder, asked = load_encoder(config.retriever, path), config.ensemble.temperature
+    if asked is not None:
+        encoder.temperature = None if asked == FIT else EnsembleTemperature(float(asked))
+    return encoder
 
 
 def write_examples(run: RunDirectory, data: PreparedSet, before: RetrievedDocuments, after: RetrievedDocuments) -> None:

@@ -11,7 +11,7 @@ from replug.evals.figures import to_svg
 from replug.evals.page import CSS
 from replug.evals.retrieval import RECALL_AT
 from replug.train import figures
-from replug.train.results import METHODS, interval_lines, weights_lines
+from replug.train.results import METHODS, result_lines
 
 # Of the metrics under `scoring/`, those that say how the LM was used, with how they read.
 SCORING_MEANS = [
@@ -48,6 +48,12 @@ INDEX_NOTE = (
 )
 
 
+HEADROOM_NOTE = (
+    "Headroom: what the documents that were found could give. The LM's own scores as weights are what training draws "
+    "the retriever towards; both oracles know the text that they predict, which no retriever does."
+)
+
+
 def write_report(
     path: Path,
     results: dict,
@@ -78,18 +84,26 @@ def _bpb_section(results: dict) -> str:
     methods = [method for method in METHODS if method in results["bpb"]["all"]]
     head = "".join(f"<th>{escape(METHODS[method])}</th>" for method in methods)
     rows = "".join(_bpb_row(name, values, methods) for name, values in results["bpb"].items())
-    lines = "".join(f"<p>{escape(line)}</p>" for line in [*weights_lines(results), *interval_lines(results)])
+    lines = "".join(f"<p>{escape(line)}</p>" for line in result_lines(results))
     return (
         f"<h2>Bits per byte on {results['num_windows']} held-out texts</h2><p class=muted>Lower is better; "
         f"the best of a row is bold. Intervals: paired bootstrap over texts.</p>"
         f"<table><tr><th></th>{head}</tr>{rows}</table>{lines}"
         + to_svg(partial(figures.draw_bpb, results=results), width=9)
         + (_intervals_figure(results) if results["intervals"] else "")
+        + (_headroom_figure(results) if results.get("headroom") else "")
     )
 
 
 def _intervals_figure(results: dict) -> str:
     return to_svg(partial(figures.draw_intervals, results=results), width=9, height=1.8)
+
+
+def _headroom_figure(results: dict) -> str:
+    height = 1.2 + 0.5 * len(results["headroom"])
+    return f"<p class=muted>{HEADROOM_NOTE}</p>" + to_svg(
+        partial(figures.draw_headroom, results=results), width=9, height=height
+    )
 
 
 def _bpb_row(name: str, values: dict[str, float], methods: list[str]) -> str:

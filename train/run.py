@@ -13,6 +13,7 @@ from pytorch_lightning.loggers.logger import Logger
 
 from replug.cluster.interruption import Interruption
 from replug.cluster.ray_cluster import ray_cluster
+from replug.configs.rules import FIT
 from replug.configs.schema import Accelerator, Config
 from replug.data.files import write_json
 from replug.data.folder_lock import sole_writer
@@ -21,14 +22,14 @@ from replug.evals.evidence import RetrievedDocuments
 from replug.index_workers.build import index_kind
 from replug.index_workers.installation import check_faiss
 from replug.index_workers.version_store import IndexState
-from replug.models.build import lm_source, load_encoder
+from replug.models.build import lm_source
 from replug.models.hardware import check_gpus, multiplies_bfloat16
 from replug.models.preparing import data_folder, prepared_set
 from replug.planning.sizes import run_sizes
 from replug.train.data_checks import check_data
 from replug.train.evaluation import evaluate_heldout
 from replug.train.fitting import fit, loggers_of, lsr_module, publish, quieten_lightning
-from replug.train.measuring import found_before, found_best, found_with, write_examples
+from replug.train.measuring import found_before, found_best, found_with, measured_encoder, write_examples
 from replug.train.model_card import write_model_card
 from replug.train.module import LSRModule
 from replug.train.report import write_report
@@ -64,8 +65,9 @@ def _train_or_show(config: Config, run: RunDirectory) -> dict:
 def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dict:
     times = StageTimes(run)
     lm = lm_source(config.lm, run.budget_file, run.scores)
-    module_encoder = load_encoder(config.retriever)
+    module_encoder = measured_encoder(config)
     data = prepared_set(config, run.data)
+    _require_texts_to_fit(config, data)
     check_data(config, data, lm, run.data_check)
     index_kind(config, module_encoder.dim, len(data.corpus))
     # Only now: a mistake that was fixed above must not be a changed key of an unfinished run.
@@ -95,6 +97,12 @@ def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dic
     return show_results(run)
 
 
+def _require_texts_to_fit(config: Config, data: PreparedSet) -> None:
+    """Raise UserError where temperatures are to be fitted and the set has no development texts."""
+    if config.ensemble.temperature == FIT:
+        data.require_dev()
+
+
 def _require_same_inputs(config: Config, run: RunDirectory) -> None:
     """Raise UserError where the names are those of a finished run, but files under them are not."""
     if config.lm.path is not None:  # a server may be gone by now
@@ -116,6 +124,7 @@ def evaluate(config: Config) -> None:
 def _evaluate(config: Config, run: RunDirectory) -> None:
     lm = lm_source(config.lm, run.budget_file, run.scores)
     data = prepared_set(config, run.data)
+    _require_texts_to_fit(config, data)
     check_data(config, data, lm, run.data_check)
     sizes = run_sizes(config, len(data.corpus), multiplies_bfloat16())
     folders = {"lsr": run.retriever, **({"best": run.best} if config.evaluate.best else {})}
@@ -125,7 +134,7 @@ def _evaluate(config: Config, run: RunDirectory) -> None:
         start_workers(laid_out, lm, data, run.evaluation / "index", run.scores) as workers,
     ):
         found = {
-            name: found_with(laid_out, data, workers, load_encoder(config.retriever, path), IndexState(number, 0))
+            name: found_with(laid_out, data, workers, measured_encoder(config, path), IndexState(number, 0))
             for number, (name, path) in enumerate(paths.items())
         }
         results = evaluate_heldout(laid_out, data, workers, found, run.evaluation)
