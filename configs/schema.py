@@ -345,6 +345,7 @@ class WandbConfig:
     project: str = key("replug", "W&B project", resumable=True)
     entity: str | None = key(None, "W&B user or team (default: the account's own)", resumable=True)
     name: str | None = key(None, "default: the run directory's name", resumable=True)
+    group: str | None = key(None, "runs that belong together, such as a sweep's (default: none)", resumable=True)
 
 
 @dataclass

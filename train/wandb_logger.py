@@ -23,6 +23,7 @@ def wandb_logger(config: Config, run: RunDirectory) -> WandbLogger:
         project=config.wandb.project,
         entity=config.wandb.entity,
         name=config.wandb.name or run.path.name,
+        group=config.wandb.group,
         id=_run_id(run),
         resume="allow",
         save_dir=run.path,

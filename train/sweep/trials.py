@@ -1,0 +1,72 @@
+"""One trial of a sweep: a training on labels in a run directory of its own, which never measures held-out texts."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from replug.configs.errors import NotFiniteError, RunError, UserError
+from replug.configs.load import load_config
+from replug.configs.schema import Config, DevMeasure
+from replug.configs.sweep_space import Value
+from replug.data.files import read_json
+from replug.train.run import train
+from replug.train.run_dir import MEND, RunDirectory
+from replug.train.sweep.records import Trial, TrialResult
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSettings:
+    """What all trials share: the configuration's file, the keys that are set, the sweep's folder, and threads."""
+
+    config: Path
+    fixed: tuple[str, ...]
+    out: Path
+    threads: int
+
+    def folder(self, trial: Trial) -> Path:
+        """The run directory of a trial."""
+        return self.out / "trials" / trial.name
+
+    def config_of(self, trial: Trial) -> Config:
+        """Checked as any. Raises UserError for what no sweep can be of."""
+        own = [f"run_dir={self.folder(trial)}", "evaluate.heldout=false", f"train.threads={self.threads}"]
+        named = [f"wandb.group={self.out.name}", f"wandb.name={trial.name}"]
+        settings = [override(key, value) for key, value in trial.settings.items()]
+        config = load_config(self.config, [*self.fixed, *own, *named, *settings])
+        for problem in _problems(config):
+            raise UserError(problem)
+        return config
+
+
+def override(key: str, value: Value) -> str:
+    """As it would be typed."""
+    text = str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, float) else str(value)
+    return f"{key}={text}"
+
+
+def run_trial(settings: TrialSettings, trial: Trial) -> tuple[int, TrialResult]:
+    """Train, or go on where the trial was interrupted. A training that cannot end well is a result too.
+
+    Raises UserError for what is wrong with every trial.
+    """
+    run = RunDirectory(settings.folder(trial))
+    try:
+        train(settings.config_of(trial))
+    except (NotFiniteError, RunError) as error:
+        log.warning(f"{trial.name} ended without a result: {error}")
+        return trial.number, TrialResult(None, None, None, 0, 0.0, str(error))
+    look = read_json(run.dev_best_mark, MEND)
+    num_steps, seconds = read_json(run.fitted, MEND)["step"], sum(read_json(run.times, MEND).values())
+    return trial.number, TrialResult(look["bpb"], look["step"], look["temperature"], num_steps, seconds)
+
+
+def _problems(config: Config) -> Sequence[str]:
+    problems = []
+    if not config.train.labels:
+        problems.append("train.labels is missing; a sweep trains on what `replug label` wrote: train.labels=DIR")
+    if config.train.dev_measure is not DevMeasure.bpb:
+        problems.append("train.dev_measure is kl, which changes with the loss; expected bpb, so that trials compare")
+    return problems
