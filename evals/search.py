@@ -101,7 +101,7 @@ def _open_search(config: EvaluationConfig, corpus: Corpus, source: str, out: Pat
     dense = LocalIndex(
         index_folder(Path(path).expanduser()) if _is_indexed(path) else _root(config, source, out), available_cores()
     )
-    encoder = Encoder(str(dense.encoder_folder), dense.plan.similarity, dense.plan.max_tokens)
+    encoder = Encoder(str(dense.query_encoder_folder), dense.plan.similarity, dense.plan.max_tokens)
     own = _query_encoder(config.query_encoders.get(source), encoder)
     return lambda text, k: dense.search(own.encode([text]).numpy(), k)
 
@@ -128,7 +128,7 @@ def _find_in_index(corpus: Corpus, embed: Embed, k: int, directory: Path) -> Ret
             f"{len(corpus.corpus)}; name the retriever's own folder instead (RUN_DIR/retriever, of a training run)"
         )
     log.info(f"{directory}: index version {index.plan.version}, by the weights of step {index.plan.step}")
-    encoder = Encoder(str(index.encoder_folder), index.plan.similarity, index.plan.max_tokens)
+    encoder = Encoder(str(index.query_encoder_folder), index.plan.similarity, index.plan.max_tokens)
     return RetrievedDocuments(*index.search(embed(encoder), k))
 
 

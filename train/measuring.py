@@ -1,6 +1,6 @@
 """What a run measures by the held-out texts: their documents before and after, and a few of them to show."""
 
-from replug.configs.schema import Config
+from replug.configs.schema import Config, TrainedSide
 from replug.data.files import write_json
 from replug.data.store import PreparedSet
 from replug.evals.evidence import RetrievedDocuments
@@ -43,6 +43,15 @@ def found_with(
     """What an encoder finds for the held-out texts in an index of its own."""
     build_version(config, encoder, data, workers.index, index)
     return search_heldout(config, data, workers.index, encoder, index.version)
+
+
+def found_tuned(
+    config: Config, data: PreparedSet, workers: Workers, encoder: Encoder, index: IndexState
+) -> RetrievedDocuments:
+    """As `found_with`; where documents stay as they are, in version 0, which is theirs."""
+    if config.retriever.train is TrainedSide.query:
+        return search_heldout(config, data, workers.index, encoder, 0)
+    return found_with(config, data, workers, encoder, index)
 
 
 def write_examples(run: RunDirectory, data: PreparedSet, before: RetrievedDocuments, after: RetrievedDocuments) -> None:

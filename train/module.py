@@ -77,6 +77,11 @@ class LSRModule(pl.LightningModule):
         self._metrics: list[dict[str, float | Tensor]] = []  # of its micro-batches so far
         self._losses: list[Tensor] = []  # of their texts
 
+    @property
+    def documents(self) -> Encoder:
+        """The encoder of documents."""
+        return self._frozen[0] if self._frozen else self.encoder
+
     def attach(self, batches: BatchSource) -> None:
         self.batches = batches
 
@@ -180,10 +185,8 @@ class LSRModule(pl.LightningModule):
 
     def _document_vectors(self, rows: np.ndarray) -> Tensor:
         """[U, D], with gradient unless documents stay as they are."""
-        if not self._frozen:
-            return self.encoder.encode_with_gradient(self.encoder.document_ids(self._corpus, rows))
-        with torch.no_grad():
-            return self._frozen[0].encode_with_gradient(self._frozen[0].document_ids(self._corpus, rows))
+        with torch.set_grad_enabled(not self._frozen):
+            return self.documents.encode_with_gradient(self.documents.document_ids(self._corpus, rows))
 
     def _terms(
         self, similarities: Tensor, others: Tensor | None, log_q: Tensor, log_p: Tensor, scored: ScoredBatch
