@@ -28,9 +28,7 @@ def sweep(
         int | None, typer.Option(help="Trials drawn at random, instead of the whole grid.", min=1)
     ] = None,
     seed: Annotated[int, typer.Option(help="Of these draws.", min=0)] = 0,
-    at_once: Annotated[
-        int | None, typer.Option(help="Trials at a time (default: a core or a GPU each).", min=1)
-    ] = None,
+    at_once: Annotated[int | None, typer.Option(help="Trials at a time (default: a GPU or core each).", min=1)] = None,
 ) -> None:
     """Train many times on what `replug label` wrote, and compare by development texts; held-out texts stay unseen.
 

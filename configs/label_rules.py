@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from replug.configs.schema import Config, LMScore
+from replug.configs.schema import Config, LMScore, Rerank, TrainedSide
 
 
 def label_problems(config: Config) -> Iterator[str]:
@@ -14,6 +14,8 @@ def label_problems(config: Config) -> Iterator[str]:
             f"train.micro_batches is {config.train.micro_batches} with loss.in_batch; expected 1, since a part's "
             "documents would be all that stand against its texts"
         )
+    if config.retriever.train is TrainedSide.query and config.index.rerank is Rerank.live:
+        yield "index.rerank is live with retriever.train=query; expected stored or none: documents stay as they are"
     yield from _with_labels(config) if config.train.labels else _without_labels(config)
 
 

@@ -21,7 +21,7 @@ from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import PromptedLM
 from replug.evals.loop import outcome_rows
-from replug.evals.search import find_all, folder_of_encoder
+from replug.evals.search import find_all, query_folder
 from replug.evals.tasks.lm import LanguageModelling
 from replug.evals.temperature_fit import DocumentScores, TemperatureFit, fit_temperature
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature, temperature_in
@@ -126,7 +126,7 @@ def _unfitted(config: EvaluationConfig, source: str) -> EnsembleTemperature:
     given = config.ensemble.temperature
     if given is not None:
         return EnsembleTemperature(float(given))
-    return temperature_in(folder_of_encoder(config, source)) or PAPER
+    return temperature_in(query_folder(config, source)) or PAPER
 
 
 def _say(method: Method, fit: TemperatureFit, num_bytes: int, num_texts: int) -> None:

@@ -18,7 +18,7 @@ from replug.evals.evidence import RetrievedDocuments, random_documents
 from replug.evals.retrieval import RECALL_DEPTH
 from replug.index_workers.bm25 import BM25Index, search_bm25
 from replug.index_workers.build import build_version, index_settings, require_same_index
-from replug.index_workers.local_index import LocalIndex
+from replug.index_workers.local_index import LocalIndex, query_encoder_folder
 from replug.index_workers.service import IndexService
 from replug.index_workers.version_store import IndexState, VersionStore, index_folder
 from replug.models.build import load_encoder
@@ -109,7 +109,7 @@ def _open_search(config: EvaluationConfig, corpus: Corpus, source: str, out: Pat
     dense = LocalIndex(
         index_folder(Path(path).expanduser()) if _is_indexed(path) else _root(config, source, out), available_cores()
     )
-    encoder = Encoder(str(dense.encoder_folder), dense.plan.similarity, dense.plan.max_tokens)
+    encoder = Encoder(str(dense.query_encoder_folder), dense.plan.similarity, dense.plan.max_tokens)
     own = _query_encoder(config.query_encoders.get(source), encoder)
     return lambda text, k: dense.search(own.encode([text]).numpy(), k)
 
@@ -136,7 +136,7 @@ def _find_in_index(corpus: Corpus, embed: Embed, k: int, directory: Path) -> Ret
             f"{len(corpus.corpus)}; name the retriever's own folder instead (RUN_DIR/retriever, of a training run)"
         )
     log.info(f"{directory}: index version {index.plan.version}, by the weights of step {index.plan.step}")
-    encoder = Encoder(str(index.encoder_folder), index.plan.similarity, index.plan.max_tokens)
+    encoder = Encoder(str(index.query_encoder_folder), index.plan.similarity, index.plan.max_tokens)
     return RetrievedDocuments(*index.search(embed(encoder), k))
 
 
@@ -153,13 +153,14 @@ def _retriever_path(config: EvaluationConfig, source: str) -> str:
     return config.retriever.path if source == REPLUG else config.retrievers[source]
 
 
-def folder_of_encoder(config: EvaluationConfig, source: str) -> str:
-    """Or its hub name: of the encoder whose vectors of documents are searched."""
-    path = _retriever_path(config, source)
+def query_folder(config: EvaluationConfig, source: str) -> str:
+    """Or its hub name: of the encoder of a retriever's queries."""
+    path = config.query_encoders.get(source) or _retriever_path(config, source)
     if not _is_indexed(path):
         return resolve_encoder_path(path)
-    store = VersionStore(index_folder(Path(path).expanduser()).absolute())
-    return str(store.encoder_folder(store.published()[-1]))
+    root = index_folder(Path(path).expanduser()).absolute()
+    store = VersionStore(root)
+    return str(query_encoder_folder(root) or store.encoder_folder(store.published()[-1]))
 
 
 def index_of(config: EvaluationConfig, source: str, out: Path) -> Path:

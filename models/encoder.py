@@ -20,7 +20,7 @@ from replug.configs.errors import NotFiniteError, UserError
 from replug.data.store import CorpusStore
 from replug.data.tokenizing import TokenIds
 from replug.models.batching import token_budget_batches
-from replug.models.encoder_files import MEAN, load_encoder_files, save_encoder_files
+from replug.models.encoder_files import MEAN, is_query_side, load_encoder_files, save_encoder_files
 from replug.models.ensemble_temperature import EnsembleTemperature, temperature_in, write_temperature
 from replug.models.packaged import resolve_encoder_path
 from replug.models.text_lists import require_texts
@@ -53,7 +53,7 @@ class Encoder(nn.Module):
         path = resolve_encoder_path(str(path))
         self.backbone: PreTrainedModel
         self.backbone, self.tokenizer, self.pooling = load_encoder_files(path)
-        self.similarity = similarity
+        self.similarity, self._is_query_side = similarity, is_query_side(path)
         self.temperature = temperature_in(path)
         limit = _token_limit(self.backbone, self.tokenizer)
         if max_tokens is not None and not 0 < max_tokens <= limit:
@@ -158,6 +158,14 @@ class Encoder(nn.Module):
         inputs[mask] = np.concatenate(ids)
         device = self.backbone.device
         return torch.from_numpy(inputs).to(device), torch.from_numpy(mask.astype(np.int64)).to(device)
+
+    def require_documents(self) -> None:
+        """Raise UserError where this is the encoder of queries alone: its vectors of documents are not the pair's."""
+        if self._is_query_side:
+            raise UserError(
+                "this retriever was tuned for queries alone (retriever.train=query), so it embeds no documents: take "
+                "the run's document_encoder as the retriever, and this one as query_encoders.NAME"
+            )
 
     def save(self, folder: Path) -> None:
         """Write a folder that `AutoModel` and `SentenceTransformer` load; the latter to the same vectors."""

@@ -26,6 +26,20 @@ BATCH_ROWS = 1024
 
 def check_data(config: Config, data: PreparedSet, source: LMSource, mark: Path | None = None) -> None:
     """What the parts must agree on. Lengths that `mark` says were looked at are not looked at again."""
+    check_texts(config, data)
+    if source.max_tokens is None or (tokenizer := source.tokenizer()) is None:
+        return  # no limit, or nothing to count with: a server refuses what it cannot hold
+    asked = _question(config, data, source.max_tokens)
+    if mark is not None and mark.is_file() and json.loads(mark.read_text()) == asked:
+        return
+    _LengthCheck(config, data, tokenizer, source.max_tokens).run()
+    if mark is not None:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        write_json(mark, asked)
+
+
+def check_texts(config: Config, data: PreparedSet) -> None:
+    """What corpus and texts must agree on, without an LM."""
     wanted = max(config.retrieve.k, config.evaluate.k)
     if len(data.corpus) < wanted:
         raise UserError(
@@ -36,15 +50,6 @@ def check_data(config: Config, data: PreparedSet, source: LMSource, mark: Path |
     if data.dev is not None:
         require_windows_apart(_streamed(data.queries), _streamed(data.dev), ("training", "development"))
         require_windows_apart(_streamed(data.heldout), _streamed(data.dev), ("held-out", "development"))
-    if source.max_tokens is None or (tokenizer := source.tokenizer()) is None:
-        return  # no limit, or nothing to count with: a server refuses what it cannot hold
-    asked = _question(config, data, source.max_tokens)
-    if mark is not None and mark.is_file() and json.loads(mark.read_text()) == asked:
-        return
-    _LengthCheck(config, data, tokenizer, source.max_tokens).run()
-    if mark is not None:
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        write_json(mark, asked)
 
 
 def _question(config: Config, data: PreparedSet, max_tokens: int) -> dict[str, object]:

@@ -19,7 +19,8 @@ def overview_png(path: Path, results: dict, metrics: Sequence[dict]) -> None:
         figure, axes = plt.subplots(1, 3, figsize=(14, 3.8), layout="constrained", width_ratios=(1.3, 1, 1))
         draw_bpb(axes[0], results)
         draw_intervals(axes[1], results)
-        draw_index_age(axes[2], metrics)
+        draw_last = draw_index_age if any("index/age_steps" in row for row in metrics) else draw_loss
+        draw_last(axes[2], metrics)
         figure.savefig(path, dpi=110)
         plt.close(figure)
 
@@ -86,6 +87,16 @@ def draw_loss(axes: Axes, metrics: Sequence[dict]) -> None:
     axes.set_title("KL loss (nats)", fontsize=10)
     _mark_swaps(axes, metrics)
     axes.legend(fontsize=8, frameon=False)
+
+
+def draw_dev(axes: Axes, metrics: Sequence[dict]) -> None:
+    """Bits per byte of labelled development texts, and the training loss's KL there."""
+    axes.step(*_series(metrics, "dev/bpb"), where="post", color=COLOURS["lsr"], label="bits per byte")
+    right = axes.twinx()
+    right.step(*_series(metrics, "dev/kl"), where="post", color=COLOURS["none"], label="KL (right)")
+    axes.set_title("development texts, by labelled candidates", fontsize=10)
+    axes.legend(fontsize=8, frameon=False, loc="upper right")
+    right.legend(fontsize=8, frameon=False, loc="lower left")
 
 
 def draw_entropies(axes: Axes, metrics: Sequence[dict]) -> None:

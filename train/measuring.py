@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from replug.configs.rules import FIT
-from replug.configs.schema import Config
+from replug.configs.schema import Config, TrainedSide
 from replug.data.files import write_json
 from replug.data.store import PreparedSet
 from replug.evals.evidence import RetrievedDocuments
@@ -47,13 +47,22 @@ def found_with(
 ) -> RetrievedDocuments:
     """What an encoder finds for the held-out texts in an index of its own, and its ensemble's temperature.
 
-    A temperature that is fitted here becomes the encoder's, and is saved with it where the index's version is.
+    One that is fitted is saved with the encoder where the index's version is, too.
     """
     build_version(config, encoder, data, workers.index, index)
+    found = _searched(config, data, workers, encoder, index.version)
     if config.ensemble.temperature == FIT:
-        encoder.temperature = fit_on_development(config, data, workers, encoder, index.version)
-        write_temperature(workers.index.store.encoder_folder(index.version), encoder.temperature)
-    found = search_heldout(config, data, workers.index, encoder, index.version)
+        write_temperature(workers.index.store.encoder_folder(index.version), found.temperature)
+    return found
+
+
+def _searched(
+    config: Config, data: PreparedSet, workers: Workers, encoder: Encoder, version: int
+) -> RetrievedDocuments:
+    """In the index of a version that is there. A temperature that is fitted becomes the encoder's."""
+    if config.ensemble.temperature == FIT:
+        encoder.temperature = fit_on_development(config, data, workers, encoder, version)
+    found = search_heldout(config, data, workers.index, encoder, version)
     return replace(found, temperature=own_temperature(encoder))
 
 
@@ -66,6 +75,15 @@ def measured_encoder(config: Config, path: Path | None = None) -> Encoder:
     if asked is not None:
         encoder.temperature = None if asked == FIT else EnsembleTemperature(float(asked))
     return encoder
+
+
+def found_tuned(
+    config: Config, data: PreparedSet, workers: Workers, encoder: Encoder, index: IndexState
+) -> RetrievedDocuments:
+    """As `found_with`; where documents stay as they are, in version 0, which is theirs."""
+    if config.retriever.train is TrainedSide.query:
+        return _searched(config, data, workers, encoder, 0)
+    return found_with(config, data, workers, encoder, index)
 
 
 def write_examples(run: RunDirectory, data: PreparedSet, before: RetrievedDocuments, after: RetrievedDocuments) -> None:

@@ -31,7 +31,7 @@ def write_model_card(
         *('vectors = SentenceTransformer("THIS_FOLDER").encode(["a text"])', "```", ""),
         *(f"- {line}" for line in made_by),
     ]
-    if results is not None:
+    if results is not None and "bpb" in results:
         lines += ["", *_table(results)]
     replace_file(folder / FILE, ("\n".join(lines) + "\n").encode())
     add_checksum(folder / FILE)

@@ -11,7 +11,7 @@ from replug.evals.figures import to_svg
 from replug.evals.page import CSS
 from replug.evals.retrieval import RECALL_AT
 from replug.train import figures
-from replug.train.results import METHODS, result_lines
+from replug.train.results import METHODS, label_lines, result_lines
 
 # Of the metrics under `scoring/`, those that say how the LM was used, with how they read.
 SCORING_MEANS = [
@@ -66,7 +66,8 @@ def write_report(
     examples = json.loads(examples_path.read_text()) if examples_path.exists() else []
     sections = [
         "".join(f"<p class=muted>{escape(line)}</p>" for line in made_by),
-        _bpb_section(results),
+        "".join(f"<p>{escape(line)}</p>" for line in label_lines(results)),
+        _bpb_section(results) if "bpb" in results else "",
         _retrieval_section(results),
         _curves_section(metrics),
         _index_section(metrics),
@@ -131,15 +132,15 @@ def _curves_section(metrics: Sequence[dict]) -> str:
     if not metrics:
         return ""
     measures_heldout = any("heldout/bpb" in row for row in metrics)  # not with evaluate.refresh_windows=0
+    is_online = any("index/live_version" in row for row in metrics)  # not on labels
+    of_index = (figures.draw_index_age, figures.draw_refreshes, figures.draw_times, figures.draw_throughput)
     draws = (
         figures.draw_loss,
         figures.draw_entropies,
         figures.draw_rank_correlation,
         *([figures.draw_heldout] if measures_heldout else []),
-        figures.draw_index_age,
-        figures.draw_refreshes,
-        figures.draw_times,
-        figures.draw_throughput,
+        *(of_index if is_online else ()),
+        *([figures.draw_dev] if any("dev/bpb" in row for row in metrics) else []),
     )
     drawings = "".join(f"<div>{to_svg(partial(draw, metrics=metrics))}</div>" for draw in draws)
     return f"<h2>Training</h2><div class=grid>{drawings}</div>{_throughput_line(metrics)}{_scoring_line(metrics)}"

@@ -1,5 +1,7 @@
 """`results.json` of a training run, made of the outcomes of its evaluation, and the table that people read.
 
+labels                        of a training on labels: the step at which it ended, the first and the best look at
+                              development texts, and their bits per byte without documents
 weights                       steps of the weights that `lsr` and `best` are: `last`, and `best` with its bits per byte
                               on the held-out texts of the refreshes, where those were measured
 bpb, intervals, num_windows   bits per byte by domain and method; 95% intervals of two differences; texts measured
@@ -89,6 +91,10 @@ def retrieval_results(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
 def print_results(results: dict, console: Console | None = None) -> None:
     """The table on standard output."""
     console = console or Console(width=110)
+    for line in label_lines(results):
+        console.print(line, highlight=False)
+    if "bpb" not in results:
+        return
     methods = [method for method in METHODS if method in results["bpb"]["all"]]
     table = Table(title=f"bits per byte on {results['num_windows']} held-out texts (lower is better)")
     table.add_column("")
@@ -126,6 +132,23 @@ def weights_lines(results: dict) -> list[str]:
     return [
         f"{said}. While training, those of step {best['step']} did best on held-out text ({best['heldout_bpb']:.4f} "
         "bits per byte), in best/: `replug export --best` writes them, evaluate.best=true measures them"
+    ]
+
+
+def label_lines(results: dict) -> list[str]:
+    """Of a training on labels: which weights the tuned retriever is, and what it is worth on development texts."""
+    labels = results.get("labels")
+    if not labels:
+        return []
+    first, best = labels["first"], labels["best"]
+    if best is None:
+        return [f"{METHODS['lsr']}: the weights of step {labels['step']}, the last, in retriever/"]
+    said = f"{METHODS['lsr']}: the weights of step {best['step']} of {labels['step']}, the best on development texts"
+    return [
+        f"{said}, in retriever/",
+        f"labelled candidates of the development texts, bits per byte: {best['bpb']:.4f} at a temperature of "
+        f"{best['temperature']:g}; before {first['bpb']:.4f} at {first['temperature']:g}; "
+        f"without documents {labels['dev_alone']:.4f}; KL {best['kl']:.4f}, before {first['kl']:.4f}",
     ]
 
 

@@ -17,6 +17,7 @@ from replug.configs.rules import FIT
 from replug.configs.schema import Accelerator, Config
 from replug.data.files import write_json
 from replug.data.folder_lock import sole_writer
+from replug.data.labels import Labels
 from replug.data.store import PreparedSet
 from replug.evals.evidence import RetrievedDocuments
 from replug.index_workers.build import index_kind
@@ -29,11 +30,14 @@ from replug.planning.sizes import run_sizes
 from replug.train.data_checks import check_data
 from replug.train.evaluation import evaluate_heldout
 from replug.train.fitting import fit, loggers_of, lsr_module, publish, quieten_lightning
-from replug.train.measuring import found_before, found_best, found_with, measured_encoder, write_examples
+from replug.train.labels.fitting import label_steps
+from replug.train.labels.run import train_on_labels
+from replug.train.measuring import found_before, found_best, found_tuned, found_with, measured_encoder, write_examples
 from replug.train.model_card import write_model_card
 from replug.train.module import LSRModule
 from replug.train.report import write_report
 from replug.train.results import print_results, weights_of
+from replug.train.retriever_files import save_retriever
 from replug.train.run_dir import RunDirectory, StageTimes
 from replug.train.workers import Workers, start_workers
 
@@ -42,13 +46,16 @@ log = logging.getLogger(__name__)
 
 def train(config: Config) -> dict:
     """Run or resume a training run; returns what `results.json` holds."""
+    labels = Labels(Path(config.train.labels).expanduser()) if config.train.labels else None
+    if labels is not None:
+        config = label_steps(config, labels.counts["queries"])
     run = RunDirectory(Path(config.run_dir).expanduser())
     run.require_ours(config)  # before the lock, which is a file in the folder
     with sole_writer(run.path):
-        return _train_or_show(config, run)
+        return _train_or_show(config, run, labels)
 
 
-def _train_or_show(config: Config, run: RunDirectory) -> dict:
+def _train_or_show(config: Config, run: RunDirectory, labels: Labels | None) -> dict:
     if run.is_finished and not run.goes_on(config):
         _require_same_inputs(config, run)
         log.info(f"{run.path} holds a finished run; give another run_dir to train again, or more train.max_steps")
@@ -59,7 +66,10 @@ def _train_or_show(config: Config, run: RunDirectory) -> dict:
     quieten_lightning()
     interruption = Interruption()
     with interruption.installed():
-        return _train(config, run, interruption)
+        if labels is None:
+            return _train(config, run, interruption)
+        train_on_labels(config, labels, run, interruption)
+        return show_results(run)
 
 
 def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dict:
@@ -176,8 +186,8 @@ def _after(
     version = fit(config, run, data, workers, module, loggers, interruption)
     times.next("last_index")
     module.encoder.cpu().eval()
-    found = found_with(config, data, workers, module.encoder, IndexState(version, config.train.max_steps))
-    module.encoder.save(run.retriever)
+    found = found_tuned(config, data, workers, module.encoder, IndexState(version, config.train.max_steps))
+    save_retriever(run, module.encoder, module.documents)
     found.save(saved)
     # Only now: a checkpoint may need other versions until then, and the newest is kept.
     kept = run.checkpoint_marks()[-1:]

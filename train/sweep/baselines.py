@@ -6,12 +6,11 @@ of the retriever that found the candidates.
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from replug.data.labels import Labels
 from replug.evals.headroom import ORACLES, Headroom, oracle_bits
 from replug.evals.metrics import bits_of
-from replug.evals.temperature_fit import DocumentScores, fit_temperature
+from replug.evals.temperature_fit import fit_temperature
+from replug.train.labels.dev import nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +32,3 @@ def baselines_of(labels: Labels, k: int, beta: float) -> Baselines:
     totals = {name: sum(of[bits] for of in oracles) / num_bytes for name, bits in ORACLES.items()}
     alone = sum(bits_of(tokens) for tokens in texts.token_logprobs_alone) / num_bytes
     return Baselines(alone, Headroom(ensemble=fit.bits / num_bytes, **totals), fit.temperature)
-
-
-def nearest(token_logprobs: np.ndarray, similarities: np.ndarray, k: int) -> DocumentScores:
-    """Of a text's candidates, log-probs [K, T] and similarities [K], the first `k` by similarity."""
-    first = np.argsort(-similarities, kind="stable")[:k]
-    return DocumentScores(token_logprobs[first], similarities[first])

@@ -51,7 +51,7 @@ def sweep_figure(space: Space, trials: Sequence[Trial], results: Results) -> str
 def _draw_key(axes: Axes, key: str, tried: Choices | Range, trials: Sequence[Trial], results: Results) -> None:
     """A dot for each trial, over the key's value; numbers on an axis, other values side by side."""
     values = [trial.settings[key] for trial in trials]
-    bits = [results[trial.number].dev_bpb for trial in trials]
+    bits = [_value(results[trial.number]) for trial in trials]
     if isinstance(tried, Range):
         axes.plot(values, bits, "o", color=COLOURS["lsr"], alpha=0.7)
         axes.set_xscale("log" if tried.is_log else "linear")
@@ -68,14 +68,9 @@ def _row(trial: Trial, space: Space, result: TrialResult | None, known: Baseline
     if result is None or result.dev_bpb is None:
         return [trial.name, *settings, *[""] * 6, "not yet" if result is None else str(result.error)]
     share = known.start.share(result.dev_bpb)
-    numbers = [
-        f"{result.dev_bpb:.4f}",
-        "" if share is None else f"{share:.0%}",
-        str(result.step),
-        str(result.num_steps),
-        f"{result.temperature:.3g}",
-    ]
-    return [trial.name, *settings, *numbers, f"{result.seconds:.0f}", ""]
+    bits = [f"{result.dev_bpb:.4f}", "" if share is None else f"{share:.0%}"]
+    steps = [str(result.step), str(result.num_steps)]
+    return [trial.name, *settings, *bits, *steps, f"{result.temperature:.3g}", f"{result.seconds:.0f}", ""]
 
 
 def _text(value: Value) -> str:

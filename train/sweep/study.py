@@ -50,7 +50,7 @@ class Journal:
             if known[trial.number].params != trial.settings:
                 raise UserError(f"{path} is of other trials; give another --out")
         for trial in trials[len(known) :]:
-            self._study.enqueue_trial(trial.settings)
+            self._study.enqueue_trial(dict(trial.settings))
             self._study.ask(_distributions(space))
 
     def results(self) -> dict[int, TrialResult]:

@@ -10,6 +10,7 @@ from replug.configs.load import load_config
 from replug.configs.schema import Config, DevMeasure
 from replug.configs.sweep_space import Value
 from replug.data.files import read_json
+from replug.train.labels.fitting import Fitted
 from replug.train.run import train
 from replug.train.run_dir import MEND, RunDirectory
 from replug.train.sweep.records import Trial, TrialResult
@@ -58,9 +59,10 @@ def run_trial(settings: TrialSettings, trial: Trial) -> tuple[int, TrialResult]:
     except (NotFiniteError, RunError) as error:
         log.warning(f"{trial.name} ended without a result: {error}")
         return trial.number, TrialResult(None, None, None, 0, 0.0, str(error))
-    look = read_json(run.dev_best_mark, MEND)
-    num_steps, seconds = read_json(run.fitted, MEND)["step"], sum(read_json(run.times, MEND).values())
-    return trial.number, TrialResult(look["bpb"], look["step"], look["temperature"], num_steps, seconds)
+    fitted, seconds = Fitted.read(run.fitted), sum(read_json(run.times, MEND).values())
+    assert fitted.best is not None, "a sweep's labels have development texts"
+    look = fitted.best
+    return trial.number, TrialResult(look.bpb, look.step, look.temperature, fitted.step, seconds)
 
 
 def _problems(config: Config) -> Sequence[str]:
