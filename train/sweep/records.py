@@ -1,8 +1,7 @@
 """What crosses processes in a sweep."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from replug.configs.sweep_space import Value
 
@@ -30,6 +29,3 @@ class TrialResult:
     num_steps: int
     seconds: float
     error: str | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)

@@ -7,20 +7,23 @@ compares trials would depend on which of them happens to be ahead.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from replug.configs.errors import UserError
 from replug.configs.sweep_space import Choices, Range, Space, Value
+from replug.data.files import replace_file
 from replug.train.sweep.records import Trial, TrialResult
 
 NAME = "replug sweep"
+NUMBER = "trial"  # beside a result: Optuna numbers trials as they end
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
@@ -37,34 +40,46 @@ def draw_trials(space: Space, samples: int | None, seed: int) -> list[Trial]:
 
 
 class Journal:
-    """What became of the trials so far. Raises UserError where the file is of other trials, or is damaged."""
+    """The trials that have ended, a line for each, written when it ends.
 
-    def __init__(self, path: Path, space: Space, trials: list[Trial]) -> None:
+    Raises UserError where the file is of other trials, or is damaged. What a kill left of a line is no line.
+    """
+
+    def __init__(self, path: Path, space: Space, trials: Sequence[Trial]) -> None:
+        self._path, self._space, self._trials = path, space, trials
+        _remove_torn_line(path)
         try:
             storage = JournalStorage(JournalFileBackend(str(path)))
             self._study = optuna.create_study(storage=storage, study_name=NAME, load_if_exists=True)
-            known = self._study.get_trials(deepcopy=False)
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path} is damaged ({error}); give another --out") from error
-        for trial in trials[: len(known)]:
-            if known[trial.number].params != trial.settings:
-                raise UserError(f"{path} is of other trials; give another --out")
-        for trial in trials[len(known) :]:
-            self._study.enqueue_trial(dict(trial.settings))
-            self._study.ask(_distributions(space))
 
     def results(self) -> dict[int, TrialResult]:
-        """By number, of the trials that have ended."""
-        ended = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.FAIL))
-        return {trial.number: _result(trial) for trial in ended}
+        """By the trial's number."""
+        found = {}
+        for ended in self._study.get_trials(deepcopy=False):
+            of = dict(ended.user_attrs)
+            number = of.pop(NUMBER)
+            if number >= len(self._trials) or ended.params != self._trials[number].settings:
+                raise UserError(f"{self._path} is of other trials; give another --out")
+            found[number] = TrialResult(**of)
+        return found
 
     def end(self, number: int, result: TrialResult) -> None:
         """Write down what became of a trial."""
-        storage, trial = self._study._storage, self._study.get_trials(deepcopy=False)[number]
-        for name, value in result.as_json().items():
-            storage.set_trial_user_attr(trial._trial_id, name, value)
-        state = TrialState.COMPLETE if result.error is None else TrialState.FAIL
-        self._study.tell(number, result.dev_bpb, state=state)
+        ended = optuna.create_trial(
+            state=TrialState.COMPLETE if result.error is None else TrialState.FAIL,
+            value=result.dev_bpb,
+            params=dict(self._trials[number].settings),
+            distributions=_distributions(self._space),
+            user_attrs={NUMBER: number, **asdict(result)},
+        )
+        self._study.add_trial(ended)
+
+
+def _remove_torn_line(path: Path) -> None:
+    if path.is_file() and not (content := path.read_bytes()).endswith(b"\n"):
+        replace_file(path, content[: content.rfind(b"\n") + 1])
 
 
 def _grid(space: Space) -> Iterator[dict[str, Value]]:
@@ -82,7 +97,3 @@ def _distributions(space: Space) -> dict[str, BaseDistribution]:
         else FloatDistribution(tried.low, tried.high, log=tried.is_log)
         for key, tried in space.items()
     }
-
-
-def _result(trial: FrozenTrial) -> TrialResult:
-    return TrialResult(**{name: trial.user_attrs[name] for name in TrialResult.__dataclass_fields__})
