@@ -62,9 +62,9 @@ def sweep(asked: Sweep, settings: TrialSettings, pool_of: Pools) -> dict[int, Tr
     with sole_writer(settings.out):
         _claim(asked, settings, labels)
         journal = Journal(settings.out / "study.jsonl", asked.space, trials)
-        _run(trials, settings, journal, lambda: pool_of(configs[0]))
+        _run(configs, journal, pool_of)
         known = baselines_of(labels, configs[0].evaluate.k, configs[0].loss.beta)
-        return _show(asked, trials, settings, journal.results(), known)
+        return _show(asked, trials, configs, settings.out, journal.results(), known)
 
 
 def _claim(asked: Sweep, settings: TrialSettings, labels: Labels) -> None:
@@ -95,39 +95,39 @@ def _plain(value: object) -> object:
     return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _run(
-    trials: Sequence[Trial], settings: TrialSettings, journal: Journal, pool: Callable[[], AbstractContextManager[Pool]]
-) -> None:
+def _run(configs: Sequence[Config], journal: Journal, pool_of: Pools) -> None:
+    """The trials that have not ended."""
     ended = journal.results()
-    missing = [trial for trial in trials if trial.number not in ended]
+    missing = [(number, config) for number, config in enumerate(configs) if number not in ended]
     if not missing:
         return
-    progress = Progress("trials", len(trials), len(ended))
-    with pool() as running:
-        for number, result in running.run(run_trial, ((settings, trial) for trial in missing)):
+    progress = Progress("trials", len(configs), len(ended))
+    with pool_of(configs[0]) as pool:
+        for number, result in pool.run(run_trial, missing):
             journal.end(number, result)
-            said = f"dev {result.dev_bpb:.4f}" if result.dev_bpb is not None else "no result"
+            said = f"no result: {result.error}" if result.dev_bpb is None else f"dev {result.dev_bpb:.4f}"
             progress.advance(note=f"trial {number}: {said}")
 
 
 def _show(
     asked: Sweep,
     trials: Sequence[Trial],
-    settings: TrialSettings,
+    configs: Sequence[Config],
+    out: Path,
     results: dict[int, TrialResult],
     known: Baselines,
 ) -> dict[int, TrialResult]:
     """Write and print the table, and how to go on. Raises RunError where no trial ended well."""
     table = sweep_table(asked.space, trials, results, known)
-    replace_file(settings.out / "table.md", table.encode())
+    replace_file(out / "table.md", table.encode())
     Console(width=140).print(Markdown(table))
     best = best_first(trials, results)[0]
     if results[best.number].dev_bpb is None:
-        raise RunError(f"none of {len(trials)} trials ended well; the table in {settings.out} says why")
-    replace_file(settings.out / "figure.svg", sweep_figure(asked.space, trials, results).encode())
-    config = settings.config_of(best)
+        raise RunError(f"none of {len(trials)} trials ended well; the table in {out} says why")
+    replace_file(out / "figure.svg", sweep_figure(asked.space, trials, results).encode())
+    config = configs[best.number]
     whole = replace(config, evaluate=replace(config.evaluate, heldout=True))
-    replace_file(settings.out / "best.yaml", config_to_yaml(whole).encode())
-    print(f"best: {best.name}, in {settings.folder(best)}")
-    print(f"on held-out texts: replug train {settings.out / 'best.yaml'} run_dir=DIR")
+    replace_file(out / "best.yaml", config_to_yaml(whole).encode())
+    print(f"best: {best.name}, in {config.run_dir}")
+    print(f"on held-out texts: replug train {out / 'best.yaml'} run_dir=DIR")
     return results

@@ -1,6 +1,5 @@
 """One trial of a sweep: a training on labels in a run directory of its own, which never measures held-out texts."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,6 @@ from replug.train.labels.fitting import Fitted
 from replug.train.run import train
 from replug.train.run_dir import MEND, RunDirectory
 from replug.train.sweep.records import Trial, TrialResult
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +45,20 @@ def override(key: str, value: Value) -> str:
     return f"{key}={text}"
 
 
-def run_trial(settings: TrialSettings, trial: Trial) -> tuple[int, TrialResult]:
+def run_trial(number: int, config: Config) -> tuple[int, TrialResult]:
     """Train, or go on where the trial was interrupted. A training that cannot end well is a result too.
 
     Raises UserError for what is wrong with every trial.
     """
-    run = RunDirectory(settings.folder(trial))
+    run = RunDirectory(Path(config.run_dir))
     try:
-        train(settings.config_of(trial))
+        train(config)
     except (NotFiniteError, RunError) as error:
-        log.warning(f"{trial.name} ended without a result: {error}")
-        return trial.number, TrialResult(None, None, None, 0, 0.0, str(error))
+        return number, TrialResult(None, None, None, 0, 0.0, str(error))
     fitted, seconds = Fitted.read(run.fitted), sum(read_json(run.times, MEND).values())
     assert fitted.best is not None, "a sweep's labels have development texts"
     look = fitted.best
-    return trial.number, TrialResult(look.bpb, look.step, look.temperature, fitted.step, seconds)
+    return number, TrialResult(look.bpb, look.step, look.temperature, fitted.step, seconds)
 
 
 def _problems(config: Config) -> Sequence[str]:
