@@ -42,8 +42,7 @@ def test_both_exports_have_every_text_with_its_documents_and_the_lms_distributio
         documents = data.corpus.texts(texts.doc_rows[at])
         best = int(q[at].argmax())
         assert row["pos"] == [documents[best]] and sorted(row["pos"] + row["neg"]) == sorted(documents)
-        np.testing.assert_allclose(
-            softmax(np.array(row["pos_scores"] + row["neg_scores"])), -np.sort(-q[at]), atol=1e-6
-        )
+        scores = np.array(row["pos_scores"] + row["neg_scores"])
+        np.testing.assert_allclose(softmax(scores), -np.sort(-q[at]), atol=1e-6)
         assert [table[f"passage_{n}"][at].as_py() for n in range(1, 6)] == documents
         np.testing.assert_allclose(softmax(np.array(table["label"][at].as_py()) / loss.gamma), q[at], atol=1e-5)

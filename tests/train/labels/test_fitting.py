@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,9 +34,8 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A prepared set with development texts in set/, and its labels in labels/."""
 
     def make(folder: Path) -> None:
-        config = load_config(
-            ROOT / "configs/debug.yaml", [*KEYS[:5], f"run_dir={folder}/run", f"data.out={folder}/set"]
-        )
+        keys = [*KEYS[:5], f"run_dir={folder}/run", f"data.out={folder}/set"]
+        config = load_config(ROOT / "configs/debug.yaml", keys)
         write_stand_in_labels(folder / "labels", config, prepared_set(config, folder / "set"))
 
     return made_once(tmp_path_factory, "labelled", make)
@@ -65,7 +63,7 @@ def test_two_epochs_are_trained_and_the_weights_best_on_development_texts_are_th
     results = json.loads((finished / "results.json").read_text())
     looks = [row["dev/bpb"] for row in metrics(finished)]
     assert len(looks) == 6 and results["labels"]["step"] == 6
-    assert results["labels"]["best"]["bpb"] == pytest.approx(min(looks + [results["labels"]["first"]["bpb"]]), rel=1e-6)
+    assert results["labels"]["best"]["bpb"] == pytest.approx(min(results["labels"]["first"]["bpb"], *looks), rel=1e-6)
     assert results["labels"]["dev_alone"] > results["labels"]["best"]["bpb"]
     assert "bpb" not in results and (finished / "report.html").is_file()
     tuned = Encoder(str(finished / "retriever")).state_dict()
@@ -143,14 +141,12 @@ def test_labels_of_another_prompt_lm_or_set_are_refused_by_name(labelled, debug_
 
     config = configured(labelled, tmp_path / "run")
     data = prepared_set(config, tmp_path / "data")
-    write_stand_in_labels(tmp_path / "labels", replace(config), data, OtherLM())
+    write_stand_in_labels(tmp_path / "labels", config, data, OtherLM())
     with pytest.raises(UserError, match=r"lm: another LM than .*'another' there"):
         train(configured(labelled, tmp_path / "run", f"train.labels={tmp_path}/labels"))
     with pytest.raises(UserError, match="data: the prepared set is another than"):
-        other = load_config(
-            ROOT / "configs/debug.yaml", [f"run_dir={tmp_path}/run2", f"train.labels={labelled}/labels"]
-        )
-        train(replace(other, evaluate=replace(other.evaluate, heldout=False)))
+        keys = [f"run_dir={tmp_path}/run2", f"train.labels={labelled}/labels", "evaluate.heldout=false"]
+        train(load_config(ROOT / "configs/debug.yaml", keys))
 
 
 def test_a_flipped_bit_in_the_labels_is_named(labelled, tmp_path):
