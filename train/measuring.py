@@ -32,7 +32,7 @@ def found_best(config: Config, run: RunDirectory, data: PreparedSet, workers: Wo
         return {}
     version = workers.index.store.versions()[-1] + 1
     index = IndexState(version, best["step"])
-    found = found_with(config, data, workers, load_encoder(config.retriever, run.best), index)
+    found = found_tuned(config, data, workers, load_encoder(config.retriever, run.best), index)
     workers.index.store.remove_all_but({*workers.index.store.versions()} - {version})
     return {"best": found}
 
@@ -49,7 +49,7 @@ def found_tuned(
     config: Config, data: PreparedSet, workers: Workers, encoder: Encoder, index: IndexState
 ) -> RetrievedDocuments:
     """As `found_with`; where documents stay as they are, in version 0, which is theirs."""
-    if config.retriever.train is TrainedSide.query:
+    if config.retriever.train is TrainedSide.query and index.version > 0:
         return search_heldout(config, data, workers.index, encoder, 0)
     return found_with(config, data, workers, encoder, index)
 
