@@ -291,8 +291,12 @@ def refresh_controller(
 def measure_heldout(
     config: Config, data: PreparedSet, workers: Workers, version: int, ready: "Future[Refreshed]"
 ) -> "Future[float | None]":
-    """Bits per byte of the last held-out texts with the documents of a version, once it is ready, in the background."""
-    count = min(config.evaluate.refresh_windows, len(data.heldout))
+    """Bits per byte of the last held-out texts with the documents of a version, once it is ready, in the background.
+
+    None where documents stay as they are: the one version is of the weights before the first step.
+    """
+    is_fixed = config.retriever.train is TrainedSide.query
+    count = 0 if is_fixed else min(config.evaluate.refresh_windows, len(data.heldout))
 
     def measure() -> float | None:
         ready.result()

@@ -114,6 +114,9 @@ def test_training_ends_where_development_texts_get_no_better_and_a_finished_fit_
     assert results["step"] < 6 and results["step"] - results["best"]["step"] == 2
     assert len(metrics(tmp_path / "run")) == results["step"]
     assert train(config)["labels"] == results
+    for name in ("results.json", "fitted.json"):  # as if it was killed after its last checkpoint
+        (tmp_path / "run" / name).unlink()
+    assert train(config)["labels"] == results and len(metrics(tmp_path / "run")) == results["step"]
 
 
 def test_levers_that_need_labels_train_on_them(labelled, tmp_path):
