@@ -26,7 +26,7 @@ from replug.cluster.gpu_shares import trains_on_gpu
 from replug.cluster.gpus import num_gpus, torch_device
 from replug.cluster.interruption import Interruption, ignore_signals
 from replug.cluster.layout import num_ranks
-from replug.configs.errors import RunError
+from replug.configs.errors import RunError, UserError
 from replug.configs.refresh_policy import refresh_policy
 from replug.configs.schema import Config, LMScore, Rerank, TrainedSide
 from replug.data.datamodule import StepDataModule
@@ -231,6 +231,8 @@ def lsr_module(config: Config, encoder: Encoder, data: PreparedSet, loss: LossSe
     """`encoder` is trained; where documents stay as they are, a copy of it as it is encodes them."""
     train = config.train
     encoder.require_documents()
+    if config.loss.in_batch and (ranks := num_ranks(config) if config.resources.train != "auto" else 1) > 1:
+        raise UserError(f"loss.in_batch: {ranks} ranks each have other documents in their batch; expected one")
     documents = frozen_copy(encoder) if config.retriever.train is TrainedSide.query else None
     if config.loss.lm_score is LMScore.probability:
         log.warning("loss.lm_score=probability underflows beyond a few tokens and makes Q uniform; try mean_logprob")
@@ -289,8 +291,12 @@ def refresh_controller(
 def measure_heldout(
     config: Config, data: PreparedSet, workers: Workers, version: int, ready: "Future[Refreshed]"
 ) -> "Future[float | None]":
-    """Bits per byte of the last held-out texts with the documents of a version, once it is ready, in the background."""
-    count = min(config.evaluate.refresh_windows, len(data.heldout))
+    """Bits per byte of the last held-out texts with the documents of a version, once it is ready, in the background.
+
+    None where documents stay as they are: the one version is of the weights before the first step.
+    """
+    is_fixed = config.retriever.train is TrainedSide.query
+    count = 0 if is_fixed else min(config.evaluate.refresh_windows, len(data.heldout))
 
     def measure() -> float | None:
         ready.result()

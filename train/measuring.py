@@ -37,7 +37,7 @@ def found_best(config: Config, run: RunDirectory, data: PreparedSet, workers: Wo
         return {}
     version = workers.index.store.versions()[-1] + 1
     index = IndexState(version, best["step"])
-    found = found_with(config, data, workers, measured_encoder(config, run.best), index)
+    found = found_tuned(config, data, workers, measured_encoder(config, run.best), index)
     workers.index.store.remove_all_but({*workers.index.store.versions()} - {version})
     return {"best": found}
 
@@ -81,8 +81,8 @@ def found_tuned(
     config: Config, data: PreparedSet, workers: Workers, encoder: Encoder, index: IndexState
 ) -> RetrievedDocuments:
     """As `found_with`; where documents stay as they are, in version 0, which is theirs."""
-    if config.retriever.train is TrainedSide.query:
-        return _searched(config, data, workers, encoder, 0)
+    if config.retriever.train is TrainedSide.query and index.version > 0:
+        return _searched(config, data, workers.index, encoder, 0)
     return found_with(config, data, workers, encoder, index)
 
 

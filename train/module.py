@@ -78,9 +78,14 @@ class LSRModule(pl.LightningModule):
         self._losses: list[Tensor] = []  # of their texts
 
     @property
+    def frozen_documents(self) -> Encoder | None:
+        """The encoder of documents where these stay as they are."""
+        return self._frozen[0] if self._frozen else None
+
+    @property
     def documents(self) -> Encoder:
-        """The encoder of documents."""
-        return self._frozen[0] if self._frozen else self.encoder
+        """The encoder of documents, this one or that of queries too."""
+        return self.frozen_documents or self.encoder
 
     def attach(self, batches: BatchSource) -> None:
         self.batches = batches

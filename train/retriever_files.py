@@ -5,10 +5,9 @@ from replug.models.encoder_files import mark_query_side
 from replug.train.run_dir import RunDirectory
 
 
-def save_retriever(run: RunDirectory, encoder: Encoder, documents: Encoder) -> None:
-    """`documents` is the encoder of documents, the same one or another that stayed as it was."""
+def save_retriever(run: RunDirectory, encoder: Encoder, documents: Encoder | None) -> None:
+    """`documents` is the encoder of documents where these stayed as they were."""
     encoder.save(run.retriever)
-    if documents is not encoder and not run.document_encoder.is_dir():
-        documents.save(run.document_encoder)
-    if run.document_encoder.is_dir():
+    if documents is not None:
+        documents.cpu().save(run.document_encoder)
         mark_query_side(run.retriever)

@@ -32,7 +32,7 @@ from replug.train.evaluation import evaluate_heldout
 from replug.train.fitting import fit, loggers_of, lsr_module, publish, quieten_lightning
 from replug.train.labels.fitting import label_steps
 from replug.train.labels.run import train_on_labels
-from replug.train.measuring import found_before, found_best, found_tuned, found_with, measured_encoder, write_examples
+from replug.train.measuring import found_before, found_best, found_tuned, measured_encoder, write_examples
 from replug.train.model_card import write_model_card
 from replug.train.module import LSRModule
 from replug.train.report import write_report
@@ -144,11 +144,13 @@ def _evaluate(config: Config, run: RunDirectory) -> None:
         start_workers(laid_out, lm, data, run.evaluation / "index", run.scores) as workers,
     ):
         found = {
-            name: found_with(laid_out, data, workers, measured_encoder(config, path), IndexState(number, 0))
-            for number, (name, path) in enumerate(paths.items())
+            name: found_tuned(laid_out, data, workers, measured_encoder(config, path), IndexState(number, 0))
+            for number, (name, path) in enumerate(paths.items())  # the first is the retriever as it was
         }
         results = evaluate_heldout(laid_out, data, workers, found, run.evaluation)
-    if "lsr" in paths and (trained := run.begun_with()) is not None:
+    if run.fitted.is_file() and run.is_finished:
+        results["labels"] = json.loads(run.results.read_text())["labels"]
+    elif "lsr" in paths and (trained := run.begun_with()) is not None:
         results["weights"] = weights_of(trained.train.max_steps, run.best_weights())
     write_json(run.evaluation / "results.json", results)
     print_results(results)
@@ -187,7 +189,7 @@ def _after(
     times.next("last_index")
     module.encoder.cpu().eval()
     found = found_tuned(config, data, workers, module.encoder, IndexState(version, config.train.max_steps))
-    save_retriever(run, module.encoder, module.documents)
+    save_retriever(run, module.encoder, module.frozen_documents)
     found.save(saved)
     # Only now: a checkpoint may need other versions until then, and the newest is kept.
     kept = run.checkpoint_marks()[-1:]

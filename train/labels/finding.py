@@ -16,6 +16,7 @@ from replug.index_workers.vectors import BlockVectors
 from replug.index_workers.version_store import VersionStore
 from replug.models.encoder import Encoder, require_finite_vectors
 from replug.train.labels.candidates import (
+    Allowed,
     Candidates,
     Found,
     TooFewFound,
@@ -56,7 +57,8 @@ class Finder:
 
     def _candidates(self, windows: list[Window], vectors: np.ndarray) -> Candidates:
         label, corpus = self.config.label, self.data.corpus
-        wanted, allowed = Wanted(label.dense, label.bm25, label.random), any_document
+        wanted = Wanted(label.dense, label.bm25, label.random)
+        allowed: Allowed = any_document
         if len(corpus) < wanted.total:
             raise UserError(
                 f"label.dense + label.bm25 + label.random is {wanted.total}, but the corpus has {len(corpus)}"

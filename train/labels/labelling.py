@@ -48,6 +48,7 @@ from replug.train.data_checks import check_data
 from replug.train.labels.finding import Finder
 from replug.train.labels.scoring import LabelScorer
 from replug.train.run_dir import RunDirectory
+from replug.train.workers import local_models
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +126,7 @@ def _make(config: Config, out: Path, source: LMSource, data: PreparedSet, encode
     sizes = run_sizes(config, len(data.corpus), multiplies_bfloat16())
     with ray_cluster(config, ("index", *source.roles), interruption, sizes) as laid_out:
         index_root = out / "index"
-        require_seen_by_all(index_root, [data.folder, data.corpus_path])
+        require_seen_by_all(index_root, [data.folder, data.corpus_path, *local_models(laid_out)])
         with (
             closing(IndexService(index_root, index_settings(laid_out))) as index,
             opened_lm(laid_out.lm, source, out / "scores.sqlite") as lm,
