@@ -82,7 +82,7 @@ def found_tuned(
 ) -> RetrievedDocuments:
     """As `found_with`; where documents stay as they are, in version 0, which is theirs."""
     if config.retriever.train is TrainedSide.query and index.version > 0:
-        return _searched(config, data, workers.index, encoder, 0)
+        return _searched(config, data, workers, encoder, 0)
     return found_with(config, data, workers, encoder, index)
 
 
