@@ -41,16 +41,21 @@ def ray_cluster(
     roles: Collection[str] = ROLES,
     interruption: Interruption | None = None,
     sizes: Sizes = layout.UNKNOWN,
+    num_tasks: int = 0,
 ) -> Iterator[AnyConfig]:
     """Ray while the block runs. A cluster started here ends with it; one that was joined goes on.
 
     Yields the configuration as it is laid out on the cluster, whose GPUs are held for the actors of the roles.
-    A signal ends the process at once, unless the interruption is deferred; the same command resumes.
+    A signal ends the process at once, unless the interruption is deferred; the same command resumes. A cluster that is
+    started here has a core for each of `num_tasks` beside those of the actors.
     """
     gpus.check_rehearsal(config.ray.address)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
-        laid_out = (_start if config.ray.address is None else _join)(config, roles, sizes)
+        if config.ray.address is None:
+            laid_out = _start(config, roles, sizes, num_tasks)
+        else:
+            laid_out = _join(config, roles, sizes)
         with (interruption or Interruption()).installed():  # Ray's own handler raises wherever the process stands
             places.reserve(laid_out)
             _say(laid_out)
@@ -70,13 +75,13 @@ def layout_on_cluster(config: Config, sizes: Sizes) -> Layout[Config]:
         ray.shutdown()
 
 
-def _start(config: AnyConfig, roles: Collection[str], sizes: Sizes) -> Layout[AnyConfig]:
-    """Logical CPUs are made for as many actors as there are; GPUs are those that torch sees."""
+def _start(config: AnyConfig, roles: Collection[str], sizes: Sizes, num_tasks: int) -> Layout[AnyConfig]:
+    """Logical CPUs are made for as many actors and tasks as there are; GPUs are those that torch sees."""
     here = this_node()
     laid_out = _lay_out("ray", config, [here], sizes, roles)
     ray.init(
         address="local",  # None would join whatever cluster somebody has started on this machine
-        num_cpus=max(1, len(laid_out.actors)),
+        num_cpus=max(1, len(laid_out.actors) + num_tasks),
         num_gpus=int(here.gpus),
         include_dashboard=False,
         log_to_driver=False,

@@ -1,4 +1,4 @@
-"""Preparing over a Ray cluster: the same work as `data.prepare.local_pool` does.
+"""Tasks over a Ray cluster: preparing, as `data.prepare.local_pool` does it, and the trials of a sweep.
 
 Any node that sees the same files takes part.
 """
@@ -13,11 +13,24 @@ from replug.configs.schema import Config
 from replug.data.prepare.local_pool import Job
 
 
-class RayPool:
-    """Up to `num_workers` tasks at a time, one core each. A task whose node is lost is run again elsewhere."""
+def tasks_at_once(asked: int | None, num_cores: int, num_gpus: int) -> tuple[int, float]:
+    """How many tasks that train run at a time on this machine, and the share of a GPU of each.
 
-    def __init__(self, config: Config, num_workers: int) -> None:
-        self._cluster, self._num_workers = ray_cluster(config, roles=()), num_workers
+    By default one for each GPU, without any one for each core.
+    """
+    number = asked or num_gpus or num_cores
+    return number, min(1.0, num_gpus / number)
+
+
+class RayPool:
+    """Up to `num_workers` tasks at a time, one core and a share of a GPU each.
+
+    A task whose node is lost is run again elsewhere.
+    """
+
+    def __init__(self, config: Config, num_workers: int, gpus_each: float = 0.0) -> None:
+        self._cluster = ray_cluster(config, roles=(), num_tasks=num_workers)
+        self._num_workers, self._gpus_each = num_workers, gpus_each
 
     def __enter__(self) -> "RayPool":
         self._cluster.__enter__()
@@ -27,7 +40,7 @@ class RayPool:
         self._cluster.__exit__(*error)
 
     def run(self, function: Callable, jobs: Iterable[Job]) -> Iterator[Any]:
-        task = ray.remote(num_cpus=1, max_retries=5)(function)
+        task = ray.remote(num_cpus=1, num_gpus=self._gpus_each, max_retries=5)(function)
         drawn = iter(jobs)
         running: list[ray.ObjectRef] = []
         while True:

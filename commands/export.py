@@ -14,7 +14,7 @@ from replug.commands.command import Command, Group
 from replug.configs.errors import UserError
 from replug.configs.load import load_stored_config
 from replug.configs.paths import require_folder
-from replug.configs.schema import Config
+from replug.configs.schema import Config, TrainedSide
 from replug.data.files import writing
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def export(
     It has the weights of the last step, of an unfinished run those of the newest checkpoint. It says which.
     """
     from replug.models.build import load_encoder
+    from replug.models.encoder_files import mark_query_side
     from replug.train.model_card import write_model_card
     from replug.train.run_dir import RunDirectory
 
@@ -50,13 +51,15 @@ def export(
     if best:
         found = _best(config, run)
     elif run.retriever.is_dir():
-        found = load_encoder(config.retriever, run.retriever), f"step {config.train.max_steps}, the last"
+        found = load_encoder(config.retriever, run.retriever), _tuned_weights(config, run)
     else:
         found = _of_checkpoint(config, run)
     encoder, weights = found
     results = json.loads(run.results.read_text()) if run.is_finished else None
     with _whole(out) as partial:
         encoder.save(partial)
+        if config.retriever.train is TrainedSide.query:
+            mark_query_side(partial)
         write_model_card(partial, config, weights, run.provenance(), results)
     print(f"retriever: {out} (weights of {weights})")
     _say_better(run, best)
@@ -82,6 +85,15 @@ def _best(config: Config, run: "RunDirectory") -> tuple["Encoder", str]:
             "was served yet); leave it out"
         )
     return load_encoder(config.retriever, run.best), f"step {known['step']}, the best on held-out text while training"
+
+
+def _tuned_weights(config: Config, run: "RunDirectory") -> str:
+    """Which weights the tuned retriever of a run has."""
+    if not run.fitted.is_file():
+        return f"step {config.train.max_steps}, the last"
+    from replug.train.labels.fitting import Fitted
+
+    return Fitted.read(run.fitted).describe()
 
 
 def _say_better(run: "RunDirectory", best: bool) -> None:

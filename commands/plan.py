@@ -140,6 +140,10 @@ def run_plan(request: PlanRequest, output: PlanOutput) -> None:
 def _plan(request: PlanRequest, variant: Variant) -> Plan:
     changes = variant.what_if.split() if variant.what_if != SAME else []
     config = load_config(request.config, [*request.overrides, *changes])
+    if config.train.labels:
+        raise UserError(
+            "train.labels is set; expected it left out: plans are of the loop that asks an LM while it trains"
+        )
     return make_plan(config, variant.gpus, request.nodes, request.measured, request.assumptions)
 
 

@@ -27,6 +27,8 @@ def report(
         require_picture("--figure", figure)
     with sole_writer(run.path):
         results = show_results(run)
+    if figure is not None and "bpb" not in results:
+        raise UserError("--figure: the run measured no held-out texts (evaluate.heldout=false), so it has no picture")
     if figure is not None:
         overview_png(figure, results, run.read_metrics())
         print(f"figure: {figure}")

@@ -50,7 +50,7 @@ def _search_one(directory: Path, text: str, k: int) -> list[dict]:
     from replug.models.hardware import available_cores
 
     index = LocalIndex(index_folder(directory), available_cores())
-    encoder = Encoder(str(index.encoder_folder), index.plan.similarity, index.plan.max_tokens)
+    encoder = Encoder(str(index.query_encoder_folder), index.plan.similarity, index.plan.max_tokens)
     rows, similarities = index.search(encoder.encode([text]).numpy(), min(k, index.plan.num_documents))
     documents = index.corpus.documents(rows[0])
     return [

@@ -108,8 +108,10 @@ class RefreshKeys(Protocol):
     max_age_steps: int | None
 
 
-def refresh_policy(keys: RefreshKeys, max_steps: int) -> RefreshPolicy:
-    """The policy of a training of `max_steps` steps."""
+def refresh_policy(keys: RefreshKeys, max_steps: int, trains_documents: bool = True) -> RefreshPolicy:
+    """The policy of a training of `max_steps` steps. Where documents stay as they are, nothing is ever refreshed."""
+    if not trains_documents:
+        return POLICIES[keys.adopt](max_steps + 1, 0, max_steps + 1, max_steps)
     return POLICIES[keys.adopt](keys.every_steps, _lag(keys), _max_age(keys), max_steps)
 
 

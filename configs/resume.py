@@ -22,7 +22,7 @@ def require_same(stored: Resumable, asked: Resumable, path: Path, what: str = ""
     before, after = flatten(stored), flatten(asked)
     free = {key.path for key in keys_of(type(asked)) if key.resumable}
     if has_more_steps(stored, asked):
-        free.add(STEPS)
+        free |= {STEPS, "train.epochs"}
     changed = [key for key in before | after if key not in free and before.get(key) != after.get(key)]
     if changed:
         key = changed[0]

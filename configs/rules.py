@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from replug.configs.errors import UserError
 from replug.configs.keys import keys_of
+from replug.configs.label_rules import label_problems
 from replug.configs.methods import (
     INTERNET_QA,
     REPLUG,
@@ -27,6 +28,7 @@ from replug.configs.schema import (
     AskConfig,
     Config,
     DataConfig,
+    EnsembleConfig,
     EvaluationConfig,
     LMConfig,
     RetrieverConfig,
@@ -39,7 +41,8 @@ from replug.configs.schema import (
 LM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 HOST_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
-WAYS_OF_DATA = (("corpus", "queries", "heldout"), ("source",), ("prepared",))  # keys of `data`
+WAYS_OF_DATA = (("corpus", "queries", "heldout", "dev"), ("source",), ("prepared",))  # keys of `data`
+FIT = "fit"  # of ensemble.temperature
 QUESTION = "{question}"  # where a question stands in questions.query
 
 
@@ -67,6 +70,9 @@ def _ask_problems(config: AskConfig) -> Iterator[str]:
     yield from _lm_problems(config.lm)
     yield from web_problems(config.web)
     yield from rerank_lm_problems(config)
+    yield from _ensemble_problems(config.ensemble)
+    if config.ensemble.temperature == FIT:
+        yield "ensemble.temperature is fit, and one question has no development texts; expected a number"
     if not config.retriever.path and config.retriever != RetrieverConfig(""):
         yield "retriever.path is missing, but other keys of retriever are set; expected --retriever DIR too"
 
@@ -84,6 +90,8 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
     yield from _index_problems(config)
     yield from refresh_problems(config.refresh)
     yield from _resource_problems(config)
+    yield from label_problems(config)
+    yield from _ensemble_problems(config.ensemble)
 
 
 def evaluation_methods(config: EvaluationConfig) -> list[Method]:
@@ -107,8 +115,17 @@ def _evaluation_problems(config: EvaluationConfig) -> Iterator[str]:
     if QUESTION not in config.questions.query:
         yield f"questions.query is {config.questions.query!r}; expected a text with {QUESTION} in it"
     yield from web_problems(config.web)
+    yield from _ensemble_problems(config.ensemble)
     yield from _evaluation_data_problems(config, any(method.takes_from_corpus for method in evaluation_methods(config)))
     yield from _index_problems(config)
+
+
+def _ensemble_problems(ensemble: EnsembleConfig) -> Iterator[str]:
+    value = ensemble.temperature
+    if isinstance(value, str) and value != FIT:
+        yield f"ensemble.temperature is {value}; expected a number above 0, or {FIT}"
+    if isinstance(value, int | float) and (isinstance(value, bool) or not 0 < value < math.inf):
+        yield f"ensemble.temperature is {value}; expected a number above 0, or {FIT}"
 
 
 def web_problems(web: WebConfig) -> Iterator[str]:
@@ -226,13 +243,18 @@ def _data_problems(data: DataConfig) -> Iterator[str]:
     ways = [[f"data.{name}" for name in way if getattr(data, name)] for way in WAYS_OF_DATA]
     if len(both := [names[0] for names in ways if names]) > 1:
         yield f"{both[0]} and {both[1]} are both set; expected one way of giving the data"
-    if data.query_share + data.heldout_share >= 1:
+    dev_share, and_dev = (data.dev_share, " + data.dev_share") if data.num_dev else (0.0, "")
+    if (total := data.query_share + data.heldout_share + dev_share) >= 1:
         yield (
-            f"data.query_share + data.heldout_share is {data.query_share + data.heldout_share:g}; expected less than "
+            f"data.query_share + data.heldout_share{and_dev} is {total:g}; expected less than "
             "1, so that source documents are left for the corpus"
         )
-    if (total := data.query_share + data.heldout_share + (data.corpus_share or 0)) > 1 + 1e-9:
-        yield f"data.query_share + data.heldout_share + data.corpus_share is {total:g}; expected at most 1"
+    if (total := total + (data.corpus_share or 0)) > 1 + 1e-9:
+        yield f"data.query_share + data.heldout_share{and_dev} + data.corpus_share is {total:g}; expected at most 1"
+    if data.num_dev and ways[0]:
+        yield "data.num_dev is set, but your own rows are never dealt to splits; expected data.dev with them"
+    if data.dev and not data.queries:
+        yield "data.dev is set without data.queries; expected development texts beside training texts"
     if data.new_text_at is not None and (problem := _pattern_problem(data.new_text_at)):
         yield f"data.new_text_at is {data.new_text_at!r}, which is no regular expression: {problem}"
 

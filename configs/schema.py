@@ -32,6 +32,16 @@ class Direction(Enum):
     kl_retriever_lm = "kl_retriever_lm"
 
 
+class TrainedSide(Enum):
+    both = "both"
+    query = "query"
+
+
+class DevMeasure(Enum):
+    bpb = "bpb"
+    kl = "kl"
+
+
 class OptimizerKind(Enum):
     adamw = "adamw"
     adam = "adam"
@@ -101,6 +111,7 @@ class DataConfig:
     )
     queries: str | None = key(None, "JSONL of training texts: context, continuation, optional id, domain, source, gold")
     heldout: str | None = key(None, "JSONL of held-out texts, same fields; never trained on")
+    dev: str | None = key(None, "JSONL of development texts, same fields; they choose settings and weights, if any")
     # Or raw texts, cut into documents and texts by `replug prepare`.
     source: str | None = key(None, "file, folder or pattern of JSONL, TSV, Parquet or texts, package:NAME, hub dataset")
     out: str | None = key(None, "where the prepared set goes (default: RUN_DIR/data)")
@@ -117,8 +128,10 @@ class DataConfig:
     num_documents: int | None = key(None, "corpus documents to keep (default: all)", ABOVE_0)
     num_queries: int = key(1000, "training texts to keep", ABOVE_0)
     num_heldout: int = key(100, "held-out texts to keep", ABOVE_0)
+    num_dev: int = key(0, "development texts to keep, by which settings and weights are chosen; 0 for none", FROM_0)
     query_share: float = key(0.2, "share of the source documents that serve training texts", SHARE)
     heldout_share: float = key(0.1, "share of the source documents that serve held-out texts", SHARE)
+    dev_share: float = key(0.1, "share that serves development texts, where data.num_dev asks for any", SHARE)
     corpus_share: float | None = key(
         None, "share that serves the corpus; what is left serves nothing (default: the rest)", SHARE
     )
@@ -134,6 +147,9 @@ class RetrieverConfig:
     similarity: Similarity = key(Similarity.cosine, "cosine (paper) or dot")
     max_tokens: int | None = key(None, "longer texts are cut here (default: the encoder's own limit)", ABOVE_0)
     dropout: bool = key(False, "train with the encoder's own dropout")
+    train: TrainedSide = key(
+        TrainedSide.both, "both, or query: documents stay as they are, so none is embedded again while training"
+    )
 
 
 @dataclass
@@ -185,11 +201,35 @@ class RetrieveConfig:
 
 
 @dataclass
+class LabelConfig:
+    # Candidates of each text that `replug label` has scored; a document that two of them give counts once.
+    dense: int = key(20, "the retriever's nearest documents", FROM_0, resumable=True)
+    bm25: int = key(0, "BM25's best documents that are not among these", FROM_0, resumable=True)
+    random: int = key(0, "documents drawn at random from the rest", FROM_0, resumable=True)
+
+
+@dataclass
+class EnsembleConfig:
+    temperature: int | float | str | None = key(
+        None,
+        "divides similarities in the ensemble's softmax: a number (paper: 1), or fit: each retriever's own, by "
+        "development texts (default: what was saved with the retriever, else 1)",
+        RULED,
+    )
+
+
+@dataclass
 class LossConfig:
     gamma: float = key(0.1, "temperature of the retrieval likelihood (paper: 0.1)", ABOVE_0)
     beta: float = key(0.1, "temperature of the LM likelihood (paper: 0.1)", ABOVE_0)
     lm_score: LMScore = key(LMScore.mean_logprob, "what of the continuation's log-probs enters Q")
     direction: Direction = key(Direction.kl_lm_retriever, "KL(Q || P_R), the ACL text; the arXiv text has KL(P_R || Q)")
+    contrastive: float = key(0.0, "weight of -log P_R of the document that the LM finds best, beside the KL", FROM_0)
+    in_batch: bool = key(False, "in that term, the batch's other documents stand against it too")
+    # With train.labels alone:
+    beta_entropy: float | None = key(None, "beta is what gives Q this share of the maximal entropy", SHARE)
+    weigh_queries: bool = key(False, "a text weighs what its best document adds to the LM's score without any, or 0")
+    anchor: float = key(0.0, "weight of KL(P of the retriever as it was || P_R), against forgetting", FROM_0)
 
 
 @dataclass
@@ -280,6 +320,13 @@ class TrainConfig:
     pipeline_depth: int = key(1, "batches retrieved and scored ahead; 0 is the strictly sequential method", FROM_0)
     threads: int | None = key(None, "CPU threads of the trainer (default: all cores)", ABOVE_0, resumable=True)
     accelerator: Accelerator = key(Accelerator.auto, "where the trainer runs; auto takes a GPU where there is one")
+    labels: str | None = key(None, "a folder that `replug label` wrote: train on its scores, without LM and index")
+    epochs: int | None = key(None, "passes over the labelled texts, instead of max_steps", ABOVE_0)
+    dev_every_steps: int | None = key(
+        None, "with labels: steps between two looks at the development texts (default: one pass)", ABOVE_0
+    )
+    dev_measure: DevMeasure = key(DevMeasure.bpb, "what chooses the weights there: bpb, or kl, the training loss's own")
+    patience: int | None = key(None, "looks without a better one after which training ends (default: never)", ABOVE_0)
     tensorboard: bool = key(False, "also write RUN_DIR/tensorboard (needs the package tensorboard)", resumable=True)
 
 
@@ -295,6 +342,7 @@ class EvaluateConfig:
     max_windows: int | None = key(200, "held-out texts measured in bits per byte; null for all", ABOVE_0)
     num_resamples: int = key(10000, "of the paired bootstrap", ABOVE_0, resumable=True)
     best: bool = key(False, "also measure the weights in RUN_DIR/best, for which the corpus is embedded once more")
+    heldout: bool = key(True, "measure the held-out texts at the end; false, with train.labels: no LM is asked")
     refresh_windows: int = key(16, "held-out texts measured at each refresh, the last of them; 0 for none", FROM_0)
 
 
@@ -304,6 +352,7 @@ class WandbConfig:
     project: str = key("replug", "W&B project", resumable=True)
     entity: str | None = key(None, "W&B user or team (default: the account's own)", resumable=True)
     name: str | None = key(None, "default: the run directory's name", resumable=True)
+    group: str | None = key(None, "runs that belong together, such as a sweep's (default: none)", resumable=True)
 
 
 @dataclass
@@ -320,6 +369,8 @@ class Config:
     retriever: RetrieverConfig = section(RetrieverConfig)
     lm: LMConfig = section(LMConfig)
     retrieve: RetrieveConfig = section(RetrieveConfig)
+    label: LabelConfig = section(LabelConfig)
+    ensemble: EnsembleConfig = section(EnsembleConfig)
     loss: LossConfig = section(LossConfig)
     refresh: RefreshConfig = section(RefreshConfig)
     index: IndexConfig = section(IndexConfig)
@@ -432,6 +483,7 @@ class EvaluationConfig:
     texts: TextsConfig = section(TextsConfig)
     questions: QuestionsConfig = section(QuestionsConfig)
     web: WebConfig = section(WebConfig)
+    ensemble: EnsembleConfig = section(EnsembleConfig)
     paper: PaperConfig = section(PaperConfig)
     data: DataConfig = section(DataConfig)
     retriever: RetrieverConfig = section(RetrieverConfig, path="")
@@ -461,6 +513,7 @@ class AskConfig:
     lm: LMConfig = section(LMConfig)
     rerank_lm: LMConfig = section(LMConfig)  # neither path nor url: answers are reranked by the LM that sampled them
     retriever: RetrieverConfig = section(RetrieverConfig, path="")  # re-ranks passages, where it has a path
+    ensemble: EnsembleConfig = section(EnsembleConfig)
     web: WebConfig = section(WebConfig)
 
 

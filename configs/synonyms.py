@@ -4,7 +4,8 @@ STEPS = ("train.max_steps",)
 BATCH = ("train.batch_size",)
 SYNONYMS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("learning_rate", "lr"), ("train.lr",)),
-    **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs", "steps", "num_steps", "total_steps"), STEPS),
+    **dict.fromkeys(("num_epochs", "num_train_epochs", "steps", "num_steps", "total_steps"), STEPS),
+    **dict.fromkeys(("early_stopping", "early_stopping_patience"), ("train.patience",)),
     **dict.fromkeys(("train_batch_size", "per_device_train_batch_size", "bs", "batch"), BATCH),
     **dict.fromkeys(("gradient_accumulation_steps", "grad_accum", "accumulate_grad_batches"), ("train.micro_batches",)),
     **dict.fromkeys(("warmup", "warmup_steps"), ("train.warmup_ratio",)),
@@ -15,7 +16,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("optim",), ("train.optimizer",)),
     **dict.fromkeys(("output_dir", "output", "out_dir", "save_dir", "work_dir", "logdir"), ("run_dir", "out")),
     **dict.fromkeys(("top_k", "topk", "num_documents_retrieved", "n_docs", "num_docs"), ("retrieve.k", "k")),
-    **dict.fromkeys(("temperature", "tau", "temp"), ("loss.gamma", "loss.beta")),
+    **dict.fromkeys(("temperature", "tau", "temp"), ("loss.gamma", "loss.beta", "ensemble.temperature")),
     **dict.fromkeys(("save_steps", "checkpoint_every", "save_every"), ("checkpoint.every_steps",)),
     **dict.fromkeys(("eval_steps", "refresh_every", "reindex_every", "update_interval"), ("refresh.every_steps",)),
     **dict.fromkeys(("encoder", "retriever_path", "model_name", "model_name_or_path"), ("retriever.path", "lm.path")),
@@ -26,7 +27,8 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("chunk_size", "passage_length"), ("data.document_tokens",)),
     **dict.fromkeys(("dataset", "data_path", "train_file", "input"), ("data.source", "data.queries")),
     **dict.fromkeys(("documents", "passages", "corpus_path"), ("data.corpus",)),
-    **dict.fromkeys(("validation", "dev", "test", "eval_file"), ("data.heldout",)),
+    **dict.fromkeys(("test", "eval_file"), ("data.heldout",)),
+    **dict.fromkeys(("validation", "valid", "val", "development"), ("data.dev", "data.num_dev")),
     **dict.fromkeys(("random_seed", "random_state"), ("seed",)),
     **dict.fromkeys(("metric", "distance"), ("retriever.similarity",)),
 }

@@ -52,27 +52,27 @@ def write_mark(path: Path, content: dict[str, Any]) -> None:
     write_json(path, {**content, OWN: _own_sha256(content)})
 
 
-def read_mark(path: Path) -> dict[str, Any]:
-    """The content of a mark, with its checksum. Raises UserError where it is damaged."""
-    content = read_mark_unchecked(path)
-    require_own_checksum(path, content)
+def read_mark(path: Path, mend: str = FIX) -> dict[str, Any]:
+    """The content of a mark, with its checksum. Raises UserError where it is damaged, and says how to `mend` it."""
+    content = read_mark_unchecked(path, mend)
+    require_own_checksum(path, content, mend)
     return content
 
 
-def read_mark_unchecked(path: Path) -> dict[str, Any]:
+def read_mark_unchecked(path: Path, mend: str = FIX) -> dict[str, Any]:
     """For who has more to say of what is wrong with it. Raises UserError for what is no JSON; no object is empty."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(f"{path} is not valid JSON ({error}); {FIX}") from error
+        raise UserError(f"{path} is not valid JSON ({error}); {mend}") from error
     return content if isinstance(content, dict) else {}
 
 
-def require_own_checksum(path: Path, content: dict[str, Any]) -> None:
+def require_own_checksum(path: Path, content: dict[str, Any], mend: str = FIX) -> None:
     """Raise UserError where a mark's content is not what it was; one of an older version has no checksum."""
     others = {name: value for name, value in content.items() if name != OWN}
     if OWN in content and content[OWN] != _own_sha256(others):
-        raise UserError(f"{path} is damaged: its content differs from its own checksum; {FIX}")
+        raise UserError(f"{path} is damaged: its content differs from its own checksum; {mend}")
 
 
 def _own_sha256(content: dict[str, Any]) -> str:

@@ -45,7 +45,7 @@ class RetrievedBatch:
 
     step: int
     query_step: int
-    index_version: int
+    index_version: int  # -1: from labels, which are of no index
     index_step: int  # the step whose weights embedded the index
     query_rows: np.ndarray  # [B]
     doc_rows: np.ndarray  # [B, K]
@@ -54,8 +54,12 @@ class RetrievedBatch:
 
 @dataclass(frozen=True, slots=True)
 class ScoredBatch:
-    """A retrieved batch with what the LM said of it: nats [B, K] and continuation lengths [B]."""
+    """A retrieved batch with what the LM said of it: nats [B, K] and continuation lengths [B].
+
+    `weights` [B] are of the texts, where they are not all 1.
+    """
 
     retrieved: RetrievedBatch
     sum_logprobs: np.ndarray
     num_tokens: np.ndarray
+    weights: np.ndarray | None = None

@@ -12,26 +12,33 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SPLITS = ("documents", "queries", "heldout")
+TEXT_SPLITS = ("heldout", "dev", "queries")  # in the order in which they are chosen: none overlaps one before it
+SPLITS = ("documents", "queries", "heldout", "dev")
 BUCKETS_PER_OCTAVE = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Shares of the source texts that serve each split; what `corpus` leaves serves none."""
+    """Shares of the source texts that serve each split; what `corpus` leaves serves none.
+
+    Development texts have the other end of the range: asking for some leaves training and held-out texts as they were.
+    """
 
     queries: float
     heldout: float
     corpus: float | None  # None: all the rest
+    dev: float = 0.0
 
 
 def split_of(source_id: str, seed: int, shares: Shares) -> str | None:
-    """`queries`, `heldout`, `documents` or None, by a keyed hash of the source's id."""
+    """`queries`, `heldout`, `dev`, `documents` or None, by a keyed hash of the source's id."""
     point = _fraction(source_id, f"side:{seed}")  # another word would deal every text anew
     if point < shares.queries:
         return "queries"
     if point < shares.queries + shares.heldout:
         return "heldout"
+    if shares.dev and point >= 1 - shares.dev:
+        return "dev"
     if shares.corpus is None or point < shares.queries + shares.heldout + shares.corpus:
         return "documents"
     return None

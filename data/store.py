@@ -3,6 +3,7 @@
 SET/documents/        shards of documents: id, text, domain, source, and the retriever's token ids (`shards`)
 SET/queries.arrow     id, context, continuation, domain, source, gold
 SET/heldout.arrow     the same
+SET/dev.arrow         the same, where development texts were asked for
 SET/rejected.jsonl    what of the source could not be taken, if anything
 SET/manifest.json     written last: a set without it is unfinished, and the same command goes on with it
 """
@@ -32,6 +33,7 @@ from replug.data.shards import (
 )
 
 TEXTS = ("queries.arrow", "heldout.arrow")
+DEV = "dev.arrow"
 WITHOUT_PROOF = ", so the manifest's proof that training and held-out texts are disjoint is not of it"
 
 
@@ -222,6 +224,21 @@ class PreparedSet:
         _require_files(folder, self.manifest)
         self.corpus = CorpusStore(self.corpus_path)
         self.queries, self.heldout = (WindowStore(folder / name) for name in TEXTS)
+        self.dev = WindowStore(folder / DEV) if DEV in self.manifest["files"] else None
+
+    @property
+    def texts(self) -> tuple[WindowStore, ...]:
+        """Every split of texts that there is."""
+        return (self.queries, self.heldout, *([self.dev] if self.dev is not None else []))
+
+    def require_dev(self) -> WindowStore:
+        """The development texts. Raises UserError where the set has none."""
+        if self.dev is None:
+            raise UserError(
+                f"{self.folder} has no development texts; prepare a set with data.num_dev (raw texts) or data.dev "
+                "(your own rows)"
+            )
+        return self.dev
 
     @property
     def corpus_path(self) -> Path:

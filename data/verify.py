@@ -52,6 +52,7 @@ def _file_problems(folder: Path, files: dict[str, str]) -> Iterator[str]:
 def _count_problems(prepared: PreparedSet) -> Iterator[str]:
     counts = prepared.manifest["counts"]
     found = {"documents": len(prepared.corpus), "queries": len(prepared.queries), "heldout": len(prepared.heldout)}
+    found |= {"dev": len(prepared.dev)} if prepared.dev is not None else {}
     for split, number in found.items():
         if number != counts[split]:
             yield f"{prepared.folder} holds {number} {split}, its manifest says {counts[split]}"

@@ -2,10 +2,11 @@
 
 import hashlib
 import io
+import json
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,21 +15,27 @@ from replug.configs.errors import UserError
 from replug.configs.methods import GENREAD, LONG_CONTEXT, RANDOM, Method
 from replug.data.files import replace_file
 from replug.data.store import CorpusStore
+from replug.models.ensemble_temperature import PAPER, EnsembleTemperature
 
 # What reading a damaged archive of numpy's raises.
-DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, EOFError, OSError, RuntimeError)
+DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, TypeError, EOFError, OSError, RuntimeError)
 
 
 @dataclass(frozen=True, slots=True)
 class RetrievedDocuments:
-    """What one source finds for all N examples: rows of the corpus [N, K], nearest first, and similarities [N, K]."""
+    """What one source finds for all N examples: rows of the corpus [N, K], nearest first, and similarities [N, K].
+
+    `temperature` is that of its ensemble.
+    """
 
     doc_rows: np.ndarray
     similarities: np.ndarray
+    temperature: EnsembleTemperature = PAPER
 
     def save(self, path: Path) -> None:
         content = io.BytesIO()
-        np.savez(content, doc_rows=self.doc_rows, similarities=self.similarities)
+        temperature = np.array(json.dumps(asdict(self.temperature)))
+        np.savez(content, doc_rows=self.doc_rows, similarities=self.similarities, temperature=temperature)
         replace_file(path, content.getvalue())
 
     @classmethod
@@ -36,7 +43,8 @@ class RetrievedDocuments:
         """Each array has a checksum in the file. Raises UserError where it is not what was saved."""
         try:
             with np.load(path, allow_pickle=False) as arrays:
-                return cls(arrays["doc_rows"], arrays["similarities"])
+                saved = json.loads(str(arrays["temperature"])) if "temperature" in arrays else {"value": 1.0}
+                return cls(arrays["doc_rows"], arrays["similarities"], EnsembleTemperature(**saved))
         except DAMAGED as error:
             raise UserError(
                 f"{path} is damaged ({error}); remove it, and the documents are searched for again"
@@ -44,7 +52,7 @@ class RetrievedDocuments:
 
     def of(self, examples: Sequence[int]) -> "RetrievedDocuments":
         """Those of some examples."""
-        return RetrievedDocuments(self.doc_rows[examples], self.similarities[examples])
+        return replace(self, doc_rows=self.doc_rows[examples], similarities=self.similarities[examples])
 
 
 def random_documents(num_documents: int, num_examples: int, k: int, seed: int) -> RetrievedDocuments:
@@ -69,7 +77,7 @@ class Evidence:
 
     A single text None is the LM without documents. `doc_rows` are all documents used: more than texts where they
     are concatenated into one, the nearest last, so that too long a text is to be cut at its beginning.
-    `has_long_context`: the LM reads as much of the text before as it holds.
+    `has_long_context`: the LM reads as much of the text before as it holds. `temperature` is the ensemble's.
     """
 
     texts: tuple[str | None, ...]
@@ -77,6 +85,12 @@ class Evidence:
     doc_rows: tuple[int, ...] = ()
     is_concatenated: bool = False
     has_long_context: bool = False
+    temperature: float = 1.0
+
+    @property
+    def logits(self) -> np.ndarray:
+        """Whose softmax weighs the texts, [K]."""
+        return self.similarities / self.temperature
 
 
 NOTHING = Evidence((None,), np.zeros(1))
@@ -140,7 +154,13 @@ class EvidenceBook:
                 found = self._found[method.found_by]
                 for values in (found.doc_rows, found.similarities):
                     digest.update(values[:, : method.num_read].tobytes())
+            if (temperature := self.temperature(method)) != 1:
+                digest.update(f"{method.name} at {temperature!r}".encode())
         return digest.hexdigest()
+
+    def temperature(self, method: Method) -> float:
+        """Of a method's ensemble; 1 where similarities weigh nothing."""
+        return self._found[method.found_by].temperature.value if method.is_weighted else PAPER.value
 
     def all_texts(self) -> Iterator[str]:
         """Of every document there is."""
@@ -164,7 +184,7 @@ class EvidenceBook:
         if method.is_concatenated:
             return Evidence(("\n".join(reversed(texts)),), np.zeros(1), doc_rows, is_concatenated=True)
         similarities = found.similarities[row, : method.num_read] if method.is_weighted else np.zeros(len(texts))
-        return Evidence(tuple(texts), similarities, doc_rows)
+        return Evidence(tuple(texts), similarities, doc_rows, temperature=self.temperature(method))
 
 
 def texts_of(evidence: Mapping[str, Evidence]) -> dict[str | None, bool]:

@@ -1,7 +1,7 @@
 """Figures by matplotlib as SVG, and those of evaluations."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import matplotlib
@@ -32,9 +32,17 @@ STYLE: Any = {
 
 def to_svg(draw: Callable[[Axes], None], width: float = 6.4, height: float = 3.0) -> str:
     """One set of axes, drawn and returned as an <svg> element."""
+    return panels_to_svg([draw], width, height)
+
+
+def panels_to_svg(draws: Sequence[Callable[[Axes], None]], width: float, height: float) -> str:
+    """Sets of axes side by side, each of this size in inches, which share the axis of values."""
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(width, height), layout="constrained")
-        draw(axes)
+        figure, axes = plt.subplots(
+            1, len(draws), figsize=(width * len(draws), height), layout="constrained", sharey=True, squeeze=False
+        )
+        for draw, place in zip(draws, axes[0], strict=True):
+            draw(place)
         content = io.StringIO()
         figure.savefig(content, format="svg", metadata={"Date": None})
         plt.close(figure)

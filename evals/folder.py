@@ -31,6 +31,7 @@ class EvaluationFolder:
         self.rerank_scores = path / "rerank_scores.sqlite"
         self.rerank_budget_file = path / "rerank_lm_spent.json"
         self.snapshot = path / "snapshot"
+        self.temperatures = path / "temperatures.json"
         self.weights = path / "weights.json"
         self.outcomes = path / "outcomes.jsonl"
         self.examples = path / "examples.parquet"

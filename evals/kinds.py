@@ -122,6 +122,8 @@ def _lm_problems(config: EvaluationConfig, kind: EvaluationKind) -> Iterable[str
         yield f"exclude_own_source is set, but evaluation={config.evaluation} asks questions, which are of no source"
     if config.texts.entities and config.evaluation != "tokens":
         yield f"texts.entities is set, but evaluation={config.evaluation} reads no such key; tokens does"
+    if config.ensemble.temperature is not None and (not kind.asks_lm or config.evaluation == INTERNET_QA):
+        yield f"ensemble.temperature is set, but evaluation={config.evaluation} mixes no predictions; expected null"
     if not kind.reranks and has_rerank_lm(config):
         yield f"rerank_lm is set, but evaluation={config.evaluation} reranks no answers; expected it with internet_qa"
 

@@ -110,6 +110,11 @@ def mmlu_outcome(question: MmluQuestion, letter_logprobs: np.ndarray, similariti
     return MmluOutcome(question.example.id, question.example.group, prediction, prediction == question.answer, right)
 
 
+def any_document_right(question: MmluQuestion, letter_logprobs: np.ndarray) -> bool:
+    """Whether an oracle that takes the best of K documents answers right, from log-probs [K, 4]: one alone suffices."""
+    return bool((letter_logprobs.argmax(axis=1) == question.answer).any())
+
+
 def _block(question: MmluQuestion, document: str | None) -> str:
     choices = "".join(f"{letter}. {choice}\n" for letter, choice in zip(LETTERS, question.choices, strict=True))
     return f"{knowledge_line(document)}Question: {question.example.query}\n{choices}Answer:"

@@ -107,7 +107,7 @@ def example_rows(rows: Sequence[Row], book: EvidenceBook, task: "Measured | None
                 "method": method,
                 **(_asked(task, place, method, evidence[method]) if task else {}),
                 "documents": book.ids(evidence[method].doc_rows),
-                "weights": [float(weight) for weight in document_weights(evidence[method].similarities)],
+                "weights": [float(weight) for weight in document_weights(evidence[method].logits)],
                 **outcome["numbers"],
                 **outcome["detail"],
             }

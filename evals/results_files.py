@@ -11,7 +11,7 @@ from replug.configs.methods import Method
 from replug.configs.schema import EvaluationConfig
 from replug.data.checksums import require_checksums, write_last
 from replug.data.files import replace_file
-from replug.evals.comparison import Measurements, compare, main_metric, markdown_table
+from replug.evals.comparison import Measurements, Results, compare, main_metric, markdown_table
 from replug.evals.evidence import EvidenceBook
 from replug.evals.figures import draw_methods, draw_sweep, to_svg
 from replug.evals.folder import EvaluationFolder
@@ -45,6 +45,7 @@ def write_results(
         timed = Measurements(latencies, config.num_resamples, config.seed)
         for method, of in results.items():
             of["seconds"] = timed.metric(method, SECONDS, timed.all)
+    _add_temperatures(results, book, len(rows))
     write_examples(folder.examples, rows, book, task)
     table = markdown_table(results, config.evaluation, config.paper.table)
     table += add_paper_figures(results, config.paper)
@@ -54,8 +55,25 @@ def write_results(
     table += kind.add_findings(Finished(config, folder, rows, book, results))
     replace_file(folder.table, table.encode())
     replace_file(folder.figure, _figure(results, book.methods).encode())
-    shown = (folder.config, folder.lm, folder.table, folder.examples, folder.outcomes, folder.latency, folder.leakage)
+    shown = (
+        folder.config,
+        folder.lm,
+        folder.table,
+        folder.examples,
+        folder.outcomes,
+        folder.latency,
+        folder.leakage,
+        folder.temperatures,
+    )
     write_last(folder.results, results, shown)
+
+
+def _add_temperatures(results: Results, book: EvidenceBook, num_rows: int) -> None:
+    """Of ensembles, where any has another than the paper's."""
+    temperatures = {method.name: book.temperature(method) for method in book.methods if method.is_weighted}
+    if any(value != 1 for value in temperatures.values()):
+        for method, value in temperatures.items():
+            results[method]["temperature"] = {"value": value, "n": num_rows, "interval": [value, value]}
 
 
 def show_results(folder: EvaluationFolder) -> dict:

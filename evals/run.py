@@ -10,6 +10,7 @@ found/                 what every source of documents finds for every example, a
                        overlaps.jsonl, which examples the corpus holds
 scores.sqlite          what the LM said (`lm.cache` names another, which several evaluations may share);
                        rerank_scores.sqlite, what the LM of `rerank_lm` said
+temperatures.json      by which the similarities of each retriever are divided, and how they came to be
 snapshot/              what a search engine answered, and the pages (`web.snapshot` names another)
 outcomes.jsonl         every example under every method as it came; at the end examples.parquet
 latency.jsonl          the same of `questions.latency_questions`: the seconds that each took by itself
@@ -27,6 +28,7 @@ from replug.configs.rules import evaluation_methods, has_rerank_lm
 from replug.configs.schema import Config, EvaluationConfig
 from replug.data.folder_lock import sole_writer
 from replug.data.store import Corpus
+from replug.evals.ensemble_temperatures import settled_temperatures, with_temperatures
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.folder import EvaluationFolder
 from replug.evals.genread import write_documents
@@ -75,7 +77,8 @@ def _evaluate(config: EvaluationConfig, folder: EvaluationFolder, kind: Evaluati
     with evaluation_cluster(config, methods, source, len(corpus.corpus) if corpus else None) as run_config:
         found = find_all(config, corpus, dataset.queries, methods, folder.found, dataset.sources) if corpus else {}
         with opened_lm(run_config, source, folder) as lm, opened_reranker(config, reranker, folder, lm) as asked:
-            book = evidence_book(methods, corpus, dataset, found, asked, folder)
+            temperatures = settled_temperatures(config, corpus, methods, asked, folder)
+            book = evidence_book(methods, corpus, dataset, with_temperatures(found, temperatures), asked, folder)
             task = dataset.make_task(asked, book)
             overlaps = overlaps_with(config, corpus, task, folder.overlaps) if corpus else None
             rows = run_task(task, book, OutcomeFile(folder.outcomes), config.evaluation)

@@ -19,7 +19,7 @@ from replug.evals.own_source import find_others
 from replug.evals.retrieval import RECALL_DEPTH
 from replug.index_workers.bm25 import BM25Index, search_bm25
 from replug.index_workers.build import build_version, index_settings, require_same_index
-from replug.index_workers.local_index import LocalIndex
+from replug.index_workers.local_index import LocalIndex, query_encoder_folder
 from replug.index_workers.service import IndexService
 from replug.index_workers.version_store import IndexState, VersionStore, index_folder
 from replug.models.build import load_encoder
@@ -37,17 +37,19 @@ def find_all(
     methods: Sequence[Method],
     out: Path,
     own: Sequence[str | None] = (),
+    texts: str = "",
 ) -> dict[str, RetrievedDocuments]:
     """Rows and similarities [N, K] by source, as many as any of its methods uses and recall is of. Ray must run.
 
-    With `exclude_own_source` none of a document's source, which `own` says of each query.
+    With `exclude_own_source` none of a document's source, which `own` says of each query. What is found is kept in
+    `out`, or in its folder `texts` for other texts than the evaluation's own.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    (out / texts).mkdir(parents=True, exist_ok=True)
     found = {}
     for source in dict.fromkeys(method.source for method in methods if method.takes_from_corpus):
         needed = max(method.k for method in methods if method.source == source)
         k = min(len(corpus.corpus), max(RECALL_DEPTH, needed))
-        path = out / f"{source}.npz"
+        path = out / texts / f"{source}.npz"
         if not path.exists():
             find = partial(_find, config, corpus, queries, source, out)
             found_now = find_others(find, corpus, own, k, needed) if config.exclude_own_source else find(k)
@@ -114,7 +116,7 @@ def _open_search(config: EvaluationConfig, corpus: Corpus, source: str, out: Pat
     dense = LocalIndex(
         index_folder(Path(path).expanduser()) if _is_indexed(path) else _root(config, source, out), available_cores()
     )
-    encoder = Encoder(str(dense.encoder_folder), dense.plan.similarity, dense.plan.max_tokens)
+    encoder = Encoder(str(dense.query_encoder_folder), dense.plan.similarity, dense.plan.max_tokens)
     own = _query_encoder(config.query_encoders.get(source), encoder)
     return lambda text, k: dense.search(own.encode([text]).numpy(), k)
 
@@ -151,7 +153,7 @@ def _find_in_index(
             f"{len(corpus.corpus)}; name the retriever's own folder instead (RUN_DIR/retriever, of a training run)"
         )
     log.info(f"{directory}: index version {index.plan.version}, by the weights of step {index.plan.step}")
-    encoder = Encoder(str(index.encoder_folder), index.plan.similarity, index.plan.max_tokens)
+    encoder = Encoder(str(index.query_encoder_folder), index.plan.similarity, index.plan.max_tokens)
     return RetrievedDocuments(*index.search(embed(encoder), k))
 
 
@@ -166,6 +168,16 @@ def _find_dense(config: Config, corpus: Corpus, embed: Embed, encoder_path: str,
 
 def _retriever_path(config: EvaluationConfig, source: str) -> str:
     return config.retriever.path if source == REPLUG else config.retrievers[source]
+
+
+def query_folder(config: EvaluationConfig, source: str) -> str:
+    """Or its hub name: of the encoder of a retriever's queries."""
+    path = config.query_encoders.get(source) or _retriever_path(config, source)
+    if not _is_indexed(path):
+        return resolve_encoder_path(path)
+    root = index_folder(Path(path).expanduser()).absolute()
+    store = VersionStore(root)
+    return str(query_encoder_folder(root) or store.encoder_folder(store.published()[-1]))
 
 
 def index_of(config: EvaluationConfig, source: str, out: Path) -> Path:

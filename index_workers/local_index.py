@@ -11,8 +11,9 @@ from replug.data.store import CorpusStore
 from replug.index_workers.faiss_index import set_search_threads
 from replug.index_workers.merge import merge_top_k
 from replug.index_workers.searcher import open_shard
-from replug.index_workers.version_store import VersionStore
+from replug.index_workers.version_store import BuildPlan, VersionStore, weights_sha256
 from replug.models.encoder import Encoder
+from replug.models.encoder_files import is_query_side
 from replug.models.replug_lm import Retrieved
 from replug.models.text_lists import require_texts
 
@@ -22,6 +23,7 @@ class LocalIndex:
 
     def __init__(self, root: Path, threads: int) -> None:
         set_search_threads(threads)
+        self.root = root
         store = VersionStore(root.absolute())
         versions = store.published()
         if not versions:
@@ -29,6 +31,7 @@ class LocalIndex:
         self.plan = store.plan(versions[-1])
         store.check_encoder(self.plan.version)
         self.encoder_folder = store.encoder_folder(self.plan.version)
+        self.query_encoder_folder = query_encoder_folder(root) or self.encoder_folder
         self.corpus = _open_corpus(store.corpus_path(self.plan), self.plan.num_documents)
         num_shards = self.plan.num_shards
         self._shards = [open_shard(store, self.plan, shard, num_shards) for shard in range(num_shards)]
@@ -36,6 +39,18 @@ class LocalIndex:
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows and similarities [B, k], best first, for queries [B, D]."""
         return merge_top_k([shard.search(queries, k) for shard in self._shards], k)
+
+
+def query_encoder_folder(root: Path) -> Path | None:
+    """Of a run's index the encoder of queries, where they have their own: documents stayed as they were."""
+    tuned = root.absolute().parent / "retriever"
+    return tuned if is_query_side(str(tuned)) else None
+
+
+def retriever_identity(plan: BuildPlan, root: Path) -> str:
+    """Which retriever searches an index: equal ones find the same documents."""
+    own = query_encoder_folder(root)
+    return plan.retriever + (f":queries by {weights_sha256(own)[:16]}" if own else "")
 
 
 def _open_corpus(path: Path, num_documents: int) -> CorpusStore:
@@ -52,8 +67,9 @@ class IndexRetriever:
 
     def __init__(self, index: LocalIndex) -> None:
         self._index = index
-        self._encoder = Encoder(str(index.encoder_folder), index.plan.similarity, index.plan.max_tokens)
-        self.identity = index.plan.retriever
+        self._encoder = Encoder(str(index.query_encoder_folder), index.plan.similarity, index.plan.max_tokens)
+        self.identity = retriever_identity(index.plan, index.root)
+        self.temperature = self._encoder.temperature
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
         """Up to `k` documents for each query, the most similar first."""

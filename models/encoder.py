@@ -20,7 +20,8 @@ from replug.configs.errors import NotFiniteError, UserError
 from replug.data.store import CorpusStore
 from replug.data.tokenizing import TokenIds
 from replug.models.batching import token_budget_batches
-from replug.models.encoder_files import MEAN, load_encoder_files, save_encoder_files
+from replug.models.encoder_files import MEAN, is_query_side, load_encoder_files, save_encoder_files
+from replug.models.ensemble_temperature import EnsembleTemperature, temperature_in, write_temperature
 from replug.models.packaged import resolve_encoder_path
 from replug.models.text_lists import require_texts
 
@@ -33,8 +34,11 @@ LENGTH_STEP = 8  # every new shape costs a CPU's library the making of a kernel,
 class Encoder(nn.Module):
     """Maps texts to vectors [B, D]. `similarity` is `cosine` (unit vectors) or `dot`.
 
-    `path` is a folder, a hub name, `package:minilm`, or a run directory, whose tuned retriever it is.
+    `path` is a folder, a hub name, `package:minilm`, or a run directory, whose tuned retriever it is. `temperature` is
+    the ensemble's that was saved with the weights, None where none was; it is saved with them again.
     """
+
+    temperature: EnsembleTemperature | None
 
     def __init__(
         self,
@@ -49,7 +53,8 @@ class Encoder(nn.Module):
         path = resolve_encoder_path(str(path))
         self.backbone: PreTrainedModel
         self.backbone, self.tokenizer, self.pooling = load_encoder_files(path)
-        self.similarity = similarity
+        self.similarity, self._is_query_side = similarity, is_query_side(path)
+        self.temperature = temperature_in(path)
         limit = _token_limit(self.backbone, self.tokenizer)
         if max_tokens is not None and not 0 < max_tokens <= limit:
             raise UserError(f"retriever.max_tokens is {max_tokens}, but {path} holds at most {limit} tokens")
@@ -154,9 +159,19 @@ class Encoder(nn.Module):
         device = self.backbone.device
         return torch.from_numpy(inputs).to(device), torch.from_numpy(mask.astype(np.int64)).to(device)
 
+    def require_documents(self) -> None:
+        """Raise UserError where this is the encoder of queries alone: its vectors of documents are not the pair's."""
+        if self._is_query_side:
+            raise UserError(
+                "this retriever was tuned for queries alone (retriever.train=query), so it embeds no documents: take "
+                "the run's document_encoder as the retriever, and this one as query_encoders.NAME"
+            )
+
     def save(self, folder: Path) -> None:
         """Write a folder that `AutoModel` and `SentenceTransformer` load; the latter to the same vectors."""
         save_encoder_files(folder, self.backbone, self.tokenizer, self.pooling, self.max_tokens, self.similarity)
+        if self.temperature is not None:
+            write_temperature(folder, self.temperature)
 
 
 def require_finite_vectors(vectors: np.ndarray, ids: Sequence[str]) -> None:

@@ -23,12 +23,13 @@ from transformers import (
 
 from replug.configs.errors import UserError
 from replug.data.checksums import NAME as CHECKSUMS
-from replug.data.checksums import require_checksums, write_checksums
-from replug.data.files import as_other_files
+from replug.data.checksums import add_checksum, require_checksums, write_checksums
+from replug.data.files import as_other_files, write_json
 from replug.models.model_files import load_tokenizer, loading, read_model_config, require_own_tokenizer
 from replug.models.whole_weights import load_whole
 
 KEY = "retriever.path"
+QUERY_SIDE = "query_side.json"  # beside an encoder that was tuned for queries alone
 MEAN, CLS = "mean", "cls"  # over all tokens (Contriever), or of the first alone (DPR, BGE)
 POOLING_FLAGS = {"pooling_mode_mean_tokens": MEAN, "pooling_mode_cls_token": CLS}
 DPR_ENCODERS = {"DPRContextEncoder": DPRContextEncoder, "DPRQuestionEncoder": DPRQuestionEncoder}
@@ -56,6 +57,17 @@ def load_encoder_files(path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerB
     require_own_tokenizer(tokenizer, len(model.get_input_embeddings().weight), path, KEY)  # type: ignore[arg-type]
     _require_encoder(model, path)
     return model, tokenizer, pooling
+
+
+def is_query_side(path: str) -> bool:
+    """Whether a folder's encoder was tuned for queries alone, so that another embeds the documents."""
+    return (Path(path) / QUERY_SIDE).is_file()
+
+
+def mark_query_side(folder: Path) -> None:
+    """Say so of an encoder's folder."""
+    write_json(folder / QUERY_SIDE, {"documents": "another encoder, which stayed as it was"})
+    add_checksum(folder / QUERY_SIDE)
 
 
 def save_encoder_files(
@@ -127,7 +139,7 @@ def _load_dpr(path: str, config: PreTrainedConfig) -> PreTrainedModel:
 
 def _pooling(path: str, config: PreTrainedConfig) -> str:
     """As sentence-transformers wrote it down; else that of DPR for DPR, and Contriever's for all others."""
-    file = _optional_file(path, POOLING_FILE)
+    file = optional_file(path, POOLING_FILE)
     if file is None:
         return CLS if _is_dpr(config) else MEAN
     modes = _pooling_modes(json.loads(file.read_text()))
@@ -136,7 +148,7 @@ def _pooling(path: str, config: PreTrainedConfig) -> str:
     return modes[0]
 
 
-def _optional_file(path: str, name: str) -> Path | None:
+def optional_file(path: str, name: str) -> Path | None:
     """A file of a folder, or of the hub; without a network, of what was fetched from there before."""
     if Path(path).is_dir():
         return Path(path) / name if (Path(path) / name).is_file() else None

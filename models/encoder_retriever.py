@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from replug.configs.errors import UserError
+from replug.models.ensemble_temperature import own_temperature
 from replug.models.replug_lm import Retrieved
 from replug.models.text_lists import require_texts
 
@@ -27,7 +28,8 @@ class EncoderRetriever:
     Similarities are inner products of what `encoder` gives: cosines, where its vectors have the length 1.
 
     Documents of equal similarity are found in the order in which they were given. `ids` default to the texts' numbers.
-    `query_encoder` is for retrievers that have one for documents and another for queries, as DPR does.
+    `query_encoder` is for retrievers that have one for documents and another for queries, as DPR does. `temperature` is
+    the ensemble's that `encoder` was saved with.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class EncoderRetriever:
             raise ValueError("there are no texts to search")
         if empty := [row for row, text in enumerate(texts) if not text.strip()]:
             raise UserError(f"texts[{empty[0]}] is empty ({len(empty)} such texts); leave it out")
+        self.temperature = own_temperature(encoder)
         self._query_encoder, self._texts = query_encoder or encoder, list(texts)
         self._ids = list(ids) if ids is not None else [str(row) for row in range(len(texts))]
         # Equal texts are encoded once: at two places of a batch their vectors may differ in the last bit.

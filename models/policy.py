@@ -78,7 +78,7 @@ class Policy:
     """Thresholds in the signal's own unit, by relation; `pooled` is for other relations, and where none is given.
 
     `lm` and `retriever` are identities; `closed` and `augmented` are methods as `configs.methods` reads them. `fitted`
-    says from what and how well, for a reader.
+    says from what and how well, for a reader. `temperature` is the ensemble's.
     """
 
     lm: str
@@ -89,6 +89,7 @@ class Policy:
     thresholds: Mapping[str, Threshold]
     pooled: Threshold
     fitted: Mapping[str, Any] = field(default_factory=dict)
+    temperature: float = 1.0
 
     def __post_init__(self) -> None:
         if self.signal not in SIGNALS:
@@ -157,8 +158,8 @@ class Policy:
                 "now): bring those back, or fit a policy to outcomes with these"
             )
 
-    def require_ensemble(self, k: int) -> None:
-        """Raise UserError unless the choice is between no document and an ensemble of `k`."""
+    def require_ensemble(self, k: int, temperature: float = 1.0) -> None:
+        """Raise UserError unless the choice is between no document and an ensemble of `k` at this temperature."""
         if self.ensemble_size is None:
             raise UserError(
                 f"the policy chooses between {self.closed} and {self.augmented}; expected {NONE} and an ensemble "
@@ -166,6 +167,11 @@ class Policy:
             )
         if self.ensemble_size != k:
             raise UserError(f"k is {k}, but the policy was fitted to {self.augmented}; expected k={self.ensemble_size}")
+        if k > 1 and temperature != self.temperature:
+            raise UserError(
+                f"the ensemble's temperature is {temperature:g}, but the policy was fitted at {self.temperature:g}; "
+                f"expected ensemble.temperature={self.temperature:g}, or a policy fitted to outcomes at {temperature:g}"
+            )
 
     def value_given(self, subject: Subject) -> float:
         """Raises UserError for a subject without a popularity."""
@@ -196,6 +202,7 @@ def load_policy(path: Path) -> Policy:
     """A policy from its file. Raises UserError naming the file and what of it cannot be read."""
     content = _read(path)
     names = list(Policy.__dataclass_fields__)
+    content.setdefault("temperature", 1.0)  # files of before an ensemble had one
     missing = [name for name in (*names, "retrieves_when") if name not in content]
     unknown = [name for name in content if name not in (*names, "format", "retrieves_when")]
     if missing or unknown:

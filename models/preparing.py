@@ -28,6 +28,7 @@ OF_THE_MODEL = 8  # tokens of an input that stand for no text: those that begin 
 LM_TOKENS = "lm tokens (document, window)"  # in a set's origin: no piece has more
 RETOKENIZED = 2  # times as many tokens as it was cut by has no piece that is tokenized alone: it differs at its ends
 ROW_KEYS = ("corpus", "queries", "heldout")
+DEV_KEYS = ("num_dev", "dev_share")  # of sets that have development texts
 RAW_KEYS = (
     *("source", "text_field", "id_field", "domain_field", "tokenizer", "document_tokens", "window"),
     *("num_documents", "num_queries", "num_heldout", "query_share", "heldout_share", "corpus_share"),
@@ -48,8 +49,7 @@ def prepared_set(config: Config, default_out: Path) -> PreparedSet:
     with preparing_pool(config) as pool:
         if data.source:
             return prepare_raw(data, config.seed, _tokenizers(config), out, origin, pool)
-        files = {name: Path(getattr(data, name)).expanduser() for name in ROW_KEYS}
-        return prepare_rows(**files, out=out, origin=origin, pool=pool, token_ids=_token_ids(config))
+        return prepare_rows(**_row_files(config), out=out, origin=origin, pool=pool, token_ids=_token_ids(config))
 
 
 def data_folder(config: Config, default_out: Path) -> Path:
@@ -72,11 +72,17 @@ def data_origin(config: Config) -> Origin:
     """What a prepared set follows from: the keys, and hashes of the files."""
     data = config.data
     if data.source:
-        origin = {**_data_keys(config, RAW_KEYS), "seed": config.seed, **_tokenizer_key(config), **_bound_key(config)}
+        keys = RAW_KEYS + (DEV_KEYS if data.num_dev else ())
+        origin = {**_data_keys(config, keys), "seed": config.seed, **_tokenizer_key(config), **_bound_key(config)}
         found = source_fingerprint(data.source)
         return {**origin, "data.source (files)": found} if found else origin
-    files = {name: Path(getattr(data, name)).expanduser() for name in ROW_KEYS}
-    return {f"data.{name} (sha256)": file_sha256(path) for name, path in files.items()}
+    return {f"data.{name} (sha256)": file_sha256(path) for name, path in _row_files(config).items()}
+
+
+def _row_files(config: Config) -> dict[str, Path]:
+    """The user's own rows, by what they are."""
+    names = (*ROW_KEYS, *(["dev"] if config.data.dev else []))
+    return {name: Path(getattr(config.data, name)).expanduser() for name in names}
 
 
 def preparing_pool(config: Config) -> LocalPool | RayPool:

@@ -4,8 +4,9 @@
     answer = lm.answer(["Question: who wrote Faust?\\nAnswer:"], GenerationOptions(16, stop="\\n"))[0]
 
 The documents of a text are retrieved by the text itself and stand before it, one to a prompt. The LM's predictions are
-mixed by the softmax of the similarities. It is a `BlackBoxLM` as the one that it wraps is, which may be local weights,
-a pool or a server. Whoever wants to show the sources retrieves first and hands in what was found.
+mixed by softmax(similarities / temperature), with the temperature that was saved with the retriever, or another. It is
+a `BlackBoxLM` as the one that it wraps is, which may be local weights, a pool or a server. Whoever wants to show the
+sources retrieves first and hands in what was found.
 
 With a policy (`models.policy`) each prompt is answered from its documents or without any. `decide` says which, and
 `follow` answers; `answer` does both.
@@ -31,6 +32,7 @@ from replug.models.black_box_lm import (
     check_pairs,
 )
 from replug.models.ensemble import document_weights, mix_token_logprobs
+from replug.models.ensemble_temperature import own_temperature
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.policy import KnownFrom, Policy, Subject
 from replug.models.prompt import PromptTemplate
@@ -39,7 +41,7 @@ from replug.models.text_lists import require_texts
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:
-    """A document that was found. Its weight is the softmax of `similarity` among those found with it."""
+    """A document that was found. Its weight is the ensemble's softmax of `similarity` among those found with it."""
 
     text: str
     similarity: float
@@ -88,7 +90,8 @@ class ReplugLM:
     `template` joins them, and cuts what is too long where it was given the LM's tokenizer. For generation, give it the
     LM's `max_tokens` less those that will be generated. `policy` decides which answers of `generate` and `answer`
     have documents, and nothing of `score`, `generate_ensemble` and `sample`; one that was fitted to another LM,
-    retriever, or number of documents is refused with a UserError.
+    retriever, number of documents, or temperature is refused with a UserError. `temperature` divides similarities in
+    the ensemble's softmax; by default it is the one that the retriever was saved with, else 1 as in the paper.
     """
 
     def __init__(
@@ -98,13 +101,17 @@ class ReplugLM:
         k: int = 10,
         template: PromptTemplate | None = None,
         policy: Policy | None = None,
+        temperature: float | None = None,
     ) -> None:
         if k < 0:
             raise ValueError(f"k is {k}; expected 0 (no documents) or more")
+        self.temperature = own_temperature(retriever).value if temperature is None else temperature
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature is {temperature}; expected a finite number above 0")
         if policy is not None:
             policy.require_lm(lm.identity)
             policy.require_retriever(getattr(retriever, "identity", None))
-            policy.require_ensemble(k)
+            policy.require_ensemble(k, self.temperature)
         self._lm, self._retriever, self._k, self._policy = lm, retriever, k, policy
         self._template = template or PromptTemplate("\n")
         self.max_tokens = lm.max_tokens
@@ -142,7 +149,7 @@ class ReplugLM:
             for context, continuation, found in zip(contexts, continuations, documents, strict=True)
         ]
         scores = self._score(contexts, prompts, continuations)
-        return [_mixed(given, found) for given, found in zip(scores, documents, strict=True)]
+        return [self._mixed(given, found) for given, found in zip(scores, documents, strict=True)]
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
         """Greedy answers, each from its own documents; local weights decode them together."""
@@ -262,7 +269,7 @@ class ReplugLM:
         return _in_one_piece(self._lm.generate_ensemble(asked.prompts, asked.weights, options))
 
     def _mixture(self, prompt: str, found: Sequence[Retrieved]) -> Mixture:
-        return Mixture(self._prompts(prompt, "", found), _weights(found))
+        return Mixture(self._prompts(prompt, "", found), self._weights(found))
 
     def generate_ensemble(
         self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
@@ -274,7 +281,7 @@ class ReplugLM:
         shares: list[float] = []
         for prompt, weight, found in zip(prompts, weights, self.retrieve(prompts), strict=True):
             whole += self._prompts(prompt, "", found)
-            shares += [weight * share for share in _weights(found)]
+            shares += [weight * share for share in self._weights(found)]
         return self._lm.generate_ensemble(whole, shares, options)
 
     def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
@@ -288,7 +295,7 @@ class ReplugLM:
 
     def _sample_one(self, prompt: str, options: SamplingOptions, number: int, found: Sequence[Retrieved]) -> Sampled:
         one = options.of_one_answer(options.draw_seed(prompt, number))
-        drawn = self._lm.generate_ensemble(self._prompts(prompt, "", found), _weights(found), one)
+        drawn = self._lm.generate_ensemble(self._prompts(prompt, "", found), self._weights(found), one)
         return Sampled(drawn.text, drawn.token_logprobs)
 
     def _documents(self, texts: Sequence[str], documents: Documents | None) -> Documents:
@@ -311,6 +318,19 @@ class ReplugLM:
         if not documents:
             return [self._template.prefix(None, text, continuation)]
         return [self._template.prefix(found.text, text, continuation) for found in documents]
+
+    def _weights(self, documents: Sequence[Retrieved]) -> list[float]:
+        """Of each prompt; of the text alone, 1."""
+        if not documents:
+            return [1.0]
+        return document_weights([found.similarity for found in documents], self.temperature).tolist()
+
+    def _mixed(self, scores: list[ContinuationScore], documents: Sequence[Retrieved]) -> ContinuationScore:
+        if not documents:
+            return scores[0]
+        given = np.stack([score.token_logprobs for score in scores])
+        similarities = np.array([found.similarity for found in documents])
+        return ContinuationScore(mix_token_logprobs(given, similarities, self.temperature).astype(np.float32))
 
     def _score(
         self, contexts: Sequence[str], prompts: list[list[str]], continuations: Sequence[str]
@@ -344,20 +364,7 @@ def _in_one_piece(answer: Generated) -> Iterator[str]:
     return iter([answer.text] if answer.text else [])
 
 
-def _weights(documents: Sequence[Retrieved]) -> list[float]:
-    """Of each prompt; of the text alone, 1."""
-    return document_weights([found.similarity for found in documents]).tolist() if documents else [1.0]
-
-
 def _flat(rows: Sequence[int], prompts: list[list[str]], continuations: Sequence[str]) -> tuple[list[str], list[str]]:
     """Prefixes and continuations of one call."""
     prefixes = [prompt for row in rows for prompt in prompts[row]]
     return prefixes, [text for row in rows for text in repeat(continuations[row], len(prompts[row]))]
-
-
-def _mixed(scores: list[ContinuationScore], documents: Sequence[Retrieved]) -> ContinuationScore:
-    if not documents:
-        return scores[0]
-    given = np.stack([score.token_logprobs for score in scores])
-    mixed = mix_token_logprobs(given, np.array([found.similarity for found in documents]))
-    return ContinuationScore(mixed.astype(np.float32))

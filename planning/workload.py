@@ -10,7 +10,7 @@ from pathlib import Path
 
 from replug.configs.errors import UserError
 from replug.configs.refresh_policy import RefreshPolicy, refresh_policy
-from replug.configs.schema import Config, Rerank
+from replug.configs.schema import Config, Rerank, TrainedSide
 from replug.index_workers.kinds import bytes_per_vector, num_lists, resolve_kind
 from replug.planning.model_sizes import ModelSize
 
@@ -96,7 +96,7 @@ def shape_of(config: Config, num_documents: int | None = None) -> Shape:
         lengths=Lengths(min(data.window, limit), data.window, min(data.document_tokens or data.window, limit)),
         num_documents=num_documents or count_documents(config),
         num_queries=data.num_queries,
-        refresh=refresh_policy(config.refresh, train.max_steps),
+        refresh=refresh_policy(config.refresh, train.max_steps, config.retriever.train is not TrainedSide.query),
         heldout=_heldout(config),
         checkpoint_every=config.checkpoint.every_steps,
     )

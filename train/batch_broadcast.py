@@ -51,7 +51,8 @@ class Share:
             doc_rows=found.doc_rows[rows],
             similarities=found.similarities[rows],
         )
-        return ScoredBatch(retrieved, batch.sum_logprobs[rows], batch.num_tokens[rows])
+        weights = None if batch.weights is None else batch.weights[rows]
+        return ScoredBatch(retrieved, batch.sum_logprobs[rows], batch.num_tokens[rows], weights)
 
 
 class BatchChannel:

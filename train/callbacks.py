@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pytorch_lightning as pl
@@ -197,6 +197,12 @@ class OpenChannel(pl.Callback):
         self._channel.open()
 
 
+class IndexUse(Protocol):
+    """Who says which index versions are in use: the refreshes, or nobody."""
+
+    def versions_in_use(self) -> set[int]: ...
+
+
 class Checkpointer(pl.Callback):
     """Has a checkpoint written every so many steps, and where a run ends before its last. Rank 0's.
 
@@ -206,7 +212,7 @@ class Checkpointer(pl.Callback):
     def __init__(
         self,
         writer: CheckpointWriter,
-        refresh: RefreshController,
+        refresh: IndexUse,
         prune_versions: Callable[[set[int]], None],
         every_steps: int,
         clock: StepClock,
@@ -229,7 +235,7 @@ class Checkpointer(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Position, batch_idx: int
     ) -> None:
-        is_end = trainer.global_step == trainer.max_steps
+        is_end = trainer.global_step == trainer.max_steps or trainer.should_stop
         if batch.is_last and (trainer.global_step % self._every == 0 or is_end):
             with self._clock.measure("checkpoint"):
                 self._finish()

@@ -26,13 +26,7 @@ BATCH_ROWS = 1024
 
 def check_data(config: Config, data: PreparedSet, source: LMSource, mark: Path | None = None) -> None:
     """What the parts must agree on. Lengths that `mark` says were looked at are not looked at again."""
-    wanted = max(config.retrieve.k, config.evaluate.k)
-    if len(data.corpus) < wanted:
-        raise UserError(
-            f"retrieve.k or evaluate.k asks for {wanted} documents, but the corpus holds {len(data.corpus)}"
-        )
-    _check_gold(data)
-    require_windows_apart(_streamed(data.queries), _streamed(data.heldout))
+    check_texts(config, data)
     if source.max_tokens is None or (tokenizer := source.tokenizer()) is None:
         return  # no limit, or nothing to count with: a server refuses what it cannot hold
     asked = _question(config, data, source.max_tokens)
@@ -42,6 +36,20 @@ def check_data(config: Config, data: PreparedSet, source: LMSource, mark: Path |
     if mark is not None:
         mark.parent.mkdir(parents=True, exist_ok=True)
         write_json(mark, asked)
+
+
+def check_texts(config: Config, data: PreparedSet) -> None:
+    """What corpus and texts must agree on, without an LM."""
+    wanted = max(config.retrieve.k, config.evaluate.k)
+    if len(data.corpus) < wanted:
+        raise UserError(
+            f"retrieve.k or evaluate.k asks for {wanted} documents, but the corpus holds {len(data.corpus)}"
+        )
+    _check_gold(data)
+    require_windows_apart(_streamed(data.queries), _streamed(data.heldout))
+    if data.dev is not None:
+        require_windows_apart(_streamed(data.queries), _streamed(data.dev), ("training", "development"))
+        require_windows_apart(_streamed(data.heldout), _streamed(data.dev), ("held-out", "development"))
 
 
 def _question(config: Config, data: PreparedSet, max_tokens: int) -> dict[str, object]:
@@ -57,7 +65,7 @@ def _question(config: Config, data: PreparedSet, max_tokens: int) -> dict[str, o
 
 
 def _check_gold(data: PreparedSet) -> None:
-    named = {**data.queries.gold(), **data.heldout.gold()}
+    named = {doc: text for store in data.texts for doc, text in store.gold().items()}
     if not named:
         return  # no id of the corpus need be read, which for 36M documents are gigabytes
     missing = set(named) - set(data.corpus.rows_of(named))
@@ -92,7 +100,7 @@ class _LengthCheck:
 
     def _check_continuations(self) -> None:
         """Documents and contexts are cut to fit, continuations never."""
-        for store in (self._data.queries, self._data.heldout):
+        for store in self._data.texts:
             for rows in _batches(np.flatnonzero(store.num_bytes() >= self._limit)):
                 windows = store.windows(rows)
                 for window, ids in zip(windows, self._ids([w.continuation for w in windows]), strict=True):
@@ -118,7 +126,7 @@ class _LengthCheck:
     def _longest_text(self) -> tuple[int, str]:
         """Tokens of the longest context and continuation together, and whose they are; by bytes, the longest first."""
         most, name = 0, ""
-        for store in (self._data.queries, self._data.heldout):
+        for store in self._data.texts:
             num_bytes = store.num_bytes()
             for rows in _batches(np.argsort(-num_bytes, kind="stable")):
                 rows = rows[num_bytes[rows] > most]

@@ -13,15 +13,17 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from replug.configs.methods import RANDOM, Method, parse_methods
+from replug.configs.methods import RANDOM, REPLUG, Method, parse_methods
 from replug.configs.schema import Config
 from replug.data.records import Window
 from replug.data.store import PreparedSet
 from replug.evals.comparison import Measurements
+from replug.evals.ensemble_temperatures import fit_ensemble
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, random_documents
+from replug.evals.kinds import PromptedLM
 from replug.evals.loop import Task, outcome_rows, run_task
 from replug.evals.outcomes import Row, outcomes_of, write_examples
 from replug.evals.retrieval import RECALL_DEPTH, gold_rows
@@ -31,7 +33,8 @@ from replug.index_workers.build import document_search
 from replug.index_workers.service import IndexService
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder, require_finite_vectors
-from replug.train.results import bpb_results, retrieval_results
+from replug.models.ensemble_temperature import EnsembleTemperature, own_temperature
+from replug.train.results import bpb_results, ensemble_results, headroom_results, retrieval_results
 from replug.train.workers import Workers
 
 log = logging.getLogger(__name__)
@@ -57,12 +60,25 @@ def evaluate_heldout(config: Config, data: PreparedSet, workers: Workers, found:
         )
     rows = _predict(config, data, workers, windows, found, folder / "lm")
     results = bpb_results(rows, config.evaluate.num_resamples, config.seed)
+    k = min(len(data.corpus), config.evaluate.k)
+    results |= {"ensemble": ensemble_results(found, k), "headroom": headroom_results(rows, [*found], k)}
     with_gold = [row for row, window in enumerate(everything) if window.gold]
     if not with_gold:
         return results
     of_gold = {name: of.of(with_gold) for name, of in found.items()}
     rows = _retrieve(data, [everything[row] for row in with_gold], of_gold, folder / "retrieval")
     return {**results, "retrieval": retrieval_results(rows)}
+
+
+def fit_on_development(
+    config: Config, data: PreparedSet, workers: Workers, encoder: Encoder, version: int
+) -> EnsembleTemperature:
+    """The temperature of an encoder's ensemble by the development texts, whose documents are of an index version."""
+    windows = data.require_dev().windows()
+    k = min(len(data.corpus), config.evaluate.k)
+    found = _search(config, data, workers.index, encoder, version, windows, k)
+    asked = PromptedLM(workers.lm, workers.template, workers.lm)
+    return fit_ensemble(asked, windows, data.corpus, found, Method(f"version {version}", REPLUG, k, False))
 
 
 def heldout_bpb(config: Config, data: PreparedSet, workers: Workers, version: int, count: int) -> float:
@@ -72,7 +88,8 @@ def heldout_bpb(config: Config, data: PreparedSet, workers: Workers, version: in
     """
     windows = data.heldout.windows(range(len(data.heldout) - count, len(data.heldout)))
     encoder = load_encoder(config.retriever, workers.index.store.encoder_folder(version))
-    found = {"version": _search(config, data, workers.index, encoder, version, windows, config.evaluate.k)}
+    searched = _search(config, data, workers.index, encoder, version, windows, config.evaluate.k)
+    found = {"version": replace(searched, temperature=own_temperature(encoder))}
     book = EvidenceBook(_methods([*found], config.evaluate.k), data.corpus, found, [True] * count)
     measured = Measurements(list(outcome_rows(LanguageModelling(workers.lm, workers.template, windows), book)))
     return measured.value("version", BITS_PER_BYTE, measured.all)
@@ -102,8 +119,13 @@ def _predict(
     drawn = {RANDOM: random_documents(len(data.corpus), len(windows), k, config.seed)}
     methods = _methods(["none", RANDOM, *found], k)
     book = EvidenceBook(methods, data.corpus, {**drawn, **found}, [True] * len(windows))
-    task = LanguageModelling(workers.lm, workers.template, windows)
-    prompts = {"lm": workers.lm.identity, "separator": lm.separator, "too_long": lm.too_long.value}
+    task = LanguageModelling(workers.lm, workers.template, windows, beta=config.loss.beta)
+    prompts = {
+        "lm": workers.lm.identity,
+        "separator": lm.separator,
+        "too_long": lm.too_long.value,
+        "beta": str(config.loss.beta),
+    }
     return _measure(task, book, folder, {**_identity(data, windows, book), **prompts}, "bits per byte")
 
 

@@ -8,7 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from replug.evals.figures import COLOURS, STYLE
-from replug.train.results import DIFFERENCES, METHODS
+from replug.evals.headroom import Headroom
+from replug.train.results import DIFFERENCES, METHODS, headroom_of
 
 
 def overview_png(path: Path, results: dict, metrics: Sequence[dict]) -> None:
@@ -18,7 +19,8 @@ def overview_png(path: Path, results: dict, metrics: Sequence[dict]) -> None:
         figure, axes = plt.subplots(1, 3, figsize=(14, 3.8), layout="constrained", width_ratios=(1.3, 1, 1))
         draw_bpb(axes[0], results)
         draw_intervals(axes[1], results)
-        draw_index_age(axes[2], metrics)
+        draw_last = draw_index_age if any("index/age_steps" in row for row in metrics) else draw_loss
+        draw_last(axes[2], metrics)
         figure.savefig(path, dpi=110)
         plt.close(figure)
 
@@ -54,6 +56,29 @@ def draw_intervals(axes: Axes, results: dict) -> None:
     axes.set_title("difference in bits per byte, 95% interval", fontsize=10)
 
 
+def draw_headroom(axes: Axes, results: dict) -> None:
+    """Of each retriever, a line from its ensemble to the better oracle on its documents, and both oracles on it."""
+    rooms = headroom_of(results)
+    for place, (method, room) in enumerate(rooms.items()):
+        ends = [room.ensemble, min(room.q_weighted, room.best_document)]
+        axes.plot(ends, [place, place], color=COLOURS[method], linewidth=3, alpha=0.35, solid_capstyle="butt")
+        for marker, (value, label) in zip("os^", _oracle_points(room), strict=True):
+            axes.plot([value], [place], marker, color=COLOURS[method], label=label if not place else None)
+    axes.axvline(results["bpb"]["all"]["none"], color=COLOURS["none"], linestyle="--", label=METHODS["none"])
+    axes.set_yticks(range(len(rooms)), [METHODS[method] for method in rooms], fontsize=8)
+    axes.set_ylim(len(rooms) - 0.5, -0.5)
+    axes.set_xlabel("bits per byte with the same documents")
+    axes.legend(fontsize=8, frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+
+
+def _oracle_points(room: Headroom) -> tuple[tuple[float, str], ...]:
+    return (
+        (room.ensemble, "ensemble"),
+        (room.q_weighted, "weighed by the LM's own scores"),
+        (room.best_document, "best document alone"),
+    )
+
+
 def draw_loss(axes: Axes, metrics: Sequence[dict]) -> None:
     """The KL loss at every step, and its running mean."""
     steps, losses = _series(metrics, "train/loss")
@@ -62,6 +87,16 @@ def draw_loss(axes: Axes, metrics: Sequence[dict]) -> None:
     axes.set_title("KL loss (nats)", fontsize=10)
     _mark_swaps(axes, metrics)
     axes.legend(fontsize=8, frameon=False)
+
+
+def draw_dev(axes: Axes, metrics: Sequence[dict]) -> None:
+    """Bits per byte of labelled development texts, and the training loss's KL there."""
+    axes.step(*_series(metrics, "dev/bpb"), where="post", color=COLOURS["lsr"], label="bits per byte")
+    right = axes.twinx()
+    right.step(*_series(metrics, "dev/kl"), where="post", color=COLOURS["none"], label="KL (right)")
+    axes.set_title("development texts, by labelled candidates", fontsize=10)
+    axes.legend(fontsize=8, frameon=False, loc="upper right")
+    right.legend(fontsize=8, frameon=False, loc="lower left")
 
 
 def draw_entropies(axes: Axes, metrics: Sequence[dict]) -> None:

@@ -3,6 +3,7 @@
 Rank 0 has the pipeline, the refreshes and the files. The others have the module and the data, and receive batches.
 """
 
+import copy
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,9 +26,9 @@ from replug.cluster.gpu_shares import trains_on_gpu
 from replug.cluster.gpus import num_gpus, torch_device
 from replug.cluster.interruption import Interruption, ignore_signals
 from replug.cluster.layout import num_ranks
-from replug.configs.errors import RunError
+from replug.configs.errors import RunError, UserError
 from replug.configs.refresh_policy import refresh_policy
-from replug.configs.schema import Config, LMScore, Rerank
+from replug.configs.schema import Config, LMScore, Rerank, TrainedSide
 from replug.data.datamodule import StepDataModule
 from replug.data.sampler import QuerySampler
 from replug.data.store import PreparedSet
@@ -97,10 +98,10 @@ def fit(
             channel = BatchChannel()
             callbacks.append(OpenChannel(channel))
             module.attach(BatchSender(parts.pipeline, channel))
-        trainer = _trainer(config, run.path, callbacks, loggers, others.environment)
-        _forget_after(run, newest)
+        trainer = lightning_trainer(config, run.path, callbacks, loggers, others.environment)
+        forget_after(run, newest)
         with interruption.deferred(lambda: f"{others.silence}step {writer.newest_step} is the newest that is saved"):
-            _fit(trainer, config, module, newest.path if newest else None)
+            run_trainer(trainer, config, module, newest.path if newest else None)
             _require_all_steps(trainer, config)
             interruption.check()  # a signal that came during the last step; its checkpoint is there
         return parts.refresh.next_version()
@@ -121,15 +122,15 @@ def _one_thread(name: str) -> Iterator[Executor]:
 def fit_as_other_rank(job: RankJob, environment: RankEnvironment) -> None:
     """What the actors of `ranks` run: the same fit, fed by rank 0. Where rank 0 ends early, the actor is killed."""
     quieten_lightning()
-    torch.set_num_threads(_threads(job.config))
+    torch.set_num_threads(trainer_threads(job.config))
     module = lsr_module(job.config, load_encoder(job.config.retriever, job.encoder), PreparedSet(job.prepared))
     channel = BatchChannel()
     module.attach(BatchReceiver(channel))
-    callbacks = [OwnSettings(ignore_signals, _threads(job.config)), OpenChannel(channel)]
-    _fit(_trainer(job.config, job.run, callbacks, [], environment), job.config, module, job.checkpoint)
+    callbacks = [OwnSettings(ignore_signals, trainer_threads(job.config)), OpenChannel(channel)]
+    run_trainer(lightning_trainer(job.config, job.run, callbacks, [], environment), job.config, module, job.checkpoint)
 
 
-def _fit(trainer: pl.Trainer, config: Config, module: LSRModule, checkpoint: Path | None) -> None:
+def run_trainer(trainer: pl.Trainer, config: Config, module: LSRModule, checkpoint: Path | None) -> None:
     steps = StepDataModule(config.train.max_steps, config.train.micro_batches)
     trainer.fit(module, datamodule=steps, ckpt_path=checkpoint, weights_only=True)
 
@@ -143,7 +144,7 @@ def _require_all_steps(trainer: pl.Trainer, config: Config) -> None:
         )
 
 
-def _forget_after(run: RunDirectory, newest: CheckpointMark | None) -> None:
+def forget_after(run: RunDirectory, newest: CheckpointMark | None) -> None:
     """Forget what is about to be done again."""
     run.forget_after(newest.step if newest else 0)
     run.truncate_metrics(newest.step if newest else 0)
@@ -186,7 +187,7 @@ def _callbacks(
     """Rank 0's, in the order they act."""
     best = BestRetriever(run, workers.index.store.encoder_folder)
     return [
-        OwnSettings(interruption.install, _threads(config)),
+        OwnSettings(interruption.install, trainer_threads(config)),
         StepBoundary(parts.refresh, parts.pipeline, best, parts.clock, partial(_lm_metrics, workers), parts.check),
         TemperatureCheck(parts.pipeline, loss_settings(config)),
         StepProgress(config.train.max_steps),
@@ -215,18 +216,38 @@ def quieten_lightning() -> None:
 
 def loss_settings(config: Config) -> LossSettings:
     loss = config.loss
-    return LossSettings(loss.gamma, loss.beta, loss.lm_score.value, loss.direction.value)
+    return LossSettings(
+        loss.gamma,
+        loss.beta,
+        loss.lm_score.value,
+        loss.direction.value,
+        loss.contrastive,
+        loss.in_batch,
+        loss.anchor,
+    )
 
 
-def lsr_module(config: Config, encoder: Encoder, data: PreparedSet) -> LSRModule:
+def lsr_module(config: Config, encoder: Encoder, data: PreparedSet, loss: LossSettings | None = None) -> LSRModule:
+    """`encoder` is trained; where documents stay as they are, a copy of it as it is encodes them."""
     train = config.train
+    encoder.require_documents()
+    if config.loss.in_batch and (ranks := num_ranks(config) if config.resources.train != "auto" else 1) > 1:
+        raise UserError(f"loss.in_batch: {ranks} ranks each have other documents in their batch; expected one")
+    documents = frozen_copy(encoder) if config.retriever.train is TrainedSide.query else None
     if config.loss.lm_score is LMScore.probability:
         log.warning("loss.lm_score=probability underflows beyond a few tokens and makes Q uniform; try mean_logprob")
     encoder.prepare_training(config.retriever.dropout, train.gradient_checkpointing, train.compile)
     optimizer = OptimizerSettings(
         train.optimizer.value, train.lr, train.weight_decay, train.warmup_ratio, train.max_steps
     )
-    return LSRModule(encoder, data.queries, data.corpus, loss_settings(config), optimizer, config.seed)
+    return LSRModule(
+        encoder, data.queries, data.corpus, loss or loss_settings(config), optimizer, config.seed, documents
+    )
+
+
+def frozen_copy(encoder: Encoder) -> Encoder:
+    """The weights as they are, without gradient."""
+    return copy.deepcopy(encoder).requires_grad_(False).eval()
 
 
 def batch_pipeline(
@@ -261,7 +282,7 @@ def refresh_controller(
     settle: Callable[[], None],
     check: Callable[[], None],
 ) -> RefreshController:
-    policy = refresh_policy(config.refresh, config.train.max_steps)
+    policy = refresh_policy(config.refresh, config.train.max_steps, config.retriever.train is not TrainedSide.query)
     publish = partial(publish_snapshot, config, module.encoder, data, workers.index.store)
     measure = partial(measure_heldout, config, data, workers)
     return RefreshController(workers.index, policy, publish, measure, clock, settle, check)
@@ -270,8 +291,12 @@ def refresh_controller(
 def measure_heldout(
     config: Config, data: PreparedSet, workers: Workers, version: int, ready: "Future[Refreshed]"
 ) -> "Future[float | None]":
-    """Bits per byte of the last held-out texts with the documents of a version, once it is ready, in the background."""
-    count = min(config.evaluate.refresh_windows, len(data.heldout))
+    """Bits per byte of the last held-out texts with the documents of a version, once it is ready, in the background.
+
+    None where documents stay as they are: the one version is of the weights before the first step.
+    """
+    is_fixed = config.retriever.train is TrainedSide.query
+    count = 0 if is_fixed else min(config.evaluate.refresh_windows, len(data.heldout))
 
     def measure() -> float | None:
         ready.result()
@@ -280,7 +305,7 @@ def measure_heldout(
     return in_background(measure, "held-out")
 
 
-def _trainer(
+def lightning_trainer(
     config: Config, folder: Path, callbacks: list[pl.Callback], loggers: list[Logger], environment: RankEnvironment
 ) -> pl.Trainer:
     train, ranks = config.train, environment.world_size()
@@ -331,7 +356,7 @@ def _ddp(environment: RankEnvironment, on_gpu: bool) -> DDPStrategy:
     )
 
 
-def _threads(config: Config) -> int:
+def trainer_threads(config: Config) -> int:
     return config.train.threads or available_cores()
 
 
@@ -350,7 +375,7 @@ def _start_other_ranks(
         newest.path.absolute() if newest else None,
     )
     fit_there = partial(fit_as_other_rank, job)
-    return other_ranks(fit_there, num_ranks(config), _gpus_of_a_rank(config), _threads(config))
+    return other_ranks(fit_there, num_ranks(config), _gpus_of_a_rank(config), trainer_threads(config))
 
 
 def _uses_bf16(config: Config) -> bool:

@@ -6,12 +6,20 @@ Shapes: B queries, K documents of each.
     Q(d | x, y) = softmax over d of z(d, x, y) / beta
     loss        = mean over the batch of KL(Q || P_R)        (ACL text; the arXiv text has KL(P_R || Q))
 
+Levers beside it, each off at its default (LossTerms): a weight of each query, a contrastive term and an anchor,
+
+    loss of a query = weight * (KL + contrastive * C) + anchor * A
+    C = -log softmax over its documents, and others', of s / gamma, at the document of the highest Q     (InfoNCE)
+    A = KL(P_base || P_R), P_base by the similarities of the retriever as it was
+
 Only P_R carries a gradient. The distributions are handled as logarithms throughout. To add a loss: a function and its
 line in `LOSSES`, and its name in `configs.schema.Direction`; likewise `LM_SCORES` and `configs.schema.LMScore`.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
@@ -37,14 +45,19 @@ def log_likelihood(scores: Tensor, temperature: float) -> Tensor:
     return log_softmax(scores / temperature, dim=-1)
 
 
+def kl_divergence(log_a: Tensor, log_b: Tensor) -> Tensor:
+    """KL(A || B) of distributions [B, K], nats [B]."""
+    return (log_a.exp() * (log_a - log_b)).sum(-1)
+
+
 def kl_lm_retriever(log_q: Tensor, log_p: Tensor) -> Tensor:
     """KL(Q || P_R) of each query, nats [B]: the retriever covers what the LM finds likely."""
-    return (log_q.exp() * (log_q - log_p)).sum(-1)
+    return kl_divergence(log_q, log_p)
 
 
 def kl_retriever_lm(log_q: Tensor, log_p: Tensor) -> Tensor:
     """KL(P_R || Q) of each query, nats [B]."""
-    return (log_p.exp() * (log_p - log_q)).sum(-1)
+    return kl_divergence(log_p, log_q)
 
 
 # Of log Q and log P_R [B, K], a loss for each query [B].
@@ -62,6 +75,31 @@ def text_losses(log_q: Tensor, log_p: Tensor, direction: str) -> Tensor:
 def lsr_loss(log_q: Tensor, log_p: Tensor, direction: str) -> Tensor:
     """Its mean over the batch, a scalar in nats."""
     return text_losses(log_q, log_p, direction).mean()
+
+
+def contrastive_losses(scores: Tensor, log_q: Tensor, others: Tensor | None = None) -> Tensor:
+    """InfoNCE on the LM's best document of each query, nats [B].
+
+    `scores` are s / gamma [B, K]. `others` [B, M] are those of documents that are not the query's own candidates, which
+    the LM has not scored: minus infinity where there is none. Of documents that the LM ties the first counts.
+    """
+    every = scores if others is None else torch.cat([scores, others], dim=-1)
+    return -log_softmax(every, dim=-1).gather(-1, log_q.argmax(-1, keepdim=True)).squeeze(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class LossTerms:
+    """The parts of each query's loss, nats [B]; what is None is not asked for."""
+
+    kl: Tensor
+    contrastive: Tensor | None = None
+    anchor: Tensor | None = None
+
+    def total(self, contrastive: float, anchor: float, weights: Tensor | None) -> Tensor:
+        """The loss of each query [B]. The weights say how much the LM teaches, so the anchor has none."""
+        taught = self.kl if self.contrastive is None else self.kl + contrastive * self.contrastive
+        taught = taught if weights is None else weights * taught
+        return taught if self.anchor is None else taught + anchor * self.anchor
 
 
 def entropy(log_p: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ The front matter is what model hubs read. The base model is named only where it 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from replug.configs.schema import Config
+from replug.configs.schema import Config, TrainedSide
 from replug.data.checksums import add_checksum
 from replug.data.files import replace_file
 from replug.train.results import METHODS, interval_lines
@@ -20,6 +20,7 @@ def write_model_card(
     """Beside an encoder's files. `weights` says of which step they are; `results` are the run's, once it has ended."""
     base = config.retriever.path
     is_name = not Path(base).expanduser().exists() and ":" not in base
+    is_of_queries = config.retriever.train is TrainedSide.query
     lines = [
         "---",
         *("library_name: sentence-transformers", "pipeline_tag: sentence-similarity"),
@@ -27,11 +28,12 @@ def write_model_card(
         *("---", "", "# A retriever tuned to a language model", ""),
         "Tuned by REPLUG LSR (Shi et al. 2023) from the retriever below, for the LM below.",
         f"Weights of {weights}. Similarity: {config.retriever.similarity.value}.",
+        *(["Tuned for queries alone: documents are embedded by the retriever as it was."] if is_of_queries else []),
         *("", "```python", "from sentence_transformers import SentenceTransformer", ""),
         *('vectors = SentenceTransformer("THIS_FOLDER").encode(["a text"])', "```", ""),
         *(f"- {line}" for line in made_by),
     ]
-    if results is not None:
+    if results is not None and "bpb" in results:
         lines += ["", *_table(results)]
     replace_file(folder / FILE, ("\n".join(lines) + "\n").encode())
     add_checksum(folder / FILE)

@@ -7,7 +7,7 @@ batches knows the rest.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,16 @@ from replug.data.store import CorpusStore, WindowStore
 from replug.models.encoder import Encoder
 from replug.train.batch_broadcast import BatchSource, Share
 from replug.train.finite import require_finite_gradient, require_finite_losses
-from replug.train.loss import entropy, kl_lm_retriever, lm_scores, log_likelihood, lsr_loss, text_losses
+from replug.train.loss import (
+    LossTerms,
+    contrastive_losses,
+    entropy,
+    kl_divergence,
+    kl_lm_retriever,
+    lm_scores,
+    log_likelihood,
+    text_losses,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,9 @@ class LossSettings:
     beta: float
     lm_score: str
     direction: str
+    contrastive: float = 0.0  # weight
+    in_batch: bool = False
+    anchor: float = 0.0  # weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +64,28 @@ class LSRModule(pl.LightningModule):
         loss: LossSettings,
         optimizer: OptimizerSettings,
         seed: int = 0,
+        documents: Encoder | None = None,
     ) -> None:
+        """`documents` encodes documents where these stay as they are; it is never trained and in no checkpoint."""
         super().__init__()
         self.encoder = encoder
+        self._frozen = [documents] if documents is not None else []  # a list: not a part of this module
         self._queries, self._corpus = queries, corpus
         self._loss, self._optimizer, self._seed = loss, optimizer, seed
         self.batches: BatchSource | None = None
         self._batch: ScoredBatch | None = None  # of the step that is under way
         self._metrics: list[dict[str, float | Tensor]] = []  # of its micro-batches so far
         self._losses: list[Tensor] = []  # of their texts
+
+    @property
+    def frozen_documents(self) -> Encoder | None:
+        """The encoder of documents where these stay as they are."""
+        return self._frozen[0] if self._frozen else None
+
+    @property
+    def documents(self) -> Encoder:
+        """The encoder of documents, this one or that of queries too."""
+        return self.frozen_documents or self.encoder
 
     def attach(self, batches: BatchSource) -> None:
         self.batches = batches
@@ -72,6 +97,8 @@ class LSRModule(pl.LightningModule):
 
     def on_train_start(self) -> None:
         """The rate of the next step, by the schedule as it is now: a checkpoint's is of the steps asked for then."""
+        for frozen in self._frozen:
+            frozen.to(self.device)
         factor = learning_rate_factor(self.trainer.global_step, self._optimizer)
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = group["initial_lr"] * factor
@@ -90,13 +117,16 @@ class LSRModule(pl.LightningModule):
         # Dropout's randomness follows from the step and the share, so a resumed run draws the same.
         torch.manual_seed(hash((self._seed, position.step, share.rank, share.part)) % 2**63)
         self.encoder.train_mode()
-        similarities = self.similarities(scored.retrieved)
+        found, in_batch = scored.retrieved, self._loss.in_batch
+        similarities, others = self.batch_similarities(found) if in_batch else (self.similarities(found), None)
         with torch.autocast(self.device.type, enabled=False):
             log_p = log_likelihood(similarities, self._loss.gamma)
             log_q = log_likelihood(self._lm_scores(scored), self._loss.beta)
-            loss = lsr_loss(log_q, log_p, self._loss.direction)
-            self._losses.append(text_losses(log_q, log_p.detach(), self._loss.direction))
-            self._metrics.append(_metrics(loss, log_q, log_p, scored))
+            terms = self._terms(similarities, others, log_q, log_p, scored)
+            losses = terms.total(self._loss.contrastive, self._loss.anchor, self._weights(scored))
+            loss = losses.mean()
+            self._losses.append(losses.detach())
+            self._metrics.append({**_metrics(loss, log_q, log_p, scored), **_lever_metrics(terms)})
         assert log_p.dtype == log_q.dtype == loss.dtype == torch.float32
         if position.is_last:
             self._log(self._mean_metrics())
@@ -136,12 +166,50 @@ class LSRModule(pl.LightningModule):
 
     def similarities(self, batch: RetrievedBatch) -> Tensor:
         """s(d, x) [B, K] in float32 with gradient; a document that several queries found is encoded once."""
+        queries, documents, places = self._encoded(batch)
+        return inner_products(queries, documents[places])
+
+    def batch_similarities(self, batch: RetrievedBatch) -> tuple[Tensor, Tensor]:
+        """As `similarities`, and those of all the batch's documents [B, U].
+
+        There a query's own have minus infinity: they are not others.
+        """
+        queries, documents, places = self._encoded(batch)
+        with torch.autocast(self.device.type, enabled=False):
+            every = queries.float() @ documents.float().T
+        return inner_products(queries, documents[places]), every.scatter(1, places, -torch.inf)
+
+    def _encoded(self, batch: RetrievedBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Vectors of the queries [B, D], of the U documents [U, D], and which of these each query has [B, K]."""
         contexts = [window.context for window in self._queries.windows(batch.query_rows)]
         unique, place = np.unique(batch.doc_rows, return_inverse=True)
         query_vectors = self.encoder.encode_with_gradient(self.encoder.token_ids(contexts))  # [B, D]
-        doc_vectors = self.encoder.encode_with_gradient(self.encoder.document_ids(self._corpus, unique))  # [U, D]
-        chosen = doc_vectors[torch.from_numpy(place.reshape(batch.doc_rows.shape)).to(doc_vectors.device)]
-        return inner_products(query_vectors, chosen)
+        doc_vectors = self._document_vectors(unique)  # [U, D]
+        places = torch.from_numpy(place.reshape(batch.doc_rows.shape)).to(doc_vectors.device)
+        return query_vectors, doc_vectors, places
+
+    def _document_vectors(self, rows: np.ndarray) -> Tensor:
+        """[U, D], with gradient unless documents stay as they are."""
+        with torch.set_grad_enabled(not self._frozen):
+            return self.documents.encode_with_gradient(self.documents.document_ids(self._corpus, rows))
+
+    def _terms(
+        self, similarities: Tensor, others: Tensor | None, log_q: Tensor, log_p: Tensor, scored: ScoredBatch
+    ) -> LossTerms:
+        settings = self._loss
+        terms = LossTerms(text_losses(log_q, log_p, settings.direction))
+        if settings.contrastive:
+            more = None if others is None else others / settings.gamma
+            terms = replace(terms, contrastive=contrastive_losses(similarities / settings.gamma, log_q, more))
+        if settings.anchor:
+            before = torch.from_numpy(scored.retrieved.similarities).to(self.device, torch.float32)
+            terms = replace(terms, anchor=kl_divergence(log_likelihood(before, settings.gamma), log_p))
+        return terms
+
+    def _weights(self, scored: ScoredBatch) -> Tensor | None:
+        if scored.weights is None:
+            return None
+        return torch.from_numpy(scored.weights).to(self.device, torch.float32)
 
     def configure_optimizers(self) -> Any:
         settings = self._optimizer
@@ -184,10 +252,21 @@ def _metrics(loss: Tensor, log_q: Tensor, log_p: Tensor, scored: ScoredBatch) ->
         "retriever/entropy": entropy(log_p).mean(),
         "retriever/top1_mass": log_p.exp().amax(-1).mean(),
         "retriever/rank_correlation": rank_correlation(log_q, log_p),
+        **(_index_metrics(batch) if batch.index_version >= 0 else {}),
+    }
+
+
+def _index_metrics(batch: RetrievedBatch) -> dict[str, float | Tensor]:
+    return {
         "index/version": float(batch.index_version),
         "index/age_steps": float(batch.step - batch.index_step),
         "pipeline/query_age_steps": float(batch.step - batch.query_step),
     }
+
+
+def _lever_metrics(terms: LossTerms) -> dict[str, float | Tensor]:
+    asked = {"train/contrastive": terms.contrastive, "train/anchor": terms.anchor}
+    return {name: losses.detach().mean() for name, losses in asked.items() if losses is not None}
 
 
 def rank_correlation(log_q: Tensor, log_p: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from replug.evals.figures import to_svg
 from replug.evals.page import CSS
 from replug.evals.retrieval import RECALL_AT
 from replug.train import figures
-from replug.train.results import METHODS, interval_lines, weights_lines
+from replug.train.results import METHODS, label_lines, result_lines
 
 # Of the metrics under `scoring/`, those that say how the LM was used, with how they read.
 SCORING_MEANS = [
@@ -48,6 +48,12 @@ INDEX_NOTE = (
 )
 
 
+HEADROOM_NOTE = (
+    "Headroom: what the documents that were found could give. The LM's own scores as weights are what training draws "
+    "the retriever towards; both oracles know the text that they predict, which no retriever does."
+)
+
+
 def write_report(
     path: Path,
     results: dict,
@@ -60,7 +66,8 @@ def write_report(
     examples = json.loads(examples_path.read_text()) if examples_path.exists() else []
     sections = [
         "".join(f"<p class=muted>{escape(line)}</p>" for line in made_by),
-        _bpb_section(results),
+        "".join(f"<p>{escape(line)}</p>" for line in label_lines(results)),
+        _bpb_section(results) if "bpb" in results else "",
         _retrieval_section(results),
         _curves_section(metrics),
         _index_section(metrics),
@@ -78,18 +85,26 @@ def _bpb_section(results: dict) -> str:
     methods = [method for method in METHODS if method in results["bpb"]["all"]]
     head = "".join(f"<th>{escape(METHODS[method])}</th>" for method in methods)
     rows = "".join(_bpb_row(name, values, methods) for name, values in results["bpb"].items())
-    lines = "".join(f"<p>{escape(line)}</p>" for line in [*weights_lines(results), *interval_lines(results)])
+    lines = "".join(f"<p>{escape(line)}</p>" for line in result_lines(results))
     return (
         f"<h2>Bits per byte on {results['num_windows']} held-out texts</h2><p class=muted>Lower is better; "
         f"the best of a row is bold. Intervals: paired bootstrap over the texts' sources.</p>"
         f"<table><tr><th></th>{head}</tr>{rows}</table>{lines}"
         + to_svg(partial(figures.draw_bpb, results=results), width=9)
         + (_intervals_figure(results) if results["intervals"] else "")
+        + (_headroom_figure(results) if results.get("headroom") else "")
     )
 
 
 def _intervals_figure(results: dict) -> str:
     return to_svg(partial(figures.draw_intervals, results=results), width=9, height=1.8)
+
+
+def _headroom_figure(results: dict) -> str:
+    height = 1.2 + 0.5 * len(results["headroom"])
+    return f"<p class=muted>{HEADROOM_NOTE}</p>" + to_svg(
+        partial(figures.draw_headroom, results=results), width=9, height=height
+    )
 
 
 def _bpb_row(name: str, values: dict[str, float], methods: list[str]) -> str:
@@ -117,15 +132,15 @@ def _curves_section(metrics: Sequence[dict]) -> str:
     if not metrics:
         return ""
     measures_heldout = any("heldout/bpb" in row for row in metrics)  # not with evaluate.refresh_windows=0
+    is_online = any("index/live_version" in row for row in metrics)  # not on labels
+    of_index = (figures.draw_index_age, figures.draw_refreshes, figures.draw_times, figures.draw_throughput)
     draws = (
         figures.draw_loss,
         figures.draw_entropies,
         figures.draw_rank_correlation,
         *([figures.draw_heldout] if measures_heldout else []),
-        figures.draw_index_age,
-        figures.draw_refreshes,
-        figures.draw_times,
-        figures.draw_throughput,
+        *(of_index if is_online else ()),
+        *([figures.draw_dev] if any("dev/bpb" in row for row in metrics) else []),
     )
     drawings = "".join(f"<div>{to_svg(partial(draw, metrics=metrics))}</div>" for draw in draws)
     return f"<h2>Training</h2><div class=grid>{drawings}</div>{_throughput_line(metrics)}{_scoring_line(metrics)}"

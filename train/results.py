@@ -1,14 +1,19 @@
 """`results.json` of a training run, made of the outcomes of its evaluation, and the table that people read.
 
+labels                        of a training on labels: the step at which it ended, the first and the best look at
+                              development texts, and their bits per byte without documents
 weights                       steps of the weights that `lsr` and `best` are: `last`, and `best` with its bits per byte
                               on the held-out texts of the refreshes, where those were measured
 bpb, intervals, num_windows   bits per byte by domain and method; 95% intervals of two differences; texts measured
+ensemble                      documents of each ensemble, and each retriever's temperature
+headroom                      bits per byte of each ensemble, and by two oracles on its documents (`evals/headroom.py`)
 retrieval                     before and after tuning: R@k, the share of texts with a gold document among the first k,
                               which evaluations call Success@k (`evals/retrieval.py`); only where gold documents are
                               known
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -17,6 +22,8 @@ from rich.text import Text
 
 from replug.configs.plain_text import plain_line
 from replug.evals.comparison import Measurements
+from replug.evals.evidence import RetrievedDocuments
+from replug.evals.headroom import ORACLES, Headroom, headroom_lines
 from replug.evals.intervals import verdict
 from replug.evals.loop import Metric
 from replug.evals.outcomes import Row
@@ -58,6 +65,23 @@ def bpb_results(rows: Sequence[Row], num_resamples: int, seed: int) -> dict[str,
     return {"bpb": table, "intervals": intervals, "num_windows": len(rows)}
 
 
+def ensemble_results(found: Mapping[str, RetrievedDocuments], k: int) -> dict[str, Any]:
+    """By what each retriever's ensemble divides similarities, and how that came to be."""
+    temperatures = {name: of.temperature for name, of in found.items()}
+    said = {name: {"temperature": one.value, "origin": one.origin} for name, one in temperatures.items()}
+    return {"documents": k, "retrievers": said}
+
+
+def headroom_results(rows: Sequence[Row], methods: Sequence[str], k: int) -> dict[str, dict[str, float]]:
+    """Bits per byte of each retriever's ensemble, and by oracles on its documents; none of one document alone."""
+    measured = Measurements(rows)
+    metrics = {"ensemble": BITS_PER_BYTE, **{name: Metric(bits, "bytes") for name, bits in ORACLES.items()}}
+    return {
+        method: {name: measured.value(method, metric, measured.all) for name, metric in metrics.items()}
+        for method in (methods if k > 1 else ())
+    }
+
+
 def retrieval_results(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     """R@1, R@5, R@20 by retriever."""
     measured = Measurements(rows)
@@ -70,6 +94,10 @@ def retrieval_results(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
 def print_results(results: dict, console: Console | None = None) -> None:
     """The table on standard output."""
     console = console or Console(width=110)
+    for line in label_lines(results):
+        console.print(line, highlight=False)
+    if "bpb" not in results:
+        return
     methods = [method for method in METHODS if method in results["bpb"]["all"]]
     table = Table(title=f"bits per byte on {results['num_windows']} held-out texts (lower is better)")
     table.add_column("")
@@ -78,10 +106,16 @@ def print_results(results: dict, console: Console | None = None) -> None:
     for domain, values in results["bpb"].items():
         table.add_row(Text(plain_line(domain)), *(f"{values[method]:.4f}" for method in methods))
     console.print(table)
-    for line in [*weights_lines(results), *interval_lines(results)]:
+    for line in result_lines(results):
         console.print(line, highlight=False)
     if results.get("retrieval"):
         console.print(_retrieval_table(results["retrieval"]))
+
+
+def result_lines(results: dict) -> list[str]:
+    """What stands below the table."""
+    about = (weights_lines, interval_lines, temperature_lines, room_lines)
+    return [line for lines in about for line in lines(results)]
 
 
 def weights_of(last: int, best: dict | None) -> dict[str, dict]:
@@ -104,6 +138,23 @@ def weights_lines(results: dict) -> list[str]:
     ]
 
 
+def label_lines(results: dict) -> list[str]:
+    """Of a training on labels: which weights the tuned retriever is, and what it is worth on development texts."""
+    labels = results.get("labels")
+    if not labels:
+        return []
+    first, best = labels["first"], labels["best"]
+    if best is None:
+        return [f"{METHODS['lsr']}: the weights of step {labels['step']}, the last, in retriever/"]
+    said = f"{METHODS['lsr']}: the weights of step {best['step']} of {labels['step']}, the best on development texts"
+    return [
+        f"{said}, in retriever/",
+        f"labelled candidates of the development texts, bits per byte: {best['bpb']:.4f} at a temperature of "
+        f"{best['temperature']:g}; before {first['bpb']:.4f} at {first['temperature']:g}; "
+        f"without documents {labels['dev_alone']:.4f}; KL {best['kl']:.4f}, before {first['kl']:.4f}",
+    ]
+
+
 def interval_lines(results: dict) -> list[str]:
     """Each difference with its 95% interval, and what the interval allows one to say."""
     lines = []
@@ -113,6 +164,26 @@ def interval_lines(results: dict) -> list[str]:
         interval = f"95% interval {low:+.4f} to {high:+.4f}: {verdict(low, high)}"
         lines.append(f"{METHODS[a]} − {METHODS[b]}: {difference:+.4f} ({interval})")
     return lines
+
+
+def temperature_lines(results: dict) -> list[str]:
+    """Each ensemble's temperature, where one is not the paper's."""
+    retrievers = results.get("ensemble", {}).get("retrievers", {})
+    if all(of["temperature"] == 1 for of in retrievers.values()):
+        return []
+    said = (f"{METHODS[name]} {of['temperature']:g} ({of['origin']})" for name, of in retrievers.items())
+    return [f"temperature of the ensemble: {'; '.join(said)}"]
+
+
+def headroom_of(results: dict) -> dict[str, Headroom]:
+    """By method; none where it was not measured."""
+    return {method: Headroom(**values) for method, values in results.get("headroom", {}).items()}
+
+
+def room_lines(results: dict) -> list[str]:
+    """What is to gain with the documents that are found, and how much of it tuning gets."""
+    rooms = headroom_of(results)
+    return headroom_lines(rooms, dict.fromkeys(rooms, results["ensemble"]["documents"]), METHODS) if rooms else []
 
 
 def _retrieval_table(retrieval: dict[str, dict[str, float]]) -> Table:

@@ -13,43 +13,49 @@ from pytorch_lightning.loggers.logger import Logger
 
 from replug.cluster.interruption import Interruption
 from replug.cluster.ray_cluster import ray_cluster
+from replug.configs.rules import FIT
 from replug.configs.schema import Accelerator, Config
 from replug.data.files import write_json
 from replug.data.folder_lock import sole_writer
+from replug.data.labels import Labels
 from replug.data.store import PreparedSet
 from replug.evals.evidence import RetrievedDocuments
-from replug.index_workers.build import build_version, index_kind
+from replug.index_workers.build import index_kind
 from replug.index_workers.installation import check_faiss
 from replug.index_workers.version_store import IndexState
-from replug.models.build import lm_source, load_encoder
-from replug.models.encoder import Encoder
+from replug.models.build import lm_source
 from replug.models.hardware import check_gpus, multiplies_bfloat16
 from replug.models.preparing import data_folder, prepared_set
 from replug.planning.sizes import run_sizes
 from replug.train.data_checks import check_data
-from replug.train.evaluation import evaluate_heldout, search_heldout
+from replug.train.evaluation import evaluate_heldout
 from replug.train.fitting import fit, loggers_of, lsr_module, publish, quieten_lightning
+from replug.train.labels.fitting import label_steps
+from replug.train.labels.run import train_on_labels
+from replug.train.measuring import found_before, found_best, found_tuned, measured_encoder, write_examples
 from replug.train.model_card import write_model_card
 from replug.train.module import LSRModule
 from replug.train.report import write_report
 from replug.train.results import print_results, weights_of
+from replug.train.retriever_files import save_retriever
 from replug.train.run_dir import RunDirectory, StageTimes
 from replug.train.workers import Workers, start_workers
 
 log = logging.getLogger(__name__)
 
-NUM_EXAMPLES = 6  # held-out texts shown in the report with what each retriever finds
-
 
 def train(config: Config) -> dict:
     """Run or resume a training run; returns what `results.json` holds."""
+    labels = Labels(Path(config.train.labels).expanduser()) if config.train.labels else None
+    if labels is not None:
+        config = label_steps(config, labels.counts["queries"])
     run = RunDirectory(Path(config.run_dir).expanduser())
     run.require_ours(config)  # before the lock, which is a file in the folder
     with sole_writer(run.path):
-        return _train_or_show(config, run)
+        return _train_or_show(config, run, labels)
 
 
-def _train_or_show(config: Config, run: RunDirectory) -> dict:
+def _train_or_show(config: Config, run: RunDirectory, labels: Labels | None) -> dict:
     if run.is_finished and not run.goes_on(config):
         _require_same_inputs(config, run)
         log.info(f"{run.path} holds a finished run; give another run_dir to train again, or more train.max_steps")
@@ -60,14 +66,18 @@ def _train_or_show(config: Config, run: RunDirectory) -> dict:
     quieten_lightning()
     interruption = Interruption()
     with interruption.installed():
-        return _train(config, run, interruption)
+        if labels is None:
+            return _train(config, run, interruption)
+        train_on_labels(config, labels, run, interruption)
+        return show_results(run)
 
 
 def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dict:
     times = StageTimes(run)
     lm = lm_source(config.lm, run.budget_file, run.scores)
-    module_encoder = load_encoder(config.retriever)
+    module_encoder = measured_encoder(config)
     data = prepared_set(config, run.data)
+    _require_texts_to_fit(config, data)
     check_data(config, data, lm, run.data_check)
     index_kind(config, module_encoder.dim, len(data.corpus))
     # Only now: a mistake that was fixed above must not be a changed key of an unfinished run.
@@ -80,21 +90,27 @@ def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dic
         start_workers(laid_out, lm, data, run.index, run.scores) as workers,
     ):
         times.next("first_index")
-        before = _before(laid_out, run, data, workers)
+        before = found_before(laid_out, run, data, workers)
         times.next("training")
         module = lsr_module(laid_out, module_encoder, data)
         after = _after(laid_out, run, data, workers, module, loggers, interruption, times)
         times.next("measuring")
-        found = {"replug": before, "lsr": after, **_best(laid_out, run, data, workers)}
+        found = {"replug": before, "lsr": after, **found_best(laid_out, run, data, workers)}
         results = evaluate_heldout(laid_out, data, workers, found, run.evaluation)
     results["weights"] = weights_of(config.train.max_steps, run.best_weights())
-    _write_examples(run, data, before, after)
+    write_examples(run, data, before, after)
     write_model_card(run.retriever, config, f"step {config.train.max_steps}, the last", run.provenance(), results)
     times.next("publishing")
     run.finish(results)
     publish(config, loggers, run, results)
     run.remove_work_files()
     return show_results(run)
+
+
+def _require_texts_to_fit(config: Config, data: PreparedSet) -> None:
+    """Raise UserError where temperatures are to be fitted and the set has no development texts."""
+    if config.ensemble.temperature == FIT:
+        data.require_dev()
 
 
 def _require_same_inputs(config: Config, run: RunDirectory) -> None:
@@ -118,6 +134,7 @@ def evaluate(config: Config) -> None:
 def _evaluate(config: Config, run: RunDirectory) -> None:
     lm = lm_source(config.lm, run.budget_file, run.scores)
     data = prepared_set(config, run.data)
+    _require_texts_to_fit(config, data)
     check_data(config, data, lm, run.data_check)
     sizes = run_sizes(config, len(data.corpus), multiplies_bfloat16())
     folders = {"lsr": run.retriever, **({"best": run.best} if config.evaluate.best else {})}
@@ -127,11 +144,13 @@ def _evaluate(config: Config, run: RunDirectory) -> None:
         start_workers(laid_out, lm, data, run.evaluation / "index", run.scores) as workers,
     ):
         found = {
-            name: _found_with(laid_out, data, workers, load_encoder(config.retriever, path), IndexState(number, 0))
-            for number, (name, path) in enumerate(paths.items())
+            name: found_tuned(laid_out, data, workers, measured_encoder(config, path), IndexState(number, 0))
+            for number, (name, path) in enumerate(paths.items())  # the first is the retriever as it was
         }
         results = evaluate_heldout(laid_out, data, workers, found, run.evaluation)
-    if "lsr" in paths and (trained := run.begun_with()) is not None:
+    if run.fitted.is_file() and run.is_finished:
+        results["labels"] = json.loads(run.results.read_text())["labels"]
+    elif "lsr" in paths and (trained := run.begun_with()) is not None:
         results["weights"] = weights_of(trained.train.max_steps, run.best_weights())
     write_json(run.evaluation / "results.json", results)
     print_results(results)
@@ -152,16 +171,6 @@ def show_results(run: RunDirectory) -> dict:
     return results
 
 
-def _before(config: Config, run: RunDirectory, data: PreparedSet, workers: Workers) -> RetrievedDocuments:
-    """What the retriever finds for the held-out texts as it was: index version 0."""
-    saved = run.found_before
-    if saved.exists():
-        return RetrievedDocuments.load(saved)
-    found = _found_with(config, data, workers, load_encoder(config.retriever), IndexState(0, 0))
-    found.save(saved)
-    return found
-
-
 def _after(
     config: Config,
     run: RunDirectory,
@@ -179,52 +188,10 @@ def _after(
     version = fit(config, run, data, workers, module, loggers, interruption)
     times.next("last_index")
     module.encoder.cpu().eval()
-    found = _found_with(config, data, workers, module.encoder, IndexState(version, config.train.max_steps))
-    module.encoder.save(run.retriever)
+    found = found_tuned(config, data, workers, module.encoder, IndexState(version, config.train.max_steps))
+    save_retriever(run, module.encoder, module.frozen_documents)
     found.save(saved)
     # Only now: a checkpoint may need other versions until then, and the newest is kept.
     kept = run.checkpoint_marks()[-1:]
     workers.index.store.remove_all_but({version - 1, version, *(needed for mark in kept for needed in mark.versions)})
     return found
-
-
-def _best(config: Config, run: RunDirectory, data: PreparedSet, workers: Workers) -> dict[str, RetrievedDocuments]:
-    """What the weights find that did best while training, where they are asked for and are not the last ones."""
-    best = run.best_weights() if config.evaluate.best else None
-    if best is None or best["step"] == config.train.max_steps:
-        return {}
-    version = workers.index.store.versions()[-1] + 1
-    index = IndexState(version, best["step"])
-    found = _found_with(config, data, workers, load_encoder(config.retriever, run.best), index)
-    workers.index.store.remove_all_but({*workers.index.store.versions()} - {version})
-    return {"best": found}
-
-
-def _found_with(
-    config: Config, data: PreparedSet, workers: Workers, encoder: Encoder, index: IndexState
-) -> RetrievedDocuments:
-    """What an encoder finds for the held-out texts in an index of its own."""
-    build_version(config, encoder, data, workers.index, index)
-    return search_heldout(config, data, workers.index, encoder, index.version)
-
-
-def _write_examples(
-    run: RunDirectory, data: PreparedSet, before: RetrievedDocuments, after: RetrievedDocuments
-) -> None:
-    """A few held-out texts with the documents that each retriever ranks first, those that changed most first."""
-    changed = [row for row in range(len(data.heldout)) if before.doc_rows[row, 0] != after.doc_rows[row, 0]]
-    same = [row for row in range(len(data.heldout)) if row not in changed]
-    rows = (changed + same)[:NUM_EXAMPLES]
-    examples = []
-    for row, window in zip(rows, data.heldout.windows(rows), strict=True):
-        found = {name: _found(data, c, row) for name, c in (("before", before), ("after", after))}
-        examples.append({"context": window.context, "continuation": window.continuation, **found})
-    write_json(run.examples, examples)
-
-
-def _found(data: PreparedSet, found: RetrievedDocuments, row: int, k: int = 3) -> list[dict]:
-    documents = data.corpus.documents(found.doc_rows[row, :k])
-    return [
-        {"id": doc.id, "text": doc.text, "similarity": float(similarity)}
-        for doc, similarity in zip(documents, found.similarities[row], strict=False)
-    ]

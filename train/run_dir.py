@@ -5,6 +5,8 @@ environment.json   package versions, git commit, machine
 data/              the prepared set (unless `data.prepared` names another)
 index/             index versions
 checkpoints/       step-000100.ckpt with its mark step-000100.json, which holds its checksum; the last one stays
+dev_best/          of a training on labels the weights that did best on development texts, and dev_best.json
+labels.json        which labels it trains on: a hash of their mark
 best/              the weights whose documents helped most on held-out text during training, and best.json
 data_check.json    which set was found to fit which LM, so that a resumed run does not count its tokens again
 run_times.json     seconds that the stages of the run took, those before an interruption included
@@ -13,7 +15,8 @@ scores.sqlite      the cache of LM scores
 lm.json            which LM scores: a hash of its weights, or a server's model and probe
 set.json           which prepared set: a hash of its manifest
 lm_spent.json      requests and tokens that a server was sent
-retriever/         the tuned encoder
+retriever/         the tuned encoder; of queries alone with retriever.train=query
+document_encoder/  there the encoder of the documents, which stayed as it was
 evaluation/        the outcome of every held-out text, in lm/ and retrieval/; what `replug evaluate` adds (index/)
 results.json       written when all is done; report.html beside it
 """
@@ -68,10 +71,15 @@ class RunDirectory:
         self.budget_file = path / "lm_spent.json"
         self.evaluation = path / "evaluation"
         self.retriever = path / "retriever"
+        self.document_encoder = path / "document_encoder"
         self.best = path / "best"
+        self.dev_best = path / "dev_best"
+        self.dev_best_mark = path / "dev_best.json"
+        self.labels_mark = path / "labels.json"
         self.times = path / "run_times.json"
         self.found_before = path / "heldout_before.npz"
         self.found_after = path / "heldout_after.npz"
+        self.fitted = path / "fitted.json"  # a training on labels has ended, at which step
         self.results = path / "results.json"
         self.examples = path / "examples.json"
         self.report = path / "report.html"
@@ -130,7 +138,7 @@ class RunDirectory:
             f"train.max_steps is {after} instead of {before}: from step {newest.step if newest else 0} on the learning "
             f"rate is that of a run of {after} steps, so the losses are not those of one that was begun so"
         )
-        for path in (self.results, self.found_after, self.report, self.examples):
+        for path in (self.results, self.found_after, self.fitted, self.report, self.examples):
             path.unlink(missing_ok=True)
         shutil.rmtree(self.retriever, ignore_errors=True)
 
@@ -173,7 +181,8 @@ class RunDirectory:
 
     def finish(self, results: dict) -> None:
         """Write results.json, which says that the run is finished, and the checksums of what is shown of it."""
-        named = [self.path / name for name in ("config.yaml", "environment.json", "lm.json", "best.json")]
+        names = ("config.yaml", "environment.json", "lm.json", "best.json", "fitted.json")
+        named = [self.path / name for name in names]
         write_last(self.results, results, [*named, self.metrics, self.examples, self.times])
 
     def require_intact(self, *names: str) -> None:

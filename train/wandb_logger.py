@@ -23,6 +23,7 @@ def wandb_logger(config: Config, run: RunDirectory) -> WandbLogger:
         project=config.wandb.project,
         entity=config.wandb.entity,
         name=config.wandb.name or run.path.name,
+        group=config.wandb.group,
         id=_run_id(run),
         resume="allow",
         save_dir=run.path,
@@ -36,17 +37,19 @@ def publish_results(loggers: Sequence[Logger], run: RunDirectory, results: dict)
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             logger.experiment.summary.update(_summary(results))
-            artifact = wandb.Artifact(f"retriever-{logger.version}", type="model", metadata=results["bpb"]["all"])
+            artifact = wandb.Artifact(
+                f"retriever-{logger.version}", type="model", metadata=results.get("bpb", {}).get("all")
+            )
             artifact.add_dir(str(run.retriever))
             logger.experiment.log_artifact(artifact)
             wandb.finish()
 
 
 def _summary(results: dict) -> dict[str, float]:
-    bpb = {f"results/bpb/{domain}/{m}": v for domain, row in results["bpb"].items() for m, v in row.items()}
+    bpb = {f"results/bpb/{domain}/{m}": v for domain, row in results.get("bpb", {}).items() for m, v in row.items()}
     ends = {
         f"results/{name}/{end}": value
-        for name, interval in results["intervals"].items()
+        for name, interval in results.get("intervals", {}).items()
         for end, value in zip(("low", "high"), interval, strict=True)
     }
     return bpb | ends

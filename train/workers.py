@@ -35,7 +35,7 @@ def start_workers(
 
     Raises UserError where a node of the cluster does not see the files.
     """
-    require_seen_by_all(index_root, [data.folder, data.corpus_path, *_local_models(config)])
+    require_seen_by_all(index_root, [data.folder, data.corpus_path, *local_models(config)])
     with sole_writer(index_root):
         # First: scorers may wait for room, its actors may not.
         index = IndexService(index_root, index_settings(config, data))
@@ -43,7 +43,7 @@ def start_workers(
             yield Workers(lm, index, prompt_template(config.lm, source))
 
 
-def _local_models(config: Config) -> list[Path]:
+def local_models(config: Config) -> list[Path]:
     """Folders that scorers and trainer ranks load from; a name on the hub is none."""
     named = [encoder_location(config.retriever), *([resolve_lm_path(config.lm.path)] if config.lm.path else [])]
     return [Path(name) for name in named if Path(name).is_dir()]

@@ -1,7 +1,8 @@
 """Passages in a retriever's order, in place of TF-IDF's: REPLUG's similarities, and their softmax as weights.
 
 The encoder may be the one that was tuned to the LM. `Passage.cosine` is its similarity then, and `probability` the
-softmax of the similarities without temperature (REPLUG, section 3.2) instead of p_tfidf(p|q).
+softmax of the similarities (REPLUG, section 3.2) at a temperature, which the paper has none of (1), instead of
+p_tfidf(p|q).
 """
 
 from collections.abc import Sequence
@@ -14,27 +15,29 @@ from replug.models.replug_lm import Retrieved
 from replug.web.records import Passage
 
 
-def rank_densely(encoder: Encoder, question: str, passages: Sequence[Passage]) -> list[Passage]:
+def rank_densely(
+    encoder: Encoder, question: str, passages: Sequence[Passage], temperature: float = 1.0
+) -> list[Passage]:
     """The passages, the most similar to the question first; equal ones in the order they were given."""
     if not passages:
         return []
     retriever = EncoderRetriever(encoder, [passage.text for passage in passages])
     [found] = retriever.retrieve([question], len(passages))
-    return weighed([(passages[int(one.id)], one.similarity) for one in found])
+    return weighed([(passages[int(one.id)], one.similarity) for one in found], temperature)
 
 
-def passages_of_documents(documents: Sequence[Retrieved]) -> list[Passage]:
+def passages_of_documents(documents: Sequence[Retrieved], temperature: float = 1.0) -> list[Passage]:
     """Documents that a retriever found, each a whole passage, the most similar first."""
     passages = [
         Passage(one.text, f"document:{one.id}", "", None, rank, one.similarity, 0.0, one.id)
         for rank, one in enumerate(documents, start=1)
     ]
-    return weighed([(passage, passage.cosine) for passage in passages])
+    return weighed([(passage, passage.cosine) for passage in passages], temperature)
 
 
-def weighed(passages: Sequence[tuple[Passage, float]]) -> list[Passage]:
-    """With these similarities, and their softmax as weights."""
-    weights = document_weights([similarity for _, similarity in passages]).tolist()
+def weighed(passages: Sequence[tuple[Passage, float]], temperature: float = 1.0) -> list[Passage]:
+    """With these similarities, and their softmax at this temperature as weights."""
+    weights = document_weights([similarity for _, similarity in passages], temperature).tolist()
     return [
         replace(passage, cosine=similarity, probability=weight)
         for (passage, similarity), weight in zip(passages, weights, strict=True)

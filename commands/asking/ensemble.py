@@ -5,12 +5,12 @@ from contextlib import closing
 from dataclasses import replace
 
 from replug.answering.prompts import STOP
-from replug.commands.asking.evidence import open_index
+from replug.commands.asking.evidence import open_index, temperature_of
 from replug.commands.asking.options import AskOptions, Decoding
 from replug.commands.asking.policies import Followed
 from replug.commands.asking.prompts import EnsemblePrompts, Fitting, FormPrompts, chosen_shots, template_prompts
 from replug.commands.asking.reply import CLOSED_BOOK, FollowedPolicy, Reply
-from replug.configs.schema import LMConfig
+from replug.configs.schema import AskConfig, LMConfig
 from replug.models.black_box_lm import AsyncLM
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.lm_source import LMSource
@@ -48,17 +48,19 @@ class Ensemble:
             generated = self._generate(lm, prompts, question, found.passages)
             return self._reply(question, generated, found, lm.identity)
 
-    def follow(self, question: str, k: int, followed: Followed) -> Reply:
+    def follow(self, question: str, k: int, config: AskConfig, followed: Followed) -> Reply:
         """From the index's documents or closed book, as the policy says. No answer that is there is asked for again.
 
-        Raises UserError for a policy that was fitted to another LM, index, or number of documents.
+        Raises UserError for a policy that was fitted to another LM, index, number of documents or temperature.
         """
         assert self._options.index is not None  # `options.checked`
         policy, alone = followed.policy, self._prompts(question, ())
         with closing(self._source.open_here()) as lm:
-            replug = ReplugLM(lm, open_index(self._options.index), k, policy=policy)
+            retriever = open_index(self._options.index)
+            temperature = temperature_of(config, retriever)
+            replug = ReplugLM(lm, retriever, k, policy=policy, temperature=temperature)
             [decision] = replug.decide([alone.closed(question)], self._generation, [followed.subject], [question])
-            found = FoundEvidence(question, tuple(passages_of_documents(decision.documents)), {})
+            found = FoundEvidence(question, tuple(passages_of_documents(decision.documents, temperature)), {})
             generated = decision.closed_answer
             if generated is None:
                 generated = self._generate(lm, self._prompts(question, found.passages), question, found.passages)

@@ -11,6 +11,7 @@ from replug.data.rows import read_documents
 from replug.index_workers.local_index import IndexRetriever, LocalIndex
 from replug.index_workers.version_store import index_folder
 from replug.models.build import load_encoder
+from replug.models.ensemble_temperature import own_temperature
 from replug.models.hardware import available_cores
 from replug.web.build import evidence_finder
 from replug.web.dense_ranking import first_passages, passages_of_documents, rank_densely
@@ -31,13 +32,20 @@ def find_evidence(question: str, k: int, options: AskOptions, config: AskConfig,
         return FoundEvidence(question, (), {})
     if options.engine is None:
         assert options.index is not None  # `checked`
-        [documents] = open_index(options.index).retrieve([question], k)
-        return FoundEvidence(question, tuple(passages_of_documents(documents)), {})
+        retriever = open_index(options.index)
+        [documents] = retriever.retrieve([question], k)
+        return FoundEvidence(question, tuple(passages_of_documents(documents, temperature_of(config, retriever))), {})
     with closing(evidence_finder(config.web, folder / "snapshot", _local_engine(options))) as finder:
         found = finder.find(question)
     if found.failures:
         log.info(f"the search gave less: {', '.join(f'{name} {count}' for name, count in found.failures.items())}")
     return FoundEvidence(question, tuple(_nearest(question, k, found.passages, config)), found.failures)
+
+
+def temperature_of(config: AskConfig, owner: object) -> float:
+    """Of the ensemble: what is asked for, else what was saved with the retriever or encoder, else the paper's."""
+    asked = config.ensemble.temperature
+    return own_temperature(owner).value if asked is None else float(asked)
 
 
 def _local_engine(options: AskOptions) -> SearchEngine | None:
@@ -53,5 +61,6 @@ def _local_engine(options: AskOptions) -> SearchEngine | None:
 def _nearest(question: str, k: int, passages: Sequence[Passage], config: AskConfig) -> list[Passage]:
     """By TF-IDF as they come, or by the retriever that re-ranks them."""
     if config.retriever.path:
-        passages = rank_densely(load_encoder(config.retriever), question, passages)
+        encoder = load_encoder(config.retriever)
+        passages = rank_densely(encoder, question, passages, temperature_of(config, encoder))
     return first_passages(passages, k)

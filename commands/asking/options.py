@@ -98,6 +98,8 @@ def _override_problems(options: AskOptions, overrides: Sequence[str]) -> Iterato
         yield "keys of web are for a search engine; expected --engine too"
     if options.engine is None and (options.retriever or any(one.startswith("retriever.") for one in overrides)):
         yield "--retriever re-ranks what --engine finds, and an index has its own encoder; expected --engine too"
+    if options.engine is not None and not options.retriever and any(one.startswith("ensemble.") for one in overrides):
+        yield "ensemble.temperature is of a retriever's similarities, and --engine has TF-IDF; expected --retriever too"
     if not options.reranks and any(one.startswith("rerank_lm.") for one in overrides):
         yield "keys of rerank_lm are for --rerank; expected a reranker such as --rerank poe"
     for option, key in (("--engine", "web.engine"), ("--retriever", "retriever.path")):

@@ -29,7 +29,7 @@ def reply_to(
     folder, k = options.index or FOLDER, _num_passages(options, config, followed)
     source = _source(config.lm, folder)
     if followed is not None:
-        return Ensemble(source, config.lm, options, decoding).follow(question, k, followed)
+        return Ensemble(source, config.lm, options, decoding).follow(question, k, config, followed)
     way = _way(source, options, decoding, config, folder, k)
     found = find_evidence(question, k, options, config, folder)
     log.info(f"{len(found.passages)} passages from {options.searched}; the LM reads them")

@@ -1,7 +1,8 @@
 """From sorted runs of pieces to the files of a set: the second half of preparing.
 
-Held-out texts are chosen first, then queries that overlap none of them, then documents that overlap neither: what is
-measured is worth most, and of documents there are most. Each split is the pieces of smallest keys, in their order.
+Held-out texts are chosen first, then development texts and queries that overlap none before them, then documents that
+overlap no text: what is measured is worth most, and of documents there are most. Each split is the pieces of smallest
+keys, in their order.
 """
 
 import json
@@ -25,6 +26,7 @@ from replug.data.shards import DOCUMENT_SCHEMA, read_documents_of, token_paths, 
 from replug.data.tokenizing import TokenIds, ids_of_texts, load_plain
 
 ROWS_AT_A_TIME = 1000
+PIECE_NAMES = {"documents": "document", "queries": "query", "heldout": "held-out text", "dev": "development text"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ def choose_windows(
     overlap_filter: OverlapFilter,
     dropped: Counter,
 ) -> Iterator[Window]:
-    """The first `asked` queries or held-out texts, in the order of their keys."""
+    """The first `asked` texts of a split, in the order of their keys."""
     found = 0
     for keys in ranges:
         for row in chosen_pieces(rules, split, keys, overlap_filter, dropped):
@@ -124,7 +126,7 @@ def chosen_pieces(
     """The pieces of a range in order; what repeats another, or is in the overlap filter, is dropped and counted."""
     table = read_range(rules.runs(split), KINDS[split], *keys)
     table = table.filter(is_kept_version(table, np.load(rules.duplicates, mmap_mode="r", allow_pickle=False)))
-    what = {"documents": "document", "queries": "query", "heldout": "held-out text"}[split]
+    what = PIECE_NAMES[split]
     last, last_id = b"", ""
     for row in iterate(table):
         if row["digest"] == last:

@@ -24,7 +24,12 @@ from replug.data.tokenizing import load_plain, pieces_within, token_offsets
 
 CHARACTERS_AT_A_TIME = 1 << 19  # texts that are tokenized together
 RUN_CHARACTERS = 6 << 20  # of pieces in memory: a worker never holds more, however much a source shard gives
-KINDS: dict[str, type[Piece]] = {"documents": DocumentPiece, "queries": WindowPiece, "heldout": WindowPiece}
+KINDS: dict[str, type[Piece]] = {
+    "documents": DocumentPiece,
+    "queries": WindowPiece,
+    "heldout": WindowPiece,
+    "dev": WindowPiece,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ class DisjointProof:
     num_heldout: int
     shared_sources: tuple[str, ...] = field(default=())
     equal_texts: tuple[str, ...] = field(default=())
+    num_dev: int = 0
     ngram: int | None = None  # words of an n-gram that no document shares with a text, where this was compared
 
     @property
@@ -36,8 +37,9 @@ class DisjointProof:
 
     def __str__(self) -> str:
         return (
-            f"disjoint: {self.num_documents} documents, {self.num_queries} queries, {self.num_heldout} held-out; "
-            f"{len(self.shared_sources)} shared sources, {len(self.equal_texts)} equal texts"
+            f"disjoint: {self.num_documents} documents, {self.num_queries} queries, {self.num_heldout} held-out"
+            + (f", {self.num_dev} development texts" if self.num_dev else "")
+            + f"; {len(self.shared_sources)} shared sources, {len(self.equal_texts)} equal texts"
             + (f" or {self.ngram} words in common" if self.ngram else "")
         )
 
@@ -48,13 +50,16 @@ def window_hashes(window: Window) -> tuple[bytes, bytes]:
 
 
 def prove_disjoint(
-    documents: Iterable[Document], queries: Sequence[Window], heldout: Sequence[Window]
+    documents: Iterable[Document], queries: Sequence[Window], heldout: Sequence[Window], dev: Sequence[Window] = ()
 ) -> DisjointProof:
     """Compare every split with every other; documents are iterated once."""
-    windows = [*queries, *heldout]
+    windows = [*queries, *heldout, *dev]
     by_source = {window.source: window.id for window in windows if window.source}
     by_text = {digest: window.id for window in windows for digest in window_hashes(window)}
-    shared, equal = _between_windows(queries, heldout)
+    shared, equal = _between_windows(queries, heldout, ("query", "held-out text"))
+    for others, name in ((queries, "query"), (heldout, "held-out text")):
+        for found, more in zip((shared, equal), _between_windows(others, dev, (name, "development text")), strict=True):
+            found += more
     count = 0
     for doc in documents:
         count += 1
@@ -62,19 +67,22 @@ def prove_disjoint(
             shared.append(f"document {doc.id} and text {by_source[doc.source]} both come from source {doc.source}")
         if (other := by_text.get(content_hash(doc.text))) is not None:
             equal.append(f"document {doc.id} equals text {other} or its continuation")
-    return DisjointProof(count, len(queries), len(heldout), tuple(shared), tuple(equal))
+    return DisjointProof(count, len(queries), len(heldout), tuple(shared), tuple(equal), len(dev))
 
 
-def prove_windows(queries: Iterable[Window], heldout: OverlapFilter, seed: int) -> tuple[list[str], list[str]]:
-    """Shared sources and equal texts of queries and what the overlap filter knows of held-out texts."""
+def prove_windows(
+    windows: Iterable[Window], before: OverlapFilter, seed: int, split: str = "queries"
+) -> tuple[list[str], list[str]]:
+    """Shared sources and equal texts of a split and what the overlap filter knows of those chosen before it."""
     shared, equal = [], []
-    for query in queries:
-        if heldout.knows_source(query.source or ""):
-            shared.append(f"query {query.id} and a held-out text both come from source {query.source}")
-        if heldout.knows_text(*window_keys(query, seed)):
-            equal.append(f"query {query.id} equals a held-out text or its continuation")
-        if heldout.knows_ngram(query.context + query.continuation):
-            equal.append(f"query {query.id} shares {heldout.n} words with a held-out text")
+    name, other = {"queries": "query"}.get(split, f"{split} text"), "a held-out or development text"
+    for window in windows:
+        if before.knows_source(window.source or ""):
+            shared.append(f"{name} {window.id} and {other} both come from source {window.source}")
+        if before.knows_text(*window_keys(window, seed)):
+            equal.append(f"{name} {window.id} equals {other} or its continuation")
+        if before.knows_ngram(window.context + window.continuation):
+            equal.append(f"{name} {window.id} shares {before.n} words with {other}")
     return shared, equal
 
 
@@ -102,34 +110,38 @@ def require_disjoint(proof: DisjointProof) -> None:
         )
 
 
-def require_windows_apart(queries: Iterable[Window], heldout: Iterable[Window]) -> None:
+def require_windows_apart(
+    queries: Iterable[Window], heldout: Iterable[Window], names: tuple[str, str] = ("training", "held-out")
+) -> None:
     """Raise UserError naming the first training texts that are held-out texts too, or come from a source of theirs.
 
-    The held-out texts' hashes are held in memory and the queries stream past.
+    The held-out texts' hashes are held in memory and the queries stream past. `names` says what else they are.
     """
     measured = list(heldout)
     sources = {window.source for window in measured if window.source}
     texts = {window_hashes(window)[0] for window in measured}
-    found = [f"query {query.id}" for query in queries if query.source in sources or window_hashes(query)[0] in texts]
+    found = [f"text {query.id}" for query in queries if query.source in sources or window_hashes(query)[0] in texts]
     if found:
         named = f"{', '.join(found[:3])}{', ...' if len(found) > 3 else ''}"
         raise UserError(
-            f"{len(found)} training texts are held-out texts, or come from a source of theirs, so the result would be "
-            f"a leak: {named}. Was a file of the set replaced? Prepare it again"
+            f"{len(found)} {names[0]} texts are {names[1]} texts, or come from a source of theirs, so the result would "
+            f"be a leak: {named}. Was a file of the set replaced? Prepare it again"
         )
 
 
-def _between_windows(queries: Sequence[Window], heldout: Sequence[Window]) -> tuple[list[str], list[str]]:
-    sources = {window.source: window.id for window in queries if window.source}
-    texts = {window_hashes(window)[0]: window.id for window in queries}
+def _between_windows(
+    first: Sequence[Window], second: Sequence[Window], names: tuple[str, str]
+) -> tuple[list[str], list[str]]:
+    sources = {window.source: window.id for window in first if window.source}
+    texts = {window_hashes(window)[0]: window.id for window in first}
     shared = [
-        f"query {sources[window.source]} and held-out text {window.id} both come from source {window.source}"
-        for window in heldout
+        f"{names[0]} {sources[window.source]} and {names[1]} {window.id} both come from source {window.source}"
+        for window in second
         if window.source in sources
     ]
     equal = [
-        f"query {texts[digest]} equals held-out text {window.id}"
-        for window in heldout
+        f"{names[0]} {texts[digest]} equals {names[1]} {window.id}"
+        for window in second
         if (digest := window_hashes(window)[0]) in texts
     ]
     return shared, equal

@@ -25,6 +25,12 @@ class SplitSizes:
     documents: int | None
     queries: int | None
     heldout: int | None
+    dev: int = 0
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Those that any piece is asked of."""
+        return tuple(split for split in SPLITS if getattr(self, split) != 0)
 
 
 class Cut:

@@ -24,12 +24,12 @@ from replug.data.prepare.disjoint import DisjointProof, prove_disjoint, prove_sh
 from replug.data.prepare.local_pool import Pool
 from replug.data.prepare.overlap_filter import OverlapFilter
 from replug.data.prepare.reading import Cut, SplitSizes, cut_source, reject_duplicates
-from replug.data.prepare.splits import Windows, write_assembly_rules, write_queries_and_heldout, write_shards
+from replug.data.prepare.splits import Windows, write_assembly_rules, write_shards, write_texts
 from replug.data.prepare.work import MARGIN, WorkFolder
 from replug.data.progress import Progress
 from replug.data.records import Document
 from replug.data.rows import read_documents, read_windows
-from replug.data.sampling import SPLITS, Shares
+from replug.data.sampling import Shares
 from replug.data.shards import (
     combined_sha256,
     read_documents_of,
@@ -73,7 +73,7 @@ class Splits:
 
     def falls_short(self, asked: SplitSizes) -> bool:
         """True where a split has fewer than asked for, although the source may have more."""
-        wanted = {split: getattr(asked, split) for split in SPLITS}
+        wanted = {split: getattr(asked, split) for split in asked.splits}
         return any(
             number is not None and self.counts[split] < number and self.cut.left_out(split)
             for split, number in wanted.items()
@@ -87,7 +87,7 @@ def prepare_raw(
 
     Raises UserError where too much of the source is unreadable, or it gives nothing for a split.
     """
-    asked = SplitSizes(config.num_documents, config.num_queries, config.num_heldout)
+    asked = SplitSizes(config.num_documents, config.num_queries, config.num_heldout, config.num_dev)
     with WorkFolder(out, origin) as work:
         write_json(work.rules, asdict(_cut_rules(config, seed, tokenizers)))
         splits = _make_splits(work, config, seed, asked, tokenizers.token_ids, pool)
@@ -110,7 +110,7 @@ def _make_splits(
     reject_duplicates(work, cut, config.max_rejected_share)
     write_assembly_rules(work, len(source_shards), token_ids)
     dropped = Counter(cut.dropped)
-    windows = write_queries_and_heldout(work, cut, asked, dropped, config.ngram_overlap, seed)
+    windows = write_texts(work, cut, asked, dropped, config.ngram_overlap, seed)
     shards = write_shards(work, cut, asked, pool)
     for report in shards:
         dropped.update(report.dropped)
@@ -126,7 +126,9 @@ def _cut_rules(config: DataConfig, seed: int, tokenizers: Tokenizers) -> CutRule
         config.window,
         config.document_tokens or config.window,
         seed,
-        Shares(config.query_share, config.heldout_share, config.corpus_share),
+        Shares(
+            config.query_share, config.heldout_share, config.corpus_share, config.dev_share if config.num_dev else 0.0
+        ),
         tokenizers.bound,
     )
 
@@ -172,12 +174,11 @@ def _require_some(source: str, splits: Splits) -> None:
 
 def _say_short(splits: Splits, asked: SplitSizes) -> None:
     """Fewer than asked for is no mistake: it may be all that there is."""
-    for split in SPLITS:
+    shares = {"queries": "query_share", "heldout": "heldout_share", "dev": "dev_share"}
+    for split in asked.splits:
         wanted, found = getattr(asked, split), splits.counts[split]
         if wanted is not None and found < wanted:
-            share = {"queries": ", a larger data.query_share", "heldout": ", a larger data.heldout_share"}.get(
-                split, ""
-            )
+            share = f", a larger data.{shares[split]}" if split in shares else ""
             log.warning(
                 f"data.num_{split} asks for {wanted:,}, but the source gives {found:,}: give more texts{share}, or ask "
                 "for fewer"
@@ -187,6 +188,7 @@ def _say_short(splits: Splits, asked: SplitSizes) -> None:
 def _counts(counts: dict[str, int], dropped: Counter) -> str:
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()) if count)
     said = f"{counts['documents']} documents, {counts['queries']} queries, {counts['heldout']} held-out texts"
+    said += f", {counts['dev']} development texts" if "dev" in counts else ""
     return f"{said} (dropped: {reasons})" if reasons else said
 
 
@@ -201,8 +203,9 @@ def _prove(work: WorkFolder, splits: Splits, seed: int, pool: Pool) -> DisjointP
         texts += equal
         progress.advance()
     found = tuple(sorted(sources)), tuple(sorted(texts))
-    documents, queries, heldout = (splits.counts[split] for split in SPLITS)
-    proof = DisjointProof(documents, queries, heldout, *found, ngram=OverlapFilter.load(overlap_filter).n)
+    counts, ngram = splits.counts, OverlapFilter.load(overlap_filter).n
+    numbers = (counts["documents"], counts["queries"], counts["heldout"])
+    proof = DisjointProof(*numbers, *found, counts.get("dev", 0), ngram)
     log.info(str(proof))
     require_disjoint(proof)
     return proof
@@ -221,7 +224,7 @@ def _finish(
         files["documents/tokens.json"] = file_sha256(work.documents / "tokens.json")
     domains = {"documents": dict(sorted(documents.items())), **splits.windows.domains}
     _say_domains(cut, domains)
-    pieces = {split: dict(sorted(cut.domains[split].items())) for split in SPLITS}
+    pieces = {split: dict(sorted(cut.domains[split].items())) for split in splits.counts}
     manifest = {
         "counts": splits.counts,
         "domains": domains,
@@ -241,7 +244,7 @@ def _finish(
 
 def _say_domains(cut: Cut, domains: dict[str, dict[str, int]]) -> None:
     """How far the domains kept their proportions."""
-    for split in SPLITS:
+    for split in domains:
         before, after = cut.domains[split].total(), sum(domains[split].values())
         if len(cut.domains[split]) > 1:
             parts = (
@@ -262,18 +265,20 @@ def prepare_rows(
     origin: Origin,
     pool: Pool,
     token_ids: TokenIds | None = None,
+    dev: Path | None = None,
 ) -> PreparedSet:
     """Check and import the user's own documents and texts; not one is dropped."""
     with WorkFolder(out, origin, go_on=False) as work:
         windows = {"queries": read_windows(queries), "heldout": read_windows(heldout)}
+        windows |= {"dev": read_windows(dev)} if dev else {}
         write_documents(work.documents, read_documents(corpus))
         for split, rows in windows.items():
             write_windows(out / f"{split}.arrow", rows)
-        proof = prove_disjoint(_documents_of(work.documents), windows["queries"], windows["heldout"])
+        proof = prove_disjoint(_documents_of(work.documents), **windows)
         log.info(str(proof))
         require_disjoint(proof)
         names = [path.relative_to(out) for path in shard_paths(work.documents)]
-        names += [*_write_ids(work, token_ids, pool), Path("queries.arrow"), Path("heldout.arrow")]
+        names += [*_write_ids(work, token_ids, pool), *(Path(f"{split}.arrow") for split in windows)]
         domains = {split: dict(Counter(window.domain for window in rows)) for split, rows in windows.items()}
         manifest = {
             "counts": {"documents": proof.num_documents, **{split: len(rows) for split, rows in windows.items()}},

@@ -1,9 +1,10 @@
-"""Writing the splits of a set out of the runs: held-out texts, then queries, then shards of documents."""
+"""Writing the splits of a set out of the runs: held-out texts, development texts, queries, then shards of documents."""
 
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from replug.data.files import file_sha256, write_json
 from replug.data.prepare.assembly import AssemblyRules, ShardReport, choose_windows, load_rules, write_shard
@@ -13,7 +14,8 @@ from replug.data.prepare.overlap_filter import OverlapFilter, write_overlap_filt
 from replug.data.prepare.reading import Cut, SplitSizes
 from replug.data.prepare.work import WorkFolder
 from replug.data.progress import Progress
-from replug.data.sampling import key_ranges
+from replug.data.records import Window
+from replug.data.sampling import SPLITS, TEXT_SPLITS, key_ranges
 from replug.data.shards import read_windows_of, write_token_rules, write_windows
 from replug.data.tokenizing import TokenIds
 
@@ -22,7 +24,7 @@ PIECES_PER_SHARD = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Queries and held-out texts as written."""
+    """Queries, held-out and development texts as written."""
 
     counts: dict[str, int]
     domains: dict[str, dict[str, int]]
@@ -55,30 +57,39 @@ def _forget_other_ids(work: WorkFolder, token_ids: TokenIds | None) -> None:
         write_token_rules(work.documents, fingerprint)
 
 
-def write_queries_and_heldout(
+def write_texts(
     work: WorkFolder, cut: Cut, asked: SplitSizes, dropped: Counter, ngram: int | None, seed: int
 ) -> Windows:
-    """Held-out texts, then queries that overlap none of them; and the filter that documents are held against."""
+    """Held-out texts, then splits that overlap none before them; and the filter that documents are held against."""
     rules, overlap_filter = load_rules(work.assembly), OverlapFilter.empty()
-    for split in ("heldout", "queries"):
-        path, made = work.out / f"{split}.arrow", work.folder / f"{split}.arrow"
+    proof: tuple[list[str], list[str]] = ([], [])
+    splits = [split for split in TEXT_SPLITS if split in asked.splits]
+    paths = {split: work.out / f"{split}.arrow" for split in splits}
+    for number, split in enumerate(splits):
+        path, made = paths[split], work.folder / f"{split}.arrow"
         write_windows(
             made, choose_windows(rules, split, _ranges(cut, split), getattr(asked, split), overlap_filter, dropped)
         )
         if not path.is_file() or file_sha256(path) != file_sha256(made):  # one that is whole stays as it is
             made.replace(path)
-        if split == "heldout":
-            overlap_filter = write_overlap_filter(work.overlap_filters / split, read_windows_of(path), ngram, seed)
-    paths = {split: work.out / f"{split}.arrow" for split in ("queries", "heldout")}
-    both = (window for path in paths.values() for window in read_windows_of(path))
-    write_overlap_filter(work.overlap_filters / "windows", both, ngram, seed)
-    domains = {split: Counter(window.domain for window in read_windows_of(path)) for split, path in paths.items()}
+        for found, more in zip(proof, prove_windows(read_windows_of(path), overlap_filter, seed, split), strict=True):
+            found += more
+        so_far = [paths[before] for before in splits[: number + 1]]
+        is_last = number == len(splits) - 1
+        folder = work.overlap_filters / ("windows" if is_last else split)
+        overlap_filter = write_overlap_filter(folder, _windows_of(so_far), ngram, seed)
+    named = {split: paths[split] for split in SPLITS if split in paths}
+    domains = {split: Counter(window.domain for window in read_windows_of(path)) for split, path in named.items()}
     return Windows(
         {split: count.total() for split, count in domains.items()},
         {split: dict(sorted(count.items())) for split, count in domains.items()},
-        {path.name: file_sha256(path) for path in paths.values()},
-        prove_windows(read_windows_of(paths["queries"]), overlap_filter, seed),
+        {path.name: file_sha256(path) for path in named.values()},
+        proof,
     )
+
+
+def _windows_of(paths: Sequence[Path]) -> Iterator[Window]:
+    return (window for path in paths for window in read_windows_of(path))
 
 
 def write_shards(work: WorkFolder, cut: Cut, asked: SplitSizes, pool: Pool) -> list[ShardReport]:

@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 
 MARGIN, WIDER = 2, 4  # pieces kept for one asked for, at first; and by how much more where that was not enough
 OURS = re.compile(  # what may be removed where a set is begun anew
-    r"documents|documents/\d{5,}\.(arrow|tokens\.npy|ends\.npy)|documents/tokens\.json|(queries|heldout)\.arrow|"
+    r"documents|documents/\d{5,}\.(arrow|tokens\.npy|ends\.npy)|documents/tokens\.json|(queries|heldout|dev)\.arrow|"
     r"manifest\.json|rejected\.jsonl|work|work/(source_shards|shards|overlap_filters)|"
     r"work/((plan|rules|assembly|margin)\.json|duplicates\.npy)|"
-    rf"work/(queries|heldout)\.arrow|{re.escape(WRITER)}"
+    rf"work/(queries|heldout|dev)\.arrow|{re.escape(WRITER)}"
 )
 
 

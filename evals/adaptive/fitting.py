@@ -8,6 +8,7 @@ from replug.evals.adaptive.comparison import Compared, oriented
 from replug.evals.adaptive.outcomes import AnsweredQuestions, TwoWays
 from replug.evals.adaptive.retrievers import full_name, retriever_identity
 from replug.evals.adaptive.thresholds import ALWAYS, NEVER, fit_thresholds
+from replug.evals.ensemble_temperatures import temperature_of
 from replug.models.policy import SIGNALS, Policy, Signal, Threshold
 
 
@@ -27,6 +28,7 @@ def fit_policy(answered: AnsweredQuestions, pair: TwoWays, signal: str) -> Polic
         thresholds=thresholds,
         pooled=pooled,
         fitted=_from(answered, pair),
+        temperature=temperature_of(pair.augmented, of.folder),
     )
 
 

@@ -6,6 +6,7 @@ from replug.configs.schema import EvaluationConfig
 from replug.data.store import ImportedCorpus, PreparedSet
 from replug.evals.folder import EvaluationFolder
 from replug.evals.search import index_of
+from replug.index_workers.local_index import retriever_identity as index_identity
 from replug.index_workers.version_store import VersionStore
 from replug.models.preparing import data_folder
 
@@ -34,7 +35,7 @@ def retriever_identity(method: str, config: EvaluationConfig, folder: Evaluation
     if not (versions := store.published()):
         raise UserError(f"the index of {method} is gone from {root}: a policy must say which retriever it is for")
     own = config.query_encoders.get(source)
-    return store.plan(versions[-1]).retriever + (f":queries by {own}" if own else "")
+    return index_identity(store.plan(versions[-1]), root) + (f":queries by {own}" if own else "")
 
 
 def _corpus_sha256(config: EvaluationConfig, folder: EvaluationFolder) -> str:

@@ -12,7 +12,8 @@ from replug.data.records import Window
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook, texts_of
 from replug.evals.examples import Example
-from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM
+from replug.evals.headroom import BETA, ORACLES, Headroom, headroom_lines, oracle_bits
+from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
 from replug.evals.loop import Metric, Outcome, Outcomes
 from replug.evals.metrics import bits_of
 from replug.evals.questions import unasked_problems
@@ -31,6 +32,7 @@ class LanguageModelling:
         "bpb": BITS_PER_BYTE,
         "token_perplexity": Metric("bits", "tokens", np.exp2),  # tokens of the LM
         "word_perplexity": Metric("bits", "words", np.exp2),  # words and line ends of the original text
+        **{f"bpb_{name}": Metric(bits, "bytes", may_be_unknown=True) for name, bits in ORACLES.items()},
     }
 
     def __init__(
@@ -39,9 +41,16 @@ class LanguageModelling:
         template: PromptTemplate,
         windows: Sequence[Window],
         tokens_of: Callable[[str], list[str]] | None = None,
+        keeps_documents: bool = False,
+        beta: float = BETA,
     ) -> None:
-        """With `tokens_of`, which cuts a text into the LM's tokens, outcomes hold their texts."""
+        """With `tokens_of`, which cuts a text into the LM's tokens, outcomes hold their texts.
+
+        Those that keep documents hold `document_logprobs`, an array [K, T], and are not to be written as JSON. `beta`
+        is the temperature of the oracle that weighs documents by the LM's own scores.
+        """
         self._lm, self._template, self._tokens_of = lm, template, tokens_of
+        self._keeps_documents, self._beta = keeps_documents, beta
         self._spans = [scored_span(window) for window in windows]
         self.examples = window_examples(self._spans)
 
@@ -65,9 +74,8 @@ class LanguageModelling:
 
         def finish() -> Outcomes:
             scores = dict(zip(asked, future.result(), strict=True))
-            tokens = {"token_texts": self._tokens_of(span.continuation)} if self._tokens_of else {}
             return {
-                name: _outcome(span, one, [scores[prefixes[text, one.has_long_context]] for text in one.texts], tokens)
+                name: self._outcome(span, one, [scores[prefixes[text, one.has_long_context]] for text in one.texts])
                 for name, one in evidence.items()
             }
 
@@ -85,23 +93,24 @@ class LanguageModelling:
             prefixes[None, True] = self._template.prefix(None, span.long_context, span.continuation)
         return prefixes
 
+    def _outcome(self, span: ScoredSpan, evidence: Evidence, scores: Sequence[ContinuationScore]) -> Outcome:
+        by_document = np.stack([score.token_logprobs for score in scores])
+        mixed = mix_token_logprobs(by_document, evidence.logits)
+        numbers = {
+            "bits": bits_of(mixed),
+            "bytes": float(len(span.continuation.encode())),
+            "tokens": float(len(mixed)),
+            "words": float(span.num_words),
+            **oracle_bits(by_document, self._beta),
+        }
+        tokens = {"token_texts": self._tokens_of(span.continuation)} if self._tokens_of else {}
+        documents = {"document_logprobs": by_document} if self._keeps_documents else {}
+        return Outcome(numbers, {**tokens, **documents, "token_logprobs": [round(float(value), 6) for value in mixed]})
+
 
 def window_examples(windows: Sequence[Window]) -> list[Example]:
     """What is retrieved for is the context, or the end of it that is a span's query."""
     return [Example(w.id, w.query, w.domain, w.gold, w.source) for w in map(scored_span, windows)]
-
-
-def _outcome(
-    span: ScoredSpan, evidence: Evidence, scores: Sequence[ContinuationScore], detail: dict[str, list[str]]
-) -> Outcome:
-    mixed = mix_token_logprobs(np.stack([score.token_logprobs for score in scores]), evidence.similarities)
-    numbers = {
-        "bits": bits_of(mixed),
-        "bytes": float(len(span.continuation.encode())),
-        "tokens": float(len(mixed)),
-        "words": float(span.num_words),
-    }
-    return Outcome(numbers, {**detail, "token_logprobs": [round(float(value), 6) for value in mixed]})
 
 
 def lm_dataset(config: EvaluationConfig, corpus: Corpus | None, with_tokens: bool = False) -> EvalDataset:
@@ -121,6 +130,19 @@ def lm_dataset(config: EvaluationConfig, corpus: Corpus | None, with_tokens: boo
         require_sources([span.id for span in spans], sources)
     predicted = [span.continuation for span in spans]
     return EvalDataset([span.query for span in spans], make_task, sources=sources, predicted=predicted)
+
+
+def add_headroom(finished: Finished) -> str:
+    """What the oracles leave to gain; the numbers themselves are metrics already."""
+    values = {
+        method: Headroom(*(of[name]["value"] for name in ("bpb", "bpb_q_weighted", "bpb_best_document")))
+        for method, of in finished.results.items()
+        if {"bpb_q_weighted", "bpb_best_document"} <= of.keys()
+    }
+    sizes = {m.name: m.k for m in finished.book.methods if m.k > 1 and not m.is_concatenated}
+    ensembles = {method: one for method, one in values.items() if method in sizes}
+    lines = headroom_lines(ensembles, sizes)
+    return "\n".join(["", *(f"- {line}" for line in lines), ""]) if lines else ""
 
 
 def text_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
@@ -147,4 +169,4 @@ def _heldout_problems(config: EvaluationConfig, methods: Sequence[Method]) -> It
         yield "methods: long_context reads on in whole texts, and held-out ones have no more; expected texts.path"
 
 
-EVALUATION = EvaluationKind(lm_dataset, text_problems, has_sources=True)
+EVALUATION = EvaluationKind(lm_dataset, text_problems, add_findings=add_headroom, has_sources=True)

@@ -23,6 +23,7 @@ from replug.evals.mmlu import (
     NUM_DEMONSTRATIONS,
     MmluQuestion,
     MmluSet,
+    any_document_right,
     mmlu_outcome,
     read_mmlu,
 )
@@ -42,6 +43,7 @@ class Mmlu:
         "accuracy_categories": Metric("correct_category_share", "category_share"),
         "right_probability": Metric("right_probability"),
         "shots": Metric("shots"),  # demonstrations that fitted
+        "accuracy_best_document": Metric("correct_best_document", may_be_unknown=True),  # by an oracle
     }
 
     def __init__(self, lm: AsyncLM, prompts: MmluPrompts, questions: Sequence[MmluQuestion]) -> None:
@@ -74,7 +76,7 @@ class Mmlu:
                 name: np.stack([letters[one.opening, prompt] for prompt in one.prompts]) for name, one in asked.items()
             }
             return {
-                name: self._outcome(question, found[name], one.similarities, asked[name].num_shots)
+                name: self._outcome(question, found[name], one.logits, asked[name].num_shots)
                 for name, one in evidence.items()
             }
 
@@ -111,6 +113,7 @@ class Mmlu:
             "category_share": category_share,
             "right_probability": found.right_probability,
             "shots": float(num_shots),
+            "correct_best_document": float(any_document_right(question, letters)),
         }
         return Outcome(numbers, {"answer": LETTERS[found.prediction], "right": LETTERS[question.answer]})
 

@@ -69,7 +69,7 @@ class OpenQa:
         question = self._questions[row]
         futures = {
             name: self._lm.submit_ensemble(
-                self._prompts(name, question, one), document_weights(one.similarities).tolist(), self._options[name]
+                self._prompts(name, question, one), document_weights(one.logits).tolist(), self._options[name]
             )
             for name, one in evidence.items()
         }

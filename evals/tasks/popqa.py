@@ -106,7 +106,7 @@ class PopQa:
         futures = {
             name: self._lm.submit_ensemble(
                 self._prompts(name, self._asked[row].question, one),
-                document_weights(one.similarities).tolist(),
+                document_weights(one.logits).tolist(),
                 self._options[name, self._asked[row].question.relation],
             )
             for name, one in evidence.items()

@@ -26,7 +26,7 @@ TYPED = [
     # names of other tools
     ("train {config} train.learning_rate=1e-4", "train.learning_rate: unknown key; did you mean train.lr?"),
     ("train {config} learning_rate=1e-4", "learning_rate: unknown key; did you mean train.lr?"),
-    ("train {config} train.epochs=3", "train.epochs: unknown key; did you mean train.max_steps?"),
+    ("train {config} train.epochs=3", "train.epochs is set, but train.labels is not"),
     ("train {config} train.num_train_epochs=3", "did you mean train.max_steps?"),
     ("train {config} output_dir=x", "output_dir: unknown key; did you mean run_dir?"),
     ("train {config} top_k=5", "top_k: unknown key; did you mean retrieve.k?"),

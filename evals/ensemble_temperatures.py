@@ -1,0 +1,152 @@
+"""The temperature of each retriever's ensemble in an evaluation: given, saved with the retriever, or fitted.
+
+A fitted one is each retriever's own, for the LM that is asked and as many documents as its largest ensemble has. It is
+fitted to the development texts of the prepared set, as language modelling; what is measured is never looked at.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from replug.configs.errors import UserError
+from replug.configs.methods import Method
+from replug.configs.rules import FIT
+from replug.configs.schema import EvaluationConfig
+from replug.data.checked_files import read_mark, write_mark
+from replug.data.progress import Progress
+from replug.data.records import Window
+from replug.data.store import Corpus, CorpusStore, PreparedSet
+from replug.evals.evidence import EvidenceBook, RetrievedDocuments
+from replug.evals.folder import EvaluationFolder
+from replug.evals.kinds import PromptedLM
+from replug.evals.loop import outcome_rows
+from replug.evals.search import find_all, query_folder
+from replug.evals.tasks.lm import LanguageModelling
+from replug.evals.temperature_fit import DocumentScores, TemperatureFit, fit_temperature
+from replug.models.ensemble_temperature import PAPER, EnsembleTemperature, temperature_in
+
+log = logging.getLogger(__name__)
+
+Temperatures = Mapping[str, EnsembleTemperature]  # by source
+AGAIN = "remove it, and temperatures are settled again"
+
+
+def settled_temperatures(
+    config: EvaluationConfig,
+    corpus: Corpus | None,
+    methods: Sequence[Method],
+    asked: PromptedLM | None,
+    folder: EvaluationFolder,
+) -> Temperatures:
+    """Of every source whose similarities weigh documents, kept in a file. Ray must run where they are to be fitted.
+
+    Raises UserError where they are to be fitted, and there are no development texts.
+    """
+    if folder.temperatures.is_file():
+        return _read(folder.temperatures)
+    weighted = _largest_ensembles(methods)
+    if config.ensemble.temperature == FIT and weighted:
+        assert asked is not None and corpus is not None, "what fits asks an LM, and has documents"
+        found = _fitted(config, corpus, weighted, asked, folder)
+    else:
+        found = {method.source: _unfitted(config, method.source) for method in weighted}
+    write_mark(folder.temperatures, {source: asdict(one) for source, one in found.items()})
+    return found
+
+
+def with_temperatures(
+    found: Mapping[str, RetrievedDocuments], temperatures: Temperatures
+) -> dict[str, RetrievedDocuments]:
+    """What sources found, each with the temperature of its ensemble."""
+    return {source: replace(of, temperature=temperatures.get(source, PAPER)) for source, of in found.items()}
+
+
+def temperature_of(method: str, folder: EvaluationFolder) -> float:
+    """Of a method in a finished evaluation; the paper's in one that knew no other."""
+    if not folder.temperatures.is_file():
+        return PAPER.value
+    source = method.partition("@")[0].partition("/")[0]
+    return _read(folder.temperatures).get(source, PAPER).value
+
+
+def fit_ensemble(
+    asked: PromptedLM, windows: Sequence[Window], corpus: CorpusStore, found: RetrievedDocuments, method: Method
+) -> EnsembleTemperature:
+    """Of the method's retriever, by what it finds for development texts. Says what it is worth there."""
+    book = EvidenceBook([method], corpus, {method.source: found}, [True] * len(windows))
+    fit = fit_temperature(document_scores(asked, windows, book, method))
+    _say(method, fit, sum(len(window.continuation.encode()) for window in windows), len(windows))
+    return EnsembleTemperature(fit.temperature, asked.lm.identity, method.k, len(windows))
+
+
+def document_scores(
+    asked: PromptedLM, windows: Sequence[Window], book: EvidenceBook, method: Method
+) -> list[DocumentScores]:
+    """Of every text in order: what each document of a method makes of it, before any mixing."""
+    task, scores = LanguageModelling(asked.lm, asked.template, windows, keeps_documents=True), []
+    progress = Progress(f"development texts with {method.source}", len(windows))
+    for row, outcome in enumerate(outcome_rows(task, book)):
+        given = outcome["methods"][method.name]["detail"]["document_logprobs"]
+        scores.append(DocumentScores(given, book.of(row)[method.name].similarities))
+        progress.advance()
+    return scores
+
+
+def _fitted(
+    config: EvaluationConfig,
+    corpus: Corpus,
+    methods: Sequence[Method],
+    asked: PromptedLM,
+    folder: EvaluationFolder,
+) -> dict[str, EnsembleTemperature]:
+    if not isinstance(corpus, PreparedSet):
+        raise UserError(
+            "ensemble.temperature is fit, and documents alone have no development texts; expected a prepared set with "
+            "some (data.num_dev, data.dev), or a number"
+        )
+    windows = corpus.require_dev().windows()
+    queries = [window.context for window in windows]
+    found = find_all(config, corpus, queries, methods, folder.found, "development")
+    return {
+        method.source: fit_ensemble(asked, windows, corpus.corpus, found[method.source], method) for method in methods
+    }
+
+
+def _largest_ensembles(methods: Sequence[Method]) -> list[Method]:
+    """Of each source whose similarities weigh documents, the method of most documents."""
+    largest: dict[str, Method] = {}
+    for method in methods:
+        if method.is_weighted and method.takes_from_corpus:
+            largest[method.source] = max(largest.get(method.source, method), method, key=lambda one: one.k)
+    return list(largest.values())
+
+
+def _unfitted(config: EvaluationConfig, source: str) -> EnsembleTemperature:
+    given = config.ensemble.temperature
+    if given is not None:
+        return EnsembleTemperature(float(given))
+    return temperature_in(query_folder(config, source)) or PAPER
+
+
+def _say(method: Method, fit: TemperatureFit, num_bytes: int, num_texts: int) -> None:
+    log.info(
+        f"{method.source}: ensemble temperature {fit.temperature:g} by {num_texts} development texts "
+        f"({fit.bits / num_bytes:.4f} bits per byte, {fit.bits_at_1 / num_bytes:.4f} at 1)"
+    )
+    if fit.is_at_end:
+        log.warning(
+            f"{method.source}: {fit.temperature:g} is an end of what was searched: the best ensemble has nearly even "
+            "weights, or nearly the first document alone"
+        )
+
+
+def _read(path: Path) -> dict[str, EnsembleTemperature]:
+    content = read_mark(path, AGAIN)
+    return {source: EnsembleTemperature(**of) for source, of in _sources(content)}
+
+
+def _sources(content: Mapping[str, object]) -> Iterator[tuple[str, dict]]:
+    for source, of in content.items():
+        if isinstance(of, dict):
+            yield source, of

@@ -1,0 +1,89 @@
+"""The temperature at which an ensemble predicts development texts best. Pure arithmetic on arrays.
+
+    bits(T) = - sum over texts and tokens t of log2 sum over d of softmax_d(similarity_d / T) p(y_t | d, x, y_<t)
+
+The loss has one parameter and, in log T, one valley in all that was measured; but nothing proves that. So a grid over
+log T comes first, from nearly the first document alone to nearly even weights, and a golden section then searches
+between the neighbours of the best grid point (Kiefer 1953). The grid's unit is how far similarities of a text are
+apart, which is 0.01 for a tuned encoder with cosines and 10 for one with inner products.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from replug.evals.metrics import bits_of
+from replug.models.ensemble import mix_token_logprobs
+
+GOLDEN = (math.sqrt(5) - 1) / 2
+LOWEST, HIGHEST, STEP = -5.0, 10.0, 0.5  # of the grid: log2 of the temperature over the similarities' spread
+TOLERANCE = 1e-4  # in log2 of the temperature
+DIGITS = 4  # of a fitted temperature that are kept, so that a last bit of a score changes none
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentScores:
+    """Of one text: log-probs [K, T] (nats) of its tokens given each document, and the documents' similarities [K]."""
+
+    token_logprobs: np.ndarray
+    similarities: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class TemperatureFit:
+    """The best temperature, the bits of all texts at it and at 1, and whether it is an end of what was searched."""
+
+    temperature: float
+    bits: float
+    bits_at_1: float
+    is_at_end: bool
+
+
+def ensemble_bits(texts: Sequence[DocumentScores], temperature: float) -> float:
+    """Of all texts together."""
+    return sum(bits_of(mix_token_logprobs(text.token_logprobs, text.similarities, temperature)) for text in texts)
+
+
+def fit_temperature(texts: Sequence[DocumentScores]) -> TemperatureFit:
+    """The same texts in the same order give the same temperature. Raises ValueError without texts.
+
+    Where the documents of every text are equally similar no temperature changes anything, and it is 1.
+    """
+    if not texts:
+        raise ValueError("there are no texts to fit a temperature to")
+    spread, bits_at_1 = _spread(texts), ensemble_bits(texts, 1.0)
+    if not spread:
+        return TemperatureFit(1.0, bits_at_1, bits_at_1, is_at_end=False)
+
+    def bits(log2: float) -> float:
+        return ensemble_bits(texts, spread * 2.0**log2)
+
+    grid = np.arange(LOWEST, HIGHEST + STEP / 2, STEP).tolist()
+    values = [bits(point) for point in grid]
+    best = int(np.argmin(values))
+    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    temperature = float(f"{spread * 2.0 ** golden_section(bits, low, high, TOLERANCE):.{DIGITS}g}")
+    return TemperatureFit(temperature, ensemble_bits(texts, temperature), bits_at_1, best in (0, len(grid) - 1))
+
+
+def golden_section(function: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
+    """Where a function with one valley between `low` and `high` is lowest, to within the tolerance."""
+    left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+    at_left, at_right = function(left), function(right)
+    while high - low > tolerance:
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - GOLDEN * (high - low)
+            at_left = function(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + GOLDEN * (high - low)
+            at_right = function(right)
+    return (low + high) / 2
+
+
+def _spread(texts: Sequence[DocumentScores]) -> float:
+    """The mean over texts of the standard deviation of a text's similarities."""
+    return float(np.mean([np.std(np.asarray(text.similarities, dtype=np.float64)) for text in texts]))

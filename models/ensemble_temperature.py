@@ -1,0 +1,75 @@
+"""The temperature of a retriever's ensemble, kept beside its weights as `ensemble.json`.
+
+lambda(d | x) = softmax(similarity(d, x) / temperature). The paper has none, which is 1. How far a retriever's
+similarities are apart is its own, and training changes it, so a temperature belongs to one retriever's weights.
+A folder without the file has the paper's.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from replug.configs.errors import UserError
+from replug.data.checked_files import read_mark, write_mark
+from replug.data.checksums import NAME as CHECKSUMS
+from replug.data.checksums import add_checksum
+from replug.models.encoder_files import optional_file
+
+FILE = "ensemble.json"
+FORMAT = 1
+MEND = "bring it back, or fit it again (ensemble.temperature=fit)"
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleTemperature:
+    """`value` divides similarities. A fitted one says to which LM, how many documents `k` and how many texts."""
+
+    value: float
+    lm: str | None = None
+    k: int | None = None
+    num_texts: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.value < math.inf:
+            raise ValueError(f"a temperature is {self.value}; expected a finite number above 0")
+
+    @property
+    def origin(self) -> str:
+        """How it came to be, in a few words."""
+        if self.num_texts is None:
+            return "given" if self.value != 1 else "as the paper"
+        return f"fitted on {self.num_texts} development texts, {self.k} documents"
+
+
+PAPER = EnsembleTemperature(1.0)
+
+
+def own_temperature(owner: object) -> EnsembleTemperature:
+    """What was saved with a retriever or an encoder of any library: its attribute `temperature`; else the paper's."""
+    own = getattr(owner, "temperature", None)
+    return own if isinstance(own, EnsembleTemperature) else PAPER
+
+
+def write_temperature(folder: Path, temperature: EnsembleTemperature) -> None:
+    """Beside an encoder's weights, with its own checksum, and among the folder's where it has some."""
+    write_mark(folder / FILE, {"format": FORMAT, **asdict(temperature)})
+    if (folder / CHECKSUMS).is_file():
+        add_checksum(folder / FILE)
+
+
+def temperature_in(path: str) -> EnsembleTemperature | None:
+    """Of an encoder's folder or hub name; None where none was saved with it.
+
+    Raises UserError for a file that is damaged, or is none of ours.
+    """
+    file = optional_file(path, FILE)
+    if file is None:
+        return None
+    content = read_mark(file, MEND)
+    names = EnsembleTemperature.__dataclass_fields__.keys()
+    if content.get("format") != FORMAT or not names <= content.keys():
+        raise UserError(f"{file} is no temperature of format {FORMAT}; {MEND}")
+    try:
+        return EnsembleTemperature(**{name: content[name] for name in names})
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{file}: {error}; {MEND}") from error

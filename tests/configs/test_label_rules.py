@@ -1,0 +1,31 @@
+"""Keys of labels are refused where they would be ignored, and where they contradict others."""
+
+import pytest
+
+from replug.configs.errors import UserError
+from replug.configs.load import load_config
+from tests.support.packages import ROOT
+
+WITHOUT = ("train.epochs=2", "train.patience=1", "loss.anchor=0.1", "loss.weigh_queries=true", "loss.beta_entropy=0.5")
+CONTRADICTING = {
+    "loss.in_batch=true": "loss.contrastive is 0",
+    "loss.in_batch=true loss.contrastive=1 train.micro_batches=2": "train.micro_batches is 2 with loss.in_batch",
+    "retriever.train=query index.rerank=live": "index.rerank is live with retriever.train=query",
+    "train.labels=x resources.train=2": "labels are trained on by one rank",
+    "train.labels=x loss.beta_entropy=1.0": "a share between 0 and 1, such as 0.5",
+    "train.labels=x loss.weigh_queries=true loss.lm_score=probability": "which underflows",
+    "data.num_dev=5 data.query_share=0.6 data.heldout_share=0.2 data.dev_share=0.2": "data.dev_share is 1",
+    "evaluate.heldout=false": r"evaluate\.heldout=false is set, but train\.labels is not",
+}
+
+
+@pytest.mark.parametrize("override", WITHOUT)
+def test_what_needs_labels_is_refused_without_them(override):
+    with pytest.raises(UserError, match=rf"{override.partition('=')[0]} is set, but train\.labels is not"):
+        load_config(ROOT / "configs/debug.yaml", [override])
+
+
+@pytest.mark.parametrize("overrides", CONTRADICTING)
+def test_what_contradicts_is_refused_by_its_key(overrides):
+    with pytest.raises(UserError, match=CONTRADICTING[overrides]):
+        load_config(ROOT / "configs/debug.yaml", overrides.split())

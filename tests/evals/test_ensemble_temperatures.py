@@ -1,0 +1,174 @@
+"""Each retriever of an evaluation has its own temperature: given, saved, or fitted on development texts alone."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from replug.configs.errors import UserError
+from replug.configs.load import load_evaluation_config
+from replug.configs.methods import parse_methods
+from replug.configs.schema import EvaluationConfig
+from replug.data.store import PreparedSet
+from replug.evals import ensemble_temperatures
+from replug.evals.ensemble_temperatures import settled_temperatures, temperature_of, with_temperatures
+from replug.evals.evidence import EvidenceBook, RetrievedDocuments
+from replug.evals.folder import EvaluationFolder
+from replug.evals.kinds import PromptedLM, check_evaluation
+from replug.evals.temperature_fit import DocumentScores, fit_temperature
+from replug.models.encoder import Encoder
+from replug.models.ensemble_temperature import PAPER, EnsembleTemperature
+from replug.models.prompt import PromptTemplate
+from replug.models.stand_in_encoder import write_stand_in_encoder
+from tests.evals.test_language_modelling import ImmediateLM
+from tests.support.command_line import ROOT
+from tests.support.preparing import prepare, write_jsonl
+
+WORDS = [f"word{number}" for number in range(40)]
+NAMES = ["none", "random", "replug@2", "lsr@4", "lsr@2", "lsr/concat"]
+
+
+@pytest.fixture(scope="module")
+def with_dev(tmp_path_factory: pytest.TempPathFactory) -> PreparedSet:
+    """Of texts that share their words, so that documents help the stand-in LM."""
+    rng = random.Random(0)
+    texts = [{"id": str(i), "text": " ".join(rng.choices(WORDS, k=60))} for i in range(120)]
+    source = write_jsonl(tmp_path_factory.mktemp("source") / "texts.jsonl", texts)
+    return prepare(tmp_path_factory.mktemp("set"), source, num_dev=12, num_queries=20, num_heldout=10)
+
+
+def config_of(tmp_path: Path, *overrides: str) -> EvaluationConfig:
+    given = [f"out={tmp_path / 'out'}", "lm.path=stand_in", "retriever.path=stand_in", "data.source=null"]
+    named = ["data.prepared=set", "retrievers.lsr=stand_in", f"methods=[{','.join(NAMES)}]", "k=3"]
+    return load_evaluation_config(ROOT / "configs/eval_lm.yaml", [*given, *named, *overrides])
+
+
+def found_at_random(count: int, num_documents: int, seed: int) -> RetrievedDocuments:
+    rng = np.random.default_rng(seed)
+    rows = np.stack([rng.permutation(num_documents)[:5] for _ in range(count)])
+    return RetrievedDocuments(rows, -np.sort(-0.05 * rng.normal(size=rows.shape)))
+
+
+@pytest.fixture
+def searched(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The queries of every search, which finds documents at random instead."""
+    asked: list[list[str]] = []
+
+    def find_all(config, corpus, queries, methods, out, texts):
+        asked.append([*queries, texts])
+        return {
+            method.source: found_at_random(len(queries), len(corpus.corpus), seed)
+            for seed, method in enumerate(methods)
+        }
+
+    monkeypatch.setattr(ensemble_temperatures, "find_all", find_all)
+    return asked
+
+
+def settle(config: EvaluationConfig, corpus: PreparedSet | None, tmp_path: Path, lm: ImmediateLM):
+    folder = EvaluationFolder(tmp_path / "out")
+    folder.path.mkdir(exist_ok=True)
+    methods = parse_methods(config.methods, config.k, {"replug": "stand_in", "lsr": "stand_in"})
+    return settled_temperatures(config, corpus, methods, PromptedLM(lm, PromptTemplate("\n"), lm), folder)
+
+
+class Untouchable:
+    """Held-out texts that nobody may look at."""
+
+    def __getattr__(self, name: str):
+        raise AssertionError(f"held-out texts were asked for {name}")
+
+    def __len__(self) -> int:
+        raise AssertionError("held-out texts were counted")
+
+
+def test_each_retriever_is_fitted_by_its_largest_ensemble_on_development_texts_alone(
+    with_dev: PreparedSet, searched: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(with_dev, "heldout", Untouchable())
+    config, lm = config_of(tmp_path, "ensemble.temperature=fit"), ImmediateLM()
+    fitted = settle(config, with_dev, tmp_path, lm)
+    windows = with_dev.require_dev().windows()
+    assert searched == [[*(window.context for window in windows), "development"]]
+    assert {source: (one.k, one.num_texts, one.lm) for source, one in fitted.items()} == {
+        "replug": (2, 12, lm.identity),
+        "lsr": (4, 12, lm.identity),
+    }
+    for seed, (source, k) in enumerate((("replug", 2), ("lsr", 4))):
+        found = found_at_random(12, len(with_dev.corpus), seed)
+        assert fitted[source].value == fit_temperature(naive_scores(with_dev, found, k)).temperature
+    assert fitted["replug"].value != fitted["lsr"].value
+
+
+def naive_scores(data: PreparedSet, found: RetrievedDocuments, k: int) -> list[DocumentScores]:
+    lm, scores = ImmediateLM(), []
+    for row, window in enumerate(data.require_dev().windows()):
+        texts = data.corpus.texts(found.doc_rows[row, :k])
+        given = [lm.score([f"{text}\n{window.context}"], [window.continuation])[0].token_logprobs for text in texts]
+        scores.append(DocumentScores(np.stack(given), found.similarities[row, :k]))
+    return scores
+
+
+def test_they_are_kept_and_nobody_is_asked_again(with_dev: PreparedSet, searched: list, tmp_path: Path) -> None:
+    config = config_of(tmp_path, "ensemble.temperature=fit")
+    fitted, again = settle(config, with_dev, tmp_path, ImmediateLM()), ImmediateLM()
+    assert settle(config, with_dev, tmp_path, again) == fitted
+    assert len(searched) == 1 and not again.calls
+    folder = EvaluationFolder(tmp_path / "out")
+    assert temperature_of("lsr@4", folder) == fitted["lsr"].value
+    assert temperature_of("none", folder) == 1
+    folder.temperatures.write_text(folder.temperatures.read_text().replace("0.", "1.", 1))
+    with pytest.raises(UserError, match=r"damaged.*settled again"):
+        settle(config, with_dev, tmp_path, again)
+
+
+def test_without_development_texts_a_fit_is_refused_by_name(with_dev: PreparedSet, tmp_path: Path) -> None:
+    config, bare = config_of(tmp_path, "ensemble.temperature=fit"), PreparedSet(with_dev.folder)
+    bare.dev = None
+    with pytest.raises(UserError, match=r"no development texts; prepare a set with data\.num_dev"):
+        settle(config, bare, tmp_path, ImmediateLM())
+
+
+def test_by_default_each_has_what_was_saved_with_it_and_a_number_is_everybodys(tmp_path: Path) -> None:
+    write_stand_in_encoder(tmp_path / "untuned")
+    encoder = Encoder(str(tmp_path / "untuned"))
+    encoder.temperature = EnsembleTemperature(0.03, "lm", 10, 100)
+    encoder.save(tmp_path / "tuned")
+    config = config_of(tmp_path, f"retrievers.lsr={tmp_path / 'tuned'}")
+    assert settle(config, None, tmp_path, ImmediateLM()) == {"replug": PAPER, "lsr": encoder.temperature}
+    (tmp_path / "out/temperatures.json").unlink()
+    given = replace(config, ensemble=replace(config.ensemble, temperature=0.1))
+    assert {one.value for one in settle(given, None, tmp_path, ImmediateLM()).values()} == {0.1}
+
+
+def test_evidence_is_weighed_by_its_retrievers_temperature(with_dev: PreparedSet) -> None:
+    found = {name: found_at_random(3, len(with_dev.corpus), 0) for name in ("random", "replug", "lsr")}
+    warm = with_temperatures(found, {"lsr": EnsembleTemperature(0.1)})
+    methods = parse_methods(NAMES, 3, {"replug": "", "lsr": ""})
+    cold, book = (EvidenceBook(methods, with_dev.corpus, of, [True] * 3) for of in (found, warm))
+    evidence, before = book.of(1), cold.of(1)
+    assert np.array_equal(evidence["lsr@4"].logits, before["lsr@4"].similarities / 0.1)
+    for name in ("none", "random", "replug@2", "lsr/concat"):
+        assert np.array_equal(evidence[name].logits, before[name].similarities), name
+    assert book.digest() != cold.digest()
+
+
+def test_found_documents_keep_their_temperature(tmp_path: Path) -> None:
+    found = replace(found_at_random(2, 9, 0), temperature=EnsembleTemperature(0.5, "lm", 5, 20))
+    found.save(tmp_path / "found.npz")
+    assert RetrievedDocuments.load(tmp_path / "found.npz").temperature == found.temperature
+    assert found.of([1]).temperature == found.temperature
+
+
+@pytest.mark.parametrize("value", ["fitted", "0", "-2"])
+def test_what_is_no_temperature_is_refused(tmp_path: Path, value: str) -> None:
+    with pytest.raises(UserError, match=rf"ensemble\.temperature is {value}; expected a number above 0, or fit"):
+        config_of(tmp_path, f"ensemble.temperature={value}")
+
+
+def test_an_evaluation_that_mixes_nothing_has_no_temperature(tmp_path: Path) -> None:
+    config = replace(config_of(tmp_path, "ensemble.temperature=0.1"), evaluation="retrieval")
+    with pytest.raises(UserError, match="evaluation=retrieval mixes no predictions"):
+        check_evaluation(config)

@@ -1,0 +1,49 @@
+"""What oracles reach with the documents of an ensemble, by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from replug.evals.headroom import Headroom, headroom_lines, oracle_bits
+
+LOGPROBS = np.log(np.array([[0.5, 0.25], [0.25, 0.125]]))  # the first document's text has 3 bits, the second's 5
+
+
+def test_the_best_document_is_the_one_with_the_fewest_bits() -> None:
+    assert oracle_bits(LOGPROBS)["bits_best_document"] == pytest.approx(3)
+    assert oracle_bits(LOGPROBS[::-1])["bits_best_document"] == pytest.approx(3)
+
+
+def test_q_weighs_by_the_mean_logprob_over_beta() -> None:
+    means = LOGPROBS.mean(axis=1)
+    weight = 1 / (1 + math.exp((means[1] - means[0]) / 0.5))
+    expected = -math.log2(weight * 0.5 + (1 - weight) * 0.25) - math.log2(weight * 0.25 + (1 - weight) * 0.125)
+    assert oracle_bits(LOGPROBS, beta=0.5)["bits_q_weighted"] == pytest.approx(expected)
+    assert oracle_bits(LOGPROBS, beta=1e-3)["bits_q_weighted"] == pytest.approx(3)
+
+
+def test_one_document_is_its_own_oracle() -> None:
+    assert list(oracle_bits(LOGPROBS[1:]).values()) == pytest.approx([5, 5])
+
+
+def test_a_share_is_of_what_the_lms_own_weights_would_gain() -> None:
+    room = Headroom(ensemble=0.70, q_weighted=0.64, best_document=0.66)
+    assert room.share(0.67) == pytest.approx(0.5)
+    assert room.share(0.73) == pytest.approx(-0.5)
+    assert Headroom(0.7, 0.69999, 0.7).share(0.6) is None
+
+
+def test_lines_say_the_room_and_the_shares_of_as_many_documents() -> None:
+    ensembles = {
+        "replug": Headroom(0.7, 0.64, 0.66),
+        "lsr": Headroom(0.67, 0.62, 0.61),
+        "lsr@2": Headroom(0.6, 0.5, 0.5),
+    }
+    lines = headroom_lines(ensembles, {"replug": 6, "lsr": 6, "lsr@2": 2}, {"lsr": "tuned"})
+    assert lines[0] == (
+        "headroom of replug, 6 documents: 0.7000 bits per byte; 0.6400 weighed by the LM's own scores, 0.6600 by the "
+        "best document alone"
+    )
+    assert lines[3:] == ["tuned gets 50% of what weights by the LM's own scores would gain over replug"]
+    assert headroom_lines({}, {}) == []

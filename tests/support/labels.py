@@ -1,0 +1,53 @@
+"""Labels of a prepared set by the stand-in LM, made in this process: neither Ray nor an index."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+
+from replug.configs.schema import Config
+from replug.data.labels import DEV_SCHEMA, SCHEMA, Labels, finish_labels, labelled_store, write_labels
+from replug.data.store import PreparedSet
+from replug.models.black_box_lm import ContinuationScore
+from replug.models.build import load_encoder
+from replug.models.prompt import PromptTemplate
+from replug.train.labels.candidates import Found, Wanted, any_document, mix_candidates
+from replug.train.labels.labelling import label_origin
+from replug.train.labels.scoring import LabelScorer
+from tests.support.training import InlineLM
+
+
+class LabellingLM(InlineLM):
+    """Answers at once, with tokens too; counts the pairs."""
+
+    num_pairs = 0
+
+    def submit(self, prefixes, continuations, *, opening=None):
+        self.num_pairs += len(prefixes)
+        future: Future[list[ContinuationScore]] = Future()
+        future.set_result(self.score(prefixes, continuations))
+        return future
+
+
+def write_stand_in_labels(
+    folder: Path, config: Config, data: PreparedSet, lm: LabellingLM | None = None, check: Callable = lambda: None
+) -> Labels:
+    """By `label.dense` nearest documents of the configured encoder and `label.random` others."""
+    lm, encoder = lm or LabellingLM(), load_encoder(config.retriever)
+    vectors = encoder.encode([document.text for document in data.corpus.iterate()]).numpy()
+    scorer = LabelScorer(lm, PromptTemplate(config.lm.separator), data.corpus, check)  # type: ignore[arg-type]
+    folder.mkdir(parents=True, exist_ok=True)
+    counts = {"queries": len(data.queries), "dev": len(data.dev) if data.dev else 0}
+    for split in [split for split, count in counts.items() if count]:
+        store = labelled_store(data, split)
+        similarities = encoder.encode([window.context for window in store.windows()]).numpy() @ vectors.T
+        dense = np.argsort(-similarities, axis=1, kind="stable")[:, : config.label.dense]
+        wanted = Wanted(config.label.dense, 0, config.label.random)
+        found = Found(dense, np.empty((len(store), 0), np.int64))
+        candidates = mix_candidates(wanted, found, len(data.corpus), config.seed, any_document)
+        own = np.take_along_axis(similarities, candidates.doc_rows, axis=1)
+        rows = scorer.rows(split, store, candidates, own)
+        write_labels(folder / f"{split}.parquet", rows, DEV_SCHEMA if split == "dev" else SCHEMA)
+    finish_labels(folder, label_origin(config, data, lm.identity, encoder), counts)
+    return Labels(folder)

@@ -1,0 +1,172 @@
+"""A training on labels: neither Ray nor an LM at work, to the end, interrupted, stopped early, and refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from replug.cluster.interruption import Interruption
+from replug.configs.errors import RunError, UserError
+from replug.configs.load import load_config
+from replug.configs.schema import Config
+from replug.data.labels import Labels
+from replug.models.build import load_encoder
+from replug.models.encoder import Encoder
+from replug.models.preparing import prepared_set
+from replug.train.fitting import loggers_of
+from replug.train.labels.dev import DevLook
+from replug.train.labels.fitting import LabelTraining, fit_labels, label_module, label_steps
+from replug.train.run import train
+from replug.train.run_dir import RunDirectory
+from tests.support.labels import LabellingLM, write_stand_in_labels
+from tests.support.made_once import made_once
+from tests.support.packages import ROOT
+
+KEYS = (
+    *("label.dense=5", "label.random=2", "data.num_queries=24", "data.num_dev=10", "data.num_heldout=10"),
+    *("train.batch_size=8", "train.threads=1", "checkpoint.every_steps=2", "evaluate.heldout=false"),
+)
+
+
+@pytest.fixture(scope="session")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared set with development texts in set/, and its labels in labels/."""
+
+    def make(folder: Path) -> None:
+        keys = [*KEYS[:5], f"run_dir={folder}/run", f"data.out={folder}/set"]
+        config = load_config(ROOT / "configs/debug.yaml", keys)
+        write_stand_in_labels(folder / "labels", config, prepared_set(config, folder / "set"))
+
+    return made_once(tmp_path_factory, "labelled", make)
+
+
+def configured(labelled: Path, run: Path, *overrides: str) -> Config:
+    keys = [*KEYS, f"train.labels={labelled}/labels", f"data.prepared={labelled}/set", "data.source=null"]
+    return load_config(ROOT / "configs/debug.yaml", [*keys, f"run_dir={run}", "train.max_steps=6", *overrides])
+
+
+def metrics(run: Path) -> list[dict]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+
+
+@pytest.fixture(scope="session")
+def finished(labelled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of two passes, on this process alone."""
+    run = tmp_path_factory.mktemp("finished") / "run"
+    train(configured(labelled, run, "train.epochs=2"))
+    return run
+
+
+def test_two_epochs_are_trained_and_the_weights_best_on_development_texts_are_the_result(labelled, finished):
+    results = json.loads((finished / "results.json").read_text())
+    looks = [row["dev/bpb"] for row in metrics(finished)]
+    assert len(looks) == 6 and results["labels"]["step"] == 6
+    assert results["labels"]["best"]["bpb"] == pytest.approx(min(results["labels"]["first"]["bpb"], *looks), rel=1e-6)
+    assert results["labels"]["dev_alone"] > results["labels"]["best"]["bpb"]
+    assert "bpb" not in results and (finished / "report.html").is_file()
+    tuned = Encoder(str(finished / "retriever")).state_dict()
+    best = Encoder(str(finished / "dev_best")).state_dict()
+    assert all(tuned[name].equal(best[name]) for name in tuned)
+    assert not (finished / "document_encoder").exists()
+
+
+class InterruptedAt(Interruption):
+    """As if a signal came before a step."""
+
+    def __init__(self, checks: int) -> None:
+        super().__init__()
+        self._left = checks
+
+    def check(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise RunError("interrupted")
+
+
+def fit(config: Config, run: Path, interruption: Interruption, looks: list[DevLook] | None = None) -> None:
+    directory, labels = RunDirectory(run), Labels(Path(config.train.labels))
+    run.mkdir(exist_ok=True)
+    data = prepared_set(config, directory.data)
+    training = LabelTraining.of(config, labels, data)
+    module = label_module(config, load_encoder(config.retriever), data, training)
+    tell = looks.append if looks is not None else lambda look: None
+    fit_labels(config, directory, module, training, loggers_of(config, directory), interruption, tell)
+
+
+def test_an_interrupted_training_goes_on_to_the_same_losses_and_weights(labelled, finished, tmp_path):
+    config = label_steps(configured(labelled, tmp_path / "run", "train.epochs=2"), 24)
+    with pytest.raises(RunError, match="interrupted"):
+        fit(config, tmp_path / "run", InterruptedAt(3))
+    looks: list[DevLook] = []
+    fit(config, tmp_path / "run", Interruption(), looks)
+    assert metrics(tmp_path / "run") == metrics(finished)
+    assert [look.step for look in looks] in ([3, 6], [6])  # never again before the first step
+    ours, other = (Encoder(str(run / "retriever")).state_dict() for run in (tmp_path / "run", finished))
+    assert all(ours[name].equal(other[name]) for name in ours)
+
+
+def test_training_ends_where_development_texts_get_no_better_and_a_finished_fit_is_read(labelled, tmp_path):
+    keys = ("train.dev_every_steps=1", "train.patience=2", "train.lr=1.0e-12", "train.dev_measure=kl")
+    config = configured(labelled, tmp_path / "run", *keys)
+    results = train(config)["labels"]
+    assert results["step"] < 6 and results["step"] - results["best"]["step"] == 2
+    assert len(metrics(tmp_path / "run")) == results["step"]
+    assert train(config)["labels"] == results
+    for name in ("results.json", "fitted.json"):  # as if it was killed after its last checkpoint
+        (tmp_path / "run" / name).unlink()
+    assert train(config)["labels"] == results and len(metrics(tmp_path / "run")) == results["step"]
+
+
+def test_levers_that_need_labels_train_on_them(labelled, tmp_path):
+    keys = ("loss.weigh_queries=true", "loss.anchor=0.1", "loss.beta_entropy=0.5", "loss.contrastive=0.1")
+    train(configured(labelled, tmp_path / "run", *keys, "loss.in_batch=true", "train.max_steps=1"))
+    [row] = metrics(tmp_path / "run")
+    assert row["train/anchor"] == pytest.approx(0, abs=1e-4)  # the first step: nothing has moved yet
+    assert row["train/contrastive"] > 0 and row["lm/entropy"] > 0
+
+
+def test_queries_alone_are_tuned_and_their_encoder_embeds_no_documents(labelled, tmp_path):
+    train(configured(labelled, tmp_path / "run", "retriever.train=query", "train.max_steps=2"))
+    with pytest.raises(UserError, match=r"tuned for queries alone .*document_encoder"):
+        Encoder(str(tmp_path / "run/retriever")).require_documents()
+    documents, base = Encoder(str(tmp_path / "run/document_encoder")).state_dict(), Encoder("stand_in").state_dict()
+    assert all(documents[name].equal(base[name]) for name in base)
+
+
+def test_labels_of_another_prompt_lm_or_set_are_refused_by_name(labelled, debug_config, tmp_path):
+    with pytest.raises(UserError, match=r"lm\.separator is another than that of the labels"):
+        train(configured(labelled, tmp_path / "run", "lm.separator=' '"))
+
+    class OtherLM(LabellingLM):
+        identity = "another"
+
+    config = configured(labelled, tmp_path / "run")
+    data = prepared_set(config, tmp_path / "data")
+    write_stand_in_labels(tmp_path / "labels", config, data, OtherLM())
+    with pytest.raises(UserError, match=r"lm: another LM than .*'another' there"):
+        train(configured(labelled, tmp_path / "run", f"train.labels={tmp_path}/labels"))
+    with pytest.raises(UserError, match="data: the prepared set is another than"):
+        keys = [f"run_dir={tmp_path}/run2", f"train.labels={labelled}/labels", "evaluate.heldout=false"]
+        train(load_config(ROOT / "configs/debug.yaml", keys))
+
+
+def test_a_flipped_bit_in_the_labels_is_named(labelled, tmp_path):
+    shutil.copytree(labelled / "labels", tmp_path / "labels")
+    path = tmp_path / "labels/queries.parquet"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"queries\.parquet is damaged"):
+        Labels(tmp_path / "labels").texts("queries")
+
+
+def test_the_batches_are_those_of_the_online_sampler(labelled):
+    config = configured(labelled, labelled / "unused")
+    data = prepared_set(config, labelled / "set")
+    training = LabelTraining.of(config, Labels(labelled / "labels"), data)
+    batches = training.batches
+    batch = batches.take(5)
+    assert (batch.retrieved.query_rows == batches.sampler.rows(5)).all()
+    assert (batch.retrieved.doc_rows == training.texts.doc_rows[batch.retrieved.query_rows]).all()

@@ -1,0 +1,1 @@
+"""Many trainings on one folder of labels, and which settings do best on development texts."""
