@@ -70,7 +70,10 @@ class HarnessModel(LM):
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Greedy answers that end before the first of the task's stops."""
         found = self._found([self._query_of(request) for request in requests])
-        return [self._generate(*request.args, documents) for request, documents in zip(requests, found, strict=True)]
+        return [
+            self._generate(request.args[0], request.args[1], documents)
+            for request, documents in zip(requests, found, strict=True)
+        ]
 
     def _query_of(self, request: Instance) -> str:
         if self._query is None:
