@@ -27,7 +27,7 @@ from replug.models.http import completions_api as api
 from replug.models.http.completions_api import GeneratedTexts, Pair, ServerFault, ShownAnswers, TokenScores
 from replug.models.http.connection import ServerConnection, ServerError, ServerSpec
 from replug.models.http.echoed_tokens import TokenForms
-from replug.models.http.mixed_answer import MixedAnswer, ServerCalls
+from replug.models.http.mixed_answer import ServerCalls, ServerMixture
 from replug.models.http.request_budget import RequestBudget
 from replug.models.http.request_meter import RequestMeter
 from replug.models.http.token_names import TokenNames
@@ -252,7 +252,7 @@ class HttpLM:
         if len(pairs) == 1:
             return await self._generate_alone(pairs, options)
         calls = ServerCalls(self._show, self._score, self._pair, self._names, api.num_tops(self.spec.api))
-        return await MixedAnswer(calls, pairs, weights, options).find()
+        return await ServerMixture(calls, pairs, weights, options).find()
 
     async def _generate_alone(self, pairs: list[Pair], options: GenerationOptions) -> Generated:
         found = await self._generate(pairs, options.max_new_tokens, options.stop)

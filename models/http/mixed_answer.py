@@ -38,7 +38,7 @@ class ServerCalls:
 
 
 @dataclass(frozen=True, slots=True)
-class MixedAnswer:
+class ServerMixture:
     """The answer of prompts [K], of which `weights` [K] sum to 1."""
 
     server: ServerCalls

@@ -16,8 +16,7 @@ from replug.evals.mmlu_prompts import ROOM, MmluPrompts
 from replug.evals.tasks.mmlu import dropped_shots, mmlu_dataset
 from replug.models.black_box_lm import UnscorableText
 from replug.models.prompt import PromptTemplate
-from tests.evals.test_mmlu import write_set
-from tests.evals.test_tasks import KnownLM, outcome_rows
+from tests.support.known_lm import KnownLM, outcome_rows
 
 DEV = "".join(f"shot {number}?,1,2,3,4,B\n" for number in range(5))
 TEST = "asked?,1,2,3,4,B\n"
@@ -92,8 +91,10 @@ class Book:
 
 
 def test_the_demonstrations_of_a_set_are_searched_for_behind_its_questions(tmp_path) -> None:
-    write_set(tmp_path, TEST * 3, DEV, "anatomy")
-    write_set(tmp_path, TEST * 2, DEV, "virology")
+    for split, rows in (("test", (TEST * 3, TEST * 2)), ("dev", (DEV, DEV))):
+        (tmp_path / split).mkdir()
+        for subject, content in zip(("anatomy", "virology"), rows, strict=True):
+            (tmp_path / split / f"{subject}_{split}.csv").write_text(content)
     config = EvaluationConfig("mmlu", "out", questions=QuestionsConfig(path=str(tmp_path), max_questions=2, shots=2))
     dataset = mmlu_dataset(config, None)
     assert list(dataset.queries) == ["asked?"] * 4 + ["shot 0?", "shot 1?"] * 2

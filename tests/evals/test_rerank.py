@@ -10,7 +10,7 @@ from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.kinds import PromptedLM, check_evaluation
 from replug.evals.rerank import reranked
 from replug.models.prompt import PromptTemplate
-from tests.evals.test_tasks import KnownLM
+from tests.support.known_lm import KnownLM
 
 TEXTS = ["red", "green", "blue", "grey"]
 

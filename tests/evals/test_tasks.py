@@ -1,7 +1,6 @@
 """The tasks against an LM whose every answer is known."""
 
 import math
-from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -19,47 +18,8 @@ from replug.evals.tasks.lm import LanguageModelling
 from replug.evals.tasks.mmlu import Mmlu
 from replug.evals.tasks.open_qa import OpenQa
 from replug.evals.tasks.retrieval import Retrieval
-from replug.models.black_box_lm import ContinuationScore
-from replug.models.generation import Generated
 from replug.models.prompt import PromptTemplate
-
-
-class KnownLM:
-    """Log-probs by a rule of prefix and continuation; keeps what it was asked."""
-
-    identity, max_tokens = "known", None
-
-    def __init__(self, rule):
-        self.rule, self.prompts = rule, []
-
-    def submit(self, prefixes, continuations, opening=None):
-        assert all(prefix.startswith(opening or "") for prefix in prefixes)
-        self.prompts.append(list(prefixes))
-        done = Future()
-        done.set_result(
-            [
-                ContinuationScore(np.array(self.rule(p, c), dtype=np.float32))
-                for p, c in zip(prefixes, continuations, strict=True)
-            ]
-        )
-        return done
-
-    def submit_ensemble(self, prompts, weights, options):
-        self.prompts.append(list(prompts))
-        assert math.isclose(sum(weights), 1)
-        done = Future()
-        said = self.rule(prompts[int(np.argmax(weights))], "")
-        done.set_result(Generated(said, np.zeros(1), np.zeros(1), len(prompts), sum(map(len, prompts))))
-        return done
-
-
-def outcome_rows(task, evidence):
-    """As the loop's file holds them."""
-    rows = []
-    for row in range(len(task.examples)):
-        outcomes = task.submit(row, evidence)()
-        rows.append({"methods": {name: {"numbers": o.numbers, "detail": o.detail} for name, o in outcomes.items()}})
-    return rows
+from tests.support.known_lm import KnownLM, outcome_rows
 
 
 def test_bits_per_byte_and_perplexity_of_a_known_distribution_are_exact():
