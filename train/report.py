@@ -128,7 +128,8 @@ def _curves_section(metrics: Sequence[dict], is_online: bool) -> str:
         *([figures.draw_dev] if any("dev/bpb" in row for row in metrics) else []),
     )
     drawings = "".join(f"<div>{to_svg(partial(draw, metrics=metrics))}</div>" for draw in draws)
-    return f"<h2>Training</h2><div class=grid>{drawings}</div>{_throughput_line(metrics) if is_online else ''}{_scoring_line(metrics)}"
+    lines = (_throughput_line(metrics) if is_online else "") + _scoring_line(metrics)
+    return f"<h2>Training</h2><div class=grid>{drawings}</div>{lines}"
 
 
 def _index_section(metrics: Sequence[dict]) -> str:
