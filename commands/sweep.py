@@ -6,10 +6,8 @@ from typing import Annotated
 
 import typer
 
-from replug.cluster.environment import configure_ray_environment
-from replug.commands.command import Command, ConfigFile, Group
+from replug.commands.command import Command, ConfigFile, Group, load_for_run
 from replug.configs.errors import UserError
-from replug.configs.paths import check_paths
 from replug.configs.sweep_space import read_space
 
 
@@ -41,10 +39,10 @@ def sweep(
         import optuna  # noqa: F401
     except ImportError as error:
         raise UserError("`replug sweep` draws and keeps trials by Optuna: pip install 'replug[sweep]'") from error
+    load_for_run(config, fixed)  # before Ray is imported, and whatever is the same for all trials is checked
     from replug.cluster.gpus import num_gpus
     from replug.cluster.task_pool import RayPool, tasks_at_once
     from replug.models.hardware import available_cores
-    from replug.train.sweep.records import Trial
     from replug.train.sweep.run import Sweep
     from replug.train.sweep.run import sweep as run_sweep
     from replug.train.sweep.trials import TrialSettings
@@ -52,9 +50,6 @@ def sweep(
     number, gpus = tasks_at_once(at_once, available_cores(), num_gpus())
     settings = TrialSettings(config, tuple(fixed), out, max(1, available_cores() // number))
     asked = Sweep(space, samples, seed)
-    loaded = settings.config_of(Trial(0, {}))
-    check_paths(loaded)
-    configure_ray_environment(loaded)
     run_sweep(asked, settings, partial(RayPool, num_workers=number, gpus_each=gpus))
 
 

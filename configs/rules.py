@@ -82,7 +82,8 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
         if not str(attrgetter(key)(config)).strip():
             yield f"{key} is empty; expected a path or a name"
     yield from _out_of_range(config)
-    if needs_lm or config.lm.path or config.lm.url:
+    asks_none = config.train.labels is not None and not config.evaluate.heldout
+    if (needs_lm and not asks_none) or config.lm.path or config.lm.url:
         yield from _lm_problems(config.lm)
     if config.retrieve.k < 2:
         yield f"retrieve.k is {config.retrieve.k}; expected at least 2: one document alone gives no gradient"

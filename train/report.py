@@ -69,7 +69,7 @@ def write_report(
         "".join(f"<p>{escape(line)}</p>" for line in label_lines(results)),
         _bpb_section(results) if "bpb" in results else "",
         _retrieval_section(results),
-        _curves_section(metrics),
+        _curves_section(metrics, is_online="labels" not in results),
         _index_section(metrics),
         _examples_section(examples),
         f"<h2>Configuration</h2><details><summary>resolved</summary><pre>{escape(config_path.read_text())}</pre></details>",
@@ -128,11 +128,10 @@ def _recall_row(name: str, values: dict[str, float]) -> str:
     return f"<tr><td>{escape(name)}</td>{cells}</tr>"
 
 
-def _curves_section(metrics: Sequence[dict]) -> str:
+def _curves_section(metrics: Sequence[dict], is_online: bool) -> str:
     if not metrics:
         return ""
     measures_heldout = any("heldout/bpb" in row for row in metrics)  # not with evaluate.refresh_windows=0
-    is_online = any("index/live_version" in row for row in metrics)  # not on labels
     of_index = (figures.draw_index_age, figures.draw_refreshes, figures.draw_times, figures.draw_throughput)
     draws = (
         figures.draw_loss,
@@ -143,7 +142,8 @@ def _curves_section(metrics: Sequence[dict]) -> str:
         *([figures.draw_dev] if any("dev/bpb" in row for row in metrics) else []),
     )
     drawings = "".join(f"<div>{to_svg(partial(draw, metrics=metrics))}</div>" for draw in draws)
-    return f"<h2>Training</h2><div class=grid>{drawings}</div>{_throughput_line(metrics)}{_scoring_line(metrics)}"
+    lines = (_throughput_line(metrics) if is_online else "") + _scoring_line(metrics)
+    return f"<h2>Training</h2><div class=grid>{drawings}</div>{lines}"
 
 
 def _index_section(metrics: Sequence[dict]) -> str:

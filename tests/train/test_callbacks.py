@@ -59,7 +59,8 @@ class Writer:
 def trainer(step: int) -> Any:
     loops = SimpleNamespace(epoch_loop=SimpleNamespace(_batches_that_stepped=step))
     connector = SimpleNamespace(dump_checkpoint=lambda weights_only: {})
-    return SimpleNamespace(global_step=step, max_steps=24, fit_loop=loops, _checkpoint_connector=connector)
+    state = {"global_step": step, "max_steps": 24, "should_stop": False}
+    return SimpleNamespace(**state, fit_loop=loops, _checkpoint_connector=connector)
 
 
 def checkpointer(writer: Writer, pruned: list[set[int]], is_restored: bool = True) -> Checkpointer:

@@ -108,13 +108,12 @@ def _tokens(scores: Sequence[Score]) -> dict[str, Any]:
 
 def _require_comparable(text: str, documents: Sequence[str], scores: Sequence[Score]) -> None:
     """Raise ScoreError for a score that is no number, or is of other tokens than the text's other scores."""
-    for name, score in zip(("no document", *documents), scores, strict=True):
+    places = ("without a document", *(f"after document {document}" for document in documents))
+    for place, score in zip(places, scores, strict=True):
         if not np.isfinite(score.sum_logprob):
-            raise ScoreError(
-                f"the LM's score of text {text} after document {name} is {score.sum_logprob}; expected a finite number"
-            )
+            raise ScoreError(f"the LM's score of text {text} {place} is {score.sum_logprob}; expected a finite number")
         if score.num_tokens != scores[0].num_tokens:
             raise ScoreError(
-                f"the LM counts {score.num_tokens} tokens of text {text} after document {name}, and "
-                f"{scores[0].num_tokens} without one; expected the same tokens, whose scores can be compared"
+                f"the LM counts {score.num_tokens} tokens of text {text} {place}, and {scores[0].num_tokens} without "
+                "one; expected the same tokens, whose scores can be compared"
             )

@@ -50,5 +50,5 @@ def beta_for_entropy(scores: np.ndarray, share: float) -> float:
 
 
 def _scores(sums: np.ndarray, num_tokens: np.ndarray, kind: str) -> np.ndarray:
-    scores: np.ndarray = lm_scores(torch.from_numpy(sums), torch.from_numpy(num_tokens), kind).numpy()
+    scores: np.ndarray = lm_scores(torch.tensor(sums), torch.tensor(num_tokens), kind).numpy()
     return scores
