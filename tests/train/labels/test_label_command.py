@@ -48,7 +48,7 @@ def test_killed_and_run_again_no_pair_is_scored_twice_and_a_training_on_the_labe
     slow.communicate()
     before = num_scored(out / "scores.sqlite")
     printed = wait_for(start_process(*label, "lm.path=stand_in:0.3"))
-    scored, hits = map(int, re.search(r"(\d+) pairs were scored, (\d+) were found", printed.replace(",", "")).groups())
+    scored, hits = map(int, re.search(r"(\d+) pairs were scored (\d+) were found", printed.replace(",", "")).groups())
     assert 0 < before == hits and scored == num_scored(out / "scores.sqlite") - before
     labels = Labels(out)
     assert labels.counts == {"queries": 60, "dev": 12} and scored + hits == 72 * 8
