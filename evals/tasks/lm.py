@@ -161,7 +161,7 @@ def text_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterat
 
 def _heldout_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
     """Held-out texts are measured as they were cut."""
-    usual = TextsConfig(max_windows=config.texts.max_windows)
+    usual = TextsConfig(max_windows=config.texts.max_windows, entities=config.texts.entities)
     for field in fields(TextsConfig):
         if getattr(config.texts, field.name) != getattr(usual, field.name):
             yield f"texts.{field.name} is set, but held-out texts are measured as they are; expected it with texts.path"
