@@ -9,6 +9,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 COLOURS = {
     "none": "#9aa0a6",
@@ -124,6 +125,13 @@ def draw_sweep(axes: Axes, results: dict, metric: str, sweeps: dict[str, dict[in
     _legend_above(axes)
 
 
+def plain_log_scale(axes: Axes) -> None:
+    """A logarithmic axis of x whose numbers are no formulas, which are not set here."""
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
 def draw_costs(axes: Axes, results: dict, metric: str, cost: str, sweeps: dict[str, dict[int, str]]) -> None:
     """The metric over what an answer costs, on a logarithmic axis: a line for each source, a dot for other methods."""
     swept = {name for methods in sweeps.values() for name in methods.values()}
@@ -132,7 +140,7 @@ def draw_costs(axes: Axes, results: dict, metric: str, cost: str, sweeps: dict[s
         known = [name for name in names if cost in results[name]]
         costs, values = ([results[name][of]["value"] for name in known] for of in (cost, metric))
         axes.plot(costs, values, marker="o", label=label, color=COLOURS.get(label))
-    axes.set_xscale("log")
+    plain_log_scale(axes)
     axes.set_xlabel(f"{cost} of a question")
     axes.set_ylabel(metric)
     _legend_above(axes)

@@ -1,9 +1,11 @@
 """What the figures of methods show: values, and intervals of the paired differences from `none`."""
 
+from functools import partial
+
 import pytest
 from matplotlib import pyplot as plt
 
-from replug.evals.figures import draw_methods, draw_sweep
+from replug.evals.figures import draw_costs, draw_methods, draw_sweep, to_svg
 
 NONE = {"bpb": {"value": 1.0, "interval": [0.8, 1.2]}}
 HELPED = {"bpb": {"value": 0.9, "interval": [0.7, 1.1]}, "bpb - none": {"value": -0.1, "interval": [-0.15, -0.05]}}
@@ -43,3 +45,9 @@ def test_a_sweep_is_a_line_for_each_source_and_none_is_level(axes):
     line, level = axes.get_lines()
     assert list(line.get_xdata()) == [1, 2, 5] and list(line.get_ydata()) == [0.9] * 3
     assert list(level.get_ydata()) == [1.0, 1.0]
+
+
+def test_numbers_of_a_logarithmic_axis_are_no_formulas():
+    results = {name: {"flop": {"value": flop}, "em": {"value": 0.5}} for name, flop in (("none", 1e11), ("gold", 1e14))}
+    figure = to_svg(partial(draw_costs, results=results, metric="em", cost="flop", sweeps={}), 7, 4)
+    assert "1e+12" in figure and "mathdefault" not in figure

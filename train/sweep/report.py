@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 from replug.configs.sweep_space import Choices, Range, Space, Value
 from replug.evals.comparison import markdown_line
-from replug.evals.figures import COLOURS, panels_to_svg
+from replug.evals.figures import COLOURS, panels_to_svg, plain_log_scale
 from replug.train.sweep.baselines import Baselines
 from replug.train.sweep.records import Trial, TrialResult
 
@@ -54,7 +54,8 @@ def _draw_key(axes: Axes, key: str, tried: Choices | Range, trials: Sequence[Tri
     bits = [_value(results[trial.number]) for trial in trials]
     if isinstance(tried, Range):
         axes.plot(values, bits, "o", color=COLOURS["lsr"], alpha=0.7)
-        axes.set_xscale("log" if tried.is_log else "linear")
+        if tried.is_log:
+            plain_log_scale(axes)
     else:
         names = list(dict.fromkeys(map(_text, tried.values)))
         axes.plot([names.index(_text(value)) for value in values], bits, "o", color=COLOURS["lsr"], alpha=0.7)
