@@ -10,7 +10,7 @@ import psutil
 
 
 def ray_children() -> list[psutil.Process]:
-    """Processes below this one that Ray has named: agents and workers. Those of a cluster that was joined are not."""
+    """Processes below this one that Ray has named: agents and workers of clusters that this process has made."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):

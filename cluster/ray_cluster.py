@@ -62,7 +62,8 @@ def ray_cluster(
             yield laid_out.config
     finally:
         places.forget()
-        started = ray_children()  # before: those of a raylet that is gone are nobody's children
+        # Asked before: those of a raylet that is gone are nobody's children. This process may have made what it joined.
+        started = ray_children() if config.ray.address is None else []
         ray.shutdown()
         kill(started)
 

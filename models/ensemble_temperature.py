@@ -13,7 +13,6 @@ from replug.configs.errors import UserError
 from replug.data.checked_files import read_mark, write_mark
 from replug.data.checksums import NAME as CHECKSUMS
 from replug.data.checksums import add_checksum
-from replug.models.encoder_files import optional_file
 
 FILE = "ensemble.json"
 FORMAT = 1
@@ -62,6 +61,8 @@ def temperature_in(path: str) -> EnsembleTemperature | None:
 
     Raises UserError for a file that is damaged, or is none of ours.
     """
+    from replug.models.encoder_files import optional_file  # brings torch, which telling a temperature can do without
+
     file = optional_file(path, FILE)
     if file is None:
         return None

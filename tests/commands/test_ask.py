@@ -348,7 +348,7 @@ LOCAL = ["--engine", "local", *CORPUS]
         ),
         (["--index", ".", "web.num_results=3"], "keys of web are for a search engine; expected --engine too"),
         (["--index", ".", "--retriever", "stand_in"], "--retriever re-ranks what --engine finds, and an index has"),
-        ([*LOCAL, "retrieve.k=3"], "retrieve: unknown key; expected keys of lm and rerank_lm and retriever and web"),
+        ([*LOCAL, "retrieve.k=3"], "retrieve: unknown key; expected keys of lm and rerank_lm and retriever and"),
         ([*LOCAL, "--html", "gone/page.html"], "--html: gone/page.html cannot be written; expected a file in a folder"),
         ([*LOCAL, "--shots", "gone.jsonl"], "gone.jsonl does not exist; expected a file of JSON Lines"),
     ],

@@ -106,6 +106,6 @@ def test_a_dataset_of_the_hub_is_streamed_with_its_nested_fields(tmp_path, monke
 
     monkeypatch.setattr(datasets, "load_dataset", load_local)
     texts = read("monology/pile-uncopyrighted", FieldMap(domain="meta.pile_set_name"))
-    assert asked[0] == ("monology/pile-uncopyrighted", None, {"split": "train", "streaming": True})
+    assert asked[0] == ("monology/pile-uncopyrighted", None, {"streaming": True})
     assert asked == asked[:1] * len(asked)  # once to count its shards, once for each
     assert texts == [unnamed("text 0", "ArXiv"), unnamed("text 1", "Github")]

@@ -56,7 +56,7 @@ def test_where_the_manifest_was_changed_with_them_the_texts_themselves_are_compa
     write_manifest(data, {**files, "queries.arrow": file_sha256(data / "queries.arrow")})
     config = load_config(ROOT / "configs/debug.yaml", [f"run_dir={data.parent / 'run'}", *given(data)])
     lm = lm_source(config.lm, data.parent / "spent.json", data.parent / "scores.sqlite")
-    with pytest.raises(UserError, match=r"\d+ training texts are held-out texts.* would be a leak: query "):
+    with pytest.raises(UserError, match=r"\d+ training texts are held-out texts.* would be a leak: text "):
         check_data(config, opened(data), lm)
 
 

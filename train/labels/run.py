@@ -57,8 +57,8 @@ def train_on_labels(config: Config, labels: Labels, run: RunDirectory, interrupt
         assert source is not None
         results |= _measure(config, run, data, source, interruption, times)
     write_model_card(run.retriever, config, fitted.describe(), run.provenance(), results)
-    run.finish(results)
     times.next("publishing")
+    run.finish(results)
     publish(config, loggers, run, results)
     run.remove_work_files()
     return results
