@@ -133,6 +133,11 @@ class AnsweringMethod(Method):
         """Never: a search engine gives the passages, also where it is a local one."""
         return False
 
+    @property
+    def is_weighted(self) -> bool:
+        """Never by similarities: a reranker has weights of its own."""
+        return False
+
 
 def parse_answering_methods(names: list[str], k: int) -> list[Method]:
     """In the order given. Raises UserError for a name that is no answering method, or there twice."""

@@ -49,10 +49,13 @@ def own_temperature(owner: object) -> EnsembleTemperature:
     return own if isinstance(own, EnsembleTemperature) else PAPER
 
 
-def write_temperature(folder: Path, temperature: EnsembleTemperature) -> None:
-    """Beside an encoder's weights, with its own checksum, and among the folder's where it has some."""
+def write_temperature(folder: Path, temperature: EnsembleTemperature, is_listed: bool = True) -> None:
+    """Beside an encoder's weights, with its own checksum, and among the folder's where it has some.
+
+    Not listed there where those are known elsewhere by their own checksum, as an index's manifest knows them.
+    """
     write_mark(folder / FILE, {"format": FORMAT, **asdict(temperature)})
-    if (folder / CHECKSUMS).is_file():
+    if is_listed and (folder / CHECKSUMS).is_file():
         add_checksum(folder / FILE)
 
 

@@ -52,7 +52,7 @@ def found_with(
     build_version(config, encoder, data, workers.index, index)
     found = _searched(config, data, workers, encoder, index.version)
     if config.ensemble.temperature == FIT:
-        write_temperature(workers.index.store.encoder_folder(index.version), found.temperature)
+        write_temperature(workers.index.store.encoder_folder(index.version), found.temperature, is_listed=False)
     return found
 
 
