@@ -107,7 +107,8 @@ def _fitted(
         )
     windows = corpus.require_dev().windows()
     queries = [window.context for window in windows]
-    found = find_all(config, corpus, queries, methods, folder.found, "development")
+    own = [window.source for window in windows]
+    found = find_all(config, corpus, queries, methods, folder.found, own=own, texts="development")
     return {
         method.source: fit_ensemble(asked, windows, corpus.corpus, found[method.source], method) for method in methods
     }

@@ -75,7 +75,7 @@ def _evaluate(config: EvaluationConfig, folder: EvaluationFolder, kind: Evaluati
     check_faiss()
     check_gpus()
     with evaluation_cluster(config, methods, source, len(corpus.corpus) if corpus else None) as run_config:
-        found = find_all(config, corpus, dataset.queries, methods, folder.found, dataset.sources) if corpus else {}
+        found = find_all(config, corpus, dataset.queries, methods, folder.found, own=dataset.sources) if corpus else {}
         with opened_lm(run_config, source, folder) as lm, opened_reranker(config, reranker, folder, lm) as asked:
             temperatures = settled_temperatures(config, corpus, methods, asked, folder)
             book = evidence_book(methods, corpus, dataset, with_temperatures(found, temperatures), asked, folder)

@@ -36,6 +36,7 @@ def find_all(
     queries: Sequence[str],
     methods: Sequence[Method],
     out: Path,
+    *,
     own: Sequence[str | None] = (),
     texts: str = "",
 ) -> dict[str, RetrievedDocuments]:

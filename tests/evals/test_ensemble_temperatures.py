@@ -71,7 +71,7 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The queries of every search, which finds documents at random instead."""
     asked: list[list[str]] = []
 
-    def find_all(config, corpus, queries, methods, out, texts):
+    def find_all(config, corpus, queries, methods, out, *, own, texts):
         asked.append([*queries, texts])
         return {
             method.source: found_at_random(len(queries), len(corpus.corpus), seed)

@@ -167,7 +167,7 @@ def test_documents_of_a_texts_own_source_are_not_found(corpus):
 def test_no_method_finds_a_document_of_a_texts_own_source(corpus, tmp_path):
     config = EvaluationConfig(evaluation="lm", out="x", exclude_own_source=True)
     methods = parse_methods(["random@5", "bm25@5"], 5, {})
-    found = find_all(config, corpus, [LONG, words(60, 20)], methods, tmp_path / "found", ["s0", "s1"])
+    found = find_all(config, corpus, [LONG, words(60, 20)], methods, tmp_path / "found", own=["s0", "s1"])
     for of in found.values():
         assert of.doc_rows.shape == (2, 20) and all(len(set(rows)) == 20 for rows in of.doc_rows.tolist())
         sources = [corpus.corpus.sources(rows) for rows in of.doc_rows]
