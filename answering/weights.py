@@ -20,6 +20,7 @@ from replug.data.files import read_json, write_json
 
 GRID = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
 FORMAT = 1
+FIELDS = {"lm", "reranker", "methods"}
 MAX_ROUNDS = 10  # through all factors; it ends earlier where a round changes nothing
 
 
@@ -60,7 +61,7 @@ class WeightsFile:
     def read(self, method: str) -> Weights:
         """Raises UserError for a file that is none of ours, that is of other LMs, or that lacks the method."""
         kept = read_json(self.path, "give the weights.json of an evaluation=internet_qa")
-        if not isinstance(kept, dict) or kept.get("format") != FORMAT:
+        if not isinstance(kept, dict) or kept.get("format") != FORMAT or not kept.keys() >= FIELDS:
             raise UserError(f"{self.path} holds no weights; expected the weights.json of an evaluation=internet_qa")
         for role, identity in (("lm", self.lm), ("reranker", self.reranker)):
             if kept[role] != identity:

@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from replug.configs.errors import UserError
 from replug.data.checked_files import read_mark, write_mark
 from replug.data.files import file_sha256, writing, wrong_files
+from replug.data.shards import in_batches
 from replug.data.store import PreparedSet, WindowStore
 
 FORMAT = 1
@@ -154,7 +155,7 @@ def write_labels(path: Path, rows: Iterable[dict[str, Any]], schema: pa.Schema) 
     count, partial = 0, path.with_name(path.name + ".partial")
     with writing(partial):
         with pq.ParquetWriter(partial, schema) as writer:
-            for batch in _batches(rows):
+            for batch in in_batches(rows, ROWS_PER_GROUP):
                 writer.write_table(pa.Table.from_pylist(batch, schema=schema))
                 count += len(batch)
         partial.replace(path)
@@ -176,17 +177,6 @@ def text_columns(store: WindowStore, rows: Sequence[int]) -> list[dict[str, Any]
 def labelled_store(data: PreparedSet, split: str) -> WindowStore:
     """Where the texts of a split of labels are read."""
     return data.queries if split == "queries" else data.require_dev()
-
-
-def _batches(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    batch: list[dict[str, Any]] = []
-    for row in rows:
-        batch.append(row)
-        if len(batch) == ROWS_PER_GROUP:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 def _numbers(split: str) -> list[str]:

@@ -35,7 +35,7 @@ def write_documents(folder: Path, documents: Iterable[Document]) -> int:
     """Stream documents into shards, without token ids; returns how many."""
     folder.mkdir(parents=True, exist_ok=True)
     count = 0
-    for number, rows in enumerate(_batches(documents, ROWS_PER_SHARD)):
+    for number, rows in enumerate(in_batches(documents, ROWS_PER_SHARD)):
         write_rows(folder / f"{number:05d}.arrow", DOCUMENT_SCHEMA, rows)
         count += len(rows)
     return count
@@ -51,7 +51,7 @@ def write_rows(path: Path, schema: pa.Schema, rows: Iterable[Document] | Iterabl
     partial = path.with_name(path.name + ".partial")
     with writing(partial):
         with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
-            for batch in _batches(rows, ROWS_PER_BATCH):
+            for batch in in_batches(rows, ROWS_PER_BATCH):
                 columns = {name: [getattr(row, name) for row in batch] for name in schema.names}
                 writer.write_batch(pa.RecordBatch.from_pydict(columns, schema=schema))
                 count += len(batch)
@@ -108,7 +108,7 @@ def _read_batches(path: Path) -> Iterator[list[dict]]:
             yield batch.to_pylist()
 
 
-def _batches(rows: Iterable, size: int) -> Iterator[list]:
+def in_batches(rows: Iterable, size: int) -> Iterator[list]:
     rows = iter(rows)
     while batch := list(itertools.islice(rows, size)):
         yield batch

@@ -102,7 +102,7 @@ def fit(
         forget_after(run, newest)
         with interruption.deferred(lambda: f"{others.silence}step {writer.newest_step} is the newest that is saved"):
             run_trainer(trainer, config, module, newest.path if newest else None)
-            _require_all_steps(trainer, config)
+            require_all_steps(trainer, config)
             interruption.check()  # a signal that came during the last step; its checkpoint is there
         return parts.refresh.next_version()
 
@@ -135,7 +135,7 @@ def run_trainer(trainer: pl.Trainer, config: Config, module: LSRModule, checkpoi
     trainer.fit(module, datamodule=steps, ckpt_path=checkpoint, weights_only=True)
 
 
-def _require_all_steps(trainer: pl.Trainer, config: Config) -> None:
+def require_all_steps(trainer: pl.Trainer, config: Config) -> None:
     """Raise RunError where Lightning took the training for done before its last step."""
     if trainer.global_step != config.train.max_steps:
         raise RunError(

@@ -191,6 +191,13 @@ def test_weights_of_something_else_are_refused(replug, index, tmp_path, lm, weig
     assert done.status == 2 and says in " ".join(done.printed.split())
 
 
+def test_a_policy_is_no_weights(replug, index, tmp_path):
+    file = tmp_path / "policy.json"
+    file.write_text('{"format": 1, "lm": "stand_in", "signal": "popularity"}')
+    done = replug("ask", QUESTION, "--index", index, LM, "--rerank", "rag", "--weights", file)
+    assert done.status == 2 and "policy.json holds no weights; expected the weights.json of an" in done.printed
+
+
 def test_a_reranker_without_passages_takes_the_likeliest_sample(replug):
     row = asked(replug, LM, "--k", "0", "--rerank", "poe", "--max-new-tokens", "1")
     assert row["way"] == "closed book" and row["candidates"] == []

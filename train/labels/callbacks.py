@@ -61,10 +61,8 @@ class DevWatch(pl.Callback):
         look: Callable[[int], DevLook],
         keep: Callable[[Callable[[Path], None], DevLook], None],
         rules: LookRules,
-        tell: Callable[[DevLook], None] = lambda look: None,
     ) -> None:
-        """`tell` hears of every look: a sweep ends a trial by raising there."""
-        self._look_at, self._keep, self._rules, self._tell = look, keep, rules, tell
+        self._look_at, self._keep, self._rules = look, keep, rules
         self.first: DevLook | None = None
         self.best: DevLook | None = None
         self._last: DevLook | None = None
@@ -90,9 +88,8 @@ class DevWatch(pl.Callback):
         if step % self._rules.every_steps == 0 or step == trainer.max_steps:
             self._look(trainer, pl_module)
             trainer.should_stop = self.is_over
-        assert (
-            self._last is not None
-        )  # logged at every step: Lightning would repeat a value that is logged now and then
+        assert self._last is not None
+        # At every step: Lightning would repeat a value that is logged now and then.
         pl_module.log_dict({f"dev/{name}": float(value) for name, value in asdict(self._last).items()})
 
     def state_dict(self) -> dict[str, Any]:
@@ -111,7 +108,6 @@ class DevWatch(pl.Callback):
             self._keep(module.encoder.save, look)  # type: ignore[union-attr, arg-type] # the encoder of the module
         else:
             self._in_vain += 1
-        self._tell(look)
 
     def _number(self, look: DevLook) -> float:
         number: float = getattr(look, self._rules.measure)

@@ -6,7 +6,6 @@ directory of its own. It resumes exactly: batches follow from the step, the rest
 
 import logging
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import pytorch_lightning as pl
 from pytorch_lightning.loggers.logger import Logger
 
 from replug.cluster.interruption import Interruption
-from replug.configs.errors import RunError
 from replug.configs.rules import FIT
 from replug.configs.schema import Config
 from replug.data.files import read_json, write_json
@@ -31,6 +29,7 @@ from replug.train.fitting import (
     lightning_trainer,
     loss_settings,
     lsr_module,
+    require_all_steps,
     run_trainer,
     trainer_threads,
 )
@@ -140,17 +139,13 @@ def fit_labels(
     training: LabelTraining,
     loggers: list[Logger],
     interruption: Interruption,
-    tell: Callable[[DevLook], None] = lambda look: None,
 ) -> Fitted:
-    """Train from the newest whole checkpoint on; the tuned retriever is in `run.retriever` then.
-
-    `tell` hears of every look at the development texts.
-    """
+    """Train from the newest whole checkpoint on; the tuned retriever is in `run.retriever` then."""
     if run.fitted.is_file():
         return Fitted.read(run.fitted)
     newest = run.newest_checkpoint(with_index=False)
     with CheckpointWriter(run, config.checkpoint.keep_last, newest.step if newest else 0) as writer:
-        watch = _watch(config, run, module, training, tell)
+        watch = _watch(config, run, module, training)
         callbacks = _callbacks(config, writer, watch, interruption)
         trainer = lightning_trainer(config, run.path, callbacks, loggers, RankEnvironment(0, 1, "", 0))
         forget_after(run, newest)
@@ -178,19 +173,13 @@ def _save_tuned(config: Config, run: RunDirectory, module: LSRModule, temperatur
     save_retriever(run, tuned, module.frozen_documents)
 
 
-def _watch(
-    config: Config,
-    run: RunDirectory,
-    module: LSRModule,
-    training: LabelTraining,
-    tell: Callable[[DevLook], None],
-) -> DevWatch | None:
+def _watch(config: Config, run: RunDirectory, module: LSRModule, training: LabelTraining) -> DevWatch | None:
     if training.dev is None:
         return None
     train, dev = config.train, training.dev
     every = train.dev_every_steps or math.ceil(len(training.texts) / train.batch_size)
     rules = LookRules(every, train.dev_measure.value, train.patience)
-    return DevWatch(lambda step: dev.look(step, module.encoder, module.documents), DevBest(run).keep, rules, tell)
+    return DevWatch(lambda step: dev.look(step, module.encoder, module.documents), DevBest(run).keep, rules)
 
 
 def _callbacks(
@@ -208,12 +197,8 @@ def _callbacks(
 
 def _require_end(trainer: pl.Trainer, config: Config, watch: DevWatch | None) -> None:
     """Raise RunError where Lightning took the training for done before its end."""
-    if trainer.global_step == config.train.max_steps:
-        return
     if watch is None or not watch.is_over:
-        raise RunError(
-            f"training ended after step {trainer.global_step} of {config.train.max_steps} without an error; what is "
-            "saved stays: run the same command again, or give another run_dir"
-        )
+        require_all_steps(trainer, config)
+        return
     best = watch.best.step if watch.best else 0
     log.info(f"step {trainer.global_step}: ended, since no look at the development texts was better than step {best}'s")

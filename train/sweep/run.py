@@ -9,6 +9,7 @@ OUT/best.yaml       the configuration of the best trial, to be trained and measu
 Interrupted, the same command goes on: trials that have ended are passed over, others resume in their run directories.
 """
 
+import json
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -26,7 +27,7 @@ from replug.configs.sweep_space import Space
 from replug.data.files import file_sha256, read_json, replace_file, write_json
 from replug.data.folder_lock import NAME as WRITER
 from replug.data.folder_lock import sole_writer
-from replug.data.labels import Labels
+from replug.data.labels import MARK, Labels
 from replug.data.prepare.local_pool import Pool
 from replug.data.progress import Progress
 from replug.train.sweep.baselines import Baselines, baselines_of
@@ -69,30 +70,24 @@ def sweep(asked: Sweep, settings: TrialSettings, pool_of: Pools) -> dict[int, Tr
 
 def _claim(asked: Sweep, settings: TrialSettings, labels: Labels) -> None:
     """Raise UserError where another sweep, or what is none, lies in the folder."""
-    what = {
+    asked_for = {
         "space": {key: asdict(tried) for key, tried in asked.space.items()},
         "samples": asked.samples,
         "seed": asked.seed,
         "fixed": list(settings.fixed),
         "config": file_sha256(settings.config),
-        "labels": file_sha256(labels.folder / "labels.json"),
+        "labels": file_sha256(labels.folder / MARK),
     }
+    what = json.loads(json.dumps(asked_for))  # as it is read
     path = settings.out / "sweep.json"
     if path.is_file():
         begun = read_json(path, "give another --out")
-        changed = [name for name, value in what.items() if begun.get(name) != _plain(value)]
+        changed = [name for name, value in what.items() if begun.get(name) != value]
         if changed:
             raise UserError(f"{settings.out} holds a sweep of another {changed[0]}; give another --out")
     elif foreign := [one.name for one in settings.out.iterdir() if one.name not in (*MAIN, WRITER)]:
         raise UserError(f"--out: {settings.out} holds {foreign[0]}, which is of no sweep; give another --out")
     write_json(path, what)
-
-
-def _plain(value: object) -> object:
-    """As JSON gives it back."""
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _run(configs: Sequence[Config], journal: Journal, pool_of: Pools) -> None:
