@@ -15,7 +15,7 @@ from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.preparing import prepared_set
 from replug.train.fitting import loggers_of
-from replug.train.labels.dev import DevLook
+from replug.train.labels.dev import DevTexts
 from replug.train.labels.fitting import LabelTraining, fit_labels, label_module, label_steps
 from replug.train.run import train
 from replug.train.run_dir import RunDirectory
@@ -85,24 +85,24 @@ class InterruptedAt(Interruption):
             raise RunError("interrupted")
 
 
-def fit(config: Config, run: Path, interruption: Interruption, looks: list[DevLook] | None = None) -> None:
+def fit(config: Config, run: Path, interruption: Interruption) -> None:
     directory, labels = RunDirectory(run), Labels(Path(config.train.labels))
     run.mkdir(exist_ok=True)
     data = prepared_set(config, directory.data)
     training = LabelTraining.of(config, labels, data)
     module = label_module(config, load_encoder(config.retriever), data, training)
-    tell = looks.append if looks is not None else lambda look: None
-    fit_labels(config, directory, module, training, loggers_of(config, directory), interruption, tell)
+    fit_labels(config, directory, module, training, loggers_of(config, directory), interruption)
 
 
-def test_an_interrupted_training_goes_on_to_the_same_losses_and_weights(labelled, finished, tmp_path):
+def test_an_interrupted_training_goes_on_to_the_same_losses_and_weights(labelled, finished, tmp_path, monkeypatch):
     config = label_steps(configured(labelled, tmp_path / "run", "train.epochs=2"), 24)
     with pytest.raises(RunError, match="interrupted"):
         fit(config, tmp_path / "run", InterruptedAt(3))
-    looks: list[DevLook] = []
-    fit(config, tmp_path / "run", Interruption(), looks)
+    steps, look = [], DevTexts.look
+    monkeypatch.setattr(DevTexts, "look", lambda dev, step, *encoders: steps.append(step) or look(dev, step, *encoders))
+    fit(config, tmp_path / "run", Interruption())
     assert metrics(tmp_path / "run") == metrics(finished)
-    assert [look.step for look in looks] in ([3, 6], [6])  # never again before the first step
+    assert steps in ([3, 6], [6])  # never again before the first step
     ours, other = (Encoder(str(run / "retriever")).state_dict() for run in (tmp_path / "run", finished))
     assert all(ours[name].equal(other[name]) for name in ours)
 
