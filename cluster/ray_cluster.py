@@ -51,6 +51,7 @@ def ray_cluster(
     """
     gpus.check_rehearsal(config.ray.address)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    others = ray_children()  # of clusters that this process made before and may still use
     try:
         if config.ray.address is None:
             laid_out = _start(config, roles, sizes, num_tasks)
@@ -62,8 +63,8 @@ def ray_cluster(
             yield laid_out.config
     finally:
         places.forget()
-        # Asked before: those of a raylet that is gone are nobody's children. This process may have made what it joined.
-        started = ray_children() if config.ray.address is None else []
+        # Asked before the end: those of a raylet that is gone are nobody's children.
+        started = [child for child in ray_children() if child not in others] if config.ray.address is None else []
         ray.shutdown()
         kill(started)
 

@@ -5,6 +5,7 @@ import sys
 import time
 
 from replug.cluster.ray_agents import kill, ray_children
+from replug.cluster.ray_cluster import ray_cluster
 
 NAMED = """
 import ctypes, sys, time
@@ -36,3 +37,13 @@ def test_rays_processes_below_this_one_are_killed_and_others_are_not() -> None:
         for process in (agent, other):
             process.kill()
             process.wait()
+
+
+def test_a_cluster_that_ends_leaves_the_agents_of_another_of_this_process_alone(debug_config) -> None:
+    with named("ray::RuntimeEnvAgent") as other:
+        with ray_cluster(debug_config, roles=()):
+            started = [child for child in ray_children() if child.pid != other.pid]
+            assert started
+        assert not any(child.is_running() for child in started)
+        assert other.poll() is None
+        other.kill()
