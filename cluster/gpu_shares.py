@@ -5,8 +5,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from replug.cluster.packing import Node
+from replug.configs.choices import Accelerator, SwapMode
 from replug.configs.errors import UserError
-from replug.configs.schema import Accelerator, Config, IndexConfig, LMConfig, ScoreConfig, SwapMode
+from replug.configs.schema import Config, IndexConfig, LMConfig, ScoreConfig
 
 ROLES = ("train", "score", "index")
 WEIGHTS = {"train": 1, "score": 2, "index": 1}  # by which they share fewer GPUs than there are roles

@@ -14,8 +14,9 @@ from typing import Any, Generic, TypeVar
 from replug.cluster.gpu_shares import EXACT_KINDS, ROLES, Sizes, gpus_by_role, gpus_of_replica, ray_share
 from replug.cluster.layout_messages import NoRoom, OutOfMemory, describe_memory, describe_shortage, notes_on
 from replug.cluster.packing import BUILDER, SCORER, SEARCHER, TRAINER, Actor, ActorGroup, Node, Packing, PlannedGPU
+from replug.configs.choices import SwapMode
 from replug.configs.errors import UserError
-from replug.configs.schema import Config, IndexConfig, LMConfig, ScoreConfig, SwapMode
+from replug.configs.schema import Config, IndexConfig, LMConfig, ScoreConfig
 
 OBJECT_STORE_BYTES = 256 << 20  # shared memory of a cluster started here
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from replug.commands.command import Command, Group
+from replug.configs.choices import TrainedSide
 from replug.configs.errors import UserError
 from replug.configs.load import load_stored_config
 from replug.configs.paths import require_folder
-from replug.configs.schema import Config, TrainedSide
+from replug.configs.schema import Config
 from replug.data.files import writing
 
 if TYPE_CHECKING:

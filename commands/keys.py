@@ -12,7 +12,7 @@ from replug.configs.errors import UserError
 def keys(section: Annotated[str, typer.Argument(help="Only keys that begin so, such as refresh.")] = "") -> None:
     """List every key of a configuration with its default and what it means; those of evaluations at the end."""
     from replug.configs.describe import key_descriptions
-    from replug.configs.schema import EvaluationConfig
+    from replug.configs.evaluation_schema import EvaluationConfig
 
     of_runs = list(key_descriptions())
     of_evaluations = [row for row in key_descriptions(EvaluationConfig) if row not in of_runs]

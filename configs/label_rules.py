@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from replug.configs.schema import Config, LMScore, Rerank, TrainedSide
+from replug.configs.choices import LMScore, Rerank, TrainedSide
+from replug.configs.schema import Config
 
 
 def label_problems(config: Config) -> Iterator[str]:

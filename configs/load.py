@@ -16,9 +16,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from replug.configs.errors import UserError
+from replug.configs.evaluation_schema import AnyConfig, AskConfig, EvaluationConfig
 from replug.configs.keys import keys_of, sections_of
 from replug.configs.rules import WAYS_OF_DATA, check_rules
-from replug.configs.schema import AnyConfig, AskConfig, Config, EvaluationConfig, LMConfig, ScoreConfig
+from replug.configs.schema import Config, LMConfig, ScoreConfig
 from replug.configs.synonyms import SYNONYMS
 
 Made = TypeVar("Made", Config, ScoreConfig, EvaluationConfig, AskConfig)

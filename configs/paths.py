@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 
 from replug.configs.errors import UserError
-from replug.configs.schema import Config, DataConfig, EvaluationConfig
+from replug.configs.evaluation_schema import EvaluationConfig
+from replug.configs.schema import Config, DataConfig
 
 PICTURES = (".png", ".svg", ".pdf", ".jpg")
 

@@ -6,9 +6,10 @@ A run may go on with more steps than it was begun with; nothing else that change
 from pathlib import Path
 
 from replug.configs.errors import UserError
+from replug.configs.evaluation_schema import EvaluationConfig
 from replug.configs.keys import keys_of
 from replug.configs.load import flatten
-from replug.configs.schema import Config, EvaluationConfig
+from replug.configs.schema import Config
 
 Resumable = Config | EvaluationConfig
 STEPS = "train.max_steps"

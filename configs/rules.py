@@ -11,7 +11,9 @@ from datetime import date
 from operator import attrgetter
 from urllib.parse import urlsplit
 
+from replug.configs.choices import ServerAPI, TooLong
 from replug.configs.errors import UserError
+from replug.configs.evaluation_schema import AnyConfig, AskConfig, EvaluationConfig, WebConfig
 from replug.configs.keys import keys_of
 from replug.configs.label_rules import label_problems
 from replug.configs.methods import (
@@ -23,20 +25,7 @@ from replug.configs.methods import (
     parse_methods,
 )
 from replug.configs.refresh_policy import refresh_problems
-from replug.configs.schema import (
-    AnyConfig,
-    AskConfig,
-    Config,
-    DataConfig,
-    EnsembleConfig,
-    EvaluationConfig,
-    LMConfig,
-    RetrieverConfig,
-    ScoreConfig,
-    ServerAPI,
-    TooLong,
-    WebConfig,
-)
+from replug.configs.schema import Config, DataConfig, EnsembleConfig, LMConfig, RetrieverConfig, ScoreConfig
 
 LM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 HOST_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from replug.configs.errors import UserError
+from replug.configs.evaluation_schema import EvaluationConfig
 from replug.configs.load import config_to_yaml, load_stored_evaluation_config
 from replug.configs.resume import require_same
-from replug.configs.schema import EvaluationConfig
 from replug.data.files import read_json, replace_file, write_json
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from replug.configs.errors import UserError
+from replug.configs.evaluation_schema import EvaluationConfig
 from replug.configs.methods import INTERNET_QA, Method
 from replug.configs.rules import evaluation_methods, has_rerank_lm, lm_problems, rerank_lm_problems
-from replug.configs.schema import EvaluationConfig
 from replug.data.store import Corpus
 from replug.evals import tasks
 from replug.evals.evidence import EvidenceBook

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from replug.configs.evaluation_schema import EvaluationConfig
 from replug.configs.methods import GENREAD, LONG_CONTEXT, Method
 from replug.configs.rules import QUESTION
-from replug.configs.schema import EvaluationConfig
 from replug.evals.examples import Example
 from replug.evals.open_qa import Question
 

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from replug.configs.choices import Similarity
 from replug.configs.errors import UserError
+from replug.configs.evaluation_schema import EvaluationConfig
 from replug.configs.methods import BM25, RANDOM, REPLUG, WITHOUT_RETRIEVER, Method
-from replug.configs.schema import Config, EvaluationConfig, RetrieveConfig, Similarity
+from replug.configs.schema import Config, RetrieveConfig
 from replug.data.folder_lock import sole_writer
 from replug.data.store import Corpus
 from replug.evals.evidence import RetrievedDocuments, random_documents

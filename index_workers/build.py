@@ -5,7 +5,8 @@ import tempfile
 from pathlib import Path
 
 from replug.cluster.layout import index_actors
-from replug.configs.schema import Config, Rerank, SwapMode
+from replug.configs.choices import Rerank, SwapMode
+from replug.configs.schema import Config
 from replug.data.store import Corpus, PreparedSet
 from replug.index_workers.exclusion import MORE
 from replug.index_workers.faiss_index import check_kind

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from replug.configs.choices import TooLong
 from replug.configs.errors import UserError
-from replug.configs.schema import LMConfig, RetrieverConfig, TooLong
+from replug.configs.schema import LMConfig, RetrieverConfig
 from replug.models.caching_lm import CachingLM
 from replug.models.encoder import Encoder
 from replug.models.http import server_source

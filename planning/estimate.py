@@ -6,7 +6,8 @@ Rates come from an accelerator's peak and the efficiency assumed, or from a run 
 from dataclasses import dataclass, field
 
 from replug.cluster.gpu_shares import Sizes
-from replug.configs.schema import Config, SwapMode
+from replug.configs.choices import SwapMode
+from replug.configs.schema import Config
 from replug.planning import memory
 from replug.planning.accelerators import DeviceModel, Devices
 from replug.planning.model_sizes import ModelSize, encoder_size, lm_size, stand_in_seconds

@@ -8,9 +8,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from replug.configs.choices import Rerank, TrainedSide
 from replug.configs.errors import UserError
 from replug.configs.refresh_policy import RefreshPolicy, refresh_policy
-from replug.configs.schema import Config, Rerank, TrainedSide
+from replug.configs.schema import Config
 from replug.index_workers.kinds import bytes_per_vector, num_lists, resolve_kind
 from replug.planning.model_sizes import ModelSize
 

@@ -8,18 +8,9 @@ text. Steps shrink by one factor, so that refreshes, lags and checkpoints stand 
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from replug.configs.choices import DType, Precision
 from replug.configs.refresh_policy import refresh_policy
-from replug.configs.schema import (
-    Config,
-    DataConfig,
-    DType,
-    EvaluateConfig,
-    LMConfig,
-    Precision,
-    RayConfig,
-    RetrieverConfig,
-    WandbConfig,
-)
+from replug.configs.schema import Config, DataConfig, EvaluateConfig, LMConfig, RayConfig, RetrieverConfig, WandbConfig
 from replug.data.prepare.splits import PIECES_PER_SHARD
 from replug.data.shards import ROWS_PER_SHARD
 from replug.index_workers.file_size import FILES, rows_per_file

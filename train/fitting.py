@@ -26,9 +26,10 @@ from replug.cluster.gpu_shares import trains_on_gpu
 from replug.cluster.gpus import num_gpus, torch_device
 from replug.cluster.interruption import Interruption, ignore_signals
 from replug.cluster.layout import num_ranks
+from replug.configs.choices import LMScore, Rerank, TrainedSide
 from replug.configs.errors import RunError, UserError
 from replug.configs.refresh_policy import refresh_policy
-from replug.configs.schema import Config, LMScore, Rerank, TrainedSide
+from replug.configs.schema import Config
 from replug.data.datamodule import StepDataModule
 from replug.data.sampler import QuerySampler
 from replug.data.store import PreparedSet

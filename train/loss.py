@@ -13,7 +13,7 @@ Levers beside it, each off at its default (LossTerms): a weight of each query, a
     A = KL(P_base || P_R), P_base by the similarities of the retriever as it was
 
 Only P_R carries a gradient. The distributions are handled as logarithms throughout. To add a loss: a function and its
-line in `LOSSES`, and its name in `configs.schema.Direction`; likewise `LM_SCORES` and `configs.schema.LMScore`.
+line in `LOSSES`, and its name in `configs.choices.Direction`; likewise `LM_SCORES` and `configs.choices.LMScore`.
 """
 
 from collections.abc import Callable

@@ -6,7 +6,8 @@ The front matter is what model hubs read. The base model is named only where it 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from replug.configs.schema import Config, TrainedSide
+from replug.configs.choices import TrainedSide
+from replug.configs.schema import Config
 from replug.data.checksums import add_checksum
 from replug.data.files import replace_file
 from replug.train.results import METHODS, interval_lines

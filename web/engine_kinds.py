@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from replug.configs.errors import UserError
-from replug.configs.schema import WebConfig
+from replug.configs.evaluation_schema import WebConfig
 from replug.web import engines
 from replug.web.records import SearchEngine
 

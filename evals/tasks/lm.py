@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from replug.configs.evaluation_schema import EvaluationConfig, TextsConfig
 from replug.configs.methods import LONG_CONTEXT, Method
-from replug.configs.schema import EvaluationConfig, TextsConfig
 from replug.data.records import Window
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook, texts_of

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from replug.configs.schema import EvaluationConfig
+from replug.configs.evaluation_schema import EvaluationConfig
 from replug.data.store import Corpus
 from replug.evals.answers import has_answer
 from replug.evals.evidence import Evidence, EvidenceBook

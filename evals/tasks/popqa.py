@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from replug.configs.errors import UserError
+from replug.configs.evaluation_schema import EvaluationConfig
 from replug.configs.methods import Method
-from replug.configs.schema import EvaluationConfig
 from replug.data.checksums import require_checksums, write_checksums
 from replug.data.files import write_json
 from replug.data.store import Corpus

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from replug.configs.choices import LMScore, Similarity
 from replug.configs.load import (
     config_to_yaml,
     flatten,
@@ -17,7 +18,7 @@ from replug.configs.load import (
     names_evaluation,
 )
 from replug.configs.refresh_policy import Adopt, RefreshMode, RefreshPolicy, refresh_policy
-from replug.configs.schema import Config, DataConfig, LMConfig, LMScore, RetrieverConfig, Similarity
+from replug.configs.schema import Config, DataConfig, LMConfig, RetrieverConfig
 
 FOLDER = Path(__file__).parents[2] / "configs"
 EVALUATIONS = [*sorted(FOLDER.glob("eval_*.yaml")), *sorted(FOLDER.glob("paper_tables/*.yaml"))]

@@ -1,8 +1,8 @@
 """Every key is described where it is written, and the list of keys is the schema's."""
 
 from replug.configs.describe import key_descriptions
+from replug.configs.evaluation_schema import EvaluationConfig
 from replug.configs.load import flatten, load_config, load_evaluation_config
-from replug.configs.schema import EvaluationConfig
 
 REQUIRED = {"run_dir", "retriever.path"}
 

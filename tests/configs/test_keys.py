@@ -10,11 +10,12 @@ import pytest
 
 from replug.configs import schema
 from replug.configs.errors import UserError
+from replug.configs.evaluation_schema import EvaluationConfig
 from replug.configs.keys import ABOVE_0, FROM_0, RULED, SHARE, Key, key, keys_of, section
 from replug.configs.load import load_config
 from replug.configs.resume import require_same
 from replug.configs.rules import check_rules
-from replug.configs.schema import Config, EvaluationConfig, LMConfig, RetrieverConfig, ScoreConfig
+from replug.configs.schema import Config, LMConfig, RetrieverConfig, ScoreConfig
 
 KEYS = {key.path: key for of in (EvaluationConfig, Config) for key in keys_of(of)}
 NUMBERS = {key.path: key for key in KEYS.values() if {int, float} & {key.kind, *get_args(key.kind)}}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from replug.configs.errors import UserError
-from replug.configs.schema import QuestionsConfig
+from replug.configs.evaluation_schema import QuestionsConfig
 from replug.evals.examples import Example
 from replug.evals.internet.gold import gold_evidence
 from replug.evals.internet.question_sets import QUESTION_SETS

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from replug.configs.errors import UserError
+from replug.configs.evaluation_schema import EvaluationConfig, PaperConfig
 from replug.configs.methods import parse_methods
-from replug.configs.schema import EvaluationConfig, PaperConfig
 from replug.data.records import Document, Window
 from replug.data.shards import write_documents
 from replug.data.store import CorpusStore

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from replug.configs.errors import UserError
+from replug.configs.evaluation_schema import EvaluationConfig, QuestionsConfig
 from replug.configs.methods import parse_methods
-from replug.configs.schema import DataConfig, EvaluationConfig, LMConfig, QuestionsConfig, RetrieverConfig
+from replug.configs.schema import DataConfig, LMConfig, RetrieverConfig
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.kinds import PromptedLM, check_evaluation
 from replug.evals.rerank import reranked

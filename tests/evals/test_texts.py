@@ -7,8 +7,8 @@ import pytest
 
 import replug.data.sources.shards
 from replug.configs.errors import UserError
+from replug.configs.evaluation_schema import EvaluationConfig
 from replug.configs.load import load_evaluation_config
-from replug.configs.schema import EvaluationConfig
 from replug.evals.kinds import check_evaluation
 from replug.evals.lm_sweep import configs_by_lm
 from replug.evals.texts import read_spans

@@ -8,8 +8,9 @@ import torch
 import replug.models.hardware
 from replug.commands.checks.machine import State, cuda
 from replug.commands.index import run_index
+from replug.configs.choices import Accelerator
 from replug.configs.errors import UserError
-from replug.configs.schema import Accelerator, Config
+from replug.configs.schema import Config
 from replug.models.hardware import check_gpus, default_device, unusable_gpus
 from replug.train.run import train
 

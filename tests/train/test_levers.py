@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from replug.configs.schema import Config, TrainedSide
+from replug.configs.choices import TrainedSide
+from replug.configs.schema import Config
 from replug.data.datamodule import Position
 from replug.data.records import RetrievedBatch, ScoredBatch
 from replug.data.store import PreparedSet

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from replug.configs.schema import Direction, LMScore
+from replug.configs.choices import Direction, LMScore
 from replug.train import loss as losses
 from replug.train.loss import (
     LOSSES,
@@ -71,7 +71,7 @@ def test_a_loss_is_named_in_two_files() -> None:
     """So that adding one touches two: its function with its line in the table, and its name among the keys."""
     assert set(LOSSES) == {direction.value for direction in Direction}
     for name in ("kl_retriever_lm", "inverse_perplexity"):
-        assert files_that_name(name) == {"train/loss.py", "configs/schema.py"}
+        assert files_that_name(name) == {"train/loss.py", "configs/choices.py"}
 
 
 def files_that_name(name: str) -> set[str]:

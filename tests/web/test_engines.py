@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from replug.configs.errors import UserError
-from replug.configs.schema import WebConfig
+from replug.configs.evaluation_schema import WebConfig
 from replug.data.records import Document
 from replug.models.http.request_budget import BudgetSpent, RequestBudget
 from replug.models.replug_lm import Retrieved

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from replug.configs.choices import DevMeasure
 from replug.configs.errors import NotFiniteError, RunError, UserError
 from replug.configs.load import load_config
-from replug.configs.schema import Config, DevMeasure
+from replug.configs.schema import Config
 from replug.configs.sweep_space import Value
 from replug.data.files import read_json
 from replug.train.labels.fitting import Fitted
