@@ -6,7 +6,7 @@ batches knows the rest.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +31,8 @@ from replug.train.loss import (
     log_likelihood,
     text_losses,
 )
+
+VectorsOf = Callable[[np.ndarray], Tensor]  # [U, D] of the corpus' rows [U]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class LSRModule(pl.LightningModule):
         self._frozen = [documents] if documents is not None else []  # a list: not a part of this module
         self._queries, self._corpus = queries, corpus
         self._loss, self._optimizer, self._seed = loss, optimizer, seed
+        self.vectors_of: VectorsOf | None = None  # where documents stay as they are and are not encoded in every step
         self.batches: BatchSource | None = None
         self._batch: ScoredBatch | None = None  # of the step that is under way
         self._metrics: list[dict[str, float | Tensor]] = []  # of its micro-batches so far
@@ -89,6 +92,11 @@ class LSRModule(pl.LightningModule):
 
     def attach(self, batches: BatchSource) -> None:
         self.batches = batches
+
+    def look_documents_up(self, vectors_of: VectorsOf) -> None:
+        """Take documents' vectors from there, where they stay as they are, instead of encoding them in every step."""
+        assert self._frozen, "documents are trained, so their vectors change"
+        self.vectors_of = vectors_of
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         """Vectors [B, D] by the weights as they are, without gradient or dropout."""
@@ -190,6 +198,8 @@ class LSRModule(pl.LightningModule):
 
     def _document_vectors(self, rows: np.ndarray) -> Tensor:
         """[U, D], with gradient unless documents stay as they are."""
+        if self.vectors_of is not None:
+            return self.vectors_of(rows).to(self.device)
         with torch.set_grad_enabled(not self._frozen):
             return self.documents.encode_with_gradient(self.documents.document_ids(self._corpus, rows))
 

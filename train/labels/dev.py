@@ -17,7 +17,7 @@ from replug.evals.temperature_fit import DocumentScores, ensemble_bits, fit_temp
 from replug.models.encoder import Encoder
 from replug.train.labels.targets import document_scores
 from replug.train.loss import log_likelihood, text_losses
-from replug.train.module import LossSettings
+from replug.train.module import LossSettings, VectorsOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Mixed:
 
 
 class DevTexts:
-    """Labelled development texts, to be looked at again and again."""
+    """Labelled development texts, to be looked at again and again; `rows` are the corpus' of all candidates."""
 
     def __init__(
         self, texts: LabelledTexts, store: WindowStore, corpus: CorpusStore, loss: LossSettings, mixed: Mixed
@@ -49,7 +49,7 @@ class DevTexts:
         self._contexts = [window.context for window in windows]
         self._bytes = sum(len(window.continuation.encode()) for window in windows)
         self.k, self._temperature = min(mixed.k, texts.doc_rows.shape[1]), mixed.temperature
-        self._unique, places = np.unique(texts.doc_rows, return_inverse=True)
+        self.rows, places = np.unique(texts.doc_rows, return_inverse=True)
         self._places = places.reshape(texts.doc_rows.shape)
         scores = torch.from_numpy(document_scores(texts, loss.lm_score))
         self._log_q = log_likelihood(scores, loss.beta)
@@ -63,17 +63,20 @@ class DevTexts:
         """Bits per byte of the LM without documents."""
         return sum(bits_of(tokens) for tokens in self._texts.token_logprobs_alone) / self._bytes
 
-    def look(self, step: int, encoder: Encoder, documents: Encoder) -> DevLook:
-        """By the weights as they are; `documents` encodes the documents."""
+    def look(self, step: int, encoder: Encoder, vectors_of: VectorsOf | None = None) -> DevLook:
+        """By the weights as they are, and documents' vectors where these do not come from the encoder."""
         encoder.eval()
-        return self.measure(step, self.similarities(encoder, documents))
+        return self.measure(step, self.similarities(encoder, vectors_of))
 
-    def similarities(self, encoder: Encoder, documents: Encoder) -> np.ndarray:
+    def similarities(self, encoder: Encoder, vectors_of: VectorsOf | None = None) -> np.ndarray:
         """[N, K] of every candidate."""
         queries = encoder.encode(self._contexts).numpy()
-        vectors = documents.encode_tokens(documents.document_ids(self._corpus, self._unique)).numpy()
-        found: np.ndarray = np.einsum("nd,nkd->nk", queries, vectors[self._places])
+        documents = (vectors_of or self._embedded_by(encoder))(self.rows)
+        found: np.ndarray = np.einsum("nd,nkd->nk", queries, documents.numpy()[self._places])
         return found
+
+    def _embedded_by(self, encoder: Encoder) -> VectorsOf:
+        return lambda rows: encoder.encode_tokens(encoder.document_ids(self._corpus, rows))
 
     def measure(self, step: int, similarities: np.ndarray) -> DevLook:
         """What similarities [N, K] are worth."""

@@ -9,6 +9,7 @@ import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytorch_lightning as pl
 from pytorch_lightning.loggers.logger import Logger
 
@@ -37,6 +38,7 @@ from replug.train.labels.batches import LabelledBatches
 from replug.train.labels.callbacks import DevWatch, LabelBoundary, LookRules
 from replug.train.labels.dev import DevLook, DevTexts, Mixed
 from replug.train.labels.dev_best import DevBest
+from replug.train.labels.document_vectors import candidate_vectors
 from replug.train.labels.targets import beta_for_entropy, document_scores, gains, query_weights
 from replug.train.module import LossSettings, LSRModule
 from replug.train.ranks import RankEnvironment
@@ -59,6 +61,11 @@ class LabelTraining:
     batches: LabelledBatches
     loss: LossSettings
     dev: DevTexts | None
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The corpus' rows of all candidates, each once, ascending."""
+        return np.union1d(self.texts.doc_rows, self.dev.rows if self.dev else [])
 
     @staticmethod
     def of(config: Config, labels: Labels, data: PreparedSet) -> "LabelTraining":
@@ -126,9 +133,11 @@ def _dev(config: Config, labels: Labels, data: PreparedSet, loss: LossSettings) 
 
 
 def label_module(config: Config, encoder: Encoder, data: PreparedSet, training: LabelTraining) -> LSRModule:
-    """The online loop's, on the labels' batches."""
+    """The online loop's, on the labels' batches. Documents that stay as they are are embedded here, once."""
     module = lsr_module(config, encoder, data, training.loss)
     module.attach(training.batches)
+    if module.frozen_documents is not None:
+        module.look_documents_up(candidate_vectors(module.frozen_documents, data.corpus, training.rows).of)
     return module
 
 
@@ -179,7 +188,7 @@ def _watch(config: Config, run: RunDirectory, module: LSRModule, training: Label
     train, dev = config.train, training.dev
     every = train.dev_every_steps or math.ceil(len(training.texts) / train.batch_size)
     rules = LookRules(every, train.dev_measure.value, train.patience)
-    return DevWatch(lambda step: dev.look(step, module.encoder, module.documents), DevBest(run).keep, rules)
+    return DevWatch(lambda step: dev.look(step, module.encoder, module.vectors_of), DevBest(run).keep, rules)
 
 
 def _callbacks(

@@ -4,7 +4,9 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from replug.cluster.interruption import Interruption
 from replug.configs.errors import RunError, UserError
@@ -134,6 +136,22 @@ def test_queries_alone_are_tuned_and_their_encoder_embeds_no_documents(labelled,
         Encoder(str(tmp_path / "run/retriever")).require_documents()
     documents, base = Encoder(str(tmp_path / "run/document_encoder")).state_dict(), Encoder("stand_in").state_dict()
     assert all(documents[name].equal(base[name]) for name in base)
+
+
+def test_documents_that_stay_as_they_are_are_embedded_once_with_the_vectors_that_every_step_would_compute(
+    labelled, tmp_path
+):
+    config = configured(labelled, tmp_path / "run", "retriever.train=query")
+    data = prepared_set(config, tmp_path / "unused")
+    training = LabelTraining.of(config, Labels(labelled / "labels"), data)
+    module = label_module(config, load_encoder(config.retriever), data, training)
+    batch = training.batches.take(0).retrieved
+    assert module.vectors_of is not None and set(batch.doc_rows.flat) <= set(training.rows)
+    looked_up, look = module.similarities(batch), training.dev.similarities(module.encoder, module.vectors_of)
+    assert looked_up.requires_grad
+    np.testing.assert_allclose(look, training.dev.similarities(module.encoder), atol=1e-6)
+    module.vectors_of = None
+    torch.testing.assert_close(looked_up, module.similarities(batch), atol=1e-6, rtol=0)
 
 
 def test_labels_of_another_prompt_lm_or_set_are_refused_by_name(labelled, debug_config, tmp_path):
