@@ -71,8 +71,10 @@ class DataConfig:
 
 @dataclass
 class RetrieverConfig:
-    path: str = key(MISSING, "folder or hub name of a BERT-like encoder, package:minilm, or stand_in")
-    similarity: Similarity = key(Similarity.cosine, "cosine (paper) or dot")
+    path: str = key(MISSING, "folder or hub name of an encoder, package:minilm, or stand_in")
+    similarity: Similarity | None = key(None, "cosine (paper) or dot (default: the folder's, else cosine)")
+    query_prompt: str | None = key(None, "stands before each query (default: the folder's)")
+    document_prompt: str | None = key(None, "stands before each document (default: the folder's)")
     max_tokens: int | None = key(None, "longer texts are cut here (default: the encoder's own limit)", ABOVE_0)
     dropout: bool = key(False, "train with the encoder's own dropout")
     train: TrainedSide = key(

@@ -13,7 +13,7 @@ from replug.configs.choices import Similarity
 from replug.configs.errors import UserError
 from replug.configs.evaluation_schema import EvaluationConfig
 from replug.configs.methods import BM25, RANDOM, REPLUG, WITHOUT_RETRIEVER, Method
-from replug.configs.schema import Config, RetrieveConfig
+from replug.configs.schema import Config, RetrieveConfig, RetrieverConfig
 from replug.data.folder_lock import sole_writer
 from replug.data.store import Corpus
 from replug.evals.evidence import RetrievedDocuments, random_documents
@@ -73,9 +73,15 @@ def _find(
     embed = partial(_query_vectors, queries, config.query_encoders.get(source))
     if _is_indexed(path):
         return _find_in_index(corpus, embed, k, Path(path).expanduser(), config.similarities.get(source))
-    retriever = replace(config.retriever, similarity=config.similarities.get(source, config.retriever.similarity))
-    run = replace(config.run_config(), retrieve=RetrieveConfig(k), retriever=retriever)
+    run = replace(config.run_config(), retrieve=RetrieveConfig(k), retriever=_retriever(config, source))
     return _find_dense(run, corpus, embed, path, _root(config, source, out))
+
+
+def _retriever(config: EvaluationConfig, source: str) -> RetrieverConfig:
+    """The keys of a source: prompts are those of retriever.path alone, other folders have their own."""
+    similarity = config.similarities.get(source, config.retriever.similarity)
+    own = replace(config.retriever, similarity=similarity)
+    return own if source == REPLUG else replace(own, query_prompt=None, document_prompt=None)
 
 
 def _texts(corpus: Corpus) -> Iterator[str]:
@@ -90,7 +96,7 @@ def _query_vectors(queries: Sequence[str], path: str | None, encoder: Encoder) -
             f"query_encoders: vectors of {path} have {own.dim} numbers, those of the documents {encoder.dim}; "
             "expected the two encoders of one retriever"
         )
-    vectors = own.encode(queries).numpy()
+    vectors = own.encode_query(queries).numpy()
     require_finite_vectors(vectors, [repr(query[:40]) for query in queries])
     return vectors
 
@@ -121,7 +127,7 @@ def _open_search(config: EvaluationConfig, corpus: Corpus, source: str, out: Pat
     )
     encoder = Encoder(str(dense.query_encoder_folder), dense.plan.similarity, dense.plan.max_tokens)
     own = _query_encoder(config.query_encoders.get(source), encoder)
-    return lambda text, k: dense.search(own.encode([text]).numpy(), k)
+    return lambda text, k: dense.search(own.encode_query([text]).numpy(), k)
 
 
 def needs_building(config: EvaluationConfig, source: str) -> bool:

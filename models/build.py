@@ -92,7 +92,13 @@ def _named_source(lm: LMConfig, files: LMFiles) -> LMSource:
 def load_encoder(retriever: RetrieverConfig, path: str | Path | None = None) -> Encoder:
     """The retriever of the configuration, or another one of its kind."""
     folder = str(path) if path is not None else resolve_encoder_path(retriever.path)
-    return Encoder(folder, retriever.similarity.value, retriever.max_tokens)
+    return Encoder(
+        folder,
+        retriever.similarity.value if retriever.similarity else None,
+        retriever.max_tokens,
+        query_prompt=retriever.query_prompt,
+        document_prompt=retriever.document_prompt,
+    )
 
 
 def encoder_location(retriever: RetrieverConfig) -> str:

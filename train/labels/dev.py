@@ -70,8 +70,9 @@ class DevTexts:
 
     def similarities(self, encoder: Encoder, documents: Encoder) -> np.ndarray:
         """[N, K] of every candidate."""
-        queries = encoder.encode(self._contexts).numpy()
-        vectors = documents.encode_tokens(documents.document_ids(self._corpus, self._unique)).numpy()
+        queries = encoder.encode_query(self._contexts).numpy()
+        ids = documents.document_ids(self._corpus, self._unique)
+        vectors = documents.encode_tokens(ids, prompt=documents.prompts.document).numpy()
         found: np.ndarray = np.einsum("nd,nkd->nk", queries, vectors[self._places])
         return found
 
