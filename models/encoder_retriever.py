@@ -58,11 +58,10 @@ class EncoderRetriever:
         place = {text: number for number, text in enumerate(dict.fromkeys(self._texts))}
         vectors = _vectors(encoder, list(place), DOCUMENT)
         self._vectors = vectors[[place[text] for text in self._texts]]  # [N, D]
-        if (
-            query_encoder is not None
-            and (dim := _vectors(query_encoder, self._texts[:1], QUERY).shape[1]) != vectors.shape[1]
-        ):
-            raise ValueError(f"queries have {dim} numbers, documents {vectors.shape[1]}")
+        if query_encoder is not None:
+            dim = _vectors(query_encoder, self._texts[:1], QUERY).shape[1]
+            if dim != vectors.shape[1]:
+                raise ValueError(f"queries have {dim} numbers, documents {vectors.shape[1]}")
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
         require_texts(queries, "queries")
