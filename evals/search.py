@@ -74,14 +74,17 @@ def _find(
     if _is_indexed(path):
         return _find_in_index(corpus, embed, k, Path(path).expanduser(), config.similarities.get(source))
     run = replace(config.run_config(), retrieve=RetrieveConfig(k), retriever=_retriever(config, source))
-    return _find_dense(run, corpus, embed, path, _root(config, source, out))
+    return _find_dense(run, corpus, embed, _root(config, source, out))
 
 
 def _retriever(config: EvaluationConfig, source: str) -> RetrieverConfig:
-    """The keys of a source: prompts are those of retriever.path alone, other folders have their own."""
+    """The section `retriever` as a source has it: prompts and query_path are of retriever.path alone."""
     similarity = config.similarities.get(source, config.retriever.similarity)
     own = replace(config.retriever, similarity=similarity)
-    return own if source == REPLUG else replace(own, query_prompt=None, document_prompt=None)
+    if source == REPLUG:
+        return own
+    path = config.retrievers[source]
+    return replace(own, path=path, query_path=None, query_prompt=None, document_prompt=None)
 
 
 def _texts(corpus: Corpus) -> Iterator[str]:
@@ -166,8 +169,8 @@ def _find_in_index(
     return RetrievedDocuments(*index.search(embed(encoder), k))
 
 
-def _find_dense(config: Config, corpus: Corpus, embed: Embed, encoder_path: str, root: Path) -> RetrievedDocuments:
-    encoder = load_encoder(config.retriever, resolve_encoder_path(encoder_path))
+def _find_dense(config: Config, corpus: Corpus, embed: Embed, root: Path) -> RetrievedDocuments:
+    encoder = load_encoder(config.retriever)
     with sole_writer(root), closing(IndexService(root, index_settings(config))) as index:
         require_same_index(config, encoder, corpus, index.store)
         build_version(config, encoder, corpus, index, IndexState(0, 0))

@@ -62,7 +62,7 @@ class Builder:
 
     def encode(self, plan: BuildPlan, texts: Sequence[str]) -> np.ndarray:
         """Vectors [N, D] float32 of queries, by the encoder of a version."""
-        encoder = self._load(plan).encoder
+        encoder = self._load(plan).encoder.of_queries
         ids = self._token_ids(encoder, texts, plan.query_prompt)
         with self._computing:
             return encoder.encode_tokens(ids, plan.tokens_per_batch, plan.query_prompt).numpy()

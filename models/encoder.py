@@ -6,6 +6,7 @@ cosine everywhere after. Queries and documents have each their prompt before the
 Truncation follows the encoder's own token limit and never the size of a batch.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, cached_property
@@ -20,7 +21,15 @@ from replug.configs.errors import NotFiniteError, UserError
 from replug.data.store import CorpusStore
 from replug.data.tokenizing import TokenIds
 from replug.models.batching import token_budget_batches
-from replug.models.encoder_files import EncoderFiles, is_query_side, load_encoder_files, save_encoder_files
+from replug.models.encoder_files import (
+    QUERY_FOLDER,
+    EncoderFiles,
+    is_query_side,
+    load_encoder_files,
+    query_encoder_in,
+    save_encoder_files,
+)
+from replug.models.encoder_prompts import DOCUMENT_NAMES, QUERY_NAMES
 from replug.models.ensemble_temperature import EnsembleTemperature, temperature_in, write_temperature
 from replug.models.packaged import resolve_encoder_path
 from replug.models.text_lists import require_texts
@@ -37,9 +46,13 @@ class Encoder(nn.Module):
     `path` is a folder, a hub name, `package:minilm`, or a run directory, whose tuned retriever it is. What is None is
     as the folder says; a folder that says nothing of similarity has cosine. `temperature` is the ensemble's that was
     saved with the weights, None where none was; it is saved with them again.
+
+    Of a pair (DPR), whose queries have an encoder of their own, this is the documents' encoder and holds the other:
+    `query_path` names it, or it lies in the folder, where `save` puts it.
     """
 
     temperature: EnsembleTemperature | None
+    own_queries: "Encoder | None"
 
     def __init__(
         self,
@@ -49,6 +62,7 @@ class Encoder(nn.Module):
         device: torch.device | str | None = None,
         query_prompt: str | None = None,
         document_prompt: str | None = None,
+        query_path: str | None = None,
     ) -> None:
         super().__init__()
         path = resolve_encoder_path(str(path))
@@ -65,6 +79,11 @@ class Encoder(nn.Module):
         self._prompt_tokens = {prompt: self._count_tokens(prompt) for prompt in self.prompts.all_named().values()}
         self._require_room()
         self._trains_as_train = False
+        self.own_queries = None
+        if query_path is not None:
+            self._pair_with(Encoder(query_path, self.similarity, max_tokens, query_prompt=query_prompt))
+        elif (inner := query_encoder_in(path)) is not None:
+            self._pair_with(Encoder(inner, self.similarity, query_prompt=query_prompt))
         self.eval()
         if device is not None:
             self.to(device)
@@ -76,7 +95,13 @@ class Encoder(nn.Module):
     @property
     def pooling(self) -> str:
         """Pooling and the layers behind it, in words; cosine implies the Normalize at the end."""
-        return self.head.describe(implied=self.similarity == "cosine")
+        own = self.head.describe(implied=self.similarity == "cosine")
+        return own if self.own_queries is None else f"{own}; queries {self.own_queries.pooling}"
+
+    @property
+    def of_queries(self) -> "Encoder":
+        """What encodes queries: of a pair the other one, else this."""
+        return self if self.own_queries is None else self.own_queries
 
     @cached_property
     def token_rule(self) -> TokenIds:
@@ -110,13 +135,20 @@ class Encoder(nn.Module):
 
         As `SentenceTransformer.encode` does, with the prompt of that name before each text; without a name, with the
         folder's default prompt, which few have. The batches follow from the texts alone, so the same texts give the
-        same bits in any order.
+        same bits in any order. Raises UserError where a pair is asked without a side's name.
         """
+        if self.own_queries is not None and prompt_name not in (*QUERY_NAMES, *DOCUMENT_NAMES):
+            raise UserError(
+                "this retriever has one encoder for queries and one for documents: use encode_query or encode_document"
+            )
+        if prompt_name in QUERY_NAMES:
+            return self.encode_query(texts, tokens_per_batch)
         return self._encode(texts, self.prompts.by_name(prompt_name), tokens_per_batch)
 
     def encode_query(self, texts: Sequence[str], tokens_per_batch: int = TOKENS_PER_BATCH) -> Tensor:
         """As `encode`, of texts that are searched for: with the prompt of queries."""
-        return self._encode(texts, self.prompts.query, tokens_per_batch)
+        side = self.of_queries
+        return side._encode(texts, side.prompts.query, tokens_per_batch)
 
     def encode_document(self, texts: Sequence[str], tokens_per_batch: int = TOKENS_PER_BATCH) -> Tensor:
         """As `encode`, of texts that are searched through: with the prompt of documents."""
@@ -153,10 +185,31 @@ class Encoder(nn.Module):
         if compiled:
             self.backbone.compile(dynamic=True)  # in place: names of weights stay
         self._trains_as_train = dropout or gradient_checkpointing
+        if self.own_queries is not None:
+            self.own_queries.prepare_training(dropout, gradient_checkpointing, compiled)
 
     def train_mode(self) -> None:
-        """For a step with gradient; `eval` is for everything else."""
+        """For a step with gradient; `eval` is for everything else, and for what is frozen."""
         self.train(self._trains_as_train)
+        for part in (self.backbone, self.own_queries):
+            if part is not None and not any(weight.requires_grad for weight in part.parameters()):
+                part.eval()
+
+    def split(self) -> None:
+        """Make a pair of this encoder, whose queries begin with the same weights. A pair stays as it is."""
+        if self.own_queries is None:
+            self._pair_with(copy.deepcopy(self))
+
+    def freeze_queries(self) -> None:
+        """Of a pair."""
+        assert self.own_queries is not None, "split it first"
+        self.own_queries.requires_grad_(False)
+
+    def freeze_documents(self) -> None:
+        """Of a pair."""
+        assert self.own_queries is not None, "split it first"
+        for part in (self.backbone, self.head):
+            part.requires_grad_(False)
 
     def document_ids(self, corpus: CorpusStore, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
         """Token ids of documents: as they were prepared for this tokenizer and prompt, or made from their texts."""
@@ -191,6 +244,16 @@ class Encoder(nn.Module):
         device = self.backbone.device
         return torch.from_numpy(inputs).to(device), torch.from_numpy(mask.astype(np.int64)).to(device)
 
+    def _pair_with(self, queries: "Encoder") -> None:
+        own = queries.of_queries
+        if own.dim != self.dim:
+            raise UserError(
+                f"retriever.query_path: vectors of queries have {own.dim} numbers, those of documents {self.dim}; "
+                "expected the two encoders of one retriever"
+            )
+        self.own_queries = own
+        self.prompts = self.prompts.with_own(own.prompts.query, None)
+
     def _unpooled(self, prompt: str) -> int:
         """Tokens at the beginning of each text that its vector leaves out: a prompt's, where the folder says so."""
         return 0 if self.head.pooling.include_prompt else self._prompt_tokens[prompt]
@@ -211,14 +274,19 @@ class Encoder(nn.Module):
 
     def require_documents(self) -> None:
         """Raise UserError where this is the encoder of queries alone: its vectors of documents are not the pair's."""
-        if self._is_query_side:
+        if self._is_query_side and self.own_queries is None:
             raise UserError(
                 "this retriever was tuned for queries alone (retriever.train=query), so it embeds no documents: take "
                 "the run's document_encoder as the retriever, and this one as query_encoders.NAME"
             )
 
     def save(self, folder: Path) -> None:
-        """Write a folder that `AutoModel` and `SentenceTransformer` load; the latter to the same vectors."""
+        """Write a folder that `AutoModel` and `SentenceTransformer` load; the latter to the same vectors.
+
+        Of a pair both load the documents' encoder there, and that of queries in the folder `query_encoder`.
+        """
+        if self.own_queries is not None:
+            self.own_queries.save(folder / QUERY_FOLDER)
         save_encoder_files(
             folder,
             EncoderFiles(

@@ -32,6 +32,7 @@ from replug.models.module_chain import (
     write_head,
 )
 
+QUERY_FOLDER = "query_encoder"  # of a pair, within the folder of the documents' encoder
 QUERY_SIDE = "query_side.json"  # beside an encoder that was tuned for queries alone
 MODEL_FILE = "config_sentence_transformers.json"  # prompts, similarity
 # Of the Transformer module, by the model's kind in older folders.
@@ -94,6 +95,19 @@ def load_encoder_files(path: str) -> EncoderFiles:
 def is_query_side(path: str) -> bool:
     """Whether a folder's encoder was tuned for queries alone, so that another embeds the documents."""
     return (Path(path) / QUERY_SIDE).is_file()
+
+
+def query_encoder_in(path: str) -> str | None:
+    """The folder of a pair's encoder of queries within the pair's; None where one encoder has both sides.
+
+    Raises UserError for a pair on the hub, of which the other's files are not at hand.
+    """
+    if Path(path).is_dir():
+        inner = Path(path) / QUERY_FOLDER
+        return str(inner) if inner.is_dir() else None
+    if optional_file(path, f"{QUERY_FOLDER}/config.json") is not None:
+        raise UserError(f"{KEY}: {path} holds a pair of encoders; download it, and name the folder")
+    return None
 
 
 def mark_query_side(folder: Path) -> None:

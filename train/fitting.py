@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from replug.data.sampler import QuerySampler
 from replug.data.store import PreparedSet
 from replug.index_workers.build import document_search, publish_snapshot
 from replug.index_workers.service import Refreshed
-from replug.models.build import encoder_location, load_encoder
+from replug.models.build import load_encoder, located
 from replug.models.encoder import Encoder
 from replug.models.hardware import available_cores, multiplies_bfloat16
 from replug.train.batch_broadcast import COLLECTIVE_PATIENCE, BatchChannel, BatchReceiver, BatchSender
@@ -69,7 +69,6 @@ class RankJob:
     config: Config
     run: Path
     prepared: Path
-    encoder: str
     checkpoint: Path | None
 
 
@@ -124,7 +123,7 @@ def fit_as_other_rank(job: RankJob, environment: RankEnvironment) -> None:
     """What the actors of `ranks` run: the same fit, fed by rank 0. Where rank 0 ends early, the actor is killed."""
     quieten_lightning()
     torch.set_num_threads(trainer_threads(job.config))
-    module = lsr_module(job.config, load_encoder(job.config.retriever, job.encoder), PreparedSet(job.prepared))
+    module = lsr_module(job.config, load_encoder(job.config.retriever), PreparedSet(job.prepared))
     channel = BatchChannel()
     module.attach(BatchReceiver(channel))
     callbacks = [OwnSettings(ignore_signals, trainer_threads(job.config)), OpenChannel(channel)]
@@ -229,12 +228,15 @@ def loss_settings(config: Config) -> LossSettings:
 
 
 def lsr_module(config: Config, encoder: Encoder, data: PreparedSet, loss: LossSettings | None = None) -> LSRModule:
-    """`encoder` is trained; where documents stay as they are, a copy of it as it is encodes them."""
+    """`encoder` is trained, of a pair the side that is asked for.
+
+    Where one encoder has both sides and documents stay as they are, a copy of it as it is encodes them.
+    """
     train = config.train
     encoder.require_documents()
     if config.loss.in_batch and (ranks := num_ranks(config) if config.resources.train != "auto" else 1) > 1:
         raise UserError(f"loss.in_batch: {ranks} ranks each have other documents in their batch; expected one")
-    documents = frozen_copy(encoder) if config.retriever.train is TrainedSide.query else None
+    documents = _frozen_sides(config.retriever.train, encoder)
     if config.loss.lm_score is LMScore.probability:
         log.warning("loss.lm_score=probability underflows beyond a few tokens and makes Q uniform; try mean_logprob")
     encoder.prepare_training(config.retriever.dropout, train.gradient_checkpointing, train.compile)
@@ -244,6 +246,15 @@ def lsr_module(config: Config, encoder: Encoder, data: PreparedSet, loss: LossSe
     return LSRModule(
         encoder, data.queries, data.corpus, loss or loss_settings(config), optimizer, config.seed, documents
     )
+
+
+def _frozen_sides(side: TrainedSide, encoder: Encoder) -> Encoder | None:
+    """Freeze what is not trained. Returns what encodes documents where these stay as they are and are no pair's."""
+    if side is TrainedSide.documents:
+        encoder.freeze_queries()
+    if side is TrainedSide.query and encoder.own_queries is not None:
+        encoder.freeze_documents()
+    return frozen_copy(encoder) if side is TrainedSide.query and encoder.own_queries is None else None
 
 
 def frozen_copy(encoder: Encoder) -> Encoder:
@@ -369,10 +380,9 @@ def _start_other_ranks(
     config: Config, run: RunDirectory, data: PreparedSet, newest: CheckpointMark | None
 ) -> AbstractContextManager[OtherRanks]:
     job = RankJob(
-        config,
+        replace(config, retriever=located(config.retriever)),
         run.path.absolute(),
         data.folder.absolute(),
-        encoder_location(config.retriever),
         newest.path.absolute() if newest else None,
     )
     fit_there = partial(fit_as_other_rank, job)

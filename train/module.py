@@ -66,7 +66,10 @@ class LSRModule(pl.LightningModule):
         seed: int = 0,
         documents: Encoder | None = None,
     ) -> None:
-        """`documents` encodes documents where these stay as they are; it is never trained and in no checkpoint."""
+        """`documents` encodes documents where one encoder has both sides and these stay as they are.
+
+        It is never trained and in no checkpoint. Of a pair, `encoder` is both.
+        """
         super().__init__()
         self.encoder = encoder
         self._frozen = [documents] if documents is not None else []  # a list: not a part of this module
@@ -183,8 +186,9 @@ class LSRModule(pl.LightningModule):
         """Vectors of the queries [B, D], of the U documents [U, D], and which of these each query has [B, K]."""
         contexts = [window.context for window in self._queries.windows(batch.query_rows)]
         unique, place = np.unique(batch.doc_rows, return_inverse=True)
-        prompt = self.encoder.prompts.query
-        query_vectors = self.encoder.encode_with_gradient(self.encoder.token_ids(contexts, prompt), prompt=prompt)
+        side = self.encoder.of_queries
+        ids = side.token_ids(contexts, side.prompts.query)
+        query_vectors = side.encode_with_gradient(ids, prompt=side.prompts.query)
         doc_vectors = self._document_vectors(unique)  # [U, D]
         places = torch.from_numpy(place.reshape(batch.doc_rows.shape)).to(doc_vectors.device)
         return query_vectors, doc_vectors, places

@@ -1,0 +1,67 @@
+"""Training a pair of encoders: which side moves, and that a whole run searches with both."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from replug.configs.choices import Similarity, TrainedSide
+from replug.configs.schema import Config
+from replug.data.datamodule import Position
+from replug.data.store import PreparedSet
+from replug.index_workers.local_index import IndexRetriever, LocalIndex
+from replug.index_workers.version_store import IndexState
+from replug.models.build import load_encoder
+from replug.models.encoder import Encoder
+from replug.train.fitting import lsr_module
+from tests.support.command_line import CommandLine
+from tests.support.dpr_folders import write_dpr_pair
+from tests.support.runs import metrics
+from tests.support.training import InlineLM, pipeline_for
+
+
+@pytest.mark.parametrize("side", TrainedSide)
+@pytest.mark.parametrize("is_pair", [True, False], ids=["pair", "one encoder"])
+def test_a_step_moves_the_side_that_is_trained_and_no_other(
+    debug_config: Config, data: PreparedSet, tmp_path: Path, side: TrainedSide, is_pair: bool
+) -> None:
+    documents, queries = write_dpr_pair(tmp_path)
+    retriever = replace(debug_config.retriever, train=side, dropout=True)
+    if is_pair:
+        dot = Similarity.dot
+        retriever = replace(retriever, path=str(documents), query_path=str(queries), similarity=dot)
+    module = lsr_module(replace(debug_config, retriever=retriever), load_encoder(retriever), data)
+    module.log_dict = lambda *args, **kwargs: None  # type: ignore[method-assign]
+    pipeline_for(module, data, InlineLM()).advance(0, IndexState(0, 0))
+    texts = ["mida furo", "furo"]
+    before = module.encode_queries(texts), module.documents.encode_document(texts)
+    module.training_step(Position(0), 0).backward()
+    for optimizer in [module.configure_optimizers()["optimizer"]]:
+        optimizer.step()
+    module.encoder.eval()
+    after = module.encode_queries(texts), module.documents.encode_document(texts)
+    moved = [
+        not torch.equal(torch.as_tensor(old), torch.as_tensor(new)) for old, new in zip(before, after, strict=True)
+    ]
+    assert moved == [side is not TrainedSide.documents, side is not TrainedSide.query]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("side", ["both", "query"])
+def test_a_run_of_a_pair_saves_and_searches_with_both(replug: CommandLine, tmp_path: Path, side: str) -> None:
+    documents, queries = write_dpr_pair(tmp_path)
+    keys = (f"retriever.path={documents}", f"retriever.query_path={queries}", f"retriever.train={side}")
+    run = tmp_path / "run"
+    refresh = ("train.max_steps=6", "refresh.every_steps=2", "refresh.lag_steps=1")
+    replug.finish(run, *keys, *refresh, "retriever.similarity=dot", "retriever.query_prompt=furo")
+    versions = {row["index/live_version"] for row in metrics(run)}
+    assert (versions == {0.0}) is (side == "query")
+    index, tuned = LocalIndex(run / "index", threads=1), Encoder(str(run / "retriever"))
+    assert (index.plan.query_prompt, index.plan.modules) == ("furo", "cls; queries cls")
+    [found] = IndexRetriever(index).retrieve(["mida furo"], 3)
+    _, similarities = index.search(tuned.encode_query(["mida furo"]).numpy(), 3)
+    np.testing.assert_allclose([document.similarity for document in found], similarities[0], rtol=1e-5)
+    assert {"replug", "lsr"} <= json.loads((run / "results.json").read_text())["bpb"]["all"].keys()
