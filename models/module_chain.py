@@ -203,8 +203,8 @@ def _dense(content: dict[str, Any], file: Path) -> Dense:
             f"{KEY}: {file} has the activation_function {content['activation_function']}; expected one of torch.nn's "
             f"{', '.join(ACTIVATIONS)}"
         )
-    sizes = (_size(content, name, file) for name in ("in_features", "out_features"))
-    return Dense(*sizes, bias=bool(content.get("bias", True)), activation=activation)
+    into, out_of = (_size(content, name, file) for name in ("in_features", "out_features"))
+    return Dense(into, out_of, bool(content.get("bias", True)), activation)
 
 
 def _layer_norm(content: dict[str, Any], file: Path) -> LayerNorm:
