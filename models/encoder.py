@@ -44,7 +44,8 @@ class Encoder(nn.Module):
     """Maps texts to vectors [B, D]. `similarity` is `cosine` (unit vectors) or `dot`.
 
     `path` is a folder, a hub name, `package:minilm`, or a run directory, whose tuned retriever it is. What is None is
-    as the folder says; a folder that says nothing of similarity has cosine. `temperature` is the ensemble's that was
+    as the folder says; a folder that says nothing of similarity has cosine. With `dot`, where the folder does not say
+    so itself, a Normalize at the end of its modules is left out. `temperature` is the ensemble's that was
     saved with the weights, None where none was; it is saved with them again.
 
     Of a pair (DPR), whose queries have an encoder of their own, this is the documents' encoder and holds the other:
@@ -69,6 +70,8 @@ class Encoder(nn.Module):
         files = load_encoder_files(path)
         self.backbone, self.tokenizer, self.head = files.backbone, files.tokenizer, files.head
         self.similarity = _similarity(similarity, files.similarity, path)
+        if self.similarity == "dot" and files.similarity != "dot":
+            self.head.leave_out_normalize()  # which is how a folder says that its similarity is cosine
         self.prompts = files.prompts.with_own(query_prompt, document_prompt)
         self._lower_case, self._is_query_side = files.lower_case, is_query_side(path)
         self.temperature = temperature_in(path)

@@ -179,6 +179,11 @@ class EncoderHead(nn.Module):
     def ends_normalized(self) -> bool:
         return bool(self.layers) and isinstance(self.layers[-1], Normalize)
 
+    def leave_out_normalize(self) -> None:
+        """At the end."""
+        if self.ends_normalized:
+            self._layers = self._layers[:-1]
+
     def forward(self, hidden: Tensor, mask: Tensor, prompt_tokens: int = 0) -> Tensor:
         """Vectors [B, D] in float32 of hidden states [B, T, D], a mask [B, T], and how many tokens a prompt has."""
         with torch.autocast(hidden.device.type, enabled=False):

@@ -229,3 +229,16 @@ def test_minilm_with_prompts_has_the_vectors_of_sentence_transformers() -> None:
     texts = ["Nantes lies on the Loire.", "It rained." * 200]
     np.testing.assert_allclose(encoder.encode_query(texts), model.encode(texts, prompt="query: "), atol=1e-5)
     np.testing.assert_allclose(encoder.encode_document(texts), model.encode(texts, prompt="passage: "), atol=1e-5)
+
+
+def test_dot_is_that_of_the_vectors_as_they_are_unless_the_folder_has_dot_of_unit_vectors(tmp_path: Path) -> None:
+    write_encoder(tmp_path, "bert")
+    write_chain(tmp_path, MEAN, ["Dense", "Normalize"], similarity_fn_name="cosine")
+    cosine, dot = Encoder(str(tmp_path)).encode(TEXTS), Encoder(str(tmp_path), "dot").encode(TEXTS)
+    assert not torch.allclose(dot.norm(dim=-1), torch.ones(len(TEXTS)))
+    torch.testing.assert_close(torch.nn.functional.normalize(dot, dim=-1), cosine)
+    write_chain(tmp_path, MEAN, ["Dense", "Normalize"], similarity_fn_name="dot")
+    unit = Encoder(str(tmp_path))
+    assert (unit.similarity, unit.pooling) == ("dot", "mean, Dense(12, Tanh), Normalize")
+    unit.save(tmp_path / "saved")
+    torch.testing.assert_close(Encoder(str(tmp_path / "saved"), "dot").encode(TEXTS), cosine)
