@@ -4,9 +4,10 @@ Read from a folder or from the hub, plain or of sentence-transformers; written f
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tokenizers.normalizers import BertNormalizer, Lowercase, Normalizer, Sequence
@@ -184,5 +185,5 @@ def _lower(tokenizer: PreTrainedTokenizerBase) -> None:
 
 def _lowers(normalizer: Normalizer | None) -> bool:
     if isinstance(normalizer, Sequence):
-        return any(map(_lowers, normalizer))
+        return any(map(_lowers, cast(Iterable[Normalizer], normalizer)))
     return isinstance(normalizer, Lowercase) or (isinstance(normalizer, BertNormalizer) and normalizer.lowercase)

@@ -3,7 +3,6 @@
 Rank 0 has the pipeline, the refreshes and the files. The others have the module and the data, and receive batches.
 """
 
-import copy
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -56,6 +55,7 @@ from replug.train.pipeline import BatchPipeline, Horizon, RetrievalStage, Scorin
 from replug.train.ranks import OtherRanks, RankEnvironment, other_ranks
 from replug.train.refresh import RefreshController
 from replug.train.run_dir import CheckpointMark, RunDirectory
+from replug.train.sides import freeze_sides
 from replug.train.step_clock import StepClock
 from replug.train.workers import Workers
 
@@ -236,7 +236,7 @@ def lsr_module(config: Config, encoder: Encoder, data: PreparedSet, loss: LossSe
     encoder.require_documents()
     if config.loss.in_batch and (ranks := num_ranks(config) if config.resources.train != "auto" else 1) > 1:
         raise UserError(f"loss.in_batch: {ranks} ranks each have other documents in their batch; expected one")
-    documents = _frozen_sides(config.retriever.train, encoder)
+    documents = freeze_sides(config.retriever.train, encoder)
     if config.loss.lm_score is LMScore.probability:
         log.warning("loss.lm_score=probability underflows beyond a few tokens and makes Q uniform; try mean_logprob")
     encoder.prepare_training(config.retriever.dropout, train.gradient_checkpointing, train.compile)
@@ -246,20 +246,6 @@ def lsr_module(config: Config, encoder: Encoder, data: PreparedSet, loss: LossSe
     return LSRModule(
         encoder, data.queries, data.corpus, loss or loss_settings(config), optimizer, config.seed, documents
     )
-
-
-def _frozen_sides(side: TrainedSide, encoder: Encoder) -> Encoder | None:
-    """Freeze what is not trained. Returns what encodes documents where these stay as they are and are no pair's."""
-    if side is TrainedSide.documents:
-        encoder.freeze_queries()
-    if side is TrainedSide.query and encoder.own_queries is not None:
-        encoder.freeze_documents()
-    return frozen_copy(encoder) if side is TrainedSide.query and encoder.own_queries is None else None
-
-
-def frozen_copy(encoder: Encoder) -> Encoder:
-    """The weights as they are, without gradient."""
-    return copy.deepcopy(encoder).requires_grad_(False).eval()
 
 
 def batch_pipeline(

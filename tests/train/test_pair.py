@@ -50,7 +50,7 @@ def test_a_step_moves_the_side_that_is_trained_and_no_other(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("side", ["both", "query"])
+@pytest.mark.parametrize("side", ["both", "query", "documents"])
 def test_a_run_of_a_pair_saves_and_searches_with_both(replug: CommandLine, tmp_path: Path, side: str) -> None:
     documents, queries = write_dpr_pair(tmp_path)
     keys = (f"retriever.path={documents}", f"retriever.query_path={queries}", f"retriever.train={side}")
