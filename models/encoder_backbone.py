@@ -70,8 +70,20 @@ def require_encoder(model: PreTrainedModel, path: str, modes: tuple[str, ...] | 
 def token_limit(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_seq_length: int | None) -> int:
     """The smallest of what the folder, else its tokenizer, declares, and what the position table holds."""
     declared = max_seq_length or int(getattr(tokenizer, "model_max_length", NO_LIMIT))
-    limit = min(declared, _num_positions(model))
+    limit = min(declared, most_tokens(model))
     return limit if limit < NO_LIMIT else UNKNOWN_LIMIT
+
+
+def most_tokens(model: PreTrainedModel) -> int:
+    """What the position table holds; NO_LIMIT without one.
+
+    RoBERTa and its kin count positions from behind the padding's, so their table holds fewer tokens than it has rows.
+    """
+    table = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
+    if isinstance(table, torch.nn.Embedding):
+        return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
+    positions = getattr(model.config, "max_position_embeddings", None)
+    return positions if isinstance(positions, int) and positions > 0 else NO_LIMIT
 
 
 def is_dpr(config: PreTrainedConfig) -> bool:
@@ -107,12 +119,3 @@ def _is_causal(model: PreTrainedModel) -> bool:
     with torch.inference_mode():
         first, other = model.eval()(input_ids=texts, attention_mask=torch.ones_like(texts)).last_hidden_state[:, 0]
     return torch.allclose(first, other, rtol=0, atol=1e-6)
-
-
-def _num_positions(model: PreTrainedModel) -> int:
-    """RoBERTa and its kin count positions from behind the padding's, so their table holds fewer tokens than rows."""
-    table = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
-    if isinstance(table, torch.nn.Embedding):
-        return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
-    positions = getattr(model.config, "max_position_embeddings", None)
-    return positions if isinstance(positions, int) and positions > 0 else NO_LIMIT

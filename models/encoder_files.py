@@ -58,7 +58,7 @@ class TextSettings:
 
 @dataclass(frozen=True, slots=True)
 class EncoderFiles:
-    """An encoder as its folder has it. `similarity` is None where nothing is said of it."""
+    """An encoder as its folder has it: texts are cut at `max_tokens`, `similarity` is None where none is said."""
 
     backbone: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase

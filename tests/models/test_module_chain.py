@@ -109,6 +109,7 @@ def test_a_folder_in_lower_case_with_a_limit_reads_texts_so(tmp_path: Path) -> N
     write_json(tmp_path / "a/sentence_bert_config.json", {"max_seq_length": 9, "do_lower_case": True})
     encoder = Encoder(str(tmp_path / "a"))
     assert (encoder.max_tokens, encoder.similarity) == (9, "cosine")
+    assert Encoder(str(tmp_path / "a"), max_tokens=40).max_tokens == 40  # what the position table holds
     np.testing.assert_array_equal(encoder.token_ids(["W7 w8"])[0], encoder.token_ids(["w7 W8"])[0])
     require_equal_to_theirs(tmp_path / "a", encoder)
     encoder.save(tmp_path / "saved")
