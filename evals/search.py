@@ -72,7 +72,10 @@ def _find(
     path = _retriever_path(config, source)
     embed = partial(_query_vectors, queries, config.query_encoders.get(source))
     if _is_indexed(path):
-        return _find_in_index(corpus, embed, k, Path(path).expanduser(), config.similarities.get(source))
+        directory = Path(path).expanduser()
+        if source == REPLUG:
+            _require_as_asked(config.retriever, directory)
+        return _find_in_index(corpus, embed, k, directory, config.similarities.get(source))
     run = replace(config.run_config(), retrieve=RetrieveConfig(k), retriever=_retriever(config, source))
     return _find_dense(run, corpus, embed, _root(config, source, out))
 
@@ -85,6 +88,20 @@ def _retriever(config: EvaluationConfig, source: str) -> RetrieverConfig:
         return own
     path = config.retrievers[source]
     return replace(own, path=path, query_path=None, query_prompt=None, document_prompt=None)
+
+
+def _require_as_asked(retriever: RetrieverConfig, directory: Path) -> None:
+    """Raise UserError for a key of `retriever` that says otherwise than the index, which has an encoder of its own."""
+    store = VersionStore(index_folder(directory).absolute())
+    plan = store.plan(store.published()[-1])
+    asked = {name: getattr(retriever, name) for name in ("similarity", "query_prompt", "document_prompt")}
+    asked["similarity"] = retriever.similarity.value if retriever.similarity else None
+    different = [name for name, value in asked.items() if value not in (None, getattr(plan, name))]
+    for name in [*different, *(["query_path"] if retriever.query_path is not None else [])]:
+        raise UserError(
+            f"retriever.{name}: the index in {directory} has an encoder, prompts and a similarity of its own; leave "
+            "the key out, or name the retriever's own folder instead"
+        )
 
 
 def _texts(corpus: Corpus) -> Iterator[str]:
