@@ -243,7 +243,8 @@ class Encoder(nn.Module):
         """Right-padded ids and mask [B, T] on the encoder's device."""
         width = self._padded(max(len(row) for row in ids))
         mask = np.arange(width) < np.array([len(row) for row in ids])[:, None]
-        inputs = np.full(mask.shape, self.tokenizer.pad_token_id, np.int64)
+        padding = self.tokenizer.pad_token_id or 0  # some causal models have none; any id does behind the mask
+        inputs = np.full(mask.shape, padding, np.int64)
         inputs[mask] = np.concatenate(ids)
         device = self.backbone.device
         return torch.from_numpy(inputs).to(device), torch.from_numpy(mask.astype(np.int64)).to(device)

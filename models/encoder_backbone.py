@@ -43,6 +43,8 @@ def load_backbone(path: str, config: PreTrainedConfig, is_in_chain: bool) -> Pre
         model = _load(T5_ENCODERS[config.model_type], path, config, "decoder")
     else:
         model = _load(AutoModel, path, config)
+    if not isinstance(getattr(model.config, "hidden_size", None), int):
+        raise UserError(f"{KEY}: {path} holds a {type(model).__name__}; expected an encoder of text alone")
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False  # a causal model would keep keys and values of every token
     if getattr(model, "pooler", None) is not None:
