@@ -76,7 +76,8 @@ class Encoder(nn.Module):
         self.prompts = files.prompts.with_own(query_prompt, document_prompt)
         self._lower_case, self._is_query_side = files.lower_case, is_query_side(path)
         self.temperature = temperature_in(path)
-        if max_tokens is not None and not 0 < max_tokens <= (most := most_tokens(files.backbone)):
+        most = most_tokens(files.backbone)
+        if max_tokens is not None and not 0 < max_tokens <= most:
             raise UserError(f"retriever.max_tokens is {max_tokens}, but {path} holds at most {most} tokens")
         self.max_tokens = files.max_tokens if max_tokens is None else max_tokens
         self.tokenizer.model_max_length = self.max_tokens  # saved with it, so that others cut texts alike
