@@ -74,7 +74,8 @@ class Encoder(nn.Module):
         if self.similarity == "dot" and files.similarity != "dot":
             self.head.leave_out_normalize()  # which is how a folder says that its similarity is cosine
         self.prompts = files.prompts.with_own(query_prompt, document_prompt)
-        self._lower_case, self._is_query_side = files.lower_case, is_query_side(path)
+        self._lower_case, inner = files.lower_case, query_encoder_in(path)
+        self._is_query_side = is_query_side(path) and inner is None
         self.temperature = temperature_in(path)
         most = most_tokens(files.backbone)
         if max_tokens is not None and not 0 < max_tokens <= most:
@@ -87,7 +88,7 @@ class Encoder(nn.Module):
         self.own_queries = None
         if query_path is not None:
             self._pair_with(Encoder(query_path, self.similarity, max_tokens, query_prompt=query_prompt))
-        elif (inner := query_encoder_in(path)) is not None:
+        elif inner is not None:
             self._pair_with(Encoder(inner, self.similarity, query_prompt=query_prompt))
         self.eval()
         if device is not None:
@@ -115,8 +116,9 @@ class Encoder(nn.Module):
         return TokenIds(rules, self.max_tokens, self.backbone.config.vocab_size, self.prompts.document)
 
     def token_ids(self, texts: Sequence[str], prompt: str = "") -> list[np.ndarray]:
-        """Ids of each text behind a prompt, special tokens included, cut at `max_tokens`: uint16 where they fit, else
-        uint32.
+        """Ids of each text behind a prompt, special tokens included, cut at `max_tokens`.
+
+        In uint16 where they fit, else in uint32.
         """
         require_texts(texts, "texts")
         if not texts:
@@ -280,7 +282,7 @@ class Encoder(nn.Module):
 
     def require_documents(self) -> None:
         """Raise UserError where this is the encoder of queries alone: its vectors of documents are not the pair's."""
-        if self._is_query_side and self.own_queries is None:
+        if self._is_query_side:
             raise UserError(
                 "this retriever was tuned for queries alone (retriever.train=query), so it embeds no documents: take "
                 "the run's document_encoder as the retriever, and this one as query_encoders.NAME"

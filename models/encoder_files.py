@@ -75,9 +75,10 @@ def load_encoder_files(path: str) -> EncoderFiles:
     Or for a file that is not the one which `save_encoder_files` wrote.
     """
     require_checksums(Path(path), f"bring it back; if you changed it yourself, remove {CHECKSUMS} there")
-    modules = read_modules(path)
-    inner, texts = _backbone_path(path, modules), _text_settings(path, modules)
-    prompts, similarity = model_settings(path)
+    with loading(KEY, path):  # the hub may have no such name
+        modules = read_modules(path)
+        inner, texts = _backbone_path(path, modules), _text_settings(path, modules)
+        prompts, similarity = model_settings(path)
     config = read_model_config(inner, KEY)
     tokenizer = load_tokenizer(inner, KEY)
     with loading(KEY, path), torch.random.fork_rng(devices=[]):
