@@ -1,6 +1,7 @@
 """Encoders of sentence-transformers: each architecture and chain gives the vectors that they give, or is refused."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,18 +36,22 @@ CHAINS: dict[str, tuple[dict, list[str]]] = {
 }
 
 
-def theirs(folder: Path, similarity: str, **prompt: str) -> np.ndarray:
-    model = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
-    return model.encode(TEXTS, batch_size=2, normalize_embeddings=similarity == "cosine", **prompt)
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bert")
+    write_encoder(folder, "bert")
+    return folder
 
 
 def require_equal_to_theirs(folder: Path, ours: Encoder) -> None:
+    model = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    is_cosine = ours.similarity == "cosine"
     sides: list[tuple[str, Callable[[list[str]], Tensor]]] = [
         ("query", ours.encode_query),
         ("passage", ours.encode_document),
     ]
     for name, encode in sides:
-        expected = theirs(folder, ours.similarity, prompt_name=name)
+        expected = model.encode(TEXTS, batch_size=2, normalize_embeddings=is_cosine, prompt_name=name)
         np.testing.assert_allclose(encode(TEXTS), expected, atol=1e-5, rtol=1e-5)
         np.testing.assert_allclose(ours.encode(TEXTS, prompt_name=name), expected, atol=1e-5, rtol=1e-5)
 
@@ -72,9 +77,11 @@ def test_every_architecture_has_the_vectors_of_sentence_transformers(tmp_path: P
 
 
 @pytest.mark.parametrize("chain", CHAINS)
-def test_every_chain_has_the_vectors_of_sentence_transformers_and_stays_itself(tmp_path: Path, chain: str) -> None:
+def test_every_chain_has_the_vectors_of_sentence_transformers_and_stays_itself(
+    tmp_path: Path, bert: Path, chain: str
+) -> None:
     pooling, layers = CHAINS[chain]
-    write_encoder(tmp_path / "a", "bert")
+    shutil.copytree(bert, tmp_path / "a")
     write_chain(tmp_path / "a", pooling, layers, PROMPTS, similarity_fn_name="dot")
     encoder = Encoder(str(tmp_path / "a"))
     assert encoder.similarity == "dot"
@@ -207,13 +214,13 @@ REFUSED: list[tuple[str, Callable[[Path], None], str]] = [
 
 @pytest.mark.parametrize(("change", "message"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
 def test_what_would_change_the_vectors_is_refused_by_module_and_file(
-    tmp_path: Path, change: Callable[[Path], None], message: str
+    tmp_path: Path, bert: Path, change: Callable[[Path], None], message: str
 ) -> None:
-    write_encoder(tmp_path, "bert")
-    write_chain(tmp_path, MEAN, ["Dense"])
-    change(tmp_path)
+    shutil.copytree(bert, folder := tmp_path / "a")
+    write_chain(folder, MEAN, ["Dense"])
+    change(folder)
     with pytest.raises(UserError, match=message):
-        Encoder(str(tmp_path))
+        Encoder(str(folder))
 
 
 def test_a_causal_model_that_pools_by_its_first_token_is_refused(tmp_path: Path) -> None:
