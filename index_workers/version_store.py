@@ -460,7 +460,7 @@ def reading_identity(modules: str, query_prompt: str, document_prompt: str) -> s
 
 def weights_sha256(folder: Path) -> str:
     """Hash of an encoder folder's weights, those of its modules too, by which snapshots are told apart."""
-    files = {str(path.relative_to(folder)): path for path in folder.rglob("*.safetensors")}
+    files = {str(path.relative_to(folder)): path for path in folder.rglob(WEIGHTS)}
     if list(files) == [WEIGHTS]:
         return file_sha256(folder / WEIGHTS)
     return _json_sha256({name: file_sha256(path) for name, path in files.items()})
