@@ -32,7 +32,8 @@ from replug.data.records import Document
 from replug.data.shards import corpus_sha256, write_documents
 from replug.index_workers.builder import Builder
 from replug.index_workers.version_store import BuildPlan, VersionStore
-from replug.models.encoder import TOKENS_PER_BATCH, Encoder, mean_pool
+from replug.models.encoder import TOKENS_PER_BATCH, Encoder
+from replug.models.encoder_modules import mean_pool
 from replug.models.hardware import resolve_dtype
 from replug.models.packaged import resolve_encoder_path
 

@@ -51,7 +51,7 @@ def _search_one(directory: Path, text: str, k: int) -> list[dict]:
 
     index = LocalIndex(index_folder(directory), available_cores())
     encoder = Encoder(str(index.query_encoder_folder), index.plan.similarity, index.plan.max_tokens)
-    rows, similarities = index.search(encoder.encode([text]).numpy(), min(k, index.plan.num_documents))
+    rows, similarities = index.search(encoder.encode_query([text]).numpy(), min(k, index.plan.num_documents))
     documents = index.corpus.documents(rows[0])
     return [
         {"id": doc.id, "similarity": round(float(similarity), 6), "text": doc.text, "domain": doc.domain}

@@ -23,6 +23,7 @@ class Direction(Enum):
 class TrainedSide(Enum):
     both = "both"
     query = "query"
+    documents = "documents"
 
 
 class DevMeasure(Enum):

@@ -222,9 +222,14 @@ def _plain_text(path: Path) -> str:
 
 def _read_overrides(overrides: Sequence[str], schema: Schema) -> Any:
     for override in overrides:
-        key, equals, _ = override.partition("=")
+        key, equals, value = override.partition("=")
         if not equals or not key:
             raise UserError(f"override {override!r} is not of the form key=value, such as {EXAMPLES[schema]}")
+        if value != value.strip():
+            raise UserError(
+                f"override {override!r} has white space at an end, which YAML drops; expected {key}='\"{value}\"', "
+                "with both pairs of quotes"
+            )
         try:
             OmegaConf.from_dotlist([override])
         except yaml.YAMLError as error:

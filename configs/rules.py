@@ -102,6 +102,8 @@ def _evaluation_problems(config: EvaluationConfig) -> Iterator[str]:
     for key in ("query_encoders", "similarities"):
         for name in sorted(getattr(config, key).keys() - (config.retrievers.keys() | {REPLUG})):
             yield f"{key}.{name} belongs to no retriever; expected a name under retrievers, or replug"
+    if config.retriever.query_path is not None and REPLUG in config.query_encoders:
+        yield f"query_encoders.{REPLUG} and retriever.query_path both name the encoder of its queries; expected one"
     if QUESTION not in config.questions.query:
         yield f"questions.query is {config.questions.query!r}; expected a text with {QUESTION} in it"
     yield from web_problems(config.web)

@@ -71,12 +71,16 @@ class DataConfig:
 
 @dataclass
 class RetrieverConfig:
-    path: str = key(MISSING, "folder or hub name of a BERT-like encoder, package:minilm, or stand_in")
-    similarity: Similarity = key(Similarity.cosine, "cosine (paper) or dot")
+    path: str = key(MISSING, "folder or hub name of an encoder, package:minilm, or stand_in")
+    similarity: Similarity | None = key(None, "cosine (paper) or dot (default: the folder's, else cosine)")
+    query_prompt: str | None = key(None, "stands before each query (default: the folder's)")
+    document_prompt: str | None = key(None, "stands before each document (default: the folder's)")
     max_tokens: int | None = key(None, "longer texts are cut here (default: the encoder's own limit)", ABOVE_0)
     dropout: bool = key(False, "train with the encoder's own dropout")
+    query_path: str | None = key(None, "of a pair (DPR) the encoder of queries; path is that of documents then")
     train: TrainedSide = key(
-        TrainedSide.both, "both, or query: documents stay as they are, so none is embedded again while training"
+        TrainedSide.both,
+        "both; query: documents stay as they are, so none is embedded again while training; documents: queries do",
     )
 
 

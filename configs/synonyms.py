@@ -24,6 +24,8 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("base_url", "api_base", "endpoint", "server"), ("lm.url",)),
     **dict.fromkeys(("api_key", "key", "token"), ("lm.api_key_env",)),
     **dict.fromkeys(("max_length", "max_seq_length", "max_len"), ("retriever.max_tokens",)),
+    **dict.fromkeys(("query_prefix", "query_instruction"), ("retriever.query_prompt",)),
+    **dict.fromkeys(("document_prefix", "passage_prefix", "passage_prompt"), ("retriever.document_prompt",)),
     **dict.fromkeys(("chunk_size", "passage_length"), ("data.document_tokens",)),
     **dict.fromkeys(("dataset", "data_path", "train_file", "input"), ("data.source", "data.queries")),
     **dict.fromkeys(("documents", "passages", "corpus_path"), ("data.corpus",)),

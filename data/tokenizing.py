@@ -21,11 +21,12 @@ SEGMENT_CHARACTERS = 1 << 17  # a text is tokenized in parts of at most this len
 
 @dataclass(frozen=True, slots=True)
 class TokenIds:
-    """How the retriever reads a document: its tokenizer, special tokens included, cut at `max_tokens`."""
+    """How the retriever reads a document: `prompt` before it, special tokens included, cut at `max_tokens`."""
 
     tokenizer: str  # JSON
     max_tokens: int
     vocab_size: int
+    prompt: str = ""
 
     @property
     def dtype(self) -> np.dtype:
@@ -34,7 +35,7 @@ class TokenIds:
     @property
     def fingerprint(self) -> str:
         """Hash of what the ids follow from besides the text."""
-        return _fingerprint(self.tokenizer, self.max_tokens)
+        return _fingerprint(self.tokenizer, self.max_tokens, self.prompt)
 
 
 class TokenOffsets:
@@ -63,8 +64,8 @@ def plain_rules(tokenizer: str) -> dict:
 
 
 @lru_cache(4)  # a tokenizer's JSON is megabytes
-def _fingerprint(tokenizer: str, max_tokens: int) -> str:
-    parts = [plain_rules(tokenizer), max_tokens]
+def _fingerprint(tokenizer: str, max_tokens: int, prompt: str) -> str:
+    parts = [plain_rules(tokenizer), max_tokens, *([prompt] if prompt else [])]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -118,7 +119,8 @@ def _cut_evenly(tokenizer: Tokenizer, text: str, limit: int) -> list[str]:
 def ids_of_texts(tokenizer: Tokenizer, rule: TokenIds, texts: Sequence[str]) -> list[np.ndarray]:
     """Token ids of each text as the retriever reads it."""
     tokenizer.enable_truncation(rule.max_tokens)
-    return [np.array(encoding.ids, rule.dtype) for encoding in tokenizer.encode_batch_fast(list(texts))]
+    whole = [rule.prompt + text for text in texts]
+    return [np.array(encoding.ids, rule.dtype) for encoding in tokenizer.encode_batch_fast(whole)]
 
 
 def _segment_borders(text: str) -> list[int]:

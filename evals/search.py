@@ -13,7 +13,7 @@ from replug.configs.choices import Similarity
 from replug.configs.errors import UserError
 from replug.configs.evaluation_schema import EvaluationConfig
 from replug.configs.methods import BM25, RANDOM, REPLUG, WITHOUT_RETRIEVER, Method
-from replug.configs.schema import Config, RetrieveConfig
+from replug.configs.schema import Config, RetrieveConfig, RetrieverConfig
 from replug.data.folder_lock import sole_writer
 from replug.data.store import Corpus
 from replug.evals.evidence import RetrievedDocuments, random_documents
@@ -72,10 +72,36 @@ def _find(
     path = _retriever_path(config, source)
     embed = partial(_query_vectors, queries, config.query_encoders.get(source))
     if _is_indexed(path):
-        return _find_in_index(corpus, embed, k, Path(path).expanduser(), config.similarities.get(source))
-    retriever = replace(config.retriever, similarity=config.similarities.get(source, config.retriever.similarity))
-    run = replace(config.run_config(), retrieve=RetrieveConfig(k), retriever=retriever)
-    return _find_dense(run, corpus, embed, path, _root(config, source, out))
+        directory = Path(path).expanduser()
+        if source == REPLUG:
+            _require_as_asked(config.retriever, directory)
+        return _find_in_index(corpus, embed, k, directory, config.similarities.get(source))
+    run = replace(config.run_config(), retrieve=RetrieveConfig(k), retriever=_retriever(config, source))
+    return _find_dense(run, corpus, embed, _root(config, source, out))
+
+
+def _retriever(config: EvaluationConfig, source: str) -> RetrieverConfig:
+    """The section `retriever` as a source has it: prompts and query_path are of retriever.path alone."""
+    similarity = config.similarities.get(source, config.retriever.similarity)
+    own = replace(config.retriever, similarity=similarity)
+    if source == REPLUG:
+        return own
+    path = config.retrievers[source]
+    return replace(own, path=path, query_path=None, query_prompt=None, document_prompt=None)
+
+
+def _require_as_asked(retriever: RetrieverConfig, directory: Path) -> None:
+    """Raise UserError for a key of `retriever` that says otherwise than the index, which has an encoder of its own."""
+    store = VersionStore(index_folder(directory).absolute())
+    plan = store.plan(store.published()[-1])
+    asked = {name: getattr(retriever, name) for name in ("similarity", "query_prompt", "document_prompt")}
+    asked["similarity"] = retriever.similarity.value if retriever.similarity else None
+    different = [name for name, value in asked.items() if value not in (None, getattr(plan, name))]
+    for name in [*different, *(["query_path"] if retriever.query_path is not None else [])]:
+        raise UserError(
+            f"retriever.{name}: the index in {directory} has an encoder, prompts and a similarity of its own; leave "
+            "the key out, or name the retriever's own folder instead"
+        )
 
 
 def _texts(corpus: Corpus) -> Iterator[str]:
@@ -90,7 +116,7 @@ def _query_vectors(queries: Sequence[str], path: str | None, encoder: Encoder) -
             f"query_encoders: vectors of {path} have {own.dim} numbers, those of the documents {encoder.dim}; "
             "expected the two encoders of one retriever"
         )
-    vectors = own.encode(queries).numpy()
+    vectors = own.encode_query(queries).numpy()
     require_finite_vectors(vectors, [repr(query[:40]) for query in queries])
     return vectors
 
@@ -121,7 +147,7 @@ def _open_search(config: EvaluationConfig, corpus: Corpus, source: str, out: Pat
     )
     encoder = Encoder(str(dense.query_encoder_folder), dense.plan.similarity, dense.plan.max_tokens)
     own = _query_encoder(config.query_encoders.get(source), encoder)
-    return lambda text, k: dense.search(own.encode([text]).numpy(), k)
+    return lambda text, k: dense.search(own.encode_query([text]).numpy(), k)
 
 
 def needs_building(config: EvaluationConfig, source: str) -> bool:
@@ -160,8 +186,8 @@ def _find_in_index(
     return RetrievedDocuments(*index.search(embed(encoder), k))
 
 
-def _find_dense(config: Config, corpus: Corpus, embed: Embed, encoder_path: str, root: Path) -> RetrievedDocuments:
-    encoder = load_encoder(config.retriever, resolve_encoder_path(encoder_path))
+def _find_dense(config: Config, corpus: Corpus, embed: Embed, root: Path) -> RetrievedDocuments:
+    encoder = load_encoder(config.retriever)
     with sole_writer(root), closing(IndexService(root, index_settings(config))) as index:
         require_same_index(config, encoder, corpus, index.store)
         build_version(config, encoder, corpus, index, IndexState(0, 0))

@@ -80,6 +80,9 @@ def build_plan(
         similarity=encoder.similarity,
         max_tokens=encoder.max_tokens,
         dim=encoder.dim,
+        modules=encoder.pooling,
+        query_prompt=encoder.prompts.query,
+        document_prompt=encoder.prompts.document,
         dtype=dtype_name(config.index.dtype.value),
         tokens_per_batch=config.index.tokens_per_batch or _tokens_per_pass(config),
         kind=kind,
@@ -108,7 +111,9 @@ def document_search(config: Config, encoder: Encoder, data: PreparedSet, index: 
     """The index's answer, or the live encoder's order of it."""
     if config.index.rerank is not Rerank.live:
         return index.search
-    return LiveReranker(index.search, encoder.encode, data.corpus, config.index.overretrieve or LIVE_OVERRETRIEVE)
+    return LiveReranker(
+        index.search, encoder.encode_document, data.corpus, config.index.overretrieve or LIVE_OVERRETRIEVE
+    )
 
 
 def _tokens_per_pass(config: Config) -> int:

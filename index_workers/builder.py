@@ -53,17 +53,19 @@ class Builder:
         with self._computing:  # one file after the other, so that the next is read and the last written meanwhile
             for block in plan.blocks_of_file(file):
                 of_file = slice(block.start - rows.start, block.stop - rows.start)
-                vectors[of_file] = loaded.encoder.encode_tokens(ids[of_file], plan.tokens_per_batch).numpy()
+                vectors[of_file] = loaded.encoder.encode_tokens(
+                    ids[of_file], plan.tokens_per_batch, plan.document_prompt
+                ).numpy()
         _check_finite(plan, loaded.corpus, vectors, rows)
         self._store.write_vectors(plan.version, file, vectors)
         return len(rows)
 
     def encode(self, plan: BuildPlan, texts: Sequence[str]) -> np.ndarray:
-        """Vectors [N, D] float32 of other texts, by the encoder of a version."""
-        encoder = self._load(plan).encoder
-        ids = self._token_ids(encoder, texts)
+        """Vectors [N, D] float32 of queries, by the encoder of a version."""
+        encoder = self._load(plan).encoder.of_queries
+        ids = self._token_ids(encoder, texts, plan.query_prompt)
         with self._computing:
-            return encoder.encode_tokens(ids, plan.tokens_per_batch).numpy()
+            return encoder.encode_tokens(ids, plan.tokens_per_batch, plan.query_prompt).numpy()
 
     def make_quantizer(self, plan: BuildPlan) -> None:
         build_steps.make_quantizer(self._store, plan)
@@ -85,13 +87,13 @@ class Builder:
         ids = loaded.tokens.read(file)
         if ids is None:
             texts = map(loaded.corpus.texts, plan.blocks_of_file(file))  # those of a block in memory at a time
-            ids = [row for block in texts for row in self._token_ids(loaded.encoder, block)]
+            ids = [row for block in texts for row in self._token_ids(loaded.encoder, block, plan.document_prompt)]
             loaded.tokens.write(file, ids)
         return ids
 
-    def _token_ids(self, encoder: Encoder, texts: Sequence[str]) -> list[np.ndarray]:
+    def _token_ids(self, encoder: Encoder, texts: Sequence[str], prompt: str) -> list[np.ndarray]:
         with self._tokenizing:  # a tokenizer refuses to be used by two threads at once
-            return encoder.token_ids(texts)
+            return encoder.token_ids(texts, prompt)
 
     def _load(self, plan: BuildPlan) -> _Loaded:
         """Encoder, corpus and tokens of a plan, loaded and compared with it where the last call had others."""
@@ -111,6 +113,9 @@ class Builder:
         for name, found, expected in (
             ("weights_sha256", weights_sha256(folder), plan.weights_sha256),
             ("dim", encoder.dim, plan.dim),
+            ("modules", encoder.pooling, plan.modules),
+            ("query_prompt", encoder.prompts.query, plan.query_prompt),
+            ("document_prompt", encoder.prompts.document, plan.document_prompt),
         ):
             if found != expected:
                 raise UserError(

@@ -75,7 +75,7 @@ class IndexRetriever:
         """Up to `k` documents for each query, the most similar first."""
         require_texts(queries, "queries")
         rows, similarities = self._index.search(
-            self._encoder.encode(list(queries)).numpy(), min(k, self._index.plan.num_documents)
+            self._encoder.encode_query(list(queries)).numpy(), min(k, self._index.plan.num_documents)
         )
         return [
             [

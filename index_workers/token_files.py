@@ -68,9 +68,9 @@ class TokenFiles:
 
 
 def token_fingerprint(tokenizer: PreTrainedTokenizerBase, plan: BuildPlan) -> str:
-    """Hash of what a file's ids follow from: the tokenizer and its limit, the corpus and how it is cut in files."""
+    """Hash of what a file's ids follow from: tokenizer, limit and prompt, the corpus and how it is cut in files."""
     rules = plain_rules(tokenizer.backend_tokenizer.to_str())
-    parts = [rules, plan.max_tokens, plan.corpus_sha256, plan.rows_per_file]
+    parts = [rules, plan.max_tokens, plan.corpus_sha256, plan.rows_per_file, plan.document_prompt]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 

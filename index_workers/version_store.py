@@ -74,12 +74,16 @@ class BuildPlan:
     kind: IndexKind = field(default_factory=IndexKind)
     num_shards: int = 1
     corpus_relative: str = ""  # `corpus_path` from the index's folder, for a run directory that is moved
+    modules: str = "mean"  # what stands behind the encoder's backbone, in words
+    query_prompt: str = ""
+    document_prompt: str = ""
     quantizer_from: int | None = None  # the version whose quantizer a lossy kind takes over; None trains one
 
     @property
     def retriever(self) -> str:
         """Which retriever over which documents this is: equal ones give equal similarities, but for an index's kind."""
-        return f"{self.weights_sha256[:16]}:{self.similarity}:{self.max_tokens}:{self.corpus_sha256[:16]}"
+        reading = reading_identity(self.modules, self.query_prompt, self.document_prompt)
+        return f"{self.weights_sha256[:16]}:{self.similarity}:{self.max_tokens}:{self.corpus_sha256[:16]}{reading}"
 
     @property
     def rows_per_file(self) -> int:
@@ -448,9 +452,18 @@ def _save_encoder(save: Callable[[Path], None], folder: Path) -> None:
         raise
 
 
+def reading_identity(modules: str, query_prompt: str, document_prompt: str) -> str:
+    """How an encoder reads texts besides its weights, as the end of an identity: nothing for a mean without prompts."""
+    reading = [modules, query_prompt, document_prompt]
+    return "" if reading == ["mean", "", ""] else f":{_json_sha256({'reading': reading})[:8]}"
+
+
 def weights_sha256(folder: Path) -> str:
-    """Hash of an encoder folder's weights, by which snapshots are told apart."""
-    return file_sha256(folder / WEIGHTS)
+    """Hash of an encoder folder's weights, those of its modules too, by which snapshots are told apart."""
+    files = {str(path.relative_to(folder)): path for path in folder.rglob(WEIGHTS)}
+    if list(files) == [WEIGHTS]:
+        return file_sha256(folder / WEIGHTS)
+    return _json_sha256({name: file_sha256(path) for name, path in files.items()})
 
 
 def _first_error(checks: list["Future[None]"], readers: ThreadPoolExecutor) -> None:

@@ -5,9 +5,10 @@ A new LM backend is a module that offers a `Backend`, and its line in BACKENDS.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from replug.configs.choices import TooLong
+from replug.configs.choices import TooLong, TrainedSide
 from replug.configs.errors import UserError
 from replug.configs.schema import LMConfig, RetrieverConfig
 from replug.models.caching_lm import CachingLM
@@ -90,12 +91,35 @@ def _named_source(lm: LMConfig, files: LMFiles) -> LMSource:
 
 
 def load_encoder(retriever: RetrieverConfig, path: str | Path | None = None) -> Encoder:
-    """The retriever of the configuration, or another one of its kind."""
+    """The retriever of the configuration, or another one of its kind, which has both encoders of a pair.
+
+    Where documents alone are trained it is a pair: queries have the weights as they were.
+    """
     folder = str(path) if path is not None else resolve_encoder_path(retriever.path)
-    return Encoder(folder, retriever.similarity.value, retriever.max_tokens)
+    encoder = Encoder(
+        folder,
+        retriever.similarity.value if retriever.similarity else None,
+        retriever.max_tokens,
+        query_prompt=retriever.query_prompt,
+        document_prompt=retriever.document_prompt,
+        query_path=retriever.query_path if path is None else None,
+    )
+    if retriever.train is TrainedSide.documents:
+        encoder.split()
+    return encoder
 
 
-def encoder_location(retriever: RetrieverConfig) -> str:
-    """What `load_encoder` reads by default; an absolute path where it is a folder, for processes elsewhere."""
-    location = resolve_encoder_path(retriever.path)
+def located(retriever: RetrieverConfig) -> RetrieverConfig:
+    """The same encoders for processes elsewhere: by absolute paths where they are folders."""
+    queries = retriever.query_path
+    return replace(
+        retriever,
+        path=encoder_location(retriever.path),
+        query_path=None if queries is None else encoder_location(queries),
+    )
+
+
+def encoder_location(path: str) -> str:
+    """What an encoder's path means, absolute where it is a folder."""
+    location = resolve_encoder_path(path)
     return str(Path(location).absolute()) if Path(location).exists() else location

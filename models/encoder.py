@@ -1,10 +1,12 @@
-"""The trainable retriever: a BERT-like encoder with mean pooling (Contriever's form), or that of the first token.
+"""The trainable retriever: an encoder with mean pooling (Contriever's form), or whatever its folder says.
 
-E(t) is the mean of the last hidden states over the tokens of t (REPLUG, section 3.1), or the first one where the folder
-says so; with cosine similarity the vector is normalized, so that an inner product is the cosine everywhere after.
+E(t) is the mean of the last hidden states over the tokens of t (REPLUG, section 3.1), or what a chain of modules of
+sentence-transformers makes of them; with cosine similarity the vector is normalized, so that an inner product is the
+cosine everywhere after. Queries and documents have each their prompt before them, where the encoder has prompts.
 Truncation follows the encoder's own token limit and never the size of a batch.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, cached_property
@@ -14,13 +16,21 @@ from threading import Barrier
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from replug.configs.errors import NotFiniteError, UserError
 from replug.data.store import CorpusStore
 from replug.data.tokenizing import TokenIds
 from replug.models.batching import token_budget_batches
-from replug.models.encoder_files import MEAN, is_query_side, load_encoder_files, save_encoder_files
+from replug.models.encoder_backbone import most_tokens
+from replug.models.encoder_files import (
+    QUERY_FOLDER,
+    EncoderFiles,
+    is_query_side,
+    load_encoder_files,
+    query_encoder_in,
+    save_encoder_files,
+)
+from replug.models.encoder_prompts import DOCUMENT_NAMES, QUERY_NAMES
 from replug.models.ensemble_temperature import EnsembleTemperature, temperature_in, write_temperature
 from replug.models.packaged import resolve_encoder_path
 from replug.models.text_lists import require_texts
@@ -34,75 +44,136 @@ LENGTH_STEP = 8  # every new shape costs a CPU's library the making of a kernel,
 class Encoder(nn.Module):
     """Maps texts to vectors [B, D]. `similarity` is `cosine` (unit vectors) or `dot`.
 
-    `path` is a folder, a hub name, `package:minilm`, or a run directory, whose tuned retriever it is. `temperature` is
-    the ensemble's that was saved with the weights, None where none was; it is saved with them again.
+    `path` is a folder, a hub name, `package:minilm`, or a run directory, whose tuned retriever it is. What is None is
+    as the folder says; a folder that says nothing of similarity has cosine. With `dot`, where the folder does not say
+    so itself, a Normalize at the end of its modules is left out. `temperature` is the ensemble's that was
+    saved with the weights, None where none was; it is saved with them again.
+
+    Of a pair (DPR), whose queries have an encoder of their own, this is the documents' encoder and holds the other:
+    `query_path` names it, or it lies in the folder, where `save` puts it.
     """
 
     temperature: EnsembleTemperature | None
+    own_queries: "Encoder | None"
 
     def __init__(
         self,
         path: str,
-        similarity: str = "cosine",
+        similarity: str | None = None,
         max_tokens: int | None = None,
         device: torch.device | str | None = None,
+        query_prompt: str | None = None,
+        document_prompt: str | None = None,
+        query_path: str | None = None,
     ) -> None:
         super().__init__()
-        if similarity not in SIMILARITIES:
-            raise UserError(f"similarity is {similarity!r}; expected {' or '.join(SIMILARITIES)}")
         path = resolve_encoder_path(str(path))
-        self.backbone: PreTrainedModel
-        self.backbone, self.tokenizer, self.pooling = load_encoder_files(path)
-        self.similarity, self._is_query_side = similarity, is_query_side(path)
+        files = load_encoder_files(path)
+        self.backbone, self.tokenizer, self.head = files.backbone, files.tokenizer, files.head
+        self.similarity = _similarity(similarity, files.similarity, path)
+        if self.similarity == "dot" and files.similarity != "dot":
+            self.head.leave_out_normalize()  # which is how a folder says that its similarity is cosine
+        self.prompts = files.prompts.with_own(query_prompt, document_prompt)
+        self._lower_case, inner = files.lower_case, query_encoder_in(path)
+        self._is_query_side = is_query_side(path) and inner is None
         self.temperature = temperature_in(path)
-        limit = _token_limit(self.backbone, self.tokenizer)
-        if max_tokens is not None and not 0 < max_tokens <= limit:
-            raise UserError(f"retriever.max_tokens is {max_tokens}, but {path} holds at most {limit} tokens")
-        self.max_tokens = limit if max_tokens is None else max_tokens
+        most = most_tokens(files.backbone)
+        if max_tokens is not None and not 0 < max_tokens <= most:
+            raise UserError(f"retriever.max_tokens is {max_tokens}, but {path} holds at most {most} tokens")
+        self.max_tokens = files.max_tokens if max_tokens is None else max_tokens
         self.tokenizer.model_max_length = self.max_tokens  # saved with it, so that others cut texts alike
+        self._prompt_tokens = {prompt: self._count_tokens(prompt) for prompt in self.prompts.all_named().values()}
+        self._require_room()
         self._trains_as_train = False
+        self.own_queries = None
+        if query_path is not None:
+            self._pair_with(Encoder(query_path, self.similarity, max_tokens, query_prompt=query_prompt))
+        elif inner is not None:
+            self._pair_with(Encoder(inner, self.similarity, query_prompt=query_prompt))
         self.eval()
         if device is not None:
             self.to(device)
 
     @property
     def dim(self) -> int:
-        return int(self.backbone.config.hidden_size)
+        return self.head.dim
+
+    @property
+    def pooling(self) -> str:
+        """Pooling and the layers behind it, in words; cosine implies the Normalize at the end."""
+        own = self.head.describe(implied=self.similarity == "cosine")
+        return own if self.own_queries is None else f"{own}; queries {self.own_queries.pooling}"
+
+    @property
+    def of_queries(self) -> "Encoder":
+        """What encodes queries: of a pair the other one, else this."""
+        return self if self.own_queries is None else self.own_queries
 
     @cached_property
     def token_rule(self) -> TokenIds:
-        """How texts become token ids, for those who make them without the encoder."""
+        """How documents become token ids, for those who make them without the encoder."""
         rules = self.tokenizer.backend_tokenizer.to_str()
-        return TokenIds(rules, self.max_tokens, self.backbone.config.vocab_size)
+        return TokenIds(rules, self.max_tokens, self.backbone.config.vocab_size, self.prompts.document)
 
-    def token_ids(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Ids of each text, special tokens included, cut at `max_tokens`: uint16 where they fit, else uint32."""
+    def token_ids(self, texts: Sequence[str], prompt: str = "") -> list[np.ndarray]:
+        """Ids of each text behind a prompt, special tokens included, cut at `max_tokens`.
+
+        In uint16 where they fit, else in uint32.
+        """
         require_texts(texts, "texts")
         if not texts:
             return []
-        rows = self.tokenizer(list(texts), truncation=True, max_length=self.max_tokens)["input_ids"]
+        whole = [prompt + text for text in texts]
+        rows = self.tokenizer(whole, truncation=True, max_length=self.max_tokens)["input_ids"]
         return [np.array(row, self.token_rule.dtype) for row in rows]
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Vectors [B, D] in float32 for ids and mask [B, T]; pooled in float32 under autocast too."""
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, prompt_tokens: int = 0) -> Tensor:
+        """Vectors [B, D] in float32 for ids and mask [B, T]; in float32 behind the backbone under autocast too."""
         hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        pooled = mean_pool(hidden.float(), attention_mask) if self.pooling == MEAN else hidden[:, 0].float()
-        return nn.functional.normalize(pooled, dim=-1) if self.similarity == "cosine" else pooled
+        vectors: Tensor = self.head(hidden, attention_mask, prompt_tokens)
+        if self.similarity == "cosine" and not self.head.ends_normalized:
+            return nn.functional.normalize(vectors, dim=-1)
+        return vectors
 
-    def encode(self, texts: Sequence[str], tokens_per_batch: int = TOKENS_PER_BATCH) -> Tensor:
+    def encode(
+        self, texts: Sequence[str], tokens_per_batch: int = TOKENS_PER_BATCH, prompt_name: str | None = None
+    ) -> Tensor:
         """Vectors [N, D] float32 in the order given, on the CPU, without gradient.
 
-        The batches follow from the texts alone, so the same texts give the same bits in any order.
+        As `SentenceTransformer.encode` does, with the prompt of that name before each text; without a name, with the
+        folder's default prompt, which few have. The batches follow from the texts alone, so the same texts give the
+        same bits in any order. Raises UserError where a pair is asked without a side's name.
         """
-        return self.encode_tokens(self.token_ids(texts), tokens_per_batch)
+        if self.own_queries is not None and prompt_name not in (*QUERY_NAMES, *DOCUMENT_NAMES):
+            raise UserError(
+                "this retriever has one encoder for queries and one for documents: use encode_query or encode_document"
+            )
+        if prompt_name in QUERY_NAMES:
+            return self.encode_query(texts, tokens_per_batch)
+        return self._encode(texts, self.prompts.by_name(prompt_name), tokens_per_batch)
 
-    def encode_tokens(self, ids: Sequence[np.ndarray], tokens_per_batch: int = TOKENS_PER_BATCH) -> Tensor:
-        """As `encode`, for texts that are tokenized already: what `token_ids` gave for each."""
+    def encode_query(self, texts: Sequence[str], tokens_per_batch: int = TOKENS_PER_BATCH) -> Tensor:
+        """As `encode`, of texts that are searched for: with the prompt of queries."""
+        side = self.of_queries
+        return side._encode(texts, side.prompts.query, tokens_per_batch)
+
+    def encode_document(self, texts: Sequence[str], tokens_per_batch: int = TOKENS_PER_BATCH) -> Tensor:
+        """As `encode`, of texts that are searched through: with the prompt of documents."""
+        return self._encode(texts, self.prompts.document, tokens_per_batch)
+
+    def _encode(self, texts: Sequence[str], prompt: str, tokens_per_batch: int) -> Tensor:
+        return self.encode_tokens(self.token_ids(texts, prompt), tokens_per_batch, prompt)
+
+    def encode_tokens(
+        self, ids: Sequence[np.ndarray], tokens_per_batch: int = TOKENS_PER_BATCH, prompt: str = ""
+    ) -> Tensor:
+        """As `encode`, for texts that are tokenized already: what `token_ids` gave for each, with its prompt."""
         vectors = torch.empty(len(ids), self.dim, device=self.backbone.device)
+        unpooled = self._unpooled(prompt)
 
         def fill(rows: list[int]) -> None:
             with torch.inference_mode(), torch.autocast(vectors.device.type, enabled=False):
-                vectors[rows] = self(*self._pad([ids[row] for row in rows]))
+                vectors[rows] = self(*self._pad([ids[row] for row in rows]), unpooled)
 
         if vectors.is_cuda:
             for rows in self._batches(ids, tokens_per_batch):
@@ -121,23 +192,44 @@ class Encoder(nn.Module):
         if compiled:
             self.backbone.compile(dynamic=True)  # in place: names of weights stay
         self._trains_as_train = dropout or gradient_checkpointing
+        if self.own_queries is not None:
+            self.own_queries.prepare_training(dropout, gradient_checkpointing, compiled)
 
     def train_mode(self) -> None:
-        """For a step with gradient; `eval` is for everything else."""
+        """For a step with gradient; `eval` is for everything else, and for what is frozen."""
         self.train(self._trains_as_train)
+        for part in (self.backbone, self.own_queries):
+            if part is not None and not any(weight.requires_grad for weight in part.parameters()):
+                part.eval()
+
+    def split(self) -> None:
+        """Make a pair of this encoder, whose queries begin with the same weights. A pair stays as it is."""
+        if self.own_queries is None:
+            self._pair_with(copy.deepcopy(self))
+
+    def freeze_queries(self) -> None:
+        """Of a pair."""
+        assert self.own_queries is not None, "split it first"
+        self.own_queries.requires_grad_(False)
+
+    def freeze_documents(self) -> None:
+        """Of a pair."""
+        assert self.own_queries is not None, "split it first"
+        for part in (self.backbone, self.head):
+            part.requires_grad_(False)
 
     def document_ids(self, corpus: CorpusStore, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
-        """Token ids of documents: as they were prepared for this tokenizer, or made from their texts."""
+        """Token ids of documents: as they were prepared for this tokenizer and prompt, or made from their texts."""
         if corpus.tokens_by is not None and corpus.tokens_by == self.token_rule.fingerprint:
             return corpus.token_ids(rows)
-        return self.token_ids(corpus.texts(rows))
+        return self.token_ids(corpus.texts(rows), self.prompts.document)
 
     def encode_with_gradient(
-        self, ids: Sequence[np.ndarray], tokens_per_batch: int = TOKENS_PER_BATCH_WITH_GRADIENT
+        self, ids: Sequence[np.ndarray], tokens_per_batch: int = TOKENS_PER_BATCH_WITH_GRADIENT, prompt: str = ""
     ) -> Tensor:
         """As `encode_tokens`, but differentiable and on the encoder's device."""
-        batches = list(self._batches(ids, tokens_per_batch))
-        parts = [self(*self._pad([ids[row] for row in rows])) for rows in batches]
+        batches, unpooled = list(self._batches(ids, tokens_per_batch)), self._unpooled(prompt)
+        parts = [self(*self._pad([ids[row] for row in rows]), unpooled) for rows in batches]
         order = torch.tensor([row for rows in batches for row in rows], device=parts[0].device)
         return torch.cat(parts)[torch.argsort(order)]
 
@@ -154,10 +246,39 @@ class Encoder(nn.Module):
         """Right-padded ids and mask [B, T] on the encoder's device."""
         width = self._padded(max(len(row) for row in ids))
         mask = np.arange(width) < np.array([len(row) for row in ids])[:, None]
-        inputs = np.full(mask.shape, self.tokenizer.pad_token_id, np.int64)
+        padding = self.tokenizer.pad_token_id or 0  # some causal models have none; any id does behind the mask
+        inputs = np.full(mask.shape, padding, np.int64)
         inputs[mask] = np.concatenate(ids)
         device = self.backbone.device
         return torch.from_numpy(inputs).to(device), torch.from_numpy(mask.astype(np.int64)).to(device)
+
+    def _pair_with(self, queries: "Encoder") -> None:
+        own = queries.of_queries
+        if own.dim != self.dim:
+            raise UserError(
+                f"retriever.query_path: vectors of queries have {own.dim} numbers, those of documents {self.dim}; "
+                "expected the two encoders of one retriever"
+            )
+        self.own_queries = own
+        self.prompts = self.prompts.with_own(own.prompts.query, None)
+
+    def _unpooled(self, prompt: str) -> int:
+        """Tokens at the beginning of each text that its vector leaves out: a prompt's, where the folder says so."""
+        return 0 if self.head.pooling.include_prompt else self._prompt_tokens[prompt]
+
+    def _count_tokens(self, prompt: str) -> int:
+        """Of a prompt, with special ones before it and without the one behind a text, as sentence-transformers does."""
+        ids = self.tokenizer(prompt)["input_ids"] if prompt else []
+        return len(ids) - (ids[-1] in self.tokenizer.all_special_ids) if ids else 0
+
+    def _require_room(self) -> None:
+        """Raise UserError for a prompt that leaves no token for the text."""
+        for side, prompt in (("query", self.prompts.query), ("document", self.prompts.document)):
+            if prompt and self._prompt_tokens[prompt] + 1 >= self.max_tokens:
+                raise UserError(
+                    f"retriever.{side}_prompt: {prompt[:40]!r} fills the {self.max_tokens} tokens of a text; expected "
+                    "a shorter one, or more retriever.max_tokens"
+                )
 
     def require_documents(self) -> None:
         """Raise UserError where this is the encoder of queries alone: its vectors of documents are not the pair's."""
@@ -168,10 +289,37 @@ class Encoder(nn.Module):
             )
 
     def save(self, folder: Path) -> None:
-        """Write a folder that `AutoModel` and `SentenceTransformer` load; the latter to the same vectors."""
-        save_encoder_files(folder, self.backbone, self.tokenizer, self.pooling, self.max_tokens, self.similarity)
+        """Write a folder that `AutoModel` and `SentenceTransformer` load; the latter to the same vectors.
+
+        Of a pair both load the documents' encoder there, and that of queries in the folder `query_encoder`.
+        """
+        if self.own_queries is not None:
+            self.own_queries.save(folder / QUERY_FOLDER)
+        save_encoder_files(
+            folder,
+            EncoderFiles(
+                self.backbone,
+                self.tokenizer,
+                self.head,
+                self.prompts,
+                self.similarity,
+                self.max_tokens,
+                self._lower_case,
+            ),
+        )
         if self.temperature is not None:
             write_temperature(folder, self.temperature)
+
+
+def _similarity(asked: str | None, said: str | None, path: str) -> str:
+    """What is asked for, or else what the folder says; cosine where neither does."""
+    if asked is not None and asked not in SIMILARITIES:
+        raise UserError(f"similarity is {asked!r}; expected {' or '.join(SIMILARITIES)}")
+    if asked is None and said not in (None, *SIMILARITIES):
+        raise UserError(
+            f"retriever.similarity: {path} says {said}, which no index has; expected {' or '.join(SIMILARITIES)}"
+        )
+    return asked or said or SIMILARITIES[0]
 
 
 def require_finite_vectors(vectors: np.ndarray, ids: Sequence[str]) -> None:
@@ -221,16 +369,3 @@ def _remove_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-
-
-def mean_pool(hidden: Tensor, attention_mask: Tensor) -> Tensor:
-    """Mean of hidden states [B, T, D] over the positions where the mask [B, T] is 1: [B, D]."""
-    mask = attention_mask.unsqueeze(-1).to(hidden.dtype)
-    return (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
-
-
-def _token_limit(backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """The smaller of what the tokenizer declares and what the position table holds."""
-    declared = int(getattr(tokenizer, "model_max_length", 512))
-    positions = int(getattr(backbone.config, "max_position_embeddings", 512))
-    return min(declared, positions)

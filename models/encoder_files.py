@@ -1,67 +1,115 @@
 """What lies in an encoder's folder: weights, tokenizer, and how hidden states become a vector.
 
-Read from a folder or from the hub, written for `transformers` and `sentence-transformers`.
+Read from a folder or from the hub, plain or of sentence-transformers; written for both.
 """
 
 import json
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError
-from transformers import (
-    AutoModel,
-    BertConfig,
-    BertModel,
-    DPRContextEncoder,
-    DPRQuestionEncoder,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from tokenizers.normalizers import BertNormalizer, Lowercase, Normalizer, Sequence
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from replug.configs.errors import UserError
 from replug.data.checksums import NAME as CHECKSUMS
 from replug.data.checksums import add_checksum, require_checksums, write_checksums
 from replug.data.files import as_other_files, write_json
+from replug.models.encoder_backbone import is_dpr, load_backbone, require_encoder, token_limit
+from replug.models.encoder_modules import CLS, MEAN, EncoderHead
+from replug.models.encoder_prompts import Prompts, prompts_of
 from replug.models.model_files import load_tokenizer, loading, read_model_config, require_own_tokenizer
-from replug.models.whole_weights import load_whole
+from replug.models.module_chain import (
+    KEY,
+    POOLING_FILE,
+    Module,
+    optional_file,
+    read_head,
+    read_modules,
+    read_object,
+    require_known,
+    write_head,
+)
 
-KEY = "retriever.path"
+QUERY_FOLDER = "query_encoder"  # of a pair, within the folder of the documents' encoder
 QUERY_SIDE = "query_side.json"  # beside an encoder that was tuned for queries alone
-MEAN, CLS = "mean", "cls"  # over all tokens (Contriever), or of the first alone (DPR, BGE)
-POOLING_FLAGS = {"pooling_mode_mean_tokens": MEAN, "pooling_mode_cls_token": CLS}
-DPR_ENCODERS = {"DPRContextEncoder": DPRContextEncoder, "DPRQuestionEncoder": DPRQuestionEncoder}
-POOLING_FILE = "1_Pooling/config.json"  # where sentence-transformers keeps it
-PROBE_TOKENS = 4  # of two short texts that differ after their first token
-# Of no use to vectors: the pooler, and the heads that a model was pretrained with.
-UNUSED = ("pooler", "cls.predictions", "cls.seq_relationship", "lm_head")
+MODEL_FILE = "config_sentence_transformers.json"  # prompts, similarity
+# Of the Transformer module, by the model's kind in older folders.
+TEXT_FILES = tuple(
+    f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta")
+)
+OPTIONS = ("model", "tokenizer", "processor", "config")  # of each, what is handed to transformers
+HARMLESS = {"attn_implementation", "torch_dtype", "dtype", "trust_remote_code", "add_pooling_layer", "use_cache"}
+# What a chain over text alone has at these; anything else is another model.
+FIXED: dict[str, object] = {"transformer_task": "feature-extraction", "module_output_name": "token_embeddings"}
+TEXT_FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
+UNSET = ("processing_kwargs", "query_length", "document_length", "query_expansion")
 
 
-def load_encoder_files(path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
-    """Model, fast tokenizer and pooling. Raises UserError for what is not there, or is no encoder of one vector.
+@dataclass(frozen=True, slots=True)
+class TextSettings:
+    """How texts are read: at most so many tokens (None: the tokenizer's own limit), in lower case or as they are."""
+
+    max_tokens: int | None = None
+    lower_case: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderFiles:
+    """An encoder as its folder has it: texts are cut at `max_tokens`, `similarity` is None where none is said."""
+
+    backbone: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    head: EncoderHead
+    prompts: Prompts
+    similarity: str | None
+    max_tokens: int
+    lower_case: bool
+
+
+def load_encoder_files(path: str) -> EncoderFiles:
+    """Raises UserError for what is not there, cannot be read, or is no encoder of one vector.
 
     Or for a file that is not the one which `save_encoder_files` wrote.
     """
     require_checksums(Path(path), f"bring it back; if you changed it yourself, remove {CHECKSUMS} there")
-    config = read_model_config(path, KEY)
-    tokenizer = load_tokenizer(path, KEY)
-    with loading(KEY, path):
-        pooling = _pooling(path, config)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # a pooler that the folder lacks is drawn: it is not used, but the same everywhere
-            model = _load_model(path, config)
-    if getattr(model, "pooler", None) is not None:
-        model.pooler.requires_grad_(False)  # neither pooling uses it
+    with loading(KEY, path):  # the hub may have no such name
+        modules = read_modules(path)
+        inner, texts = _backbone_path(path, modules), _text_settings(path, modules)
+        prompts, similarity = model_settings(path)
+    config = read_model_config(inner, KEY)
+    tokenizer = load_tokenizer(inner, KEY)
+    with loading(KEY, path), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # a pooler that the folder lacks is drawn: it is not used, but the same everywhere
+        model = load_backbone(inner, config, bool(modules))
+        head = read_head(path, modules, model.config.hidden_size, CLS if is_dpr(config) else MEAN)
     require_own_tokenizer(tokenizer, len(model.get_input_embeddings().weight), path, KEY)  # type: ignore[arg-type]
-    _require_encoder(model, path)
-    return model, tokenizer, pooling
+    says_pooling = bool(modules) or optional_file(path, POOLING_FILE) is not None
+    require_encoder(model, path, head.pooling.modes if says_pooling else None)
+    if texts.lower_case:
+        _lower(tokenizer)
+    limit = token_limit(model, tokenizer, texts.max_tokens)
+    return EncoderFiles(model, tokenizer, head, prompts, similarity, limit, texts.lower_case)
 
 
 def is_query_side(path: str) -> bool:
     """Whether a folder's encoder was tuned for queries alone, so that another embeds the documents."""
     return (Path(path) / QUERY_SIDE).is_file()
+
+
+def query_encoder_in(path: str) -> str | None:
+    """The folder of a pair's encoder of queries within the pair's; None where one encoder has both sides.
+
+    Raises UserError for a pair on the hub, of which the other's files are not at hand.
+    """
+    if Path(path).is_dir():
+        inner = Path(path) / QUERY_FOLDER
+        return str(inner) if inner.is_dir() else None
+    if optional_file(path, f"{QUERY_FOLDER}/config.json") is not None:
+        raise UserError(f"{KEY}: {path} holds a pair of encoders; download it, and name the folder")
+    return None
 
 
 def mark_query_side(folder: Path) -> None:
@@ -70,112 +118,73 @@ def mark_query_side(folder: Path) -> None:
     add_checksum(folder / QUERY_SIDE)
 
 
-def save_encoder_files(
-    folder: Path,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    pooling: str,
-    max_tokens: int,
-    similarity: str,
-) -> None:
-    """Everything that `load_encoder_files` reads, and what sentence-transformers reads besides."""
+def save_encoder_files(folder: Path, files: EncoderFiles) -> None:
+    """Everything that `load_encoder_files` reads, which sentence-transformers reads to the same vectors."""
     folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder, safe_serialization=True)
-    tokenizer.save_pretrained(folder)
-    files = _sentence_transformers_files(model.config.hidden_size, pooling, max_tokens, similarity)
-    for name, content in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
+    files.backbone.save_pretrained(folder, safe_serialization=True)
+    files.tokenizer.save_pretrained(folder)
+    write_head(folder, files.head, is_normalized=files.similarity == "cosine")
+    texts = {"max_seq_length": files.max_tokens, "do_lower_case": files.lower_case}
+    prompts = {"prompts": files.prompts.all_named(), "default_prompt_name": files.prompts.default}
+    for name, content in ((TEXT_FILES[0], texts), (MODEL_FILE, {"similarity_fn_name": files.similarity, **prompts})):
         (folder / name).write_text(json.dumps(content, indent=2))
     write_checksums(folder)
     as_other_files(folder)
 
 
-def _load_model(path: str, config: PreTrainedConfig) -> PreTrainedModel:
-    return _load_dpr(path, config) if _is_dpr(config) else _load(AutoModel, path, config)
+def _backbone_path(path: str, modules: list[Module]) -> str:
+    """The folder of the Transformer, which older versions kept beside the other modules'."""
+    inner = modules[0].folder if modules else ""
+    if inner and not Path(path).is_dir():
+        raise UserError(f"{KEY}: {path} keeps its Transformer in {inner}; download it, and name the folder")
+    return str(Path(path) / inner) if inner else path
 
 
-def _load(kind: Any, path: str, config: PreTrainedConfig) -> PreTrainedModel:
-    return load_whole(kind, path, KEY, UNUSED, config=config, dtype=torch.float32)
-
-
-def _require_encoder(model: PreTrainedModel, path: str) -> None:
-    """Raise UserError for a causal LM: its first state knows nothing of the tokens after it, so a mean of states is
-    mostly that of words without their context. Encoders with a decoder want more than a text.
-    """
-    if model.config.is_encoder_decoder:
-        raise UserError(f"{KEY}: {path} holds a {type(model).__name__}, which has a decoder; expected an encoder alone")
-    texts = torch.arange(PROBE_TOKENS).repeat(2, 1)
-    texts[1, 1:] += PROBE_TOKENS
-    with torch.inference_mode():
-        first, other = model.eval()(input_ids=texts, attention_mask=torch.ones_like(texts)).last_hidden_state[:, 0]
-    if torch.allclose(first, other, rtol=0, atol=1e-6):
-        raise UserError(
-            f"{KEY}: {path} holds a {type(model).__name__}, which reads from left to right as language models do; "
-            "expected a BERT-like encoder"
-        )
-
-
-def _is_dpr(config: PreTrainedConfig) -> bool:
-    return config.model_type == "dpr"
-
-
-def _load_dpr(path: str, config: PreTrainedConfig) -> PreTrainedModel:
-    """The BERT inside one of DPR's two encoders (Karpukhin et al. 2020): the one that the folder holds.
-
-    `AutoModel` takes every one of them for an encoder of questions, and would draw the weights of the other at random.
-    """
-    name = (config.architectures or ["nameless part"])[0]
-    if name not in DPR_ENCODERS or config.projection_dim:
-        raise UserError(
-            f"retriever.path: {path} holds a {name} of DPR, projection_dim {config.projection_dim}; "
-            f"expected {' or '.join(DPR_ENCODERS)} without a projection"
-        )
-    whole = _load(DPR_ENCODERS[name], path, config)
-    fields = config.to_dict() | {"model_type": "bert", "architectures": ["BertModel"]}
-    bert = BertModel(BertConfig.from_dict(fields), add_pooling_layer=False)
-    bert.load_state_dict(whole.get_submodule(f"{whole.base_model_prefix}.bert_model").state_dict())
-    return bert
-
-
-def _pooling(path: str, config: PreTrainedConfig) -> str:
-    """As sentence-transformers wrote it down; else that of DPR for DPR, and Contriever's for all others."""
-    file = optional_file(path, POOLING_FILE)
+def _text_settings(path: str, modules: list[Module]) -> TextSettings:
+    """Of a folder of sentence-transformers; raises UserError for a setting that would change the vectors otherwise."""
+    inner = modules[0].folder if modules else ""
+    files = (optional_file(path, str(Path(inner) / name)) for name in TEXT_FILES)
+    file = next((one for one in files if one is not None), None) if modules else None
     if file is None:
-        return CLS if _is_dpr(config) else MEAN
-    modes = _pooling_modes(json.loads(file.read_text()))
-    if modes not in ([MEAN], [CLS]):
-        raise UserError(f"retriever.path: {path} pools by {' and '.join(modes)} ({POOLING_FILE}); expected mean or cls")
-    return modes[0]
+        return TextSettings()
+    content = read_object(file)
+    options = [f"{name}_{form}" for name in OPTIONS for form in ("args", "kwargs")]
+    others = ("max_seq_length", "do_lower_case", "modality_config", "unpad_inputs")
+    require_known(content, (*others, *FIXED, *UNSET, *options), file)
+    wrong = [name for name in UNSET if content.get(name)]
+    wrong += [name for name, value in FIXED.items() if content.get(name, value) != value]
+    wrong += [name for name in options if set(content.get(name) or {}) - HARMLESS]
+    if "modality_config" in content and (content["modality_config"] or {}).get("text") != TEXT_FORWARD:
+        wrong.append("modality_config")
+    if wrong:
+        raise UserError(f"{KEY}: {file} sets {wrong[0]} to {content[wrong[0]]}, which replug does not follow")
+    return TextSettings(content.get("max_seq_length"), bool(content.get("do_lower_case")))
 
 
-def optional_file(path: str, name: str) -> Path | None:
-    """A file of a folder, or of the hub; without a network, of what was fetched from there before."""
-    if Path(path).is_dir():
-        return Path(path) / name if (Path(path) / name).is_file() else None
-    try:
-        return Path(hf_hub_download(path, name))
-    except EntryNotFoundError:
-        return None
+def model_settings(path: str) -> tuple[Prompts, str | None]:
+    """Prompts and similarity; raises UserError for a model that is not one of one vector."""
+    file = optional_file(path, MODEL_FILE)
+    content: dict[str, Any] = read_object(file) if file else {}
+    kind = content.get("model_type", "SentenceTransformer")
+    if kind != "SentenceTransformer":
+        raise UserError(f"{KEY}: {file} holds a {kind}; expected a SentenceTransformer, which has one vector of a text")
+    named, default = content.get("prompts") or {}, content.get("default_prompt_name")
+    if not isinstance(named, dict) or not all(isinstance(prompt, str) for prompt in named.values()):
+        raise UserError(f"{KEY}: {file} holds prompts that are no texts by name")
+    if default is not None and default not in named:
+        raise UserError(f"{KEY}: {file} has the default_prompt_name {default!r}, but no such prompt")
+    return prompts_of(named, default), content.get("similarity_fn_name")
 
 
-def _pooling_modes(content: dict[str, Any]) -> list[str]:
-    """One key in newer files, a flag for each mode in older ones."""
-    if given := content.get("pooling_mode"):
-        return [given] if isinstance(given, str) else list(given)
-    flags = [name for name, is_on in content.items() if name.startswith("pooling_mode_") and is_on]
-    return [POOLING_FLAGS.get(flag, flag) for flag in flags] or [MEAN]
+def _lower(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Read texts in lower case, first of all, as sentence-transformers does where the folder says do_lower_case."""
+    before = tokenizer.backend_tokenizer.normalizer
+    if not _lowers(before):
+        lower = Lowercase() if before is None else Sequence([Lowercase(), before])
+        tokenizer.backend_tokenizer.normalizer = lower
 
 
-def _sentence_transformers_files(dim: int, pooling: str, max_tokens: int, similarity: str) -> dict[str, object]:
-    kinds = ["Transformer", "Pooling"] + (["Normalize"] if similarity == "cosine" else [])
-    folders = ["", "1_Pooling", "2_Normalize"]
-    modules = [
-        {"idx": i, "name": str(i), "path": folders[i], "type": f"sentence_transformers.models.{kind}"}
-        for i, kind in enumerate(kinds)
-    ]
-    return {
-        "modules.json": modules,
-        "sentence_bert_config.json": {"max_seq_length": max_tokens, "do_lower_case": False},
-        POOLING_FILE: {"word_embedding_dimension": dim} | {flag: pooling == of for flag, of in POOLING_FLAGS.items()},
-        "config_sentence_transformers.json": {"similarity_fn_name": similarity},
-    }
+def _lowers(normalizer: Normalizer | None) -> bool:
+    if isinstance(normalizer, Sequence):
+        return any(map(_lowers, cast(Iterable[Normalizer], normalizer)))
+    return isinstance(normalizer, Lowercase) or (isinstance(normalizer, BertNormalizer) and normalizer.lowercase)

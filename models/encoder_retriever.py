@@ -13,9 +13,14 @@ from replug.models.ensemble_temperature import own_temperature
 from replug.models.replug_lm import Retrieved
 from replug.models.text_lists import require_texts
 
+QUERY, DOCUMENT = "encode_query", "encode_document"
+
 
 class TextEncoder(Protocol):
-    """What makes vectors of texts: an `Encoder`, or a `SentenceTransformer`."""
+    """What makes vectors of texts: an `Encoder`, or a `SentenceTransformer`.
+
+    Where it has `encode_query` and `encode_document`, as both do, these are asked: they know its prompts.
+    """
 
     def encode(self, texts: list[str], /) -> Any:
         """Vectors [N, D], a numpy array or a tensor on the CPU."""
@@ -51,16 +56,18 @@ class EncoderRetriever:
         self._ids = list(ids) if ids is not None else [str(row) for row in range(len(texts))]
         # Equal texts are encoded once: at two places of a batch their vectors may differ in the last bit.
         place = {text: number for number, text in enumerate(dict.fromkeys(self._texts))}
-        vectors = _vectors(encoder, list(place))
+        vectors = _vectors(encoder, list(place), DOCUMENT)
         self._vectors = vectors[[place[text] for text in self._texts]]  # [N, D]
-        if query_encoder is not None and (dim := _vectors(query_encoder, self._texts[:1]).shape[1]) != vectors.shape[1]:
-            raise ValueError(f"queries have {dim} numbers, documents {vectors.shape[1]}")
+        if query_encoder is not None:
+            dim = _vectors(query_encoder, self._texts[:1], QUERY).shape[1]
+            if dim != vectors.shape[1]:
+                raise ValueError(f"queries have {dim} numbers, documents {vectors.shape[1]}")
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
         require_texts(queries, "queries")
         if k < 1:
             raise UserError(f"k is {k}; expected at least one document")
-        return [self._nearest(vector, k) for vector in _vectors(self._query_encoder, list(queries))]
+        return [self._nearest(vector, k) for vector in _vectors(self._query_encoder, list(queries), QUERY)]
 
     def _nearest(self, query: np.ndarray, k: int) -> list[Retrieved]:
         # A product of each row by itself: BLAS may give equal rows sums that differ in the last bit.
@@ -78,9 +85,9 @@ def _require_ids(ids: Sequence[str], num_texts: int) -> None:
         raise UserError(f"id {twice!r} occurs twice; expected another id for each text")
 
 
-def _vectors(encoder: TextEncoder, texts: list[str]) -> np.ndarray:
-    """Vectors [N, D] float32. Raises ValueError for what is no such array."""
-    vectors = np.asarray(encoder.encode(texts), dtype=np.float32)
+def _vectors(encoder: TextEncoder, texts: list[str], method: str) -> np.ndarray:
+    """Vectors [N, D] float32, by a method for one side or by `encode`. Raises ValueError for what is no such array."""
+    vectors = np.asarray(getattr(encoder, method, encoder.encode)(texts), dtype=np.float32)
     if texts and (vectors.ndim != 2 or len(vectors) != len(texts)):
         raise ValueError(f"the encoder gave an array of shape {vectors.shape} for {len(texts)} texts; expected [N, D]")
     return vectors

@@ -10,7 +10,7 @@ from replug.configs.choices import SwapMode
 from replug.configs.schema import Config
 from replug.planning import memory
 from replug.planning.accelerators import DeviceModel, Devices
-from replug.planning.model_sizes import ModelSize, encoder_size, lm_size, stand_in_seconds
+from replug.planning.model_sizes import ModelSize, lm_size, retriever_size, stand_in_seconds
 from replug.planning.simulate import (
     ROLES,
     DeviceAllocation,
@@ -123,7 +123,7 @@ def job_of(
 ) -> Job:
     """Raises UserError for models of unknown size and a corpus of unknown length."""
     shape = shape_of(config, num_documents)
-    retriever = encoder_size(config.retriever.path, retriever_parameters)
+    retriever = retriever_size(config.retriever, retriever_parameters)
     lm_name = str(config.lm.path or config.lm.model)
     lm = lm_size(lm_name, lm_parameters)
     index = index_size(config, retriever.hidden, shape.num_documents)

@@ -5,11 +5,13 @@ No hub is asked. What a plan needs are the weights in the layers, the width of a
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from replug.configs.choices import TrainedSide
 from replug.configs.errors import UserError
+from replug.configs.schema import RetrieverConfig
 
 # What a model that is known by its parameter count alone is taken for: hidden size by layers, and the vocabulary.
 ENCODER_ASPECT, ENCODER_VOCABULARY = 64, 30_522  # as BERT-base
@@ -213,6 +215,16 @@ def encoder_size(path: str, parameters: float | None = None) -> ModelSize:
     if known is None:
         raise UserError(_unknown("retriever.path", path, "--retriever-parameters 110e6", "facebook/contriever"))
     return known.size(path)
+
+
+def retriever_size(retriever: RetrieverConfig, parameters: float | None = None) -> ModelSize:
+    """Of `retriever.path`; `parameters` are those of both encoders of a pair, one of which a token passes through."""
+    size, second = encoder_size(retriever.path, parameters), 0
+    if retriever.query_path is not None:
+        second = encoder_size(retriever.query_path, parameters).parameters
+    elif retriever.train is TrainedSide.documents:
+        second = size.parameters
+    return replace(size, parameters=size.parameters + second)
 
 
 def lm_size(path: str, parameters: float | None = None) -> ModelSize:

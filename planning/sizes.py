@@ -1,16 +1,18 @@
 """Bytes that the actors of a configuration hold on GPUs, for the layout: of a plan's models, or of a run's."""
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from replug.cluster.gpu_shares import Sizes
 from replug.configs.errors import UserError
 from replug.configs.schema import Config, ScoreConfig
 from replug.planning import memory
-from replug.planning.model_sizes import ModelSize, encoder_size, lm_size
+from replug.planning.model_sizes import ModelSize, lm_size, retriever_size
 from replug.planning.workload import index_size, shape_of
 
 # Tokens of a forward pass on a GPU where no key says otherwise (models/hardware.py).
 TOKENS_PER_PASS_GPU = 32_768
+Named = TypeVar("Named")
 Resolve = Callable[[str], str]  # what `auto` and `bf16_mixed` come to on the hardware
 
 
@@ -25,7 +27,7 @@ def run_sizes(config: Config | ScoreConfig, num_documents: int | None, has_bfloa
     lm = _known(lm_size, config.lm.path) if config.lm.path else None
     if isinstance(config, ScoreConfig):
         return Sizes(scoring=scoring_bytes(config, lm, resolve) if lm else None)
-    retriever = _known(encoder_size, config.retriever.path) if config.retriever.path else None
+    retriever = _known(retriever_size, config.retriever) if config.retriever.path else None
     return sizes_of(config, retriever, lm, num_documents, resolve)
 
 
@@ -61,8 +63,8 @@ def _vector_bytes(config: Config, dim: int, num_documents: int) -> float | None:
         return None
 
 
-def _known(size: Callable[[str], ModelSize], path: str) -> ModelSize | None:
+def _known(size: Callable[[Named], ModelSize], of: Named) -> ModelSize | None:
     try:
-        return size(path)
+        return size(of)
     except UserError:
         return None

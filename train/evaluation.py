@@ -104,7 +104,7 @@ def _search(
     windows: Sequence[Window],
     k: int,
 ) -> RetrievedDocuments:
-    vectors = encoder.encode([window.context for window in windows]).numpy()
+    vectors = encoder.encode_query([window.context for window in windows]).numpy()
     require_finite_vectors(vectors, [window.id for window in windows])
     exclude = [window.source for window in windows] if config.retrieve.exclude_own_source else None
     found = document_search(config, encoder, data, index)(version, vectors, k, exclude)

@@ -3,13 +3,12 @@
 Rank 0 has the pipeline, the refreshes and the files. The others have the module and the data, and receive batches.
 """
 
-import copy
 import logging
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -35,7 +34,7 @@ from replug.data.sampler import QuerySampler
 from replug.data.store import PreparedSet
 from replug.index_workers.build import document_search, publish_snapshot
 from replug.index_workers.service import Refreshed
-from replug.models.build import encoder_location, load_encoder
+from replug.models.build import load_encoder, located
 from replug.models.encoder import Encoder
 from replug.models.hardware import available_cores, multiplies_bfloat16
 from replug.train.batch_broadcast import COLLECTIVE_PATIENCE, BatchChannel, BatchReceiver, BatchSender
@@ -56,6 +55,7 @@ from replug.train.pipeline import BatchPipeline, Horizon, RetrievalStage, Scorin
 from replug.train.ranks import OtherRanks, RankEnvironment, other_ranks
 from replug.train.refresh import RefreshController
 from replug.train.run_dir import CheckpointMark, RunDirectory
+from replug.train.sides import freeze_sides
 from replug.train.step_clock import StepClock
 from replug.train.workers import Workers
 
@@ -69,7 +69,6 @@ class RankJob:
     config: Config
     run: Path
     prepared: Path
-    encoder: str
     checkpoint: Path | None
 
 
@@ -124,7 +123,7 @@ def fit_as_other_rank(job: RankJob, environment: RankEnvironment) -> None:
     """What the actors of `ranks` run: the same fit, fed by rank 0. Where rank 0 ends early, the actor is killed."""
     quieten_lightning()
     torch.set_num_threads(trainer_threads(job.config))
-    module = lsr_module(job.config, load_encoder(job.config.retriever, job.encoder), PreparedSet(job.prepared))
+    module = lsr_module(job.config, load_encoder(job.config.retriever), PreparedSet(job.prepared))
     channel = BatchChannel()
     module.attach(BatchReceiver(channel))
     callbacks = [OwnSettings(ignore_signals, trainer_threads(job.config)), OpenChannel(channel)]
@@ -229,12 +228,15 @@ def loss_settings(config: Config) -> LossSettings:
 
 
 def lsr_module(config: Config, encoder: Encoder, data: PreparedSet, loss: LossSettings | None = None) -> LSRModule:
-    """`encoder` is trained; where documents stay as they are, a copy of it as it is encodes them."""
+    """`encoder` is trained, of a pair the side that is asked for.
+
+    Where one encoder has both sides and documents stay as they are, a copy of it as it is encodes them.
+    """
     train = config.train
     encoder.require_documents()
     if config.loss.in_batch and (ranks := num_ranks(config) if config.resources.train != "auto" else 1) > 1:
         raise UserError(f"loss.in_batch: {ranks} ranks each have other documents in their batch; expected one")
-    documents = frozen_copy(encoder) if config.retriever.train is TrainedSide.query else None
+    documents = freeze_sides(config.retriever.train, encoder)
     if config.loss.lm_score is LMScore.probability:
         log.warning("loss.lm_score=probability underflows beyond a few tokens and makes Q uniform; try mean_logprob")
     encoder.prepare_training(config.retriever.dropout, train.gradient_checkpointing, train.compile)
@@ -244,11 +246,6 @@ def lsr_module(config: Config, encoder: Encoder, data: PreparedSet, loss: LossSe
     return LSRModule(
         encoder, data.queries, data.corpus, loss or loss_settings(config), optimizer, config.seed, documents
     )
-
-
-def frozen_copy(encoder: Encoder) -> Encoder:
-    """The weights as they are, without gradient."""
-    return copy.deepcopy(encoder).requires_grad_(False).eval()
 
 
 def batch_pipeline(
@@ -369,10 +366,9 @@ def _start_other_ranks(
     config: Config, run: RunDirectory, data: PreparedSet, newest: CheckpointMark | None
 ) -> AbstractContextManager[OtherRanks]:
     job = RankJob(
-        config,
+        replace(config, retriever=located(config.retriever)),
         run.path.absolute(),
         data.folder.absolute(),
-        encoder_location(config.retriever),
         newest.path.absolute() if newest else None,
     )
     fit_there = partial(fit_as_other_rank, job)

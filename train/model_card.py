@@ -10,6 +10,7 @@ from replug.configs.choices import TrainedSide
 from replug.configs.schema import Config
 from replug.data.checksums import add_checksum
 from replug.data.files import replace_file
+from replug.models.encoder_files import model_settings
 from replug.train.results import METHODS, interval_lines
 
 FILE = "README.md"
@@ -28,7 +29,7 @@ def write_model_card(
         *("tags:", "- retrieval", "- replug", *([f"base_model: {base}"] if is_name else [])),
         *("---", "", "# A retriever tuned to a language model", ""),
         "Tuned by REPLUG LSR (Shi et al. 2023) from the retriever below, for the LM below.",
-        f"Weights of {weights}. Similarity: {config.retriever.similarity.value}.",
+        f"Weights of {weights}. Similarity: {model_settings(str(folder))[1] or 'cosine'}.",
         *(["Tuned for queries alone: documents are embedded by the retriever as it was."] if is_of_queries else []),
         *("", "```python", "from sentence_transformers import SentenceTransformer", ""),
         *('vectors = SentenceTransformer("THIS_FOLDER").encode(["a text"])', "```", ""),

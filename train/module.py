@@ -68,7 +68,10 @@ class LSRModule(pl.LightningModule):
         seed: int = 0,
         documents: Encoder | None = None,
     ) -> None:
-        """`documents` encodes documents where these stay as they are; it is never trained and in no checkpoint."""
+        """`documents` encodes documents where one encoder has both sides and these stay as they are.
+
+        It is never trained and in no checkpoint. Of a pair, `encoder` is both.
+        """
         super().__init__()
         self.encoder = encoder
         self._frozen = [documents] if documents is not None else []  # a list: not a part of this module
@@ -101,7 +104,7 @@ class LSRModule(pl.LightningModule):
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         """Vectors [B, D] by the weights as they are, without gradient or dropout."""
         self.encoder.eval()
-        return self.encoder.encode(texts).numpy()
+        return self.encoder.encode_query(texts).numpy()
 
     def on_train_start(self) -> None:
         """The rate of the next step, by the schedule as it is now: a checkpoint's is of the steps asked for then."""
@@ -191,7 +194,9 @@ class LSRModule(pl.LightningModule):
         """Vectors of the queries [B, D], of the U documents [U, D], and which of these each query has [B, K]."""
         contexts = [window.context for window in self._queries.windows(batch.query_rows)]
         unique, place = np.unique(batch.doc_rows, return_inverse=True)
-        query_vectors = self.encoder.encode_with_gradient(self.encoder.token_ids(contexts))  # [B, D]
+        side = self.encoder.of_queries
+        ids = side.token_ids(contexts, side.prompts.query)
+        query_vectors = side.encode_with_gradient(ids, prompt=side.prompts.query)
         doc_vectors = self._document_vectors(unique)  # [U, D]
         places = torch.from_numpy(place.reshape(batch.doc_rows.shape)).to(doc_vectors.device)
         return query_vectors, doc_vectors, places
@@ -201,7 +206,8 @@ class LSRModule(pl.LightningModule):
         if self.vectors_of is not None:
             return self.vectors_of(rows).to(self.device)
         with torch.set_grad_enabled(not self._frozen):
-            return self.documents.encode_with_gradient(self.documents.document_ids(self._corpus, rows))
+            ids = self.documents.document_ids(self._corpus, rows)
+            return self.documents.encode_with_gradient(ids, prompt=self.documents.prompts.document)
 
     def _terms(
         self, similarities: Tensor, others: Tensor | None, log_q: Tensor, log_p: Tensor, scored: ScoredBatch

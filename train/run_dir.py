@@ -15,7 +15,7 @@ scores.sqlite      the cache of LM scores
 lm.json            which LM scores: a hash of its weights, or a server's model and probe
 set.json           which prepared set: a hash of its manifest
 lm_spent.json      requests and tokens that a server was sent
-retriever/         the tuned encoder; of queries alone with retriever.train=query
+retriever/         the tuned encoder, of a pair both; of one encoder's queries alone with retriever.train=query
 document_encoder/  there the encoder of the documents, which stayed as it was
 evaluation/        the outcome of every held-out text, in lm/ and retrieval/; what `replug evaluate` adds (index/)
 results.json       written when all is done; report.html beside it

@@ -11,7 +11,7 @@ from replug.data.folder_lock import sole_writer
 from replug.data.store import PreparedSet
 from replug.index_workers.build import index_settings
 from replug.index_workers.service import IndexService
-from replug.models.build import encoder_location, opened_lm, prompt_template
+from replug.models.build import located, opened_lm, prompt_template
 from replug.models.caching_lm import CachingLM
 from replug.models.lm_source import LMSource
 from replug.models.packaged import resolve_lm_path
@@ -45,5 +45,7 @@ def start_workers(
 
 def local_models(config: Config) -> list[Path]:
     """Folders that scorers and trainer ranks load from; a name on the hub is none."""
-    named = [encoder_location(config.retriever), *([resolve_lm_path(config.lm.path)] if config.lm.path else [])]
+    retriever = located(config.retriever)
+    encoders = [path for path in (retriever.path, retriever.query_path) if path is not None]
+    named = [*encoders, *([resolve_lm_path(config.lm.path)] if config.lm.path else [])]
     return [Path(name) for name in named if Path(name).is_dir()]

@@ -30,7 +30,7 @@ from replug.models.hardware import available_cores, available_memory
 from replug.models.packaged import MINILM, SMOLLM2, SMOLLM2_FILE, packaged_file
 from replug.models.score_cache import ScoreCache
 from replug.planning.memory import TRAINED_BYTES, search_bytes
-from replug.planning.model_sizes import encoder_size
+from replug.planning.model_sizes import encoder_size, retriever_size
 from replug.planning.sizes import run_sizes
 from replug.planning.storage import FLOAT32, StoredRetriever, run_bytes
 from replug.planning.workload import IndexSize, index_size, shape_of
@@ -80,7 +80,11 @@ def data_files(config: Config) -> Check:
 
 
 def retriever(config: Config) -> Check:
-    return _model("retriever", "retriever.path", config.retriever.path, {"package:minilm": _minilm})
+    own, queries = config.retriever, config.retriever.query_path
+    found = _model("retriever", "retriever.path", own.path, {"package:minilm": _minilm})
+    if queries is None or found.state is not State.ok:
+        return found
+    return _model("retriever", "retriever.query_path", queries, {"package:minilm": _minilm})
 
 
 def language_model(config: Config) -> Check:
@@ -319,16 +323,16 @@ def _lines(path: Path) -> int:
 
 def stored_retriever(config: Config) -> StoredRetriever:
     """By its files on this machine; where they are not here, by what is known of its name, else as a BERT-base."""
-    path = config.retriever.path
+    path, queries = config.retriever.path, config.retriever.query_path
     try:
-        known = encoder_size(path)
+        known = retriever_size(config.retriever)
     except UserError:
         known = encoder_size("bert-base-uncased")
     found = model_file(path, "config.json")
     keys = json.loads(found.read_text()) if found else {}
     return StoredRetriever(
         dim=int(keys.get("hidden_size", known.hidden)),
-        parameters=weights_bytes(path) // FLOAT32 or known.parameters,
+        parameters=(weights_bytes(path) + weights_bytes(queries)) // FLOAT32 or known.parameters,
         vocabulary=int(keys.get("vocab_size", known.vocabulary)),
     )
 

@@ -9,6 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from replug.configs.choices import LMScore, Similarity
+from replug.configs.errors import UserError
 from replug.configs.load import (
     config_to_yaml,
     flatten,
@@ -201,3 +202,9 @@ def test_a_question_is_asked_of_the_runs_lm(tmp_path):
     assert load_ask_config(["lm.path=stand_in"]).lm == LMConfig(path="stand_in")
     config = load_ask_config(["lm.path=stand_in", "web.engine=ddgs", "retriever.path=r", "rerank_lm.path=stand_in"])
     assert (config.web.engine, config.retriever.path, config.rerank_lm.path) == ("ddgs", "r", "stand_in")
+
+
+def test_white_space_at_the_end_of_a_prompt_is_kept_in_quotes_and_refused_without(tmp_path: Path) -> None:
+    assert load(tmp_path, "", 'retriever.query_prompt="query: "').retriever.query_prompt == "query: "
+    with pytest.raises(UserError, match=r"""retriever.query_prompt='"query: "', with both pairs of quotes"""):
+        load(tmp_path, "", "retriever.query_prompt=query: ")

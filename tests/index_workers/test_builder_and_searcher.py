@@ -66,6 +66,9 @@ def make_plan(store: VersionStore, encoder: Encoder, corpus: Path, version: int 
         similarity=encoder.similarity,
         max_tokens=encoder.max_tokens,
         dim=encoder.dim,
+        modules=encoder.pooling,
+        query_prompt=encoder.prompts.query,
+        document_prompt=encoder.prompts.document,
         dtype="float32",
         tokens_per_batch=512,
     )

@@ -13,7 +13,8 @@ from replug.configs.errors import UserError
 from replug.data.sources.stand_in_texts import stand_in_texts, stand_in_vocabulary
 from replug.index_workers.version_store import weights_sha256
 from replug.models.batching import token_budget_batches
-from replug.models.encoder import Encoder, mean_pool
+from replug.models.encoder import Encoder
+from replug.models.encoder_modules import mean_pool
 from replug.models.packaged import resolve_encoder_path
 from replug.models.stand_in_encoder import write_stand_in_encoder
 from tests.support.real_models import real_encoder

@@ -90,21 +90,6 @@ def test_the_first_tokens_vector_trains(tmp_path: Path) -> None:
     assert all(parameter.grad is not None for parameter in encoder.parameters() if parameter.requires_grad)
 
 
-@pytest.mark.parametrize(
-    ("content", "modes"),
-    [
-        ({"pooling_mode": "lasttoken"}, "lasttoken"),
-        ({"pooling_mode": ["mean", "cls"]}, "mean and cls"),
-        ({"pooling_mode_mean_tokens": False, "pooling_mode_max_tokens": True}, "pooling_mode_max_tokens"),
-    ],
-)
-def test_another_pooling_is_refused(tmp_path: Path, content: dict, modes: str) -> None:
-    write_stand_in_encoder(tmp_path)
-    write_pooling(tmp_path, content)
-    with pytest.raises(UserError, match=rf"pools by {modes} .*expected mean or cls"):
-        Encoder(str(tmp_path))
-
-
 def test_a_file_that_says_nothing_of_pooling_means_the_mean(tmp_path: Path) -> None:
     write_stand_in_encoder(tmp_path)
     expected = Encoder(str(tmp_path)).encode(TEXTS)

@@ -27,7 +27,7 @@ class InlineLM(StandInLM):
 
 def exact_search(module: LSRModule, data: PreparedSet) -> Callable[..., SearchResult]:
     """Over the corpus as the module's encoder has it now."""
-    vectors = module.encoder.encode([doc.text for doc in data.corpus.iterate()]).numpy()
+    vectors = module.documents.encode_document([doc.text for doc in data.corpus.iterate()]).numpy()
 
     def search(version: int, queries: np.ndarray, k: int, exclude: object, at_least: object = None) -> SearchResult:
         similarities = queries @ vectors.T

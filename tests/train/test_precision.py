@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from replug.data.datamodule import Position
 from replug.index_workers.version_store import IndexState
-from replug.models.encoder_files import CLS
+from replug.models.encoder_modules import CLS, MEAN, EncoderHead, Pooling
 from replug.train.loss import log_likelihood, lsr_loss
 from replug.train.module import inner_products
 from tests.support.training import InlineLM, pipeline_for
@@ -30,7 +30,7 @@ def scored(module, data):
 def same_vectors(module):
     """The encoder gives random unit vectors, the same with and without autocast."""
 
-    def encode(ids):
+    def encode(ids, prompt):
         vectors = torch.randn(len(ids), 768, generator=torch.Generator().manual_seed(len(ids)))
         return torch.nn.functional.normalize(vectors, dim=-1).requires_grad_()
 
@@ -67,8 +67,8 @@ def test_vectors_of_bfloat16_hidden_states_are_pooled_in_float32(module):
     mean = (hidden.double() * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
     encoder = module.encoder
     encoder.backbone.forward = lambda **inputs: SimpleNamespace(last_hidden_state=hidden)
-    for pooling, pooled in ((encoder.pooling, mean), (CLS, hidden[:, 0].double())):
-        encoder.pooling = pooling
+    for mode, pooled in ((MEAN, mean), (CLS, hidden[:, 0].double())):
+        encoder.head = EncoderHead(Pooling([mode], 32))
         with autocast():
             vectors = encoder(mask, mask)
         assert vectors.dtype == torch.float32

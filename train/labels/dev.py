@@ -6,6 +6,7 @@ given it is the best one, since softmax(s) of cosines that differ by hundredths 
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from replug.data.store import CorpusStore, WindowStore
 from replug.evals.metrics import bits_of
 from replug.evals.temperature_fit import DocumentScores, ensemble_bits, fit_temperature
 from replug.models.encoder import Encoder
+from replug.train.labels.document_vectors import embedded
 from replug.train.labels.targets import document_scores
 from replug.train.loss import log_likelihood, text_losses
 from replug.train.module import LossSettings, VectorsOf
@@ -70,13 +72,10 @@ class DevTexts:
 
     def similarities(self, encoder: Encoder, vectors_of: VectorsOf | None = None) -> np.ndarray:
         """[N, K] of every candidate."""
-        queries = encoder.encode(self._contexts).numpy()
-        documents = (vectors_of or self._embedded_by(encoder))(self.rows)
+        queries = encoder.encode_query(self._contexts).numpy()
+        documents = (vectors_of or partial(embedded, encoder, self._corpus))(self.rows)
         found: np.ndarray = np.einsum("nd,nkd->nk", queries, documents.numpy()[self._places])
         return found
-
-    def _embedded_by(self, encoder: Encoder) -> VectorsOf:
-        return lambda rows: encoder.encode_tokens(encoder.document_ids(self._corpus, rows))
 
     def measure(self, step: int, similarities: np.ndarray) -> DevLook:
         """What similarities [N, K] are worth."""

@@ -26,6 +26,11 @@ class DocumentVectors:
         return self.vectors[torch.from_numpy(np.searchsorted(self.rows, rows))]
 
 
+def embedded(documents: Encoder, corpus: CorpusStore, rows: np.ndarray) -> Tensor:
+    """[N, D] of the corpus' rows, without gradient."""
+    return documents.encode_tokens(documents.document_ids(corpus, rows), prompt=documents.prompts.document)
+
+
 def candidate_vectors(documents: Encoder, corpus: CorpusStore, rows: np.ndarray) -> DocumentVectors:
     """Of the corpus' rows, which ascend. The same rows give the same vectors, so a resumed training has them too."""
     return DocumentVectors(rows, torch.cat(list(_blocks(documents, corpus, rows))))
@@ -35,5 +40,5 @@ def _blocks(documents: Encoder, corpus: CorpusStore, rows: np.ndarray) -> Iterat
     progress = Progress("embedding candidates", len(rows))
     for start in range(0, len(rows), BLOCK):
         block = rows[start : start + BLOCK]
-        yield documents.encode_tokens(documents.document_ids(corpus, block))
+        yield embedded(documents, corpus, block)
         progress.advance(len(block))

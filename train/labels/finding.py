@@ -51,7 +51,7 @@ class Finder:
         return np.concatenate(parts)
 
     def _encode(self, windows: list[Window]) -> np.ndarray:
-        vectors = self.encoder.encode([window.context for window in windows]).numpy()
+        vectors = self.encoder.encode_query([window.context for window in windows]).numpy()
         require_finite_vectors(vectors, [window.id for window in windows])
         return vectors
 

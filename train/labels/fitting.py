@@ -179,7 +179,7 @@ def _save_tuned(config: Config, run: RunDirectory, module: LSRModule, temperatur
     """The best weights by development texts, the last ones where there are none; of a pair, both encoders."""
     tuned = load_encoder(config.retriever, run.dev_best) if run.dev_best.is_dir() else module.encoder.cpu().eval()
     tuned.temperature = temperature or tuned.temperature
-    save_retriever(run, tuned, module.frozen_documents)
+    save_retriever(run, tuned, module.frozen_documents, config.retriever.train)
 
 
 def _watch(config: Config, run: RunDirectory, module: LSRModule, training: LabelTraining) -> DevWatch | None:

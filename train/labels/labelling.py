@@ -37,7 +37,7 @@ from replug.data.store import PreparedSet
 from replug.index_workers.build import build_version, index_settings
 from replug.index_workers.installation import check_faiss
 from replug.index_workers.service import IndexService
-from replug.index_workers.version_store import IndexState, weights_sha256
+from replug.index_workers.version_store import IndexState, reading_identity, weights_sha256
 from replug.models.build import lm_source, load_encoder, opened_lm, prompt_template
 from replug.models.encoder import Encoder
 from replug.models.hardware import check_gpus, multiplies_bfloat16
@@ -103,7 +103,8 @@ def retriever_identity(encoder: Encoder) -> str:
     """Equal ones give equal similarities."""
     with tempfile.TemporaryDirectory() as folder:
         encoder.save(Path(folder))
-        return f"{weights_sha256(Path(folder))[:16]}:{encoder.similarity}:{encoder.max_tokens}"
+        reading = reading_identity(encoder.pooling, encoder.prompts.query, encoder.prompts.document)
+        return f"{weights_sha256(Path(folder))[:16]}:{encoder.similarity}:{encoder.max_tokens}{reading}"
 
 
 def _claim(out: Path, origin: LabelOrigin) -> None:
