@@ -1,52 +1,170 @@
-"""README.md of a tuned retriever: what it is, how it is loaded, how it was made, and what it is worth.
+"""README.md of a tuned retriever: what it is, how it is used, how it was made, and what it is worth.
 
-The front matter is what model hubs read. The base model is named only where it is a name and no folder of this machine.
+Hubs read its front matter (`train/card_metadata.py`), people the rest. Its figures are those of the run's
+`results.json`, with their intervals.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from replug.configs.choices import TrainedSide
+from replug.configs.load import flatten
+from replug.configs.plain_text import plain_line
 from replug.configs.schema import Config
 from replug.data.checksums import add_checksum
 from replug.data.files import replace_file
-from replug.train.results import METHODS, interval_lines
+from replug.models.ensemble_temperature import PAPER, temperature_in
+from replug.train.card_metadata import base_name, card_metadata
+from replug.train.results import METHODS, interval_lines, label_lines, room_lines, temperature_lines
 
 FILE = "README.md"
+HERE = "THIS_FOLDER"  # stands for the name of a folder that may lie anywhere
+THE_BASE = "THE_RETRIEVER_AS_IT_WAS"
+DATA_KEYS = ("source", "corpus", "queries", "heldout", "dev", "prepared")
+SETTINGS = (
+    *("loss.gamma", "loss.beta", "loss.lm_score", "loss.direction", "loss.contrastive", "loss.anchor", "retrieve.k"),
+    *("retriever.similarity", "retriever.max_tokens", "retriever.train", "train.max_steps", "train.epochs"),
+    *("train.batch_size", "train.lr", "train.optimizer", "train.warmup_ratio", "train.labels", "refresh.every_steps"),
+    "seed",
+)
+# With sentence-transformers, and with replug, which reads the ensemble's temperature too.
+USAGE = """```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("{name}")
+queries = model.encode_query(["Which river flows through Basel?"])
+documents = model.encode_document(["The Rhine flows through Basel."])
+print(model.similarity(queries, documents))
+```
+
+```python
+from replug import Encoder, EncoderRetriever, HuggingFaceLM, ReplugLM
+
+retriever = EncoderRetriever(Encoder("{name}"), ["The Rhine flows through Basel."])
+lm = ReplugLM(HuggingFaceLM("AN_LM"), retriever, k=1)
+print(lm.generate("The river in Basel is the", max_new_tokens=8))
+```"""
+USAGE_OF_QUERIES = """```python
+from sentence_transformers import SentenceTransformer
+
+model, documents_model = SentenceTransformer("{name}"), SentenceTransformer("{base}")
+queries = model.encode_query(["Which river flows through Basel?"])
+documents = documents_model.encode_document(["The Rhine flows through Basel."])
+print(model.similarity(queries, documents))
+```
+
+```python
+from replug import Encoder, EncoderRetriever
+
+texts = ["The Rhine flows through Basel."]
+retriever = EncoderRetriever(Encoder("{base}"), texts, query_encoder=Encoder("{name}"))
+print(retriever.retrieve(["Which river flows through Basel?"], k=1))
+```"""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """As what a card is published: `name` OWNER/NAME on the hub, and the id of the licence that was given."""
+
+    name: str | None = None
+    license_id: str | None = None
+
+
+UNPUBLISHED = Published()
 
 
 def write_model_card(
-    folder: Path, config: Config, weights: str, made_by: Sequence[str], results: Mapping | None = None
+    folder: Path,
+    config: Config,
+    weights: str,
+    made_by: Sequence[str],
+    results: Mapping | None = None,
+    published: Published = UNPUBLISHED,
 ) -> None:
     """Beside an encoder's files. `weights` says of which step they are; `results` are the run's, once it has ended."""
-    base = config.retriever.path
-    is_name = not Path(base).expanduser().exists() and ":" not in base
-    is_of_queries = config.retriever.train is TrainedSide.query
-    lines = [
-        "---",
-        *("library_name: sentence-transformers", "pipeline_tag: sentence-similarity"),
-        *("tags:", "- retrieval", "- replug", *([f"base_model: {base}"] if is_name else [])),
-        *("---", "", "# A retriever tuned to a language model", ""),
-        "Tuned by REPLUG LSR (Shi et al. 2023) from the retriever below, for the LM below.",
-        f"Weights of {weights}. Similarity: {config.retriever.similarity.value}.",
-        *(["Tuned for queries alone: documents are embedded by the retriever as it was."] if is_of_queries else []),
-        *("", "```python", "from sentence_transformers import SentenceTransformer", ""),
-        *('vectors = SentenceTransformer("THIS_FOLDER").encode(["a text"])', "```", ""),
-        *(f"- {line}" for line in made_by),
+    metadata = card_metadata(config, published.license_id)
+    parts = [
+        ["---", *metadata.to_yaml().splitlines(), "---"],
+        ["# A retriever tuned to a language model"],
+        list(_what_it_is(folder, config, weights)),
+        ["## How to use it"],
+        [_usage(config).format(name=published.name or HERE, base=base_name(config) or THE_BASE)],
+        ["## How it was made"],
+        [*(f"- {line}" for line in made_by), *(f"- {line}" for line in _data_lines(config))],
+        _settings_table(config),
+        *(_measured(dict(results)) if results is not None else []),
     ]
-    if results is not None and "bpb" in results:
-        lines += ["", *_table(results)]
-    replace_file(folder / FILE, ("\n".join(lines) + "\n").encode())
+    lines = [line for part in parts if part for line in (*part, "")]
+    replace_file(folder / FILE, "\n".join(lines).encode())
     add_checksum(folder / FILE)
 
 
-def _table(results: Mapping) -> list[str]:
-    """Bits per byte of every method over all held-out texts, with the intervals of their differences."""
-    values = results["bpb"]["all"]
-    methods = [method for method in METHODS if method in values]
+def _what_it_is(folder: Path, config: Config, weights: str) -> Iterator[str]:
+    yield "Tuned by REPLUG LSR ([Shi et al. 2023](https://arxiv.org/abs/2301.12652)) from the retriever below, for"
+    yield f"the LM below. Weights of {weights}. Similarity: {config.retriever.similarity.value}."
+    if config.retriever.train is TrainedSide.query:
+        yield "Tuned for queries alone: documents are embedded by the retriever as it was."
+    temperature = temperature_in(str(folder)) or PAPER
+    yield f"Temperature of REPLUG's ensemble: {temperature.value:g} ({temperature.origin}; `ensemble.json`)."
+
+
+def _usage(config: Config) -> str:
+    return USAGE_OF_QUERIES if config.retriever.train is TrainedSide.query else USAGE
+
+
+def _data_lines(config: Config) -> list[str]:
+    """Where texts and documents came from, by the keys of the configuration."""
+    given = {name: getattr(config.data, name) for name in DATA_KEYS}
+    said = [f"{name} {plain_line(str(value))}" for name, value in given.items() if value]
+    return [f"data: {', '.join(said)}"] if said else []
+
+
+def _settings_table(config: Config) -> list[str]:
+    known = flatten(config)
+    rows = ((key, known[key]) for key in SETTINGS if known[key] not in (None, 0.0, False) or key == "seed")
+    return ["| setting | value |", "|---|---|", *(f"| `{key}` | {value} |" for key, value in rows)]
+
+
+def _measured(results: dict) -> Iterator[list[str]]:
+    """Bits per byte of every method by domain, the intervals of their differences, and gold documents found."""
+    if "bpb" not in results and not label_lines(results):
+        return
+    yield ["## What it is worth"]
+    yield [f"- {line}" for line in label_lines(results)[1:]]  # the first says where the run keeps the weights
+    if "bpb" in results:
+        yield _bpb_table(results)
+        yield [f"- {line}" for of in (_weights_lines, interval_lines, temperature_lines, room_lines) for line in of(results)]
+    if results.get("retrieval"):
+        yield _retrieval_table(results["retrieval"])
+
+
+def _weights_lines(results: dict) -> list[str]:
+    """Of which weights the columns are: those that are exported may be others."""
+    steps = results.get("weights", {})
+    known = {METHODS["lsr"]: steps.get("last"), METHODS["best"]: steps.get("best")}
+    said = [f"{name}: weights of step {of['step']}" for name, of in known.items() if of]
+    return ["; ".join(said)] if said else []
+
+
+def _bpb_table(results: dict) -> list[str]:
+    methods = [method for method in METHODS if method in results["bpb"]["all"]]
+    rows = ((plain_line(domain), values) for domain, values in results["bpb"].items())
     return [
         f"Bits per byte on {results['num_windows']} held-out texts, lower is better:",
-        *("", f"| {' | '.join(METHODS[method] for method in methods)} |", "|---" * len(methods) + "|"),
-        *(f"| {' | '.join(f'{values[method]:.4f}' for method in methods)} |", ""),
-        *(f"- {line}" for line in interval_lines(dict(results))),
+        "",
+        f"| | {' | '.join(METHODS[method] for method in methods)} |",
+        "|---" * (len(methods) + 1) + "|",
+        *(f"| {domain} | {' | '.join(f'{values[method]:.4f}' for method in methods)} |" for domain, values in rows),
+    ]
+
+
+def _retrieval_table(retrieval: dict[str, dict[str, float]]) -> list[str]:
+    names = list(next(iter(retrieval.values())))
+    return [
+        "Share of the held-out texts with a gold document among the first k:",
+        "",
+        f"| | {' | '.join(names)} |",
+        "|---" * (len(names) + 1) + "|",
+        *(f"| {of} | {' | '.join(f'{values[name]:.3f}' for name in names)} |" for of, values in retrieval.items()),
     ]
