@@ -14,7 +14,6 @@ from typing import Any
 import yaml
 from huggingface_hub import ModelCardData, try_to_load_from_cache
 
-from replug.configs.errors import UserError
 from replug.configs.schema import Config
 from replug.models.packaged import resolve_encoder_path
 
@@ -23,15 +22,12 @@ log = logging.getLogger(__name__)
 UNKNOWN = "unknown"  # a licence id of the hub: that the field is empty is said, not left out
 TAGS = ["sentence-transformers", "sentence-similarity", "feature-extraction", "replug-lsr"]
 OF_THE_BASE = ("license", "license_name", "license_link", "language")
-LICENSE_ID = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-]+(?:\.\d[\w-]*)*")  # a version may stand in it, a file's suffix may not
 FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)\n---\s*$", re.MULTILINE | re.DOTALL)
 
 
 def card_metadata(config: Config, license_id: str | None) -> ModelCardData:
-    """Raises UserError for a licence that is no id as the hub has them."""
-    if license_id is not None and not LICENSE_ID.fullmatch(license_id):
-        raise UserError(f"--license is {license_id!r}; expected an id as the hub has them, such as apache-2.0")
+    """`license_id` instead of the base's licence, where it is given."""
     base = _of_the_base(config.retriever.path)
     said = {"license": license_id} if license_id else {name: base.get(name) for name in OF_THE_BASE[:3]}
     return ModelCardData(

@@ -1,24 +1,27 @@
 """README.md of a tuned retriever: what it is, how it is used, how it was made, and what it is worth.
 
 Hubs read its front matter (`train/card_metadata.py`), people the rest. Its figures are those of the run's
-`results.json`, with their intervals.
+`results.json`, with their intervals. No checksum is kept of it: people fill in what a run does not know, and no vector
+depends on it.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from replug.configs.choices import TrainedSide
+from replug.configs.errors import UserError
 from replug.configs.load import flatten
 from replug.configs.plain_text import plain_line
 from replug.configs.schema import Config
-from replug.data.checksums import add_checksum
 from replug.data.files import replace_file
 from replug.models.ensemble_temperature import PAPER, temperature_in
 from replug.train.card_metadata import base_name, card_metadata
 from replug.train.results import METHODS, interval_lines, label_lines, room_lines, temperature_lines
 
 FILE = "README.md"
+LICENSE_ID = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 HERE = "THIS_FOLDER"  # stands for the name of a folder that may lie anywhere
 THE_BASE = "THE_RETRIEVER_AS_IT_WAS"
 DATA_KEYS = ("source", "corpus", "queries", "heldout", "dev", "prepared")
@@ -65,10 +68,17 @@ print(retriever.retrieve(["Which river flows through Basel?"], k=1))
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """As what a card is published: `name` OWNER/NAME on the hub, and the id of the licence that was given."""
+    """As what a card is published: `name` OWNER/NAME on the hub, and the id of the licence that was given.
+
+    Raises UserError for a licence that is no id as the hub has them.
+    """
 
     name: str | None = None
     license_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.license_id is not None and not LICENSE_ID.fullmatch(self.license_id):
+            raise UserError(f"--license is {self.license_id!r}; expected an id as the hub has them, such as apache-2.0")
 
 
 UNPUBLISHED = Published()
@@ -97,7 +107,6 @@ def write_model_card(
     ]
     lines = [line for part in parts if part for line in (*part, "")]
     replace_file(folder / FILE, "\n".join(lines).encode())
-    add_checksum(folder / FILE)
 
 
 def _what_it_is(folder: Path, config: Config, weights: str) -> Iterator[str]:
@@ -105,8 +114,9 @@ def _what_it_is(folder: Path, config: Config, weights: str) -> Iterator[str]:
     yield f"the LM below. Weights of {weights}. Similarity: {config.retriever.similarity.value}."
     if config.retriever.train is TrainedSide.query:
         yield "Tuned for queries alone: documents are embedded by the retriever as it was."
-    temperature = temperature_in(str(folder)) or PAPER
-    yield f"Temperature of REPLUG's ensemble: {temperature.value:g} ({temperature.origin}; `ensemble.json`)."
+    known = temperature_in(str(folder))
+    said = f"{known.value:g}, {known.origin} (`ensemble.json`)" if known else f"{PAPER.value:g}, {PAPER.origin}"
+    yield f"Temperature of REPLUG's ensemble: {said}."
 
 
 def _usage(config: Config) -> str:
@@ -121,8 +131,11 @@ def _data_lines(config: Config) -> list[str]:
 
 
 def _settings_table(config: Config) -> list[str]:
+    """Those that were at work: what is off is left out, and so is what labels and epochs take the place of."""
     known = flatten(config)
-    rows = ((key, known[key]) for key in SETTINGS if known[key] not in (None, 0.0, False) or key == "seed")
+    replaced = {"train.max_steps": known["train.epochs"], "refresh.every_steps": known["train.labels"]}
+    shown = [key for key in SETTINGS if (known[key] or key == "seed") and not replaced.get(key)]
+    rows = ((key, plain_line(str(known[key]))) for key in shown)
     return ["| setting | value |", "|---|---|", *(f"| `{key}` | {value} |" for key, value in rows)]
 
 
@@ -134,7 +147,8 @@ def _measured(results: dict) -> Iterator[list[str]]:
     yield [f"- {line}" for line in label_lines(results)[1:]]  # the first says where the run keeps the weights
     if "bpb" in results:
         yield _bpb_table(results)
-        yield [f"- {line}" for of in (_weights_lines, interval_lines, temperature_lines, room_lines) for line in of(results)]
+        said = (_weights_lines, interval_lines, temperature_lines, room_lines)
+        yield [f"- {line}" for lines in said for line in lines(results)]
     if results.get("retrieval"):
         yield _retrieval_table(results["retrieval"])
 
@@ -149,7 +163,7 @@ def _weights_lines(results: dict) -> list[str]:
 
 def _bpb_table(results: dict) -> list[str]:
     methods = [method for method in METHODS if method in results["bpb"]["all"]]
-    rows = ((plain_line(domain), values) for domain, values in results["bpb"].items())
+    rows = ((plain_line(domain).replace("|", "\\|"), values) for domain, values in results["bpb"].items())
     return [
         f"Bits per byte on {results['num_windows']} held-out texts, lower is better:",
         "",
