@@ -5,6 +5,7 @@ Hubs read its front matter (`train/card_metadata.py`), people the rest. Its figu
 depends on it.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -111,12 +112,19 @@ def write_model_card(
 
 def _what_it_is(folder: Path, config: Config, weights: str) -> Iterator[str]:
     yield "Tuned by REPLUG LSR ([Shi et al. 2023](https://arxiv.org/abs/2301.12652)) from the retriever below, for"
-    yield f"the LM below. Weights of {weights}. Similarity: {config.retriever.similarity.value}."
+    yield f"the LM below. Weights of {weights}. Similarity: {_similarity(folder)}."
     if config.retriever.train is TrainedSide.query:
         yield "Tuned for queries alone: documents are embedded by the retriever as it was."
     known = temperature_in(str(folder))
     said = f"{known.value:g}, {known.origin} (`ensemble.json`)" if known else f"{PAPER.value:g}, {PAPER.origin}"
     yield f"Temperature of REPLUG's ensemble: {said}."
+
+
+def _similarity(folder: Path) -> str:
+    """As sentence-transformers will compare its vectors."""
+    file = folder / "config_sentence_transformers.json"
+    known = json.loads(file.read_text()).get("similarity_fn_name") if file.is_file() else None
+    return known or "cosine"
 
 
 def _usage(config: Config) -> str:
