@@ -36,6 +36,10 @@ class Encoder(nn.Module):
 
     `path` is a folder, a hub name, `package:minilm`, or a run directory, whose tuned retriever it is. `temperature` is
     the ensemble's that was saved with the weights, None where none was; it is saved with them again.
+
+    >>> encoder = Encoder("stand_in")  # or "package:minilm", a folder, a run
+    >>> tuple(encoder.encode(["a boat", "a dog"]).shape) == (2, encoder.dim)
+    True
     """
 
     temperature: EnsembleTemperature | None

@@ -15,7 +15,14 @@ from replug.models.text_lists import require_texts
 
 
 class TextEncoder(Protocol):
-    """What makes vectors of texts: an `Encoder`, or a `SentenceTransformer`."""
+    """What makes vectors of texts: an `Encoder`, or a `SentenceTransformer`.
+
+    >>> class Letters:
+    ...     def encode(self, texts):
+    ...         return [[text.count(letter) for letter in "abcdefgh"] for text in texts]
+    >>> EncoderRetriever(Letters(), ["a bad cab", "egg"]).retrieve(["beg"], k=1)[0][0].text
+    'egg'
+    """
 
     def encode(self, texts: list[str], /) -> Any:
         """Vectors [N, D], a numpy array or a tensor on the CPU."""
@@ -30,6 +37,10 @@ class EncoderRetriever:
     Documents of equal similarity are found in the order in which they were given. `ids` default to the texts' numbers.
     `query_encoder` is for retrievers that have one for documents and another for queries, as DPR does. `temperature` is
     the ensemble's that `encoder` was saved with.
+
+    >>> retriever = EncoderRetriever(Encoder("stand_in"), ["the Loire in Nantes", "the Rhine in Basel"])
+    >>> [found.text for found in retriever.retrieve(["a river in Basel"], k=1)[0]]
+    ['the Rhine in Basel']
     """
 
     def __init__(

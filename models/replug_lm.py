@@ -38,7 +38,12 @@ from replug.models.text_lists import require_texts
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:
-    """A document that was found. Its weight is the ensemble's softmax of `similarity` among those found with it."""
+    """A document that was found. Its weight is the ensemble's softmax of `similarity` among those found with it.
+
+    >>> found = [Retrieved("Basel lies on the Rhine.", similarity=0.8, id="basel")]
+    >>> ReplugLM(StandInLM(), None, k=0).score("Basel's river is the", " Rhine.", documents=found).num_tokens
+    1
+    """
 
     text: str
     similarity: float
@@ -50,7 +55,14 @@ class Retrieved:
 
 
 class Retriever(Protocol):
-    """Finds documents; the same query always finds the same."""
+    """Finds documents; the same query always finds the same.
+
+    >>> class Shelf:
+    ...     def retrieve(self, queries, k):
+    ...         return [[Retrieved("Basel lies on the Rhine.", 1.0, "basel")][:k] for _ in queries]
+    >>> ReplugLM(StandInLM(), Shelf(), k=1).retrieve(["Basel"])[0][0].id
+    'basel'
+    """
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
         """Up to `k` documents for each query, the most similar first."""
