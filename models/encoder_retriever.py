@@ -10,7 +10,7 @@ import numpy as np
 
 from replug.configs.errors import UserError
 from replug.models.ensemble_temperature import own_temperature
-from replug.models.replug_lm import Retrieved
+from replug.models.retrieved import Retrieved
 from replug.models.text_lists import require_texts
 
 

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, Protocol, overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -33,45 +33,10 @@ from replug.models.ensemble_temperature import own_temperature
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.policy import KnownFrom, Policy, Subject
 from replug.models.prompt import PromptTemplate
+from replug.models.retrieved import Documents, Found, Retrieved, Retriever
 from replug.models.text_lists import require_texts
 
-
-@dataclass(frozen=True, slots=True)
-class Retrieved:
-    """A document that was found. Its weight is the ensemble's softmax of `similarity` among those found with it.
-
-    >>> found = [Retrieved("Basel lies on the Rhine.", similarity=0.8, id="basel")]
-    >>> ReplugLM(StandInLM(), None, k=0).score("Basel's river is the", " Rhine.", documents=found).num_tokens
-    1
-    """
-
-    text: str
-    similarity: float
-    id: str
-
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.similarity):
-            raise ValueError(f"document {self.id} has the similarity {self.similarity}; expected a finite number")
-
-
-class Retriever(Protocol):
-    """Finds documents; the same query always finds the same.
-
-    >>> class Shelf:
-    ...     def retrieve(self, queries, k):
-    ...         return [[Retrieved("Basel lies on the Rhine.", 1.0, "basel")][:k] for _ in queries]
-    >>> ReplugLM(StandInLM(), Shelf(), k=1).retrieve(["Basel"])[0][0].id
-    'basel'
-    """
-
-    def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
-        """Up to `k` documents for each query, the most similar first."""
-        ...
-
-
 Texts = Sequence[str]
-Found = Sequence[Retrieved]  # of one text
-Documents = Sequence[Found]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from replug.models.local.hf_lm import HuggingFaceLM
     from replug.models.local.stand_in_lm import StandInLM
     from replug.models.prompt import PromptTemplate
-    from replug.models.replug_lm import ReplugLM, Retrieved, Retriever
+    from replug.models.replug_lm import ReplugLM
+    from replug.models.retrieved import Retrieved, Retriever
 
 __all__ = [
     "BlackBoxLM",
@@ -46,8 +47,8 @@ _MODULES = {
     "HuggingFaceLM": "replug.models.local.hf_lm",
     "PromptTemplate": "replug.models.prompt",
     "ReplugLM": "replug.models.replug_lm",
-    "Retrieved": "replug.models.replug_lm",
-    "Retriever": "replug.models.replug_lm",
+    "Retrieved": "replug.models.retrieved",
+    "Retriever": "replug.models.retrieved",
     "StandInLM": "replug.models.local.stand_in_lm",
     "TextEncoder": "replug.models.encoder_retriever",
     "UserError": "replug.configs.errors",

@@ -1,0 +1,43 @@
+"""Documents that were found for a text, and what finds them: an index, a few texts in memory, a search engine."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieved:
+    """A document that was found. Its weight is the ensemble's softmax of `similarity` among those found with it.
+
+    >>> found = [Retrieved("Basel lies on the Rhine.", similarity=0.8, id="basel")]
+    >>> ReplugLM(StandInLM(), None, k=0).score("Basel's river is the", " Rhine.", documents=found).num_tokens
+    1
+    """
+
+    text: str
+    similarity: float
+    id: str
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.similarity):
+            raise ValueError(f"document {self.id} has the similarity {self.similarity}; expected a finite number")
+
+
+class Retriever(Protocol):
+    """Finds documents; the same query always finds the same.
+
+    >>> class Shelf:
+    ...     def retrieve(self, queries, k):
+    ...         return [[Retrieved("Basel lies on the Rhine.", 1.0, "basel")][:k] for _ in queries]
+    >>> ReplugLM(StandInLM(), Shelf(), k=1).retrieve(["Basel"])[0][0].id
+    'basel'
+    """
+
+    def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
+        """Up to `k` documents for each query, the most similar first."""
+        ...
+
+
+Found = Sequence[Retrieved]  # of one text
+Documents = Sequence[Found]
