@@ -37,8 +37,9 @@ class Encoder(nn.Module):
     `path` is a folder, a hub name, `package:minilm`, or a run directory, whose tuned retriever it is. `temperature` is
     the ensemble's that was saved with the weights, None where none was; it is saved with them again.
 
-    >>> encoder = Encoder("stand_in")  # or "package:minilm", a folder, a run
-    >>> tuple(encoder.encode(["a boat", "a dog"]).shape) == (2, encoder.dim)
+    >>> encoder = Encoder("package:minilm")  # or a run, a folder, a name on the hub
+    >>> boat, ship, dog = encoder.encode(["a boat", "a ship", "a dog"])
+    >>> bool(boat @ ship > boat @ dog)
     True
     """
 

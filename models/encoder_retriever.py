@@ -38,7 +38,7 @@ class EncoderRetriever:
     `query_encoder` is for retrievers that have one for documents and another for queries, as DPR does. `temperature` is
     the ensemble's that `encoder` was saved with.
 
-    >>> retriever = EncoderRetriever(Encoder("stand_in"), ["the Loire in Nantes", "the Rhine in Basel"])
+    >>> retriever = EncoderRetriever(Encoder("package:minilm"), ["the Loire in Nantes", "the Rhine in Basel"])
     >>> [found.text for found in retriever.retrieve(["a river in Basel"], k=1)[0]]
     ['the Rhine in Basel']
     """

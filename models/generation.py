@@ -54,10 +54,9 @@ class Generated:
     is of. `prompt_tokens` are those of all `num_prompts` prompts together, with the opening, as the LM counted
     them; None where neither the server nor its tokenizer tells. Raises ValueError for entropies of other tokens.
 
-    >>> lm = ReplugLM(StandInLM(), EncoderRetriever(Encoder("stand_in"), ["Basel Basel", "Nantes"]), k=2)
-    >>> [answer] = lm.answer(["Basel"], GenerationOptions(2))
+    >>> answer = StandInLM().generate_ensemble(["in Basel", "in Nantes"], [0.7, 0.3], GenerationOptions(2))
     >>> answer.text, answer.num_prompts, answer.num_tokens
-    ('Basel Basel', 2, 2)
+    ('in in', 2, 2)
     """
 
     text: str

@@ -70,7 +70,7 @@ class ReplugLM:
     the ensemble's softmax; by default it is the one that the retriever was saved with, else 1 as in the paper.
 
     >>> texts = ["The Loire flows through Nantes.", "The Rhine flows through Basel."]
-    >>> lm = ReplugLM(StandInLM(), EncoderRetriever(Encoder("stand_in"), texts), k=1)
+    >>> lm = ReplugLM(StandInLM(), EncoderRetriever(Encoder("package:minilm"), texts), k=1)
     >>> lm.score("Basel lies on the", " Rhine").sum_logprob > lm.score("Basel lies on the", " Loire").sum_logprob
     True
     >>> lm.generate(["Basel Basel lies on the", "Nantes Nantes lies on the"], max_new_tokens=1)

@@ -10,9 +10,10 @@ from typing import Protocol
 class Retrieved:
     """A document that was found. Its weight is the ensemble's softmax of `similarity` among those found with it.
 
-    >>> found = [Retrieved("Basel lies on the Rhine.", similarity=0.8, id="basel")]
-    >>> ReplugLM(StandInLM(), None, k=0).score("Basel's river is the", " Rhine.", documents=found).num_tokens
-    1
+    >>> lm = ReplugLM(StandInLM(), EncoderRetriever(Encoder("stand_in"), ["Basel lies on the Rhine."]), k=1)
+    >>> found = [Retrieved("Nantes lies on the Loire.", similarity=0.8, id="nantes")]  # or lm.retrieve([text])[0]
+    >>> lm.score("Its river is the", " Loire.", found).sum_logprob > lm.score("Its river is the", " Loire.").sum_logprob
+    True
     """
 
     text: str

@@ -9,15 +9,17 @@ from pathlib import Path
 import pytest
 
 import replug
-from tests.support.tiny_lms import load, write_gpt2
+from tests.support.real_models import real_encoder
+from tests.support.tiny_lms import load, random_lms_need_make_no_sense, write_gpt2  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/library.md"
 
 
 @pytest.fixture(scope="module")
-def with_an_lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with local weights in `my-lm`, as a user's may be."""
+def with_an_lm(tmp_path_factory: pytest.TempPathFactory, random_lms_need_make_no_sense: None) -> Path:
+    """A folder with local weights in `my-lm`, as a user's may be; MiniLM is there too."""
+    real_encoder()
     folder = tmp_path_factory.mktemp("library")
     load(write_gpt2, folder / "my-lm")
     return folder
