@@ -29,7 +29,7 @@ FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)\n---\s*$", re.MULTILINE | re.DOTALL)
 def card_metadata(config: Config, license_id: str | None) -> ModelCardData:
     """`license_id` instead of the base's licence, where it is given."""
     base = _of_the_base(config.retriever.path)
-    said = {"license": license_id} if license_id else {name: base.get(name) for name in OF_THE_BASE[:3]}
+    said: dict[str, Any] = {"license": license_id} if license_id else {name: base.get(name) for name in OF_THE_BASE[:3]}
     return ModelCardData(
         **{**said, "license": said["license"] or UNKNOWN},
         language=base.get("language"),
@@ -44,7 +44,7 @@ def card_metadata(config: Config, license_id: str | None) -> ModelCardData:
 def base_name(config: Config) -> str | None:
     """The name on the hub of the retriever that was tuned."""
     path = config.retriever.path
-    return None if Path(path).expanduser().exists() or ":" in path else path
+    return None if Path(path).expanduser().exists() or ":" in path or path == "stand_in" else path
 
 
 def _datasets(config: Config) -> list[str] | None:
