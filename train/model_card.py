@@ -163,9 +163,9 @@ def _measured(results: dict) -> Iterator[list[str]]:
 
 def _weights_lines(results: dict) -> list[str]:
     """Of which weights the columns are: those that are exported may be others."""
-    steps = results.get("weights", {})
-    known = {METHODS["lsr"]: steps.get("last"), METHODS["best"]: steps.get("best")}
-    said = [f"{name}: weights of step {of['step']}" for name, of in known.items() if of]
+    steps, measured = results.get("weights", {}), results["bpb"]["all"]
+    known = {"lsr": steps.get("last"), "best": steps.get("best")}
+    said = [f"{METHODS[name]}: weights of step {of['step']}" for name, of in known.items() if of and name in measured]
     return ["; ".join(said)] if said else []
 
 
