@@ -24,6 +24,7 @@ from replug.train.results import METHODS, interval_lines, label_lines, room_line
 FILE = "README.md"
 LICENSE_ID = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 HERE = "THIS_FOLDER"  # stands for the name of a folder that may lie anywhere
+QUERY_FOLDER = "query_encoder"  # of a pair, within the folder of the documents' encoder
 THE_BASE = "THE_RETRIEVER_AS_IT_WAS"
 DATA_KEYS = ("source", "corpus", "queries", "heldout", "dev", "prepared")
 SETTINGS = (
@@ -48,6 +49,21 @@ from replug import Encoder, EncoderRetriever, HuggingFaceLM, ReplugLM
 retriever = EncoderRetriever(Encoder("{name}"), ["The Rhine flows through Basel."])
 lm = ReplugLM(HuggingFaceLM("AN_LM"), retriever, k=1)
 print(lm.generate("The river in Basel is the", max_new_tokens=8))
+```"""
+USAGE_OF_A_PAIR = """```python
+from sentence_transformers import SentenceTransformer
+
+folder = "{name}"  # of a name on the hub: huggingface_hub.snapshot_download("{name}")
+queries = SentenceTransformer(f"{{folder}}/query_encoder").encode_query(["Which river flows through Basel?"])
+model = SentenceTransformer(folder)
+print(model.similarity(queries, model.encode_document(["The Rhine flows through Basel."])))
+```
+
+```python
+from replug import Encoder, EncoderRetriever
+
+retriever = EncoderRetriever(Encoder("{name}"), ["The Rhine flows through Basel."])
+print(retriever.retrieve(["Which river flows through Basel?"], k=1))
 ```"""
 USAGE_OF_QUERIES = """```python
 from sentence_transformers import SentenceTransformer
@@ -100,7 +116,7 @@ def write_model_card(
         ["# A retriever tuned to a language model"],
         list(_what_it_is(folder, config, weights)),
         ["## How to use it"],
-        [_usage(config).format(name=published.name or HERE, base=base_name(config) or THE_BASE)],
+        [_usage(folder, config).format(name=published.name or HERE, base=base_name(config) or THE_BASE)],
         ["## How it was made"],
         [*(f"- {line}" for line in made_by), *(f"- {line}" for line in _data_lines(config))],
         _settings_table(config),
@@ -127,7 +143,9 @@ def _similarity(folder: Path) -> str:
     return known or "cosine"
 
 
-def _usage(config: Config) -> str:
+def _usage(folder: Path, config: Config) -> str:
+    if (folder / QUERY_FOLDER).is_dir():
+        return USAGE_OF_A_PAIR
     return USAGE_OF_QUERIES if config.retriever.train is TrainedSide.query else USAGE
 
 

@@ -131,3 +131,9 @@ def test_a_card_may_be_edited(tmp_path: Path) -> None:
 def test_a_retriever_of_queries_is_shown_with_that_of_the_documents(tmp_path: Path) -> None:
     text = card_of(tmp_path, "retriever.train=query", "retriever.path=somebody/encoder").text
     assert 'SentenceTransformer("THIS_FOLDER"), SentenceTransformer("somebody/encoder")' in text
+
+
+def test_both_encoders_of_a_pair_are_shown(tmp_path: Path) -> None:
+    (tmp_path / "query_encoder").mkdir()
+    text = card_of(tmp_path, "retriever.train=query", published=Published("me/pair")).text
+    assert 'folder = "me/pair"' in text and 'SentenceTransformer(f"{folder}/query_encoder")' in text
