@@ -1,10 +1,11 @@
-"""`replug export`: the tuned retriever as a folder."""
+"""`replug export`: the tuned retriever as a model of sentence-transformers, in a folder or on the hub."""
 
 import json
 import logging
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +21,7 @@ from replug.data.files import writing
 
 if TYPE_CHECKING:
     from replug.models.encoder import Encoder
+    from replug.train.model_card import Published
     from replug.train.run_dir import RunDirectory
 
 log = logging.getLogger(__name__)
@@ -27,43 +29,82 @@ log = logging.getLogger(__name__)
 
 def export(
     run_dir: Annotated[Path, typer.Argument(help="A run directory, finished or not.")],
-    out: Annotated[Path, typer.Argument(help="The folder to write.")],
+    out: Annotated[Path | None, typer.Option("--out", help="The folder to write.")] = None,
     best: Annotated[
         bool, typer.Option("--best", help="The weights that did best on held-out text, not the last ones.")
     ] = False,
+    push: Annotated[
+        str | None, typer.Option("--push", metavar="OWNER/NAME", help="A model on the hub; HF_TOKEN has the token.")
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="What is pushed is seen by all, not by its owner.")] = False,
+    license_id: Annotated[
+        str | None,
+        typer.Option("--license", metavar="ID", help="Its licence, such as apache-2.0 (default: the base's)."),
+    ] = None,
 ) -> None:
-    """Write the tuned retriever as a folder for transformers and sentence-transformers.
+    """Write the tuned retriever as a model of sentence-transformers: a folder, a model on the hub, or both.
 
     It has the weights of the last step, of an unfinished run those of the newest checkpoint. It says which.
     """
+    from replug.models.hub_push import HubRepository
+    from replug.train.model_card import Published
+
+    if out is None and push is None:
+        raise UserError("there is nowhere to write to; expected --out DIR, --push OWNER/NAME, or both")
+    if public and push is None:
+        raise UserError("--public says who sees what is pushed; expected --push OWNER/NAME beside it")
+    repository = HubRepository(push, public) if push is not None else None
+    published, found = Published(push, license_id), _found(run_dir, out, best)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = out or Path(temporary) / "retriever"
+        with _whole(folder) as partial:
+            found.write(partial, published)
+        if out is not None:
+            print(f"retriever: {out} (weights of {found.weights})")
+        if repository is not None:
+            repository.push(folder)
+            print(f"pushed: {repository.url} (weights of {found.weights})")
+    _say_better(found.run, best)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The encoder of a run, and which weights it has."""
+
+    run: "RunDirectory"
+    config: Config
+    encoder: "Encoder"
+    weights: str
+
+    def write(self, folder: Path, published: "Published") -> None:
+        from replug.models.encoder_files import mark_query_side
+        from replug.train.model_card import write_model_card
+
+        results = json.loads(self.run.results.read_text()) if self.run.is_finished else None
+        self.encoder.save(folder)
+        if self.config.retriever.train is TrainedSide.query:
+            mark_query_side(folder)
+        write_model_card(folder, self.config, self.weights, self.run.provenance(), results, published)
+
+
+def _found(run_dir: Path, out: Path | None, best: bool) -> _Found:
     from replug.models.build import load_encoder
-    from replug.models.encoder_files import mark_query_side
-    from replug.train.model_card import write_model_card
     from replug.train.run_dir import RunDirectory
 
     run = RunDirectory(run_dir)
-    require_folder("OUT", out)
-    if out.exists() and any(out.iterdir()):
-        raise UserError(f"{out} is not empty; give a new folder")
+    if out is not None:
+        require_folder("--out", out)
+        if out.exists() and any(out.iterdir()):
+            raise UserError(f"{out} is not empty; give a new folder")
     if not (run.path / "config.yaml").is_file():
         raise UserError(f"{run_dir} is no run directory (config.yaml is missing)")
     run.require_intact("config.yaml", "environment.json", "lm.json", "best.json", "results.json")
     config = load_stored_config(run.path / "config.yaml")
     if best:
-        found = _best(config, run)
-    elif run.retriever.is_dir():
-        found = load_encoder(config.retriever, run.retriever), _tuned_weights(config, run)
-    else:
-        found = _of_checkpoint(config, run)
-    encoder, weights = found
-    results = json.loads(run.results.read_text()) if run.is_finished else None
-    with _whole(out) as partial:
-        encoder.save(partial)
-        if config.retriever.train is TrainedSide.query:
-            mark_query_side(partial)
-        write_model_card(partial, config, weights, run.provenance(), results)
-    print(f"retriever: {out} (weights of {weights})")
-    _say_better(run, best)
+        return _Found(run, config, *_best(config, run))
+    if run.retriever.is_dir():
+        return _Found(run, config, load_encoder(config.retriever, run.retriever), _tuned_weights(config, run))
+    return _Found(run, config, *_of_checkpoint(config, run))
 
 
 @contextmanager

@@ -4,7 +4,14 @@ import signal
 
 
 class UserError(ValueError):
-    """Something the user can put right; the command line prints it as one line and exits with status 2."""
+    """Something the user can put right; the command line prints it as one line and exits with status 2.
+
+    >>> try:
+    ...     Encoder("stand_in").encode("one text")
+    ... except UserError as error:
+    ...     print(error)
+    expected a list of texts, found the text 'one text'; write [text]
+    """
 
     def __str__(self) -> str:
         """One line, whatever the ids and names hold that it quotes."""

@@ -14,7 +14,7 @@ from replug.index_workers.searcher import open_shard
 from replug.index_workers.version_store import BuildPlan, VersionStore, weights_sha256
 from replug.models.encoder import Encoder
 from replug.models.encoder_files import is_query_side
-from replug.models.replug_lm import Retrieved
+from replug.models.retrieved import Retrieved
 from replug.models.text_lists import require_texts
 
 

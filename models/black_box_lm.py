@@ -32,7 +32,12 @@ class ScoreSum:
 
 @dataclass(frozen=True, slots=True)
 class ContinuationScore:
-    """Log-probabilities (nats) of a continuation's tokens, float32 [T]."""
+    """Log-probabilities (nats) of a continuation's tokens, float32 [T].
+
+    >>> score = StandInLM().score(["a boat"], [" a boat"])[0]
+    >>> score.num_tokens, score.sum_logprob == float(score.token_logprobs.sum())
+    (2, True)
+    """
 
     token_logprobs: np.ndarray
 
@@ -63,7 +68,11 @@ class PassCounts:
 
 @runtime_checkable
 class BlackBoxLM(Protocol):
-    """A frozen language model. A call is whole and in order, or an error."""
+    """A frozen language model. A call is whole and in order, or an error.
+
+    >>> isinstance(StandInLM(), BlackBoxLM)
+    True
+    """
 
     @property
     def identity(self) -> str:

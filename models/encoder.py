@@ -51,6 +51,11 @@ class Encoder(nn.Module):
 
     Of a pair (DPR), whose queries have an encoder of their own, this is the documents' encoder and holds the other:
     `query_path` names it, or it lies in the folder, where `save` puts it.
+
+    >>> encoder = Encoder("package:minilm")  # or a run, a folder, a name on the hub
+    >>> boat, ship, dog = encoder.encode(["a boat", "a ship", "a dog"])
+    >>> bool(boat @ ship > boat @ dog)
+    True
     """
 
     temperature: EnsembleTemperature | None

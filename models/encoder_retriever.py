@@ -10,7 +10,7 @@ import numpy as np
 
 from replug.configs.errors import UserError
 from replug.models.ensemble_temperature import own_temperature
-from replug.models.replug_lm import Retrieved
+from replug.models.retrieved import Retrieved
 from replug.models.text_lists import require_texts
 
 QUERY, DOCUMENT = "encode_query", "encode_document"
@@ -20,6 +20,12 @@ class TextEncoder(Protocol):
     """What makes vectors of texts: an `Encoder`, or a `SentenceTransformer`.
 
     Where it has `encode_query` and `encode_document`, as both do, these are asked: they know its prompts.
+
+    >>> class Letters:
+    ...     def encode(self, texts):
+    ...         return [[text.count(letter) for letter in "abcdefgh"] for text in texts]
+    >>> EncoderRetriever(Letters(), ["a bad cab", "egg"]).retrieve(["beg"], k=1)[0][0].text
+    'egg'
     """
 
     def encode(self, texts: list[str], /) -> Any:
@@ -35,6 +41,10 @@ class EncoderRetriever:
     Documents of equal similarity are found in the order in which they were given. `ids` default to the texts' numbers.
     `query_encoder` is for retrievers that have one for documents and another for queries, as DPR does. `temperature` is
     the ensemble's that `encoder` was saved with.
+
+    >>> retriever = EncoderRetriever(Encoder("package:minilm"), ["the Loire in Nantes", "the Rhine in Basel"])
+    >>> [found.text for found in retriever.retrieve(["a river in Basel"], k=1)[0]]
+    ['the Rhine in Basel']
     """
 
     def __init__(

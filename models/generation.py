@@ -21,6 +21,10 @@ class GenerationOptions:
     likeliest tokens that hold this share of the probability. `opening` changes no answer: it is what the prompts of
     many calls begin with, such as demonstrations, so that local weights read it once for all of them. Raises
     ValueError for what cannot be meant.
+
+    >>> options = GenerationOptions(8, stop="\\n", temperature=0.7, seed=1)
+    >>> StandInLM().generate_ensemble(["a boat"], [1.0], options).num_tokens
+    8
     """
 
     max_new_tokens: int
@@ -49,6 +53,10 @@ class Generated:
     whole answers of several prompts are seen there, T is 1, and `answer_tokens` says how many tokens that one log-prob
     is of. `prompt_tokens` are those of all `num_prompts` prompts together, with the opening, as the LM counted
     them; None where neither the server nor its tokenizer tells. Raises ValueError for entropies of other tokens.
+
+    >>> answer = StandInLM().generate_ensemble(["in Basel", "in Nantes"], [0.7, 0.3], GenerationOptions(2))
+    >>> answer.text, answer.num_prompts, answer.num_tokens
+    ('in in', 2, 2)
     """
 
     text: str

@@ -20,7 +20,11 @@ def join_document(document: str, separator: str, context: str) -> str:
 
 
 class PromptTemplate:
-    """Builds prefixes. With a tokenizer and a limit, too long inputs are cut and counted; without, left as they are."""
+    """Builds prefixes. With a tokenizer and a limit, too long inputs are cut and counted; without, left as they are.
+
+    >>> PromptTemplate("\\n").prefix("Basel lies on the Rhine.", "The river is the", " Rhine")
+    'Basel lies on the Rhine.\\nThe river is the'
+    """
 
     def __init__(
         self, separator: str, tokenizer: PreTrainedTokenizerBase | None = None, max_tokens: int | None = None

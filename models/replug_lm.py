@@ -1,8 +1,5 @@
 """A language model with a retriever plugged in front of it: REPLUG at inference, as a library (section 3.2).
 
-    lm = ReplugLM(HuggingFaceLM("gpt2"), EncoderRetriever(Encoder("facebook/contriever"), texts), k=10)
-    answer = lm.answer(["Question: who wrote Faust?\\nAnswer:"], GenerationOptions(16, stop="\\n"))[0]
-
 The documents of a text are retrieved by the text itself and stand before it, one to a prompt. The LM's predictions are
 mixed by softmax(similarities / temperature), with the temperature that was saved with the retriever, or another. It is
 a `BlackBoxLM` as the one that it wraps is, which may be local weights, a pool or a server. Whoever wants to show the
@@ -17,7 +14,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Protocol
+from typing import Any, overload
 
 import numpy as np
 
@@ -36,31 +33,10 @@ from replug.models.ensemble_temperature import own_temperature
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.policy import KnownFrom, Policy, Subject
 from replug.models.prompt import PromptTemplate
+from replug.models.retrieved import Documents, Found, Retrieved, Retriever
 from replug.models.text_lists import require_texts
 
-
-@dataclass(frozen=True, slots=True)
-class Retrieved:
-    """A document that was found. Its weight is the ensemble's softmax of `similarity` among those found with it."""
-
-    text: str
-    similarity: float
-    id: str
-
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.similarity):
-            raise ValueError(f"document {self.id} has the similarity {self.similarity}; expected a finite number")
-
-
-class Retriever(Protocol):
-    """Finds documents; the same query always finds the same."""
-
-    def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
-        """Up to `k` documents for each query, the most similar first."""
-        ...
-
-
-Documents = Sequence[Sequence[Retrieved]]
+Texts = Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +68,13 @@ class ReplugLM:
     have documents, and nothing of `score`, `generate_ensemble` and `sample`; one that was fitted to another LM,
     retriever, number of documents, or temperature is refused with a UserError. `temperature` divides similarities in
     the ensemble's softmax; by default it is the one that the retriever was saved with, else 1 as in the paper.
+
+    >>> texts = ["The Loire flows through Nantes.", "The Rhine flows through Basel."]
+    >>> lm = ReplugLM(StandInLM(), EncoderRetriever(Encoder("package:minilm"), texts), k=1)
+    >>> lm.score("Basel lies on the", " Rhine").sum_logprob > lm.score("Basel lies on the", " Loire").sum_logprob
+    True
+    >>> lm.generate(["Basel Basel lies on the", "Nantes Nantes lies on the"], max_new_tokens=1)
+    ['Basel', 'Nantes']
     """
 
     def __init__(
@@ -130,18 +113,28 @@ class ReplugLM:
         found = dict(zip(once, self._retriever.retrieve(once, k), strict=True)) if once else {}
         return [found[query] for query in queries]
 
-    def score(
-        self,
-        contexts: Sequence[str],
-        continuations: Sequence[str],
-        documents: Documents | None = None,
-        *,
-        opening: str | None = None,
-    ) -> list[ContinuationScore]:
-        """Log-probs (nats) of each continuation's tokens under the mixture. `documents`: those of each context.
+    @overload
+    def score(  # type: ignore[overload-overlap]  # a string is a sequence of strings, but one text here
+        self, contexts: str, continuations: str, documents: Found | None = None, *, opening: str | None = None
+    ) -> ContinuationScore: ...
 
-        An `opening` saves nothing here: documents stand before it.
+    @overload
+    def score(
+        self, contexts: Texts, continuations: Texts, documents: Documents | None = None, *, opening: str | None = None
+    ) -> list[ContinuationScore]: ...
+
+    def score(
+        self, contexts: str | Texts, continuations: str | Texts, documents: Any = None, *, opening: str | None = None
+    ) -> ContinuationScore | list[ContinuationScore]:
+        """Log-probs (nats) of each continuation's tokens under the mixture; of two strings, one score.
+
+        `documents`: those of each context. An `opening` saves nothing here: documents stand before it.
         """
+        if isinstance(contexts, str) and isinstance(continuations, str):
+            return self._score_all([contexts], [continuations], None if documents is None else [documents])[0]
+        return self._score_all(contexts, continuations, documents)
+
+    def _score_all(self, contexts: Texts, continuations: Texts, documents: Documents | None) -> list[ContinuationScore]:
         check_pairs(contexts, continuations)
         documents = self._documents(contexts, documents)
         prompts = [
@@ -151,9 +144,17 @@ class ReplugLM:
         scores = self._score(contexts, prompts, continuations)
         return [self._mixed(given, found) for given, found in zip(scores, documents, strict=True)]
 
-    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
-        """Greedy answers, each from its own documents; local weights decode them together."""
-        return [answer.text for answer in self.answer(prompts, GenerationOptions(max_new_tokens, stop or None))]
+    @overload
+    def generate(self, prompts: str, max_new_tokens: int, stop: Stop = None) -> str: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def generate(self, prompts: Texts, max_new_tokens: int, stop: Stop = None) -> list[str]: ...
+
+    def generate(self, prompts: str | Texts, max_new_tokens: int, stop: Stop = None) -> str | list[str]:
+        """Greedy answers, each from its own documents, of one string its answer; local weights decode them together."""
+        asked = [prompts] if isinstance(prompts, str) else prompts
+        answers = [one.text for one in self.answer(asked, GenerationOptions(max_new_tokens, stop or None))]
+        return answers[0] if isinstance(prompts, str) else answers
 
     def answer(
         self,

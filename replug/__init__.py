@@ -1,25 +1,57 @@
 """REPLUG LSR: tune a dense retriever to a frozen, black-box language model.
 
-The packages lie at the top of the repository and have one name here, `replug.NAME`. What README shows is imported from
-`replug` itself, and only when it is asked for: torch and transformers take seconds.
+The packages lie at the top of the repository and have one name here, `replug.NAME`. What is offered to users of the
+library is imported from `replug` itself (docs/library.md), and only when it is asked for: torch and transformers take
+seconds.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from replug.configs.errors import UserError
+    from replug.models.black_box_lm import BlackBoxLM, ContinuationScore
     from replug.models.encoder import Encoder
-    from replug.models.encoder_retriever import EncoderRetriever
+    from replug.models.encoder_retriever import EncoderRetriever, TextEncoder
+    from replug.models.generation import Generated, GenerationOptions
     from replug.models.local.hf_lm import HuggingFaceLM
+    from replug.models.local.stand_in_lm import StandInLM
+    from replug.models.prompt import PromptTemplate
     from replug.models.replug_lm import ReplugLM
+    from replug.models.retrieved import Retrieved, Retriever
 
-__all__ = ["Encoder", "EncoderRetriever", "HuggingFaceLM", "ReplugLM"]
+__all__ = [
+    "BlackBoxLM",
+    "ContinuationScore",
+    "Encoder",
+    "EncoderRetriever",
+    "Generated",
+    "GenerationOptions",
+    "HuggingFaceLM",
+    "PromptTemplate",
+    "ReplugLM",
+    "Retrieved",
+    "Retriever",
+    "StandInLM",
+    "TextEncoder",
+    "UserError",
+]
 
 _MODULES = {
+    "BlackBoxLM": "replug.models.black_box_lm",
+    "ContinuationScore": "replug.models.black_box_lm",
     "Encoder": "replug.models.encoder",
     "EncoderRetriever": "replug.models.encoder_retriever",
+    "Generated": "replug.models.generation",
+    "GenerationOptions": "replug.models.generation",
     "HuggingFaceLM": "replug.models.local.hf_lm",
+    "PromptTemplate": "replug.models.prompt",
     "ReplugLM": "replug.models.replug_lm",
+    "Retrieved": "replug.models.retrieved",
+    "Retriever": "replug.models.retrieved",
+    "StandInLM": "replug.models.local.stand_in_lm",
+    "TextEncoder": "replug.models.encoder_retriever",
+    "UserError": "replug.configs.errors",
 }
 
 
@@ -27,3 +59,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'replug' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,53 +1,210 @@
-"""README.md of a tuned retriever: what it is, how it is loaded, how it was made, and what it is worth.
+"""README.md of a tuned retriever: what it is, how it is used, how it was made, and what it is worth.
 
-The front matter is what model hubs read. The base model is named only where it is a name and no folder of this machine.
+Hubs read its front matter (`train/card_metadata.py`), people the rest. Its figures are those of the run's
+`results.json`, with their intervals. No checksum is kept of it: people fill in what a run does not know, and no vector
+depends on it.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from replug.configs.choices import TrainedSide
+from replug.configs.errors import UserError
+from replug.configs.load import flatten
+from replug.configs.plain_text import plain_line
 from replug.configs.schema import Config
-from replug.data.checksums import add_checksum
 from replug.data.files import replace_file
-from replug.models.encoder_files import model_settings
-from replug.train.results import METHODS, interval_lines
+from replug.models.ensemble_temperature import PAPER, temperature_in
+from replug.train.card_metadata import base_name, card_metadata
+from replug.train.results import METHODS, interval_lines, label_lines, room_lines, temperature_lines
 
 FILE = "README.md"
+LICENSE_ID = re.compile(r"[a-z0-9][a-z0-9.+-]*")
+HERE = "THIS_FOLDER"  # stands for the name of a folder that may lie anywhere
+QUERY_FOLDER = "query_encoder"  # of a pair, within the folder of the documents' encoder
+THE_BASE = "THE_RETRIEVER_AS_IT_WAS"
+DATA_KEYS = ("source", "corpus", "queries", "heldout", "dev", "prepared")
+SETTINGS = (
+    *("loss.gamma", "loss.beta", "loss.lm_score", "loss.direction", "loss.contrastive", "loss.anchor", "retrieve.k"),
+    *("retriever.similarity", "retriever.max_tokens", "retriever.train", "train.max_steps", "train.epochs"),
+    *("train.batch_size", "train.lr", "train.optimizer", "train.warmup_ratio", "train.labels", "refresh.every_steps"),
+    "seed",
+)
+# With sentence-transformers, and with replug, which reads the ensemble's temperature too.
+USAGE = """```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("{name}")
+queries = model.encode_query(["Which river flows through Basel?"])
+documents = model.encode_document(["The Rhine flows through Basel."])
+print(model.similarity(queries, documents))
+```
+
+```python
+from replug import Encoder, EncoderRetriever, HuggingFaceLM, ReplugLM
+
+retriever = EncoderRetriever(Encoder("{name}"), ["The Rhine flows through Basel."])
+lm = ReplugLM(HuggingFaceLM("AN_LM"), retriever, k=1)
+print(lm.generate("The river in Basel is the", max_new_tokens=8))
+```"""
+USAGE_OF_A_PAIR = """```python
+from sentence_transformers import SentenceTransformer
+
+folder = "{name}"  # of a name on the hub: huggingface_hub.snapshot_download("{name}")
+queries = SentenceTransformer(f"{{folder}}/query_encoder").encode_query(["Which river flows through Basel?"])
+model = SentenceTransformer(folder)
+print(model.similarity(queries, model.encode_document(["The Rhine flows through Basel."])))
+```
+
+```python
+from replug import Encoder, EncoderRetriever
+
+retriever = EncoderRetriever(Encoder("{name}"), ["The Rhine flows through Basel."])
+print(retriever.retrieve(["Which river flows through Basel?"], k=1))
+```"""
+USAGE_OF_QUERIES = """```python
+from sentence_transformers import SentenceTransformer
+
+model, documents_model = SentenceTransformer("{name}"), SentenceTransformer("{base}")
+queries = model.encode_query(["Which river flows through Basel?"])
+documents = documents_model.encode_document(["The Rhine flows through Basel."])
+print(model.similarity(queries, documents))
+```
+
+```python
+from replug import Encoder, EncoderRetriever
+
+texts = ["The Rhine flows through Basel."]
+retriever = EncoderRetriever(Encoder("{base}"), texts, query_encoder=Encoder("{name}"))
+print(retriever.retrieve(["Which river flows through Basel?"], k=1))
+```"""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """As what a card is published: `name` OWNER/NAME on the hub, and the id of the licence that was given.
+
+    Raises UserError for a licence that is no id as the hub has them.
+    """
+
+    name: str | None = None
+    license_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.license_id is not None and not LICENSE_ID.fullmatch(self.license_id):
+            raise UserError(f"--license is {self.license_id!r}; expected an id as the hub has them, such as apache-2.0")
+
+
+UNPUBLISHED = Published()
 
 
 def write_model_card(
-    folder: Path, config: Config, weights: str, made_by: Sequence[str], results: Mapping | None = None
+    folder: Path,
+    config: Config,
+    weights: str,
+    made_by: Sequence[str],
+    results: Mapping | None = None,
+    published: Published = UNPUBLISHED,
 ) -> None:
     """Beside an encoder's files. `weights` says of which step they are; `results` are the run's, once it has ended."""
-    base = config.retriever.path
-    is_name = not Path(base).expanduser().exists() and ":" not in base
-    is_of_queries = config.retriever.train is TrainedSide.query
-    lines = [
-        "---",
-        *("library_name: sentence-transformers", "pipeline_tag: sentence-similarity"),
-        *("tags:", "- retrieval", "- replug", *([f"base_model: {base}"] if is_name else [])),
-        *("---", "", "# A retriever tuned to a language model", ""),
-        "Tuned by REPLUG LSR (Shi et al. 2023) from the retriever below, for the LM below.",
-        f"Weights of {weights}. Similarity: {model_settings(str(folder))[1] or 'cosine'}.",
-        *(["Tuned for queries alone: documents are embedded by the retriever as it was."] if is_of_queries else []),
-        *("", "```python", "from sentence_transformers import SentenceTransformer", ""),
-        *('vectors = SentenceTransformer("THIS_FOLDER").encode(["a text"])', "```", ""),
-        *(f"- {line}" for line in made_by),
+    metadata = card_metadata(config, published.license_id)
+    parts = [
+        ["---", *metadata.to_yaml().splitlines(), "---"],
+        ["# A retriever tuned to a language model"],
+        list(_what_it_is(folder, config, weights)),
+        ["## How to use it"],
+        [_usage(folder, config).format(name=published.name or HERE, base=base_name(config) or THE_BASE)],
+        ["## How it was made"],
+        [*(f"- {line}" for line in made_by), *(f"- {line}" for line in _data_lines(config))],
+        _settings_table(config),
+        *(_measured(dict(results)) if results is not None else []),
     ]
-    if results is not None and "bpb" in results:
-        lines += ["", *_table(results)]
-    replace_file(folder / FILE, ("\n".join(lines) + "\n").encode())
-    add_checksum(folder / FILE)
+    lines = [line for part in parts if part for line in (*part, "")]
+    replace_file(folder / FILE, "\n".join(lines).encode())
 
 
-def _table(results: Mapping) -> list[str]:
-    """Bits per byte of every method over all held-out texts, with the intervals of their differences."""
-    values = results["bpb"]["all"]
-    methods = [method for method in METHODS if method in values]
+def _what_it_is(folder: Path, config: Config, weights: str) -> Iterator[str]:
+    yield "Tuned by REPLUG LSR ([Shi et al. 2023](https://arxiv.org/abs/2301.12652)) from the retriever below, for"
+    yield f"the LM below. Weights of {weights}. Similarity: {_similarity(folder)}."
+    if config.retriever.train is TrainedSide.query:
+        yield "Tuned for queries alone: documents are embedded by the retriever as it was."
+    known = temperature_in(str(folder))
+    said = f"{known.value:g}, {known.origin} (`ensemble.json`)" if known else f"{PAPER.value:g}, {PAPER.origin}"
+    yield f"Temperature of REPLUG's ensemble: {said}."
+
+
+def _similarity(folder: Path) -> str:
+    """As sentence-transformers will compare its vectors."""
+    file = folder / "config_sentence_transformers.json"
+    known = json.loads(file.read_text()).get("similarity_fn_name") if file.is_file() else None
+    return known or "cosine"
+
+
+def _usage(folder: Path, config: Config) -> str:
+    if (folder / QUERY_FOLDER).is_dir():
+        return USAGE_OF_A_PAIR
+    return USAGE_OF_QUERIES if config.retriever.train is TrainedSide.query else USAGE
+
+
+def _data_lines(config: Config) -> list[str]:
+    """Where texts and documents came from, by the keys of the configuration."""
+    given = {name: getattr(config.data, name) for name in DATA_KEYS}
+    said = [f"{name} {plain_line(str(value))}" for name, value in given.items() if value]
+    return [f"data: {', '.join(said)}"] if said else []
+
+
+def _settings_table(config: Config) -> list[str]:
+    """Those that were at work: what is off is left out, and so is what labels and epochs take the place of."""
+    known = flatten(config)
+    replaced = {"train.max_steps": known["train.epochs"], "refresh.every_steps": known["train.labels"]}
+    shown = [key for key in SETTINGS if (known[key] or key == "seed") and not replaced.get(key)]
+    rows = ((key, plain_line(str(known[key]))) for key in shown)
+    return ["| setting | value |", "|---|---|", *(f"| `{key}` | {value} |" for key, value in rows)]
+
+
+def _measured(results: dict) -> Iterator[list[str]]:
+    """Bits per byte of every method by domain, the intervals of their differences, and gold documents found."""
+    if "bpb" not in results and not label_lines(results):
+        return
+    yield ["## What it is worth"]
+    yield [f"- {line}" for line in label_lines(results)[1:]]  # the first says where the run keeps the weights
+    if "bpb" in results:
+        yield _bpb_table(results)
+        said = (_weights_lines, interval_lines, temperature_lines, room_lines)
+        yield [f"- {line}" for lines in said for line in lines(results)]
+    if results.get("retrieval"):
+        yield _retrieval_table(results["retrieval"])
+
+
+def _weights_lines(results: dict) -> list[str]:
+    """Of which weights the columns are: those that are exported may be others."""
+    steps, measured = results.get("weights", {}), results["bpb"]["all"]
+    known = {"lsr": steps.get("last"), "best": steps.get("best")}
+    said = [f"{METHODS[name]}: weights of step {of['step']}" for name, of in known.items() if of and name in measured]
+    return ["; ".join(said)] if said else []
+
+
+def _bpb_table(results: dict) -> list[str]:
+    methods = [method for method in METHODS if method in results["bpb"]["all"]]
+    rows = ((plain_line(domain).replace("|", "\\|"), values) for domain, values in results["bpb"].items())
     return [
         f"Bits per byte on {results['num_windows']} held-out texts, lower is better:",
-        *("", f"| {' | '.join(METHODS[method] for method in methods)} |", "|---" * len(methods) + "|"),
-        *(f"| {' | '.join(f'{values[method]:.4f}' for method in methods)} |", ""),
-        *(f"- {line}" for line in interval_lines(dict(results))),
+        "",
+        f"| | {' | '.join(METHODS[method] for method in methods)} |",
+        "|---" * (len(methods) + 1) + "|",
+        *(f"| {domain} | {' | '.join(f'{values[method]:.4f}' for method in methods)} |" for domain, values in rows),
+    ]
+
+
+def _retrieval_table(retrieval: dict[str, dict[str, float]]) -> list[str]:
+    names = list(next(iter(retrieval.values())))
+    return [
+        "Share of the held-out texts with a gold document among the first k:",
+        "",
+        f"| | {' | '.join(names)} |",
+        "|---" * (len(names) + 1) + "|",
+        *(f"| {of} | {' | '.join(f'{values[name]:.3f}' for name in names)} |" for of, values in retrieval.items()),
     ]

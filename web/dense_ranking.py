@@ -11,7 +11,7 @@ from dataclasses import replace
 from replug.models.encoder import Encoder
 from replug.models.encoder_retriever import EncoderRetriever
 from replug.models.ensemble import document_weights
-from replug.models.replug_lm import Retrieved
+from replug.models.retrieved import Retrieved
 from replug.web.records import Passage
 
 

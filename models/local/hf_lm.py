@@ -54,6 +54,10 @@ class HuggingFaceLM:
     `spread` lays the layers over all visible GPUs, for models larger than one; `compile` is torch's. `identity` is
     given where the weights have been hashed already. Raises UserError for what is no trained causal LM with its own
     tokenizer.
+
+    >>> lm = HuggingFaceLM("./my-lm")  # or "package:smollm2", a GGUF file, a name on the hub
+    >>> lm.score(["a boat"], [" on the lake"])[0].sum_logprob < 0
+    True
     """
 
     def __init__(

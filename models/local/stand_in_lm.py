@@ -66,7 +66,11 @@ class StandInSource(LocalSource):
 
 
 class StandInLM:
-    """Tokens are words with the white space before them. `delay_seconds` slows every call, for tests of timing."""
+    """Tokens are words with the white space before them. `delay_seconds` slows every call, for tests of timing.
+
+    >>> StandInLM().generate(["a boat and a boat and a dog"], max_new_tokens=1)
+    ['a']
+    """
 
     identity = "stand_in"
     max_tokens: int | None = None

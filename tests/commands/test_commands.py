@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from huggingface_hub import constants
 
 from replug.commands.export import export
 from replug.commands.report import report as run_report
@@ -13,6 +14,7 @@ from replug.commands.search import run_search
 from replug.configs.errors import UserError
 from replug.index_workers.version_store import VersionStore
 from replug.models.encoder import Encoder
+from tests.support.hub_server import OWNER, TOKEN, HubServer
 
 
 def test_search_shows_what_the_tuned_retriever_finds(quiet_run, capsys):
@@ -48,6 +50,22 @@ def test_the_exported_retriever_is_the_one_that_made_the_last_index(quiet_run, t
     np.testing.assert_array_equal(exported, Encoder(str(store.encoder_folder(version))).encode(texts).numpy())
     with pytest.raises(UserError, match="is not empty"):
         export(quiet_run, tmp_path / "out")
+
+
+def test_a_run_is_exported_to_a_folder_and_a_hub_at_once(quiet_run, replug, tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    with HubServer() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        ended = replug("export", quiet_run, "--out", tmp_path / "out", "--push", f"{OWNER}/tuned", "--license", "mit")
+    assert ended.status == 0, ended.printed
+    assert f"pushed: {hub.url}/{OWNER}/tuned (weights of step" in ended.output
+    assert TOKEN not in ended.printed
+    [there] = hub.repositories.values()
+    card = (tmp_path / "out/README.md").read_bytes()
+    assert there.is_private and there.files["README.md"] == card
+    assert b"license: mit" in card and b"95% interval" in card and f"{OWNER}/tuned".encode() in card
+    assert TOKEN.encode() not in b"".join(there.files.values())
 
 
 def test_the_report_is_made_again_with_a_picture(quiet_run, tmp_path, capsys):

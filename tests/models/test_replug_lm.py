@@ -19,7 +19,8 @@ from replug.models.http.request_budget import RequestBudget
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.stand_in_lm import StandInLM, StandInSource
 from replug.models.prompt import PromptTemplate
-from replug.models.replug_lm import ReplugLM, Retrieved
+from replug.models.replug_lm import ReplugLM
+from replug.models.retrieved import Retrieved
 from replug.models.scorer_pool import ScorerPool
 from replug.models.stand_in_encoder import write_stand_in_encoder
 from tests.support.fault_server import FaultServer, server_spec

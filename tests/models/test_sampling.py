@@ -23,7 +23,8 @@ from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.sampling import choose_tokens, draws_of
 from replug.models.local.stand_in_lm import StandInLM, StandInSource
 from replug.models.local.token_tree import MIN_SHARED_TOKENS, TokenTree, token_trees
-from replug.models.replug_lm import ReplugLM, Retrieved
+from replug.models.replug_lm import ReplugLM
+from replug.models.retrieved import Retrieved
 from replug.models.scorer_pool import Scorer
 from tests.support.fault_server import FaultServer, server_spec
 from tests.support.tiny_lms import DEMONSTRATIONS, load, naive_logprobs, num_tokens, write_gpt2, write_llama

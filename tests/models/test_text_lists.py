@@ -51,10 +51,23 @@ LMS: list[Callable[..., object]] = [
 def test_every_lm_refuses_one_text(call: Callable[..., object], tiny: HuggingFaceLM, encoder: Encoder, tmp_path: Path):
     stand_in = StandInLM()
     cached = CachingLM(InProcessLM(stand_in), tmp_path / "scores.sqlite")
-    for lm in (tiny, stand_in, cached, ReplugLM(stand_in, EncoderRetriever(encoder, ["a text"]), k=1)):
+    for lm in (tiny, stand_in, cached):
         with pytest.raises(UserError, match=r"expected a list of .*; write \[text\]"):
             call(lm)
     cached.close()
+
+
+def test_the_ensemble_takes_one_text_as_one_and_a_list_as_a_list(encoder: Encoder) -> None:
+    lm = ReplugLM(StandInLM(), EncoderRetriever(encoder, ["a text", "b text"]), k=2)
+    one, many = lm.score("a b", " text"), lm.score(["a b", "b"], [" text", " c"])
+    assert one.sum_logprob == many[0].sum_logprob
+    assert len(many) == 2
+    assert lm.generate("a b", 2) == lm.generate(["a b"], 2)[0]
+    [found] = lm.retrieve(["a b"])
+    assert lm.score("a b", " text", found[:1]).sum_logprob == lm.score(["a b"], [" text"], [found[:1]])[0].sum_logprob
+    for contexts, continuations in ((["a b"], " text"), ("a b", [" text"])):
+        with pytest.raises(UserError, match=r"expected a list of .*; write \[text\]"):
+            lm.score(contexts, continuations)
 
 
 def test_encoders_and_retrievers_refuse_one_text(encoder: Encoder) -> None:

@@ -48,7 +48,7 @@ def test_a_run_that_fits_saves_the_temperature_with_the_tuned_retriever(
     for name in ("replug", "lsr"):
         assert measured[name]["temperature"]["value"] == pytest.approx(said[name]["temperature"], rel=1e-2)
 
-    ended = replug("export", run, tmp_path / "exported")
+    ended = replug("export", run, "--out", tmp_path / "exported")
     assert ended.status == 0
     assert Encoder(str(tmp_path / "exported")).temperature == tuned
 

@@ -56,7 +56,9 @@ def test_the_table_and_the_report_say_which_weights_they_are_of(quiet_run: Path,
 
 def test_better_weights_are_named_and_exported(quiet_run: Path, tmp_path: Path, replug: CommandLine) -> None:
     step = json.loads((quiet_run / "best.json").read_text())["step"]
-    last, best = (replug("export", quiet_run, tmp_path / name, *more) for name, *more in (["last"], ["best", "--best"]))
+    last, best = (
+        replug("export", quiet_run, "--out", tmp_path / name, *more) for name, *more in (["last"], ["best", "--best"])
+    )
     assert f"(weights of step {STEPS}, the last)" in last.output
     assert f"the weights of step {step} did best" in last.errors
     assert f"(weights of step {step}, the best on held-out text while training)" in best.output
@@ -69,7 +71,7 @@ def test_best_weights_that_were_not_measured_are_not_exported(quiet_run: Path, t
     run = copied(quiet_run, tmp_path / "run")
     for of_best in ("best.json", "checksums.json"):  # as they are where nothing was measured
         (run / of_best).unlink()
-    ended = replug("export", run, tmp_path / "out", "--best")
+    ended = replug("export", run, "--out", tmp_path / "out", "--best")
     assert ended.status == 2
     assert "has measured no weights on held-out text" in ended.errors
 

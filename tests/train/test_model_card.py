@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import pytest
-import yaml
+from huggingface_hub import ModelCard
 
+from replug.configs.errors import UserError
 from replug.configs.load import load_config
-from replug.data.checksums import require_checksums
-from replug.train.model_card import write_model_card
+from replug.data.checksums import checksum_problems, write_checksums
+from replug.models.ensemble_temperature import EnsembleTemperature, write_temperature
+from replug.train.model_card import UNPUBLISHED, Published, write_model_card
 from replug.train.provenance import provenance_lines
 from tests.support.command_line import ROOT
 
@@ -18,9 +20,13 @@ ENVIRONMENT = {
     "packages": {"torch": "2.13.0"},
 }
 RESULTS = {
-    "bpb": {"all": {"none": 2.0, "replug": 1.8, "lsr": 1.7}},
+    "bpb": {
+        "all": {"none": 2.0, "replug": 1.8, "lsr": 1.7},
+        "a|b": {"none": 2.1, "replug": 1.9, "lsr": 1.6},
+    },
     "intervals": {"lsr_minus_replug": [-0.2, -0.05]},
     "num_windows": 12,
+    "weights": {"last": {"step": 30}, "best": {"step": 10, "heldout_bpb": 1.6}},
 }
 
 
@@ -29,14 +35,19 @@ def test_a_card_has_front_matter_models_weights_and_the_table(tmp_path: Path, ba
     config = load_config(ROOT / "configs/debug.yaml", [f"retriever.path={base}", "lm.path=gpt2-xl"])
     made_by = provenance_lines(config, ENVIRONMENT, "an-identity")
     write_model_card(tmp_path, config, "step 30, the last", made_by, RESULTS)
-    require_checksums(tmp_path, "mend", ["README.md"])
     card = (tmp_path / "README.md").read_text()
-    front = yaml.safe_load(card.split("---")[1])
-    assert (front.get("base_model"), front["library_name"]) == (named, "sentence-transformers")
+    front = ModelCard(card).data
+    assert (front.base_model, front.library_name) == (named, "sentence-transformers")
+    assert {"sentence-transformers", "replug-lsr"} <= set(front.tags)
     for said in (
         *("Weights of step 30, the last.", "LM gpt2-xl (1,5", "M parameters), identity an-identity"),
+        "- REPLUG LSR (tuned): weights of step 30\n",  # the best were not measured
         *("command: replug train my.yaml", "commit 0123456789ab with changes, torch 2.13.0"),
-        *("| 2.0000 | 1.8000 | 1.7000 |", "95% interval -0.2000 to -0.0500: lower"),
+        *(
+            "| all | 2.0000 | 1.8000 | 1.7000 |",
+            "| a\\|b | 2.1000 | 1.9000 | 1.6000 |",
+            "95% interval -0.2000 to -0.0500: lower",
+        ),
     ):
         assert said in card, said
 
@@ -54,3 +65,75 @@ def test_a_served_lm_is_named_with_its_server(tmp_path: Path) -> None:
     served = ["lm.path=null", "lm.url=http://127.0.0.1:8000/v1", "lm.model=llama"]
     config = load_config(ROOT / "configs/debug.yaml", served)
     assert "LM llama at http://127.0.0.1:8000/v1" in provenance_lines(config, {}, None)[0]
+
+
+def base_folder(tmp_path: Path) -> Path:
+    """What is taken for an encoder's folder by its name."""
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/config.json").write_text("{}")
+    return tmp_path / "base"
+
+
+def card_of(
+    folder: Path, *overrides: str, results: dict | None = None, published: Published = UNPUBLISHED
+) -> ModelCard:
+    config = load_config(ROOT / "configs/debug.yaml", [*overrides])
+    write_model_card(folder, config, "step 3", ["models: some"], results, published)
+    return ModelCard.load(folder / "README.md")
+
+
+def test_licence_and_language_are_the_bases_unless_a_licence_is_given(tmp_path: Path) -> None:
+    base = base_folder(tmp_path)
+    (base / "README.md").write_text("---\nlicense: other\nlicense_name: ours\nlanguage: [de, en]\n---\n# Base\n")
+    of_base = card_of(tmp_path, f"retriever.path={base}").data
+    assert (of_base.license, of_base.license_name, of_base.language) == ("other", "ours", ["de", "en"])
+    given = card_of(tmp_path, f"retriever.path={base}", published=Published(license_id="mit")).data
+    assert (given.license, given.get("license_name"), given.language) == ("mit", None, ["de", "en"])
+    assert card_of(tmp_path, "retriever.path=somebody/encoder").data.license == "unknown"
+    with pytest.raises(UserError, match="expected an id as the hub has them"):
+        Published(license_id="Apache 2")
+
+
+@pytest.mark.parametrize("broken", ["---\n: [\n---\n", "---\n- a list\n---\n", "# no front matter\n"])
+def test_a_base_whose_card_cannot_be_read_has_an_unknown_licence(tmp_path: Path, broken: str) -> None:
+    base = base_folder(tmp_path)
+    (base / "README.md").write_text(broken)
+    assert card_of(tmp_path, f"retriever.path={base}").data.license == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("source", "datasets"),
+    [("Salesforce/wikitext:wikitext-103-raw-v1:test", ["Salesforce/wikitext"]), ("mine/texts.jsonl", None)],
+)
+def test_a_dataset_is_named_where_it_is_one_of_the_hub(tmp_path: Path, source: str, datasets: list[str] | None) -> None:
+    card = card_of(tmp_path, f"data.source={source}")
+    assert card.data.datasets == datasets
+    assert f"- data: source {source}" in card.text
+
+
+def test_the_card_says_the_ensembles_temperature_and_the_settings_at_work(tmp_path: Path) -> None:
+    assert "REPLUG's ensemble: 1, as the paper." in card_of(tmp_path).text
+    write_temperature(tmp_path, EnsembleTemperature(0.05, lm="an LM", k=5, num_texts=40))
+    text = card_of(tmp_path, "train.labels=labels", "train.epochs=3").text
+    assert "ensemble: 0.05, fitted on 40 development texts, 5 documents (`ensemble.json`)." in text
+    assert "| `train.epochs` | 3 |" in text
+    assert "train.max_steps" not in text and "refresh.every_steps" not in text
+
+
+def test_a_card_may_be_edited(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    write_checksums(tmp_path)
+    card_of(tmp_path)
+    (tmp_path / "README.md").write_text("by its owner")
+    assert checksum_problems(tmp_path) == []
+
+
+def test_a_retriever_of_queries_is_shown_with_that_of_the_documents(tmp_path: Path) -> None:
+    text = card_of(tmp_path, "retriever.train=query", "retriever.path=somebody/encoder").text
+    assert 'SentenceTransformer("THIS_FOLDER"), SentenceTransformer("somebody/encoder")' in text
+
+
+def test_both_encoders_of_a_pair_are_shown(tmp_path: Path) -> None:
+    (tmp_path / "query_encoder").mkdir()
+    text = card_of(tmp_path, "retriever.train=query", published=Published("me/pair")).text
+    assert 'folder = "me/pair"' in text and 'SentenceTransformer(f"{folder}/query_encoder")' in text

@@ -14,7 +14,7 @@ from replug.configs.errors import UserError
 from replug.configs.evaluation_schema import WebConfig
 from replug.data.records import Document
 from replug.models.http.request_budget import BudgetSpent, RequestBudget
-from replug.models.replug_lm import Retrieved
+from replug.models.retrieved import Retrieved
 from replug.web import search_api
 from replug.web.engine_kinds import EngineParts, engine_names, make_engine
 from replug.web.engines.brave import BraveEngine

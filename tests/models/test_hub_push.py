@@ -1,0 +1,126 @@
+"""A push makes a private repository of every file, and says by name what a hub refuses. The hub is on loopback."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from huggingface_hub import ModelCard, constants
+
+from replug.configs.errors import UserError
+from replug.configs.load import load_config
+from replug.models.encoder import Encoder
+from replug.models.hub_push import HubRepository
+from replug.train.model_card import Published, write_model_card
+from tests.support.command_line import ROOT
+from tests.support.hub_server import OWNER, TOKEN, HubServer
+
+NAME = f"{OWNER}/tuned"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """With a token in the environment, and without Xet, whose protocol the hub here does not speak."""
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    with HubServer() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export, as the command writes it."""
+    folder = tmp_path_factory.mktemp("exported") / "retriever"
+    Encoder("stand_in").save(folder)
+    config = load_config(ROOT / "configs/debug.yaml", [])
+    write_model_card(folder, config, "step 40, the last", ["models: stand-ins"], None, Published(NAME, "mit"))
+    return folder
+
+
+def test_a_pushed_retriever_is_private_and_loads_to_the_same_vectors(hub: HubServer, folder: Path, tmp_path: Path):
+    HubRepository(NAME).push(folder)
+    there = hub.repositories[NAME]
+    assert there.is_private
+    assert len(hub.large) == 1  # the weights went as a large file
+    sent = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert set(there.files) == sent | {".gitattributes"}
+    for name, content in there.files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    vectors = [Encoder(str(path)).encode(["some words"]).numpy() for path in (folder, tmp_path)]
+    np.testing.assert_array_equal(*vectors)
+    card = ModelCard(hub.cards[0])
+    assert (card.data.license, card.data.tags[-1], NAME in card.text) == ("mit", "replug-lsr", True)
+
+
+def test_a_second_push_is_a_commit_that_removes_what_is_no_more(hub: HubServer, folder: Path) -> None:
+    HubRepository(NAME).push(folder)
+    hub.repositories[NAME].files["2_Dense/model.safetensors"] = b"of another chain"
+    HubRepository(NAME).push(folder)
+    assert "2_Dense/model.safetensors" not in hub.repositories[NAME].files
+
+
+def test_a_push_that_broke_off_is_done_by_the_same_command(
+    hub: HubServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.breaks_at = "/commit/"
+    with pytest.raises(UserError, match="answered 500: the hub is out of order"):
+        HubRepository(NAME).push(folder)
+    hub.breaks_at = None
+    HubRepository(NAME).push(folder)
+    assert "config.json" in hub.repositories[NAME].files
+
+
+def test_public_is_what_was_asked_for_and_nothing_changes_it_unasked(hub: HubServer, folder: Path) -> None:
+    HubRepository(NAME, is_public=True).push(folder)
+    assert not hub.repositories[NAME].is_private
+    with pytest.raises(UserError, match="exists already and is not private"):
+        HubRepository(NAME).push(folder)
+
+
+def test_what_a_hub_refuses_is_said_without_the_token(
+    hub: HubServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    HubRepository(NAME).push(folder)
+    hub.repositories[NAME].tags.clear()
+    with pytest.raises(UserError, match="exists already, and is no export of replug"):
+        HubRepository(NAME).push(folder)
+    with pytest.raises(UserError, match=r"write nothing to others/tuned \(403\)"):
+        HubRepository("others/tuned").push(folder)
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(UserError, match=r"does not accept the token in HF_TOKEN \(401\)") as refused:
+        HubRepository(NAME).push(folder)
+    assert "hf_wrong" not in str(refused.value)
+
+
+def test_no_network_is_said(hub: HubServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
+    with pytest.raises(UserError, match=r"is not reached .*; is there a network"):
+        HubRepository(NAME).push(folder)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="is not reached"):
+        HubRepository(NAME).push(folder)
+
+
+def test_other_files_than_a_retrievers_are_not_pushed(hub: HubServer, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"a pickle")
+    with pytest.raises(UserError, match=r"pytorch_model.bin is no file of an exported retriever"):
+        HubRepository(NAME).push(tmp_path)
+    assert not hub.repositories
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("tuned", "OWNER/NAME"), ("a/b/c", "a/b/c"), ("a/-b", "a/-b"), ("", "--push")]
+)
+def test_another_name_is_refused(hub: HubServer, name: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        HubRepository(name)
+
+
+def test_a_token_is_taken_from_the_environment_alone(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(UserError, match="HF_TOKEN is not set"):
+        HubRepository(NAME)
