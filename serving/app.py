@@ -19,6 +19,7 @@ from replug.serving.guard import Guard
 from replug.serving.limits import ServingLimits
 from replug.serving.metrics import Metrics
 from replug.serving.requests import (
+    DEFAULT_DOCUMENTS,
     RETRIEVER_NAME,
     ChatRequest,
     CompletionRequest,
@@ -144,9 +145,10 @@ def _add_retrieval(app: FastAPI, opened: Opened, limits: ServingLimits) -> None:
     async def search(asked: SearchRequest) -> JSONResponse:
         service = opened.ready()
         limits.require_texts("query", len(asked.query))
-        limits.require_documents("k", asked.k)
+        k = min(DEFAULT_DOCUMENTS, limits.max_documents) if asked.k is None else asked.k
+        limits.require_documents("k", k)
         index, queries = service.index.served, RetrieverInput(asked.query, "query", asked.truncate)
-        searched = await within(limits, service.search(index, asked.k, queries))
+        searched = await within(limits, service.search(index, k, queries))
         return JSONResponse(answers.search_results(searched, index.version))
 
 

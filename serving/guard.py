@@ -119,7 +119,7 @@ class _Watched:
 
 async def _while_there(app: ASGIApp, scope: Scope, receive: _Replayed, send: _Watched) -> None:
     """Answer, unless the client goes before the answer is whole."""
-    answering = asyncio.ensure_future(app(scope, receive, send))  # type: ignore[arg-type] # a coroutine
+    answering = asyncio.ensure_future(app(scope, receive, send))
     watching = asyncio.create_task(receive.until_gone())
     try:
         await asyncio.wait({answering, watching}, return_when=asyncio.FIRST_COMPLETED)

@@ -4,8 +4,9 @@ Clients send keys at the value that means nothing, such as n=1: these are taken,
 null is as one that is not there.
 """
 
+import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -15,9 +16,11 @@ from replug.models.generation import GenerationOptions
 from replug.serving.errors import ApiError, refused
 from replug.serving.limits import ServingLimits
 
-QUERY, DOCUMENT = "query", "document"
 Side = Literal["query", "document"]
+QUERY: Final = "query"
+DOCUMENT: Final = "document"
 LM_NAME, RETRIEVER_NAME = "replug", "retriever"  # values of `model`
+DEFAULT_DOCUMENTS = 10  # of a search
 DEFAULT_TOKENS = 16  # of a completion, as OpenAI has it; of a chat the server's most
 MOST_STOPS, LONGEST_STOP = 16, 256
 # Values of keys that ask for nothing. What else they may hold in OpenAI's API is what this server does not do.
@@ -62,7 +65,11 @@ class _Asked(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, body: Any) -> Any:
-        return {key: one for key, one in body.items() if one is not None} if isinstance(body, dict) else body
+        if not isinstance(body, dict):
+            return body
+        for key, value in body.items():
+            _require_whole_characters(key, value)
+        return {key: value for key, value in body.items() if value is not None}
 
 
 class EmbeddingRequest(_Asked):
@@ -80,7 +87,7 @@ class SearchRequest(_Asked):
     """`query` is one text or several."""
 
     query: Texts
-    k: int = 10
+    k: int | None = None
     truncate: bool = False
 
 
@@ -176,6 +183,14 @@ def of_validation(error: RequestValidationError) -> ApiError:
 
 def _named(place: Sequence[str]) -> str:
     return plain_line(".".join(place))[:200] or "body"
+
+
+def _require_whole_characters(key: str, value: object) -> None:
+    """JSON can hold halves of characters, which no tokenizer reads."""
+    try:
+        json.dumps([key, value], ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise refused(plain_line(key), "holds half a character (a lone surrogate); expected whole ones") from error
 
 
 def _is_among(value: object, values: tuple[Any, ...]) -> bool:
