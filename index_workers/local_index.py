@@ -1,18 +1,20 @@
 """The newest published version of an index, searched in this process: what `replug search` and `ask` do."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from replug.configs.errors import UserError
+from replug.data.records import Document
 from replug.data.shards import shard_paths
 from replug.data.store import CorpusStore
 from replug.index_workers.faiss_index import set_search_threads
 from replug.index_workers.merge import merge_top_k
 from replug.index_workers.searcher import open_shard
 from replug.index_workers.version_store import BuildPlan, VersionStore, weights_sha256
-from replug.models.encoder import Encoder
+from replug.models.encoder import Encoder, require_finite_vectors
 from replug.models.encoder_files import is_query_side
 from replug.models.retrieved import Retrieved
 from replug.models.text_lists import require_texts
@@ -35,6 +37,7 @@ class LocalIndex:
         self.corpus = _open_corpus(store.corpus_path(self.plan), self.plan.num_documents)
         num_shards = self.plan.num_shards
         self._shards = [open_shard(store, self.plan, shard, num_shards) for shard in range(num_shards)]
+        self.is_independent = all(shard.is_independent for shard in self._shards)  # as `searcher.Shard` has it
 
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows and similarities [B, k], best first, for queries [B, D]."""
@@ -62,24 +65,39 @@ def _open_corpus(path: Path, num_documents: int) -> CorpusStore:
     return corpus
 
 
+@dataclass(frozen=True, slots=True)
+class FoundDocument:
+    """A document of an index, and its similarity to the query."""
+
+    document: Document
+    similarity: float
+
+
 class IndexRetriever:
-    """A `models.replug_lm.Retriever` over such an index, with the encoder that it was made by."""
+    """A `models.replug_lm.Retriever` over such an index. `encoder` is that of its queries."""
 
     def __init__(self, index: LocalIndex) -> None:
         self._index = index
-        self._encoder = Encoder(str(index.query_encoder_folder), index.plan.similarity, index.plan.max_tokens)
+        self.encoder = Encoder(str(index.query_encoder_folder), index.plan.similarity, index.plan.max_tokens)
         self.identity = retriever_identity(index.plan, index.root)
-        self.temperature = self._encoder.temperature
+        self.temperature = self.encoder.temperature
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
         """Up to `k` documents for each query, the most similar first."""
+        return [
+            [Retrieved(one.document.text, one.similarity, one.document.id) for one in found]
+            for found in self.find(queries, k)
+        ]
+
+    def find(self, queries: Sequence[str], k: int) -> list[list[FoundDocument]]:
+        """The same, with all that is known of the documents."""
         require_texts(queries, "queries")
-        rows, similarities = self._index.search(
-            self._encoder.encode_query(list(queries)).numpy(), min(k, self._index.plan.num_documents)
-        )
+        vectors = self.encoder.encode_query(list(queries)).numpy()
+        require_finite_vectors(vectors, [f"query {number}" for number in range(len(queries))])
+        rows, similarities = self._index.search(vectors, min(k, self._index.plan.num_documents))
         return [
             [
-                Retrieved(document.text, float(similarity), document.id)
+                FoundDocument(document, float(similarity))
                 for document, similarity in zip(self._index.corpus.documents(found), of, strict=True)
             ]
             for found, of in zip(rows, similarities, strict=True)

@@ -4,7 +4,7 @@ Only text crosses the border, never another tokenizer's ids. Local weights, serv
 implement `BlackBoxLM`; the Ray pool, the cache and the REPLUG ensemble wrap one and are one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -15,6 +15,8 @@ from replug.configs.errors import RunError
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.text_lists import require_texts
 
+# Is told the number of an answer and its text after each of its tokens, and ends it by False.
+Watch = Callable[[int, str], bool]
 WEIGHTS_TOLERANCE = 1e-5  # by which float32 weights of a few dozen prompts may miss 1
 
 
@@ -131,8 +133,13 @@ class Mixture:
 class MixingLM(BlackBoxLM, Protocol):
     """A language model that mixes the next token of prompts in this process, so that answers are seen as they grow."""
 
-    def generate_ensembles(self, mixtures: Sequence[Mixture], options: GenerationOptions) -> list[Generated]:
-        """The answer of `generate_ensemble` to each mixture, decoded together."""
+    def generate_ensembles(
+        self, mixtures: Sequence[Mixture], options: GenerationOptions, watch: Watch | None = None
+    ) -> list[Generated]:
+        """The answer of `generate_ensemble` to each mixture, decoded together; `watch` sees them grow.
+
+        Where memory does not hold all, some begin anew, and `watch` is told their first texts again.
+        """
         ...
 
     def stream_ensemble(
@@ -177,6 +184,18 @@ class AsyncLM(BlackBoxLM, Protocol):
     def close(self) -> None:
         """End what is under way, which raises RunError to who waits for it. A second call does nothing."""
         ...
+
+
+def answer_mixtures(
+    lm: BlackBoxLM, mixtures: Sequence[Mixture], options: GenerationOptions, watch: Watch | None = None
+) -> list[Generated]:
+    """The answer to each mixture, by the quickest way that the LM has; `watch` sees those of a `MixingLM` grow."""
+    if isinstance(lm, AsyncLM):
+        futures = [lm.submit_ensemble(one.prompts, one.weights, options) for one in mixtures]
+        return [future.result() for future in futures]
+    if isinstance(lm, MixingLM):
+        return lm.generate_ensembles(mixtures, options, watch)
+    return [lm.generate_ensemble(one.prompts, one.weights, options) for one in mixtures]
 
 
 def check_pairs(prefixes: Sequence[str], continuations: Sequence[str]) -> None:

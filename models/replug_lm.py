@@ -25,6 +25,7 @@ from replug.models.black_box_lm import (
     ContinuationScore,
     MixingLM,
     Mixture,
+    answer_mixtures,
     check_ensemble,
     check_pairs,
 )
@@ -237,12 +238,7 @@ class ReplugLM:
 
     def _answer(self, prompts: Sequence[str], options: GenerationOptions, documents: Documents) -> list[Generated]:
         asked = [self._mixture(prompt, found) for prompt, found in zip(prompts, documents, strict=True)]
-        if isinstance(self._lm, AsyncLM):
-            futures = [self._lm.submit_ensemble(one.prompts, one.weights, options) for one in asked]
-            return [future.result() for future in futures]
-        if isinstance(self._lm, MixingLM):
-            return self._lm.generate_ensembles(asked, options)
-        return [self._lm.generate_ensemble(one.prompts, one.weights, options) for one in asked]
+        return answer_mixtures(self._lm, asked, options)
 
     def stream(
         self,

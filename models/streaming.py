@@ -11,15 +11,36 @@ def pieces(texts: Iterable[str], stop: Stop) -> Iterator[str]:
 
     Raises RunError where a tokenizer writes what was given out in another way when more tokens come.
     """
-    given = whole = ""
+    answer, whole = GrowingAnswer(stop), ""
     for whole in texts:
-        _require_longer(whole, given)
-        ready = settled(whole, stop)
-        if len(ready) > len(given):
-            yield ready[len(given) :]
-            given = ready
-    if whole != given:
-        yield whole[len(given) :]
+        if piece := answer.grow(whole):
+            yield piece
+    if piece := answer.end(whole):
+        yield piece
+
+
+class GrowingAnswer:
+    """An answer that is given out while it grows. Both methods raise RunError where a text is written anew."""
+
+    def __init__(self, stop: Stop) -> None:
+        self._stop, self._given = stop, ""
+
+    def grow(self, whole: str) -> str:
+        """What is new and settled in the text so far; nothing in one that is told again."""
+        if self._given.startswith(whole):
+            return ""
+        _require_longer(whole, self._given)
+        return self._give(settled(whole, self._stop))
+
+    def end(self, whole: str) -> str:
+        """What of the whole answer was not given out."""
+        _require_longer(whole, self._given)
+        return self._give(whole)
+
+    def _give(self, ready: str) -> str:
+        piece = ready[len(self._given) :]
+        self._given += piece
+        return piece
 
 
 def _require_longer(whole: str, given: str) -> None:

@@ -7,8 +7,8 @@ Prefix and continuation are tokenized apart: the continuation has the same token
 How prompts are continued is told in `models.local.decoding`.
 """
 
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from replug.configs.errors import UserError
 from replug.models.batching import padded_groups, token_budget_batches, within_budget
-from replug.models.black_box_lm import ContinuationScore, Mixture, PassCounts, check_pairs
+from replug.models.black_box_lm import ContinuationScore, Mixture, PassCounts, Watch, check_pairs
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.hardware import TOKENS_PER_PASS, TOKENS_PER_PASS_GPU
 from replug.models.local.branching import PASSES_PER_GROUP, BranchingPrompts, predicted_places, tree_inputs
@@ -129,9 +129,12 @@ class HuggingFaceLM:
         [answer] = self.generate_ensembles([Mixture(prompts, weights)], options)
         return answer
 
-    def generate_ensembles(self, mixtures: Sequence[Mixture], options: GenerationOptions) -> list[Generated]:
+    def generate_ensembles(
+        self, mixtures: Sequence[Mixture], options: GenerationOptions, watch: Watch | None = None
+    ) -> list[Generated]:
         """The prompts of many mixtures in one pass for each token, as many as memory holds. Raises UnscorableText."""
-        asked = [self._tokens(mixture, options) for mixture in mixtures]
+        watches = [watch and partial(watch, number) for number in range(len(mixtures))]
+        asked = [self._tokens(one, options, goes_on) for one, goes_on in zip(mixtures, watches, strict=True)]
         answers: dict[int, Generated] = {}
         for group in self._together(asked, options.max_new_tokens):
             answers |= zip(group, self._answers([asked[number] for number in group], options), strict=True)
@@ -144,8 +147,10 @@ class HuggingFaceLM:
         asked = self._tokens(Mixture(prompts, weights), options)
         return pieces(self._growing_texts(asked, options), options.stop)
 
-    def _tokens(self, mixture: Mixture, options: GenerationOptions) -> TokenMixture:
-        return TokenMixture(self._prompt_ids(mixture.prompts, options.max_new_tokens), mixture.weights)
+    def _tokens(
+        self, mixture: Mixture, options: GenerationOptions, goes_on: Callable[[str], bool] | None = None
+    ) -> TokenMixture:
+        return TokenMixture(self._prompt_ids(mixture.prompts, options.max_new_tokens), mixture.weights, goes_on)
 
     def _together(self, asked: Sequence[TokenMixture], num_new: int) -> Iterator[list[int]]:
         """Which mixtures are decoded together: one at a time where prompts of several lengths would be read anew."""

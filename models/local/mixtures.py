@@ -18,10 +18,14 @@ from replug.models.local.sampling import Branches
 
 @dataclass(frozen=True, slots=True)
 class TokenMixture:
-    """The tokens of K prompts, and their weights, which sum to 1."""
+    """The tokens of K prompts, and their weights, which sum to 1.
+
+    `goes_on` is told the answer's text after each of its tokens, and ends it by False.
+    """
 
     rows: list[list[int]]
     weights: Sequence[float]
+    goes_on: Callable[[str], bool] | None = None
 
 
 class MixedAnswer:
@@ -38,6 +42,7 @@ class MixedAnswer:
         self._prompt_tokens = sum(map(len, mixture.rows))
         self._log_weights = torch.tensor(mixture.weights, dtype=torch.float64).log()
         self._ends, self._decode, self._options = ends, decode, options
+        self._goes_on = mixture.goes_on
         self._chooser = TokenChooser(options)
         self._ids: list[int] = []
         self._logprobs: list[float] = []
@@ -56,7 +61,8 @@ class MixedAnswer:
         is_end = self.last_token in self._ends
         whole = self._decode(self._ids[:-1] if is_end else self._ids)  # a token may hold a part of a character
         self.text = before_stop(whole, self._options.stop)
-        return not is_end and self.text == whole and len(self._ids) < self._options.max_new_tokens
+        is_wanted = self._goes_on is None or self._goes_on(self.text)
+        return is_wanted and not is_end and self.text == whole and len(self._ids) < self._options.max_new_tokens
 
     def generated(self) -> Generated:
         said, unsure = np.array([self._logprobs, self._entropies], dtype=np.float32)

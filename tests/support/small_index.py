@@ -13,17 +13,17 @@ from replug.models.packaged import resolve_encoder_path
 from tests.support.index_versions import PLAN, publish
 
 
-def write_small_index(root: Path, texts: Sequence[str], encoder_path: str = "stand_in") -> Path:
-    """The index's folder; documents are named d0, d1 and so on."""
+def write_small_index(root: Path, texts: Sequence[str], encoder_path: str = "stand_in", version: int = 0) -> Path:
+    """The index's folder; documents are named d0, d1 and so on. Each version has a corpus of its own."""
     folder = resolve_encoder_path(encoder_path)
     encoder = Encoder(folder, PLAN.similarity, PLAN.max_tokens)
-    corpus = root / "data" / "documents"
+    corpus = root / "data" / ("documents" if version == 0 else f"documents{version}")
     write_documents(corpus, [Document(f"d{row}", text, "x", "s") for row, text in enumerate(texts)])
     store = VersionStore(root / "index")
     plan = replace(
         PLAN,
-        version=0,
-        weights_sha256=store.save_snapshot(0, lambda copy: shutil.copytree(folder, copy) and None),
+        version=version,
+        weights_sha256=store.save_snapshot(version, lambda copy: shutil.copytree(folder, copy) and None),
         corpus_path=str(corpus.absolute()),
         corpus_sha256=corpus_sha256(corpus),
         num_documents=len(texts),
