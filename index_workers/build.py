@@ -80,6 +80,7 @@ def build_plan(
         similarity=encoder.similarity,
         max_tokens=encoder.max_tokens,
         dim=encoder.dim,
+        dims=encoder.dims,
         dtype=dtype_name(config.index.dtype.value),
         tokens_per_batch=config.index.tokens_per_batch or _tokens_per_pass(config),
         kind=kind,

@@ -75,11 +75,13 @@ class BuildPlan:
     num_shards: int = 1
     corpus_relative: str = ""  # `corpus_path` from the index's folder, for a run directory that is moved
     quantizer_from: int | None = None  # the version whose quantizer a lossy kind takes over; None trains one
+    dims: int | None = None  # first numbers of the encoder's vectors that these are; None: all
 
     @property
     def retriever(self) -> str:
         """Which retriever over which documents this is: equal ones give equal similarities, but for an index's kind."""
-        return f"{self.weights_sha256[:16]}:{self.similarity}:{self.max_tokens}:{self.corpus_sha256[:16]}"
+        dims = f":first {self.dims}" if self.dims else ""
+        return f"{self.weights_sha256[:16]}:{self.similarity}:{self.max_tokens}:{self.corpus_sha256[:16]}{dims}"
 
     @property
     def rows_per_file(self) -> int:

@@ -89,10 +89,10 @@ def _named_source(lm: LMConfig, files: LMFiles) -> LMSource:
     return next(source for backend in BACKENDS if (source := backend(lm, files)) is not None)
 
 
-def load_encoder(retriever: RetrieverConfig, path: str | Path | None = None) -> Encoder:
-    """The retriever of the configuration, or another one of its kind."""
+def load_encoder(retriever: RetrieverConfig, path: str | Path | None = None, dims: int | None = None) -> Encoder:
+    """The retriever of the configuration, or another one of its kind; `dims` is `index.dims`."""
     folder = str(path) if path is not None else resolve_encoder_path(retriever.path)
-    return Encoder(folder, retriever.similarity.value, retriever.max_tokens)
+    return Encoder(folder, retriever.similarity.value, retriever.max_tokens, dims=dims)
 
 
 def encoder_location(retriever: RetrieverConfig) -> str:

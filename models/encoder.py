@@ -22,8 +22,10 @@ from replug.data.tokenizing import TokenIds
 from replug.models.batching import token_budget_batches
 from replug.models.encoder_files import MEAN, is_query_side, load_encoder_files, save_encoder_files
 from replug.models.ensemble_temperature import EnsembleTemperature, temperature_in, write_temperature
+from replug.models.lora import ADAPTER, has_adapters, merged, save_adapter
 from replug.models.packaged import resolve_encoder_path
 from replug.models.text_lists import require_texts
+from replug.models.vector_prefix import first_numbers
 
 # Padded tokens in one forward pass: what stays in the cache of a core, and what a step with gradient was measured with.
 TOKENS_PER_BATCH, TOKENS_PER_BATCH_WITH_GRADIENT = 2048, 8192
@@ -35,10 +37,12 @@ class Encoder(nn.Module):
     """Maps texts to vectors [B, D]. `similarity` is `cosine` (unit vectors) or `dot`.
 
     `path` is a folder, a hub name, `package:minilm`, or a run directory, whose tuned retriever it is. `temperature` is
-    the ensemble's that was saved with the weights, None where none was; it is saved with them again.
+    the ensemble's that was saved with the weights, None where none was; it is saved with them again. `dims` makes
+    vectors of their first numbers alone (`index.dims`); the weights are the same.
     """
 
     temperature: EnsembleTemperature | None
+    untrained_sha256: str | None = None  # of the weights that training leaves as they are; None: it changes all
 
     def __init__(
         self,
@@ -46,6 +50,7 @@ class Encoder(nn.Module):
         similarity: str = "cosine",
         max_tokens: int | None = None,
         device: torch.device | str | None = None,
+        dims: int | None = None,
     ) -> None:
         super().__init__()
         if similarity not in SIMILARITIES:
@@ -60,14 +65,25 @@ class Encoder(nn.Module):
             raise UserError(f"retriever.max_tokens is {max_tokens}, but {path} holds at most {limit} tokens")
         self.max_tokens = limit if max_tokens is None else max_tokens
         self.tokenizer.model_max_length = self.max_tokens  # saved with it, so that others cut texts alike
+        if dims is not None and not 0 < dims <= self.width:
+            raise UserError(
+                f"index.dims is {dims}, but vectors of {path} have {self.width} numbers; expected at most those"
+            )
+        self.dims = None if dims == self.width else dims
         self._trains_as_train = False
         self.eval()
         if device is not None:
             self.to(device)
 
     @property
-    def dim(self) -> int:
+    def width(self) -> int:
+        """Numbers of a whole vector."""
         return int(self.backbone.config.hidden_size)
+
+    @property
+    def dim(self) -> int:
+        """Numbers of a vector that is searched by: the first `dims`, or all."""
+        return self.dims or self.width
 
     @cached_property
     def token_rule(self) -> TokenIds:
@@ -84,7 +100,7 @@ class Encoder(nn.Module):
         return [np.array(row, self.token_rule.dtype) for row in rows]
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Vectors [B, D] in float32 for ids and mask [B, T]; pooled in float32 under autocast too."""
+        """Whole vectors [B, D] in float32 for ids and mask [B, T]; pooled in float32 under autocast too."""
         hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         pooled = mean_pool(hidden.float(), attention_mask) if self.pooling == MEAN else hidden[:, 0].float()
         return nn.functional.normalize(pooled, dim=-1) if self.similarity == "cosine" else pooled
@@ -102,7 +118,8 @@ class Encoder(nn.Module):
 
         def fill(rows: list[int]) -> None:
             with torch.inference_mode(), torch.autocast(vectors.device.type, enabled=False):
-                vectors[rows] = self(*self._pad([ids[row] for row in rows]))
+                whole = self(*self._pad([ids[row] for row in rows]))
+                vectors[rows] = first_numbers(whole, self.dims, self.similarity)
 
         if vectors.is_cuda:
             for rows in self._batches(ids, tokens_per_batch):
@@ -111,16 +128,21 @@ class Encoder(nn.Module):
             _one_per_thread(fill, list(self._batches(ids, tokens_per_batch)))
         return vectors.cpu()
 
-    def prepare_training(self, dropout: bool, gradient_checkpointing: bool, compiled: bool) -> None:
-        """How steps with gradient are computed: the encoder's own dropout, less memory for more time, torch.compile."""
+    def prepare_training(
+        self, dropout: bool, gradient_checkpointing: bool, compiled: bool, adapter_dropout: bool = False
+    ) -> None:
+        """How steps with gradient are computed: the encoder's own dropout, less memory for more time, torch.compile.
+
+        `adapter_dropout` is of adapters that are added after.
+        """
         if gradient_checkpointing:
-            # transformers checkpoints in training mode only, which must not bring the dropout with it.
             self.backbone.activation_checkpointing_enable({"use_reentrant": False})
-            if not dropout:
-                _remove_dropout(self.backbone)
+        # transformers checkpoints in training mode only, which must not bring the encoder's own dropout with it.
+        self._trains_as_train = dropout or gradient_checkpointing or adapter_dropout
+        if self._trains_as_train and not dropout:
+            _remove_dropout(self.backbone)
         if compiled:
             self.backbone.compile(dynamic=True)  # in place: names of weights stay
-        self._trains_as_train = dropout or gradient_checkpointing
 
     def train_mode(self) -> None:
         """For a step with gradient; `eval` is for everything else."""
@@ -135,7 +157,7 @@ class Encoder(nn.Module):
     def encode_with_gradient(
         self, ids: Sequence[np.ndarray], tokens_per_batch: int = TOKENS_PER_BATCH_WITH_GRADIENT
     ) -> Tensor:
-        """As `encode_tokens`, but differentiable and on the encoder's device."""
+        """As `encode_tokens`, but whole vectors whatever `dims` is, differentiable and on the encoder's device."""
         batches = list(self._batches(ids, tokens_per_batch))
         parts = [self(*self._pad([ids[row] for row in rows])) for rows in batches]
         order = torch.tensor([row for rows in batches for row in rows], device=parts[0].device)
@@ -168,8 +190,15 @@ class Encoder(nn.Module):
             )
 
     def save(self, folder: Path) -> None:
-        """Write a folder that `AutoModel` and `SentenceTransformer` load; the latter to the same vectors."""
-        save_encoder_files(folder, self.backbone, self.tokenizer, self.pooling, self.max_tokens, self.similarity)
+        """Write a folder that `AutoModel` and `SentenceTransformer` load; the latter to the same vectors.
+
+        Adapters are merged into the weights, and kept in the folder `adapter` as well.
+        """
+        if has_adapters(self.backbone):
+            save_adapter(self.backbone, folder / ADAPTER)
+        save_encoder_files(
+            folder, merged(self.backbone), self.tokenizer, self.pooling, self.max_tokens, self.similarity
+        )
         if self.temperature is not None:
             write_temperature(folder, self.temperature)
 

@@ -107,9 +107,11 @@ def scaled_config(config: Config, files: CorpusFiles, places: Places) -> Config:
         scaled,
         data=DataConfig(prepared=str(places.prepared)),
         retriever=RetrieverConfig(path=str(places.retriever), similarity=config.retriever.similarity),
+        lora=LoRAConfig(),
         lm=_stand_in_lm(config.lm),
         index=replace(
             config.index,
+            dims=None,
             kind=_kind(config.index.kind),
             block_documents=files.block,
             dtype=DType.float32,

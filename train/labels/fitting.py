@@ -168,7 +168,11 @@ def _fitted_temperature(config: Config, training: LabelTraining, fitted: Fitted)
 
 def _save_tuned(config: Config, run: RunDirectory, module: LSRModule, temperature: EnsembleTemperature | None) -> None:
     """The best weights by development texts, the last ones where there are none; of a pair, both encoders."""
-    tuned = load_encoder(config.retriever, run.dev_best) if run.dev_best.is_dir() else module.encoder.cpu().eval()
+    tuned = (
+        load_encoder(config.retriever, run.dev_best, config.index.dims)
+        if run.dev_best.is_dir()
+        else module.encoder.cpu().eval()
+    )
     tuned.temperature = temperature or tuned.temperature
     save_retriever(run, tuned, module.frozen_documents)
 

@@ -69,7 +69,7 @@ def _label(config: Config, out: Path) -> Labels:
     source = lm_source(config.lm, out / "lm_spent.json", out / "scores.sqlite")
     data = prepared_set(config, RunDirectory(Path(config.run_dir).expanduser()).data)
     check_data(config, data, source)
-    encoder = load_encoder(config.retriever)
+    encoder = load_encoder(config.retriever, dims=config.index.dims)
     origin = label_origin(config, data, source.identity, encoder)
     _claim(out, origin)
     if (out / MARK).is_file():
@@ -103,7 +103,8 @@ def retriever_identity(encoder: Encoder) -> str:
     """Equal ones give equal similarities."""
     with tempfile.TemporaryDirectory() as folder:
         encoder.save(Path(folder))
-        return f"{weights_sha256(Path(folder))[:16]}:{encoder.similarity}:{encoder.max_tokens}"
+        dims = f":first {encoder.dims}" if encoder.dims else ""
+        return f"{weights_sha256(Path(folder))[:16]}:{encoder.similarity}:{encoder.max_tokens}{dims}"
 
 
 def _claim(out: Path, origin: LabelOrigin) -> None:
