@@ -149,8 +149,8 @@ def _find_in_index(
     index = LocalIndex(index_folder(directory), available_cores())
     if dims not in (None, index.plan.dim):
         raise UserError(
-            f"index.dims is {dims}, but the index in {directory} holds {index.plan.dim} numbers of each vector; leave it "
-            "out, or name the retriever's own folder instead"
+            f"index.dims is {dims}, but the index in {directory} holds {index.plan.dim} numbers of each vector; "
+            "leave it out, or name the retriever's own folder instead"
         )
     if similarity is not None and similarity.value != index.plan.similarity:
         raise UserError(

@@ -196,9 +196,8 @@ class Encoder(nn.Module):
         """
         if has_adapters(self.backbone):
             save_adapter(self.backbone, folder / ADAPTER)
-        save_encoder_files(
-            folder, merged(self.backbone), self.tokenizer, self.pooling, self.max_tokens, self.similarity
-        )
+        backbone = merged(self.backbone)
+        save_encoder_files(folder, backbone, self.tokenizer, self.pooling, self.max_tokens, self.similarity)
         if self.temperature is not None:
             write_temperature(folder, self.temperature)
 

@@ -9,23 +9,26 @@ The adapted model is the same object with other layers, so whatever encodes goes
 import copy
 import itertools
 import re
+import shutil
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from replug.configs.errors import UserError
 from replug.configs.schema import LoRAConfig
+from replug.data.checksums import write_checksums
 from replug.models.frozen_layers import frozen_part, layers_of
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
 ADAPTER = "adapter"  # the folder, in that of the merged weights
+WEIGHTS = "adapter_model.safetensors"
 NAME = "default"  # peft's name of an adapter where there is one
 INSIDE_PEFT = "base_model.model."  # where a PeftModel has the model that it wraps
 DEFAULT_SCALE = 2  # alpha / rank
@@ -76,10 +79,8 @@ def merged(backbone: PreTrainedModel) -> PreTrainedModel:
         return backbone
     from peft.tuners.lora import LoraLayer
 
-    shared: dict[int, Any] = {
-        id(tensor): tensor for tensor in itertools.chain(backbone.parameters(), backbone.buffers())
-    }
-    whole = copy.deepcopy(backbone, shared)
+    shared = itertools.chain(backbone.parameters(), backbone.buffers())
+    whole: Any = copy.deepcopy(backbone, {id(tensor): tensor for tensor in shared})
     del whole.peft_config
     for name, layer in [(name, layer) for name, layer in whole.named_modules() if isinstance(layer, LoraLayer)]:
         whole.set_submodule(name, _merged_layer(layer))
@@ -94,9 +95,15 @@ def save_adapter(backbone: PreTrainedModel, folder: Path) -> None:
     settings.inference_mode = True
     settings.save_pretrained(str(folder))
     weights = get_peft_model_state_dict(backbone, adapter_name=NAME)
-    save_file(
-        {INSIDE_PEFT + name: _on_cpu(weight) for name, weight in weights.items()}, folder / "adapter_model.safetensors"
-    )
+    inside = {INSIDE_PEFT + name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
+    save_file(inside, folder / WEIGHTS)
+
+
+def keep_adapter(source: Path, target: Path) -> None:
+    """Copy the adapter of one encoder's folder, if it has any, to another one of the same weights."""
+    if (source / ADAPTER).is_dir():
+        shutil.copytree(source / ADAPTER, target / ADAPTER, dirs_exist_ok=True)
+        write_checksums(target)
 
 
 def _merged_layer(layer: Any) -> nn.Module:
@@ -106,10 +113,6 @@ def _merged_layer(layer: Any) -> nn.Module:
         weight = linear.weight + layer.get_delta_weight(NAME)
     linear.weight = nn.Parameter(weight, requires_grad=False)
     return linear
-
-
-def _on_cpu(weight: Tensor) -> Tensor:
-    return weight.detach().cpu().contiguous()
 
 
 def _targets(backbone: PreTrainedModel, asked: list[str]) -> list[str]:

@@ -10,7 +10,16 @@ from pathlib import Path
 
 from replug.configs.choices import DType, Precision
 from replug.configs.refresh_policy import refresh_policy
-from replug.configs.schema import Config, DataConfig, EvaluateConfig, LMConfig, RayConfig, RetrieverConfig, WandbConfig
+from replug.configs.schema import (
+    Config,
+    DataConfig,
+    EvaluateConfig,
+    LMConfig,
+    LoRAConfig,
+    RayConfig,
+    RetrieverConfig,
+    WandbConfig,
+)
 from replug.data.prepare.splits import PIECES_PER_SHARD
 from replug.data.shards import ROWS_PER_SHARD
 from replug.index_workers.file_size import FILES, rows_per_file

@@ -60,8 +60,8 @@ def bring_back_untrained(encoder: Encoder, checkpoint: dict[str, Any]) -> None:
     """Complete a checkpoint that was read. Raises UserError where the retriever's own weights are others now."""
     if checkpoint.get(UNTRAINED) != encoder.untrained_sha256:
         raise UserError(
-            "retriever.path: its weights are not those that the run was begun with, and the checkpoint holds those alone "
-            "that learn: bring the first ones back, or give another run_dir"
+            "retriever.path: its weights are not those that the run was begun with, and the checkpoint holds those "
+            "alone that learn: bring the first ones back, or give another run_dir"
         )
     if encoder.untrained_sha256 is None:
         return
