@@ -14,15 +14,15 @@ from replug.index_workers.builder import Builder
 from replug.index_workers.local_index import IndexRetriever, LocalIndex, retriever_identity
 from replug.index_workers.version_store import IndexState, VersionStore
 from replug.models.build import load_encoder
-from replug.models.preparing import prepared_set
+from tests.support.preparing import debug_set
 
 DIMS = 8
 QUERIES = ["mida furo", "pelo tana", "furo furo mida"]
 
 
-@pytest.fixture
-def data(debug_config: Config, tmp_path: Path) -> PreparedSet:
-    return prepared_set(debug_config, tmp_path / "data")
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedSet:
+    return debug_set(tmp_path_factory.mktemp("data"), "data.num_documents=100")
 
 
 def build(config: Config, data: PreparedSet, root: Path, dims: int | None, kind: str) -> LocalIndex:

@@ -18,6 +18,7 @@ from replug.train.loss import log_likelihood, text_losses
 from replug.train.matryoshka import mean_over_prefixes, prefix_pairs
 from replug.train.module import LSRModule
 from replug.train.trained_weights import check_training
+from tests.support.preparing import debug_set
 from tests.train.test_levers import Given, batch_of
 
 HALF = math.sqrt(0.5)
@@ -48,6 +49,11 @@ def test_the_loss_is_the_mean_of_those_at_each_prefix():
     first_two = -math.log(2) - 0.5 * (1 + 0) + math.log(math.e + 1)
     assert [float(loss) for loss in losses] == pytest.approx([whole, first_two])
     assert float(mean_over_prefixes(losses)) == pytest.approx((whole + first_two) / 2)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedSet:
+    return debug_set(tmp_path_factory.mktemp("data"))
 
 
 # The module ---------------------------------------------------------------------------------------------
@@ -96,7 +102,7 @@ def test_metrics_are_those_of_the_longest_prefix(debug_config, data):
 
 
 def test_a_prefix_longer_than_the_vectors_is_refused_by_its_key(debug_config, data):
-    with pytest.raises(UserError, match=r"retriever.dims: 64 is more than the 32 numbers of the vectors"):
+    with pytest.raises(UserError, match=r"retriever.dims: 64 is more than the 32 numbers of the retriever's vectors"):
         module_of(debug_config, data, [64])
     with pytest.raises(UserError, match=r"index.dims is 64, but vectors of .* have 32 numbers"):
         module_of(debug_config, data, [], searched=64)
