@@ -36,6 +36,11 @@ class LocalIndex:
         num_shards = self.plan.num_shards
         self._shards = [open_shard(store, self.plan, shard, num_shards) for shard in range(num_shards)]
 
+    def query_encoder(self) -> Encoder:
+        """What its queries are encoded by."""
+        plan = self.plan
+        return Encoder(str(self.query_encoder_folder), plan.similarity, plan.max_tokens, dims=plan.dims)
+
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows and similarities [B, k], best first, for queries [B, D]."""
         return merge_top_k([shard.search(queries, k) for shard in self._shards], k)
@@ -67,7 +72,7 @@ class IndexRetriever:
 
     def __init__(self, index: LocalIndex) -> None:
         self._index = index
-        self._encoder = Encoder(str(index.query_encoder_folder), index.plan.similarity, index.plan.max_tokens)
+        self._encoder = index.query_encoder()
         self.identity = retriever_identity(index.plan, index.root)
         self.temperature = self._encoder.temperature
 
