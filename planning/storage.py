@@ -65,11 +65,13 @@ def run_bytes(config: Config, shape: Shape, retriever: StoredRetriever, index: I
     return {
         "prepared_set": 0.0 if config.data.prepared else prepared_bytes(shape, retriever),
         "index_versions": most_versions(shape.refresh, shape.checkpoint_every, kept) * version,
-        "checkpoints": float(
-            (kept + 1) * checkpoint_bytes(retriever.parameters if retriever.learning is None else retriever.learning)
-        ),
+        "checkpoints": float((kept + 1) * checkpoint_bytes(_learning(retriever))),
         "scores": float(shape.steps * shape.step.pairs * SCORE_BYTES),
     }
+
+
+def _learning(retriever: StoredRetriever) -> int:
+    return retriever.parameters if retriever.learning is None else retriever.learning
 
 
 def prepared_bytes(shape: Shape, retriever: StoredRetriever) -> float:

@@ -230,7 +230,10 @@ def index_size(config: Config, dim: int, num_documents: int) -> IndexSize:
 
 
 def network_gb(shape: Shape, retriever: ModelSize, num_builders: int, searched: int | None = None) -> dict[str, float]:
-    """What roles send one another; within a node it goes through its memory and disk. Vectors are `searched` wide (None: whole)."""
+    """What roles send one another; within a node it goes through its memory and disk.
+
+    Vectors are of `searched` numbers, None: all.
+    """
     width = searched or retriever.hidden
     pairs = shape.steps * shape.step.pairs
     parts = {
