@@ -149,7 +149,7 @@ class Encoder(nn.Module):
         return [np.array(row, self.token_rule.dtype) for row in rows]
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, prompt_tokens: int = 0) -> Tensor:
-        """Whole vectors [B, D] in float32 for ids and mask [B, T]; in float32 behind the backbone under autocast too."""
+        """Whole vectors [B, D] in float32 for ids and mask [B, T]; float32 behind the backbone under autocast too."""
         hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         vectors: Tensor = self.head(hidden, attention_mask, prompt_tokens)
         if self.similarity == "cosine" and not self.head.ends_normalized:
