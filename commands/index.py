@@ -44,7 +44,7 @@ def _build(config: Config, data_out: Path, root: Path) -> int:
     from replug.planning.sizes import run_sizes
 
     data = corpus_to_index(config, data_out, root)
-    encoder = load_encoder(config.retriever)
+    encoder = load_encoder(config.retriever, dims=config.index.dims)
     require_same_index(config, encoder, data, VersionStore(root.absolute()))
     sizes = run_sizes(config, len(data.corpus), multiplies_bfloat16())
     with ray_cluster(config, roles=["index"], sizes=sizes) as config:

@@ -46,11 +46,10 @@ def _search_one(directory: Path, text: str, k: int) -> list[dict]:
     """The newest published version's answer, without Ray."""
     from replug.index_workers.local_index import LocalIndex
     from replug.index_workers.version_store import index_folder
-    from replug.models.encoder import Encoder
     from replug.models.hardware import available_cores
 
     index = LocalIndex(index_folder(directory), available_cores())
-    encoder = Encoder(str(index.query_encoder_folder), index.plan.similarity, index.plan.max_tokens)
+    encoder = index.query_encoder()
     rows, similarities = index.search(encoder.encode_query([text]).numpy(), min(k, index.plan.num_documents))
     documents = index.corpus.documents(rows[0])
     return [

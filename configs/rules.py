@@ -25,6 +25,7 @@ from replug.configs.methods import (
     parse_methods,
 )
 from replug.configs.refresh_policy import refresh_problems
+from replug.configs.retriever_rules import training_problems, untrained_problems
 from replug.configs.schema import Config, DataConfig, EnsembleConfig, LMConfig, RetrieverConfig, ScoreConfig
 
 LM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -64,6 +65,7 @@ def _ask_problems(config: AskConfig) -> Iterator[str]:
         yield "ensemble.temperature is fit, and one question has no development texts; expected a number"
     if not config.retriever.path and config.retriever != RetrieverConfig(""):
         yield "retriever.path is missing, but other keys of retriever are set; expected --retriever DIR too"
+    yield from untrained_problems(config.retriever)
 
 
 def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator[str]:
@@ -81,6 +83,7 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
     yield from refresh_problems(config.refresh)
     yield from _resource_problems(config)
     yield from label_problems(config)
+    yield from training_problems(config)
     yield from _ensemble_problems(config.ensemble)
 
 
@@ -107,6 +110,7 @@ def _evaluation_problems(config: EvaluationConfig) -> Iterator[str]:
     if QUESTION not in config.questions.query:
         yield f"questions.query is {config.questions.query!r}; expected a text with {QUESTION} in it"
     yield from web_problems(config.web)
+    yield from untrained_problems(config.retriever)
     yield from _ensemble_problems(config.ensemble)
     yield from _evaluation_data_problems(config, any(method.takes_from_corpus for method in evaluation_methods(config)))
     yield from _index_problems(config)

@@ -82,6 +82,21 @@ class RetrieverConfig:
         TrainedSide.both,
         "both; query: documents stay as they are, so none is embedded again while training; documents: queries do",
     )
+    frozen_layers: int = key(0, "its embeddings and so many of its first layers learn nothing; 0: all learn", FROM_0)
+    dims: list[int] = key(
+        [],
+        "the loss is the mean over these first numbers of vectors, as [384,128] (default: those searched by)",
+    )
+
+
+@dataclass
+class LoRAConfig:
+    """Adapters learn instead of the retriever's own weights (Hu et al. 2021), by peft."""
+
+    rank: int | None = key(None, "of the adapters, such as 16 (default: none, all weights learn)", ABOVE_0)
+    alpha: float | None = key(None, "adapters are scaled by alpha / rank (default: twice the rank)", ABOVE_0)
+    dropout: float = key(0.0, "of what goes into the adapters while training", SHARE)
+    targets: list[str] = key([], "linear layers with an adapter, by the last part of their names (default: peft's)")
 
 
 @dataclass
@@ -183,6 +198,9 @@ class IndexConfig:
     overretrieve: int | None = key(None, "candidates to order for each document asked for (default: by kind)", ABOVE_0)
     retrain_every: int | None = key(
         None, "refreshes between trainings of a lossy kind (default: trained once)", ABOVE_0
+    )
+    dims: int | None = key(
+        None, "searches by so many first numbers of the vectors, which alone are stored (default: all)", ABOVE_0
     )
     num_shards: int | None = key(
         None, "actors that serve searches, each one part of the corpus (default: by resources.index)", ABOVE_0
@@ -299,6 +317,7 @@ class RayConfig:
 class Config:
     data: DataConfig = section(DataConfig)
     retriever: RetrieverConfig = section(RetrieverConfig)
+    lora: LoRAConfig = section(LoRAConfig)
     lm: LMConfig = section(LMConfig)
     retrieve: RetrieveConfig = section(RetrieveConfig)
     label: LabelConfig = section(LabelConfig)

@@ -75,7 +75,7 @@ def _find(
         directory = Path(path).expanduser()
         if source == REPLUG:
             _require_as_asked(config.retriever, directory)
-        return _find_in_index(corpus, embed, k, directory, config.similarities.get(source))
+        return _find_in_index(corpus, embed, k, directory, config.similarities.get(source), config.index.dims)
     run = replace(config.run_config(), retrieve=RetrieveConfig(k), retriever=_retriever(config, source))
     return _find_dense(run, corpus, embed, _root(config, source, out))
 
@@ -123,7 +123,7 @@ def _query_vectors(queries: Sequence[str], path: str | None, encoder: Encoder) -
 
 def _query_encoder(path: str | None, encoder: Encoder) -> Encoder:
     """The one in `path`, which only queries have, or that of the documents."""
-    return Encoder(resolve_encoder_path(path), encoder.similarity) if path else encoder
+    return Encoder(resolve_encoder_path(path), encoder.similarity, dims=encoder.dims) if path else encoder
 
 
 def open_searches(
@@ -145,7 +145,7 @@ def _open_search(config: EvaluationConfig, corpus: Corpus, source: str, out: Pat
     dense = LocalIndex(
         index_folder(Path(path).expanduser()) if _is_indexed(path) else _root(config, source, out), available_cores()
     )
-    encoder = Encoder(str(dense.query_encoder_folder), dense.plan.similarity, dense.plan.max_tokens)
+    encoder = dense.query_encoder()
     own = _query_encoder(config.query_encoders.get(source), encoder)
     return lambda text, k: dense.search(own.encode_query([text]).numpy(), k)
 
@@ -164,13 +164,18 @@ Embed = Callable[[Encoder], np.ndarray]  # vectors [B, D] of the queries, given 
 
 
 def _find_in_index(
-    corpus: Corpus, embed: Embed, k: int, directory: Path, similarity: Similarity | None
+    corpus: Corpus, embed: Embed, k: int, directory: Path, similarity: Similarity | None, dims: int | None
 ) -> RetrievedDocuments:
     """By the newest version, with the encoder that made it: nothing is embedded but the queries.
 
-    Raises UserError where a similarity is given, and the index has another.
+    Raises UserError where a similarity or `index.dims` is given, and the index has another.
     """
     index = LocalIndex(index_folder(directory), available_cores())
+    if dims not in (None, index.plan.dim):
+        raise UserError(
+            f"index.dims is {dims}, but the index in {directory} holds {index.plan.dim} numbers of each vector; "
+            "leave it out, or name the retriever's own folder instead"
+        )
     if similarity is not None and similarity.value != index.plan.similarity:
         raise UserError(
             f"similarities: the index in {directory} has {index.plan.similarity} similarity, found {similarity.value}; "
@@ -182,12 +187,12 @@ def _find_in_index(
             f"{len(corpus.corpus)}; name the retriever's own folder instead (RUN_DIR/retriever, of a training run)"
         )
     log.info(f"{directory}: index version {index.plan.version}, by the weights of step {index.plan.step}")
-    encoder = Encoder(str(index.query_encoder_folder), index.plan.similarity, index.plan.max_tokens)
+    encoder = index.query_encoder()
     return RetrievedDocuments(*index.search(embed(encoder), k))
 
 
 def _find_dense(config: Config, corpus: Corpus, embed: Embed, root: Path) -> RetrievedDocuments:
-    encoder = load_encoder(config.retriever)
+    encoder = load_encoder(config.retriever, dims=config.index.dims)
     with sole_writer(root), closing(IndexService(root, index_settings(config))) as index:
         require_same_index(config, encoder, corpus, index.store)
         build_version(config, encoder, corpus, index, IndexState(0, 0))

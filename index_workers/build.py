@@ -83,6 +83,7 @@ def build_plan(
         modules=encoder.pooling,
         query_prompt=encoder.prompts.query,
         document_prompt=encoder.prompts.document,
+        dims=encoder.dims,
         dtype=dtype_name(config.index.dtype.value),
         tokens_per_batch=config.index.tokens_per_batch or _tokens_per_pass(config),
         kind=kind,

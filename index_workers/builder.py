@@ -109,7 +109,7 @@ class Builder:
 
     def _load_encoder(self, plan: BuildPlan) -> Encoder:
         folder = self._store.encoder_folder(plan.version)
-        encoder = Encoder(str(folder), plan.similarity, plan.max_tokens)
+        encoder = Encoder(str(folder), plan.similarity, plan.max_tokens, dims=plan.dims)
         for name, found, expected in (
             ("weights_sha256", weights_sha256(folder), plan.weights_sha256),
             ("dim", encoder.dim, plan.dim),

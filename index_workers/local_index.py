@@ -39,6 +39,11 @@ class LocalIndex:
         self._shards = [open_shard(store, self.plan, shard, num_shards) for shard in range(num_shards)]
         self.is_independent = all(shard.is_independent for shard in self._shards)  # as `searcher.Shard` has it
 
+    def query_encoder(self) -> Encoder:
+        """What its queries are encoded by."""
+        plan = self.plan
+        return Encoder(str(self.query_encoder_folder), plan.similarity, plan.max_tokens, dims=plan.dims)
+
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows and similarities [B, k], best first, for queries [B, D]."""
         return merge_top_k([shard.search(queries, k) for shard in self._shards], k)
@@ -78,7 +83,7 @@ class IndexRetriever:
 
     def __init__(self, index: LocalIndex) -> None:
         self._index = index
-        self.encoder = Encoder(str(index.query_encoder_folder), index.plan.similarity, index.plan.max_tokens)
+        self.encoder = index.query_encoder()
         self.identity = retriever_identity(index.plan, index.root)
         self.temperature = self.encoder.temperature
 

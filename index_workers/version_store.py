@@ -78,12 +78,16 @@ class BuildPlan:
     query_prompt: str = ""
     document_prompt: str = ""
     quantizer_from: int | None = None  # the version whose quantizer a lossy kind takes over; None trains one
+    dims: int | None = None  # first numbers of the encoder's vectors that these are; None: all
 
     @property
     def retriever(self) -> str:
         """Which retriever over which documents this is: equal ones give equal similarities, but for an index's kind."""
         reading = reading_identity(self.modules, self.query_prompt, self.document_prompt)
-        return f"{self.weights_sha256[:16]}:{self.similarity}:{self.max_tokens}:{self.corpus_sha256[:16]}{reading}"
+        dims = f":first {self.dims}" if self.dims else ""
+        return (
+            f"{self.weights_sha256[:16]}:{self.similarity}:{self.max_tokens}:{self.corpus_sha256[:16]}{reading}{dims}"
+        )
 
     @property
     def rows_per_file(self) -> int:

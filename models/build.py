@@ -90,10 +90,10 @@ def _named_source(lm: LMConfig, files: LMFiles) -> LMSource:
     return next(source for backend in BACKENDS if (source := backend(lm, files)) is not None)
 
 
-def load_encoder(retriever: RetrieverConfig, path: str | Path | None = None) -> Encoder:
+def load_encoder(retriever: RetrieverConfig, path: str | Path | None = None, dims: int | None = None) -> Encoder:
     """The retriever of the configuration, or another one of its kind, which has both encoders of a pair.
 
-    Where documents alone are trained it is a pair: queries have the weights as they were.
+    `dims` is `index.dims`. Where documents alone are trained it is a pair: queries have the weights as they were.
     """
     folder = str(path) if path is not None else resolve_encoder_path(retriever.path)
     encoder = Encoder(
@@ -103,6 +103,7 @@ def load_encoder(retriever: RetrieverConfig, path: str | Path | None = None) -> 
         query_prompt=retriever.query_prompt,
         document_prompt=retriever.document_prompt,
         query_path=retriever.query_path if path is None else None,
+        dims=dims,
     )
     if retriever.train is TrainedSide.documents:
         encoder.split()

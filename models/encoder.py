@@ -32,8 +32,10 @@ from replug.models.encoder_files import (
 )
 from replug.models.encoder_prompts import DOCUMENT_NAMES, QUERY_NAMES
 from replug.models.ensemble_temperature import EnsembleTemperature, temperature_in, write_temperature
+from replug.models.lora import ADAPTER, has_adapters, merged, save_adapter
 from replug.models.packaged import resolve_encoder_path
 from replug.models.text_lists import require_texts
+from replug.models.vector_prefix import first_numbers
 
 # Padded tokens in one forward pass: what stays in the cache of a core, and what a step with gradient was measured with.
 TOKENS_PER_BATCH, TOKENS_PER_BATCH_WITH_GRADIENT = 2048, 8192
@@ -47,7 +49,8 @@ class Encoder(nn.Module):
     `path` is a folder, a hub name, `package:minilm`, or a run directory, whose tuned retriever it is. What is None is
     as the folder says; a folder that says nothing of similarity has cosine. With `dot`, where the folder does not say
     so itself, a Normalize at the end of its modules is left out. `temperature` is the ensemble's that was
-    saved with the weights, None where none was; it is saved with them again.
+    saved with the weights, None where none was; it is saved with them again. `dims` makes vectors of their first
+    numbers alone (`index.dims`); the weights are the same.
 
     Of a pair (DPR), whose queries have an encoder of their own, this is the documents' encoder and holds the other:
     `query_path` names it, or it lies in the folder, where `save` puts it.
@@ -60,6 +63,7 @@ class Encoder(nn.Module):
 
     temperature: EnsembleTemperature | None
     own_queries: "Encoder | None"
+    untrained_sha256: str | None = None  # of the weights that training leaves as they are; None: it changes all
 
     def __init__(
         self,
@@ -70,6 +74,7 @@ class Encoder(nn.Module):
         query_prompt: str | None = None,
         document_prompt: str | None = None,
         query_path: str | None = None,
+        dims: int | None = None,
     ) -> None:
         super().__init__()
         path = resolve_encoder_path(str(path))
@@ -89,19 +94,30 @@ class Encoder(nn.Module):
         self.tokenizer.model_max_length = self.max_tokens  # saved with it, so that others cut texts alike
         self._prompt_tokens = {prompt: self._count_tokens(prompt) for prompt in self.prompts.all_named().values()}
         self._require_room()
+        if dims is not None and not 0 < dims <= self.width:
+            raise UserError(
+                f"index.dims is {dims}, but vectors of {path} have {self.width} numbers; expected at most those"
+            )
+        self.dims = None if dims == self.width else dims
         self._trains_as_train = False
         self.own_queries = None
         if query_path is not None:
-            self._pair_with(Encoder(query_path, self.similarity, max_tokens, query_prompt=query_prompt))
+            self._pair_with(Encoder(query_path, self.similarity, max_tokens, query_prompt=query_prompt, dims=dims))
         elif inner is not None:
-            self._pair_with(Encoder(inner, self.similarity, query_prompt=query_prompt))
+            self._pair_with(Encoder(inner, self.similarity, query_prompt=query_prompt, dims=dims))
         self.eval()
         if device is not None:
             self.to(device)
 
     @property
-    def dim(self) -> int:
+    def width(self) -> int:
+        """Numbers of a whole vector."""
         return self.head.dim
+
+    @property
+    def dim(self) -> int:
+        """Numbers of a vector that is searched by: the first `dims`, or all."""
+        return self.dims or self.width
 
     @property
     def pooling(self) -> str:
@@ -113,6 +129,11 @@ class Encoder(nn.Module):
     def of_queries(self) -> "Encoder":
         """What encodes queries: of a pair the other one, else this."""
         return self if self.own_queries is None else self.own_queries
+
+    @property
+    def sides(self) -> "list[Encoder]":
+        """The encoder of documents, and of a pair that of queries behind it."""
+        return [self] if self.own_queries is None else [self, self.own_queries]
 
     @cached_property
     def token_rule(self) -> TokenIds:
@@ -133,7 +154,7 @@ class Encoder(nn.Module):
         return [np.array(row, self.token_rule.dtype) for row in rows]
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, prompt_tokens: int = 0) -> Tensor:
-        """Vectors [B, D] in float32 for ids and mask [B, T]; in float32 behind the backbone under autocast too."""
+        """Whole vectors [B, D] in float32 for ids and mask [B, T]; float32 behind the backbone under autocast too."""
         hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         vectors: Tensor = self.head(hidden, attention_mask, prompt_tokens)
         if self.similarity == "cosine" and not self.head.ends_normalized:
@@ -178,7 +199,8 @@ class Encoder(nn.Module):
 
         def fill(rows: list[int]) -> None:
             with torch.inference_mode(), torch.autocast(vectors.device.type, enabled=False):
-                vectors[rows] = self(*self._pad([ids[row] for row in rows]), unpooled)
+                whole = self(*self._pad([ids[row] for row in rows]), unpooled)
+                vectors[rows] = first_numbers(whole, self.dims, self.similarity)
 
         if vectors.is_cuda:
             for rows in self._batches(ids, tokens_per_batch):
@@ -187,18 +209,23 @@ class Encoder(nn.Module):
             _one_per_thread(fill, list(self._batches(ids, tokens_per_batch)))
         return vectors.cpu()
 
-    def prepare_training(self, dropout: bool, gradient_checkpointing: bool, compiled: bool) -> None:
-        """How steps with gradient are computed: the encoder's own dropout, less memory for more time, torch.compile."""
+    def prepare_training(
+        self, dropout: bool, gradient_checkpointing: bool, compiled: bool, adapter_dropout: bool = False
+    ) -> None:
+        """How steps with gradient are computed: the encoder's own dropout, less memory for more time, torch.compile.
+
+        `adapter_dropout` is of adapters that are added after.
+        """
         if gradient_checkpointing:
-            # transformers checkpoints in training mode only, which must not bring the dropout with it.
             self.backbone.activation_checkpointing_enable({"use_reentrant": False})
-            if not dropout:
-                _remove_dropout(self.backbone)
+        # transformers checkpoints in training mode only, which must not bring the encoder's own dropout with it.
+        self._trains_as_train = dropout or gradient_checkpointing or adapter_dropout
+        if self._trains_as_train and not dropout:
+            _remove_dropout(self.backbone)
         if compiled:
             self.backbone.compile(dynamic=True)  # in place: names of weights stay
-        self._trains_as_train = dropout or gradient_checkpointing
         if self.own_queries is not None:
-            self.own_queries.prepare_training(dropout, gradient_checkpointing, compiled)
+            self.own_queries.prepare_training(dropout, gradient_checkpointing, compiled, adapter_dropout)
 
     def train_mode(self) -> None:
         """For a step with gradient; `eval` is for everything else, and for what is frozen."""
@@ -232,7 +259,7 @@ class Encoder(nn.Module):
     def encode_with_gradient(
         self, ids: Sequence[np.ndarray], tokens_per_batch: int = TOKENS_PER_BATCH_WITH_GRADIENT, prompt: str = ""
     ) -> Tensor:
-        """As `encode_tokens`, but differentiable and on the encoder's device."""
+        """As `encode_tokens`, but whole vectors whatever `dims` is, differentiable and on the encoder's device."""
         batches, unpooled = list(self._batches(ids, tokens_per_batch)), self._unpooled(prompt)
         parts = [self(*self._pad([ids[row] for row in rows]), unpooled) for rows in batches]
         order = torch.tensor([row for rows in batches for row in rows], device=parts[0].device)
@@ -259,9 +286,9 @@ class Encoder(nn.Module):
 
     def _pair_with(self, queries: "Encoder") -> None:
         own = queries.of_queries
-        if own.dim != self.dim:
+        if own.width != self.width:
             raise UserError(
-                f"retriever.query_path: vectors of queries have {own.dim} numbers, those of documents {self.dim}; "
+                f"retriever.query_path: vectors of queries have {own.width} numbers, those of documents {self.width}; "
                 "expected the two encoders of one retriever"
             )
         self.own_queries = own
@@ -296,14 +323,17 @@ class Encoder(nn.Module):
     def save(self, folder: Path) -> None:
         """Write a folder that `AutoModel` and `SentenceTransformer` load; the latter to the same vectors.
 
-        Of a pair both load the documents' encoder there, and that of queries in the folder `query_encoder`.
+        Of a pair both load the documents' encoder there, and that of queries in the folder `query_encoder`. Adapters
+        are merged into the weights, and kept in the folder `adapter` as well.
         """
+        if has_adapters(self.backbone):
+            save_adapter(self.backbone, folder / ADAPTER)
         if self.own_queries is not None:
             self.own_queries.save(folder / QUERY_FOLDER)
         save_encoder_files(
             folder,
             EncoderFiles(
-                self.backbone,
+                merged(self.backbone),
                 self.tokenizer,
                 self.head,
                 self.prompts,

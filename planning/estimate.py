@@ -22,7 +22,8 @@ from replug.planning.simulate import (
     simulate,
 )
 from replug.planning.sizes import TOKENS_PER_PASS_GPU, sizes_of
-from replug.planning.workload import IndexSize, Shape, Workload, index_size, shape_of, work_of
+from replug.planning.trained import trained_part
+from replug.planning.workload import IndexSize, Shape, Workload, index_size, searched_width, shape_of, work_of
 
 # Where searches run when the vectors do not fit the index GPUs: one node's processors and memory, 64 cores.
 HOST_FLOP, HOST_BANDWIDTH = 2e12, 1e11
@@ -126,8 +127,9 @@ def job_of(
     retriever = retriever_size(config.retriever, retriever_parameters)
     lm_name = str(config.lm.path or config.lm.model)
     lm = lm_size(lm_name, lm_parameters)
-    index = index_size(config, retriever.hidden, shape.num_documents)
-    work = work_of(shape, retriever, lm, index.probed_share)
+    searched = searched_width(config, retriever.hidden)
+    index = index_size(config, searched, shape.num_documents)
+    work = work_of(shape, retriever, lm, index.probed_share, searched, trained_part(config, retriever))
     return Job(config, shape, retriever, lm, index, work, stand_in_seconds(lm_name))
 
 
@@ -186,7 +188,7 @@ def durations_of(job: Job, rates: Rates, devices: Devices, split: Split) -> Dura
 def train_seconds(job: Job, rates: Rates, devices: Devices, split: Split) -> float:
     """Forward, backward, the forward once more where activations are recomputed, and the exchange of gradients."""
     computing = job.work.train_step * (RECOMPUTED if split.recompute else 1) / (rates.train * split.train)
-    return computing + exchange_seconds(job.retriever, devices, split.train)
+    return computing + exchange_seconds(trained_part(job.config, job.retriever).learning, devices, split.train)
 
 
 def search_seconds(job: Job, rates: Rates, parts: int) -> float:
@@ -196,11 +198,11 @@ def search_seconds(job: Job, rates: Rates, parts: int) -> float:
     return max(job.work.search_batch / rates.search, reading) / parts
 
 
-def exchange_seconds(retriever: ModelSize, devices: Devices, ranks: int) -> float:
+def exchange_seconds(learning: int, devices: Devices, ranks: int) -> float:
     """Gradients summed over ranks in a ring: each sends and receives twice its share of the others'."""
     per_node = devices.count // devices.nodes
     speed = RING_WITHIN if ranks <= per_node else RING_BETWEEN
-    return 2 * GRADIENT_BYTES * retriever.parameters * (ranks - 1) / ranks / speed
+    return 2 * GRADIENT_BYTES * learning * (ranks - 1) / ranks / speed
 
 
 def measure_seconds(job: Job, rates: Rates, replicas: int) -> float:
@@ -277,11 +279,12 @@ def memory_of(job: Job, accelerator: DeviceModel, split: Split) -> memory.RoleMe
     passes = config.lm.tokens_per_batch or (TOKENS_PER_PASS if on_cpu else TOKENS_PER_PASS_GPU)
     embedded = config.index.tokens_per_batch or (EMBED_TOKENS_PER_PASS if on_cpu else TOKENS_PER_PASS_GPU)
     trained = (job.retriever, job.shape, split.train, precision(config.train.precision.value))
+    part = trained_part(config, job.retriever)
     parts = (
         memory.score_bytes(job.lm, passes, precision(config.lm.dtype.value)) / split.gpus_per_replica,
         memory.embed_bytes(job.retriever, embedded, precision(config.index.dtype.value)),
-        memory.train_bytes(*trained, checkpointed=False),
-        memory.train_bytes(*trained, checkpointed=True),
+        memory.train_bytes(*trained, checkpointed=False, trained=part),
+        memory.train_bytes(*trained, checkpointed=True, trained=part),
         memory.search_bytes(job.shape.num_documents, job.index.bytes_per_vector, config.index.swap is SwapMode.double),
     )
     return memory.RoleMemory(*(part / 1e9 for part in parts))

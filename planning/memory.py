@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from replug.cluster.packing import USABLE
 from replug.planning.model_sizes import ModelSize
+from replug.planning.trained import TrainedPart, whole
 from replug.planning.workload import Shape
 
-TRAINED_BYTES = 16  # of a weight in float32: itself, gradient, and Adam's two moments
-ACTIVATION_BYTES = 34  # of a token, in a layer, for each unit of width, kept for the backward pass in 16 bits
 POSITIONS_PER_PRODUCT = 256  # given to the output layer at once (models/local/logprobs.py)
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -43,17 +42,24 @@ def embed_bytes(retriever: ModelSize, tokens_per_pass: int, dtype: str) -> float
     return retriever.parameters * DTYPE_BYTES[dtype] + pass_bytes(retriever, tokens_per_pass, dtype)
 
 
-def train_bytes(retriever: ModelSize, shape: Shape, ranks: int, dtype: str, checkpointed: bool) -> float:
-    """Of one rank, which takes its share of the batch's queries with their documents, in so many parts."""
+def train_bytes(
+    retriever: ModelSize, shape: Shape, ranks: int, dtype: str, checkpointed: bool, trained: TrainedPart | None = None
+) -> float:
+    """Of one rank, which takes its share of the batch's queries with their documents, in so many parts.
+
+    `trained` is what of the retriever learns, None: all. Frozen layers below it keep no activations.
+    """
+    part = trained or whole(retriever)
     tokens = (
         shape.step.batch_size
         / (ranks * shape.step.micro_batches)
         * (shape.lengths.context + shape.step.k * shape.lengths.document)
     )
-    layer = ACTIVATION_BYTES * retriever.hidden * DTYPE_BYTES[dtype] / 2
+    layer = part.activation_bytes * retriever.hidden * DTYPE_BYTES[dtype] / 2
     kept = 2.0 * DTYPE_BYTES[dtype] * retriever.hidden  # a layer's input, in the pass and in float32
-    activations = tokens * (retriever.layers * kept + layer if checkpointed else retriever.layers * layer)
-    return TRAINED_BYTES * retriever.parameters + activations
+    layers = retriever.layers * part.layers_share
+    activations = tokens * (layers * kept + layer if checkpointed else layers * layer)
+    return part.num_bytes + activations
 
 
 def search_bytes(num_documents: int, bytes_per_vector: float, two_versions: bool) -> float:

@@ -34,6 +34,7 @@ class ModelSize:
     attention_width: int
     layer_parameters: int
     parameters: int
+    kv_width: int = 0  # of keys and of values; 0: as wide as attention
 
     def flop_per_token(self, num_tokens: int) -> float:
         """Forward FLOP of one token in a sequence: two for each weight, and attention over the whole sequence."""
@@ -78,7 +79,15 @@ class Architecture:
         in_layers = self.layers * (attention + (3 if self.gated else 2) * self.hidden * self.intermediate)
         embeddings = self.hidden * (self.tables * self.vocabulary + self.positions)
         return ModelSize(
-            name, self.layers, self.hidden, self.intermediate, self.vocabulary, width, in_layers, in_layers + embeddings
+            name,
+            self.layers,
+            self.hidden,
+            self.intermediate,
+            self.vocabulary,
+            width,
+            in_layers,
+            in_layers + embeddings,
+            kv_width,
         )
 
 

@@ -26,7 +26,8 @@ from replug.planning.processors import configured_allocation, configured_split, 
 from replug.planning.simulate import ROLES
 from replug.planning.split import best_split, estimate_split, given_split
 from replug.planning.storage import StoredRetriever, run_bytes
-from replug.planning.workload import network_gb, total_flop, total_tokens
+from replug.planning.trained import trained_part
+from replug.planning.workload import network_gb, searched_width, total_flop, total_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "devices": str(plan.devices),
         "nodes": plan.devices.nodes,
         "lm": {"name": job.lm.name, "parameters": job.lm.parameters},
-        "retriever": {"name": job.retriever.name, "parameters": job.retriever.parameters},
+        "retriever": _retriever(job),
         "documents": job.shape.num_documents,
         "tokens": asdict(total_tokens(job.shape)),
         "flop": asdict(total_flop(job.shape, job.work)),
@@ -153,15 +154,27 @@ def plan_json(plan: Plan) -> dict[str, Any]:
             "skipped": len(simulated.index.skipped),
         },
         "disk_gb": disk_gb(job),
-        "network_gb": network_gb(job.shape, job.retriever, found.split.embed),
+        "network_gb": _network_gb(job, found),
         "settings": settings(plan),
         "notes": notes(plan),
     }
 
 
+def _retriever(job: Job) -> dict[str, Any]:
+    """`learning` are the weights that have gradient and moments, those of adapters among them."""
+    size = job.retriever
+    return {"name": size.name, "parameters": size.parameters, "learning": trained_part(job.config, size).learning}
+
+
+def _network_gb(job: Job, found: Estimate) -> dict[str, float]:
+    return network_gb(job.shape, job.retriever, found.split.embed, searched_width(job.config, job.retriever.hidden))
+
+
 def disk_gb(job: Job) -> dict[str, float]:
     """What the run directory holds at most, by part and in total."""
-    retriever = StoredRetriever(job.retriever.hidden, job.retriever.parameters, job.retriever.vocabulary)
+    width, size = searched_width(job.config, job.retriever.hidden), job.retriever
+    learning = trained_part(job.config, size).learning
+    retriever = StoredRetriever(width, size.parameters, size.vocabulary, learning)
     parts = run_bytes(job.config, job.shape, retriever, job.index)
     return {name: value / 1e9 for name, value in {**parts, "total": sum(parts.values())}.items()}
 

@@ -8,7 +8,8 @@ from replug.configs.errors import UserError
 from replug.configs.schema import Config, ScoreConfig
 from replug.planning import memory
 from replug.planning.model_sizes import ModelSize, lm_size, retriever_size
-from replug.planning.workload import index_size, shape_of
+from replug.planning.trained import TrainedPart, trained_part
+from replug.planning.workload import index_size, searched_width, shape_of
 
 # Tokens of a forward pass on a GPU where no key says otherwise (models/hardware.py).
 TOKENS_PER_PASS_GPU = 32_768
@@ -40,15 +41,25 @@ def sizes_of(
         return Sizes(scoring=scoring)
     tokens = config.index.tokens_per_batch or TOKENS_PER_PASS_GPU
     shape, recomputes = shape_of(config, num_documents or 1), config.train.gradient_checkpointing
-    fixed = float(memory.TRAINED_BYTES * retriever.parameters)
-    whole = memory.train_bytes(retriever, shape, 1, resolve(config.train.precision.value), recomputes)
+    trained, dtype = known_trained_part(config, retriever), resolve(config.train.precision.value)
+    whole = memory.train_bytes(retriever, shape, 1, dtype, recomputes, trained) if trained else None
     return Sizes(
-        vectors=_vector_bytes(config, retriever.hidden, num_documents) if num_documents else None,
+        vectors=_vector_bytes(config, searched_width(config, retriever.hidden), num_documents)
+        if num_documents
+        else None,
         embedding=memory.embed_bytes(retriever, tokens, resolve(config.index.dtype.value)),
         scoring=scoring,
-        trained=fixed,
-        batch=whole - fixed,
+        trained=float(trained.num_bytes) if trained else None,
+        batch=whole - trained.num_bytes if trained and whole else None,
     )
+
+
+def known_trained_part(config: Config, retriever: ModelSize) -> TrainedPart | None:
+    """What learns; None where adapters are of a size that is not known here."""
+    try:
+        return trained_part(config, retriever)
+    except UserError:
+        return None
 
 
 def scoring_bytes(config: Config | ScoreConfig, lm: ModelSize, resolve: Resolve) -> float:

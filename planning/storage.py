@@ -33,6 +33,7 @@ class StoredRetriever:
     dim: int
     parameters: int
     vocabulary: int
+    learning: int | None = None  # of the parameters, with adapters; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,13 @@ def run_bytes(config: Config, shape: Shape, retriever: StoredRetriever, index: I
     return {
         "prepared_set": 0.0 if config.data.prepared else prepared_bytes(shape, retriever),
         "index_versions": most_versions(shape.refresh, shape.checkpoint_every, kept) * version,
-        "checkpoints": float((kept + 1) * checkpoint_bytes(retriever.parameters)),
+        "checkpoints": float((kept + 1) * checkpoint_bytes(_learning(retriever))),
         "scores": float(shape.steps * shape.step.pairs * SCORE_BYTES),
     }
+
+
+def _learning(retriever: StoredRetriever) -> int:
+    return retriever.parameters if retriever.learning is None else retriever.learning
 
 
 def prepared_bytes(shape: Shape, retriever: StoredRetriever) -> float:
@@ -99,7 +104,7 @@ def version_bytes(num_documents: int, retriever: StoredRetriever, index: StoredI
 
 
 def checkpoint_bytes(parameters: int) -> int:
-    """Weights and Adam's two moments."""
+    """Weights that learn and Adam's two moments."""
     return FLOAT32 * (1 + ADAM_STATES) * parameters
 
 

@@ -34,6 +34,12 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
         f"disk {gigabytes(plan['disk_gb']['total'])}, of it index versions "
         f"{gigabytes(plan['disk_gb']['index_versions'])}; between roles {gigabytes(plan['network_gb']['total'])}",
     ]
+    if (learning := plan["retriever"]["learning"]) != (parameters := plan["retriever"]["parameters"]):
+        lines.append(
+            f"{learning:,} weights of the retriever learn beside or among {parameters:,}: one rank takes "
+            f"{gigabytes(plan['memory_gb']['train'])}, {gigabytes(plan['memory_gb']['train_checkpointed'])} with "
+            "gradient checkpointing"
+        )
     lines += [_gpu_line(kind) for kind in plan["gpus"]]
     if plan["settings"]:
         lines.append(f"to run it so: {' '.join(plan['settings'])}")

@@ -14,9 +14,9 @@ from replug.configs.refresh_policy import RefreshPolicy, refresh_policy
 from replug.configs.schema import Config
 from replug.index_workers.kinds import bytes_per_vector, num_lists, resolve_kind
 from replug.planning.model_sizes import ModelSize
+from replug.planning.trained import TrainedPart, whole
 
 BYTES_PER_TOKEN_OF_TEXT = 4  # of English
-TRAINED_FLOP = 3  # forward, and twice as much backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +138,36 @@ class Workload:
     search_batch: float
 
 
-def work_of(shape: Shape, retriever: ModelSize, lm: ModelSize, probed_share: float = 1.0) -> Workload:
-    """`probed_share` is the part of the vectors that a search of a kind with lists looks at."""
+def searched_width(config: Config, width: int) -> int:
+    """Numbers of a vector that is stored and searched by, of `width` numbers that the retriever gives."""
+    dims = config.index.dims
+    if dims is not None and dims > width:
+        raise UserError(f"index.dims is {dims}, but the retriever's vectors have {width} numbers; expected no more")
+    return dims or width
+
+
+def work_of(
+    shape: Shape,
+    retriever: ModelSize,
+    lm: ModelSize,
+    probed_share: float = 1.0,
+    searched: int | None = None,
+    trained: TrainedPart | None = None,
+) -> Workload:
+    """`probed_share` is the part of the vectors that a search of a kind with lists looks at, `searched` their width.
+
+    `trained` is what of the retriever learns. None: the whole width, and all weights.
+    """
     query, document = (n * retriever.flop_per_token(n) for n in (shape.lengths.context, shape.lengths.document))
     scored = shape.lengths.pair * lm.flop_per_token(shape.lengths.pair)
     return Workload(
         pair=scored + shape.lengths.continuation * lm.flop_per_prediction,
         document=document,
-        train_step=TRAINED_FLOP * shape.step.batch_size * (query + shape.step.k * document),
+        train_step=(trained or whole(retriever)).flop_factor
+        * shape.step.batch_size
+        * (query + shape.step.k * document),
         encode_batch=shape.step.batch_size * query,
-        search_batch=2.0 * shape.step.batch_size * retriever.hidden * shape.num_documents * probed_share,
+        search_batch=2.0 * shape.step.batch_size * (searched or retriever.hidden) * shape.num_documents * probed_share,
     )
 
 
@@ -209,13 +229,17 @@ def index_size(config: Config, dim: int, num_documents: int) -> IndexSize:
     return IndexSize(size, kind.nprobe / lists if lists else 1.0, is_exact=False, num_lists=lists)
 
 
-def network_gb(shape: Shape, retriever: ModelSize, num_builders: int) -> dict[str, float]:
-    """What roles send one another; within a node it goes through its memory and disk."""
+def network_gb(shape: Shape, retriever: ModelSize, num_builders: int, searched: int | None = None) -> dict[str, float]:
+    """What roles send one another; within a node it goes through its memory and disk.
+
+    Vectors are of `searched` numbers, None: all.
+    """
+    width = searched or retriever.hidden
     pairs = shape.steps * shape.step.pairs
     parts = {
         "texts_to_scorers": pairs * shape.lengths.pair * float(BYTES_PER_TOKEN_OF_TEXT),
-        "queries_to_searchers": shape.steps * shape.step.batch_size * 4.0 * retriever.hidden,
+        "queries_to_searchers": shape.steps * shape.step.batch_size * 4.0 * width,
         "weights_to_builders": shape.num_builds * num_builders * 4.0 * retriever.parameters,
-        "vectors_to_searchers": shape.num_builds * shape.num_documents * 2.0 * retriever.hidden,
+        "vectors_to_searchers": shape.num_builds * shape.num_documents * 2.0 * width,
     }
     return {name: value / 1e9 for name, value in {**parts, "total": sum(parts.values())}.items()}

@@ -10,7 +10,16 @@ from pathlib import Path
 
 from replug.configs.choices import DType, Precision
 from replug.configs.refresh_policy import refresh_policy
-from replug.configs.schema import Config, DataConfig, EvaluateConfig, LMConfig, RayConfig, RetrieverConfig, WandbConfig
+from replug.configs.schema import (
+    Config,
+    DataConfig,
+    EvaluateConfig,
+    LMConfig,
+    LoRAConfig,
+    RayConfig,
+    RetrieverConfig,
+    WandbConfig,
+)
 from replug.data.prepare.splits import PIECES_PER_SHARD
 from replug.data.shards import ROWS_PER_SHARD
 from replug.index_workers.file_size import FILES, rows_per_file
@@ -107,9 +116,11 @@ def scaled_config(config: Config, files: CorpusFiles, places: Places) -> Config:
         scaled,
         data=DataConfig(prepared=str(places.prepared)),
         retriever=RetrieverConfig(path=str(places.retriever), similarity=config.retriever.similarity),
+        lora=LoRAConfig(),
         lm=_stand_in_lm(config.lm),
         index=replace(
             config.index,
+            dims=None,
             kind=_kind(config.index.kind),
             block_documents=files.block,
             dtype=DType.float32,

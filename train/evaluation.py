@@ -87,7 +87,7 @@ def heldout_bpb(config: Config, data: PreparedSet, workers: Workers, version: in
     The last ones, since the table at the end begins with the first.
     """
     windows = data.heldout.windows(range(len(data.heldout) - count, len(data.heldout)))
-    encoder = load_encoder(config.retriever, workers.index.store.encoder_folder(version))
+    encoder = load_encoder(config.retriever, workers.index.store.encoder_folder(version), config.index.dims)
     searched = _search(config, data, workers.index, encoder, version, windows, config.evaluate.k)
     found = {"version": replace(searched, temperature=own_temperature(encoder))}
     book = EvidenceBook(_methods([*found], config.evaluate.k), data.corpus, found, [True] * count)

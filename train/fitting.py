@@ -57,6 +57,7 @@ from replug.train.refresh import RefreshController
 from replug.train.run_dir import CheckpointMark, RunDirectory
 from replug.train.sides import freeze_sides
 from replug.train.step_clock import StepClock
+from replug.train.trained_weights import choose_trained_weights
 from replug.train.workers import Workers
 
 log = logging.getLogger(__name__)
@@ -123,7 +124,8 @@ def fit_as_other_rank(job: RankJob, environment: RankEnvironment) -> None:
     """What the actors of `ranks` run: the same fit, fed by rank 0. Where rank 0 ends early, the actor is killed."""
     quieten_lightning()
     torch.set_num_threads(trainer_threads(job.config))
-    module = lsr_module(job.config, load_encoder(job.config.retriever), PreparedSet(job.prepared))
+    encoder = load_encoder(job.config.retriever, dims=job.config.index.dims)
+    module = lsr_module(job.config, encoder, PreparedSet(job.prepared))
     channel = BatchChannel()
     module.attach(BatchReceiver(channel))
     callbacks = [OwnSettings(ignore_signals, trainer_threads(job.config)), OpenChannel(channel)]
@@ -224,7 +226,14 @@ def loss_settings(config: Config) -> LossSettings:
         loss.contrastive,
         loss.in_batch,
         loss.anchor,
+        _loss_dims(config),
     )
+
+
+def _loss_dims(config: Config) -> tuple[int, ...]:
+    """Those asked for, the most first; else those that are searched by."""
+    searched = (config.index.dims,) if config.index.dims is not None else ()
+    return tuple(sorted(config.retriever.dims, reverse=True)) or searched
 
 
 def lsr_module(config: Config, encoder: Encoder, data: PreparedSet, loss: LossSettings | None = None) -> LSRModule:
@@ -239,7 +248,9 @@ def lsr_module(config: Config, encoder: Encoder, data: PreparedSet, loss: LossSe
     documents = freeze_sides(config.retriever.train, encoder)
     if config.loss.lm_score is LMScore.probability:
         log.warning("loss.lm_score=probability underflows beyond a few tokens and makes Q uniform; try mean_logprob")
-    encoder.prepare_training(config.retriever.dropout, train.gradient_checkpointing, train.compile)
+    adapter_dropout = config.lora.rank is not None and config.lora.dropout > 0
+    encoder.prepare_training(config.retriever.dropout, train.gradient_checkpointing, train.compile, adapter_dropout)
+    choose_trained_weights(config, encoder)
     optimizer = OptimizerSettings(
         train.optimizer.value, train.lr, train.weight_decay, train.warmup_ratio, train.max_steps
     )

@@ -72,7 +72,7 @@ def measured_encoder(config: Config, path: Path | None = None) -> Encoder:
 
     One that is to be fitted has none until then.
     """
-    encoder, asked = load_encoder(config.retriever, path), config.ensemble.temperature
+    encoder, asked = load_encoder(config.retriever, path, config.index.dims), config.ensemble.temperature
     if asked is not None:
         encoder.temperature = None if asked == FIT else EnsembleTemperature(float(asked))
     return encoder

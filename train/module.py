@@ -31,6 +31,8 @@ from replug.train.loss import (
     log_likelihood,
     text_losses,
 )
+from replug.train.matryoshka import mean_over_prefixes, prefix_pairs
+from replug.train.trained_weights import bring_back_untrained, leave_out_untrained
 
 VectorsOf = Callable[[np.ndarray], Tensor]  # [U, D] of the corpus' rows [U]
 
@@ -44,6 +46,7 @@ class LossSettings:
     contrastive: float = 0.0  # weight
     in_batch: bool = False
     anchor: float = 0.0  # weight
+    dims: tuple[int, ...] = ()  # first numbers of the vectors that the loss is the mean over, most first; (): all
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,20 +131,25 @@ class LSRModule(pl.LightningModule):
         # Dropout's randomness follows from the step and the share, so a resumed run draws the same.
         torch.manual_seed(hash((self._seed, position.step, share.rank, share.part)) % 2**63)
         self.encoder.train_mode()
-        found, in_batch = scored.retrieved, self._loss.in_batch
-        similarities, others = self.batch_similarities(found) if in_batch else (self.similarities(found), None)
+        by_prefix = self._by_prefix(scored.retrieved)
         with torch.autocast(self.device.type, enabled=False):
-            log_p = log_likelihood(similarities, self._loss.gamma)
             log_q = log_likelihood(self._lm_scores(scored), self._loss.beta)
-            terms = self._terms(similarities, others, log_q, log_p, scored)
-            losses = terms.total(self._loss.contrastive, self._loss.anchor, self._weights(scored))
-            loss = losses.mean()
+            terms = [self._terms(similarities, others, log_q, scored) for similarities, others in by_prefix]
+            weights = self._weights(scored)
+            losses = mean_over_prefixes([of.total(self._loss.contrastive, self._loss.anchor, weights) for of in terms])
+            loss, log_p = losses.mean(), log_likelihood(by_prefix[0][0], self._loss.gamma)
             self._losses.append(losses.detach())
-            self._metrics.append({**_metrics(loss, log_q, log_p, scored), **_lever_metrics(terms)})
+            self._metrics.append({**_metrics(loss, log_q, log_p, scored), **_lever_metrics(terms[0])})
         assert log_p.dtype == log_q.dtype == loss.dtype == torch.float32
         if position.is_last:
             self._log(self._mean_metrics())
         return loss
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        leave_out_untrained(self.encoder, checkpoint)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        bring_back_untrained(self.encoder, checkpoint)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """The gradient is that of all ranks, so all end here where it is no number; weights are as they were."""
@@ -176,19 +184,25 @@ class LSRModule(pl.LightningModule):
         return dict(zip(names, means.cpu(), strict=True))
 
     def similarities(self, batch: RetrievedBatch) -> Tensor:
-        """s(d, x) [B, K] in float32 with gradient; a document that several queries found is encoded once."""
+        """s(d, x) [B, K] of whole vectors, in float32 with gradient; what several queries found is encoded once."""
         queries, documents, places = self._encoded(batch)
         return inner_products(queries, documents[places])
 
-    def batch_similarities(self, batch: RetrievedBatch) -> tuple[Tensor, Tensor]:
-        """As `similarities`, and those of all the batch's documents [B, U].
-
-        There a query's own have minus infinity: they are not others.
-        """
+    def _by_prefix(self, batch: RetrievedBatch) -> list[tuple[Tensor, Tensor | None]]:
+        """Similarities [B, K] at each prefix, the longest first; and where `in_batch` asks those of others [B, U]."""
+        if not self._loss.dims and not self._loss.in_batch:
+            return [(self.similarities(batch), None)]
         queries, documents, places = self._encoded(batch)
+        pairs = prefix_pairs(queries, documents, self._loss.dims, self.encoder.similarity)
+        return [(inner_products(q, d[places]), self._others(q, d, places)) for q, d in pairs]
+
+    def _others(self, queries: Tensor, documents: Tensor, places: Tensor) -> Tensor | None:
+        """Similarities of all the batch's documents [B, U], where a query's own have minus infinity."""
+        if not self._loss.in_batch:
+            return None
         with torch.autocast(self.device.type, enabled=False):
             every = queries.float() @ documents.float().T
-        return inner_products(queries, documents[places]), every.scatter(1, places, -torch.inf)
+        return every.scatter(1, places, -torch.inf)
 
     def _encoded(self, batch: RetrievedBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Vectors of the queries [B, D], of the U documents [U, D], and which of these each query has [B, K]."""
@@ -209,10 +223,9 @@ class LSRModule(pl.LightningModule):
             ids = self.documents.document_ids(self._corpus, rows)
             return self.documents.encode_with_gradient(ids, prompt=self.documents.prompts.document)
 
-    def _terms(
-        self, similarities: Tensor, others: Tensor | None, log_q: Tensor, log_p: Tensor, scored: ScoredBatch
-    ) -> LossTerms:
+    def _terms(self, similarities: Tensor, others: Tensor | None, log_q: Tensor, scored: ScoredBatch) -> LossTerms:
         settings = self._loss
+        log_p = log_likelihood(similarities, settings.gamma)
         terms = LossTerms(text_losses(log_q, log_p, settings.direction))
         if settings.contrastive:
             more = None if others is None else others / settings.gamma

@@ -40,6 +40,7 @@ from replug.train.report import write_report
 from replug.train.results import print_results, weights_of
 from replug.train.retriever_files import save_retriever
 from replug.train.run_dir import RunDirectory, StageTimes
+from replug.train.trained_weights import check_training
 from replug.train.workers import Workers, start_workers
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dic
     _require_texts_to_fit(config, data)
     check_data(config, data, lm, run.data_check)
     index_kind(config, module_encoder.dim, len(data.corpus))
+    check_training(config, module_encoder)
     # Only now: a mistake that was fixed above must not be a changed key of an unfinished run.
     run.claim(config, lm.identity, data.folder)
     if config.train.threads:

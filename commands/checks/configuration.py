@@ -29,11 +29,12 @@ from replug.models.build import cache_path
 from replug.models.hardware import available_cores, available_memory
 from replug.models.packaged import MINILM, SMOLLM2, SMOLLM2_FILE, packaged_file
 from replug.models.score_cache import ScoreCache
-from replug.planning.memory import TRAINED_BYTES, search_bytes
+from replug.planning.memory import search_bytes
 from replug.planning.model_sizes import encoder_size, retriever_size
-from replug.planning.sizes import run_sizes
+from replug.planning.sizes import known_trained_part, run_sizes
 from replug.planning.storage import FLOAT32, StoredRetriever, run_bytes
-from replug.planning.workload import IndexSize, index_size, shape_of
+from replug.planning.trained import LEARNING_BYTES, WEIGHT_BYTES, whole
+from replug.planning.workload import IndexSize, index_size, searched_width, shape_of
 from replug.train.run_dir import RunDirectory
 
 SAMPLE_BYTES = 2**20
@@ -288,7 +289,8 @@ def memory_needs(config: Config) -> int:
     size = vector_size(config, documents or 1, retriever.dim)
     vectors = search_bytes(documents, size.bytes_per_vector, two_versions=config.index.swap is SwapMode.double)
     return int(
-        TRAINED_BYTES * retriever.parameters
+        WEIGHT_BYTES * retriever.parameters
+        + LEARNING_BYTES * (retriever.parameters if retriever.learning is None else retriever.learning)
         + (0 if gpus_per_scorer else weights)
         + (0 if config.index.gpus_per_searcher else vectors)
     )
@@ -330,8 +332,10 @@ def stored_retriever(config: Config) -> StoredRetriever:
         known = encoder_size("bert-base-uncased")
     found = model_file(path, "config.json")
     keys = json.loads(found.read_text()) if found else {}
+    trained = known_trained_part(config, known)
     return StoredRetriever(
-        dim=int(keys.get("hidden_size", known.hidden)),
+        dim=searched_width(config, int(keys.get("hidden_size", known.hidden))),
+        learning=trained.learning if trained and trained != whole(known) else None,
         parameters=(weights_bytes(path) + weights_bytes(queries)) // FLOAT32 or known.parameters,
         vocabulary=int(keys.get("vocab_size", known.vocabulary)),
     )

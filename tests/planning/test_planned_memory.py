@@ -1,13 +1,22 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 
-from replug.configs.schema import Config
+from replug.configs.errors import UserError
+from replug.configs.schema import Config, LoRAConfig
+from replug.models.build import load_encoder
+from replug.models.stand_in_encoder import write_stand_in_encoder
 from replug.planning import memory
 from replug.planning.accelerators import ACCELERATORS
 from replug.planning.estimate import Split, job_of, memory_of
 from replug.planning.model_sizes import encoder_size, lm_size
+from replug.planning.plans import make_plan, plan_json
+from replug.planning.tables import plan_lines
+from replug.planning.trained import trained_part
 from replug.planning.workload import Shape
+from replug.train.trained_weights import choose_trained_weights
 
 
 def with_step(shape: Shape, **changed: int) -> Shape:
@@ -58,3 +67,50 @@ def test_two_versions_of_the_index_stand_side_by_side_in_a_swap(paper: Config) -
 def test_float32_activations_and_weights_take_twice_the_bytes() -> None:
     lm = lm_size("gpt2")
     assert memory.pass_bytes(lm, 100, "float32") == 2 * memory.pass_bytes(lm, 100, "bfloat16")
+
+
+@pytest.mark.parametrize("keys", [{}, {"rank": 4}, {"rank": 4, "targets": ["key", "dense"]}, {"frozen": 1}])
+def test_weights_gradients_and_moments_are_those_that_torch_has(debug_config: Config, tmp_path: Path, keys) -> None:
+    """By the encoder's own counts to the byte; the plan's count leaves out biases and norms, adapters have none."""
+    write_stand_in_encoder(tmp_path / "encoder", hidden_size=128, num_layers=3)
+    lora = LoRAConfig(rank=keys.get("rank"), targets=keys.get("targets", []))
+    retriever = replace(debug_config.retriever, path=str(tmp_path / "encoder"), frozen_layers=keys.get("frozen", 0))
+    config = replace(debug_config, retriever=retriever, lora=lora)
+    encoder = load_encoder(retriever)
+    choose_trained_weights(config, encoder)
+    learning = [weight for weight in encoder.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(learning)
+    encoder.encode_with_gradient(encoder.token_ids(["mida furo"]))[0, 0].backward()
+    optimizer.step()
+    moments = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    held = [*encoder.parameters(), *(weight.grad for weight in learning if weight.grad is not None), *moments]
+    planned, count = trained_part(config, encoder_size(retriever.path)), sum(weight.numel() for weight in learning)
+    own = replace(planned, parameters=sum(weight.numel() for weight in encoder.parameters()), learning=count)
+    assert own.num_bytes == sum(tensor.nbytes for tensor in held)
+    assert planned.learning == pytest.approx(count, rel=0 if lora.rank else 0.02)
+    assert planned.parameters == pytest.approx(own.parameters, rel=0.02)
+
+
+def test_adapters_and_frozen_layers_take_less_memory_and_the_plan_says_so(paper: Config) -> None:
+    keys = replace(paper.retriever, frozen_layers=6)
+    adapted = replace(paper, lora=LoRAConfig(rank=16), retriever=keys)
+    plans = {name: plan_json(make_plan(config, "8xA100")) for name, config in (("whole", paper), ("part", adapted))}
+    learning = 6 * 16 * 2 * (768 + 768)
+    assert plans["part"]["retriever"]["learning"] == learning
+    whole, part = (plan["memory_gb"]["train"] for plan in plans.values())
+    weights = encoder_size("facebook/contriever").parameters
+    assert whole - 16e-9 * weights == pytest.approx(
+        2 * 34 / 24 * (part - 4e-9 * (weights + learning) - 12e-9 * learning)
+    )
+    assert plans["part"]["disk_gb"]["checkpoints"] == pytest.approx(3 * 12e-9 * learning)
+    assert any(line.startswith(f"{learning:,} weights of the retriever learn") for line in plan_lines(plans["part"]))
+
+
+def test_sizes_that_the_plan_cannot_know_are_refused_by_their_keys(paper: Config) -> None:
+    for config, message in (
+        (replace(paper, lora=LoRAConfig(rank=4, targets=["Wqkv"])), r"lora.targets: the plan does not know .* of Wqkv"),
+        (replace(paper, retriever=replace(paper.retriever, frozen_layers=12)), r"retriever.frozen_layers is 12"),
+        (replace(paper, index=replace(paper.index, dims=1000)), r"index.dims is 1000, but .* have 768 numbers"),
+    ):
+        with pytest.raises(UserError, match=message):
+            job_of(config)

@@ -8,15 +8,24 @@ from pathlib import Path
 
 import replug.data.prepare.splits
 import replug.data.sources.shards
+from replug.configs.load import load_config
 from replug.configs.schema import DataConfig
 from replug.data.prepare.local_pool import LocalPool, Pool
 from replug.data.prepare.sets import Tokenizers, prepare_raw
 from replug.data.sampling import Shares, split_of
 from replug.data.store import PreparedSet
 from replug.data.tokenizing import TokenIds, word_tokenizer
+from replug.models.preparing import prepared_set
+from tests.support.packages import ROOT
 
 WORDS = word_tokenizer(r"\s*\S+|\s+")
 SHARES = Shares(0.2, 0.1, None)  # the schema's
+
+
+def debug_set(folder: Path, *overrides: str) -> PreparedSet:
+    """That of configs/debug.yaml, for tests that only read it."""
+    config = load_config(ROOT / "configs/debug.yaml", [f"run_dir={folder}/run", *overrides])
+    return prepared_set(config, folder / "set")
 
 
 def prepare(

@@ -23,6 +23,7 @@ from replug.data.store import PreparedSet
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.ensemble_temperature import EnsembleTemperature
+from replug.models.lora import keep_adapter
 from replug.train.callbacks import Checkpointer, OwnSettings
 from replug.train.checkpoints import CheckpointWriter
 from replug.train.fitting import (
@@ -177,9 +178,13 @@ def _fitted_temperature(config: Config, training: LabelTraining, fitted: Fitted)
 
 def _save_tuned(config: Config, run: RunDirectory, module: LSRModule, temperature: EnsembleTemperature | None) -> None:
     """The best weights by development texts, the last ones where there are none; of a pair, both encoders."""
-    tuned = load_encoder(config.retriever, run.dev_best) if run.dev_best.is_dir() else module.encoder.cpu().eval()
+    if run.dev_best.is_dir():
+        tuned = load_encoder(config.retriever, run.dev_best, config.index.dims)
+    else:
+        tuned = module.encoder.cpu().eval()
     tuned.temperature = temperature or tuned.temperature
     save_retriever(run, tuned, module.frozen_documents, config.retriever.train)
+    keep_adapter(run.dev_best, run.retriever)
 
 
 def _watch(config: Config, run: RunDirectory, module: LSRModule, training: LabelTraining) -> DevWatch | None:

@@ -69,7 +69,7 @@ def _label(config: Config, out: Path) -> Labels:
     source = lm_source(config.lm, out / "lm_spent.json", out / "scores.sqlite")
     data = prepared_set(config, RunDirectory(Path(config.run_dir).expanduser()).data)
     check_data(config, data, source)
-    encoder = load_encoder(config.retriever)
+    encoder = load_encoder(config.retriever, dims=config.index.dims)
     origin = label_origin(config, data, source.identity, encoder)
     _claim(out, origin)
     if (out / MARK).is_file():
@@ -104,7 +104,8 @@ def retriever_identity(encoder: Encoder) -> str:
     with tempfile.TemporaryDirectory() as folder:
         encoder.save(Path(folder))
         reading = reading_identity(encoder.pooling, encoder.prompts.query, encoder.prompts.document)
-        return f"{weights_sha256(Path(folder))[:16]}:{encoder.similarity}:{encoder.max_tokens}{reading}"
+        dims = f":first {encoder.dims}" if encoder.dims else ""
+        return f"{weights_sha256(Path(folder))[:16]}:{encoder.similarity}:{encoder.max_tokens}{reading}{dims}"
 
 
 def _claim(out: Path, origin: LabelOrigin) -> None:

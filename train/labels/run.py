@@ -34,6 +34,7 @@ from replug.train.labels.labelling import label_origin, retriever_identity
 from replug.train.measuring import found_before, found_tuned, measured_encoder, write_examples
 from replug.train.model_card import write_model_card
 from replug.train.run_dir import MEND, RunDirectory, StageTimes
+from replug.train.trained_weights import check_training
 from replug.train.workers import Workers, start_workers
 
 
@@ -44,6 +45,7 @@ def train_on_labels(config: Config, labels: Labels, run: RunDirectory, interrupt
     encoder, data = measured_encoder(config), prepared_set(config, run.data)
     check_data(config, data, source, run.data_check) if source else check_texts(config, data)
     index_kind(config, encoder.dim, len(data.corpus))
+    check_training(config, encoder)
     require_fitting_labels(config, labels, data, source, encoder)
     claim(config, labels, run, data)
     if config.train.threads:
@@ -129,7 +131,7 @@ def _measure(
 def _after(config: Config, run: RunDirectory, data: PreparedSet, workers: Workers) -> RetrievedDocuments:
     if run.found_after.exists():
         return RetrievedDocuments.load(run.found_after)
-    tuned = load_encoder(config.retriever, run.retriever)
+    tuned = load_encoder(config.retriever, run.retriever, config.index.dims)
     found = found_tuned(config, data, workers, tuned, IndexState(1, config.train.max_steps))
     if tuned.temperature is not None:  # fitted again, to what a search of the whole corpus finds
         write_temperature(run.retriever, tuned.temperature)

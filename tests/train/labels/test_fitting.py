@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from replug.train.labels.dev import DevTexts
 from replug.train.labels.fitting import LabelTraining, fit_labels, label_module, label_steps
 from replug.train.run import train
 from replug.train.run_dir import RunDirectory
+from replug.train.trained_weights import encoder_of_checkpoint
 from tests.support.labels import LabellingLM, write_stand_in_labels
 from tests.support.made_once import made_once
 from tests.support.packages import ROOT
@@ -92,7 +94,7 @@ def fit(config: Config, run: Path, interruption: Interruption) -> None:
     run.mkdir(exist_ok=True)
     data = prepared_set(config, directory.data)
     training = LabelTraining.of(config, labels, data)
-    module = label_module(config, load_encoder(config.retriever), data, training)
+    module = label_module(config, load_encoder(config.retriever, dims=config.index.dims), data, training)
     fit_labels(config, directory, module, training, loggers_of(config, directory), interruption)
 
 
@@ -107,6 +109,30 @@ def test_an_interrupted_training_goes_on_to_the_same_losses_and_weights(labelled
     assert steps in ([3, 6], [6])  # never again before the first step
     ours, other = (Encoder(str(run / "retriever")).state_dict() for run in (tmp_path / "run", finished))
     assert all(ours[name].equal(other[name]) for name in ours)
+
+
+ADAPTERS = ("lora.rank=2", "lora.dropout=0.5", "retriever.frozen_layers=1", "train.gradient_checkpointing=true")
+
+
+def test_a_training_of_adapters_resumes_exactly_from_small_checkpoints_and_keeps_the_best_adapter(labelled, tmp_path):
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    train(configured(labelled, whole, *ADAPTERS, "index.dims=16"))
+    config = configured(labelled, run, *ADAPTERS, "index.dims=16")
+    with pytest.raises(RunError, match="interrupted"):
+        fit(config, run, InterruptedAt(3))
+    fit(config, run, Interruption())
+    assert metrics(run) == metrics(whole) and metrics(run)[0]["train/loss"] != metrics(run)[-1]["train/loss"]
+    for name in ("retriever/model.safetensors", "retriever/adapter/adapter_model.safetensors"):
+        assert (run / name).read_bytes() == (whole / name).read_bytes() == (run / f"dev_best{name[9:]}").read_bytes()
+    newest = RunDirectory(run).newest_checkpoint(with_index=False)
+    assert newest is not None
+    state = torch.load(newest.path, weights_only=True)
+    assert len(state["untrained_sha256"]) == 64 and len(state["state_dict"]) == 4  # A and B of one layer's two
+    last = encoder_of_checkpoint(config, state)
+    assert last.untrained_sha256 == state["untrained_sha256"]
+    other = replace(config, retriever=replace(config.retriever, path=str(run / "retriever")))
+    with pytest.raises(UserError, match=r"retriever.path: its weights are not those that the run was begun with"):
+        encoder_of_checkpoint(other, state)
 
 
 def test_training_ends_where_development_texts_get_no_better_and_a_finished_fit_is_read(labelled, tmp_path):

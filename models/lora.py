@@ -1,0 +1,155 @@
+"""LoRA (Hu et al. 2021) by peft: an encoder stays as it is, and two thin matrices beside some linear layers learn.
+
+    y = W x + alpha / rank * B (A x)        A [rank, in] is drawn, B [out, rank] begins at 0
+
+The adapted model is the same object with other layers, so whatever encodes goes on. Whoever else is given weights gets
+`merged` ones, W + alpha / rank * B A, in the architecture's own names, and the adapter beside them in peft's form.
+"""
+
+import copy
+import itertools
+import re
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from replug.configs.errors import UserError
+from replug.configs.schema import LoRAConfig
+from replug.data.checksums import write_checksums
+from replug.models.frozen_layers import frozen_part, layers_of
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+ADAPTER = "adapter"  # the folder, in that of the merged weights
+WEIGHTS = "adapter_model.safetensors"
+NAME = "default"  # peft's name of an adapter where there is one
+INSIDE_PEFT = "base_model.model."  # where a PeftModel has the model that it wraps
+DEFAULT_SCALE = 2  # alpha / rank
+
+
+def add_adapters(backbone: PreTrainedModel, lora: LoRAConfig, frozen_layers: int, seed: int) -> None:
+    """Put adapters beside the target layers above the frozen ones; nothing else of the model learns then.
+
+    The same seed draws the same A. Raises UserError as `adapter_settings` does.
+    """
+    settings = adapter_settings(backbone, lora, frozen_layers)
+    from peft import inject_adapter_in_model
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        inject_adapter_in_model(settings, backbone, adapter_name=NAME)
+
+
+def adapter_settings(backbone: PreTrainedModel, lora: LoRAConfig, frozen_layers: int) -> "LoraConfig":
+    """In peft's words. Raises UserError where peft is missing, or a target is none of the model's linear layers."""
+    assert lora.rank is not None
+    frozen_part(backbone, frozen_layers)  # whether there are so many
+    try:
+        from peft import LoraConfig
+    except ImportError as error:
+        raise UserError("lora.rank is set, which needs peft: pip install 'replug[lora]'") from error
+    return LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha if lora.alpha is not None else DEFAULT_SCALE * lora.rank,
+        lora_dropout=lora.dropout,
+        target_modules=_targets(backbone, lora.targets),
+        exclude_modules=_in_layers(backbone, frozen_layers) if frozen_layers else None,
+        task_type="FEATURE_EXTRACTION",
+        base_model_name_or_path=backbone.name_or_path,
+    )
+
+
+def has_adapters(model: nn.Module) -> bool:
+    return hasattr(model, "peft_config")
+
+
+def merged(backbone: PreTrainedModel) -> PreTrainedModel:
+    """The model with its adapters in its own weights, which it shares otherwise; itself where it has none.
+
+    The weights that learn stay apart: to merge in place and to take apart again would change their last bits.
+    """
+    if not has_adapters(backbone):
+        return backbone
+    from peft.tuners.lora import LoraLayer
+
+    shared = itertools.chain(backbone.parameters(), backbone.buffers())
+    whole: Any = copy.deepcopy(backbone, {id(tensor): tensor for tensor in shared})
+    del whole.peft_config
+    for name, layer in [(name, layer) for name, layer in whole.named_modules() if isinstance(layer, LoraLayer)]:
+        whole.set_submodule(name, _merged_layer(layer))
+    return whole
+
+
+def save_adapter(backbone: PreTrainedModel, folder: Path) -> None:
+    """Write the adapter alone, as `PeftModel.from_pretrained(base, folder)` reads it."""
+    from peft import get_peft_model_state_dict
+
+    settings = copy.copy(backbone.peft_config[NAME])
+    settings.inference_mode = True
+    settings.save_pretrained(str(folder))
+    weights = get_peft_model_state_dict(backbone, adapter_name=NAME)
+    inside = {INSIDE_PEFT + name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
+    save_file(inside, folder / WEIGHTS)
+
+
+def keep_adapter(source: Path, target: Path) -> None:
+    """Copy the adapter of one encoder's folder, if it has any, to another one of the same weights."""
+    found = [path.relative_to(source) for path in source.rglob(ADAPTER) if path.is_dir()]  # a pair may have two
+    for inner in found:
+        shutil.copytree(source / inner, target / inner, dirs_exist_ok=True)
+    for folder in sorted({(target / inner).parent for inner in found}, reverse=True):
+        write_checksums(folder)
+    if found:
+        write_checksums(target)
+
+
+def _merged_layer(layer: Any) -> nn.Module:
+    """The adapted layer's own linear layer, of a copy, with the sum as its weight."""
+    linear: nn.Module = layer.get_base_layer()
+    with torch.no_grad(), torch.autocast(linear.weight.device.type, enabled=False):
+        weight = linear.weight + layer.get_delta_weight(NAME)
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    return linear
+
+
+def _targets(backbone: PreTrainedModel, asked: list[str]) -> list[str]:
+    """The last parts of names of linear layers: those asked for, else peft's for the architecture."""
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as DEFAULTS
+
+    linear = _linear_names(backbone)
+    kind = backbone.config.model_type
+    targets = asked or list(DEFAULTS.get(kind, []))
+    if not targets:
+        raise UserError(
+            f"lora.targets is missing, and peft has no default for {kind}; expected some of {_listed(linear)}"
+        )
+    for target in targets:
+        if target not in linear:
+            raise UserError(
+                f"lora.targets: {target} is no linear layer of {type(backbone).__name__}; expected some of "
+                f"{_listed(linear)}"
+            )
+    return targets
+
+
+def _linear_names(backbone: PreTrainedModel) -> set[str]:
+    """Of layers that a vector depends on."""
+    linear = (name for name, part in backbone.named_modules() if isinstance(part, nn.Linear))
+    return {name.rpartition(".")[2] for name in linear if not name.startswith("pooler.")}
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def _in_layers(backbone: PreTrainedModel, count: int) -> str:
+    """A regular expression of names in the first `count` layers."""
+    name, _ = layers_of(backbone)
+    return rf"{re.escape(name)}\.({'|'.join(str(number) for number in range(count))})\..*"

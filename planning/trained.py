@@ -1,0 +1,92 @@
+"""How much of a retriever learns: all of it, adapters alone (`lora`), or what is above frozen layers. Pure.
+
+Adapters of a linear layer are rank * (in + out) weights. peft's own targets are taken for queries and values, which
+they are in the architectures of BERT, Qwen and Gemma.
+"""
+
+from dataclasses import dataclass
+
+from replug.configs.errors import UserError
+from replug.configs.schema import Config
+from replug.planning.model_sizes import ModelSize
+
+WEIGHT_BYTES, LEARNING_BYTES = 4, 12  # in float32: a weight; its gradient and Adam's two moments
+ACTIVATION_BYTES = 34  # of a token, in a layer, for each unit of width, kept for the backward pass in 16 bits
+# Where the linear layers' own weights have no gradient, what goes into the second and fourth of them is not kept.
+ADAPTED_ACTIVATION_BYTES = 24
+_IN_ATTENTION = {
+    **dict.fromkeys(("query", "q_proj", "q_lin", "q"), "q"),
+    **dict.fromkeys(("key", "k_proj", "k_lin", "k", "value", "v_proj", "v_lin", "v"), "kv"),
+}
+_OTHERS = {
+    **dict.fromkeys(("o_proj", "out_lin", "o"), "o"),
+    **dict.fromkeys(("gate_proj", "up_proj", "lin1"), "up"),
+    **dict.fromkeys(("down_proj", "lin2"), "down"),
+    "dense": "o up down",
+}
+DEFAULT_TARGETS = ("query", "value")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedPart:
+    """Weights that a training rank holds, those of them that learn, and the share of the layers that these are in."""
+
+    parameters: int
+    learning: int
+    layers_share: float = 1.0
+    adapted: bool = False  # adapters learn, the other weights do not
+    activation_bytes: int = ACTIVATION_BYTES
+
+    @property
+    def num_bytes(self) -> int:
+        """Of weights, gradients and moments."""
+        return WEIGHT_BYTES * self.parameters + LEARNING_BYTES * self.learning
+
+    @property
+    def flop_factor(self) -> float:
+        """FLOP of a step by those of a pass forward: backward as much again for inputs, and for own weights."""
+        return 1 + self.layers_share * (1 if self.adapted else 2)
+
+
+def whole(retriever: ModelSize) -> TrainedPart:
+    """All weights learn."""
+    return TrainedPart(retriever.parameters, retriever.parameters)
+
+
+def trained_part(config: Config, retriever: ModelSize) -> TrainedPart:
+    """Of a configuration. Raises UserError for more frozen layers than there are, and targets of unknown size."""
+    frozen, lora = config.retriever.frozen_layers, config.lora
+    if frozen and frozen >= retriever.layers:
+        raise UserError(
+            f"retriever.frozen_layers is {frozen}, but the retriever has {retriever.layers}; expected fewer"
+        )
+    layers = retriever.layers - frozen
+    share = layers / retriever.layers
+    if lora.rank is not None:
+        targets = lora.targets or DEFAULT_TARGETS
+        adapters = layers * lora.rank * sum(_in_and_out(retriever, target) for target in targets)
+        few = not lora.dropout and all(target in _IN_ATTENTION for target in targets)
+        kept = ADAPTED_ACTIVATION_BYTES if few else ACTIVATION_BYTES
+        return TrainedPart(retriever.parameters + adapters, adapters, share, adapted=True, activation_bytes=kept)
+    if frozen:
+        return TrainedPart(retriever.parameters, round(retriever.layer_parameters * share), share)
+    return whole(retriever)
+
+
+def _in_and_out(retriever: ModelSize, target: str) -> int:
+    """Widths of what goes into a layer's linear layers of this name, and of what comes out, together."""
+    width, inner = retriever.attention_width, retriever.intermediate
+    sums = {
+        "q": retriever.hidden + width,
+        "kv": retriever.hidden + (retriever.kv_width or width),
+        "o": width + retriever.hidden,
+        "up": retriever.hidden + inner,
+        "down": inner + retriever.hidden,
+    }
+    kinds = (_IN_ATTENTION | _OTHERS).get(target)
+    if kinds is None:
+        raise UserError(
+            f"lora.targets: the plan does not know the size of {target}; expected some of "
+            f"{', '.join(sorted(_IN_ATTENTION | _OTHERS))}"
+        )
+    return sum(sums[kind] for kind in kinds.split())

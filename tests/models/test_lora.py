@@ -1,0 +1,153 @@
+"""Adapters of an encoder: what learns, what others are given, and what is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, MPNetConfig, MPNetModel
+
+from replug.configs.errors import UserError
+from replug.configs.schema import LoRAConfig
+from replug.data.checksums import checksum_problems
+from replug.models.encoder import Encoder
+from replug.models.frozen_layers import freeze_layers, frozen_part, layers_of
+from replug.models.lora import ADAPTER, adapter_settings, add_adapters, keep_adapter, merged
+from replug.models.stand_in_encoder import write_stand_in_encoder
+
+TEXTS = ["mida furo", "pelo mida", "tana furo mida"]
+
+
+@pytest.fixture(scope="module")
+def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("encoder")
+    write_stand_in_encoder(folder)
+    return folder
+
+
+def adapted(folder: Path, lora: LoRAConfig | None = None, frozen_layers: int = 0) -> Encoder:
+    """With adapters that do something: B begins at 0."""
+    encoder = Encoder(str(folder))
+    add_adapters(encoder.backbone, lora or LoRAConfig(rank=4), frozen_layers, seed=0)
+    torch.manual_seed(1)
+    for name, weight in encoder.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.5)
+    return encoder
+
+
+def trained(model: torch.nn.Module) -> list[str]:
+    return [name for name, weight in model.named_parameters() if weight.requires_grad]
+
+
+def test_adapters_alone_have_a_gradient_and_begin_as_the_encoder_was(encoder_folder):
+    plain, encoder = Encoder(str(encoder_folder)), Encoder(str(encoder_folder))
+    add_adapters(encoder.backbone, LoRAConfig(rank=4), 0, seed=0)
+    assert trained(encoder) and all(".lora_" in name for name in trained(encoder))
+    assert torch.equal(encoder.encode(TEXTS), plain.encode(TEXTS))
+
+
+def test_the_same_seed_draws_the_same_adapters_and_nobody_elses_numbers(encoder_folder):
+    state = torch.random.get_rng_state()
+    first, again = adapted(encoder_folder).state_dict(), adapted(encoder_folder).state_dict()
+    torch.random.set_rng_state(state)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    encoder = Encoder(str(encoder_folder))
+    add_adapters(encoder.backbone, LoRAConfig(rank=4), 0, seed=0)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    add_adapters(other := Encoder(str(encoder_folder)).backbone, LoRAConfig(rank=4), 0, seed=1)
+    drawn = "encoder.layer.0.attention.self.query.lora_A.default.weight"
+    assert not torch.equal(other.state_dict()[drawn], encoder.backbone.state_dict()[drawn])
+
+
+def test_merged_weights_give_the_same_vectors_under_the_architectures_names_and_leave_the_adapters_as_they_are(
+    encoder_folder, tmp_path
+):
+    encoder = adapted(encoder_folder)
+    before = {name: value.clone() for name, value in encoder.state_dict().items()}
+    encoder.save(tmp_path / "merged")
+    found, plain = Encoder(str(tmp_path / "merged")), Encoder(str(encoder_folder))
+    np.testing.assert_allclose(found.encode(TEXTS), encoder.encode(TEXTS), rtol=0, atol=1e-6)
+    assert not torch.allclose(found.encode(TEXTS), plain.encode(TEXTS), atol=1e-2)
+    assert found.state_dict().keys() == plain.state_dict().keys()
+    assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
+
+
+def test_a_merged_model_shares_what_no_adapter_changes(encoder_folder):
+    encoder = adapted(encoder_folder)
+    whole = merged(encoder.backbone)
+    assert whole.get_input_embeddings().weight is encoder.backbone.get_input_embeddings().weight
+    assert merged(Encoder(str(encoder_folder)).backbone).config.model_type == "bert"
+
+
+def test_peft_loads_the_adapter_that_is_kept_beside_the_merged_weights(encoder_folder, tmp_path):
+    from peft import PeftModel
+
+    encoder = adapted(encoder_folder)
+    encoder.save(tmp_path / "merged")
+    assert "adapter/adapter_model.safetensors" in json.loads((tmp_path / "merged/checksums.json").read_text())
+    by_peft = PeftModel.from_pretrained(AutoModel.from_pretrained(encoder_folder), tmp_path / "merged" / ADAPTER)
+    ids = torch.tensor([[2, 5, 6, 3]])
+    with torch.inference_mode():
+        expected = encoder.backbone(ids, attention_mask=torch.ones_like(ids)).last_hidden_state
+        found = by_peft(ids, attention_mask=torch.ones_like(ids)).last_hidden_state
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+def test_an_adapter_is_kept_for_a_copy_of_the_merged_weights(encoder_folder, tmp_path):
+    adapted(encoder_folder).save(tmp_path / "best")
+    Encoder(str(tmp_path / "best")).save(tmp_path / "tuned")
+    assert not (tmp_path / "tuned" / ADAPTER).exists()
+    keep_adapter(tmp_path / "best", tmp_path / "tuned")
+    assert {path.name for path in (tmp_path / "tuned" / ADAPTER).iterdir()} >= {"adapter_config.json"}
+    assert checksum_problems(tmp_path / "tuned") == []
+
+
+def test_there_are_no_adapters_in_frozen_layers(encoder_folder):
+    names = trained(adapted(encoder_folder, frozen_layers=1))
+    assert names and all(".layer.1." in name for name in names)
+
+
+def test_targets_are_pefts_or_those_asked_for(encoder_folder):
+    backbone = Encoder(str(encoder_folder)).backbone
+    assert set(adapter_settings(backbone, LoRAConfig(rank=2), 0).target_modules) == {"query", "value"}
+    settings = adapter_settings(backbone, LoRAConfig(rank=2, targets=["dense", "key"]), 0)
+    assert set(settings.target_modules) == {"dense", "key"} and settings.lora_alpha == 4
+    with pytest.raises(UserError, match=r"lora.targets: q_proj is no linear layer of BertModel; .*dense, key, query"):
+        adapter_settings(backbone, LoRAConfig(rank=2, targets=["q_proj"]), 0)
+
+
+def test_an_architecture_without_a_default_is_refused_with_the_names_of_its_linear_layers():
+    with pytest.raises(UserError, match=r"peft has no default for mpnet; expected some of dense, k, o, q, v$"):
+        adapter_settings(mpnet(), LoRAConfig(rank=2), 0)
+
+
+# Frozen layers ------------------------------------------------------------------------------------------
+
+
+def mpnet() -> MPNetModel:
+    config = MPNetConfig(vocab_size=20, hidden_size=8, num_hidden_layers=3, num_attention_heads=2, intermediate_size=16)
+    return MPNetModel(config, add_pooling_layer=False)
+
+
+def test_embeddings_and_the_first_layers_are_frozen_and_no_more(encoder_folder):
+    backbone = Encoder(str(encoder_folder)).backbone
+    freeze_layers(backbone, 1)
+    assert all(name.startswith("encoder.layer.1.") for name in trained(backbone))
+    assert len(trained(backbone)) == sum(name.startswith("encoder.layer.1.") for name, _ in backbone.named_parameters())
+    freeze_layers(other := mpnet(), 2)  # its table of relative positions lies beside the layers
+    assert all(name.startswith("encoder.layer.2.") for name in trained(other))
+
+
+def test_nothing_is_frozen_without_being_asked(encoder_folder):
+    assert frozen_part(Encoder(str(encoder_folder)).backbone, 0) == []
+
+
+def test_as_many_layers_as_there_are_and_layers_that_cannot_be_told_are_refused(encoder_folder):
+    backbone = Encoder(str(encoder_folder)).backbone
+    with pytest.raises(UserError, match=r"retriever.frozen_layers is 2, but encoder.layer has 2 layers; expected few"):
+        frozen_part(backbone, 2)
+    backbone.config.num_hidden_layers = 5
+    with pytest.raises(UserError, match=r"the layers of BertModel cannot be told .*one list of 5, found encoder.layer"):
+        layers_of(backbone)

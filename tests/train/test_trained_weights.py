@@ -1,0 +1,120 @@
+"""What of the retriever learns: gradients, moments and checkpoints of adapters, and of layers above frozen ones."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from replug.configs.errors import RunError, UserError
+from replug.configs.schema import Config, LoRAConfig
+from replug.data.datamodule import Position
+from replug.data.store import PreparedSet
+from replug.models.build import load_encoder
+from replug.train.fitting import lsr_module
+from replug.train.module import LSRModule
+from replug.train.trained_weights import bring_back_untrained, check_training, leave_out_untrained
+from tests.support.preparing import debug_set
+from tests.train.test_levers import Given, batch_of
+
+
+def module_of(
+    config: Config, data: PreparedSet, lora: LoRAConfig | None = None, frozen_layers: int = 0, recompute: bool = False
+) -> LSRModule:
+    config = replace(
+        config,
+        lora=lora or LoRAConfig(),
+        retriever=replace(config.retriever, frozen_layers=frozen_layers),
+        train=replace(config.train, gradient_checkpointing=recompute),
+    )
+    module = lsr_module(config, load_encoder(config.retriever), data)
+    module.attach(Given(batch_of()))
+    module.log_dict = lambda *args, **kwargs: None
+    return module
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedSet:
+    return debug_set(tmp_path_factory.mktemp("data"))
+
+
+def gradients(module: LSRModule) -> dict[str, torch.Tensor]:
+    module.training_step(Position(0), 0).backward()
+    return {name: weight.grad for name, weight in module.encoder.named_parameters() if weight.grad is not None}
+
+
+def test_adapters_alone_have_gradients_moments_and_a_place_in_checkpoints(debug_config, data):
+    module = module_of(debug_config, data, LoRAConfig(rank=2))
+    optimizer = module.configure_optimizers()["optimizer"]
+    assert gradients(module).keys() == {n for n, _ in module.encoder.named_parameters() if ".lora_" in n}
+    optimizer.step()
+    assert len(optimizer.state) == 8 == len(optimizer.param_groups[0]["params"])
+    checkpoint = {"state_dict": module.state_dict()}
+    leave_out_untrained(module.encoder, checkpoint)
+    assert len(checkpoint["state_dict"]) == 8 and all(".lora_" in name for name in checkpoint["state_dict"])
+    other = module_of(debug_config, data, LoRAConfig(rank=2))
+    bring_back_untrained(other.encoder, checkpoint)
+    other.load_state_dict(checkpoint["state_dict"])
+    assert all(torch.equal(value, module.state_dict()[name]) for name, value in other.state_dict().items())
+
+
+def test_a_checkpoint_of_other_weights_that_learn_is_no_match(debug_config, data):
+    module = module_of(debug_config, data, LoRAConfig(rank=2))
+    checkpoint = {"state_dict": dict(list(module.state_dict().items())[:3])}
+    leave_out_untrained(module.encoder, checkpoint)
+    with pytest.raises(RunError, match=r"the checkpoint holds \d weights that learn, expected 8"):
+        bring_back_untrained(module.encoder, checkpoint)
+    with pytest.raises(UserError, match=r"retriever.path: its weights are not those"):
+        bring_back_untrained(module_of(debug_config, data).encoder, checkpoint)
+
+
+def test_gradients_of_adapters_are_the_same_where_activations_are_computed_again(debug_config, data):
+    lora = LoRAConfig(rank=2, dropout=0.3)
+    kept, again = (gradients(module_of(debug_config, data, lora, 1, recompute)) for recompute in (False, True))
+    assert len(kept) == 4  # A and B of two linear layers above the frozen ones
+    for name, gradient in kept.items():
+        torch.testing.assert_close(again[name], gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_dropout_is_of_what_goes_into_the_adapters_alone(debug_config, data):
+    module = module_of(debug_config, data, LoRAConfig(rank=2, dropout=0.5))
+    module.encoder.train_mode()
+    rates = {part.p for part in module.encoder.modules() if isinstance(part, torch.nn.Dropout) and part.training}
+    assert rates == {0.0, 0.5}
+    ids = module.encoder.token_ids(["mida furo pelo"])
+    first, second = (module.encoder.encode_with_gradient(ids) for _ in range(2))
+    assert torch.equal(first, second)  # B is 0 yet: were the encoder's own dropout at work, they would differ
+
+
+def test_frozen_layers_have_no_gradient_and_are_in_no_checkpoint(debug_config, data):
+    module = module_of(debug_config, data, frozen_layers=1)
+    found = gradients(module)
+    assert found and all(name.startswith("backbone.encoder.layer.1.") for name in found)
+    checkpoint = {"state_dict": module.state_dict()}
+    leave_out_untrained(module.encoder, checkpoint)
+    assert {name.removeprefix("encoder.") for name in checkpoint["state_dict"]} == found.keys()
+
+
+def test_a_training_of_all_weights_has_all_of_them_in_its_checkpoints(debug_config, data):
+    module = module_of(debug_config, data)
+    checkpoint = {"state_dict": module.state_dict()}
+    leave_out_untrained(module.encoder, checkpoint)
+    assert checkpoint == {"state_dict": checkpoint["state_dict"]}
+    assert checkpoint["state_dict"].keys() == module.state_dict().keys()
+
+
+def test_the_same_seed_begins_with_the_same_adapters(debug_config, data):
+    lora = LoRAConfig(rank=2)
+    first, second = (module_of(debug_config, data, lora).state_dict() for _ in range(2))
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def test_what_an_encoder_cannot_be_trained_as_is_refused_before_anything_starts(debug_config):
+    encoder = load_encoder(debug_config.retriever)
+    for lora, frozen_layers, message in (
+        (LoRAConfig(), 2, r"retriever.frozen_layers is 2"),
+        (LoRAConfig(rank=2), 2, r"retriever.frozen_layers is 2"),
+        (LoRAConfig(rank=2, targets=["q_proj"]), 0, r"lora.targets: q_proj is no linear layer"),
+    ):
+        retriever = replace(debug_config.retriever, frozen_layers=frozen_layers)
+        with pytest.raises(UserError, match=message):
+            check_training(replace(debug_config, retriever=retriever, lora=lora), encoder)
