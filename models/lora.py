@@ -109,10 +109,11 @@ def keep_adapter(source: Path, target: Path) -> None:
 
 def _merged_layer(layer: Any) -> nn.Module:
     """The adapted layer's own linear layer, of a copy, with the sum as its weight."""
-    linear: nn.Module = layer.get_base_layer()
+    linear: Any = layer.get_base_layer()
     with torch.no_grad(), torch.autocast(linear.weight.device.type, enabled=False):
         weight = linear.weight + layer.get_delta_weight(NAME)
     linear.weight = nn.Parameter(weight, requires_grad=False)
+    assert isinstance(linear, nn.Module)
     return linear
 
 
