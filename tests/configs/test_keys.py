@@ -45,7 +45,7 @@ def test_only_numbers_have_bounds():
 
 def test_bounds_that_rules_check_are_few_and_each_is_checked():
     assert {path for path, known in NUMBERS.items() if known.bounds is RULED} == {
-        *("retrieve.k", "refresh.lag_steps", "ensemble.temperature"),
+        *("retrieve.k", "retriever.dims", "refresh.lag_steps", "ensemble.temperature"),
         *("resources.train", "resources.score", "resources.index"),
     }
     for path in sorted(path for path, known in NUMBERS.items() if known.bounds is RULED):
