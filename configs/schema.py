@@ -84,8 +84,7 @@ class RetrieverConfig:
     )
     frozen_layers: int = key(0, "its embeddings and so many of its first layers learn nothing; 0: all learn", FROM_0)
     dims: list[int] = key(
-        [],
-        "the loss is the mean over these first numbers of vectors, as [384,128] (default: those searched by)",
+        [], "the loss is the mean over these first numbers of vectors, as [384,128] (default: those searched by)", RULED
     )
 
 
@@ -94,7 +93,7 @@ class LoRAConfig:
     """Adapters learn instead of the retriever's own weights (Hu et al. 2021), by peft."""
 
     rank: int | None = key(None, "of the adapters, such as 16 (default: none, all weights learn)", ABOVE_0)
-    alpha: float | None = key(None, "adapters are scaled by alpha / rank (default: twice the rank)", ABOVE_0)
+    alpha: int | None = key(None, "adapters are scaled by alpha / rank (default: twice the rank)", ABOVE_0)
     dropout: float = key(0.0, "of what goes into the adapters while training", SHARE)
     targets: list[str] = key([], "linear layers with an adapter, by the last part of their names (default: peft's)")
 

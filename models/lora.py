@@ -31,6 +31,7 @@ ADAPTER = "adapter"  # the folder, in that of the merged weights
 WEIGHTS = "adapter_model.safetensors"
 NAME = "default"  # peft's name of an adapter where there is one
 INSIDE_PEFT = "base_model.model."  # where a PeftModel has the model that it wraps
+POOLER = r"pooler\..*"
 DEFAULT_SCALE = 2  # alpha / rank
 
 
@@ -60,7 +61,7 @@ def adapter_settings(backbone: PreTrainedModel, lora: LoRAConfig, frozen_layers:
         lora_alpha=lora.alpha if lora.alpha is not None else DEFAULT_SCALE * lora.rank,
         lora_dropout=lora.dropout,
         target_modules=_targets(backbone, lora.targets),
-        exclude_modules=_in_layers(backbone, frozen_layers) if frozen_layers else None,
+        exclude_modules=_excluded(backbone, frozen_layers),
         task_type="FEATURE_EXTRACTION",
         base_model_name_or_path=backbone.name_or_path,
     )
@@ -112,10 +113,11 @@ def keep_adapter(source: Path, target: Path) -> None:
 
 def _merged_layer(layer: Any) -> nn.Module:
     """The adapted layer's own linear layer, of a copy, with the sum as its weight."""
-    linear: nn.Module = layer.get_base_layer()
+    linear: Any = layer.get_base_layer()
     with torch.no_grad(), torch.autocast(linear.weight.device.type, enabled=False):
         weight = linear.weight + layer.get_delta_weight(NAME)
     linear.weight = nn.Parameter(weight, requires_grad=False)
+    assert isinstance(linear, nn.Module)
     return linear
 
 
@@ -149,7 +151,9 @@ def _listed(names: Collection[str]) -> str:
     return ", ".join(sorted(names))
 
 
-def _in_layers(backbone: PreTrainedModel, count: int) -> str:
-    """A regular expression of names in the first `count` layers."""
+def _excluded(backbone: PreTrainedModel, frozen_layers: int) -> str:
+    """A regular expression of names in the pooler, on which no vector depends, and in frozen layers."""
+    if frozen_layers == 0:
+        return POOLER
     name, _ = layers_of(backbone)
-    return rf"{re.escape(name)}\.({'|'.join(str(number) for number in range(count))})\..*"
+    return rf"{POOLER}|{re.escape(name)}\.({'|'.join(str(number) for number in range(frozen_layers))})\..*"

@@ -21,7 +21,8 @@ def prefix_pairs(
     queries: Tensor, documents: Tensor, dims: Sequence[int], similarity: str
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Vectors [B, n] and [U, n] for each n of `dims`, of [B, D] and [U, D]; whole ones where `dims` names none."""
-    for count in dims or [None]:
+    prefixes: Sequence[int | None] = dims or [None]
+    for count in prefixes:
         yield first_numbers(queries, count, similarity), first_numbers(documents, count, similarity)
 
 

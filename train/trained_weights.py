@@ -100,5 +100,5 @@ def _sha256(weights: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name, weight in sorted(weights.items()):
         digest.update(name.encode())
-        digest.update(memoryview(weight.detach().cpu().contiguous().numpy()).cast("B"))
+        digest.update(weight.detach().cpu().numpy().tobytes())
     return digest.hexdigest()

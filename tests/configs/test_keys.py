@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 from types import NoneType
 from typing import get_args
@@ -45,12 +46,13 @@ def test_only_numbers_have_bounds():
 
 def test_bounds_that_rules_check_are_few_and_each_is_checked():
     assert {path for path, known in NUMBERS.items() if known.bounds is RULED} == {
-        *("retrieve.k", "refresh.lag_steps", "ensemble.temperature"),
+        *("retrieve.k", "retriever.dims", "refresh.lag_steps", "ensemble.temperature"),
         *("resources.train", "resources.score", "resources.index"),
     }
     for path in sorted(path for path, known in NUMBERS.items() if known.bounds is RULED):
-        with pytest.raises(UserError, match=rf"{path} is -1"):
-            load_config("configs/debug.yaml", [f"{path}=-1"])
+        value = "[-1]" if KEYS[path].kind == list[int] else "-1"
+        with pytest.raises(UserError, match=rf"{path} is {re.escape(value)}"):
+            load_config("configs/debug.yaml", [f"{path}={value}"])
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,9 @@ def test_targets_are_pefts_or_those_asked_for(encoder_folder):
     assert set(adapter_settings(backbone, LoRAConfig(rank=2), 0).target_modules) == {"query", "value"}
     settings = adapter_settings(backbone, LoRAConfig(rank=2, targets=["dense", "key"]), 0)
     assert set(settings.target_modules) == {"dense", "key"} and settings.lora_alpha == 4
+    assert not [
+        name for name in trained(adapted(encoder_folder, LoRAConfig(rank=2, targets=["dense"]))) if "pooler" in name
+    ]
     with pytest.raises(UserError, match=r"lora.targets: q_proj is no linear layer of BertModel; .*dense, key, query"):
         adapter_settings(backbone, LoRAConfig(rank=2, targets=["q_proj"]), 0)
 

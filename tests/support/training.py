@@ -6,7 +6,7 @@ from concurrent.futures import Executor, Future
 import numpy as np
 
 from replug.cluster.futures import InlineExecutor
-from replug.data.records import SearchResult
+from replug.data.records import RetrievedBatch, ScoredBatch, SearchResult
 from replug.data.sampler import QuerySampler
 from replug.data.store import PreparedSet
 from replug.models.local.stand_in_lm import StandInLM
@@ -57,3 +57,22 @@ def pipeline_for(
     )
     module.attach(pipeline)
     return pipeline
+
+
+class Given:
+    """The same batch at every step."""
+
+    def __init__(self, batch: ScoredBatch) -> None:
+        self._batch = batch
+
+    def take(self, step: int) -> ScoredBatch:
+        return self._batch
+
+
+def batch_of(weights: np.ndarray | None = None) -> ScoredBatch:
+    """Two texts of three documents each, the third of both the same."""
+    rows = np.array([[0, 1, 2], [3, 4, 2]])
+    similarities = np.array([[0.3, 0.1, 0.2], [0.1, 0.2, 0.3]], np.float32)
+    found = RetrievedBatch(0, 0, -1, 0, np.array([0, 1]), rows, similarities)
+    sums = np.array([[-30.0, -60.0, -20.0], [-50.0, -10.0, -40.0]])
+    return ScoredBatch(found, sums, np.array([16, 16]), weights)

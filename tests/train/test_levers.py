@@ -10,35 +10,17 @@ import torch
 from replug.configs.choices import TrainedSide
 from replug.configs.schema import Config
 from replug.data.datamodule import Position
-from replug.data.records import RetrievedBatch, ScoredBatch
+from replug.data.records import ScoredBatch
 from replug.data.store import PreparedSet
 from replug.models.build import load_encoder
 from replug.train.batch_broadcast import Share
 from replug.train.fitting import lsr_module
 from replug.train.loss import LossTerms, contrastive_losses, kl_divergence, log_likelihood
 from replug.train.module import LSRModule
+from tests.support.training import Given, batch_of
 
 SCORES = torch.tensor([[1.0, 2.0], [0.0, 3.0]], dtype=torch.float64)
 LOG_Q = torch.tensor([[0.9, 0.1], [0.2, 0.8]], dtype=torch.float64).log()
-
-
-class Given:
-    """The same batch at every step."""
-
-    def __init__(self, batch: ScoredBatch) -> None:
-        self._batch = batch
-
-    def take(self, step: int) -> ScoredBatch:
-        return self._batch
-
-
-def batch_of(weights: np.ndarray | None = None) -> ScoredBatch:
-    """Two texts of three documents each, the third of both the same."""
-    rows = np.array([[0, 1, 2], [3, 4, 2]])
-    similarities = np.array([[0.3, 0.1, 0.2], [0.1, 0.2, 0.3]], np.float32)
-    found = RetrievedBatch(0, 0, -1, 0, np.array([0, 1]), rows, similarities)
-    sums = np.array([[-30.0, -60.0, -20.0], [-50.0, -10.0, -40.0]])
-    return ScoredBatch(found, sums, np.array([16, 16]), weights)
 
 
 def module_of(config: Config, data: PreparedSet, batch: ScoredBatch, **loss: object) -> LSRModule:

@@ -19,7 +19,7 @@ from replug.train.matryoshka import mean_over_prefixes, prefix_pairs
 from replug.train.module import LSRModule
 from replug.train.trained_weights import check_training
 from tests.support.preparing import debug_set
-from tests.train.test_levers import Given, batch_of
+from tests.support.training import Given, batch_of
 
 HALF = math.sqrt(0.5)
 QUERY = torch.tensor([[HALF, 0, HALF, 0]], dtype=torch.float64)

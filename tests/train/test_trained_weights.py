@@ -14,7 +14,7 @@ from replug.train.fitting import lsr_module
 from replug.train.module import LSRModule
 from replug.train.trained_weights import bring_back_untrained, check_training, leave_out_untrained
 from tests.support.preparing import debug_set
-from tests.train.test_levers import Given, batch_of
+from tests.support.training import Given, batch_of
 
 
 def module_of(
