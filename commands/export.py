@@ -69,19 +69,23 @@ def export(
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The encoder of a run, and which weights it has."""
+    """The encoder of a run, which weights it has, and the folder it was read from, which may keep an adapter too."""
 
     run: "RunDirectory"
     config: Config
     encoder: "Encoder"
     weights: str
+    folder: Path | None = None
 
     def write(self, folder: Path, published: "Published") -> None:
         from replug.models.encoder_files import mark_query_side
+        from replug.models.lora import keep_adapter
         from replug.train.model_card import write_model_card
 
         results = json.loads(self.run.results.read_text()) if self.run.is_finished else None
         self.encoder.save(folder)
+        if self.folder is not None:
+            keep_adapter(self.folder, folder)
         if self.config.retriever.train is TrainedSide.query:
             mark_query_side(folder)
         write_model_card(folder, self.config, self.weights, self.run.provenance(), results, published)
@@ -101,9 +105,10 @@ def _found(run_dir: Path, out: Path | None, best: bool) -> _Found:
     run.require_intact("config.yaml", "environment.json", "lm.json", "best.json", "results.json")
     config = load_stored_config(run.path / "config.yaml")
     if best:
-        return _Found(run, config, *_best(config, run))
+        return _Found(run, config, *_best(config, run), run.best)
     if run.retriever.is_dir():
-        return _Found(run, config, load_encoder(config.retriever, run.retriever), _tuned_weights(config, run))
+        tuned = load_encoder(config.retriever, run.retriever)
+        return _Found(run, config, tuned, _tuned_weights(config, run), run.retriever)
     return _Found(run, config, *_of_checkpoint(config, run))
 
 
@@ -150,15 +155,14 @@ def _say_better(run: "RunDirectory", best: bool) -> None:
 def _of_checkpoint(config: Config, run: "RunDirectory") -> tuple["Encoder", str]:
     import torch
 
-    from replug.models.build import load_encoder
+    from replug.train.trained_weights import encoder_of_checkpoint
 
     newest = run.newest_checkpoint(with_index=False)
     if newest is None:
         raise UserError(f"{run.path} has neither a tuned retriever nor a checkpoint yet")
     log.info(f"the run is unfinished; exporting the checkpoint of step {newest.step}")
-    state = torch.load(newest.path, map_location="cpu", weights_only=True)["state_dict"]
-    encoder = load_encoder(config.retriever)
-    encoder.load_state_dict({name.removeprefix("encoder."): value for name, value in state.items()})
+    checkpoint = torch.load(newest.path, map_location="cpu", weights_only=True)
+    encoder = encoder_of_checkpoint(config, checkpoint)
     return encoder, f"step {newest.step}, the newest checkpoint"
 
 

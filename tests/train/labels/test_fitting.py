@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from replug.cluster.interruption import Interruption
+from replug.commands.export import export
 from replug.configs.errors import RunError, UserError
 from replug.configs.load import load_config
 from replug.configs.schema import Config
@@ -21,6 +22,7 @@ from replug.models.stand_in_encoder import write_stand_in_encoder
 from replug.train.fitting import loggers_of
 from replug.train.labels.dev import DevTexts
 from replug.train.labels.fitting import LabelTraining, fit_labels, label_module, label_steps
+from replug.train.labels.run import claim
 from replug.train.run import train
 from replug.train.run_dir import RunDirectory
 from replug.train.trained_weights import encoder_of_checkpoint
@@ -94,6 +96,7 @@ def fit(config: Config, run: Path, interruption: Interruption) -> None:
     directory, labels = RunDirectory(run), Labels(Path(config.train.labels))
     run.mkdir(exist_ok=True)
     data = prepared_set(config, directory.data)
+    claim(config, labels, directory, data)
     training = LabelTraining.of(config, labels, data)
     module = label_module(config, load_encoder(config.retriever, dims=config.index.dims), data, training)
     fit_labels(config, directory, module, training, loggers_of(config, directory), interruption)
@@ -127,7 +130,12 @@ def test_a_training_of_adapters_resumes_exactly_from_small_checkpoints_and_keeps
     config = configured(labelled, run, *ADAPTERS, "index.dims=16")
     with pytest.raises(RunError, match="interrupted"):
         fit(config, run, InterruptedAt(3))
+    export(run, tmp_path / "so_far")
     fit(config, run, Interruption())
+    export(run, tmp_path / "exported")
+    adapter = "adapter/adapter_model.safetensors"
+    assert (tmp_path / "exported" / adapter).read_bytes() == (run / "retriever" / adapter).read_bytes()
+    assert (tmp_path / "so_far" / adapter).is_file()
     assert metrics(run) == metrics(whole) and metrics(run)[0]["train/loss"] != metrics(run)[-1]["train/loss"]
     for name in ("retriever/model.safetensors", "retriever/adapter/adapter_model.safetensors"):
         assert (run / name).read_bytes() == (whole / name).read_bytes() == (run / f"dev_best{name[9:]}").read_bytes()
