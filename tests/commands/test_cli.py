@@ -50,20 +50,8 @@ def test_help_shows_the_commands_in_groups_the_main_ones_first(checkout: Path) -
     assert [group or command for group, command in named] == [
         *("Prepare", "prepare", "index", "example", "label", "Train", "train", "slurm", "sweep"),
         *("Evaluate", "evaluate", "report", "adapt"),
-        *(
-            "Use",
-            "search",
-            "ask",
-            "score",
-            "export",
-            "serve",
-            "hello",
-            "Look and plan",
-            "plan",
-            "doctor",
-            "verify",
-            "keys",
-        ),
+        *("Use", "search", "ask", "score", "export", "serve", "hello"),
+        *("Look and plan", "plan", "doctor", "verify", "keys"),
     ]
 
 
