@@ -1,9 +1,10 @@
 """Work done at once, and work done beside: two ways of getting a Future, and what came of one."""
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future
 from typing import Any, TypeVar
+
+from replug.cluster.ray_threads import start_ray_thread
 
 Result = TypeVar("Result")
 
@@ -20,7 +21,7 @@ class InlineExecutor(Executor):
 def in_background(work: Callable[[], Result], name: str) -> "Future[Result]":
     """In a thread of its own, which does not keep the process from ending."""
     done: Future[Result] = Future()
-    threading.Thread(target=_settle, args=(done, work), daemon=True, name=name).start()
+    start_ray_thread(_settle, done, work, name=name)
     return done
 
 

@@ -23,6 +23,7 @@ from replug.cluster.layout import Layout
 from replug.cluster.layout_messages import NoRoom
 from replug.cluster.packing import Node
 from replug.cluster.ray_agents import kill, ray_children
+from replug.cluster.ray_threads import wait_for_ray_threads
 from replug.cluster.this_machine import this_node
 from replug.configs.errors import UserError
 from replug.configs.schema import Config, ScoreConfig
@@ -65,6 +66,7 @@ def ray_cluster(
         places.forget()
         # Asked before the end: those of a raylet that is gone are nobody's children.
         started = [child for child in ray_children() if child not in others] if config.ray.address is None else []
+        wait_for_ray_threads()
         ray.shutdown()
         kill(started)
 

@@ -3,7 +3,9 @@
 Any node that sees the same files takes part.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -20,6 +22,12 @@ def tasks_at_once(asked: int | None, num_cores: int, num_gpus: int) -> tuple[int
     """
     number = asked or num_gpus or num_cores
     return number, min(1.0, num_gpus / number)
+
+
+def _in_folder(folder: Path, function: Callable, *job: Any) -> Any:
+    """Where the command runs, which paths without a folder are of; a worker of a joined cluster runs elsewhere."""
+    with contextlib.chdir(folder):
+        return function(*job)
 
 
 class RayPool:
@@ -40,12 +48,13 @@ class RayPool:
         self._cluster.__exit__(*error)
 
     def run(self, function: Callable, jobs: Iterable[Job]) -> Iterator[Any]:
-        task = ray.remote(num_cpus=1, num_gpus=self._gpus_each, max_retries=5)(function)
+        task = ray.remote(num_cpus=1, num_gpus=self._gpus_each, max_retries=5)(_in_folder)
+        task, here = task.options(name=function.__name__), Path.cwd()
         drawn = iter(jobs)
         running: list[ray.ObjectRef] = []
         while True:
             while len(running) < self._num_workers and (job := next(drawn, None)) is not None:
-                running.append(task.remote(*job))
+                running.append(task.remote(here, function, *job))
             if not running:
                 return
             done, running = ray.wait(running)

@@ -12,6 +12,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from replug.cluster.actor_pool import is_device_fault
 from replug.cluster.liveness import LOOK_SECONDS, Liveness
+from replug.cluster.ray_threads import start_ray_thread
 from replug.configs.errors import RunError, UserError
 from replug.index_workers.merge import merge_top_k
 
@@ -33,7 +34,7 @@ class SearcherGroup:
         self._lock = threading.Lock()
         self._in_flight, self._is_retired = 0, False
         self._num_waiting, self._closed = 0, threading.Event()
-        threading.Thread(target=self._watch, daemon=True, name="searchers").start()
+        start_ray_thread(self._watch, name="searchers")
 
     def load(self, version: int, num_documents: int) -> None:
         """Load a published version on every shard, beside those already there."""

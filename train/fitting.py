@@ -25,6 +25,7 @@ from replug.cluster.gpu_shares import trains_on_gpu
 from replug.cluster.gpus import num_gpus, torch_device
 from replug.cluster.interruption import Interruption, ignore_signals
 from replug.cluster.layout import num_ranks
+from replug.cluster.ray_threads import note_ray_thread
 from replug.configs.choices import LMScore, Rerank, TrainedSide
 from replug.configs.errors import RunError, UserError
 from replug.configs.refresh_policy import refresh_policy
@@ -110,8 +111,8 @@ def fit(
 
 @contextmanager
 def _one_thread(name: str) -> Iterator[Executor]:
-    """After an error nobody waits for what it does: a search that hangs ends when its searchers are killed."""
-    executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+    """After an error its work ends with the searchers, when these are killed, and is waited for at the end of Ray."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=note_ray_thread)
     try:
         yield executor
     except BaseException:

@@ -152,7 +152,7 @@ def answers(out: Path) -> tuple[int, int]:
         return GenerationCache(cache).num_rows(), sum(use.misses for use in cache.models())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_among_documents_and_among_answers_it_asks_the_lm_nothing_twice(evaluate, data, tmp_path):
     settings = [*with_corpus(data), "methods=[none,bm25@1,genread]", "data.corpus=" + str(data / "corpus.jsonl")]
     whole, _ = evaluate(tmp_path / "whole", *settings)
