@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from replug.configs.choices import LMScore, Rerank, TrainedSide
 from replug.configs.schema import Config
 
+OWN_LABELS = "auto"  # of `train.labels`: made in the run directory
+
 
 def label_problems(config: Config) -> Iterator[str]:
     """Of keys that go with `train.labels`, or without it."""
@@ -38,6 +40,8 @@ def _without_labels(config: Config) -> Iterator[str]:
 
 
 def _with_labels(config: Config) -> Iterator[str]:
+    if config.train.labels == OWN_LABELS:
+        yield from labelling_problems(config)
     ranks = config.resources.train
     if isinstance(ranks, int | float) and ranks > 1:
         yield f"resources.train is {ranks:g} with train.labels; expected 1 or auto: labels are trained on by one rank"

@@ -269,7 +269,9 @@ class TrainConfig:
     pipeline_depth: int = key(1, "batches retrieved and scored ahead; 0 is the strictly sequential method", FROM_0)
     threads: int | None = key(None, "CPU threads of the trainer (default: all cores)", ABOVE_0, resumable=True)
     accelerator: Accelerator = key(Accelerator.auto, "where the trainer runs; auto takes a GPU where there is one")
-    labels: str | None = key(None, "a folder that `replug label` wrote: train on its scores, without LM and index")
+    labels: str | None = key(
+        None, "train on scores that the LM gave once: a folder of `replug label`, or auto, which makes RUN_DIR/labels"
+    )
     epochs: int | None = key(None, "passes over the labelled texts, instead of max_steps", ABOVE_0)
     dev_every_steps: int | None = key(
         None, "with labels: steps between two looks at the development texts (default: one pass)", ABOVE_0

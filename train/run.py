@@ -14,6 +14,7 @@ from pytorch_lightning.loggers.logger import Logger
 from replug.cluster.interruption import Interruption
 from replug.cluster.ray_cluster import ray_cluster
 from replug.configs.choices import Accelerator
+from replug.configs.label_rules import OWN_LABELS
 from replug.configs.rules import FIT
 from replug.configs.schema import Config
 from replug.data.files import write_json
@@ -32,6 +33,7 @@ from replug.train.data_checks import check_data
 from replug.train.evaluation import evaluate_heldout
 from replug.train.fitting import fit, loggers_of, lsr_module, publish, quieten_lightning
 from replug.train.labels.fitting import label_steps
+from replug.train.labels.labelling import label
 from replug.train.labels.run import train_on_labels
 from replug.train.measuring import found_before, found_best, found_tuned, measured_encoder, write_examples
 from replug.train.model_card import write_model_card
@@ -48,13 +50,25 @@ log = logging.getLogger(__name__)
 
 def train(config: Config) -> dict:
     """Run or resume a training run; returns what `results.json` holds."""
-    labels = Labels(Path(config.train.labels).expanduser()) if config.train.labels else None
+    run = RunDirectory(Path(config.run_dir).expanduser())
+    labels = _labels(config, run)
     if labels is not None:
         config = label_steps(config, labels.counts["queries"])
-    run = RunDirectory(Path(config.run_dir).expanduser())
     run.require_ours(config)  # before the lock, which is a file in the folder
     with sole_writer(run.path):
         return _train_or_show(config, run, labels)
+
+
+def _labels(config: Config, run: RunDirectory) -> Labels | None:
+    """Those that are named, or the run's own, which are made before it begins."""
+    if config.train.labels != OWN_LABELS:
+        return Labels(Path(config.train.labels).expanduser()) if config.train.labels else None
+    begun = run.begun_with()
+    if begun is not None and begun.train.labels == OWN_LABELS:
+        return Labels(run.labels)  # made again they could be others
+    run.require_ours(config)
+    with sole_writer(run.path):
+        return label(config, run.labels)
 
 
 def _train_or_show(config: Config, run: RunDirectory, labels: Labels | None) -> dict:

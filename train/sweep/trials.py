@@ -7,6 +7,7 @@ from pathlib import Path
 from replug.configs.choices import DevMeasure
 from replug.configs.errors import NotFiniteError, RunError, UserError
 from replug.configs.load import load_config
+from replug.configs.label_rules import OWN_LABELS
 from replug.configs.schema import Config
 from replug.configs.sweep_space import Value
 from replug.data.files import read_json
@@ -64,8 +65,9 @@ def run_trial(number: int, config: Config) -> tuple[int, TrialResult]:
 
 def _problems(config: Config) -> Sequence[str]:
     problems = []
-    if not config.train.labels:
-        problems.append("train.labels is missing; a sweep trains on what `replug label` wrote: train.labels=DIR")
+    if config.train.labels in (None, OWN_LABELS):
+        given = "missing" if config.train.labels is None else OWN_LABELS
+        problems.append(f"train.labels is {given}; a sweep trains on what `replug label` wrote: train.labels=DIR")
     if config.train.dev_measure is not DevMeasure.bpb:
         problems.append("train.dev_measure is kl, which changes with the loss; expected bpb, so that trials compare")
     return problems
