@@ -142,7 +142,7 @@ def _plan(request: PlanRequest, variant: Variant) -> Plan:
     config = load_config(request.config, [*request.overrides, *changes])
     if config.train.labels:
         raise UserError(
-            "train.labels is set; expected it left out: plans are of the loop that asks an LM while it trains"
+            "train.labels is set; expected train.labels=null: plans are of the loop that asks an LM while it trains"
         )
     return make_plan(config, variant.gpus, request.nodes, request.measured, request.assumptions)
 

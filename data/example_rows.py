@@ -15,14 +15,15 @@ TOWNS = (
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 PLACES = ("beside the old bridge", "in front of the town hall", "under the chestnut trees", "along the harbour wall")
 GOODS = ("apples and cheese", "wool and candles", "fish and bread", "honey and pottery", "flowers and clocks")
-NUM_QUERIES = 20
+NUM_QUERIES, NUM_DEV = 16, 4
 Row = dict[str, str | list[str]]
 
 
 def example_rows() -> dict[str, list[Row]]:
-    """Rows of `corpus`, `queries` and `heldout`: 30, 20 and 10; no text is in two of them."""
-    texts = list(_texts())
-    return {"corpus": list(_documents()), "queries": texts[:NUM_QUERIES], "heldout": texts[NUM_QUERIES:]}
+    """Rows of `corpus`, `queries`, `dev` and `heldout`: 30, 16, 4 and 10; no text is in two of them."""
+    texts, chosen = list(_texts()), NUM_QUERIES + NUM_DEV
+    splits = {"queries": texts[:NUM_QUERIES], "dev": texts[NUM_QUERIES:chosen], "heldout": texts[chosen:]}
+    return {"corpus": list(_documents()), **splits}
 
 
 def _documents() -> Iterator[Row]:

@@ -68,6 +68,7 @@ def _labels(config: Config, run: RunDirectory) -> Labels | None:
         return Labels(run.labels)  # made again they could be others
     run.require_ours(config)
     with sole_writer(run.path):
+        _require_dev_texts(config, prepared_set(config, run.data))
         return label(config, run.labels)
 
 
@@ -93,7 +94,7 @@ def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dic
     lm = lm_source(config.lm, run.budget_file, run.scores)
     module_encoder = measured_encoder(config)
     data = prepared_set(config, run.data)
-    _require_texts_to_fit(config, data)
+    _require_dev_texts(config, data)
     check_data(config, data, lm, run.data_check)
     index_kind(config, module_encoder.dim, len(data.corpus))
     check_training(config, module_encoder)
@@ -124,9 +125,9 @@ def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dic
     return show_results(run)
 
 
-def _require_texts_to_fit(config: Config, data: PreparedSet) -> None:
-    """Raise UserError where temperatures are to be fitted and the set has no development texts."""
-    if config.ensemble.temperature == FIT:
+def _require_dev_texts(config: Config, data: PreparedSet) -> None:
+    """Raise UserError where something is to be chosen by development texts and the set has none."""
+    if config.ensemble.temperature == FIT or config.train.patience is not None:
         data.require_dev()
 
 
@@ -151,7 +152,7 @@ def evaluate(config: Config) -> None:
 def _evaluate(config: Config, run: RunDirectory) -> None:
     lm = lm_source(config.lm, run.budget_file, run.scores)
     data = prepared_set(config, run.data)
-    _require_texts_to_fit(config, data)
+    _require_dev_texts(config, data)
     check_data(config, data, lm, run.data_check)
     sizes = run_sizes(config, len(data.corpus), multiplies_bfloat16())
     folders = {"lsr": run.retriever, **({"best": run.best} if config.evaluate.best else {})}

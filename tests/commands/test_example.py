@@ -12,15 +12,15 @@ from tests.support.command_line import ROOT, CommandLine
 def test_the_example_is_sixty_rows_that_a_run_takes(tmp_path: Path, replug: CommandLine) -> None:
     ended = replug("example", tmp_path / "mine")
     assert ended.status == 0, ended.printed
-    paths = {name: tmp_path / f"mine/{name}.jsonl" for name in ("corpus", "queries", "heldout")}
+    paths = {name: tmp_path / f"mine/{name}.jsonl" for name in ("corpus", "queries", "dev", "heldout")}
     rows = [json.loads(line) for path in paths.values() for line in path.read_text().splitlines()]
     assert len(rows) == 60
     given = [f"data.{name}={path}" for name, path in paths.items()]
     prepared = replug("prepare", ROOT / "configs/own_data.yaml", *given, f"data.out={tmp_path / 'set'}")
     assert prepared.status == 0, prepared.printed
     made = PreparedSet(tmp_path / "set")
-    assert (len(made.corpus), len(made.queries), len(made.heldout)) == (30, 20, 10)
-    gold = [doc for window in (*made.queries.windows(), *made.heldout.windows()) for doc in window.gold]
+    assert (len(made.corpus), len(made.queries), len(made.require_dev()), len(made.heldout)) == (30, 16, 4, 10)
+    gold = [doc for store in (made.queries, made.require_dev(), made.heldout) for window in store.windows() for doc in window.gold]
     assert len(made.corpus.rows_of(gold)) == 30
     for window in made.heldout.windows():
         [document] = made.corpus.texts([made.corpus.rows_of(window.gold)[window.gold[0]]])
@@ -32,7 +32,7 @@ def test_the_command_that_the_example_prints_is_one(tmp_path: Path, replug: Comm
     words = shlex.split(printed)
     assert words[:4] == ["now:", "replug", "train", "configs/own_data.yaml"]
     config = load_config(ROOT / words[3], words[4:])
-    assert config.retrieve.k <= 30 and config.train.batch_size <= 20
+    assert config.label.dense + config.label.bm25 <= 30 and config.train.batch_size <= 16
 
 
 def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path, replug: CommandLine) -> None:

@@ -52,7 +52,7 @@ from replug.train.workers import local_models
 
 log = logging.getLogger(__name__)
 
-OTHER_OUT = "give another --out"
+OTHER_OUT = "give another --out (with train.labels=auto another run_dir)"
 
 
 def label(config: Config, out: Path) -> Labels:
