@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from replug.commands.cli import command_line
 from replug.configs.load import load_config, load_evaluation_config, names_evaluation
 from replug.evals.kinds import check_evaluation
-from tests.docs.test_documented_commands import of_page, overrides_of
 from tests.support.command_line import ROOT
+from tests.support.documented_commands import of_page, overrides_of
 
 PAGE = ROOT / "docs/reproduce.md"
 TEXT = PAGE.read_text()
