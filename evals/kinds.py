@@ -30,6 +30,7 @@ from replug.models.black_box_lm import AsyncLM
 from replug.models.lm_source import LMSource
 from replug.models.prompt import PromptTemplate
 
+DRAW_DEMONSTRATIONS = ("open_qa", "popqa")
 MAY_RERANK_DOCUMENTS = ("lm", "mmlu", "open_qa", "tokens")
 
 
@@ -128,6 +129,7 @@ def _lm_problems(config: EvaluationConfig, kind: EvaluationKind) -> Iterable[str
     if config.evaluation != INTERNET_QA and (config.questions.dataset or config.questions.question_first):
         key = "dataset" if config.questions.dataset else "question_first"
         yield f"questions.{key} is set, but evaluation={config.evaluation} reads no such key; {INTERNET_QA} does"
+    yield from _demonstration_problems(config)
     if config.exclude_own_source and not kind.has_sources:
         yield f"exclude_own_source is set, but evaluation={config.evaluation} asks questions, which are of no source"
     if config.texts.entities and config.evaluation != "tokens":
@@ -136,6 +138,22 @@ def _lm_problems(config: EvaluationConfig, kind: EvaluationKind) -> Iterable[str
         yield f"ensemble.temperature is set, but evaluation={config.evaluation} mixes no predictions; expected null"
     if not kind.reranks and has_rerank_lm(config):
         yield f"rerank_lm is set, but evaluation={config.evaluation} reranks no answers; expected it with internet_qa"
+
+
+def _demonstration_problems(config: EvaluationConfig) -> Iterable[str]:
+    """Other demonstrations are to leave the questions as they are."""
+    if config.questions.demonstration_seed is None:
+        return
+    if config.evaluation not in DRAW_DEMONSTRATIONS:
+        yield (
+            f"questions.demonstration_seed is set, but evaluation={config.evaluation} reads no such key; "
+            f"{' and '.join(DRAW_DEMONSTRATIONS)} do"
+        )
+    elif not config.questions.demonstrations:
+        yield (
+            "questions.demonstration_seed is set without questions.demonstrations: other demonstrations out of "
+            "questions.path would leave other questions to measure; expected a file of demonstrations"
+        )
 
 
 def _scoring_problems(config: EvaluationConfig, kind: EvaluationKind) -> Iterable[str]:

@@ -25,7 +25,7 @@ from replug.evals.open_qa import (
     open_qa_prompt,
     read_questions,
 )
-from replug.evals.questions import draw_questions, queries_of, question_problems
+from replug.evals.questions import demonstration_seed, draw_questions, queries_of, question_problems
 from replug.models.black_box_lm import AsyncLM, UnsettledAnswer
 from replug.models.ensemble import document_weights
 from replug.models.generation import Generated, GenerationOptions
@@ -131,7 +131,7 @@ def open_qa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalData
     if keys.demonstrations:
         questions = draw_questions(pool, keys.max_questions, config.seed)
         demonstrations = draw_demonstrations(
-            read_questions(Path(keys.demonstrations).expanduser()), questions, shots, config.seed
+            read_questions(Path(keys.demonstrations).expanduser()), questions, shots, demonstration_seed(config)
         )
     else:
         demonstrations, rest = hold_out_demonstrations(pool, shots, config.seed)
