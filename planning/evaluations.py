@@ -13,7 +13,7 @@ from typing import Any
 from replug.configs.errors import UserError
 from replug.configs.evaluation_schema import EvaluationConfig
 from replug.configs.methods import BM25, REPLUG, WITHOUT_RETRIEVER
-from replug.configs.rules import evaluation_methods, has_rerank_lm
+from replug.configs.rules import evaluation_methods, has_rerank_lm, lm_problems
 from replug.configs.schema import LMConfig
 from replug.index_workers.version_folders import newest_encoder
 from replug.planning.accelerators import DeviceModel, Devices, check_efficiency, parse_devices
@@ -99,7 +99,7 @@ def plan_evaluation(
     check_efficiency(given.efficiency)
     config = with_lengths_of_set(config)
     devices, num = parse_devices(gpus), count_examples(config, given.num_examples)
-    needs_corpus = any(method.takes_from_corpus for method in evaluation_methods(config)) or config.retriever.path
+    needs_corpus = _retrievers(config) or any(method.takes_from_corpus for method in evaluation_methods(config))
     documents = (given.num_documents or count_documents(config.run_config())) if needs_corpus else 0
     lms = tuple(_lm_costs(config, devices, num, given))
     retrievers = tuple(_embedding_costs(config, devices.accelerator, num, documents, given))
@@ -113,6 +113,8 @@ def _rate(accelerator: DeviceModel, dtype: str, given: EvaluationAssumptions) ->
 
 def _lm_costs(config: EvaluationConfig, devices: Devices, num: int, given: EvaluationAssumptions) -> Iterator[LMCost]:
     readings = readings_of(config, num)
+    for problem in lm_problems(config) if readings else ():
+        raise UserError(problem)
     if LM in readings:
         paths = config.lms or {"lm": str(config.lm.path or config.lm.model)}
         for path in paths.values():

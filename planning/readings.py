@@ -7,6 +7,7 @@ cannot hold is cut or dropped when it runs, and costs less than is counted here.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from replug.configs.errors import UserError
 from replug.configs.evaluation_schema import EvaluationConfig
 from replug.configs.methods import GENREAD, GOLD, LONG_CONTEXT, NONE, Method
 from replug.configs.rules import evaluation_methods, has_rerank_lm
@@ -89,14 +90,16 @@ def lengths_of(config: EvaluationConfig) -> TextLengths:
 
 
 def readings_of(config: EvaluationConfig, num_examples: int) -> dict[str, list[Reading]]:
-    """By the LM that reads; none for `retrieval`, which asks no LM."""
+    """By the LM that reads; none for `retrieval`, which asks no LM. Raises UserError for an unknown evaluation."""
     methods, lengths = evaluation_methods(config), lengths_of(config)
     kinds = {"lm": _of_texts, "tokens": _of_texts, "mmlu": _of_mmlu, "open_qa": _of_answers, "popqa": _of_answers}
     if config.evaluation == "internet_qa":
         return _of_passages(config, methods, num_examples, lengths)
-    of = kinds.get(config.evaluation)
-    if of is None:
+    if config.evaluation == "retrieval":
         return {}
+    if (of := kinds.get(config.evaluation)) is None:
+        known = ", ".join((*kinds, "internet_qa", "retrieval"))
+        raise UserError(f"evaluation: no plan is known of {config.evaluation!r}; expected one of {known}")
     reranked = _of_reranking(config, methods, num_examples, lengths)
     return {LM: [*reranked, *of(config, methods, num_examples, lengths)]}
 

@@ -47,6 +47,7 @@ def row_of(plan: dict) -> tuple[str, ...]:
 def test_hours_and_dollars_are_what_the_plans_print(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     rows = [row[1:] for row in ROW.findall(TEXT[TEXT.index("| step | LM h") :])][1:]
-    outputs = [CliRunner().invoke(command_line(), [*words, "--json"]) for words in PLANS]
+    app = command_line()
+    outputs = [CliRunner().invoke(app, [*words, "--json"]) for words in PLANS]
     assert [output.exception for output in outputs] == [None] * len(PLANS)
     assert rows == [row_of(json.loads(output.stdout)) for output in outputs]

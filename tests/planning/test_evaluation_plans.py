@@ -8,6 +8,7 @@ import pytest
 
 from replug.configs.errors import UserError
 from replug.configs.load import load_evaluation_config
+from replug.evals.kinds import kind_names
 from replug.planning.accelerators import ACCELERATORS
 from replug.planning.evaluations import EvaluationAssumptions, EvaluationPlan, evaluation_json, plan_evaluation
 from replug.planning.model_sizes import encoder_size, lm_size
@@ -133,6 +134,19 @@ def test_what_cannot_be_counted_names_the_flag():
         )
     with pytest.raises(UserError, match=r"--efficiency is 2"):
         of_texts(efficiency=2.0)
+
+
+def test_an_evaluation_that_is_not_known_and_a_missing_lm_are_refused():
+    with pytest.raises(UserError, match="evaluation: no plan is known of 'chess'; expected one of lm, tokens"):
+        of_texts("evaluation=chess", num_examples=3)
+    with pytest.raises(UserError, match=r"lm\.path is missing"):
+        planned("eval_lm", CONTRIEVER)
+
+
+def test_every_kind_of_evaluation_has_a_plan():
+    given = ["data.corpus=D", "data.source=null", CONTRIEVER]
+    planned_kinds = {load_evaluation_config(path, given).evaluation for path in EVALUATIONS}
+    assert planned_kinds == set(kind_names())
 
 
 def test_lengths_that_are_assumed_are_said():
