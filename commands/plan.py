@@ -10,8 +10,10 @@ import typer
 
 from replug.commands.command import Command, ConfigFile, Group, Overrides
 from replug.configs.errors import UserError
-from replug.configs.load import load_config
+from replug.configs.load import load_config, load_evaluation_config, names_evaluation
 from replug.configs.paths import require_picture
+from replug.planning.evaluation_tables import evaluation_markdown, print_evaluation, print_evaluations
+from replug.planning.evaluations import EvaluationAssumptions, evaluation_json, plan_evaluation
 from replug.planning.plans import Assumptions, Plan, make_plan, plan_json
 from replug.planning.tables import markdown, print_comparison, print_plan
 
@@ -44,6 +46,8 @@ class PlanRequest:
     nodes: int | None = None
     measured: Path | None = None
     assumptions: Assumptions = UNTOLD
+    examples: int | None = None  # of an evaluation
+    price: float | None = None  # dollars for an hour of one device
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,10 @@ def plan(
     retriever_parameters: Annotated[float | None, typer.Option(help="Of an unknown encoder, such as 110e6.")] = None,
     documents: Annotated[int | None, typer.Option(help="Documents of the corpus, where no file tells.", min=1)] = None,
     efficiency: Annotated[float | None, typer.Option(help="Share of the peak that is reached (GPUs: 0.35).")] = None,
+    examples: Annotated[
+        int | None, typer.Option(help="Questions or spans of an evaluation, where no file tells.", min=1)
+    ] = None,
+    price: Annotated[float | None, typer.Option(help="Dollars for an hour of one GPU.", min=0)] = None,
     chart: Annotated[Path | None, typer.Option(help="Write the time line of the first plan as a PNG.")] = None,
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Run it on fake GPUs with stand-ins; say what would not fit.")
@@ -96,18 +104,31 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="A Markdown table of a row each.")] = False,
 ) -> None:
-    """Say what a run costs before anyone pays for it: hours, memory, disk, the best split of the GPUs.
+    """Say what a run or an evaluation costs before anyone pays for it: hours, memory, disk, the best split of the GPUs.
 
     replug plan configs/paper.yaml --gpus 8xA100 --what-if lm.path=gpt2
     replug plan configs/paper.yaml --gpus 8xA100 --rehearse
+    replug plan configs/eval_lm.yaml retriever.path=facebook/contriever lm.path=gpt2-xl --gpus 1xA100 --price 2
     """
     given = Assumptions(lm_parameters, retriever_parameters, documents, efficiency, split)
-    request = PlanRequest(config, gpus or (), overrides or (), what_if or (), nodes, measured, given)
+    request = PlanRequest(config, gpus or (), overrides or (), what_if or (), nodes, measured, given, examples, price)
+    if names_evaluation(config):
+        _refuse_for_evaluations(request, {"--rehearse": rehearse, "--disk": disk, "--host-memory": host_memory})
+    elif examples is not None:
+        raise UserError("--examples is given, but the configuration is one of training; expected it with an evaluation")
     if rehearse:
         return run_rehearsal(request, HostRoom(disk, host_memory))
     if disk is not None or host_memory is not None:
         raise UserError("--disk and --host-memory are for --rehearse; expected it beside them")
     return run_plan(request, PlanOutput(as_json, as_markdown, chart))
+
+
+def _refuse_for_evaluations(request: PlanRequest, others: dict[str, Any]) -> None:
+    """Options of what an evaluation does not have: a split of roles, a loop that was measured, a rehearsal."""
+    own = {"--nodes": request.nodes, "--measured": request.measured, "--split": request.assumptions.split}
+    for flag, value in {**own, **others}.items():
+        if value not in (None, False):
+            raise UserError(f"{flag} is for plans of training, and {request.config} is an evaluation; leave it out")
 
 
 def run_rehearsal(request: PlanRequest, room: HostRoom) -> None:
@@ -122,11 +143,18 @@ def run_rehearsal(request: PlanRequest, room: HostRoom) -> None:
 
 def run_plan(request: PlanRequest, output: PlanOutput) -> None:
     """Print one plan, or compare those of several devices and overrides; the chart is the first one's."""
-    devices, changes = request.gpus or (None,), (SAME, *request.what_if)
-    variants = [Variant(change, gpus) for gpus in devices for change in changes]
+    if names_evaluation(request.config):
+        run_evaluation_plan(request, output)
+    else:
+        run_training_plan(request, output)
+
+
+def run_training_plan(request: PlanRequest, output: PlanOutput) -> None:
+    """As `run_plan`, of a run."""
+    variants = _variants(request)
     plans = [_plan(request, variant) for variant in variants]
     names = [variant.name(len(request.gpus) > 1) for variant in variants]
-    named = list(zip(names, map(plan_json, plans), strict=True))
+    named = list(zip(names, (plan_json(plan, request.price) for plan in plans), strict=True))
     if output.as_json:
         print(json.dumps(_as_json(variants, named), indent=2))
     elif output.as_markdown:
@@ -137,9 +165,48 @@ def run_plan(request: PlanRequest, output: PlanOutput) -> None:
         _write_chart(output.chart, request.config, plans[0])
 
 
+def _variants(request: PlanRequest) -> list[Variant]:
+    devices, changes = request.gpus or (None,), (SAME, *request.what_if)
+    return [Variant(change, gpus) for gpus in devices for change in changes]
+
+
+def run_evaluation_plan(request: PlanRequest, output: PlanOutput) -> None:
+    """As `run_plan`, of an evaluation."""
+    if output.chart is not None:
+        raise UserError(f"--chart draws a training run, and {request.config} is an evaluation; leave it out")
+    variants = _variants(request)
+    names = [variant.name(len(request.gpus) > 1) for variant in variants]
+    named = [(name, _evaluation_plan(request, variant)) for name, variant in zip(names, variants, strict=True)]
+    if output.as_json:
+        print(json.dumps(_as_json(variants, named), indent=2))
+    elif output.as_markdown:
+        print(evaluation_markdown(named))
+    elif len(named) > 1:
+        print_evaluations(named)
+    else:
+        print_evaluation(f"{request.config} on {named[0][1]['devices']}", named[0][1])
+
+
+def _evaluation_plan(request: PlanRequest, variant: Variant) -> dict[str, Any]:
+    config = load_evaluation_config(request.config, [*request.overrides, *_changes(variant)])
+    told = request.assumptions
+    given = EvaluationAssumptions(
+        told.lm_parameters,
+        told.retriever_parameters,
+        told.num_documents,
+        request.examples,
+        told.efficiency,
+        request.price,
+    )
+    return evaluation_json(plan_evaluation(config, variant.gpus, given))
+
+
+def _changes(variant: Variant) -> list[str]:
+    return variant.what_if.split() if variant.what_if != SAME else []
+
+
 def _plan(request: PlanRequest, variant: Variant) -> Plan:
-    changes = variant.what_if.split() if variant.what_if != SAME else []
-    config = load_config(request.config, [*request.overrides, *changes])
+    config = load_config(request.config, [*request.overrides, *_changes(variant)])
     if config.train.labels:
         raise UserError(
             "train.labels is set; expected train.labels=null: plans are of the loop that asks an LM while it trains"

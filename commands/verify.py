@@ -49,7 +49,7 @@ def _verify(directory: Path) -> tuple[list[str], list[str]]:
     """What is there and what is wrong of a prepared set, an index, or of a run directory with all that it holds."""
     from replug.data.verify import is_prepared_set, verify_prepared
     from replug.index_workers.verify import verify_index
-    from replug.index_workers.version_store import index_folder
+    from replug.index_workers.version_folders import index_folder
 
     if is_prepared_set(directory):
         return verify_prepared(directory)

@@ -58,6 +58,7 @@ class DType(Enum):
 class ServerAPI(Enum):
     echo = "echo"
     prompt_logprobs = "prompt_logprobs"
+    answers = "answers"
 
 
 class TooLong(Enum):

@@ -51,6 +51,9 @@ class QuestionsConfig:
     shots: int | None = key(
         None, "answered questions before each question (default: mmlu 5, open_qa 16, popqa and internet_qa 15)", FROM_0
     )
+    demonstration_seed: int | None = key(
+        None, "draws which of demonstrations are shown, so that they alone change (default: seed)", FROM_0
+    )
     documents_in_shots: bool = key(True, "each with the first document found for it, where a method has documents")
     question_first: bool = key(False, "internet_qa: prompts have the question before its evidence")
     max_questions: int | None = key(None, "mmlu: of each subject, the first ones; others: drawn by the seed", ABOVE_0)

@@ -53,6 +53,7 @@ def check_rules(config: AnyConfig, needs_lm: bool = True, needs_retriever: bool 
 def _score_problems(config: ScoreConfig) -> Iterator[str]:
     yield from _out_of_range(config)
     yield from _lm_problems(config.lm)
+    yield from scoring_problems(config.lm, "`replug score` asks for scores")
 
 
 def _ask_problems(config: AskConfig) -> Iterator[str]:
@@ -76,6 +77,7 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
     asks_none = config.train.labels is not None and not config.evaluate.heldout
     if (needs_lm and not asks_none) or config.lm.path or config.lm.url:
         yield from _lm_problems(config.lm)
+        yield from scoring_problems(config.lm, "training learns from scores")
     if config.retrieve.k < 2:
         yield f"retrieve.k is {config.retrieve.k}; expected at least 2: one document alone gives no gradient"
     yield from _data_problems(config.data)
@@ -162,6 +164,20 @@ def lm_problems(config: EvaluationConfig) -> Iterator[str]:
     yield from _lms_problems(config) if config.lms else _lm_problems(config.lm)
 
 
+def scores_nothing(lm: LMConfig) -> bool:
+    """Whether the LM is a server that shows answers and gives no log-probs of a text."""
+    return bool(lm.url) and lm.api is ServerAPI.answers
+
+
+def scoring_problems(lm: LMConfig, what: str, key: str = "lm") -> Iterator[str]:
+    """Where `what` has texts scored."""
+    if scores_nothing(lm):
+        yield (
+            f"{key}.api is answers, a server that scores no text, and {what}; expected {key}.api=echo or "
+            f"{key}.api=prompt_logprobs of a server that does, or {key}.path"
+        )
+
+
 def has_rerank_lm(config: EvaluationConfig | AskConfig) -> bool:
     """Whether another LM than the one that answers says how good answers are."""
     return bool(config.rerank_lm.path or config.rerank_lm.url)
@@ -173,6 +189,7 @@ def rerank_lm_problems(config: EvaluationConfig | AskConfig) -> Iterator[str]:
         yield "rerank_lm.path is missing, but other keys of rerank_lm are set; expected rerank_lm.path or rerank_lm.url"
     if has_rerank_lm(config):
         yield from (problem.replace("lm.", "rerank_lm.") for problem in _lm_problems(config.rerank_lm))
+        yield from scoring_problems(config.rerank_lm, "reranking asks for scores", "rerank_lm")
 
 
 def _lms_problems(config: EvaluationConfig) -> Iterator[str]:
@@ -229,8 +246,8 @@ def _server_problems(lm: LMConfig) -> Iterator[str]:
         yield f"lm.url is {lm.url}; expected http://HOST:PORT/v1"
     if not (lm.model or "").strip():
         yield "lm.model is missing; expected the name under which the server at lm.url serves the LM"
-    if lm.api is ServerAPI.prompt_logprobs and not lm.tokenizer:
-        yield "lm.tokenizer is missing; expected the server's tokenizer, since lm.api=prompt_logprobs sends token ids"
+    if lm.api is not ServerAPI.echo and not lm.tokenizer:
+        yield f"lm.tokenizer is missing; expected the server's tokenizer, since lm.api={lm.api.value} sends token ids"
     if lm.too_long is TooLong.truncate and not lm.tokenizer:
         yield "lm.tokenizer is missing; expected the server's tokenizer, since lm.too_long=truncate counts its tokens"
 

@@ -121,7 +121,10 @@ class LMConfig:
     )
     url: str | None = key(None, "OpenAI-compatible server, such as http://127.0.0.1:8000/v1", resumable=True)
     model: str | None = key(None, "the name under which the server at lm.url serves the LM")
-    api: ServerAPI = key(ServerAPI.echo, "how the server gives prompt log-probs: echo, or prompt_logprobs (vLLM)")
+    api: ServerAPI = key(
+        ServerAPI.echo,
+        "how the server gives prompt log-probs: echo, or prompt_logprobs (vLLM); answers: it gives none",
+    )
     tokenizer: str | None = key(
         None, "folder or hub name of the server's tokenizer; token ids are sent instead of text"
     )

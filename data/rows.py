@@ -22,8 +22,7 @@ csv.field_size_limit(MAX_LINE_BYTES)  # 128 KB otherwise, less than a long text
 def read_documents(path: Path) -> Iterator[Document]:
     """Rows with `id`, `text`, optional `title`, `domain`, `source`; a title is put before the text."""
     seen: set[str] = set()
-    is_table = path.name.endswith((".tsv", ".tsv.gz"))
-    for where, row in read_table(path) if is_table else read_json_lines(path):
+    for where, row in read_table(path) if _is_table(path) else read_json_lines(path):
         doc_id = _identifier(row, where)
         require_new(doc_id, seen, where)
         title = _optional(row, "title", where)
@@ -36,6 +35,15 @@ def read_documents(path: Path) -> Iterator[Document]:
         )
     if not seen:
         raise UserError(f"{path} holds no documents")
+
+
+def count_rows(path: Path) -> int:
+    """How many rows a file of JSON Lines or a table has, without reading their fields; a header is none."""
+    return max(0, sum(1 for _ in _lines(path, "a file of rows")) - _is_table(path))
+
+
+def _is_table(path: Path) -> bool:
+    return path.name.endswith((".tsv", ".tsv.gz"))
 
 
 def read_windows(path: Path) -> list[Window]:

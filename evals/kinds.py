@@ -12,7 +12,14 @@ from typing import Any
 from replug.configs.errors import UserError
 from replug.configs.evaluation_schema import EvaluationConfig
 from replug.configs.methods import INTERNET_QA, Method
-from replug.configs.rules import evaluation_methods, has_rerank_lm, lm_problems, rerank_lm_problems
+from replug.configs.rules import (
+    FIT,
+    evaluation_methods,
+    has_rerank_lm,
+    lm_problems,
+    rerank_lm_problems,
+    scoring_problems,
+)
 from replug.data.store import Corpus
 from replug.evals import tasks
 from replug.evals.evidence import EvidenceBook
@@ -23,6 +30,7 @@ from replug.models.black_box_lm import AsyncLM
 from replug.models.lm_source import LMSource
 from replug.models.prompt import PromptTemplate
 
+DRAW_DEMONSTRATIONS = ("open_qa", "popqa")
 MAY_RERANK_DOCUMENTS = ("lm", "mmlu", "open_qa", "tokens")
 
 
@@ -79,11 +87,13 @@ class EvaluationKind:
     the results what is more than metrics by method, writes what goes with it, and returns lines for the table.
     `reranks` says that it may have another LM for that, `rerank_lm`. `searches` are what is found for every example
     beside the methods. `has_sources` says that examples are cut from texts, whose own documents can be left out.
+    `scores` says that texts are scored, which not every server does.
     """
 
     make_dataset: Callable[[EvaluationConfig, Corpus | None], EvalDataset]
     problems: Callable[[EvaluationConfig, Sequence[Method]], Iterable[str]]
     asks_lm: bool = True
+    scores: bool = True
     reranks: bool = False
     has_sources: bool = False
     searches: Callable[[EvaluationConfig], Sequence[Method]] = lambda config: ()
@@ -112,12 +122,14 @@ def check_evaluation(config: EvaluationConfig) -> EvaluationKind:
 def _lm_problems(config: EvaluationConfig, kind: EvaluationKind) -> Iterable[str]:
     if kind.asks_lm:
         yield from lm_problems(config)
+        yield from _scoring_problems(config, kind)
         yield from rerank_lm_problems(config) if kind.reranks else ()
     elif config.lms:
         yield f"lms is set, but evaluation={config.evaluation} asks no LM; expected none"
     if config.evaluation != INTERNET_QA and (config.questions.dataset or config.questions.question_first):
         key = "dataset" if config.questions.dataset else "question_first"
         yield f"questions.{key} is set, but evaluation={config.evaluation} reads no such key; {INTERNET_QA} does"
+    yield from _demonstration_problems(config)
     if config.exclude_own_source and not kind.has_sources:
         yield f"exclude_own_source is set, but evaluation={config.evaluation} asks questions, which are of no source"
     if config.texts.entities and config.evaluation != "tokens":
@@ -126,6 +138,33 @@ def _lm_problems(config: EvaluationConfig, kind: EvaluationKind) -> Iterable[str
         yield f"ensemble.temperature is set, but evaluation={config.evaluation} mixes no predictions; expected null"
     if not kind.reranks and has_rerank_lm(config):
         yield f"rerank_lm is set, but evaluation={config.evaluation} reranks no answers; expected it with internet_qa"
+
+
+def _demonstration_problems(config: EvaluationConfig) -> Iterable[str]:
+    """Other demonstrations are to leave the questions as they are."""
+    if config.questions.demonstration_seed is None:
+        return
+    if config.evaluation not in DRAW_DEMONSTRATIONS:
+        yield (
+            f"questions.demonstration_seed is set, but evaluation={config.evaluation} reads no such key; "
+            f"{' and '.join(DRAW_DEMONSTRATIONS)} do"
+        )
+    elif not config.questions.demonstrations:
+        yield (
+            "questions.demonstration_seed is set without questions.demonstrations: other demonstrations out of "
+            "questions.path would leave other questions to measure; expected a file of demonstrations"
+        )
+
+
+def _scoring_problems(config: EvaluationConfig, kind: EvaluationKind) -> Iterable[str]:
+    """What a server cannot do that shows answers only."""
+    if kind.scores:
+        yield from scoring_problems(config.lm, f"evaluation={config.evaluation} asks for scores (open_qa does not)")
+    if config.ensemble.temperature == FIT:
+        yield from scoring_problems(config.lm, "ensemble.temperature=fit asks for scores")
+    for method in evaluation_methods(config):
+        if method.is_reranked:
+            yield from scoring_problems(config.lm, f"the method {method.name} asks for scores")
 
 
 def _rerank_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterable[str]:

@@ -29,6 +29,11 @@ def unasked_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Ite
         )
 
 
+def demonstration_seed(config: EvaluationConfig) -> int:
+    own = config.questions.demonstration_seed
+    return config.seed if own is None else own
+
+
 def queries_of(config: EvaluationConfig, examples: Iterable[Example]) -> list[str]:
     """The questions in the form of `questions.query`."""
     return [config.questions.query.replace(QUESTION, example.query) for example in examples]

@@ -17,7 +17,6 @@ writes and removes no file of vectors, of which a large corpus has hundreds.
 
 import hashlib
 import json
-import re
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -36,6 +35,7 @@ from replug.data.shards import shard_paths
 from replug.index_workers.file_size import rows_per_file
 from replug.index_workers.kinds import IndexKind
 from replug.index_workers.vector_files import MEND, map_vectors, require_intact, write_vectors
+from replug.index_workers.version_folders import ENCODER, MANIFEST, version_folder, version_numbers
 
 FORMAT = 4
 WEIGHTS = "model.safetensors"
@@ -145,10 +145,10 @@ class VersionStore:
         self._removing = threading.Lock()
 
     def folder(self, version: int) -> Path:
-        return self.root / f"v{version:06d}"
+        return version_folder(self.root, version)
 
     def encoder_folder(self, version: int) -> Path:
-        return self.folder(version) / "encoder"
+        return self.folder(version) / ENCODER
 
     def corpus_path(self, plan: BuildPlan) -> Path:
         """Where the corpus of a plan lies now; a run directory may have been moved as a whole."""
@@ -161,8 +161,7 @@ class VersionStore:
 
     def versions(self) -> list[int]:
         """Versions that were begun, oldest first."""
-        names = (path.name for path in self.root.glob("v*") if path.is_dir())
-        return sorted(int(name[1:]) for name in names if re.fullmatch(r"v\d{6,}", name))
+        return version_numbers(self.root)
 
     def is_published(self, version: int) -> bool:
         return self._manifest_path(version).is_file()
@@ -408,7 +407,7 @@ class VersionStore:
         return self.folder(version) / "quantizer.faiss"
 
     def _manifest_path(self, version: int) -> Path:
-        return self.folder(version) / "manifest.json"
+        return self.folder(version) / MANIFEST
 
     def _plan_path(self, version: int) -> Path:
         return self.folder(version) / "plan.json"
@@ -500,8 +499,3 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _json_sha256(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def index_folder(directory: Path) -> Path:
-    """The index of a run directory, or the directory itself."""
-    return directory / "index" if (directory / "index").is_dir() else directory

@@ -95,6 +95,12 @@ def parse_devices(text: str, nodes: int | None = None) -> Devices:
     return Devices(accelerator, count, nodes)
 
 
+def check_efficiency(share: float | None) -> None:
+    """Raises UserError, which names the flag, for what is no share of the peak; None is what is usual."""
+    if share is not None and not 0 < share <= 1:
+        raise UserError(f"--efficiency is {share:g}; expected a share of the peak above 0 and up to 1")
+
+
 def _device_model(text: str, name: str) -> DeviceModel:
     by_name = {known.lower(): accelerator for known, accelerator in ACCELERATORS.items()}
     if name.lower() in by_name:

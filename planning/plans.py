@@ -11,7 +11,7 @@ from replug.cluster.packing import NAMES, USABLE
 from replug.configs.errors import UserError
 from replug.configs.schema import Config
 from replug.planning import measured
-from replug.planning.accelerators import Devices, parse_devices
+from replug.planning.accelerators import Devices, check_efficiency, parse_devices
 from replug.planning.estimate import (
     Estimate,
     Job,
@@ -60,8 +60,7 @@ def make_plan(
     assumptions: Assumptions = Assumptions(),
 ) -> Plan:
     """Raises UserError for what cannot be planned, with the flag or key that fixes it."""
-    if assumptions.efficiency is not None and not 0 < assumptions.efficiency <= 1:
-        raise UserError(f"--efficiency is {assumptions.efficiency:g}; expected a share of the peak above 0 and up to 1")
+    check_efficiency(assumptions.efficiency)
     if measured_run is not None:
         return _measured_plan(on_cores(config), gpus, measured_run, assumptions)
     if gpus is None:
@@ -119,10 +118,14 @@ def _machines(gpus: str | None) -> int:
     return int(found.group(1))
 
 
-def plan_json(plan: Plan) -> dict[str, Any]:
-    """All of a plan. The names stay as they are; `docs/planning.md` says what they are."""
+def plan_json(plan: Plan, price: float | None = None) -> dict[str, Any]:
+    """All of a plan. The names stay as they are; `docs/planning.md` says what they are.
+
+    `price` is in dollars for an hour of one device, all of which are held until the end.
+    """
     job, found, simulated = plan.job, plan.estimate, plan.estimate.simulated
     refreshes = simulated.index.refreshes
+    wall_hours = simulated.times.wall / 3600
     return {
         "devices": str(plan.devices),
         "nodes": plan.devices.nodes,
@@ -133,7 +136,9 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "flop": asdict(total_flop(job.shape, job.work)),
         "hours": found.hours,
         "query_encoding_hours": job.shape.steps * found.durations.encode / 3600,
-        "wall_hours": simulated.times.wall / 3600,
+        "wall_hours": wall_hours,
+        "price": price,
+        "dollars": None if price is None else wall_hours * plan.devices.count * price,
         "wall": _stages(found),
         "steps_per_minute": 60 * job.shape.steps / (simulated.times.training_ended - simulated.times.steps_began),
         "dominates": dominating(elapsed_hours(job, found)),

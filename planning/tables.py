@@ -41,13 +41,15 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
             "gradient checkpointing"
         )
     lines += [_gpu_line(kind) for kind in plan["gpus"]]
+    if plan["dollars"] is not None:
+        lines.append(f"{dollars(plan)} dollars, at {plan['price']:g} for an hour of one of {plan['devices']}")
     if plan["settings"]:
         lines.append(f"to run it so: {' '.join(plan['settings'])}")
     return lines + [f"note: {note}" for note in plan["notes"]]
 
 
 def print_comparison(plans: Sequence[tuple[str, dict[str, Any]]], console: Console | None = None) -> None:
-    table = Table(Column(COMPARED[0], overflow="fold"), *COMPARED[1:])
+    table = Table(Column(COMPARED[0], overflow="fold"), *_compared(plans)[1:])
     for name, plan in plans:
         table.add_row(*comparison_row(name, plan))
     (console or Console()).print(table)
@@ -55,8 +57,14 @@ def print_comparison(plans: Sequence[tuple[str, dict[str, Any]]], console: Conso
 
 def markdown(plans: Sequence[tuple[str, dict[str, Any]]]) -> str:
     """The comparison as a Markdown table."""
-    rows = [COMPARED, tuple("---" for _ in COMPARED), *(comparison_row(name, plan) for name, plan in plans)]
+    names = _compared(plans)
+    rows = [names, tuple("---" for _ in names), *(comparison_row(name, plan) for name, plan in plans)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _compared(plans: Sequence[tuple[str, dict[str, Any]]]) -> tuple[str, ...]:
+    """Dollars where a price was told, which is one of all plans."""
+    return COMPARED if plans[0][1]["dollars"] is None else (*COMPARED, "dollars")
 
 
 def comparison_row(name: str, plan: dict[str, Any]) -> tuple[str, ...]:
@@ -70,7 +78,14 @@ def comparison_row(name: str, plan: dict[str, Any]) -> tuple[str, ...]:
         " / ".join(f"{plan['idle'][role]:.0%}" for role in roles),
         " / ".join(hours(plan["waits"][cause]) for cause in ("scores", "index")),
         f"{lag['max_steps']:,} steps, {hours(lag['max_hours'])}",
+        *(() if plan["dollars"] is None else (dollars(plan),)),
     )
+
+
+def dollars(plan: dict[str, Any]) -> str:
+    """In whole dollars from ten on; empty without a price."""
+    value = plan["dollars"]
+    return "" if value is None else f"{value:,.0f}" if value >= 10 else f"{value:.2f}"
 
 
 def hours(value: float) -> str:

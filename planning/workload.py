@@ -12,6 +12,7 @@ from replug.configs.choices import Rerank, TrainedSide
 from replug.configs.errors import UserError
 from replug.configs.refresh_policy import RefreshPolicy, refresh_policy
 from replug.configs.schema import Config
+from replug.data.rows import count_rows
 from replug.index_workers.kinds import bytes_per_vector, num_lists, resolve_kind
 from replug.planning.model_sizes import ModelSize
 from replug.planning.trained import TrainedPart, whole
@@ -117,8 +118,7 @@ def count_documents(config: Config) -> int:
         if manifest is not None and manifest.is_file():
             return int(json.loads(manifest.read_text())["counts"]["documents"])
     if data.corpus and Path(data.corpus).expanduser().is_file():
-        with Path(data.corpus).expanduser().open("rb") as file:
-            return sum(1 for line in file if line.strip())
+        return count_rows(Path(data.corpus).expanduser())
     if data.num_documents is None:
         raise UserError(
             "data.num_documents is not set and no corpus or prepared set is there to count; expected the number of "

@@ -18,7 +18,7 @@ import uvicorn
 
 from replug.cluster.futures import in_background
 from replug.configs.errors import UserError
-from replug.index_workers.version_store import index_folder
+from replug.index_workers.version_folders import index_folder
 from replug.models.black_box_lm import BlackBoxLM
 from replug.models.lm_source import LMSource
 from replug.models.local.local_source import LocalSource

@@ -9,7 +9,7 @@ from replug.commands.asking.options import LOCAL, AskOptions
 from replug.configs.evaluation_schema import AskConfig
 from replug.data.rows import read_documents
 from replug.index_workers.local_index import IndexRetriever, LocalIndex
-from replug.index_workers.version_store import index_folder
+from replug.index_workers.version_folders import index_folder
 from replug.models.build import load_encoder
 from replug.models.ensemble_temperature import own_temperature
 from replug.models.hardware import available_cores

@@ -29,7 +29,7 @@ from replug.evals.popqa.popularity import DOCUMENTS, PAGE_VIEWS, most_frequent, 
 from replug.evals.popqa.prompts import PopShot, first_line, popqa_opening, popqa_prompt
 from replug.evals.popqa.questions import PopQuestion, read_popqa
 from replug.evals.popqa.shots import NUM_SHOTS, ShotPlan, plan_shots
-from replug.evals.questions import draw_questions, queries_of, question_problems
+from replug.evals.questions import demonstration_seed, draw_questions, queries_of, question_problems
 from replug.models.black_box_lm import AsyncLM
 from replug.models.ensemble import document_weights
 from replug.models.generation import Generated, GenerationOptions
@@ -203,7 +203,8 @@ def _plan(config: EvaluationConfig) -> ShotPlan:
     questions = read_popqa(Path(str(keys.path)).expanduser())
     if keys.demonstrations:
         pool = read_popqa(Path(keys.demonstrations).expanduser())
-        return plan_shots(pool, draw_questions(questions, keys.max_questions, config.seed), num_shots, config.seed)
+        drawn = draw_questions(questions, keys.max_questions, config.seed)
+        return plan_shots(pool, drawn, num_shots, demonstration_seed(config))
     plan = plan_shots(questions, None, num_shots, config.seed)
     return replace(plan, questions=tuple(draw_questions(list(plan.questions), keys.max_questions, config.seed)))
 

@@ -121,7 +121,7 @@ def context_length(models: Any, model: str, shown: Callable[[str], str] = plain_
 
 
 def score_payload(api: str, pairs: Sequence[Pair]) -> dict[str, Any]:
-    """One generated token is the fewest that every server takes."""
+    """One generated token is the fewest that every server takes. `api` is echo or prompt_logprobs."""
     how = {"echo": True, "logprobs": 1} if api == "echo" else {"prompt_logprobs": 0}
     return {"prompt": [pair.whole for pair in pairs], "max_tokens": 1, "temperature": 0, **how}
 

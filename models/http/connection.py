@@ -70,8 +70,8 @@ class ServerSpec:
 
     def __post_init__(self) -> None:
         require_header_value(self.api_key or "", self.api_key_env)
-        if self.api == "prompt_logprobs" and not self.tokenizer:
-            raise UserError("lm.tokenizer is missing; lm.api=prompt_logprobs sends token ids")
+        if self.api != "echo" and not self.tokenizer:
+            raise UserError(f"lm.tokenizer is missing; lm.api={self.api} sends token ids")
 
 
 class ServerConnection:

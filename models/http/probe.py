@@ -14,15 +14,13 @@ from functools import partial
 import numpy as np
 
 from replug.configs.errors import RunError, UserError
+from replug.models.http.agreement import agree
+from replug.models.http.answers_probe import NUM_SHOWN, probe_answers
 from replug.models.http.completions_api import NoPromptLogprobs
 from replug.models.http.connection import ServerError, ServerSpec
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
 
-# Bfloat16 logits between 16 and 32 lie 0.125 apart, so single tokens of an honest server move by that and more when
-# other texts stand beside them; their mean over a text moves little. A wrong position costs nats.
-MEAN_TOLERANCE_NATS = 0.15
-TOLERANCE_NATS = 1.0
 # How much a document must help each token of the text it holds. Language models gain several nats.
 LEAST_HELP_NATS = 0.5
 
@@ -48,11 +46,15 @@ def connect(spec: ServerSpec, budget: RequestBudget) -> HttpLM:
     """
     lm = HttpLM(spec, budget)
     try:
-        lm.fingerprint = probe(lm)
+        lm.fingerprint = probe(lm) if lm.scores else probe_answers(lm, BEGINNINGS)
     except (UserError, RunError):
         lm.close()
         raise
-    lm.look_again_at(HELPFUL, TEXT, partial(change_shortcoming, lm.fingerprint))
+    changed = partial(change_shortcoming, lm.fingerprint)
+    if lm.scores:
+        lm.look_again_at(HELPFUL, TEXT, changed)
+    else:
+        lm.look_again_by_answer(BEGINNINGS[0], NUM_SHOWN, changed)
     lm.identity = f"{spec.model}#{hashlib.blake2b(lm.fingerprint.tobytes(), digest_size=4).hexdigest()}"
     return lm
 
@@ -78,14 +80,14 @@ def probe(lm: HttpLM) -> np.ndarray:
 
 def change_shortcoming(fingerprint: np.ndarray, again: np.ndarray) -> str | None:
     """`again` [T] are the scores of the text that `fingerprint` begins with."""
-    if len(again) == 0 or not _agree(fingerprint[: len(again)], again):
+    if len(again) == 0 or not agree(fingerprint[: len(again)], again):
         return "gives a text of the probe other log-probs than then"
     return None
 
 
 def length_shortcoming(short: np.ndarray, long: np.ndarray) -> str | None:
     """`long` [T + M] begins with the tokens of `short` [T]."""
-    if len(long) <= len(short) or not _agree(short, long[: len(short)]):
+    if len(long) <= len(short) or not agree(short, long[: len(short)]):
         return "gives the same tokens other log-probs in a longer text: a token may depend on those before it only"
     return None
 
@@ -104,7 +106,7 @@ def generation_shortcoming(generated: Sequence[np.ndarray], echoed: Sequence[np.
     if not pairs:
         return "generates nothing that can be sent back to see whether its log-probs are right"
     new, again = (np.concatenate(side) for side in zip(*pairs, strict=True))
-    if _agree(new, again):
+    if agree(new, again):
         return None
     return (
         f"gives a prompt's tokens the wrong log-probs: {len(new)} tokens that it generated with {new.mean():.2f} nats "
@@ -125,16 +127,9 @@ def help_shortcoming(helped: np.ndarray, others: Sequence[np.ndarray]) -> str | 
 
 def company_shortcoming(alone: Sequence[np.ndarray], together: Sequence[np.ndarray]) -> str | None:
     """Scores of the same inputs, each in a request of its own and all in one."""
-    if not all(_agree(a, b) for a, b in zip(alone, together, strict=True)):
+    if not all(agree(a, b) for a, b in zip(alone, together, strict=True)):
         return "gives inputs that share a request other log-probs than alone; set lm.prompts_per_request=1"
     return None
-
-
-def _agree(one: np.ndarray, other: np.ndarray) -> bool:
-    if one.shape != other.shape:
-        return False
-    difference = np.abs(one - other)
-    return bool(difference.mean() <= MEAN_TOLERANCE_NATS and difference.max() <= TOLERANCE_NATS)
 
 
 def _alone(lm: HttpLM, prefixes: Sequence[str], continuations: Sequence[str]) -> list[np.ndarray]:
@@ -161,6 +156,7 @@ def _explain(lm: HttpLM, error: Exception) -> str:
     if isinstance(error.__cause__, NoPromptLogprobs):
         return (
             f"lm.url: {lm.spec.url} gives no log-probs of the prompt ({error.__cause__}); expected completions with "
-            "echo and logprobs, or vLLM and lm.api=prompt_logprobs; llama.cpp's own server and chat APIs have neither"
+            "echo and logprobs, or vLLM and lm.api=prompt_logprobs; llama.cpp's own server and chat APIs have neither. "
+            "lm.api=answers does with answers alone, for evaluation=open_qa"
         )
     return f"lm.url: {lm.spec.url} does not pass the first look: {error}"

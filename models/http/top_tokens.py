@@ -28,6 +28,11 @@ class TopTokens:
         return replace(self, logprobs={**logprobs, **self.logprobs})
 
 
+def own_logprobs(steps: Sequence[TopTokens]) -> np.ndarray:
+    """Of what a part goes on with, float32 [T]."""
+    return np.array([step.logprobs[step.own] for step in steps], dtype=np.float32)
+
+
 def contenders(parts: Sequence[TopTokens], weights: Sequence[float]) -> list[int]:
     """The shown tokens that may be the mixture's likeliest; the likeliest so far first, of equals the lower id."""
     shown = sorted({token for part in parts for token in part.logprobs})
@@ -51,6 +56,11 @@ def is_likeliest(parts: Sequence[TopTokens], weights: Sequence[float], token: in
 def mixed_logprob(parts: Sequence[TopTokens], weights: Sequence[float], token: int) -> float:
     """Nats, of a token that all parts show."""
     return float(np.log(np.dot(weights, np.exp([part.logprobs[token] for part in parts]))))
+
+
+def least_logprob(parts: Sequence[TopTokens], weights: Sequence[float], token: int) -> float:
+    """Nats, the least that it can be: exact where all parts show the token."""
+    return math.log(_probability(parts, weights, token, others=False))
 
 
 def _probability(parts: Sequence[TopTokens], weights: Sequence[float], token: int, others: bool) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from replug.commands.plan import PlanOutput, PlanRequest, run_plan
+from replug.commands.plan import PlanOutput, PlanRequest, plan, run_plan
 from replug.configs.errors import UserError
 from replug.planning.plans import Assumptions
 
@@ -21,7 +21,13 @@ NAMES = {
     *("devices", "nodes", "lm", "retriever", "documents", "tokens", "flop", "hours", "query_encoding_hours"),
     *("wall_hours", "wall", "steps_per_minute", "dominates", "split", "gpus_per_replica", "search_on"),
     *("gradient_checkpointing", "memory_gb", "memory_limit_gb", "gpus", "idle", "waits", "index_lag", "disk_gb"),
-    *("network_gb", "settings", "notes"),
+    *("network_gb", "settings", "notes", "price", "dollars"),
+}
+EVALUATION = ROOT / "configs/eval_lm.yaml"
+ASKED = ["retriever.path=facebook/contriever", "lm.path=gpt2-xl"]
+EVALUATION_NAMES = {
+    *("devices", "evaluation", "examples", "documents", "lms", "retrievers", "tokens", "hours", "gpu_hours"),
+    *("wall_hours", "price", "dollars", "notes"),
 }
 
 
@@ -133,6 +139,70 @@ def test_the_papers_run_is_planned_without_torch_ray_or_faiss() -> None:
     code = (
         "import sys; from pathlib import Path; from replug.commands.plan import PlanOutput, PlanRequest, run_plan; "
         f"run_plan(PlanRequest(Path({str(PAPER)!r}), ['8xA100'], {SMALL!r}), PlanOutput(as_json=True)); "
+        "found = {'torch', 'ray', 'faiss', 'transformers', 'matplotlib'} & set(sys.modules); assert not found, found"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=100, capture_output=True)
+
+
+def test_dollars_are_of_all_devices_until_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    run(PAPER, ["8xA100"], as_json=True, overrides=SMALL, price=2.0)
+    plan = read_json(capsys)
+    assert plan["dollars"] == pytest.approx(plan["wall_hours"] * 8 * 2)
+    run(PAPER, ["8xA100", "4xA100"], as_markdown=True, overrides=SMALL, price=2.0)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("| dollars |")
+    assert len({line.count("|") for line in lines}) == 1
+
+
+def test_an_evaluation_is_one_object_whose_names_stay(capsys: pytest.CaptureFixture[str]) -> None:
+    run(EVALUATION, ["1xA100"], as_json=True, overrides=ASKED, price=2.0)
+    plan = read_json(capsys)
+    assert set(plan) == EVALUATION_NAMES
+    assert set(plan["hours"]) == set(plan["tokens"]) == {"score", "embed"}
+
+
+def test_an_evaluation_says_its_tokens_hours_and_dollars(capsys: pytest.CaptureFixture[str]) -> None:
+    run(EVALUATION, ["1xA100"], overrides=ASKED, examples=1_000_000, price=2.0)
+    output = " ".join(capsys.readouterr().out.split())
+    assert "1,000,000 examples, 3,200 documents:" in output
+    assert "GPU hours" in output
+    assert "dollars" in output
+    assert "note: texts are taken for 40 + 40 tokens" in output
+
+
+def test_evaluations_are_compared_by_devices_and_overrides(capsys: pytest.CaptureFixture[str]) -> None:
+    run(EVALUATION, ["1xA100"], as_markdown=True, overrides=ASKED, what_if=["lm.path=gpt2"], price=2.0)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("|")[1].strip() for line in lines] == ["run", "---", "as given", "lm.path=gpt2"]
+    run(EVALUATION, ["1xA100", "1xH100"], overrides=ASKED)
+    assert "1xH100" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nodes": 2}, "--nodes is for plans of training"),
+        ({"measured": Path("runs/x")}, "--measured is for plans of training"),
+        ({"split": "1/0/0"}, "--split is for plans of training"),
+        ({"rehearse": True}, "--rehearse is for plans of training"),
+        ({"disk": 100.0}, "--disk is for plans of training"),
+        ({"chart": Path("plan.png")}, "--chart draws a training run"),
+    ],
+)
+def test_options_that_an_evaluation_has_not_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        plan(EVALUATION, ASKED, gpus=["1xA100"], **options)
+
+
+def test_examples_belong_to_an_evaluation() -> None:
+    with pytest.raises(UserError, match=r"--examples is given, but the configuration is one of training"):
+        plan(PAPER, SMALL, gpus=["8xA100"], examples=9)
+
+
+def test_an_evaluation_is_planned_without_torch_ray_or_faiss() -> None:
+    code = (
+        "import sys; from pathlib import Path; from replug.commands.plan import PlanOutput, PlanRequest, run_plan; "
+        f"run_plan(PlanRequest(Path({str(EVALUATION)!r}), ['8xA100'], {ASKED!r}), PlanOutput(as_json=True)); "
         "found = {'torch', 'ray', 'faiss', 'transformers', 'matplotlib'} & set(sys.modules); assert not found, found"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=100, capture_output=True)

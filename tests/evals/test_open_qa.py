@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from replug.configs.errors import UserError
+from replug.configs.evaluation_schema import EvaluationConfig
+from replug.configs.load import load_evaluation_config
 from replug.evals.examples import Example
+from replug.evals.kinds import check_evaluation
 from replug.evals.open_qa import (
     OpenQuestion,
     draw_demonstrations,
@@ -18,6 +21,7 @@ from replug.evals.open_qa import (
     read_questions,
     require_not_evaluated,
 )
+from replug.evals.tasks.open_qa import open_qa_dataset
 from tests.support.shared_data import shared
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -160,3 +164,31 @@ def test_the_real_files_are_read(name: str, count: int) -> None:
 def test_a_set_of_yes_and_no_is_refused_by_its_field() -> None:
     with pytest.raises(UserError, match=r"strategyqa\.jsonl\.gz:1: field 'answers' must be a list of texts"):
         read_questions(shared("strategyqa.jsonl.gz"))
+
+
+def open_qa_config(tmp_path: Path, *overrides: str) -> EvaluationConfig:
+    asked = write(tmp_path / "asked.jsonl", [{"question": f"asked {i}?", "answers": ["x"]} for i in range(9)])
+    shown = write(tmp_path / "shown.jsonl", [{"question": f"shown {i}?", "answers": ["x"]} for i in range(40)])
+    own = [f"questions.path={asked}", f"questions.demonstrations={shown}", "questions.max_questions=4"]
+    path = Path(__file__).parents[2] / "configs/eval_open_qa.yaml"
+    return load_evaluation_config(path, ["lm.path=DIR", "methods=[none]", "questions.shots=3", *own, *overrides])
+
+
+def test_demonstrations_change_by_a_seed_of_their_own_and_the_questions_stay(tmp_path: Path) -> None:
+    drawn = []
+    for seed in ("null", "0", "1", "2"):
+        config = open_qa_config(tmp_path, f"questions.demonstration_seed={seed}")
+        check_evaluation(config)
+        drawn.append(list(open_qa_dataset(config, None).queries))
+    assert drawn[0] == drawn[1]
+    assert len({tuple(queries[:4]) for queries in drawn}) == 1
+    assert len({tuple(queries[4:]) for queries in drawn}) == 3
+
+
+def test_a_seed_of_demonstrations_wants_a_file_of_them_and_an_evaluation_that_draws(tmp_path: Path) -> None:
+    config = open_qa_config(tmp_path, "questions.demonstration_seed=1", "questions.demonstrations=null")
+    with pytest.raises(UserError, match=r"demonstration_seed is set without questions\.demonstrations"):
+        check_evaluation(config)
+    config.evaluation = "mmlu"
+    with pytest.raises(UserError, match=r"evaluation=mmlu reads no such key; open_qa and popqa do"):
+        check_evaluation(config)
