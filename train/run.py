@@ -30,7 +30,7 @@ from replug.models.preparing import data_folder, prepared_set
 from replug.planning.sizes import run_sizes
 from replug.train.data_checks import check_data
 from replug.train.evaluation import evaluate_heldout
-from replug.train.fitting import fit, loggers_of, lsr_module, publish, quieten_lightning
+from replug.train.fitting import fit, lsr_module
 from replug.train.labels.fitting import label_steps
 from replug.train.labels.run import train_on_labels
 from replug.train.measuring import found_before, found_best, found_tuned, measured_encoder, write_examples
@@ -41,6 +41,7 @@ from replug.train.results import print_results, weights_of
 from replug.train.retriever_files import save_retriever
 from replug.train.run_dir import RunDirectory, StageTimes
 from replug.train.trained_weights import check_training
+from replug.train.trainer import loggers_of, publish, quieten_lightning
 from replug.train.workers import Workers, start_workers
 
 log = logging.getLogger(__name__)
