@@ -7,11 +7,9 @@ Truncation follows the encoder's own token limit and never the size of a batch.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache, cached_property
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
-from threading import Barrier
 
 import numpy as np
 import torch
@@ -34,6 +32,7 @@ from replug.models.encoder_prompts import DOCUMENT_NAMES, QUERY_NAMES
 from replug.models.ensemble_temperature import EnsembleTemperature, temperature_in, write_temperature
 from replug.models.lora import ADAPTER, has_adapters, merged, save_adapter
 from replug.models.packaged import resolve_encoder_path
+from replug.models.single_threads import one_per_thread
 from replug.models.text_lists import require_texts
 from replug.models.vector_prefix import first_numbers
 
@@ -206,7 +205,7 @@ class Encoder(nn.Module):
             for rows in self._batches(ids, tokens_per_batch):
                 fill(rows)
         else:
-            _one_per_thread(fill, list(self._batches(ids, tokens_per_batch)))
+            one_per_thread(fill, list(self._batches(ids, tokens_per_batch)))
         return vectors.cpu()
 
     def prepare_training(
@@ -366,38 +365,6 @@ def require_finite_vectors(vectors: np.ndarray, ids: Sequence[str]) -> None:
             f"the encoder's vectors of {len(bad)} of {len(ids)} texts are not finite, first {named}: did training "
             "diverge, or is the encoder's folder damaged?"
         )
-
-
-def _one_per_thread(run: Callable[[list[int]], None], batches: list[list[int]]) -> None:
-    """Run batches side by side, each on one thread.
-
-    Threads that share one batch wait for each other after every operation. That costs a little on an idle machine,
-    and most of the time where another process holds a core.
-    """
-    threads = torch.get_num_threads()
-    if threads == 1 or len(batches) == 1:
-        for batch in batches:
-            run(batch)
-    else:
-        list(_single_threads(threads).map(run, batches))
-
-
-@cache
-def _single_threads(count: int) -> ThreadPoolExecutor:
-    """Threads that compute alone. What one of them sets holds for all threads to come, so it is put back at once."""
-    threads, started = torch.get_num_threads(), Barrier(count + 1)
-
-    def begin() -> None:
-        torch.set_num_threads(1)
-        torch.get_num_threads()  # a thread takes its number at its first look, which must not come later
-        started.wait()
-
-    pool = ThreadPoolExecutor(count, initializer=begin)
-    for _ in range(count):
-        pool.submit(int)
-    started.wait()
-    torch.set_num_threads(threads)
-    return pool
 
 
 def _remove_dropout(model: nn.Module) -> None:

@@ -127,7 +127,7 @@ def job_of(
     retriever = retriever_size(config.retriever, retriever_parameters)
     lm_name = str(config.lm.path or config.lm.model)
     lm = lm_size(lm_name, lm_parameters)
-    searched = searched_width(config, retriever.hidden)
+    searched = searched_width(config, retriever.dim)
     index = index_size(config, searched, shape.num_documents)
     work = work_of(shape, retriever, lm, index.probed_share, searched, trained_part(config, retriever))
     return Job(config, shape, retriever, lm, index, work, stand_in_seconds(lm_name))

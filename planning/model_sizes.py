@@ -12,6 +12,7 @@ from typing import Any
 from replug.configs.choices import TrainedSide
 from replug.configs.errors import UserError
 from replug.configs.schema import RetrieverConfig
+from replug.planning.encoder_head import head_size
 
 # What a model that is known by its parameter count alone is taken for: hidden size by layers, and the vocabulary.
 ENCODER_ASPECT, ENCODER_VOCABULARY = 64, 30_522  # as BERT-base
@@ -35,6 +36,12 @@ class ModelSize:
     layer_parameters: int
     parameters: int
     kv_width: int = 0  # of keys and of values; 0: as wide as attention
+    vector_width: int = 0  # of an encoder's vectors; 0: as wide as its hidden states
+
+    @property
+    def dim(self) -> int:
+        """Numbers of an encoder's vector, behind its modules."""
+        return self.vector_width or self.hidden
 
     def flop_per_token(self, num_tokens: int) -> float:
         """Forward FLOP of one token in a sequence: two for each weight, and attention over the whole sequence."""
@@ -219,7 +226,9 @@ def encoder_size(path: str, parameters: float | None = None) -> ModelSize:
     if parameters is not None:
         return _of_count(path, parameters, ENCODER_ASPECT, ENCODER_VOCABULARY, "--retriever-parameters")
     if (folder := _folder(path)) is not None:
-        return read_architecture(folder, "retriever.path").size(path)
+        size = read_architecture(folder, "retriever.path").size(path)
+        head = head_size(folder, size.hidden)
+        return replace(size, parameters=size.parameters + head.parameters, vector_width=head.width)
     known = ENCODERS.get(path) or ENCODERS.get(_last_part(path))
     if known is None:
         raise UserError(_unknown("retriever.path", path, "--retriever-parameters 110e6", "facebook/contriever"))

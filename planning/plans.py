@@ -172,12 +172,12 @@ def _retriever(job: Job) -> dict[str, Any]:
 
 
 def _network_gb(job: Job, found: Estimate) -> dict[str, float]:
-    return network_gb(job.shape, job.retriever, found.split.embed, searched_width(job.config, job.retriever.hidden))
+    return network_gb(job.shape, job.retriever, found.split.embed, searched_width(job.config, job.retriever.dim))
 
 
 def disk_gb(job: Job) -> dict[str, float]:
     """What the run directory holds at most, by part and in total."""
-    width, size = searched_width(job.config, job.retriever.hidden), job.retriever
+    width, size = searched_width(job.config, job.retriever.dim), job.retriever
     learning = trained_part(job.config, size).learning
     retriever = StoredRetriever(width, size.parameters, size.vocabulary, learning)
     parts = run_bytes(job.config, job.shape, retriever, job.index)

@@ -44,9 +44,7 @@ def sizes_of(
     trained, dtype = known_trained_part(config, retriever), resolve(config.train.precision.value)
     whole = memory.train_bytes(retriever, shape, 1, dtype, recomputes, trained) if trained else None
     return Sizes(
-        vectors=_vector_bytes(config, searched_width(config, retriever.hidden), num_documents)
-        if num_documents
-        else None,
+        vectors=_vector_bytes(config, searched_width(config, retriever.dim), num_documents) if num_documents else None,
         embedding=memory.embed_bytes(retriever, tokens, resolve(config.index.dtype.value)),
         scoring=scoring,
         trained=float(trained.num_bytes) if trained else None,

@@ -167,7 +167,7 @@ def work_of(
         * shape.step.batch_size
         * (query + shape.step.k * document),
         encode_batch=shape.step.batch_size * query,
-        search_batch=2.0 * shape.step.batch_size * (searched or retriever.hidden) * shape.num_documents * probed_share,
+        search_batch=2.0 * shape.step.batch_size * (searched or retriever.dim) * shape.num_documents * probed_share,
     )
 
 
@@ -234,7 +234,7 @@ def network_gb(shape: Shape, retriever: ModelSize, num_builders: int, searched: 
 
     Vectors are of `searched` numbers, None: all.
     """
-    width = searched or retriever.hidden
+    width = searched or retriever.dim
     pairs = shape.steps * shape.step.pairs
     parts = {
         "texts_to_scorers": pairs * shape.lengths.pair * float(BYTES_PER_TOKEN_OF_TEXT),

@@ -1,6 +1,9 @@
 """From a request to the questions that the ensemble answers, with everything refused that cannot be."""
 
-from replug.serving.errors import refused
+from replug.configs.errors import UserError
+from replug.models.black_box_lm import GreedyLM
+from replug.models.generation import GenerationOptions
+from replug.serving.errors import ApiError, refused
 from replug.serving.index_holder import ServedIndex
 from replug.serving.requests import (
     DEFAULT_TOKENS,
@@ -36,7 +39,7 @@ def completion_questions(asked: CompletionRequest, service: Service) -> list[Que
         raise refused("stream", f"{len(asked.prompt)} prompts; expected one that is streamed")
     if len(asked.prompt) > 1 and asked.replug.query is not None:
         raise refused("replug.query", f"one query for {len(asked.prompt)} prompts; expected one prompt")
-    options, k = asked.options(service.limits, DEFAULT_TOKENS), _num_documents(asked.replug, service)
+    options, k = _options(asked, DEFAULT_TOKENS, service), _num_documents(asked.replug, service)
     build, index = service.prompting.of_text, service.index.served
     return [
         Question(build(prompt), prompt if asked.replug.query is None else asked.replug.query, k, options, index)
@@ -48,10 +51,21 @@ def chat_question(asked: ChatRequest, service: Service) -> Question:
     """Documents are found for the user's last message."""
     require_model(asked.model, LM_NAME)
     service.limits.require_texts("messages", len(asked.messages))
-    options = asked.options(service.limits, service.limits.max_new_tokens)
+    options = _options(asked, service.limits.max_new_tokens, service)
     build, k = service.prompting.of_chat(asked.messages), _num_documents(asked.replug, service)
     query = asked.messages[-1].text if asked.replug.query is None else asked.replug.query
     return Question(build, query, k, options, service.index.served)
+
+
+def _options(asked: CompletionRequest | ChatRequest, default_tokens: int, service: Service) -> GenerationOptions:
+    """How the answer is decoded, as this LM can: what it cannot is refused here, before a stream begins."""
+    options = asked.options(service.limits, default_tokens)
+    if isinstance(service.lm, GreedyLM):
+        try:
+            service.lm.require_greedy(options)
+        except UserError as error:
+            raise ApiError(400, str(error), str(error).partition(" ")[0], "unsupported_parameter") from error
+    return options
 
 
 def _num_documents(asked: EnsembleOptions, service: Service) -> int:

@@ -78,7 +78,7 @@ def open_served_index(root: Path, temperature: float | None = None) -> ServedInd
     documents = (
         retriever.encoder
         if is_one
-        else Encoder(str(index.encoder_folder), index.plan.similarity, index.plan.max_tokens)
+        else Encoder(str(index.encoder_folder), index.plan.similarity, index.plan.max_tokens, dims=index.plan.dims)
     )
     own = own_temperature(retriever).value if temperature is None else temperature
     return ServedIndex(state, index.plan.version, retriever, documents, own, index.is_independent)

@@ -15,9 +15,10 @@ from replug.configs.choices import TrainedSide
 from replug.configs.errors import UserError
 from replug.configs.load import flatten
 from replug.configs.plain_text import plain_line
-from replug.configs.schema import Config
+from replug.configs.schema import Config, LoRAConfig
 from replug.data.files import replace_file
 from replug.models.ensemble_temperature import PAPER, temperature_in
+from replug.models.lora import ADAPTER
 from replug.train.card_metadata import base_name, card_metadata
 from replug.train.results import METHODS, interval_lines, label_lines, room_lines, temperature_lines
 
@@ -30,9 +31,15 @@ DATA_KEYS = ("source", "corpus", "queries", "heldout", "dev", "prepared")
 SETTINGS = (
     *("loss.gamma", "loss.beta", "loss.lm_score", "loss.direction", "loss.contrastive", "loss.anchor", "retrieve.k"),
     *("retriever.similarity", "retriever.max_tokens", "retriever.train", "train.max_steps", "train.epochs"),
-    *("train.batch_size", "train.lr", "train.optimizer", "train.warmup_ratio", "train.labels", "refresh.every_steps"),
-    "seed",
+    *("retriever.frozen_layers", "retriever.dims", "index.dims", "lora.rank", "lora.alpha", "lora.dropout"),
+    *("lora.targets", "train.batch_size", "train.lr", "train.optimizer", "train.warmup_ratio", "train.labels"),
+    *("refresh.every_steps", "seed"),
 )
+SIDES = {
+    TrainedSide.both: "Tuned for queries and documents.",
+    TrainedSide.query: "Tuned for queries alone: documents are embedded by the retriever as it was.",
+    TrainedSide.documents: "Tuned for documents alone: queries are embedded by the retriever as it was.",
+}
 # With sentence-transformers, and with replug, which reads the ensemble's temperature too.
 USAGE = """```python
 from sentence_transformers import SentenceTransformer
@@ -129,11 +136,38 @@ def write_model_card(
 def _what_it_is(folder: Path, config: Config, weights: str) -> Iterator[str]:
     yield "Tuned by REPLUG LSR ([Shi et al. 2023](https://arxiv.org/abs/2301.12652)) from the retriever below, for"
     yield f"the LM below. Weights of {weights}. Similarity: {_similarity(folder)}."
-    if config.retriever.train is TrainedSide.query:
-        yield "Tuned for queries alone: documents are embedded by the retriever as it was."
+    yield SIDES[config.retriever.train]
+    yield from _what_learnt(folder, config)
     known = temperature_in(str(folder))
     said = f"{known.value:g}, {known.origin} (`ensemble.json`)" if known else f"{PAPER.value:g}, {PAPER.origin}"
     yield f"Temperature of REPLUG's ensemble: {said}."
+
+
+def _what_learnt(folder: Path, config: Config) -> Iterator[str]:
+    """Where it was not all of the weights, or not whole vectors alone."""
+    if config.lora.rank is not None:
+        yield f"Learnt by LoRA, {_adapter(folder, config.lora)}: merged into these weights, and kept in `{ADAPTER}/`."
+    if frozen := config.retriever.frozen_layers:
+        yield f"Embeddings and the first {frozen} of the layers stayed as they were."
+    if dims := config.retriever.dims:
+        lengths = _listed(sorted(dims, reverse=True))
+        yield f"The loss was taken at the first {lengths} numbers: a vector may be cut there."
+    if config.index.dims is not None:
+        yield f"The run searched by the first {config.index.dims} numbers (`truncate_dim={config.index.dims}`)."
+
+
+def _adapter(folder: Path, lora: LoRAConfig) -> str:
+    """As peft has written it, which knows the targets where none were asked for."""
+    found = sorted(folder.rglob(f"{ADAPTER}/adapter_config.json"))
+    written = json.loads(found[0].read_text()) if found else {}
+    targets = sorted(written.get("target_modules") or lora.targets)
+    alpha = written.get("lora_alpha") or lora.alpha
+    scale = f" and alpha {alpha}" if alpha else ""
+    return f"adapters of rank {lora.rank}{scale} on {_listed(targets) or 'the default layers'}"
+
+
+def _listed(of: Sequence[object]) -> str:
+    return ", ".join(plain_line(str(one)) for one in of)
 
 
 def _similarity(folder: Path) -> str:

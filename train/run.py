@@ -31,7 +31,7 @@ from replug.models.preparing import data_folder, prepared_set
 from replug.planning.sizes import run_sizes
 from replug.train.data_checks import check_data
 from replug.train.evaluation import evaluate_heldout
-from replug.train.fitting import fit, loggers_of, lsr_module, publish, quieten_lightning
+from replug.train.fitting import fit, lsr_module
 from replug.train.labels.fitting import label_steps
 from replug.train.labels.labelling import label
 from replug.train.labels.run import train_on_labels
@@ -43,6 +43,7 @@ from replug.train.results import print_results, weights_of
 from replug.train.retriever_files import save_retriever
 from replug.train.run_dir import RunDirectory, StageTimes
 from replug.train.trained_weights import check_training
+from replug.train.trainer import loggers_of, publish, quieten_lightning
 from replug.train.workers import Workers, start_workers
 
 log = logging.getLogger(__name__)

@@ -29,6 +29,7 @@ from replug.models.build import cache_path
 from replug.models.hardware import available_cores, available_memory
 from replug.models.packaged import MINILM, SMOLLM2, SMOLLM2_FILE, packaged_file
 from replug.models.score_cache import ScoreCache
+from replug.planning.encoder_head import head_size
 from replug.planning.memory import search_bytes
 from replug.planning.model_sizes import encoder_size, retriever_size
 from replug.planning.sizes import known_trained_part, run_sizes
@@ -333,8 +334,9 @@ def stored_retriever(config: Config) -> StoredRetriever:
     found = model_file(path, "config.json")
     keys = json.loads(found.read_text()) if found else {}
     trained = known_trained_part(config, known)
+    dim = head_size(found.parent, int(keys.get("hidden_size", known.hidden))).width if found else known.dim
     return StoredRetriever(
-        dim=searched_width(config, int(keys.get("hidden_size", known.hidden))),
+        dim=searched_width(config, dim),
         learning=trained.learning if trained and trained != whole(known) else None,
         parameters=(weights_bytes(path) + weights_bytes(queries)) // FLOAT32 or known.parameters,
         vocabulary=int(keys.get("vocab_size", known.vocabulary)),

@@ -155,13 +155,17 @@ class HttpLM:
         a server that shows no log-probs, and ValueError for weights.
         """
         check_ensemble(prompts, weights)
+        self.require_greedy(options)
+        pairs = self._prompts(prompts, options.max_new_tokens)
+        return self._run(self._generate_ensemble(pairs, list(weights), options))
+
+    def require_greedy(self, options: GenerationOptions) -> None:
+        """Raise UserError for a temperature above 0."""
         if options.temperature:
             raise UserError(
                 f"temperature is {options.temperature:g}; a server's answers can be weighed at temperature 0 only, "
                 "since the mixture is not seen: set temperature to 0, or take local weights"
             )
-        pairs = self._prompts(prompts, options.max_new_tokens)
-        return self._run(self._generate_ensemble(pairs, list(weights), options))
 
     def generate_ensemble(
         self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions

@@ -1,6 +1,7 @@
 """What `replug` offers as a library: its names, their examples, and the page that tells of them."""
 
 import doctest
+import inspect
 import re
 import shlex
 import subprocess
@@ -13,6 +14,9 @@ from huggingface_hub import ModelCard, constants
 
 import replug
 from replug import Encoder
+from replug.commands.serve import serve
+from replug.serving.auth import VARIABLE
+from replug.serving.requests import LM_NAME
 from tests.support.command_line import CommandLine
 from tests.support.real_models import real_encoder
 from tests.support.tiny_lms import load, random_lms_need_make_no_sense, write_gpt2  # noqa: F401
@@ -116,6 +120,16 @@ def test_a_corpus_is_labelled_and_trained_on_as_the_page_shows(
         type_in(here, replug) if language == "bash" else exec(here, {})
     before, after = (Encoder(path).encode(["a text"]).numpy() for path in (real_encoder(), "models/distilled"))
     assert 1e-6 < np.abs(before - after).max() < 0.1
+
+
+def test_other_libraries_are_shown_a_server_as_replug_serve_starts_it() -> None:
+    port = inspect.signature(serve).parameters["port"].default
+    shown = [text for _, text in blocks("LangChain and LlamaIndex")]
+    assert len(shown) == 2
+    for text in shown:
+        assert f'"http://127.0.0.1:{port}/v1"' in text and f'model="{LM_NAME}"' in text
+        assert f'os.environ.get("{VARIABLE}", "none")' in text
+        compile(text, "docs/library.md", "exec")
 
 
 @pytest.mark.parametrize(

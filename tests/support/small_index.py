@@ -13,10 +13,12 @@ from replug.models.packaged import resolve_encoder_path
 from tests.support.index_versions import PLAN, publish
 
 
-def write_small_index(root: Path, texts: Sequence[str], encoder_path: str = "stand_in", version: int = 0) -> Path:
+def write_small_index(
+    root: Path, texts: Sequence[str], encoder_path: str = "stand_in", version: int = 0, dims: int | None = None
+) -> Path:
     """The index's folder; documents are named d0, d1 and so on. Each version has a corpus of its own."""
     folder = resolve_encoder_path(encoder_path)
-    encoder = Encoder(folder, PLAN.similarity, PLAN.max_tokens)
+    encoder = Encoder(folder, PLAN.similarity, PLAN.max_tokens, dims=dims)
     corpus = root / "data" / ("documents" if version == 0 else f"documents{version}")
     write_documents(corpus, [Document(f"d{row}", text, "x", "s") for row, text in enumerate(texts)])
     store = VersionStore(root / "index")
@@ -28,7 +30,8 @@ def write_small_index(root: Path, texts: Sequence[str], encoder_path: str = "sta
         corpus_sha256=corpus_sha256(corpus),
         num_documents=len(texts),
         dim=encoder.dim,
+        dims=encoder.dims,
     )
     store.begin(plan)
-    publish(store, plan, encoder.encode(list(texts)).numpy())
+    publish(store, plan, encoder.encode_document(list(texts)).numpy())
     return root / "index"

@@ -10,9 +10,9 @@ from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from replug.cluster import gpus
 from replug.configs.load import load_config
 from replug.configs.schema import Config
-from replug.train import fitting
 from replug.train.batch_broadcast import COLLECTIVE_PATIENCE
 from replug.train.ranks import RankEnvironment
+from replug.train.trainer import lightning_trainer
 from tests.support.command_line import ROOT
 
 
@@ -25,7 +25,7 @@ def paper(monkeypatch: pytest.MonkeyPatch) -> Config:
 
 
 def test_a_rank_alone_trains_on_the_gpu_that_ray_gave_it(paper: Config, tmp_path: Path) -> None:
-    trainer = fitting.lightning_trainer(paper, tmp_path, [], [], RankEnvironment(0, 1, "10.0.0.1", 1234, 7))
+    trainer = lightning_trainer(paper, tmp_path, [], [], RankEnvironment(0, 1, "10.0.0.1", 1234, 7))
     assert isinstance(trainer.strategy, SingleDeviceStrategy)
     assert trainer.strategy.root_device == torch.device("cuda", 7)
     assert (trainer.world_size, trainer.global_rank) == (1, 0)
@@ -38,7 +38,7 @@ def test_a_rank_among_others_has_its_gpu_its_number_and_waits_that_end(
 ) -> None:
     """Rank 0 sees all GPUs of its node, the others their own alone."""
     environment = RankEnvironment(rank, 2, "10.0.0.1", 1234, device)
-    trainer = fitting.lightning_trainer(paper, tmp_path, [], [], environment)
+    trainer = lightning_trainer(paper, tmp_path, [], [], environment)
     strategy = trainer.strategy
     assert isinstance(strategy, DDPStrategy)
     assert strategy.root_device == torch.device("cuda", device)
@@ -55,17 +55,17 @@ def test_slurm_does_not_make_the_ranks(paper: Config, tmp_path: Path, monkeypatc
     step = {"SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NODEID": "0", "SLURM_JOB_NAME": "x"}
     for name, value in step.items():
         monkeypatch.setenv(name, value)
-    alone = fitting.lightning_trainer(paper, tmp_path, [], [], RankEnvironment(0, 1, "10.0.0.1", 1234, 3))
+    alone = lightning_trainer(paper, tmp_path, [], [], RankEnvironment(0, 1, "10.0.0.1", 1234, 3))
     assert isinstance(alone._accelerator_connector.cluster_environment, LightningEnvironment)
     assert (alone.world_size, alone.global_rank, alone.strategy.root_device) == (1, 0, torch.device("cuda", 3))
-    first = fitting.lightning_trainer(paper, tmp_path, [], [], RankEnvironment(0, 2, "10.0.0.1", 1234, 3))
+    first = lightning_trainer(paper, tmp_path, [], [], RankEnvironment(0, 2, "10.0.0.1", 1234, 3))
     assert (first.world_size, first.global_rank, first.strategy.root_device) == (2, 0, torch.device("cuda", 3))
 
 
 def test_a_rehearsal_trains_on_the_processor(paper: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in gpus.Rehearsal("127.0.0.2:6379", 8, 80.0).environment().items():
         monkeypatch.setenv(name, value)
-    trainer = fitting.lightning_trainer(paper, tmp_path, [], [], RankEnvironment(0, 2, "10.0.0.1", 1234, 0))
+    trainer = lightning_trainer(paper, tmp_path, [], [], RankEnvironment(0, 2, "10.0.0.1", 1234, 0))
     assert isinstance(trainer.strategy, DDPStrategy)
     assert trainer.strategy.root_device == torch.device("cpu")
     assert trainer.strategy.process_group_backend == "gloo"
@@ -73,6 +73,6 @@ def test_a_rehearsal_trains_on_the_processor(paper: Config, tmp_path: Path, monk
 
 def test_a_trainer_that_is_told_to_use_the_processor_leaves_the_gpus(paper: Config, tmp_path: Path) -> None:
     config = load_config(ROOT / "configs/paper.yaml", ["train.accelerator=cpu", "train.precision=float32"])
-    trainer = fitting.lightning_trainer(config, tmp_path, [], [], RankEnvironment(0, 1, "10.0.0.1", 1234))
+    trainer = lightning_trainer(config, tmp_path, [], [], RankEnvironment(0, 1, "10.0.0.1", 1234))
     assert trainer.strategy.root_device == torch.device("cpu")
     assert trainer.precision == "32-true"

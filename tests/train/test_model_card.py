@@ -7,8 +7,11 @@ from huggingface_hub import ModelCard
 
 from replug.configs.errors import UserError
 from replug.configs.load import load_config
+from replug.configs.schema import LoRAConfig
 from replug.data.checksums import checksum_problems, write_checksums
+from replug.models.encoder import Encoder
 from replug.models.ensemble_temperature import EnsembleTemperature, write_temperature
+from replug.models.lora import add_adapters
 from replug.train.model_card import UNPUBLISHED, Published, write_model_card
 from replug.train.provenance import provenance_lines
 from tests.support.command_line import ROOT
@@ -118,6 +121,30 @@ def test_the_card_says_the_ensembles_temperature_and_the_settings_at_work(tmp_pa
     assert "ensemble: 0.05, fitted on 40 development texts, 5 documents (`ensemble.json`)." in text
     assert "| `train.epochs` | 3 |" in text
     assert "train.max_steps" not in text and "refresh.every_steps" not in text
+
+
+def test_the_card_says_what_of_the_retriever_learnt(tmp_path: Path) -> None:
+    encoder = Encoder("stand_in")
+    add_adapters(encoder.backbone, LoRAConfig(rank=4), frozen_layers=1, seed=0)
+    encoder.save(tmp_path)
+    keys = ("lora.rank=4", "retriever.frozen_layers=1", "retriever.dims=[8,16]", "index.dims=8")
+    text = card_of(tmp_path, *keys, "retriever.train=documents").text
+    for said in (
+        "Tuned for documents alone: queries are embedded by the retriever as it was.",
+        "Learnt by LoRA, adapters of rank 4 and alpha 8 on query, value: merged into these weights, and kept in",
+        "Embeddings and the first 1 of the layers stayed as they were.",
+        "The loss was taken at the first 16, 8 numbers: a vector may be cut there.",
+        "The run searched by the first 8 numbers (`truncate_dim=8`).",
+        *("| `lora.rank` | 4 |", "| `retriever.frozen_layers` | 1 |", "| `retriever.dims` | [8, 16] |"),
+        *("| `index.dims` | 8 |", "| `retriever.train` | documents |"),
+    ):
+        assert said in text, said
+
+
+def test_the_card_of_a_retriever_that_learnt_whole_says_nothing_of_adapters(tmp_path: Path) -> None:
+    text = card_of(tmp_path).text
+    assert "Tuned for queries and documents." in text
+    assert "LoRA" not in text and "lora." not in text and "Embeddings and" not in text and "truncate_dim" not in text
 
 
 def test_a_card_may_be_edited(tmp_path: Path) -> None:

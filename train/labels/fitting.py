@@ -26,15 +26,7 @@ from replug.models.ensemble_temperature import EnsembleTemperature
 from replug.models.lora import keep_adapter
 from replug.train.callbacks import Checkpointer, OwnSettings
 from replug.train.checkpoints import CheckpointWriter
-from replug.train.fitting import (
-    forget_after,
-    lightning_trainer,
-    loss_settings,
-    lsr_module,
-    require_all_steps,
-    run_trainer,
-    trainer_threads,
-)
+from replug.train.fitting import forget_after, loss_settings, lsr_module
 from replug.train.labels.batches import LabelledBatches
 from replug.train.labels.callbacks import DevWatch, LabelBoundary, LookRules
 from replug.train.labels.dev import DevLook, DevTexts, Mixed
@@ -46,6 +38,7 @@ from replug.train.ranks import RankEnvironment
 from replug.train.retriever_files import save_retriever
 from replug.train.run_dir import MEND, RunDirectory
 from replug.train.step_clock import StepClock
+from replug.train.trainer import lightning_trainer, require_all_steps, run_trainer, trainer_threads
 
 log = logging.getLogger(__name__)
 

@@ -28,13 +28,13 @@ from replug.models.preparing import prepared_set
 from replug.planning.sizes import run_sizes
 from replug.train.data_checks import check_data, check_texts
 from replug.train.evaluation import evaluate_heldout
-from replug.train.fitting import loggers_of, publish
 from replug.train.labels.fitting import LabelTraining, fit_labels, label_module
 from replug.train.labels.labelling import label_origin, retriever_identity
 from replug.train.measuring import found_before, found_tuned, measured_encoder, write_examples
 from replug.train.model_card import write_model_card
 from replug.train.run_dir import MEND, RunDirectory, StageTimes
 from replug.train.trained_weights import check_training
+from replug.train.trainer import loggers_of, publish
 from replug.train.workers import Workers, start_workers
 
 

@@ -19,13 +19,13 @@ from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.preparing import prepared_set
 from replug.models.stand_in_encoder import write_stand_in_encoder
-from replug.train.fitting import loggers_of
 from replug.train.labels.dev import DevTexts
 from replug.train.labels.fitting import LabelTraining, fit_labels, label_module, label_steps
 from replug.train.labels.run import claim
 from replug.train.run import train
 from replug.train.run_dir import RunDirectory
 from replug.train.trained_weights import encoder_of_checkpoint
+from replug.train.trainer import loggers_of
 from tests.support.labels import LabellingLM, write_stand_in_labels
 from tests.support.made_once import made_once
 from tests.support.packages import ROOT
