@@ -6,8 +6,8 @@ from pathlib import Path
 
 from replug.configs.choices import DevMeasure
 from replug.configs.errors import NotFiniteError, RunError, UserError
-from replug.configs.load import load_config
 from replug.configs.label_rules import OWN_LABELS
+from replug.configs.load import load_config
 from replug.configs.schema import Config
 from replug.configs.sweep_space import Value
 from replug.data.files import read_json
