@@ -4,8 +4,8 @@
 
 DIRECTORY is a run or an index. The server is the real command, asked over HTTP by 1 and by 8 clients at once. Apart is
 the same LM in this process, without HTTP: the k prompts of one question, or of eight, continued greedily in one call.
-Both are asked in turn, and both read the same prompts. Checked: an answer from one document is that of its prompt.
-Then embeddings and searches by eight clients.
+Both are asked in turn, and both read the same prompts. Checked: an answer that is served is what the same weights mix
+here. Then embeddings and searches by eight clients.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import torch
 
 from benchmarks.machine import describe_machine
 from benchmarks.workloads import Cutter
-from replug.models.generation import SamplingOptions
+from replug.models.generation import GenerationOptions, SamplingOptions
 from replug.models.hardware import resolve_dtype
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.packaged import resolve_lm_path
@@ -121,10 +121,12 @@ def ask_apart(lm: HuggingFaceLM, prompts: Sequence[list[str]], tokens: int, meas
 
 def check_equal(client: Client, lm: HuggingFaceLM, questions: Sequence[str], tokens: int) -> None:
     for question in questions:
-        body = {"model": "replug", "prompt": question, "max_tokens": tokens, "replug": {"k": 1}}
-        answer = client.post("/v1/completions", **body)["choices"][0]["text"]
-        expected = lm.generate(prompts_of(client, question, 1), tokens)[0]
-        assert answer == expected, f"served {answer!r}, apart {expected!r}"
+        answer = client.post("/v1/completions", model="replug", prompt=question, max_tokens=tokens)
+        documents = answer["replug"]["documents"]
+        prompts = [join_document(one["text"], "\n", question) for one in documents]
+        here = lm.generate_ensemble(prompts, [one["weight"] for one in documents], GenerationOptions(tokens))
+        served = answer["choices"][0]["text"]
+        assert served == here.text, f"served {served!r}, here {here.text!r}"
 
 
 def compare(client: Client, lm: HuggingFaceLM, questions: list[str], arguments: argparse.Namespace) -> None:
