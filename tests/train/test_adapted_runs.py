@@ -81,7 +81,14 @@ def require_exported(replug: CommandLine, run: Path, out: Path, kind: Kind) -> N
     assert ("(`truncate_dim=8`)" in card) is (kind.dims == 8)
 
 
-@pytest.fixture(scope="module", params=[ADAPTED, CUT, QUERIES], ids=["lora", "dims", "query-lora"])
+KINDS = (
+    pytest.param(ADAPTED, id="lora", marks=pytest.mark.slow),
+    pytest.param(CUT, id="dims", marks=pytest.mark.nightly),
+    pytest.param(QUERIES, id="query-lora", marks=pytest.mark.nightly),
+)
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def kind(request: pytest.FixtureRequest) -> Kind:
     return request.param
 
@@ -105,7 +112,6 @@ def test_a_part_of_the_retriever_is_trained_refreshed_searched_by_and_exported(
     require_exported(replug, whole, tmp_path / "exported", kind)
 
 
-@pytest.mark.slow
 def test_broken_off_it_goes_on_with_the_same_losses_to_the_same_retriever(
     replug: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind, whole: Path
 ) -> None:
