@@ -104,6 +104,7 @@ class LMConfig:
     path: str | None = key(None, "folder, GGUF file or hub name of a causal LM, package:smollm2, or stand_in[:SECONDS]")
     dtype: DType = key(DType.auto, "auto: bfloat16 where the hardware multiplies it natively, else float32")
     compile: bool = key(False, "torch.compile of local weights; needs a C++ compiler on a CPU")
+    fused: bool = key(True, "local weights: faster GELU and attention, equal to rounding; false: transformers' own")
     tokens_per_batch: int | None = key(
         None, "padded tokens in one pass (default: 1,024 on a CPU, 32,768 on a GPU)", ABOVE_0
     )

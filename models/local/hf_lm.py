@@ -18,16 +18,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from replug.configs.errors import UserError
 from replug.models.batching import padded_groups, token_budget_batches, within_budget
 from replug.models.black_box_lm import ContinuationScore, Mixture, PassCounts, Watch, check_pairs
+from replug.models.fused_gelu import use_fused_gelu
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.hardware import TOKENS_PER_PASS, TOKENS_PER_PASS_GPU
 from replug.models.local.branching import PASSES_PER_GROUP, BranchingPrompts, predicted_places, tree_inputs
 from replug.models.local.cpu_attention import use_cpu_attention
-from replug.models.local.decoding import (
-    CachedPrompts,
-    CacheUse,
-    RecomputedPrompts,
-    find_cache_use,
-)
+from replug.models.local.decoding import CachedPrompts, CacheUse, RecomputedPrompts, find_cache_use
 from replug.models.local.float32_head import separable_head, use_float32_head
 from replug.models.local.logprobs import continuation_positions, target_logprobs
 from replug.models.local.mixtures import MixedAnswer, TokenMixture, continue_answers
@@ -52,8 +48,8 @@ class HuggingFaceLM:
     """A `BlackBoxLM` over local weights: a folder, a GGUF file, a hub name, or `package:smollm2`.
 
     `spread` lays the layers over all visible GPUs, for models larger than one; `compile` is torch's. `identity` is
-    given where the weights have been hashed already. Raises UserError for what is no trained causal LM with its own
-    tokenizer.
+    given where the weights have been hashed already. Without `fused` all layers are transformers' own operations.
+    Raises UserError for what is no trained causal LM with its own tokenizer.
 
     >>> lm = HuggingFaceLM("./my-lm")  # or "package:smollm2", a GGUF file, a name on the hub
     >>> lm.score(["a boat"], [" on the lake"])[0].sum_logprob < 0
@@ -69,6 +65,7 @@ class HuggingFaceLM:
         compile: bool = False,
         spread: bool = False,
         identity: str | None = None,
+        fused: bool = True,
     ) -> None:
         path = resolve_lm_path(str(path))
         self.tokenizer = load_lm_tokenizer(path)
@@ -76,7 +73,9 @@ class HuggingFaceLM:
         if not spread:
             self.model.to(device)  # type: ignore[arg-type]
         self.model.eval().requires_grad_(False)
-        use_cpu_attention(self.model)
+        if fused:
+            use_cpu_attention(self.model)
+            use_fused_gelu(self.model)
         use_float32_head(self.model)
         on_cpu = self.model.device.type == "cpu"
         self.tokens_per_batch = tokens_per_batch or (TOKENS_PER_PASS if on_cpu else TOKENS_PER_PASS_GPU)
