@@ -32,6 +32,7 @@ from replug.models.encoder_files import (
 )
 from replug.models.encoder_prompts import DOCUMENT_NAMES, QUERY_NAMES
 from replug.models.ensemble_temperature import EnsembleTemperature, temperature_in, write_temperature
+from replug.models.hardware import to_device
 from replug.models.lora import ADAPTER, has_adapters, merged, save_adapter
 from replug.models.packaged import resolve_encoder_path
 from replug.models.text_lists import require_texts
@@ -262,8 +263,8 @@ class Encoder(nn.Module):
         """As `encode_tokens`, but whole vectors whatever `dims` is, differentiable and on the encoder's device."""
         batches, unpooled = list(self._batches(ids, tokens_per_batch)), self._unpooled(prompt)
         parts = [self(*self._pad([ids[row] for row in rows]), unpooled) for rows in batches]
-        order = torch.tensor([row for rows in batches for row in rows], device=parts[0].device)
-        return torch.cat(parts)[torch.argsort(order)]
+        places = torch.argsort(torch.tensor([row for rows in batches for row in rows]))
+        return torch.cat(parts)[to_device(places, parts[0].device)]
 
     def _batches(self, ids: Sequence[np.ndarray], tokens_per_batch: int) -> Iterator[list[int]]:
         """Rows of similar length; equal ones go by their content, so that the order given does not matter."""
@@ -282,7 +283,7 @@ class Encoder(nn.Module):
         inputs = np.full(mask.shape, padding, np.int64)
         inputs[mask] = np.concatenate(ids)
         device = self.backbone.device
-        return torch.from_numpy(inputs).to(device), torch.from_numpy(mask.astype(np.int64)).to(device)
+        return to_device(torch.from_numpy(inputs), device), to_device(torch.from_numpy(mask.astype(np.int64)), device)
 
     def _pair_with(self, queries: "Encoder") -> None:
         own = queries.of_queries
