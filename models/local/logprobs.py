@@ -7,7 +7,9 @@ CPU goes the other way: many positions and a piece of the vocabulary, whose floa
 """
 
 from collections.abc import Sequence
+from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -69,7 +71,9 @@ def continuation_positions(pairs: Sequence[PairIds]) -> tuple[Tensor, Tensor, Te
 
     Position t predicts token t + 1, so a continuation is predicted from one position earlier on.
     """
-    row = torch.cat([torch.full((len(c),), i) for i, (_, c) in enumerate(pairs)])
-    position = torch.cat([torch.arange(len(p) - 1, len(p) + len(c) - 1) for p, c in pairs])
-    target = torch.tensor([token for _, c in pairs for token in c])
-    return row, position, target
+    counts = np.array([len(c) for _, c in pairs])
+    before = np.array([len(p) for p, _ in pairs]) - (counts.cumsum() - counts)  # of its first token here, one too many
+    row, num = np.repeat(np.arange(len(pairs)), counts), int(counts.sum())
+    position = np.arange(num) + before[row] - 1
+    target = np.fromiter(chain.from_iterable(c for _, c in pairs), np.int64, num)
+    return torch.from_numpy(row), torch.from_numpy(position), torch.from_numpy(target)
