@@ -266,6 +266,9 @@ class TrainConfig:
     gradient_clip: float | None = key(None, "largest gradient norm (default: no clipping)", ABOVE_0)
     precision: Precision = key(Precision.float32, "auto: bf16_mixed where the hardware has it")
     gradient_checkpointing: bool = key(False, "compute activations twice instead of keeping them")
+    chunk_tokens: int | None = key(
+        None, "keep activations of so many padded tokens at a time, and compute chunks twice (default: of all)", ABOVE_0
+    )
     compile: bool = key(False, "torch.compile of the retriever; needs a C++ compiler on a CPU", resumable=True)
     pipeline_depth: int = key(1, "batches retrieved and scored ahead; 0 is the strictly sequential method", FROM_0)
     threads: int | None = key(None, "CPU threads of the trainer (default: all cores)", ABOVE_0, resumable=True)
