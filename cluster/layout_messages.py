@@ -21,7 +21,8 @@ from replug.configs.errors import UserError
 from replug.configs.schema import Config, IndexConfig, ScoreConfig
 
 SMALLER = {
-    TRAINER: "train.gradient_checkpointing=true, a larger train.micro_batches, or more ranks (resources.train)",
+    TRAINER: "train.chunk_tokens=8192, train.gradient_checkpointing=true, a larger train.micro_batches, or more ranks "
+    "(resources.train)",
     SEARCHER: "more index.num_shards, index.gpus_per_searcher=0 (host memory), or index.kind=ivf_pq",
     BUILDER: "a smaller index.tokens_per_batch, or more GPUs (resources.index)",
     SCORER: "a larger lm.gpus_per_replica, or a smaller lm.tokens_per_batch",

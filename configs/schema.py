@@ -104,6 +104,7 @@ class LMConfig:
     path: str | None = key(None, "folder, GGUF file or hub name of a causal LM, package:smollm2, or stand_in[:SECONDS]")
     dtype: DType = key(DType.auto, "auto: bfloat16 where the hardware multiplies it natively, else float32")
     compile: bool = key(False, "torch.compile of local weights; needs a C++ compiler on a CPU")
+    fused: bool = key(True, "local weights: faster GELU and attention, equal to rounding; false: transformers' own")
     tokens_per_batch: int | None = key(
         None, "padded tokens in one pass (default: 1,024 on a CPU, 32,768 on a GPU)", ABOVE_0
     )
@@ -213,7 +214,9 @@ class IndexConfig:
     block_documents: int = key(
         1024, "documents that are embedded together; the files of an index hold whole blocks", ABOVE_0
     )
-    dtype: DType = key(DType.auto, "precision the corpus is embedded in")
+    dtype: DType = key(
+        DType.auto, "precision the corpus is embedded in; float16 is 8 times finer than bfloat16"
+    )
     tokens_per_batch: int | None = key(
         None, "padded tokens in one forward pass (default: 2,048; builders on a GPU 32,768)", ABOVE_0
     )
@@ -268,6 +271,9 @@ class TrainConfig:
     gradient_clip: float | None = key(None, "largest gradient norm (default: no clipping)", ABOVE_0)
     precision: Precision = key(Precision.float32, "auto: bf16_mixed where the hardware has it")
     gradient_checkpointing: bool = key(False, "compute activations twice instead of keeping them")
+    chunk_tokens: int | None = key(
+        None, "keep activations of so many padded tokens at a time, and compute chunks twice (default: of all)", ABOVE_0
+    )
     compile: bool = key(False, "torch.compile of the retriever; needs a C++ compiler on a CPU", resumable=True)
     pipeline_depth: int = key(1, "batches retrieved and scored ahead; 0 is the strictly sequential method", FROM_0)
     threads: int | None = key(None, "CPU threads of the trainer (default: all cores)", ABOVE_0, resumable=True)

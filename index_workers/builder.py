@@ -145,7 +145,9 @@ def _check_finite(plan: BuildPlan, corpus: CorpusStore, vectors: np.ndarray, row
     bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if len(bad):
         documents = corpus.documents([rows[int(i)] for i in bad[:3]])
+        beyond = ", or is its arithmetic beyond 65,504 in index.dtype=float16: take bfloat16 or float32"
         raise ValueError(
             f"the encoder of index version {plan.version} gives vectors that float16 cannot hold for "
-            f"{len(bad)} documents, first {', '.join(doc.id for doc in documents)}: did training diverge?"
+            f"{len(bad)} documents, first {', '.join(doc.id for doc in documents)}: did training diverge"
+            f"{beyond if plan.dtype == 'float16' else ''}?"
         )

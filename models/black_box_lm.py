@@ -7,13 +7,16 @@ implement `BlackBoxLM`; the Ray pool, the cache and the REPLUG ensemble wrap one
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
 from replug.configs.errors import RunError
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.text_lists import require_texts
+
+if TYPE_CHECKING:  # it raises UnscorableText of this module
+    from replug.models.pair_tokens import TokenizedCall
 
 # Is told the number of an answer and its text after each of its tokens, and ends it by False.
 Watch = Callable[[int, str], bool]
@@ -120,6 +123,24 @@ class LocalLM(BlackBoxLM, Protocol):
     """A language model that computes in this process."""
 
     counts: PassCounts
+
+
+@runtime_checkable
+class TokenizingLM(LocalLM, Protocol):
+    """A local LM whose calls may be tokenized while the device is at another call.
+
+    `score` is one after the other. Only one thread at a time may call each of the two.
+    """
+
+    def tokenize(
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+    ) -> "TokenizedCall":
+        """What `score` does before it needs the device."""
+        ...
+
+    def score_tokenized(self, call: "TokenizedCall") -> list[ContinuationScore]:
+        """The scores of a call, as `score` gives them."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from replug.configs.errors import NotFiniteError, UserError
 from replug.data.store import CorpusStore
@@ -30,6 +31,7 @@ from replug.models.encoder_files import (
 )
 from replug.models.encoder_prompts import DOCUMENT_NAMES, QUERY_NAMES
 from replug.models.ensemble_temperature import EnsembleTemperature, temperature_in, write_temperature
+from replug.models.hardware import to_device
 from replug.models.lora import ADAPTER, has_adapters, merged, save_adapter
 from replug.models.packaged import resolve_encoder_path
 from replug.models.single_threads import one_per_thread
@@ -99,6 +101,7 @@ class Encoder(nn.Module):
             )
         self.dims = None if dims == self.width else dims
         self._trains_as_train = False
+        self._chunk_tokens: int | None = None
         self.own_queries = None
         if query_path is not None:
             self._pair_with(Encoder(query_path, self.similarity, max_tokens, query_prompt=query_prompt, dims=dims))
@@ -209,12 +212,19 @@ class Encoder(nn.Module):
         return vectors.cpu()
 
     def prepare_training(
-        self, dropout: bool, gradient_checkpointing: bool, compiled: bool, adapter_dropout: bool = False
+        self,
+        dropout: bool,
+        gradient_checkpointing: bool,
+        compiled: bool,
+        adapter_dropout: bool = False,
+        chunk_tokens: int | None = None,
     ) -> None:
         """How steps with gradient are computed: the encoder's own dropout, less memory for more time, torch.compile.
 
-        `adapter_dropout` is of adapters that are added after.
+        `adapter_dropout` is of adapters that are added after. With `chunk_tokens` the activations of so many padded
+        tokens are in memory at a time.
         """
+        self._chunk_tokens = chunk_tokens
         if gradient_checkpointing:
             self.backbone.activation_checkpointing_enable({"use_reentrant": False})
         # transformers checkpoints in training mode only, which must not bring the encoder's own dropout with it.
@@ -224,7 +234,7 @@ class Encoder(nn.Module):
         if compiled:
             self.backbone.compile(dynamic=True)  # in place: names of weights stay
         if self.own_queries is not None:
-            self.own_queries.prepare_training(dropout, gradient_checkpointing, compiled, adapter_dropout)
+            self.own_queries.prepare_training(dropout, gradient_checkpointing, compiled, adapter_dropout, chunk_tokens)
 
     def train_mode(self) -> None:
         """For a step with gradient; `eval` is for everything else, and for what is frozen."""
@@ -256,13 +266,25 @@ class Encoder(nn.Module):
         return self.token_ids(corpus.texts(rows), self.prompts.document)
 
     def encode_with_gradient(
-        self, ids: Sequence[np.ndarray], tokens_per_batch: int = TOKENS_PER_BATCH_WITH_GRADIENT, prompt: str = ""
+        self, ids: Sequence[np.ndarray], tokens_per_batch: int | None = None, prompt: str = ""
     ) -> Tensor:
         """As `encode_tokens`, but whole vectors whatever `dims` is, differentiable and on the encoder's device."""
-        batches, unpooled = list(self._batches(ids, tokens_per_batch)), self._unpooled(prompt)
-        parts = [self(*self._pad([ids[row] for row in rows]), unpooled) for rows in batches]
-        order = torch.tensor([row for rows in batches for row in rows], device=parts[0].device)
-        return torch.cat(parts)[torch.argsort(order)]
+        tokens_per_batch = tokens_per_batch or self._chunk_tokens or TOKENS_PER_BATCH_WITH_GRADIENT
+        batches = list(self._batches(ids, tokens_per_batch))
+        unpooled = self._unpooled(prompt)
+        parts = [self._with_gradient(*self._pad([ids[row] for row in rows]), unpooled) for rows in batches]
+        places = torch.argsort(torch.tensor([row for rows in batches for row in rows]))
+        return torch.cat(parts)[to_device(places, parts[0].device)]
+
+    def _with_gradient(self, input_ids: Tensor, attention_mask: Tensor, prompt_tokens: int) -> Tensor:
+        """As `forward`. Of a chunk the vectors alone are kept: the backward pass computes it again, with its dropout.
+
+        So the loss is of all vectors, and activations are of one chunk at a time (GradCache, Gao et al. 2021).
+        """
+        if self._chunk_tokens is None:
+            return self(input_ids, attention_mask, prompt_tokens)
+        vectors: Tensor = checkpoint(self, input_ids, attention_mask, prompt_tokens, use_reentrant=False)
+        return vectors
 
     def _batches(self, ids: Sequence[np.ndarray], tokens_per_batch: int) -> Iterator[list[int]]:
         """Rows of similar length; equal ones go by their content, so that the order given does not matter."""
@@ -281,7 +303,7 @@ class Encoder(nn.Module):
         inputs = np.full(mask.shape, padding, np.int64)
         inputs[mask] = np.concatenate(ids)
         device = self.backbone.device
-        return torch.from_numpy(inputs).to(device), torch.from_numpy(mask.astype(np.int64)).to(device)
+        return to_device(torch.from_numpy(inputs), device), to_device(torch.from_numpy(mask.astype(np.int64)), device)
 
     def _pair_with(self, queries: "Encoder") -> None:
         own = queries.of_queries

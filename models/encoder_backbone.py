@@ -22,6 +22,7 @@ from transformers import (
 
 from replug.configs.errors import UserError
 from replug.models.encoder_modules import CLS, LAST
+from replug.models.fused_gelu import use_fused_gelu
 from replug.models.module_chain import KEY
 from replug.models.whole_weights import load_whole
 
@@ -49,6 +50,7 @@ def load_backbone(path: str, config: PreTrainedConfig, is_in_chain: bool) -> Pre
         model.config.use_cache = False  # a causal model would keep keys and values of every token
     if getattr(model, "pooler", None) is not None:
         model.pooler.requires_grad_(False)  # no pooling uses it
+    use_fused_gelu(model)
     return model
 
 

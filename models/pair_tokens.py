@@ -5,7 +5,8 @@ its scores could not be compared. Local and served LM both send what this module
 weights they give the same scores.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from replug.models.black_box_lm import UnscorableText
@@ -16,16 +17,48 @@ if TYPE_CHECKING:  # seconds to import, which a caller that brings a tokenizer h
 PairIds = tuple[list[int], list[int]]
 
 
+@dataclass(frozen=True, slots=True)
+class TokenizedCall:
+    """A call for scores as token ids: its pairs, and those of its opening, None where it has none."""
+
+    pairs: list[PairIds]
+    opening: list[int] | None
+
+
 def pair_token_ids(tokenizer: "PreTrainedTokenizerBase", prefix: str, continuation: str) -> PairIds:
     """Ids of the prefix, never empty and never closed by an end token, and ids of the continuation."""
-    before = tokenizer(prefix)["input_ids"] if prefix else []
-    end = tokenizer.eos_token_id
-    if before and before[-1] == end:  # some tokenizers close every text
-        before = before[:-1]
-    if not before:  # the first token needs something to be predicted from
-        start = tokenizer.bos_token_id
-        before = [start if start is not None else end]
-    return before, tokenizer(continuation, add_special_tokens=False)["input_ids"]
+    [pair] = pairs_token_ids(tokenizer, [prefix], [continuation])
+    return pair
+
+
+def pairs_token_ids(
+    tokenizer: "PreTrainedTokenizerBase", prefixes: Sequence[str], continuations: Sequence[str]
+) -> list[PairIds]:
+    """As `pair_token_ids` of each pair, in two calls of the tokenizer: a call costs more than its text.
+
+    What stands in several pairs is tokenized once, and its ids are one list: nobody may change it.
+    """
+    before = _ids_by_text(tokenizer, prefixes, special=True)
+    after = _ids_by_text(tokenizer, continuations, special=False)
+    opened = {prefix: _opened(tokenizer, ids) for prefix, ids in before.items()}
+    return [(opened[prefix], after[continuation]) for prefix, continuation in zip(prefixes, continuations, strict=True)]
+
+
+def _ids_by_text(tokenizer: "PreTrainedTokenizerBase", texts: Iterable[str], special: bool) -> dict[str, list[int]]:
+    """Of each text once; an empty one has none, not even special tokens."""
+    ids: dict[str, list[int]] = {text: [] for text in texts}
+    if some := [text for text in ids if text]:
+        rows = tokenizer(some, add_special_tokens=special, return_attention_mask=False, return_token_type_ids=False)
+        ids.update(zip(some, rows["input_ids"], strict=True))
+    return ids
+
+
+def _opened(tokenizer: "PreTrainedTokenizerBase", ids: list[int]) -> list[int]:
+    """A prefix's ids without what closes it, and with something that the first token is predicted from."""
+    start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    if ids and ids[-1] == end:  # some tokenizers close every text
+        ids = ids[:-1]
+    return ids or [start if start is not None else end]
 
 
 def check_lengths(pairs: Sequence[PairIds], max_tokens: int | None) -> None:

@@ -6,10 +6,11 @@ compared by a probe when they come up: nobody would notice one with other weight
 
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from typing import TypeVar
 
 import numpy as np
 import ray
@@ -18,7 +19,7 @@ import torch
 from replug.cluster.actor_pool import ActorPool, thread_env
 from replug.cluster.packing import SCORER
 from replug.cluster.places import place
-from replug.models.black_box_lm import ContinuationScore, LocalLM
+from replug.models.black_box_lm import ContinuationScore, LocalLM, TokenizingLM
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.hardware import available_cores
 from replug.models.local.local_source import LocalSource
@@ -28,6 +29,9 @@ from replug.models.units import bytes_per_unit, units_of_similar_length
 PROBE = (["The capital of France is", "one two three four five"], [" Paris, and that of Italy is Rome.", " six seven"])
 # Nats by which replicas on different hardware may differ on the probe's tokens, at most and on average.
 PROBE_TOLERANCE = (0.5, 0.1)
+CALLS_AT_ONCE = 2  # that a replica has: one on its device, the next being tokenized
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +47,16 @@ class Answer:
 
 
 class Scorer:
-    """One replica: a plain class, made an actor where the pool is built. Its LM is loaded by the first call."""
+    """One replica: a plain class, made an actor where the pool is built. Its LM is loaded by the first call.
+
+    All that computes runs in one thread, call after call. Two calls may be with a replica at once, so that the second
+    is tokenized while the device is at the first.
+    """
 
     def __init__(self, lm: LocalSource, threads: int, number: int = 0, spread: bool = False) -> None:
         torch.set_num_threads(threads)
+        self._device = ThreadPoolExecutor(1, "device", torch.set_num_threads, (threads,))
+        self._tokenizer = threading.Lock()
         self._loader, self._spread = lm, spread
         self._number = number
 
@@ -56,25 +66,43 @@ class Scorer:
 
     def probe(self) -> list[np.ndarray]:
         """Log-probs of texts that are the same for every replica."""
-        return [score.token_logprobs for score in self._lm.score(*PROBE)]
+        return self._compute(lambda: [score.token_logprobs for score in self._lm.score(*PROBE)])
 
     def score(self, prefixes: Sequence[str], continuations: Sequence[str], opening: str | None = None) -> Answer:
-        counts = self._lm.counts
-        tokens, padded, began = counts.tokens, counts.padded_tokens, time.monotonic()
-        scores = self._lm.score(prefixes, continuations, opening=opening)
-        seconds = time.monotonic() - began
-        return Answer(scores, self._number, began, seconds, counts.tokens - tokens, counts.padded_tokens - padded)
+        return self._compute(partial(self._timed, self._scoring(prefixes, continuations, opening)))
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop) -> list[str]:
-        return self._lm.generate(prompts, max_new_tokens, stop)
+        return self._compute(lambda: self._lm.generate(prompts, max_new_tokens, stop))
 
     def generate_ensemble(
         self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
     ) -> Generated:
-        return self._lm.generate_ensemble(prompts, weights, options)
+        return self._compute(lambda: self._lm.generate_ensemble(prompts, weights, options))
 
     def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
-        return self._lm.sample(prompts, options)
+        return self._compute(lambda: self._lm.sample(prompts, options))
+
+    def _compute(self, work: Callable[[], Result]) -> Result:
+        return self._device.submit(work).result()
+
+    def _scoring(
+        self, prefixes: Sequence[str], continuations: Sequence[str], opening: str | None
+    ) -> Callable[[], list[ContinuationScore]]:
+        """What is left for the device: all of it where the LM does not tokenize apart."""
+        lm = self._lm
+        if not isinstance(lm, TokenizingLM):
+            return partial(lm.score, prefixes, continuations, opening=opening)
+        with self._tokenizer:  # a tokenizer of transformers has settings that a call may change
+            call = lm.tokenize(prefixes, continuations, opening=opening)
+        return partial(lm.score_tokenized, call)
+
+    def _timed(self, scoring: Callable[[], list[ContinuationScore]]) -> Answer:
+        """Seconds of the device alone."""
+        counts = self._lm.counts
+        tokens, padded, began = counts.tokens, counts.padded_tokens, time.monotonic()
+        scores = scoring()
+        seconds = time.monotonic() - began
+        return Answer(scores, self._number, began, seconds, counts.tokens - tokens, counts.padded_tokens - padded)
 
 
 class ScorerPool:
@@ -97,9 +125,12 @@ class ScorerPool:
         self._meter = PoolMeter(num_replicas)
         self._reference: list[np.ndarray] | None = None
         self.pool = ActorPool(
-            lambda number: actor.options(**place(SCORER, number, gpus, env)).remote(lm, threads, number, gpus > 1),
+            lambda number: actor.options(**place(SCORER, number, gpus, env), max_concurrency=CALLS_AT_ONCE).remote(
+                lm, threads, number, gpus > 1
+            ),
             num_replicas,
             "scorer",
+            max_in_flight=CALLS_AT_ONCE,
             max_attempts=max_attempts,
             timeout_seconds=timeout_seconds,
             validate=self._validate,

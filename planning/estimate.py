@@ -187,7 +187,8 @@ def durations_of(job: Job, rates: Rates, devices: Devices, split: Split) -> Dura
 
 def train_seconds(job: Job, rates: Rates, devices: Devices, split: Split) -> float:
     """Forward, backward, the forward once more where activations are recomputed, and the exchange of gradients."""
-    computing = job.work.train_step * (RECOMPUTED if split.recompute else 1) / (rates.train * split.train)
+    again = split.recompute + (job.shape.step.chunk_tokens is not None)
+    computing = job.work.train_step * (1 + again * (RECOMPUTED - 1)) / (rates.train * split.train)
     return computing + exchange_seconds(trained_part(job.config, job.retriever).learning, devices, split.train)
 
 

@@ -47,7 +47,8 @@ def train_bytes(
 ) -> float:
     """Of one rank, which takes its share of the batch's queries with their documents, in so many parts.
 
-    `trained` is what of the retriever learns, None: all. Frozen layers below it keep no activations.
+    Activations are of one chunk where chunks are asked for, a text at least; beside them all vectors are kept, which
+    are little. `trained` is what of the retriever learns, None: all. Frozen layers below it keep no activations.
     """
     part = trained or whole(retriever)
     tokens = (
@@ -55,6 +56,9 @@ def train_bytes(
         / (ranks * shape.step.micro_batches)
         * (shape.lengths.context + shape.step.k * shape.lengths.document)
     )
+    if shape.step.chunk_tokens is not None:
+        longest = max(shape.lengths.context, shape.lengths.document)
+        tokens = min(tokens, max(shape.step.chunk_tokens, longest))
     layer = part.activation_bytes * retriever.hidden * DTYPE_BYTES[dtype] / 2
     kept = 2.0 * DTYPE_BYTES[dtype] * retriever.hidden  # a layer's input, in the pass and in float32
     layers = retriever.layers * part.layers_share

@@ -42,6 +42,7 @@ class StepShape:
     depth: int
     micro_batches: int = 1
     recompute: bool = False  # gradient checkpointing
+    chunk_tokens: int | None = None  # whose activations are kept at a time, where each chunk is computed twice
 
     @property
     def pairs(self) -> int:
@@ -93,7 +94,12 @@ def shape_of(config: Config, num_documents: int | None = None) -> Shape:
     train, data, limit = config.train, config.data, config.retriever.max_tokens or 512
     return Shape(
         step=StepShape(
-            train.batch_size, config.retrieve.k, train.pipeline_depth, train.micro_batches, train.gradient_checkpointing
+            train.batch_size,
+            config.retrieve.k,
+            train.pipeline_depth,
+            train.micro_batches,
+            train.gradient_checkpointing,
+            train.chunk_tokens,
         ),
         lengths=Lengths(min(data.window, limit), data.window, min(data.document_tokens or data.window, limit)),
         num_documents=num_documents or count_documents(config),

@@ -223,7 +223,8 @@ def lsr_module(config: Config, encoder: Encoder, data: PreparedSet, loss: LossSe
     if config.loss.lm_score is LMScore.probability:
         log.warning("loss.lm_score=probability underflows beyond a few tokens and makes Q uniform; try mean_logprob")
     adapter_dropout = config.lora.rank is not None and config.lora.dropout > 0
-    encoder.prepare_training(config.retriever.dropout, train.gradient_checkpointing, train.compile, adapter_dropout)
+    memory = (train.gradient_checkpointing, train.compile, adapter_dropout, train.chunk_tokens)
+    encoder.prepare_training(config.retriever.dropout, *memory)
     choose_trained_weights(config, encoder)
     optimizer = OptimizerSettings(
         train.optimizer.value, train.lr, train.weight_decay, train.warmup_ratio, train.max_steps

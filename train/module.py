@@ -19,6 +19,7 @@ from replug.data.datamodule import Position
 from replug.data.records import RetrievedBatch, ScoredBatch
 from replug.data.store import CorpusStore, WindowStore
 from replug.models.encoder import Encoder
+from replug.models.hardware import to_device
 from replug.train.batch_broadcast import BatchSource, Share
 from replug.train.finite import require_finite_gradient, require_finite_losses
 from replug.train.loss import (
@@ -83,6 +84,7 @@ class LSRModule(pl.LightningModule):
         self.vectors_of: VectorsOf | None = None  # where documents stay as they are and are not encoded in every step
         self.batches: BatchSource | None = None
         self._batch: ScoredBatch | None = None  # of the step that is under way
+        self._is_last = False  # whether the newest of its micro-batches is the last
         self._metrics: list[dict[str, float | Tensor]] = []  # of its micro-batches so far
         self._losses: list[Tensor] = []  # of their texts
 
@@ -120,7 +122,8 @@ class LSRModule(pl.LightningModule):
     def training_step(self, position: Position, batch_idx: int) -> Tensor:
         """The mean loss over this rank's part of the batch; DDP and Lightning average over ranks and parts.
 
-        The backbone may run under autocast. Similarities and loss are computed in float32.
+        The backbone may run under autocast. Similarities and loss are computed in float32. Nothing here waits for the
+        device: it would stand idle until the backward pass is launched.
         """
         assert self.batches is not None, "attach a source of batches first"
         if position.is_first:
@@ -141,9 +144,13 @@ class LSRModule(pl.LightningModule):
             self._losses.append(losses.detach())
             self._metrics.append({**_metrics(loss, log_q, log_p, scored), **_lever_metrics(terms[0])})
         assert log_p.dtype == log_q.dtype == loss.dtype == torch.float32
-        if position.is_last:
-            self._log(self._mean_metrics())
+        self._is_last = position.is_last
         return loss
+
+    def on_after_backward(self) -> None:
+        """Metrics are fetched from the device here: the backward pass is launched, and nothing waits behind it."""
+        if self._is_last:
+            self._log(self._mean_metrics())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         leave_out_untrained(self.encoder, checkpoint)
@@ -177,8 +184,7 @@ class LSRModule(pl.LightningModule):
     def _mean_metrics(self) -> dict[str, float | Tensor]:
         """Means over the parts of the step and over the ranks, all of which have texts of the same number."""
         names = list(self._metrics[0])
-        values = torch.tensor([[float(part[name]) for name in names] for part in self._metrics], device=self.device)
-        means = values.mean(0)
+        means = torch.tensor(_numbers(self._metrics), device=self.device).mean(0)
         if self._num_ranks > 1:
             means = self.trainer.strategy.reduce(means, reduce_op="mean")
         return dict(zip(names, means.cpu(), strict=True))
@@ -212,7 +218,7 @@ class LSRModule(pl.LightningModule):
         ids = side.token_ids(contexts, side.prompts.query)
         query_vectors = side.encode_with_gradient(ids, prompt=side.prompts.query)
         doc_vectors = self._document_vectors(unique)  # [U, D]
-        places = torch.from_numpy(place.reshape(batch.doc_rows.shape)).to(doc_vectors.device)
+        places = to_device(torch.from_numpy(place.reshape(batch.doc_rows.shape)), doc_vectors.device)
         return query_vectors, doc_vectors, places
 
     def _document_vectors(self, rows: np.ndarray) -> Tensor:
@@ -231,14 +237,16 @@ class LSRModule(pl.LightningModule):
             more = None if others is None else others / settings.gamma
             terms = replace(terms, contrastive=contrastive_losses(similarities / settings.gamma, log_q, more))
         if settings.anchor:
-            before = torch.from_numpy(scored.retrieved.similarities).to(self.device, torch.float32)
+            before = self._there(scored.retrieved.similarities)
             terms = replace(terms, anchor=kl_divergence(log_likelihood(before, settings.gamma), log_p))
         return terms
 
     def _weights(self, scored: ScoredBatch) -> Tensor | None:
-        if scored.weights is None:
-            return None
-        return torch.from_numpy(scored.weights).to(self.device, torch.float32)
+        return None if scored.weights is None else self._there(scored.weights)
+
+    def _there(self, numbers: np.ndarray) -> Tensor:
+        """As float32 on the device."""
+        return to_device(torch.from_numpy(numbers).float(), self.device)
 
     def configure_optimizers(self) -> Any:
         settings = self._optimizer
@@ -249,9 +257,7 @@ class LSRModule(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _lm_scores(self, scored: ScoredBatch) -> Tensor:
-        sums = torch.from_numpy(scored.sum_logprobs).to(self.device, torch.float32)
-        counts = torch.from_numpy(scored.num_tokens).to(self.device, torch.float32)
-        return lm_scores(sums, counts, self._loss.lm_score)
+        return lm_scores(self._there(scored.sum_logprobs), self._there(scored.num_tokens), self._loss.lm_score)
 
 
 def inner_products(queries: Tensor, documents: Tensor) -> Tensor:
@@ -283,6 +289,12 @@ def _metrics(loss: Tensor, log_q: Tensor, log_p: Tensor, scored: ScoredBatch) ->
         "retriever/rank_correlation": rank_correlation(log_q, log_p),
         **(_index_metrics(batch) if batch.index_version >= 0 else {}),
     }
+
+
+def _numbers(parts: Sequence[dict[str, float | Tensor]]) -> list[list[float]]:
+    """The metrics of each part as numbers, in one fetch from the device."""
+    fetched = iter(torch.stack([v for part in parts for v in part.values() if isinstance(v, Tensor)]).tolist())
+    return [[next(fetched) if isinstance(v, Tensor) else v for v in part.values()] for part in parts]
 
 
 def _index_metrics(batch: RetrievedBatch) -> dict[str, float | Tensor]:

@@ -17,8 +17,10 @@ from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
 
-# Entries of the vocabulary whose weights are float32 at a time on a CPU: with their logits they stay in its cache.
-ENTRIES_PER_PIECE = 1024
+# Entries of the vocabulary in one product. On a CPU their weights are float32 for it, and with their logits stay in its
+# cache. A GPU's fast kernels want rows of logits that begin at a multiple of 64, which vocabularies such as 50,257 give
+# in no other way; and so many positions have no more logits at a time than a few hundred had of a whole vocabulary.
+ENTRIES_PER_PIECE = {"cpu": 1024, "cuda": 16_384}
 
 
 class Float32Head(nn.Module):
@@ -29,16 +31,18 @@ class Float32Head(nn.Module):
         self.weight, self.bias = linear.weight, linear.bias
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """A GPU makes all logits in one product: there are few rows where all are asked for."""
         rows = hidden.reshape(-1, hidden.shape[-1])
-        return torch.cat([logits for _, logits in self.pieces(rows)], 1).unflatten(0, hidden.shape[:-1])
+        size = len(self.weight) if self.weight.device.type == "cuda" else None
+        return torch.cat([logits for _, logits in self.pieces(rows, size)], 1).unflatten(0, hidden.shape[:-1])
 
-    def pieces(self, rows: Tensor) -> Iterator[tuple[int, Tensor]]:
+    def pieces(self, rows: Tensor, size: int | None = None) -> Iterator[tuple[int, Tensor]]:
         """Float32 logits [N, P] of hidden states [N, D], a piece of the vocabulary after another, each with its start.
 
-        A GPU makes float32 logits of bfloat16 weights, and all in one piece.
+        They are on the weight's device, which makes them of half-precision weights if it is a GPU.
         """
         rows = rows.to(self.weight.device, self.weight.dtype)  # layers may be spread over devices
-        size = len(self.weight) if rows.device.type == "cuda" else ENTRIES_PER_PIECE
+        size = size or ENTRIES_PER_PIECE[rows.device.type]
         with torch.autocast(rows.device.type, enabled=False), _exact_bfloat16_products(rows):
             for start in range(0, len(self.weight), size):
                 logits = _product(rows, self.weight[start : start + size])

@@ -13,21 +13,16 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from replug.configs.errors import UserError
 from replug.models.batching import padded_groups, token_budget_batches, within_budget
 from replug.models.black_box_lm import ContinuationScore, Mixture, PassCounts, Watch, check_pairs
+from replug.models.fused_gelu import use_fused_gelu
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
-from replug.models.hardware import TOKENS_PER_PASS, TOKENS_PER_PASS_GPU
+from replug.models.hardware import TOKENS_PER_PASS, TOKENS_PER_PASS_GPU, to_device
 from replug.models.local.branching import PASSES_PER_GROUP, BranchingPrompts, predicted_places, tree_inputs
+from replug.models.local.causal_lm import load_causal_lm
 from replug.models.local.cpu_attention import use_cpu_attention
-from replug.models.local.decoding import (
-    CachedPrompts,
-    CacheUse,
-    RecomputedPrompts,
-    find_cache_use,
-)
+from replug.models.local.decoding import CachedPrompts, CacheUse, RecomputedPrompts, find_cache_use
 from replug.models.local.float32_head import separable_head, use_float32_head
 from replug.models.local.logprobs import continuation_positions, target_logprobs
 from replug.models.local.mixtures import MixedAnswer, TokenMixture, continue_answers
@@ -38,12 +33,11 @@ from replug.models.local.sense import require_sense
 from replug.models.local.shared_prefix import KeptPrefixes, SharedPrefix, reuses_prefixes, shared_tokens
 from replug.models.local.token_tree import TokenTree, token_trees
 from replug.models.local.weights import lm_identity
-from replug.models.model_files import load_lm_tokenizer, loading
+from replug.models.model_files import load_lm_tokenizer
 from replug.models.packaged import resolve_lm_path
-from replug.models.pair_tokens import check_lengths, pair_token_ids
+from replug.models.pair_tokens import TokenizedCall, check_lengths, pair_token_ids, pairs_token_ids
 from replug.models.streaming import pieces
 from replug.models.text_lists import require_texts
-from replug.models.whole_weights import load_whole
 
 Inputs = PrefixGroup | TokenTree  # of one row of a pass
 
@@ -52,8 +46,8 @@ class HuggingFaceLM:
     """A `BlackBoxLM` over local weights: a folder, a GGUF file, a hub name, or `package:smollm2`.
 
     `spread` lays the layers over all visible GPUs, for models larger than one; `compile` is torch's. `identity` is
-    given where the weights have been hashed already. Raises UserError for what is no trained causal LM with its own
-    tokenizer.
+    given where the weights have been hashed already. Without `fused` all layers are transformers' own operations.
+    Raises UserError for what is no trained causal LM with its own tokenizer.
 
     >>> lm = HuggingFaceLM("./my-lm")  # or "package:smollm2", a GGUF file, a name on the hub
     >>> lm.score(["a boat"], [" on the lake"])[0].sum_logprob < 0
@@ -69,14 +63,17 @@ class HuggingFaceLM:
         compile: bool = False,
         spread: bool = False,
         identity: str | None = None,
+        fused: bool = True,
     ) -> None:
         path = resolve_lm_path(str(path))
         self.tokenizer = load_lm_tokenizer(path)
-        self.model = _load_model(path, dtype, "auto" if spread else None)
+        self.model = load_causal_lm(path, dtype, "auto" if spread else None)
         if not spread:
             self.model.to(device)  # type: ignore[arg-type]
         self.model.eval().requires_grad_(False)
-        use_cpu_attention(self.model)
+        if fused:
+            use_cpu_attention(self.model)
+            use_fused_gelu(self.model)
         use_float32_head(self.model)
         on_cpu = self.model.device.type == "cpu"
         self.tokens_per_batch = tokens_per_batch or (TOKENS_PER_PASS if on_cpu else TOKENS_PER_PASS_GPU)
@@ -99,14 +96,24 @@ class HuggingFaceLM:
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
     ) -> list[ContinuationScore]:
         """Log-probs in nats. Raises UnscorableText for empty continuations and inputs beyond `max_tokens`."""
+        return self.score_tokenized(self.tokenize(prefixes, continuations, opening=opening))
+
+    def tokenize(
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+    ) -> TokenizedCall:
+        """The part of `score` that needs no device. Raises what it raises."""
         check_pairs(prefixes, continuations)
-        pairs = [pair_token_ids(self.tokenizer, p, c) for p, c in zip(prefixes, continuations, strict=True)]
+        pairs = pairs_token_ids(self.tokenizer, prefixes, continuations)
         check_lengths(pairs, self.max_tokens)
-        begin = self._opening_ids(opening)
+        return TokenizedCall(pairs, None if opening is None else self._opening_ids(opening))
+
+    def score_tokenized(self, call: TokenizedCall) -> list[ContinuationScore]:
+        """The rest of `score`."""
+        pairs, begin = call.pairs, [call.opening] if call.opening else []
         shared = self._share([*(before for before, _ in pairs), *begin]) if self._shares else None
         num_shared = shared.num_tokens if shared else 0
         pairs = [(before[num_shared:], after) for before, after in pairs]
-        is_tree = opening is not None and self._shares and self._cache_use.trees
+        is_tree = call.opening is not None and self._shares and self._cache_use.trees
         rest_of_opening = sum(map(len, begin)) - num_shared if begin else 0
         groups: list[Inputs] = [*token_trees(pairs, rest_of_opening)] if is_tree else [*prefix_groups(pairs)]
         scores: list[ContinuationScore | None] = [None] * len(pairs)
@@ -215,7 +222,7 @@ class HuggingFaceLM:
                     some = own[start : start + size]
                     yield self._repeated(row, len(some), options.opening), some
             return
-        shared = self._share([*rows, *self._opening_ids(options.opening)])
+        shared = self._share([*rows, *self._openings(options.opening)])
         rows = [row[shared.num_tokens :] for row in rows] if shared else rows
         new = options.num_samples * options.max_new_tokens
         for group in within_budget([len(row) + new for row in rows], budget):
@@ -240,13 +247,16 @@ class HuggingFaceLM:
         return RecomputedPrompts([row] * num, self._last_logits)
 
     def _prompt_ids(self, prompts: Sequence[str], max_new_tokens: int) -> list[list[int]]:
-        rows = [pair_token_ids(self.tokenizer, prompt, " ")[0] for prompt in prompts]
+        rows = [row for row, _ in pairs_token_ids(self.tokenizer, prompts, [" "] * len(prompts))]
         check_lengths([(row, [0] * max_new_tokens) for row in rows], self.max_tokens)
         return rows
 
-    def _opening_ids(self, opening: str | None) -> list[list[int]]:
-        """What bounds the shared prefix of a call: the opening, where there is one."""
-        return [pair_token_ids(self.tokenizer, opening, " ")[0]] if opening else []
+    def _opening_ids(self, opening: str) -> list[int]:
+        """What bounds the shared prefix of a call; an empty opening bounds nothing."""
+        return pair_token_ids(self.tokenizer, opening, " ")[0] if opening else []
+
+    def _openings(self, opening: str) -> list[list[int]]:
+        return [self._opening_ids(opening)] if opening else []
 
     @cached_property
     def _cache_use(self) -> CacheUse:
@@ -267,7 +277,7 @@ class HuggingFaceLM:
         is_even, use = len({len(row) for row in rows}) == 1, self._cache_use
         if not (use.unpadded if is_even else use.padded):
             return RecomputedPrompts(rows, self._last_logits)
-        shared = self._share([*rows, *self._opening_ids(opening)]) if is_even or use.padded_after_prefix else None
+        shared = self._share([*rows, *self._openings(opening)]) if is_even or use.padded_after_prefix else None
         if shared is not None:
             rows = [row[shared.num_tokens :] for row in rows]
         return CachedPrompts(self.model, rows, self.tokens_per_batch, self.counts, shared)
@@ -330,7 +340,7 @@ class HuggingFaceLM:
         with torch.inference_mode():
             hidden = self.model.base_model(**inputs, past_key_values=past, use_cache=past is not None).last_hidden_state
             rows = hidden[owner.to(hidden.device), place.to(hidden.device)]
-            logprobs = target_logprobs(rows, target.to(rows.device), self._head).cpu()
+            logprobs = target_logprobs(rows, to_device(target, rows.device), self._head).cpu()
         return [part.numpy() for part in logprobs.split([len(some) for tree in trees for some in tree.targets])]
 
     def _pass_of_groups(self, groups: list[PrefixGroup], shared: SharedPrefix | None) -> list[np.ndarray]:
@@ -339,8 +349,8 @@ class HuggingFaceLM:
         pair, position, target = continuation_positions(pairs)
         owner = torch.tensor([number for number, group in enumerate(groups) for _ in group.rows])
         with torch.inference_mode():
-            rows = self._predicting_rows(inputs.to(self.model.device), owner[pair], position, shared)
-            logprobs = target_logprobs(rows, target.to(rows.device), self._head).cpu()
+            rows = self._predicting_rows(to_device(inputs, self.model.device), owner[pair], position, shared)
+            logprobs = target_logprobs(rows, to_device(target, rows.device), self._head).cpu()
         return [part.numpy() for part in logprobs.split([len(c) for _, c in pairs])]
 
     def _last_logits(self, rows: list[list[int]]) -> Tensor:
@@ -365,7 +375,7 @@ class HuggingFaceLM:
         else:
             past = shared.for_rows(len(inputs))
             hidden = self.model.base_model(input_ids=inputs, past_key_values=past, use_cache=True).last_hidden_state
-        return hidden[row.to(hidden.device), position.to(hidden.device)]
+        return hidden[to_device(row, hidden.device), to_device(position, hidden.device)]
 
     def _logits(self, inputs: Tensor, row: Tensor, position: Tensor) -> Tensor:
         """Logits [N, V] from the whole forward pass, computed only where some row predicts."""
@@ -373,26 +383,3 @@ class HuggingFaceLM:
         # A list, since a tensor would be on the first device, and the hidden states are on the last.
         logits = self.model(input_ids=inputs, use_cache=False, logits_to_keep=keep.tolist()).logits
         return logits[row.to(logits.device), torch.searchsorted(keep, position).to(logits.device)]
-
-
-def _load_model(path: str, dtype: torch.dtype, device_map: str | None) -> PreTrainedModel:
-    with loading("lm.path", path):
-        model = load_whole(AutoModelForCausalLM, path, "lm.path", dtype=dtype, device_map=device_map)
-    if device_map is not None and torch.cuda.is_available():
-        _require_on_gpus(model, path)
-    return model
-
-
-def _require_on_gpus(model: PreTrainedModel, path: str) -> None:
-    """Raises UserError where layers were laid into host memory or onto disk, to be copied to a GPU in every pass."""
-    places = {name: str(place) for name, place in getattr(model, "hf_device_map", {}).items()}
-    outside = [name for name, place in places.items() if place in ("cpu", "disk")]
-    if not outside:
-        return
-    needed = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-    sizes = [torch.cuda.get_device_properties(gpu).total_memory for gpu in range(torch.cuda.device_count())]
-    raise UserError(
-        f"lm.gpus_per_replica: the weights of {path} alone need {needed / 1e9:.1f} GB, and the {len(sizes)} GPUs of a "
-        f"replica have {sum(sizes) / 1e9:.1f} GB, so {len(outside)} of its {len(places)} parts ({outside[0]}, ...) "
-        "would lie elsewhere; expected all on GPUs: raise lm.gpus_per_replica, or take larger GPUs or a smaller LM"
-    )

@@ -19,7 +19,8 @@ def source(lm: LMConfig, files: LMFiles) -> "HuggingFaceSource | None":
     """Raises UserError for a path that is no model's."""
     if lm.path is None:
         return None
-    return HuggingFaceSource(resolve_lm_path(lm.path), dtype_name(lm.dtype.value), lm.tokens_per_batch, lm.compile)
+    passes = (lm.tokens_per_batch, lm.compile, lm.fused)
+    return HuggingFaceSource(resolve_lm_path(lm.path), dtype_name(lm.dtype.value), *passes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class HuggingFaceSource(LocalSource):
     dtype: str = "float32"
     tokens_per_batch: int | None = None
     compile: bool = False
+    fused: bool = True
     hashed: HashedFiles | None = None
 
     @property
@@ -57,7 +59,7 @@ class HuggingFaceSource(LocalSource):
     def load(self, spread: bool = False) -> LocalLM:
         from replug.models.local.hf_lm import HuggingFaceLM
 
-        options = (default_device(), self.tokens_per_batch, self.compile, spread, self.identity)
+        options = (default_device(), self.tokens_per_batch, self.compile, spread, self.identity, self.fused)
         return HuggingFaceLM(self.path, DTYPES[self.dtype], *options)
 
     def open(self, lm: LMConfig) -> AsyncLM:

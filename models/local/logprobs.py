@@ -2,12 +2,15 @@
 
 Only positions that predict a token of a continuation come here. The output layer runs on a few hundred of them at a
 time, and the softmax on so few that their float32 logits stay in the processor's cache: on a CPU that is four times
-faster than a logsumexp over the same chunk, which is a quarter of a small LM's whole time. A half-precision LM on a
-CPU goes the other way: many positions and a piece of the vocabulary, whose float32 weights and logits stay in cache.
+faster than a logsumexp over the same chunk, which is a quarter of a small LM's whole time. A half-precision LM goes
+the other way: many positions and a piece of the vocabulary after another. On a CPU its float32 weights and logits stay
+in cache, and on a GPU its products are aligned.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,7 +19,7 @@ from replug.models.pair_tokens import PairIds
 
 # Positions given to the output layer at once: enough for an efficient matrix product, little memory.
 POSITIONS_PER_PRODUCT = 256
-# As many where logits come in pieces of the vocabulary: each piece's weights are made float32 once for all of them.
+# As many where logits come in pieces of the vocabulary: each piece's weights are read once for all of them.
 POSITIONS_PER_SWEEP = 1024
 # Float32 logits that one softmax works on: a CPU's share of cache, and on a GPU as many as one product gives.
 SOFTMAX_BYTES = {"cpu": 4 * 2**20}
@@ -27,7 +30,7 @@ def target_logprobs(rows: Tensor, target: Tensor, head: nn.Module | None) -> Ten
 
     They are on the device of the logits, which is the output layer's where layers are spread over several.
     """
-    if isinstance(head, Float32Head) and head.weight.device.type == "cpu":
+    if isinstance(head, Float32Head):
         sweeps = zip(rows.split(POSITIONS_PER_SWEEP), target.split(POSITIONS_PER_SWEEP), strict=True)
         return torch.cat([_in_pieces(some, wanted, head) for some, wanted in sweeps])
     parts = []
@@ -48,13 +51,13 @@ def _from_logits(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def _in_pieces(rows: Tensor, target: Tensor, head: Float32Head) -> Tensor:
-    """As from all logits at once: a piece's logsumexp is one entry of the whole's."""
-    ordered, order = target.sort()
-    wanted, totals = torch.empty(len(rows)), []
+    """As from all logits at once: a piece's logsumexp is one entry of the whole's. A GPU is not waited for."""
+    target = target.to(head.weight.device)
+    wanted, totals = torch.zeros(len(rows), device=target.device), []
     for start, logits in head.pieces(rows):
-        first, end = torch.searchsorted(ordered, torch.tensor([start, start + logits.shape[1]])).tolist()
-        here = order[first:end]
-        wanted[here] = logits[here, ordered[first:end] - start]
+        place, last = target - start, logits.shape[1] - 1
+        found = logits.gather(1, place.clamp(0, last)[:, None])[:, 0]
+        wanted = torch.where((place >= 0) & (place <= last), found, wanted)
         totals.append(logits.logsumexp(1))
     return wanted - torch.stack(totals, 1).logsumexp(1)
 
@@ -69,7 +72,9 @@ def continuation_positions(pairs: Sequence[PairIds]) -> tuple[Tensor, Tensor, Te
 
     Position t predicts token t + 1, so a continuation is predicted from one position earlier on.
     """
-    row = torch.cat([torch.full((len(c),), i) for i, (_, c) in enumerate(pairs)])
-    position = torch.cat([torch.arange(len(p) - 1, len(p) + len(c) - 1) for p, c in pairs])
-    target = torch.tensor([token for _, c in pairs for token in c])
-    return row, position, target
+    counts = np.array([len(c) for _, c in pairs])
+    before = np.array([len(p) for p, _ in pairs]) - (counts.cumsum() - counts)  # of its first token here, one too many
+    row, num = np.repeat(np.arange(len(pairs)), counts), int(counts.sum())
+    position = np.arange(num) + before[row] - 1
+    target = np.fromiter(chain.from_iterable(c for _, c in pairs), np.int64, num)
+    return torch.from_numpy(row), torch.from_numpy(position), torch.from_numpy(target)

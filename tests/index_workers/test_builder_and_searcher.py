@@ -54,7 +54,9 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
     return Encoder(str(folder), max_tokens=100)
 
 
-def make_plan(store: VersionStore, encoder: Encoder, corpus: Path, version: int = 0) -> BuildPlan:
+def make_plan(
+    store: VersionStore, encoder: Encoder, corpus: Path, version: int = 0, dtype: str = "float32"
+) -> BuildPlan:
     plan = BuildPlan(
         version=version,
         step=0,
@@ -69,7 +71,7 @@ def make_plan(store: VersionStore, encoder: Encoder, corpus: Path, version: int 
         modules=encoder.pooling,
         query_prompt=encoder.prompts.query,
         document_prompt=encoder.prompts.document,
-        dtype="float32",
+        dtype=dtype,
         tokens_per_batch=512,
     )
     store.begin(plan)
@@ -99,6 +101,19 @@ def search(store: VersionStore, queries: np.ndarray, num_shards: int) -> tuple[n
 def test_the_index_holds_the_encoders_vectors_rounded_to_float16(store: VersionStore, encoder: Encoder) -> None:
     held = np.concatenate(store.open_vectors(store.plan(0), range(6)))
     np.testing.assert_allclose(held, encoder.encode(TEXTS).numpy(), atol=1e-3)
+
+
+def test_vectors_of_an_encoder_in_float16_are_eight_times_finer_than_in_bfloat16(
+    encoder: Encoder, corpus: Path, tmp_path: Path
+) -> None:
+    """As written, and rounded there to float16 once more."""
+    exact, errors = encoder.encode(TEXTS).numpy(), {}
+    for dtype in ("float16", "bfloat16"):
+        store = VersionStore(tmp_path / dtype)
+        build(store, make_plan(store, encoder, corpus, dtype=dtype))
+        held = np.concatenate(store.open_vectors(store.plan(0), range(6))).astype(np.float32)
+        errors[dtype] = float(np.linalg.norm(held - exact, axis=1).mean())
+    assert 6 < errors["bfloat16"] / errors["float16"] < 11
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])
@@ -312,6 +327,22 @@ def test_vectors_that_float16_cannot_hold_are_refused_and_not_written(corpus: Pa
     with pytest.raises(ValueError, match=r"float16 cannot hold for 12 documents, first d12, d13, d14: did training"):
         Builder(store.root, threads=1).embed_file(plan, 1)
     assert store.begin(plan).files == list(range(6))
+
+
+def test_an_encoder_whose_arithmetic_float16_cannot_hold_is_refused_with_the_key(corpus: Path, tmp_path: Path) -> None:
+    """Its unit vectors are fine in float32: 65,504 is exceeded on the way."""
+    write_stand_in_encoder(tmp_path / "encoder")
+    large = Encoder(str(tmp_path / "encoder"), "cosine", max_tokens=100)
+    with torch.no_grad():
+        large.backbone.encoder.layer[-1].output.LayerNorm.weight.mul_(1e6)
+    for dtype, message in (("float16", r"in index.dtype=float16: take bfloat16 or float32"), ("bfloat16", None)):
+        store = VersionStore(tmp_path / dtype)
+        plan = make_plan(store, large, corpus, dtype=dtype)
+        if message is None:
+            Builder(store.root, threads=1).embed_file(plan, 0)
+            continue
+        with pytest.raises(ValueError, match=message):
+            Builder(store.root, threads=1).embed_file(plan, 0)
 
 
 def test_a_searcher_made_anew_answers_the_same_without_being_told_to_load(

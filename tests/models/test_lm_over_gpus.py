@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from replug.configs.errors import UserError
 from replug.models.generation import GenerationOptions
-from replug.models.local import hf_lm, mixtures, shared_prefix
+from replug.models.local import causal_lm, hf_lm, mixtures, shared_prefix
 from replug.models.local.decoding import CacheUse
 from replug.models.local.float32_head import Float32Head
 from replug.models.local.hf_lm import HuggingFaceLM
@@ -60,7 +60,7 @@ def lm(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(hf_lm, "find_cache_use", lambda model: CacheUse(True, True, True))
         model = make(dtype)
         model.config.save_pretrained(folder)
-        monkeypatch.setattr(hf_lm, "_load_model", lambda *_: model)
+        monkeypatch.setattr(hf_lm, "load_causal_lm", lambda *_: model)
         yield HuggingFaceLM(str(folder), dtype, spread=True)
 
 
@@ -133,14 +133,14 @@ def test_layers_outside_of_the_gpus_are_refused_with_what_they_need(
     model.hf_device_map = {"model.embed": 0, "model.layers.0": 1, "model.layers.1": outside}
     report: dict[str, list] = {"missing_keys": [], "unexpected_keys": []}
     loader = SimpleNamespace(from_pretrained=lambda *_, **__: (model, report))
-    monkeypatch.setattr(hf_lm, "AutoModelForCausalLM", loader)
+    monkeypatch.setattr(causal_lm, "AutoModelForCausalLM", loader)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu: SimpleNamespace(total_memory=80e9))
     with pytest.raises(UserError) as caught:
-        hf_lm._load_model("big", torch.float32, "auto")
+        causal_lm.load_causal_lm("big", torch.float32, "auto")
     message = str(caught.value)
     for part in ("lm.gpus_per_replica", "need 0.0 GB", "2 GPUs", "160.0 GB", "1 of its 3", "model.layers.1"):
         assert part in message
     model.hf_device_map["model.layers.1"] = 1
-    assert hf_lm._load_model("big", torch.float32, "auto") is model
+    assert causal_lm.load_causal_lm("big", torch.float32, "auto") is model

@@ -58,6 +58,18 @@ def test_activations_are_shared_out_over_ranks_and_micro_batches(paper: Config) 
     assert memory.train_bytes(encoder, parted, 2, "bfloat16", checkpointed=False) - fixed == pytest.approx(whole / 8)
 
 
+def test_the_plan_counts_the_activations_of_one_chunk_and_the_second_pass(paper: Config) -> None:
+    chunked = replace(paper, train=replace(paper.train, chunk_tokens=8192))
+    whole, parts = (memory_of(job_of(config), ACCELERATORS["A100"], Split(1, 1, 1)) for config in (paper, chunked))
+    weights = 16e-9 * job_of(paper).retriever.parameters
+    assert parts.train - weights == pytest.approx((whole.train - weights) * 8192 / (64 * 21 * 128), rel=1e-3)
+    assert parts.train < 8 < 50 < whole.train  # GB
+    few = replace(paper, train=replace(paper.train, chunk_tokens=1))  # a text is the least
+    job = job_of(few)
+    least = memory.train_bytes(job.retriever, job.shape, 1, "bfloat16", checkpointed=False)
+    assert least == pytest.approx(1e9 * weights + (whole.train - weights) * 1e9 / (64 * 21), rel=0.01)
+
+
 def test_two_versions_of_the_index_stand_side_by_side_in_a_swap(paper: Config) -> None:
     assert memory.search_bytes(36_000_000, 1536, two_versions=True) == pytest.approx(110.6e9, rel=0.001)
     paper.index.swap = type(paper.index.swap).blue_green

@@ -25,6 +25,7 @@ def fake_gpus(patch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
         mended.setattr(Tensor, "__getitem__", _indexing(Tensor.__getitem__))
         mended.setattr(Tensor, "contiguous", lambda self, **_: aten.clone(self, memory_format=torch.contiguous_format))
         mended.setattr(Tensor, "__deepcopy__", _copying(Tensor.__deepcopy__))
+        mended.setattr(Tensor, "pin_memory", lambda self: self)
         mended.setattr(Tensor, "numpy", lambda self: np.zeros(tuple(self.shape), dtype=np.float32))
         mended.setattr(FakeTensor, "tolist", lambda self: [0] * len(self))
         mended.setattr(torch, "tensor", _making(torch.tensor))

@@ -98,6 +98,7 @@ def test_metrics_are_those_of_the_longest_prefix(debug_config, data):
         module = module_of(debug_config, data, dims)
         module.log_dict = seen.append
         loss_of(module)
+        module.on_after_backward()
     assert seen[0]["train/kl"] == seen[1]["train/kl"] and seen[0]["train/loss"] != seen[1]["train/loss"]
 
 

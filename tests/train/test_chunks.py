@@ -1,0 +1,116 @@
+"""Chunks of a training step: the whole batch's gradient, with dropout, while activations are of one chunk at a time."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from replug.configs.schema import Config
+from replug.data.datamodule import Position
+from replug.data.store import PreparedSet
+from replug.index_workers.version_store import IndexState
+from replug.models import encoder as encoders
+from replug.models.build import load_encoder
+from replug.train.fitting import lsr_module
+from replug.train.module import LSRModule
+from tests.support.training import Given, InlineLM, pipeline_for
+
+CHUNK = 64  # padded tokens, of which the step has hundreds
+
+
+@pytest.fixture
+def make(debug_config: Config, data: PreparedSet):
+    def make(chunk_tokens: int | None, dropout: bool = False, **loss: object) -> LSRModule:
+        config = replace(
+            debug_config,
+            retriever=replace(debug_config.retriever, dropout=dropout),
+            train=replace(debug_config.train, chunk_tokens=chunk_tokens),
+            loss=replace(debug_config.loss, **loss),
+        )
+        torch.manual_seed(0)
+        module = lsr_module(config, load_encoder(config.retriever), data)
+        module.log_dict = lambda *args, **kwargs: None
+        pipeline = pipeline_for(module, data, InlineLM())
+        pipeline.advance(0, IndexState(0, 0))
+        module.attach(Given(pipeline.take(0)))
+        return module
+
+    return make
+
+
+def step(module: LSRModule) -> tuple[float, dict[str, torch.Tensor]]:
+    loss = module.training_step(Position(0), 0)
+    loss.backward()
+    gradients = {name: weight.grad for name, weight in module.encoder.named_parameters() if weight.grad is not None}
+    return float(loss.detach()), gradients
+
+
+@pytest.mark.parametrize("lever", [{}, {"contrastive": 0.5, "in_batch": True}])
+def test_the_gradient_is_that_of_the_whole_batch(make, lever: dict[str, object]) -> None:
+    (loss, whole), (in_chunks, found) = step(make(None, **lever)), step(make(CHUNK, **lever))
+    assert in_chunks == pytest.approx(loss, rel=1e-6)
+    largest = max(float(values.abs().max()) for values in whole.values())
+    assert found.keys() == whole.keys()
+    for name, values in whole.items():
+        torch.testing.assert_close(found[name], values, rtol=1e-4, atol=1e-6 * largest)
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+def test_what_is_computed_again_has_the_same_bits_and_the_same_dropout(make, monkeypatch, dropout: bool) -> None:
+    """Against passes of the same texts, whose activations are kept."""
+    loss, found = step(make(CHUNK, dropout))
+    monkeypatch.setattr(encoders, "TOKENS_PER_BATCH_WITH_GRADIENT", CHUNK)
+    kept_loss, kept = step(make(None, dropout))
+    assert loss == kept_loss
+    assert all(torch.equal(found[name], values) for name, values in kept.items())
+
+
+def test_dropout_is_at_work_and_follows_from_seed_and_step(make) -> None:
+    first, again, without = step(make(CHUNK, True)), step(make(CHUNK, True)), step(make(CHUNK))
+    assert first[0] == again[0] != without[0]
+    assert all(torch.equal(first[1][name], again[1][name]) for name in first[1])
+
+
+def kept_bytes(module: LSRModule) -> int:
+    """What the forward pass keeps for the backward pass, weights left out."""
+    weights = {weight.data_ptr() for weight in module.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.data_ptr() not in weights:
+            kept[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        module.training_step(Position(0), 0)
+    return sum(kept.values())
+
+
+def test_the_forward_pass_keeps_vectors_and_no_activations(make) -> None:
+    assert kept_bytes(make(CHUNK)) < kept_bytes(make(None)) / 5
+
+
+def test_the_backward_pass_has_one_chunk_in_memory_after_the_other(make, monkeypatch) -> None:
+    """Each chunk's forward pass is run again when its turn has come, the last one first."""
+    module, runs = make(CHUNK), []
+    inner = module.encoder.backbone.forward
+
+    def noting(**given):
+        runs.append(int(given["input_ids"].sum()))
+        return inner(**given)
+
+    monkeypatch.setattr(module.encoder.backbone, "forward", noting)
+    loss = module.training_step(Position(0), 0)
+    forward = list(runs)
+    assert len(forward) > 4
+    loss.backward()
+    assert runs[len(forward) :] == forward[::-1]
+
+
+def test_frozen_documents_and_vectors_alone_need_no_second_pass(make) -> None:
+    module = make(CHUNK)
+    with torch.no_grad():
+        ids = module.encoder.token_ids(["mida furo", "furo"])
+        vectors = module.encoder.encode_with_gradient(ids)
+    np.testing.assert_allclose(vectors.numpy(), module.encoder.encode_tokens(ids).numpy(), atol=1e-6)
