@@ -211,9 +211,7 @@ class IndexConfig:
     block_documents: int = key(
         1024, "documents that are embedded together; the files of an index hold whole blocks", ABOVE_0
     )
-    dtype: DType = key(
-        DType.auto, "precision the corpus is embedded in; float16 is 8 times finer than bfloat16"
-    )
+    dtype: DType = key(DType.auto, "precision the corpus is embedded in; float16 is 8 times finer than bfloat16")
     tokens_per_batch: int | None = key(
         None, "padded tokens in one forward pass (default: 2,048; builders on a GPU 32,768)", ABOVE_0
     )
