@@ -33,7 +33,7 @@ def test_the_command_that_the_example_prints_is_one(tmp_path: Path, replug: Comm
     words = shlex.split(printed)
     assert words[:4] == ["now:", "replug", "train", "configs/own_data.yaml"]
     config = load_config(ROOT / words[3], words[4:])
-    assert config.label.dense + config.label.bm25 <= 30 and config.train.batch_size <= 16
+    assert config.retrieve.k <= 30 and config.train.batch_size <= 16
 
 
 def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path, replug: CommandLine) -> None:
