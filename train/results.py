@@ -42,6 +42,7 @@ DIFFERENCES = {
     "best_minus_replug": ("best", "replug"),
     "replug_minus_none": ("replug", "none"),
 }
+FAR = 0.5  # of the scored share before: below it a search finds mostly what no label tells of
 RETRIEVERS = {"replug": "before", "lsr": "after", "best": "best"}  # as they are called under `retrieval`
 
 
@@ -149,9 +150,22 @@ def label_lines(results: dict) -> list[str]:
     said = f"{METHODS['lsr']}: the weights of step {best['step']} of {labels['step']}, the best on development texts"
     return [
         f"{said}, in retriever/",
+        *_drift_lines(first, best),
         f"labelled candidates of the development texts, bits per byte: {best['bpb']:.4f} at a temperature of "
         f"{best['temperature']:g}; before {first['bpb']:.4f} at {first['temperature']:g}; "
         f"without documents {labels['dev_alone']:.4f}; KL {best['kl']:.4f}, before {first['kl']:.4f}",
+    ]
+
+
+def _drift_lines(first: dict, best: dict) -> list[str]:
+    """What the tuned retriever finds beside what the LM has scored."""
+    now, before = best["scored_share"], first["scored_share"]
+    said = f"of the nearest documents the LM has scored {now:.0%}, before {before:.0%}"
+    if now >= FAR * before:
+        return [said]
+    return [
+        f"{said}: a search finds others, of which the next line knows nothing. Held-out texts say what they are worth; "
+        "label.random, loss.contrastive with loss.in_batch, a smaller train.lr or fewer epochs keep them away"
     ]
 
 

@@ -43,7 +43,7 @@ from replug.train.provenance import provenance_lines
 
 log = logging.getLogger(__name__)
 
-CHECKPOINT_FORMAT = 2  # of what the callbacks put into a checkpoint
+CHECKPOINT_FORMAT = 3  # of what the callbacks put into a checkpoint
 MEND = "bring it back, or run `replug train` in another run_dir"
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from replug.train.results import (
     bpb_results,
     interval_lines,
+    label_lines,
     print_results,
     retrieval_results,
     weights_lines,
@@ -115,3 +116,11 @@ def test_the_table_can_be_of_the_last_and_the_best_weights() -> None:
     stream = io.StringIO()
     print_results(some, Console(file=stream, width=150))
     assert "REPLUG LSR (best while training)" in " ".join(stream.getvalue().split())
+
+
+@pytest.mark.parametrize(("share", "warns"), [(0.91, False), (0.46, False), (0.15, True)])
+def test_a_training_on_labels_warns_where_a_search_finds_what_nobody_scored(share: float, warns: bool) -> None:
+    first = {"step": 0, "bpb": 0.92, "kl": 1.0, "temperature": 0.1, "scored_share": 0.91}
+    labels = {"step": 9, "first": first, "best": {**first, "step": 9, "scored_share": share}, "dev_alone": 1.1}
+    [line] = [line for line in label_lines({"labels": labels}) if "the LM has scored" in line]
+    assert f"the LM has scored {share:.0%}, before 91%" in line and ("a search finds others" in line) is warns

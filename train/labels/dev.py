@@ -3,6 +3,8 @@
 Its similarities order each text's candidates. The ensemble of the first k is mixed at every token (REPLUG, section 3.2)
 from the stored log-probs, and is what the LM would say of these documents. Weights are softmax(s / T): unless a T is
 given it is the best one, since softmax(s) of cosines that differ by hundredths is nearly uniform whatever was learned.
+
+A search finds other documents than a text's candidates. How many is known without an LM: `scored_share`.
 """
 
 from dataclasses import dataclass
@@ -24,12 +26,17 @@ from replug.train.module import LossSettings, VectorsOf
 
 @dataclass(frozen=True, slots=True)
 class DevLook:
-    """One look at the development texts: bits per byte of the ensemble at `temperature`, and the training loss's KL."""
+    """One look at the development texts: bits per byte of the ensemble at `temperature`, and the training loss's KL.
+
+    `scored_share`: of the `k` nearest among the candidates of all development texts, the share that the LM has scored
+    for the text. Where it falls, a search finds what `bpb` knows nothing of.
+    """
 
     step: int
     bpb: float
     kl: float
     temperature: float
+    scored_share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,30 +75,42 @@ class DevTexts:
     def look(self, step: int, encoder: Encoder, vectors_of: VectorsOf | None = None) -> DevLook:
         """By the weights as they are, and documents' vectors where these do not come from the encoder."""
         encoder.eval()
-        return self.measure(step, self.similarities(encoder, vectors_of))
+        similarities = self.similarities(encoder, vectors_of)
+        own = np.take_along_axis(similarities, self._places, axis=1)
+        bpb, temperature = self._bits(own)
+        return DevLook(step, bpb, self._kl(own), temperature, scored_share(similarities, self._places, self.k))
 
     def similarities(self, encoder: Encoder, vectors_of: VectorsOf | None = None) -> np.ndarray:
-        """[N, K] of every candidate."""
-        queries = encoder.encode_query(self._contexts).numpy()
+        """[N, D], of every text and the candidates of all."""
+        queries = encoder.encode_query(self._contexts)
         documents = (vectors_of or partial(embedded, encoder, self._corpus))(self.rows)
-        found: np.ndarray = np.einsum("nd,nkd->nk", queries, documents.numpy()[self._places])
+        found: np.ndarray = (queries @ documents.T).numpy()
         return found
 
-    def measure(self, step: int, similarities: np.ndarray) -> DevLook:
-        """What similarities [N, K] are worth."""
+    def _kl(self, similarities: np.ndarray) -> float:
+        """Of similarities [N, K] of every text's candidates."""
         log_p = log_likelihood(torch.from_numpy(similarities.astype(np.float64)), self._loss.gamma)
-        kl = float(text_losses(self._log_q, log_p, self._loss.direction).mean())
+        return float(text_losses(self._log_q, log_p, self._loss.direction).mean())
+
+    def _bits(self, similarities: np.ndarray) -> tuple[float, float]:
+        """Bits per byte by similarities [N, K], and the temperature."""
         scores = self.nearest(similarities)
         if self._temperature is not None:
-            return DevLook(step, ensemble_bits(scores, self._temperature) / self._bytes, kl, self._temperature)
+            return ensemble_bits(scores, self._temperature) / self._bytes, self._temperature
         fit = fit_temperature(scores)
-        return DevLook(step, fit.bits / self._bytes, kl, fit.temperature)
+        return fit.bits / self._bytes, fit.temperature
 
     def nearest(self, similarities: np.ndarray) -> list[DocumentScores]:
         """Of every text the first k candidates by similarities [N, K]."""
         return [
             nearest(tokens, of, self.k) for tokens, of in zip(self._texts.token_logprobs, similarities, strict=True)
         ]
+
+
+def scored_share(similarities: np.ndarray, places: np.ndarray, k: int) -> float:
+    """Of the `k` nearest of D documents, by similarities [N, D], the share that are among a text's `places` [N, K]."""
+    first = np.argpartition(-similarities, k - 1, axis=1)[:, :k]
+    return float(np.mean([np.isin(found, own).mean() for found, own in zip(first, places, strict=True)]))
 
 
 def nearest(token_logprobs: np.ndarray, similarities: np.ndarray, k: int) -> DocumentScores:

@@ -21,11 +21,13 @@ class Trial:
 @dataclass(frozen=True, slots=True)
 class TrialResult:
     """What became of a trial on development texts: bits per byte by its best weights, their step, the ensemble's
-    temperature there, and the steps and seconds of the whole training; or why it ended without."""
+    temperature and the share of scored documents there, and the steps and seconds of the whole training; or why it
+    ended without."""
 
     dev_bpb: float | None
     step: int | None
     temperature: float | None
+    scored_share: float | None
     num_steps: int
     seconds: float
     error: str | None = None

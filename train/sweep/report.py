@@ -12,6 +12,7 @@ from replug.train.sweep.baselines import Baselines
 from replug.train.sweep.records import Trial, TrialResult
 
 PANEL_WIDTH, HEIGHT = 3.2, 3.0
+MORE = ("at step", "of steps", "temperature", "seconds")
 Results = Mapping[int, TrialResult]
 
 
@@ -22,13 +23,14 @@ def best_first(trials: Sequence[Trial], results: Results) -> list[Trial]:
 
 def sweep_table(space: Space, trials: Sequence[Trial], results: Results, known: Baselines) -> str:
     """As Markdown, with what the trials are compared with below."""
-    head = ["trial", *space, "dev bits per byte", "of headroom", "at step", "of steps", "temperature", "seconds", ""]
+    head = ["trial", *space, "dev bits per byte", "of headroom", "scored", *MORE, ""]
     rows = [_row(trial, space, results.get(trial.number), known) for trial in best_first(trials, results)]
     ended = sum(result.error is None for result in results.values())
     title = f"{ended} of {len(trials)} trials, bits per byte on labelled development texts (lower is better)"
     lines = [title, "", *map(markdown_line, (head, ["---"] * len(head), *rows)), "", *_baseline_lines(known), ""]
+    scored = "scored: of the nearest documents, those that the LM has scored. Where few are, a search finds others."
     note = "Chosen by development texts, the best of many is flattered by them: held-out texts say what it is worth."
-    return "\n".join([*lines, note]) + "\n"
+    return "\n".join([*lines, scored, note]) + "\n"
 
 
 def _baseline_lines(known: Baselines) -> list[str]:
@@ -67,9 +69,9 @@ def _draw_key(axes: Axes, key: str, tried: Choices | Range, trials: Sequence[Tri
 def _row(trial: Trial, space: Space, result: TrialResult | None, known: Baselines) -> list[str]:
     settings = [_text(trial.settings[key]) for key in space]
     if result is None or result.dev_bpb is None:
-        return [trial.name, *settings, *[""] * 6, "not yet" if result is None else str(result.error)]
+        return [trial.name, *settings, *[""] * 7, "not yet" if result is None else str(result.error)]
     share = known.start.share(result.dev_bpb)
-    bits = [f"{result.dev_bpb:.4f}", "" if share is None else f"{share:.0%}"]
+    bits = [f"{result.dev_bpb:.4f}", "" if share is None else f"{share:.0%}", f"{result.scored_share:.0%}"]
     steps = [str(result.step), str(result.num_steps)]
     return [trial.name, *settings, *bits, *steps, f"{result.temperature:.3g}", f"{result.seconds:.0f}", ""]
 

@@ -56,11 +56,11 @@ def run_trial(number: int, config: Config) -> tuple[int, TrialResult]:
     try:
         train(config)
     except (NotFiniteError, RunError) as error:
-        return number, TrialResult(None, None, None, 0, 0.0, str(error))
+        return number, TrialResult(None, None, None, None, 0, 0.0, str(error))
     fitted, seconds = Fitted.read(run.fitted), sum(read_json(run.times, MEND).values())
     assert fitted.best is not None, "a sweep's labels have development texts"
     look = fitted.best
-    return number, TrialResult(look.bpb, look.step, look.temperature, fitted.step, seconds)
+    return number, TrialResult(look.bpb, look.step, look.temperature, look.scored_share, fitted.step, seconds)
 
 
 def _problems(config: Config) -> Sequence[str]:

@@ -11,7 +11,7 @@ from replug.train.sweep.study import Journal, draw_trials
 
 GRID: Space = {"loss.gamma": Choices((0.03, 0.1)), "retriever.train": Choices(("both", "query"))}
 SPACE: Space = {"train.lr": Range(1e-5, 1e-3, is_log=True), **GRID}
-GOOD = TrialResult(0.65, 20, 0.02, 40, 1.5)
+GOOD = TrialResult(0.65, 20, 0.02, 0.9, 40, 1.5)
 
 
 def test_a_grid_is_all_of_it_in_the_order_typed() -> None:
@@ -36,7 +36,7 @@ def test_a_journal_goes_on_with_what_has_ended(tmp_path: Path) -> None:
     path, trials = tmp_path / "study.jsonl", draw_trials(SPACE, 4, 0)
     journal = Journal(path, SPACE, trials)
     assert journal.results() == {}
-    failed = TrialResult(None, None, None, 0, 0.0, "the loss is not finite")
+    failed = TrialResult(None, None, None, None, 0, 0.0, "the loss is not finite")
     journal.end(2, GOOD)
     journal.end(0, failed)
     assert Journal(path, SPACE, trials).results() == {2: GOOD, 0: failed}

@@ -84,7 +84,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
             raise NotFiniteError("the loss is not finite")
         folder = RunDirectory(Path(config.run_dir))
         folder.path.mkdir(parents=True)
-        best = asdict(DevLook(20, 0.6 + abs(config.loss.gamma - 0.1), 0.5, 0.02))
+        best = asdict(DevLook(20, 0.6 + abs(config.loss.gamma - 0.1), 0.5, 0.02, 0.9))
         folder.fitted.write_text(json.dumps({"step": 40, "first": best, "best": best}))
         folder.times.write_text(json.dumps({"training": 1.5, "start_up": 0.5}))
 
