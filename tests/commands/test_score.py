@@ -415,8 +415,8 @@ class WordTokenizer:
 
     eos_token_id, bos_token_id = 0, None
 
-    def __call__(self, text: str, add_special_tokens: bool = True) -> dict:
-        return {"input_ids": [1] * len(text.split())}
+    def __call__(self, texts: list[str], **options: bool) -> dict:
+        return {"input_ids": [[1] * len(text.split()) for text in texts]}
 
 
 def test_a_row_that_the_lm_cannot_hold_is_named_before_anything_is_scored(tmp_path: Path) -> None:
