@@ -161,16 +161,27 @@ def quiet(tmp_path: Path) -> tuple[Path, dict[str, bytes], float]:
 def are_gone(processes: list[psutil.Process]) -> bool:
     """True when all have ended, within seconds."""
     _, alive = psutil.wait_procs([process for process in processes if process.is_running()], timeout=10)
-    return not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    return not any(map(is_there, alive))
+
+
+def is_there(process: psutil.Process) -> bool:
+    """Whether it has not ended; one that has may still be a name in the table of processes, or be gone by now."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def kill_after(process: BaseProcess, seconds: float, whole_group: bool) -> bool:
     """Kill -9, and see to it that nothing of it is left; False where it had ended by itself."""
     process.join(seconds)
+    try:
+        workers = [] if process.exitcode is not None else psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:  # it ended in this moment
+        process.join()
     if process.exitcode is not None:
         assert process.exitcode == 0
         return False
-    workers = psutil.Process(process.pid).children(recursive=True)
     try:
         (os.killpg if whole_group else os.kill)(process.pid, signal.SIGKILL)
     except ProcessLookupError:  # it has no group yet

@@ -455,7 +455,7 @@ print("equal")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @ONE_KIND
 def test_a_compiled_model_gives_the_same_scores(folder: Path, lm: HuggingFaceLM) -> None:
     if shutil.which("g++") is None and shutil.which("clang++") is None:
