@@ -10,7 +10,8 @@ import pytest
 from tests.support.command_line import ROOT, CommandLine, start_process, wait_for
 
 STAND_INS = ("retriever.path=stand_in", "lm.path=stand_in")
-OWN = ("train.labels=auto", "train.epochs=2", "ensemble.temperature=fit", "train.batch_size=4", "label.dense=4")
+CONFIG = ROOT / "configs/own_data_labels.yaml"
+OWN = ("train.epochs=2", "train.batch_size=4", "label.dense=3", "label.bm25=1")
 
 
 def typed(folder: Path, replug: CommandLine, *others: str) -> list[str]:
@@ -18,7 +19,7 @@ def typed(folder: Path, replug: CommandLine, *others: str) -> list[str]:
     words = shlex.split(replug("example", folder / "mine").output.splitlines()[-1])[2:]
     given = ("retriever.path", "lm.path", "train.max_steps")
     kept = [word for word in words[2:] if not word.startswith(given)]
-    return [words[0], str(ROOT / words[1]), *kept, *STAND_INS, *OWN, *others]
+    return [words[0], str(CONFIG), *kept, *STAND_INS, *OWN, *others]
 
 
 def test_a_set_without_development_texts_is_refused_before_anything_is_scored(
