@@ -19,7 +19,7 @@ from replug.models.http.top_tokens import TopTokens, least_logprob
 from replug.models.local.hf_lm import HuggingFaceLM
 from tests.support.fault_server import server_spec
 from tests.support.hf_server import HFServer
-from tests.support.tiny_lms import VOCABULARY, write_llama, write_tokenizer
+from tests.support.tiny_lms import load_that_speaks, write_llama, write_tokenizer
 
 PROMPTS = ["the cat sat on the mat", "the cat sat on the mats", "x"]
 ALIKE, MIXED = [0.9, 0.06, 0.04], [0.4, 0.3, 0.3]
@@ -27,16 +27,7 @@ ALIKE, MIXED = [0.9, 0.06, 0.04], [0.4, 0.3, 0.3]
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceLM:
-    """A random LM that is made surer than most, and writes whole characters."""
-    folder = tmp_path_factory.mktemp("lm")
-    torch.manual_seed(0)
-    write_llama(folder)
-    write_tokenizer(folder)
-    lm = HuggingFaceLM(str(folder), torch.float32)
-    broken = ["\ufffd" in lm.tokenizer.decode([token]) for token in range(VOCABULARY)]
-    lm.model.lm_head.weight.data *= 4
-    lm.model.lm_head.bias = torch.nn.Parameter(torch.where(torch.tensor(broken), -100.0, 0.0))
-    return lm
+    return load_that_speaks(tmp_path_factory.mktemp("lm"), sureness=4)
 
 
 @pytest.fixture(scope="module")

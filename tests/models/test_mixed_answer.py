@@ -16,7 +16,7 @@ from replug.models.http.top_tokens import TopTokens, contenders, is_likeliest, m
 from replug.models.local.hf_lm import HuggingFaceLM
 from tests.support.fault_server import server_spec
 from tests.support.hf_server import HFServer
-from tests.support.tiny_lms import MAX_TOKENS, VOCABULARY, write_llama, write_tokenizer
+from tests.support.tiny_lms import MAX_TOKENS, load_that_speaks
 
 PROMPTS = ["the cat sat on the mat", "a much longer prefix of the cat", "x", "the beginning of a text: the cat"]
 WEIGHTS = [0.4, 0.3, 0.2, 0.1]
@@ -107,20 +107,7 @@ def test_an_end_that_only_the_server_knows_is_learnt():
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceLM:
-    folder = tmp_path_factory.mktemp("lm")
-    torch.manual_seed(0)
-    write_llama(folder)
-    write_tokenizer(folder)
-    lm = HuggingFaceLM(str(folder), torch.float32)
-    _speak_in_whole_characters(lm)
-    return lm
-
-
-def _speak_in_whole_characters(lm: HuggingFaceLM) -> None:
-    """A random LM would write single bytes, which no text names; and it is made about as sure as a trained one."""
-    broken = ["\ufffd" in lm.tokenizer.decode([token]) for token in range(VOCABULARY)]
-    lm.model.lm_head.weight.data *= 2
-    lm.model.lm_head.bias = torch.nn.Parameter(torch.where(torch.tensor(broken), -100.0, 0.0))
+    return load_that_speaks(tmp_path_factory.mktemp("lm"), sureness=2)  # about as sure as a trained one
 
 
 @pytest.fixture(scope="module")

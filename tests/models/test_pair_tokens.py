@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import PreTrainedTokenizerFast
 
 from replug.models.black_box_lm import ContinuationScore, TokenizingLM, UnscorableText
@@ -18,7 +17,7 @@ from replug.models.model_files import load_lm_tokenizer
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import PairIds, TokenizedCall, pairs_token_ids
 from replug.models.scorer_pool import Scorer
-from tests.support.tiny_lms import PAIRS, random_lms_need_make_no_sense, write_gpt2, write_tokenizer
+from tests.support.tiny_lms import PAIRS, load, random_lms_need_make_no_sense, write_gpt2, write_tokenizer
 
 __all__ = ["random_lms_need_make_no_sense"]
 
@@ -71,11 +70,7 @@ def test_the_packaged_lm_has_them_too_and_without_a_start_token() -> None:
 
 @pytest.fixture(scope="module")
 def lm(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceLM:
-    folder = tmp_path_factory.mktemp("lm")
-    torch.manual_seed(0)
-    write_gpt2(folder)
-    write_tokenizer(folder)
-    return HuggingFaceLM(str(folder))
+    return load(write_gpt2, tmp_path_factory.mktemp("lm"))
 
 
 def bits(scores: Sequence[ContinuationScore]) -> list[bytes]:

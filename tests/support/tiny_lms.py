@@ -108,6 +108,15 @@ def load(write: Callable[[Path], None], folder: Path, **options: int) -> Hugging
     return HuggingFaceLM(str(folder), **options)
 
 
+def load_that_speaks(folder: Path, sureness: float) -> HuggingFaceLM:
+    """Writes whole characters, where a random LM would write single bytes, and is `sureness` times as sure as one."""
+    lm = load(write_llama, folder)
+    broken = ["\ufffd" in lm.tokenizer.decode([token]) for token in range(VOCABULARY)]
+    lm.model.lm_head.weight.data *= sureness
+    lm.model.lm_head.bias = torch.nn.Parameter(torch.where(torch.tensor(broken), -100.0, 0.0))
+    return lm
+
+
 def reference(
     lm: HuggingFaceLM, prompts: Sequence[str], weights: Sequence[float], count: int
 ) -> tuple[list[int], list[float], list[float]]:
