@@ -248,7 +248,7 @@ def _read_pair(api: str, pair: Pair, choice: dict, forms: TokenForms | None) -> 
     before, after = pair.ids
     ids = [*before, *after]
     values = _well_formed(lambda: _of_echo(pair.row, ids, choice, forms) if api == "echo" else _of_ids(ids, choice))
-    _require_varied(values[: len(ids)])
+    _require_varied(ids, values[: len(ids)])
     return TokenScores(_checked(values[len(before) : len(ids)]))
 
 
@@ -266,11 +266,15 @@ def _of_echo(row: int, ids: list[int], choice: dict, forms: TokenForms | None) -
     return values
 
 
-def _require_varied(values: Sequence[float | None]) -> None:
-    """No language model expects each token of a text for certain, or all of a long one alike."""
+def _require_varied(tokens: Sequence[int | str], values: Sequence[float | None]) -> None:
+    """No language model expects each token of a text for certain, or unlike tokens of a long one alike.
+
+    One token repeated may be: attention over equal values is that value at every place, whatever its weights.
+    """
     given = values[1:] if values and values[0] is None else values
     is_constant = len(given) > 1 and all(value == given[0] for value in given)
-    if is_constant and (given[0] == 0 or len(given) >= LONGEST_CONSTANT):
+    is_implausible = len(given) >= LONGEST_CONSTANT and len(set(tokens)) > 1
+    if is_constant and (given[0] == 0 or is_implausible):
         raise IllFormed(
             f"the answer gives log-probs that do not follow the text: all {len(given)} tokens have the same"
         )
@@ -360,7 +364,7 @@ def _by_text(pair: Pair, tokens: list[str], values: list[float | None]) -> Token
     part = slice(opening + starts.index(len(pair.prefix)), opening + starts.index(len(text)))
     if part.start == 0 and values[0] is None:
         raise UnscorableText(f"input {pair.row} has an empty prefix, and the first token has no log-prob; {USE_IDS}")
-    _require_varied(values[: part.stop])
+    _require_varied(tokens[: part.stop], values[: part.stop])
     return TokenScores(_checked(values[part]), tuple(tokens[part]))
 
 
