@@ -54,5 +54,10 @@ def _with_labels(config: Config) -> Iterator[str]:
 def labelling_problems(config: Config) -> Iterator[str]:
     """Of `replug label` alone."""
     label = config.label
-    if (count := label.dense + label.bm25 + label.random) < 2:
-        yield f"label.dense + label.bm25 + label.random is {count}; expected at least 2: one alone teaches nothing"
+    if (count := label.dense + label.tuned + label.bm25 + label.random) < 2:
+        yield f"label.dense + .tuned + .bm25 + .random is {count}; expected at least 2: one alone teaches nothing"
+    if bool(label.tuned) != bool(label.tuned_path):
+        yield (
+            f"label.tuned is {label.tuned} and label.tuned_path {label.tuned_path}; expected both or neither: "
+            "so many documents are found by the queries that an earlier training tuned"
+        )

@@ -156,6 +156,15 @@ class LabelConfig:
     dense: int = key(20, "the retriever's nearest documents", FROM_0, resumable=True)
     bm25: int = key(0, "BM25's best documents that are not among these", FROM_0, resumable=True)
     random: int = key(0, "documents drawn at random from the rest", FROM_0, resumable=True)
+    tuned: int = key(
+        0,
+        "documents nearest to the queries tuned in label.tuned_path, that are none of the dense",
+        FROM_0,
+        resumable=True,
+    )
+    tuned_path: str | None = key(
+        None, "run_dir of an earlier training on labels, with retriever.train=query", resumable=True
+    )
 
 
 @dataclass
