@@ -56,8 +56,18 @@ def labelling_problems(config: Config) -> Iterator[str]:
     label = config.label
     if (count := label.dense + label.tuned + label.bm25 + label.random) < 2:
         yield f"label.dense + .tuned + .bm25 + .random is {count}; expected at least 2: one alone teaches nothing"
-    if bool(label.tuned) != bool(label.tuned_path):
-        yield (
-            f"label.tuned is {label.tuned} and label.tuned_path {label.tuned_path}; expected both or neither: "
-            "so many documents are found by the queries that an earlier training tuned"
-        )
+    if label.tuned or label.tuned_path:
+        yield from _tuned_problems(config)
+
+
+def _tuned_problems(config: Config) -> Iterator[str]:
+    """Of candidates that tuned queries find: a named run's, or of train.labels=auto a first training's."""
+    label, is_own = config.label, config.train.labels == OWN_LABELS
+    if not label.tuned:
+        yield f"label.tuned_path is {label.tuned_path}, but label.tuned is 0; expected how many documents it gives"
+    if not (label.tuned_path or is_own):
+        yield f"label.tuned is {label.tuned}; expected label.tuned_path, the run_dir of an earlier training on labels"
+    if is_own and config.retriever.train is not TrainedSide.query:
+        yield f"label.tuned is {label.tuned} with retriever.train={config.retriever.train.value}; expected query"
+    if config.retriever.query_path:
+        yield f"label.tuned is {label.tuned} with retriever.query_path; expected one encoder, and no pair"

@@ -1,12 +1,14 @@
 """`train.labels=auto`: one command labels a set and trains on its labels."""
 
 import json
+import re
 import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 
+from replug.data.labels import Labels
 from tests.support.command_line import ROOT, CommandLine, start_process, wait_for
 
 STAND_INS = ("retriever.path=stand_in", "lm.path=stand_in")
@@ -39,9 +41,13 @@ def test_a_sweep_wants_labels_that_are_there(tmp_path: Path, replug: CommandLine
 
 @pytest.mark.slow
 def test_the_examples_command_labels_trains_and_measures(tmp_path: Path, replug: CommandLine) -> None:
-    command, run = typed(tmp_path, replug), tmp_path / "mine/run"
-    first = wait_for(start_process(*command))
-    assert "100 pairs were scored" in first  # of 20 texts 4 candidates, and none
+    command, run = typed(tmp_path, replug, "label.tuned=2"), tmp_path / "mine/run"
+    printed = wait_for(start_process(*command))
+    scored = [int(count) for count in re.findall(r"(\d+) pairs were scored", printed)]
+    assert scored[0] == 100 and 0 < scored[1] <= 40  # of 20 texts 4 candidates, and none; then what is new of 2
+    first, second = Labels(run / "first/labels"), Labels(run / "labels")
+    assert (first.origin.num_candidates, second.origin.num_candidates) == (4, 6)
+    assert second.origin.tuned_queries and [row["given_by"][3:5] for row in second.rows("dev")] == [["tuned"] * 2] * 4
     assert json.loads((run / "labels/labels.json").read_text())["counts"] == {"queries": 16, "dev": 4}
     results = json.loads((run / "results.json").read_text())
     assert results["labels"]["best"]["bpb"] > 0
