@@ -12,14 +12,14 @@ from replug.data.labels import Labels
 from tests.support.command_line import ROOT, CommandLine, start_process, wait_for
 
 STAND_INS = ("retriever.path=stand_in", "lm.path=stand_in")
-CONFIG = ROOT / "configs/own_data_labels.yaml"
+CONFIG = ROOT / "configs/own_data.yaml"
 OWN = ("train.epochs=2", "train.batch_size=4", "label.dense=3", "label.bm25=1")
 
 
 def typed(folder: Path, replug: CommandLine, *others: str) -> list[str]:
     """The command that `replug example` prints, with stand-ins for its models."""
     words = shlex.split(replug("example", folder / "mine").output.splitlines()[-1])[2:]
-    given = ("retriever.path", "lm.path", "train.max_steps")
+    given = ("retriever.path", "lm.path")
     kept = [word for word in words[2:] if not word.startswith(given)]
     return [words[0], str(CONFIG), *kept, *STAND_INS, *OWN, *others]
 
@@ -37,6 +37,13 @@ def test_a_sweep_wants_labels_that_are_there(tmp_path: Path, replug: CommandLine
     command = typed(tmp_path, replug)
     ended = replug("sweep", *command[1:], "--out", tmp_path / "sweep", "train.lr=[1e-5,1e-4]")
     assert ended.status == 2 and "train.labels is auto; a sweep trains on what `replug label` wrote" in ended.errors
+
+
+def test_a_labelling_alone_has_no_tuned_queries_but_those_that_are_named(tmp_path: Path, replug: CommandLine) -> None:
+    command = typed(tmp_path, replug)
+    ended = replug("label", *command[1:], "--out", tmp_path / "labels")
+    assert ended.status == 2 and "label.tuned is 8; expected label.tuned_path" in ended.errors
+    assert not (tmp_path / "labels").exists()
 
 
 @pytest.mark.slow
