@@ -22,23 +22,23 @@ import numpy as np
 
 from benchmarks.machine import describe_machine
 from benchmarks.workloads import Pairs, mixed_pairs
-from replug.models.batching import token_budget_batches
+from replug.models.batching import even_batches
 from replug.models.black_box_lm import ContinuationScore
-from replug.models.hardware import TOKENS_PER_PASS_GPU
 from replug.models.local.logprobs import continuation_positions
 from replug.models.local.prefix_groups import prefix_groups
 from replug.models.local.shared_prefix import shared_tokens
 from replug.models.model_files import load_lm_tokenizer
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import PairIds, pair_token_ids, pairs_token_ids
+from replug.models.pass_size import MOST_TOKENS_GPU
 from replug.models.score_cache import NewScore, ScoreCache, pair_key
-from replug.models.units import bytes_per_unit, units_of_similar_length
+from replug.models.units import units_of_similar_length
 
 Unit = tuple[list[str], list[str]]  # prefixes and continuations
 
 
 def units_of(pairs: Pairs) -> list[Unit]:
-    units = units_of_similar_length(pairs.prefixes, pairs.continuations, bytes_per_unit(on_gpu=True))
+    units = units_of_similar_length(pairs.prefixes, pairs.continuations, MOST_TOKENS_GPU)
     return [([pairs.prefixes[row] for row in rows], [pairs.continuations[row] for row in rows]) for rows in units]
 
 
@@ -46,7 +46,7 @@ def batch_up(ids: list[PairIds]) -> None:
     """What a replica does between tokens and tensors."""
     shared_tokens([before for before, _ in ids])
     groups = prefix_groups(ids)
-    for rows in token_budget_batches([group.num_tokens for group in groups], TOKENS_PER_PASS_GPU):
+    for rows in even_batches([group.num_tokens for group in groups], 2 * MOST_TOKENS_GPU):
         continuation_positions([pair for row in rows for pair in groups[row].pairs])
 
 

@@ -106,7 +106,7 @@ class LMConfig:
     compile: bool = key(False, "torch.compile of local weights; needs a C++ compiler on a CPU")
     fused: bool = key(True, "local weights: faster GELU and attention, equal to rounding; false: transformers' own")
     tokens_per_batch: int | None = key(
-        None, "padded tokens in one pass (default: 1,024 on a CPU, 32,768 on a GPU)", ABOVE_0
+        None, "tokens in one pass (default: 1,024 on a CPU; by the LM's size 8,192 to 32,768 on a GPU)", ABOVE_0
     )
     num_replicas: int | None = key(
         None, "scorer actors (default: by resources.score); those without room yet join later", ABOVE_0, resumable=True

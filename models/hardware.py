@@ -12,9 +12,7 @@ import torch
 from replug.cluster.gpus import rehearsal, torch_device
 from replug.configs.errors import UserError
 
-# Padded tokens in one forward pass of an LM, where nobody says otherwise. A CPU is busy with few, and few rows of
-# similar length are padded little; a GPU wants many.
-TOKENS_PER_PASS, TOKENS_PER_PASS_GPU = 1024, 32_768
+TOKENS_PER_PASS_GPU = 32_768  # padded, of an encoder where nobody says otherwise: a GPU wants many
 
 DRIVER, DEVICES = Path("/proc/driver/nvidia/version"), Path("/dev")
 DRIVER_OF_CUDA = {"12": 525, "13": 580}  # the first driver that runs a CUDA of this number

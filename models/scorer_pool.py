@@ -24,7 +24,7 @@ from replug.models.generation import Generated, GenerationOptions, Sampled, Samp
 from replug.models.hardware import available_cores
 from replug.models.local.local_source import LocalSource
 from replug.models.text_lists import require_texts
-from replug.models.units import bytes_per_unit, units_of_similar_length
+from replug.models.units import units_of_similar_length
 
 PROBE = (["The capital of France is", "one two three four five"], [" Paris, and that of Italy is Rome.", " six seven"])
 # Nats by which replicas on different hardware may differ on the probe's tokens, at most and on average.
@@ -119,7 +119,7 @@ class ScorerPool:
     ) -> None:
         self.identity = lm.identity
         self.max_tokens = lm.max_tokens
-        self._unit_bytes = bytes_per_unit(lm.tokens_per_batch, on_gpu=gpus > 0)
+        self._unit_tokens = lm.tokens_per_unit(on_gpu=gpus > 0)
         threads = threads or max(1, available_cores() // num_replicas)
         env, actor = thread_env(threads)["env_vars"], ray.remote(Scorer)
         self._meter = PoolMeter(num_replicas)
@@ -137,7 +137,7 @@ class ScorerPool:
         )
 
     def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
-        return units_of_similar_length(prefixes, continuations, self._unit_bytes)
+        return units_of_similar_length(prefixes, continuations, self._unit_tokens)
 
     def submit(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None

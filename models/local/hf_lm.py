@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from replug.models.batching import padded_groups, token_budget_batches, within_budget
+from replug.models.batching import even_batches, padded_groups, within_budget
 from replug.models.black_box_lm import ContinuationScore, Mixture, PassCounts, Watch, check_pairs
 from replug.models.fused_gelu import use_fused_gelu
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
-from replug.models.hardware import TOKENS_PER_PASS, TOKENS_PER_PASS_GPU, to_device
+from replug.models.hardware import to_device
 from replug.models.local.branching import PASSES_PER_GROUP, BranchingPrompts, predicted_places, tree_inputs
 from replug.models.local.causal_lm import load_causal_lm
 from replug.models.local.cpu_attention import use_cpu_attention
@@ -33,9 +33,10 @@ from replug.models.local.sense import require_sense
 from replug.models.local.shared_prefix import KeptPrefixes, SharedPrefix, reuses_prefixes, shared_tokens
 from replug.models.local.token_tree import TokenTree, token_trees
 from replug.models.local.weights import lm_identity
-from replug.models.model_files import load_lm_tokenizer
+from replug.models.model_files import lm_shape, load_lm_tokenizer
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import TokenizedCall, check_lengths, pair_token_ids, pairs_token_ids
+from replug.models.pass_size import tokens_per_pass
 from replug.models.streaming import pieces
 from replug.models.text_lists import require_texts
 
@@ -75,8 +76,8 @@ class HuggingFaceLM:
             use_cpu_attention(self.model)
             use_fused_gelu(self.model)
         use_float32_head(self.model)
-        on_cpu = self.model.device.type == "cpu"
-        self.tokens_per_batch = tokens_per_batch or (TOKENS_PER_PASS if on_cpu else TOKENS_PER_PASS_GPU)
+        on_gpu = self.model.device.type != "cpu"
+        self.tokens_per_batch = tokens_per_pass(lm_shape(self.model.config), on_gpu, tokens_per_batch)
         self.identity = identity or lm_identity(path, dtype)
         self.max_tokens: int | None = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         self.counts = PassCounts()
@@ -117,7 +118,7 @@ class HuggingFaceLM:
         rest_of_opening = sum(map(len, begin)) - num_shared if begin else 0
         groups: list[Inputs] = [*token_trees(pairs, rest_of_opening)] if is_tree else [*prefix_groups(pairs)]
         scores: list[ContinuationScore | None] = [None] * len(pairs)
-        for batch in token_budget_batches([group.num_tokens for group in groups], self.tokens_per_batch):
+        for batch in even_batches([group.num_tokens for group in groups], self.tokens_per_batch):
             some = [groups[i] for i in batch]
             rows = [row for group in some for row in group.rows]
             for row, logprobs in zip(rows, self._score_groups(some, shared), strict=True):

@@ -10,6 +10,7 @@ from replug.models.lm_source import LMFiles
 from replug.models.local.local_source import LocalSource
 from replug.models.local.weights import HashedFiles, hashed_files, lm_identity
 from replug.models.packaged import resolve_lm_path
+from replug.models.pass_size import LMShape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -46,6 +47,12 @@ class HuggingFaceSource(LocalSource):
         from replug.models.model_files import read_model_config
 
         return getattr(read_model_config(self.path, "lm.path").get_text_config(), "max_position_embeddings", None)
+
+    @property
+    def shape(self) -> LMShape:
+        from replug.models.model_files import lm_shape, read_model_config
+
+        return lm_shape(read_model_config(self.path, "lm.path"))
 
     def tokenizer(self) -> "PreTrainedTokenizerBase":
         from replug.models.model_files import load_lm_tokenizer
