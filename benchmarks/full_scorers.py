@@ -18,7 +18,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,13 +67,15 @@ class TimedLM(StandInLM):
             [([0] * len(p.split()), [0] * len(c.split())) for p, c in zip(prefixes, continuations, strict=True)], None
         )
 
-    def score_tokenized(self, call: TokenizedCall) -> list[ContinuationScore]:
+    def launch(self, call: TokenizedCall) -> "Future[list[ContinuationScore]]":
         lengths = [len(before) + len(after) for before, after in call.pairs]
         for batch in even_batches(lengths, self._tokens_per_pass):
             padded = len(batch) * max(lengths[row] for row in batch)
             self.counts.add(sum(lengths[row] for row in batch), padded)
             time.sleep(padded / TOKENS_PER_SECOND)
-        return [ContinuationScore(np.zeros(len(after), np.float32)) for _, after in call.pairs]
+        done: Future[list[ContinuationScore]] = Future()
+        done.set_result([ContinuationScore(np.zeros(len(after), np.float32)) for _, after in call.pairs])
+        return done
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,26 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+class HostCopy:
+    """A tensor on its way to the host. A GPU copies it into pinned memory behind its work so far, and nobody waits."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._copied: torch.cuda.Event | None = None
+        self._tensor = tensor.to("cpu", non_blocking=True)  # which torch pins
+        if tensor.device.type == "cuda":
+            self._copied = torch.cuda.Event(blocking=True)  # who waits takes no core
+            self._copied.record(torch.cuda.current_stream(tensor.device))
+
+    def is_there(self) -> bool:
+        return self._copied is None or self._copied.query()
+
+    def tensor(self) -> torch.Tensor:
+        """Waits for the copy. Raises what went wrong on the device."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._tensor
+
+
 def available_cores() -> int:
     """Cores this process may use, which in a container or a SLURM step is fewer than the machine has."""
     return len(os.sched_getaffinity(0))

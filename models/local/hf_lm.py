@@ -27,6 +27,7 @@ from replug.models.local.float32_head import separable_head, use_float32_head
 from replug.models.local.logprobs import continuation_positions, target_logprobs
 from replug.models.local.mixtures import MixedAnswer, TokenMixture, continue_answers
 from replug.models.local.out_of_memory import is_out_of_memory, report_out_of_memory
+from replug.models.local.pending_scores import PassScores, PendingScores
 from replug.models.local.prefix_groups import PrefixGroup, prefix_groups
 from replug.models.local.sampling import Branches, draw_answers, draws_of
 from replug.models.local.sense import require_sense
@@ -97,7 +98,7 @@ class HuggingFaceLM:
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
     ) -> list[ContinuationScore]:
         """Log-probs in nats. Raises UnscorableText for empty continuations and inputs beyond `max_tokens`."""
-        return self.score_tokenized(self.tokenize(prefixes, continuations, opening=opening))
+        return self.launch(self.tokenize(prefixes, continuations, opening=opening)).result()
 
     def tokenize(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
@@ -108,8 +109,8 @@ class HuggingFaceLM:
         check_lengths(pairs, self.max_tokens)
         return TokenizedCall(pairs, None if opening is None else self._opening_ids(opening))
 
-    def score_tokenized(self, call: TokenizedCall) -> list[ContinuationScore]:
-        """The rest of `score`."""
+    def launch(self, call: TokenizedCall) -> PendingScores:
+        """The rest of `score`. A GPU is not waited for, so that the passes of the next call stand behind these."""
         pairs, begin = call.pairs, [call.opening] if call.opening else []
         shared = self._share([*(before for before, _ in pairs), *begin]) if self._shares else None
         num_shared = shared.num_tokens if shared else 0
@@ -117,13 +118,13 @@ class HuggingFaceLM:
         is_tree = call.opening is not None and self._shares and self._cache_use.trees
         rest_of_opening = sum(map(len, begin)) - num_shared if begin else 0
         groups: list[Inputs] = [*token_trees(pairs, rest_of_opening)] if is_tree else [*prefix_groups(pairs)]
-        scores: list[ContinuationScore | None] = [None] * len(pairs)
+        passes: list[PassScores] = []
+        rows: list[int] = []
         for batch in even_batches([group.num_tokens for group in groups], self.tokens_per_batch):
             some = [groups[i] for i in batch]
-            rows = [row for group in some for row in group.rows]
-            for row, logprobs in zip(rows, self._score_groups(some, shared), strict=True):
-                scores[row] = ContinuationScore(logprobs)
-        return [score for score in scores if score is not None]
+            passes += self._score_groups(some, shared)
+            rows += (row for group in some for row in group.rows)
+        return PendingScores(passes, rows)
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
         """Greedy continuations, decoded together. Raises UnscorableText beyond `max_tokens`."""
@@ -292,8 +293,8 @@ class HuggingFaceLM:
             self.counts.add(num_tokens, num_tokens)
         return self._kept[ids]
 
-    def _score_groups(self, groups: list[Inputs], shared: SharedPrefix | None) -> list[np.ndarray]:
-        """Score in one pass, or in halves where memory does not hold it: the log-probs of every row, group by group.
+    def _score_groups(self, groups: list[Inputs], shared: SharedPrefix | None) -> list[PassScores]:
+        """One pass, or halves where memory does not hold it: the log-probs of every row, group by group.
 
         A pass is halved only after it had all the memory that can be freed, so the halves follow from the pass and
         the machine, never from what came before.
@@ -303,14 +304,12 @@ class HuggingFaceLM:
         if scores is None and self._free_memory():
             scores = self._pass_in_memory(groups, longest, shared)
         if scores is not None:
-            return scores
+            return [scores]
         report_out_of_memory(len(groups), len(groups) * (longest + (shared.num_tokens if shared else 0)))
         half = len(groups) // 2
         return self._score_groups(groups[:half], shared) + self._score_groups(groups[half:], shared)
 
-    def _pass_in_memory(
-        self, groups: list[Inputs], longest: int, shared: SharedPrefix | None
-    ) -> list[np.ndarray] | None:
+    def _pass_in_memory(self, groups: list[Inputs], longest: int, shared: SharedPrefix | None) -> PassScores | None:
         """None where memory does not hold the pass, whose tensors are gone then: an error in hand would keep them."""
         try:
             return self._one_pass(groups, longest, shared)
@@ -326,7 +325,7 @@ class HuggingFaceLM:
             torch.cuda.empty_cache()
         return self._kept.clear() or on_gpu
 
-    def _one_pass(self, groups: list[Inputs], longest: int, shared: SharedPrefix | None) -> list[np.ndarray]:
+    def _one_pass(self, groups: list[Inputs], longest: int, shared: SharedPrefix | None) -> PassScores:
         """Of plain inputs or of trees, of which a call has either."""
         trees = [group for group in groups if isinstance(group, TokenTree)]
         plain = [group for group in groups if isinstance(group, PrefixGroup)]
@@ -334,25 +333,25 @@ class HuggingFaceLM:
         self.counts.add(sum(group.num_tokens for group in groups), len(groups) * longest)
         return scores
 
-    def _pass_of_trees(self, trees: list[TokenTree], shared: SharedPrefix | None) -> list[np.ndarray]:
+    def _pass_of_trees(self, trees: list[TokenTree], shared: SharedPrefix | None) -> PassScores:
         inputs = tree_inputs(self.model, trees, shared.num_tokens if shared else 0)
         past = shared.for_rows(len(trees)) if shared else None
         owner, place, target = predicted_places(trees)
         with torch.inference_mode():
             hidden = self.model.base_model(**inputs, past_key_values=past, use_cache=past is not None).last_hidden_state
-            rows = hidden[owner.to(hidden.device), place.to(hidden.device)]
-            logprobs = target_logprobs(rows, to_device(target, rows.device), self._head).cpu()
-        return [part.numpy() for part in logprobs.split([len(some) for tree in trees for some in tree.targets])]
+            rows = hidden[to_device(owner, hidden.device), to_device(place, hidden.device)]
+            logprobs = target_logprobs(rows, to_device(target, rows.device), self._head)
+            return PassScores(logprobs, [len(some) for tree in trees for some in tree.targets])
 
-    def _pass_of_groups(self, groups: list[PrefixGroup], shared: SharedPrefix | None) -> list[np.ndarray]:
+    def _pass_of_groups(self, groups: list[PrefixGroup], shared: SharedPrefix | None) -> PassScores:
         inputs = nn.utils.rnn.pad_sequence([torch.tensor(group.ids) for group in groups], batch_first=True)
         pairs = [pair for group in groups for pair in group.pairs]
         pair, position, target = continuation_positions(pairs)
         owner = torch.tensor([number for number, group in enumerate(groups) for _ in group.rows])
         with torch.inference_mode():
             rows = self._predicting_rows(to_device(inputs, self.model.device), owner[pair], position, shared)
-            logprobs = target_logprobs(rows, to_device(target, rows.device), self._head).cpu()
-        return [part.numpy() for part in logprobs.split([len(c) for _, c in pairs])]
+            logprobs = target_logprobs(rows, to_device(target, rows.device), self._head)
+            return PassScores(logprobs, [len(c) for _, c in pairs])
 
     def _last_logits(self, rows: list[list[int]]) -> Tensor:
         """Logits [K, V] of the token after each row, as many rows in a pass as `tokens_per_batch` allows."""
@@ -383,4 +382,4 @@ class HuggingFaceLM:
         keep = position.unique()
         # A list, since a tensor would be on the first device, and the hidden states are on the last.
         logits = self.model(input_ids=inputs, use_cache=False, logits_to_keep=keep.tolist()).logits
-        return logits[row.to(logits.device), torch.searchsorted(keep, position).to(logits.device)]
+        return logits[to_device(row, logits.device), to_device(torch.searchsorted(keep, position), logits.device)]
