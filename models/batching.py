@@ -10,18 +10,22 @@ def token_budget_batches(lengths: Sequence[int], tokens_per_batch: int) -> Itera
     yield from _cut(order, _starts(descending, tokens_per_batch))
 
 
-def even_batches(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
-    """As few as `token_budget_batches` makes, by the smallest budget that makes no more: the last is no remnant."""
+def even_batches(lengths: Sequence[int], tokens_per_batch: int, padded: bool = True) -> list[list[int]]:
+    """As few as the budget makes, by the smallest budget that makes no more: the last is no remnant.
+
+    Longest first. A batch's size is its padded one, or the sum of its lengths.
+    """
     order, descending = _longest_first(lengths)
-    fewest, budget = len(_starts(descending, tokens_per_batch)), tokens_per_batch
+    find_starts = _starts if padded else _packed_starts
+    fewest, budget = len(find_starts(descending, tokens_per_batch)), tokens_per_batch
     least = 0
     while fewest > 1 and least < budget - 1:
         between = (least + budget) // 2
-        if len(_starts(descending, between)) <= fewest:
+        if len(find_starts(descending, between)) <= fewest:
             budget = between
         else:
             least = between
-    return list(_cut(order, _starts(descending, budget)))
+    return list(_cut(order, find_starts(descending, budget)))
 
 
 def _longest_first(lengths: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -41,6 +45,17 @@ def _starts(descending: Sequence[int], budget: int) -> list[int]:
     while start < len(descending):
         starts.append(start)
         start += max(1, budget // max(1, descending[start]))
+    return starts
+
+
+def _packed_starts(lengths: Sequence[int], budget: int) -> list[int]:
+    """Where batches begin, each of a sum within the budget (one row at least)."""
+    starts, size = [], 0
+    for row, length in enumerate(lengths):
+        if not starts or size + length > budget:
+            starts.append(row)
+            size = 0
+        size += length
     return starts
 
 

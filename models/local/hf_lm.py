@@ -21,12 +21,14 @@ from replug.models.generation import Generated, GenerationOptions, Sampled, Samp
 from replug.models.hardware import to_device
 from replug.models.local.branching import PASSES_PER_GROUP, BranchingPrompts, predicted_places, tree_inputs
 from replug.models.local.causal_lm import load_causal_lm
+from replug.models.local.computing import BY_DEFAULT, Computing
 from replug.models.local.cpu_attention import use_cpu_attention
 from replug.models.local.decoding import CachedPrompts, CacheUse, RecomputedPrompts, find_cache_use
 from replug.models.local.float32_head import separable_head, use_float32_head
 from replug.models.local.logprobs import continuation_positions, target_logprobs
 from replug.models.local.mixtures import MixedAnswer, TokenMixture, continue_answers
 from replug.models.local.out_of_memory import is_out_of_memory, report_out_of_memory
+from replug.models.local.packed_attention import packed_states_at, packs_rows
 from replug.models.local.pending_scores import PassScores, PendingScores
 from replug.models.local.prefix_groups import PrefixGroup, prefix_groups
 from replug.models.local.sampling import Branches, draw_answers, draws_of
@@ -42,14 +44,15 @@ from replug.models.streaming import pieces
 from replug.models.text_lists import require_texts
 
 Inputs = PrefixGroup | TokenTree  # of one row of a pass
+Rows = list[list[int]]  # of token ids
 
 
 class HuggingFaceLM:
     """A `BlackBoxLM` over local weights: a folder, a GGUF file, a hub name, or `package:smollm2`.
 
-    `spread` lays the layers over all visible GPUs, for models larger than one; `compile` is torch's. `identity` is
-    given where the weights have been hashed already. Without `fused` all layers are transformers' own operations.
-    Raises UserError for what is no trained causal LM with its own tokenizer.
+    `spread` lays the layers over all visible GPUs, for models larger than one. `identity` is given where the weights
+    have been hashed already. Raises UserError for what is no trained causal LM with its own tokenizer, and for one that
+    cannot compute as `computing` asks.
 
     >>> lm = HuggingFaceLM("./my-lm")  # or "package:smollm2", a GGUF file, a name on the hub
     >>> lm.score(["a boat"], [" on the lake"])[0].sum_logprob < 0
@@ -62,10 +65,9 @@ class HuggingFaceLM:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         tokens_per_batch: int | None = None,
-        compile: bool = False,
         spread: bool = False,
         identity: str | None = None,
-        fused: bool = True,
+        computing: Computing = BY_DEFAULT,
     ) -> None:
         path = resolve_lm_path(str(path))
         self.tokenizer = load_lm_tokenizer(path)
@@ -73,7 +75,7 @@ class HuggingFaceLM:
         if not spread:
             self.model.to(device)  # type: ignore[arg-type]
         self.model.eval().requires_grad_(False)
-        if fused:
+        if computing.fused:
             use_cpu_attention(self.model)
             use_fused_gelu(self.model)
         use_float32_head(self.model)
@@ -83,10 +85,18 @@ class HuggingFaceLM:
         self.max_tokens: int | None = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         self.counts = PassCounts()
         self._head = separable_head(self.model)
-        self._body = torch.compile(self.model.base_model, dynamic=True) if compile else self.model.base_model
+        self._body = torch.compile(self.model.base_model, dynamic=True) if computing.compile else self.model.base_model
         self._shares = self._head is not None and reuses_prefixes(self.model)
         self._kept = KeptPrefixes(self.model)
+        obstacle = self._obstacle(computing.compile or spread)
+        self._packs = packs_rows(self.model, computing.packed, computing.fused and on_gpu, obstacle, path)
         self._require_sense(path)
+
+    def _obstacle(self, is_cut: bool) -> str | None:
+        """What keeps rows from being packed, whatever the model's attention is."""
+        if is_cut:
+            return "its layers are compiled or spread over GPUs"
+        return "its logits are more than its output layer" if self._head is None else None
 
     def _require_sense(self, path: str) -> None:
         """Raise UserError for weights and a tokenizer that are not of one trained LM; leaves no trace in counts."""
@@ -120,7 +130,8 @@ class HuggingFaceLM:
         groups: list[Inputs] = [*token_trees(pairs, rest_of_opening)] if is_tree else [*prefix_groups(pairs)]
         passes: list[PassScores] = []
         rows: list[int] = []
-        for batch in even_batches([group.num_tokens for group in groups], self.tokens_per_batch):
+        is_padded = bool(is_tree or shared) or not self._packs
+        for batch in even_batches([group.num_tokens for group in groups], self.tokens_per_batch, is_padded):
             some = [groups[i] for i in batch]
             passes += self._score_groups(some, shared)
             rows += (row for group in some for row in group.rows)
@@ -330,7 +341,8 @@ class HuggingFaceLM:
         trees = [group for group in groups if isinstance(group, TokenTree)]
         plain = [group for group in groups if isinstance(group, PrefixGroup)]
         scores = self._pass_of_trees(trees, shared) if trees else self._pass_of_groups(plain, shared)
-        self.counts.add(sum(group.num_tokens for group in groups), len(groups) * longest)
+        num_tokens = sum(group.num_tokens for group in groups)
+        self.counts.add(num_tokens, num_tokens if self._packs and not (shared or trees) else len(groups) * longest)
         return scores
 
     def _pass_of_trees(self, trees: list[TokenTree], shared: SharedPrefix | None) -> PassScores:
@@ -344,12 +356,11 @@ class HuggingFaceLM:
             return PassScores(logprobs, [len(some) for tree in trees for some in tree.targets])
 
     def _pass_of_groups(self, groups: list[PrefixGroup], shared: SharedPrefix | None) -> PassScores:
-        inputs = nn.utils.rnn.pad_sequence([torch.tensor(group.ids) for group in groups], batch_first=True)
         pairs = [pair for group in groups for pair in group.pairs]
         pair, position, target = continuation_positions(pairs)
         owner = torch.tensor([number for number, group in enumerate(groups) for _ in group.rows])
         with torch.inference_mode():
-            rows = self._predicting_rows(to_device(inputs, self.model.device), owner[pair], position, shared)
+            rows = self._predicting_rows([group.ids for group in groups], owner[pair], position, shared)
             logprobs = target_logprobs(rows, to_device(target, rows.device), self._head)
             return PassScores(logprobs, [len(c) for _, c in pairs])
 
@@ -361,13 +372,16 @@ class HuggingFaceLM:
         return torch.cat([self._pass_of_last(rows[start : start + size]) for start in range(0, len(rows), size)])
 
     def _pass_of_last(self, rows: list[list[int]]) -> Tensor:
-        inputs = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
         last = torch.tensor([len(row) - 1 for row in rows])
-        found = self._predicting_rows(inputs.to(self.model.device), torch.arange(len(rows)), last, None)
+        found = self._predicting_rows(rows, torch.arange(len(rows)), last, None)
         return self._head(found) if self._head is not None else found
 
-    def _predicting_rows(self, inputs: Tensor, row: Tensor, position: Tensor, shared: SharedPrefix | None) -> Tensor:
+    def _predicting_rows(self, ids: Rows, row: Tensor, position: Tensor, shared: SharedPrefix | None) -> Tensor:
         """Hidden states [N, D] at the positions that predict, or logits [N, V] where the head is not separable."""
+        if self._packs and shared is None:
+            return packed_states_at(self.model.base_model, ids, row, position)
+        padded = nn.utils.rnn.pad_sequence([torch.tensor(one) for one in ids], batch_first=True)
+        inputs = to_device(padded, self.model.device)
         if self._head is None:
             return self._logits(inputs, row, position)
         if shared is None:
