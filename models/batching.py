@@ -50,7 +50,8 @@ def _starts(descending: Sequence[int], budget: int) -> list[int]:
 
 def _packed_starts(lengths: Sequence[int], budget: int) -> list[int]:
     """Where batches begin, each of a sum within the budget (one row at least)."""
-    starts, size = [], 0
+    starts: list[int] = []
+    size = 0
     for row, length in enumerate(lengths):
         if not starts or size + length > budget:
             starts.append(row)

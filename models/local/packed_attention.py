@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -45,21 +45,22 @@ class PackedRows:
 _rows: ContextVar[PackedRows | None] = ContextVar("rows of the pass", default=None)
 
 
-def packed_states(body: PreTrainedModel, rows: Sequence[list[int]]) -> Tensor:
+def packed_states(body: nn.Module, rows: Sequence[list[int]]) -> Tensor:
     """Last hidden states [T, D] of all tokens of the rows, one row behind the other."""
-    lengths = [len(row) for row in rows]
+    model: Any = body
+    lengths, device = [len(row) for row in rows], model.device
     starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
     ids = torch.tensor([token for row in rows for token in row])
     positions = torch.cat([torch.arange(length) for length in lengths])
-    with _packed(body, PackedRows(lengths, to_device(starts, body.device))):
-        output = body(
-            input_ids=to_device(ids, body.device)[None],
-            position_ids=to_device(positions, body.device)[None],
+    with _packed(model, PackedRows(lengths, to_device(starts, device))):
+        output = model(
+            input_ids=to_device(ids, device)[None],
+            position_ids=to_device(positions, device)[None],
             # Of the form that transformers takes for a finished mask: else it would look at positions on the host.
-            attention_mask=torch.zeros(1, 1, 1, 1, dtype=body.dtype, device=body.device),
+            attention_mask=torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=device),
             use_cache=False,
         )
-    return output.last_hidden_state[0]
+    return cast(Tensor, output.last_hidden_state[0])
 
 
 def packed_attention(
@@ -79,8 +80,9 @@ def packed_attention(
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     if on_gpu(query):
         return _by_kernel(query, key, value, rows, scale)
-    parts = zip(*(whole.split(rows.lengths, 2) for whole in (query, key, value)), strict=True)
-    return torch.cat([causal_blocks(*part, scale) for part in parts], 2).transpose(1, 2).contiguous(), None
+    queries, keys, values = (whole.split(rows.lengths, 2) for whole in (query, key, value))
+    parts = [causal_blocks(q, k, v, scale) for q, k, v in zip(queries, keys, values, strict=True)]
+    return torch.cat(parts, 2).transpose(1, 2).contiguous(), None
 
 
 def on_gpu(tensor: Tensor) -> bool:
@@ -91,21 +93,14 @@ def on_gpu(tensor: Tensor) -> bool:
 def _by_kernel(query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, scale: float) -> tuple[Tensor, None]:
     if query.shape[3] > MOST_HEAD_WIDTH:
         raise NotPackable(f"heads of {query.shape[3]} numbers")
-    longest = max(rows.lengths)
-    seen = varlen_attn(
-        *(whole[0].transpose(0, 1) for whole in (query, key, value)),
-        rows.starts,
-        rows.starts,
-        longest,
-        longest,
-        scale=scale,
-        window_size=(-1, 0),  # what causal attention is called there
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
-    return seen[None], None
+    queries, keys, values = (whole[0].transpose(0, 1) for whole in (query, key, value))
+    ends = rows.starts, rows.starts, max(rows.lengths), max(rows.lengths)
+    causal: Any = {"window_size": (-1, 0)}  # what it is called there
+    seen = varlen_attn(queries, keys, values, *ends, scale=scale, enable_gqa=query.shape[1] != key.shape[1], **causal)
+    return cast(Tensor, seen)[None], None
 
 
-def packed_states_at(body: PreTrainedModel, rows: Sequence[list[int]], row: Tensor, position: Tensor) -> Tensor:
+def packed_states_at(body: nn.Module, rows: Sequence[list[int]], row: Tensor, position: Tensor) -> Tensor:
     """Last hidden states [N, D] at positions [N] of rows [N]."""
     states = packed_states(body, rows)
     starts = torch.tensor([0, *accumulate(len(one) for one in rows)])
@@ -113,7 +108,7 @@ def packed_states_at(body: PreTrainedModel, rows: Sequence[list[int]], row: Tens
 
 
 @contextmanager
-def _packed(body: PreTrainedModel, rows: PackedRows) -> Iterator[None]:
+def _packed(body: Any, rows: PackedRows) -> Iterator[None]:
     """One thread computes, so nobody else sees the model so."""
     before, token = body.config._attn_implementation, _rows.set(rows)
     body.config._attn_implementation = NAME
