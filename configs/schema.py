@@ -271,6 +271,9 @@ class TrainConfig:
     warmup_ratio: float = key(0.1, "share of the steps with rising rate (paper: 0.1), linear decay after", SHARE)
     gradient_clip: float | None = key(None, "largest gradient norm (default: no clipping)", ABOVE_0)
     precision: Precision = key(Precision.float32, "auto: bf16_mixed where the hardware has it")
+    query_precision: Precision = key(
+        Precision.float32, "in which a batch's queries are encoded to search for their documents"
+    )
     gradient_checkpointing: bool = key(False, "compute activations twice instead of keeping them")
     chunk_tokens: int | None = key(
         None, "keep activations of so many padded tokens at a time, and compute chunks twice (default: of all)", ABOVE_0

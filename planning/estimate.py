@@ -143,7 +143,7 @@ def rates_of(devices: Devices, config: Config, efficiency: float | None = None, 
         score=rate(config.lm.dtype.value),
         embed=rate(config.index.dtype.value),
         train=rate(config.train.precision.value),
-        encode=rate("float32"),
+        encode=rate(config.train.query_precision.value),
         search=rate("float32" if accelerator.is_cpu else "float16") if on_device else HOST_FLOP,
         search_bandwidth=accelerator.bandwidth if on_device else HOST_BANDWIDTH,
     )
