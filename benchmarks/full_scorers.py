@@ -36,7 +36,6 @@ import ray  # noqa: E402
 from replug.data.records import SearchResult, Window  # noqa: E402
 from replug.data.sampler import QuerySampler  # noqa: E402
 from replug.index_workers.version_store import IndexState  # noqa: E402
-from replug.models.batching import even_batches  # noqa: E402
 from replug.models.black_box_lm import ContinuationScore  # noqa: E402
 from replug.models.caching_lm import CachingLM  # noqa: E402
 from replug.models.local.stand_in_lm import StandInLM, StandInSource  # noqa: E402
@@ -54,11 +53,7 @@ SEARCH_SECONDS = ENCODE_SECONDS = 0.02
 
 
 class TimedLM(StandInLM):
-    """Scores 0 for every word, after as long as its passes would take."""
-
-    def __init__(self, tokens_per_pass: int) -> None:
-        super().__init__()
-        self._tokens_per_pass = tokens_per_pass
+    """Scores 0 for every word, after as long as one pass over a call would take."""
 
     def tokenize(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
@@ -69,24 +64,17 @@ class TimedLM(StandInLM):
 
     def launch(self, call: TokenizedCall) -> "Future[list[ContinuationScore]]":
         lengths = [len(before) + len(after) for before, after in call.pairs]
-        for batch in even_batches(lengths, self._tokens_per_pass):
-            padded = len(batch) * max(lengths[row] for row in batch)
-            self.counts.add(sum(lengths[row] for row in batch), padded)
-            time.sleep(padded / TOKENS_PER_SECOND)
+        padded = len(lengths) * max(lengths)
+        self.counts.add(sum(lengths), padded)
+        time.sleep(padded / TOKENS_PER_SECOND)
         done: Future[list[ContinuationScore]] = Future()
         done.set_result([ContinuationScore(np.zeros(len(after), np.float32)) for _, after in call.pairs])
         return done
 
 
-@dataclass(frozen=True, slots=True)
 class TimedSource(StandInSource):
-    unit_tokens: int = 0
-
-    def tokens_per_unit(self, on_gpu: bool) -> int:
-        return self.unit_tokens
-
     def load(self, spread: bool = False) -> TimedLM:
-        return TimedLM(2 * self.unit_tokens)
+        return TimedLM()
 
 
 class Texts:
@@ -143,13 +131,11 @@ class Case:
         return self.queries * K * MEAN_TOKENS / TOKENS_PER_SECOND / self.replicas
 
 
-def measure(case: Case, steps: int, file: Path) -> tuple[float, float]:
-    """Busy share, and seconds a step."""
-    pool = ScorerPool(TimedSource(unit_tokens=case.unit_tokens), case.replicas, threads=1)
+def measure(pool: ScorerPool, case: Case, steps: int, file: Path) -> tuple[float, float]:
+    """Busy share, and seconds a step. Leaves nothing under way."""
+    pool._unit_tokens = case.unit_tokens
     answers: list[Answer] = []
     pool._meter.add = answers.append  # type: ignore[method-assign]
-    while pool.pool.num_up < case.replicas:
-        time.sleep(0.1)
     lm = CachingLM(pool, file)
     with ThreadPoolExecutor(1) as executor:
         retrieval = RetrievalStage(encode, search, executor, K)
@@ -158,7 +144,8 @@ def measure(case: Case, steps: int, file: Path) -> tuple[float, float]:
         sampler = QuerySampler(case.queries * max_steps, case.queries, 0)
         pipeline = BatchPipeline(sampler, Data, retrieval, scoring, Horizon(case.depth, max_steps), StepClock())
         borders = train(pipeline, steps, 0.1 * case.lm_seconds)
-        lm.close()
+        for step in range(steps, steps + case.depth):
+            pipeline.take(step)
     return busy_share(answers, borders[0], borders[-1], case.replicas), (borders[-1] - borders[0]) / (steps - 1)
 
 
@@ -184,12 +171,16 @@ def main() -> None:
     ray.init(num_cpus=max(arguments.replicas), include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     with tempfile.TemporaryDirectory() as folder:
         for replicas in arguments.replicas:
+            pool = ScorerPool(TimedSource(), replicas, threads=1)
+            while pool.pool.num_up < replicas:
+                time.sleep(0.1)
             for name, unit_tokens in UNIT_TOKENS.items():
                 case = Case(unit_tokens, replicas, arguments.queries, arguments.depth)
                 steps = 1 + max(3, round(arguments.seconds / case.lm_seconds))
-                share, seconds = measure(case, steps, Path(folder) / f"{name}-{replicas}.sqlite")
+                share, seconds = measure(pool, case, steps, Path(folder) / f"{name}-{replicas}.sqlite")
                 shown = f"busy {share:.3f}, {seconds:.2f} s a step, mean of {steps - 1}"
                 print(f"{replicas} replicas, units of {unit_tokens} tokens ({name}): {shown}", flush=True)
+            pool.close()
 
 
 if __name__ == "__main__":
