@@ -109,7 +109,7 @@ class LMConfig:
         None, "local weights: passes without padding (default: on a GPU, where the model's attention allows it)"
     )
     tokens_per_batch: int | None = key(
-        None, "tokens in one pass (default: 1,024 on a CPU; by the LM's size 8,192 to 32,768 on a GPU)", ABOVE_0
+        None, "tokens in one pass (default: 1,024 on a CPU; by the LM's size 4,096 to 32,768 on a GPU)", ABOVE_0
     )
     num_replicas: int | None = key(
         None, "scorer actors (default: by resources.score); those without room yet join later", ABOVE_0, resumable=True

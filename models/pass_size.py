@@ -15,7 +15,9 @@ PASSES_PER_UNIT = 8  # of a CPU: an LM sorts its unit by length, which bytes onl
 # Matrix products of a unit on a GPU: at half of their peaks a fortieth of a second of an H100, a twelfth of an A100.
 FLOP_PER_UNIT_GPU = 12e12
 FEWEST_TOKENS_GPU, MOST_TOKENS_GPU = 4096, 16_384
-UNITS_PER_PASS_GPU = 2  # that fit, so that a unit is one pass where its texts have more tokens than their bytes say
+# That fit where nothing is padded, so that a unit is one pass where its texts have more tokens than their bytes say.
+# Padded ones are better two passes then, of the longer rows and of the shorter.
+UNITS_PER_PASS_GPU = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +33,10 @@ class LMShape:
         return 2.0 * 12 * self.layers * self.hidden**2
 
 
-def tokens_per_pass(shape: LMShape, on_gpu: bool, tokens_per_batch: int | None = None) -> int:
-    """Padded tokens at most; `tokens_per_batch` is the user's."""
-    default = UNITS_PER_PASS_GPU * _tokens_per_unit_gpu(shape) if on_gpu else TOKENS_PER_PASS
-    return tokens_per_batch or default
+def tokens_per_pass(shape: LMShape, on_gpu: bool, tokens_per_batch: int | None = None, packed: bool = True) -> int:
+    """At most; `tokens_per_batch` is the user's."""
+    of_gpu = (UNITS_PER_PASS_GPU if packed else 1) * _tokens_per_unit_gpu(shape)
+    return tokens_per_batch or (of_gpu if on_gpu else TOKENS_PER_PASS)
 
 
 def tokens_per_unit(shape: LMShape, on_gpu: bool, tokens_per_batch: int | None = None) -> int:

@@ -80,7 +80,6 @@ class HuggingFaceLM:
             use_fused_gelu(self.model)
         use_float32_head(self.model)
         on_gpu = self.model.device.type != "cpu"
-        self.tokens_per_batch = tokens_per_pass(lm_shape(self.model.config), on_gpu, tokens_per_batch)
         self.identity = identity or lm_identity(path, dtype)
         self.max_tokens: int | None = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         self.counts = PassCounts()
@@ -90,6 +89,8 @@ class HuggingFaceLM:
         self._kept = KeptPrefixes(self.model)
         obstacle = self._obstacle(computing.compile or spread)
         self._packs = packs_rows(self.model, computing.packed, computing.fused and on_gpu, obstacle, path)
+        shape = lm_shape(self.model.config)
+        self.tokens_per_batch = tokens_per_pass(shape, on_gpu, tokens_per_batch, self._packs)
         self._require_sense(path)
 
     def _obstacle(self, is_cut: bool) -> str | None:

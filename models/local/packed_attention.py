@@ -1,6 +1,6 @@
 """Rows of a pass one behind the other in a single row, without padding: each token sees its own row alone.
 
-Units are cut by bytes, so rows of a GPU's pass differ in tokens, and a sixth of what it would compute is padding. A
+Units are cut by bytes, so rows of a GPU's pass differ in tokens, and an eighth of what it would compute is padding. A
 kernel for rows of several lengths (torch's `varlen_attn`, which is flash attention) needs none; on a CPU the blocks of
 `cpu_attention` are computed row by row, where it is no gain. The attention is the model's for one such pass: all other
 passes are as they were. What is not simply causal is not packed, and it is tried on the model itself.
