@@ -6,12 +6,13 @@ from typing import TypeVar
 from replug.cluster.gpu_shares import Sizes
 from replug.configs.errors import UserError
 from replug.configs.schema import Config, ScoreConfig
+from replug.models.pass_size import LMShape, tokens_per_pass
 from replug.planning import memory
 from replug.planning.model_sizes import ModelSize, lm_size, retriever_size
 from replug.planning.trained import TrainedPart, trained_part
 from replug.planning.workload import index_size, searched_width, shape_of
 
-# Tokens of a forward pass on a GPU where no key says otherwise (models/hardware.py).
+# Tokens of an encoder's forward pass on a GPU where no key says otherwise (models/hardware.py).
 TOKENS_PER_PASS_GPU = 32_768
 Named = TypeVar("Named")
 Resolve = Callable[[str], str]  # what `auto` and `bf16_mixed` come to on the hardware
@@ -62,7 +63,8 @@ def known_trained_part(config: Config, retriever: ModelSize) -> TrainedPart | No
 
 def scoring_bytes(config: Config | ScoreConfig, lm: ModelSize, resolve: Resolve) -> float:
     """Of one LM, over all its GPUs."""
-    return memory.score_bytes(lm, config.lm.tokens_per_batch or TOKENS_PER_PASS_GPU, resolve(config.lm.dtype.value))
+    tokens = tokens_per_pass(LMShape(lm.layers, lm.hidden), True, config.lm.tokens_per_batch)
+    return memory.score_bytes(lm, tokens, resolve(config.lm.dtype.value))
 
 
 def _vector_bytes(config: Config, dim: int, num_documents: int) -> float | None:

@@ -106,10 +106,13 @@ class LSRModule(pl.LightningModule):
         assert self._frozen, "documents are trained, so their vectors change"
         self.vectors_of = vectors_of
 
-    def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
-        """Vectors [B, D] by the weights as they are, without gradient or dropout."""
+    def encode_queries(self, texts: Sequence[str], autocast: bool = False) -> np.ndarray:
+        """Vectors [B, D] by the weights as they are, without gradient or dropout; the trainer's autocast is not theirs.
+
+        Their own makes the backbone's products in bfloat16.
+        """
         self.encoder.eval()
-        return self.encoder.encode_query(texts).numpy()
+        return self.encoder.encode_query(texts, autocast=autocast).numpy()
 
     def on_train_start(self) -> None:
         """The rate of the next step, by the schedule as it is now: a checkpoint's is of the steps asked for then."""
