@@ -67,7 +67,7 @@ class Finder:
         allowed: Allowed = any_document
         if self.config.retrieve.exclude_own_source:
             allowed = other_sources(corpus.sources, [window.source for window in windows])
-        dense = self._dense(windows, vectors, label.dense)
+        dense = self._nearest(windows, vectors, label.dense)
         tuned = self._tuned(windows)
         depth = wanted.total - wanted.random
         while True:
@@ -84,9 +84,9 @@ class Finder:
         label = self.config.label
         if self.tuned is None:
             return np.empty((len(windows), 0), np.int64)
-        return self._dense(windows, self._query_vectors(windows, self.tuned), label.dense + label.tuned)
+        return self._nearest(windows, self._query_vectors(windows, self.tuned), label.dense + label.tuned)
 
-    def _dense(self, windows: list[Window], vectors: np.ndarray, k: int) -> np.ndarray:
+    def _nearest(self, windows: list[Window], vectors: np.ndarray, k: int) -> np.ndarray:
         if not k:
             return np.empty((len(windows), 0), np.int64)
         starts = range(0, len(windows), TEXTS_PER_SEARCH)

@@ -59,11 +59,6 @@ def label(config: Config, out: Path) -> Labels:
     """Make the labels, or go on with them; finished ones of the same configuration are returned as they are."""
     for problem in labelling_problems(config):
         raise UserError(problem)
-    if config.label.tuned and not config.label.tuned_path:  # which train.labels=auto makes first
-        raise UserError(
-            f"label.tuned is {config.label.tuned}; expected label.tuned_path, the run_dir of an earlier training on "
-            "labels, or label.tuned=0"
-        )
     check_faiss()
     check_gpus()
     with sole_writer(out):
