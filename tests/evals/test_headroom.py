@@ -56,5 +56,5 @@ def test_lines_say_the_room_and_the_shares_of_as_many_documents() -> None:
 
 def test_a_share_is_of_replugs_room_with_as_many_documents_mixed_alike() -> None:
     names = ["none", "random", "bm25", "replug", "replug/even", "lsr", "lsr/even", "lsr@2"]
-    methods = parse_methods(names, 6, {"lsr": "a folder"})
+    methods = parse_methods(names, 6, {"replug": "a folder", "lsr": "another"})
     assert untuned(methods, names) == {"lsr": "replug", "lsr/even": "replug/even"}
