@@ -1,7 +1,7 @@
 """How many GPUs each role has: `resources`, with what `auto` comes to on the nodes and for these sizes. Pure."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from replug.cluster.packing import Node
@@ -12,6 +12,42 @@ from replug.configs.schema import Config, IndexConfig, LMConfig, ScoreConfig
 ROLES = ("train", "score", "index")
 WEIGHTS = {"train": 1, "score": 2, "index": 1}  # by which they share fewer GPUs than there are roles
 EXACT_KINDS = ("flat_fp16",)  # whose vectors any number of searchers may share
+SHARED = 0.25  # as Ray counts, of each process on a GPU that roles share: a rank, a scorer, a builder and a searcher
+
+
+CROWDED = 0.95  # of a GPU's speed while several processes take turns: a guess, it was not measured
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """Seconds of one GPU that a step of training takes, by what they go into; refreshes are spread over the steps.
+
+    `exchange` is what ranks take to sum their gradients, within a node and between nodes, were there many.
+    """
+
+    score: float
+    embed: float
+    train: float
+    encode: float
+    exchange: tuple[float, float] = (0.0, 0.0)
+
+    def chain(self, ranks: float, gpus_of_node: float) -> float:
+        """What comes one after the other in a step: the queries of a batch, a part of it on each rank, the exchange."""
+        exchange = self.exchange[ranks > gpus_of_node] * (ranks - 1) / ranks
+        return self.encode + self.train / ranks + exchange
+
+    def pace(self, gpus: Mapping[str, float], num_gpus: float, gpus_of_node: float) -> float:
+        """Seconds of a step with these numbers of GPUs, of which roles share some: by all the work, or by the chain.
+
+        Where scorers are beside ranks, these have half of their GPUs, less while builders are there too.
+        """
+        ranks, embedding = gpus["train"], self.embed / (self.embed + self.score)
+        chain = self.chain(ranks, gpus_of_node)
+        beside = (gpus["score"] > num_gpus - ranks) + 2 * embedding * (gpus["index"] > num_gpus - ranks)
+        if not beside:
+            return max(chain, (self.score + self.embed) / (num_gpus - ranks))
+        whole = self.score + self.embed + self.encode + ranks * (chain - self.encode)
+        return max(chain * (1 + beside) / CROWDED, whole / num_gpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +59,7 @@ class Sizes:
     scoring: float | None = None  # an LM and one pass, over all its GPUs
     trained: float | None = None  # weights, gradients and moments of a rank
     batch: float | None = None  # activations of a whole batch, which ranks share
+    step: StepSeconds | None = None  # the work; only the ratios count
 
 
 def trains_on_gpu(config: Config | ScoreConfig, has_gpu: bool) -> bool:
@@ -53,6 +90,66 @@ def gpus_by_role(
     index = _gpus_of_vectors(config, nodes, sizes, left - len(open_roles) + 1) if may_search_on_gpu else 1
     found = {**given, **_automatic(left, open_roles, index)}
     return {**found, "train": _dividing(config, found["train"])} if "train" in open_roles else found
+
+
+def are_shared(gpus: Mapping[str, float], nodes: Sequence[Node]) -> bool:
+    """Whether roles have more GPUs together than there are, and none of them more than there are: then they share."""
+    num_gpus = sum(node.gpus for node in nodes)
+    whole = gpus and all(value >= 1 for value in gpus.values())
+    return bool(whole) and max(gpus.values()) <= num_gpus < sum(gpus.values())
+
+
+def shared_gpus(
+    config: Config | ScoreConfig, nodes: Sequence[Node], sizes: Sizes, roles: Collection[str]
+) -> list[dict[str, float]]:
+    """GPUs of roles that share them, where `auto` may, the fastest first.
+
+    It may not where an actor is to have more of a GPU than its part or an LM takes several; and where numbers leave
+    GPUs to the other roles, not if scorers have a number or sizes are not known: a split is then what is sure to fit.
+    """
+    num_gpus = int(sum(node.gpus for node in nodes))
+    if num_gpus < 2 or not isinstance(config, Config) or not _may_share(config, nodes, sizes):
+        return []
+    takers = [role for role in ROLES if role in roles and _takes_gpus(config, role, nodes)]
+    asked = {role: getattr(config.resources, role) for role in takers}
+    given = {role: float(value) for role, value in asked.items() if value != "auto"}
+    if len(takers) < len(ROLES) or len(given) == len(ROLES) or any(not 1 <= n <= num_gpus for n in given.values()):
+        return []
+    is_split = sum(given.values()) < num_gpus
+    if is_split and ("score" in given or not _are_known(nodes, sizes)):
+        return []
+    parts = config.train.batch_size // config.train.micro_batches
+    found = [{**one, **given} for one in all_shared(num_gpus, parts)]
+    fitting = [one for one in found if are_shared(one, nodes)]
+    if sizes.step is None:
+        return fitting
+    of_node, step = max(node.gpus for node in nodes), sizes.step
+    return sorted(fitting, key=lambda gpus: (round(step.pace(gpus, num_gpus, of_node), 4), gpus["train"]))
+
+
+def all_shared(num_gpus: int, parts: int) -> Iterator[dict[str, float]]:
+    """By ranks that divide the `parts` of a batch: scorers and index on all GPUs, or either not where a rank is."""
+    every = float(num_gpus)
+    for ranks in (float(n) for n in range(1, num_gpus + 1) if parts % n == 0):
+        for score, index in ((every, every), (every, every - ranks), (every - ranks, every - ranks)):
+            if index:
+                yield {"train": ranks, "score": score, "index": index}
+
+
+def _are_known(nodes: Sequence[Node], sizes: Sizes) -> bool:
+    """Whether what each actor holds of a GPU's memory can be added up."""
+    held = (sizes.embedding, sizes.scoring, sizes.trained, sizes.vectors, sizes.step)
+    return None not in held and all(node.gpu_bytes is not None for node in nodes if node.gpus)
+
+
+def _may_share(config: Config, nodes: Sequence[Node], sizes: Sizes) -> bool:
+    """Whether keys leave each actor no more than its part of a GPU, and one GPU holds an LM."""
+    index, num_gpus = config.index, sum(node.gpus for node in nodes)
+    shares = (config.lm.gpus_per_replica, index.gpus_per_builder, index.gpus_per_searcher)
+    counts = (config.lm.num_replicas, index.num_builders, index.num_shards)
+    if max(filter(None, shares), default=0) > SHARED or max(filter(None, counts), default=0) > num_gpus:
+        return False
+    return config.lm.gpus_per_replica is not None or gpus_of_replica(config.lm, math.inf, nodes, sizes) <= 1
 
 
 def _of_a_large_lm(lm: LMConfig, left: float, open_roles: int, nodes: Sequence[Node], sizes: Sizes) -> dict[str, float]:

@@ -5,6 +5,8 @@ A torch whose CUDA is newer than the driver says nothing: it finds no GPU, and e
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -52,6 +54,23 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+@contextmanager
+def rounded_products(device: torch.device) -> Iterator[None]:
+    """While the block runs, a GPU rounds the factors of float32 products to ten bits (TF32), as float16 has them.
+
+    Eight times as fast on an A100. On a processor nothing changes.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def available_cores() -> int:

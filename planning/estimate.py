@@ -5,32 +5,39 @@ Rates come from an accelerator's peak and the efficiency assumed, or from a run 
 
 from dataclasses import dataclass, field
 
-from replug.cluster.gpu_shares import Sizes
+from replug.cluster.gpu_shares import Sizes, StepSeconds
 from replug.configs.choices import SwapMode
 from replug.configs.schema import Config
+from replug.index_workers.file_size import rows_per_file
 from replug.planning import memory
 from replug.planning.accelerators import DeviceModel, Devices
 from replug.planning.model_sizes import ModelSize, lm_size, retriever_size, stand_in_seconds
+from replug.planning.shared_gpus import simulate_shared
 from replug.planning.simulate import (
     ROLES,
     DeviceAllocation,
     Durations,
     Place,
     ScoringSeconds,
+    SharedGPUs,
     SimulatedRun,
     StageSeconds,
     simulate,
 )
-from replug.planning.sizes import TOKENS_PER_PASS_GPU, sizes_of
+from replug.planning.sizes import (
+    GRADIENT_BYTES,
+    RECOMPUTED,
+    RING_BETWEEN,
+    RING_WITHIN,
+    TOKENS_PER_PASS_GPU,
+    sizes_of,
+    step_seconds,
+)
 from replug.planning.trained import trained_part
 from replug.planning.workload import IndexSize, Shape, Workload, index_size, searched_width, shape_of, work_of
 
 # Where searches run when the vectors do not fit the index GPUs: one node's processors and memory, 64 cores.
 HOST_FLOP, HOST_BANDWIDTH = 2e12, 1e11
-# Bytes a second in which ranks exchange gradients: within a node (NVLink), and between nodes (100 Gbit).
-RING_WITHIN, RING_BETWEEN = 1e11, 1e10
-GRADIENT_BYTES = 4
-RECOMPUTED = 4 / 3
 # Tokens of a forward pass, and passes of one call to a replica (models/hardware.py, models/scorer_pool.py).
 TOKENS_PER_PASS = 1024
 PASSES_PER_UNIT, PASSES_PER_UNIT_GPU = 8, 1
@@ -80,9 +87,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Devices by role. Roles in `shared` are on the same ones and take turns; searches are where the index is.
+    """Devices by role. Roles in `shared` are on the same one and take turns; searches are where the index is.
 
-    `gpus_per_replica` of the devices in `score` hold one LM together. Where searches are is the layout's to say.
+    `gpus_per_replica` of the devices in `score` hold one LM together. Where searches are is the layout's to say, and
+    where roles have more GPUs than there are, so is who is on which: `placed`.
     """
 
     score: int
@@ -94,13 +102,14 @@ class Split:
     num_searchers: int | None = None  # side by side; None: one on each node
     num_builders: int | None = None  # of the GPUs in `embed`, those that build at once; None: all
     recompute: bool = False  # gradient checkpointing: a third more work for much less memory
+    placed: SharedGPUs | None = None
 
     @property
     def replicas(self) -> int:
         return self.score // self.gpus_per_replica
 
     def by_role(self) -> dict[str, float]:
-        """GPUs by role, those that are shared in equal parts."""
+        """GPUs by role, one that is shared in equal parts; of several that are shared, those that a role is on."""
         counts = {"score": self.score, "embed": self.embed, "train": self.train}
         return {role: n / len(self.shared) if role in self.shared else float(n) for role, n in counts.items()}
 
@@ -145,7 +154,7 @@ def rates_of(devices: Devices, config: Config, efficiency: float | None = None, 
         score=rate(config.lm.dtype.value),
         embed=rate(config.index.dtype.value),
         train=rate(config.train.precision.value),
-        encode=rate("float32"),
+        encode=rate("tf32"),  # train/module.py
         search=rate("float32" if accelerator.is_cpu else "float16") if on_device else HOST_FLOP,
         search_bandwidth=accelerator.bandwidth if on_device else HOST_BANDWIDTH,
     )
@@ -182,7 +191,14 @@ def durations_of(job: Job, rates: Rates, devices: Devices, split: Split) -> Dura
             measure=measure_seconds(job, rates, split.replicas),
         ),
         checkpoint=rates.once.checkpoint,
+        files=-(-shape.num_documents // rows_per_file(shape.num_documents, job.config.index.block_documents)),
     )
+
+
+def step_of(job: Job, accelerator: DeviceModel) -> StepSeconds:
+    """Of one GPU, by what a step's work goes into."""
+    learning = trained_part(job.config, job.retriever).learning
+    return step_seconds(job.config, job.shape, job.work, learning, accelerator, accelerator.resolve_dtype)
 
 
 def train_seconds(job: Job, rates: Rates, devices: Devices, split: Split) -> float:
@@ -222,12 +238,17 @@ def estimate(
     """Simulate the run. `allocation` says who shares what where the split does not."""
     durations = durations_of(job, rates, devices, split)
     allocation = allocation or allocation_of(split)
-    simulated = simulate(job.shape, durations, allocation)
+    if split.placed is not None:
+        simulated = simulate_shared(job.shape, durations, split.placed)
+    else:
+        simulated = simulate(job.shape, durations, allocation)
     return Estimate(split, allocation, durations, simulated, role_hours(job, durations, split, devices))
 
 
 def allocation_of(split: Split) -> DeviceAllocation:
-    """Roles that share GPUs have as much of them as each other while they work."""
+    """Roles that share one GPU have as much of it as each other while they work."""
+    if split.placed is not None:
+        return DeviceAllocation(len(split.placed.score), shared=split.placed)
     counts = {"score": split.replicas, "embed": 1, "train": 1, "search": 1}
     shared = [*split.shared, *(["search"] if "embed" in split.shared and split.search_on_gpu else [])]
     places = {role: Place("gpu", 1.0 / counts[role]) for role in shared}

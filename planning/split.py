@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from replug.cluster.gpu_shares import all_shared
 from replug.cluster.layout import Layout, index_actors, lay_out
-from replug.cluster.packing import Node
+from replug.cluster.packing import BUILDER, SCORER, SEARCHER, TRAINER, Node
 from replug.configs.errors import UserError
 from replug.configs.schema import Config
 from replug.planning import memory
@@ -27,7 +28,9 @@ from replug.planning.estimate import (
     memory_of,
     rates_of,
     sizes_on,
+    step_of,
 )
+from replug.planning.simulate import SharedGPUs
 
 SIMULATED = 3  # of the splits with the least bounds
 ROLES_OF_GPUS = ("score", "embed", "train")
@@ -44,11 +47,21 @@ class LaidSplit:
 
 
 def best_split(job: Job, devices: Devices, efficiency: float | None = None) -> tuple[LaidSplit, Estimate]:
-    """The split with the least wall time among those that the layout has room for. Raises UserError without one.
+    """The split with the least wall time among those that the layout has room for. Raises UserError without one."""
+    splits = list(_splits(job, devices))
+    kinds = [[split for split in splits if _is_shared(split, devices) is shared] for shared in (False, True)]
+    found = [laid for kind in kinds for laid in _best_few(job, devices, kind, efficiency)]
+    if not found:
+        raise UserError(_does_not_fit(job, devices))
+    simulated = [(laid, estimate_split(job, devices, laid.split, efficiency)) for laid in found]
+    return min(simulated, key=lambda one: (one[1].simulated.times.wall, _order(one[0].split)))
+
+
+def _best_few(job: Job, devices: Devices, splits: list[Split], efficiency: float | None) -> list[LaidSplit]:
+    """Those that are worth a simulation.
 
     Those with a better bound are laid out first; where that cannot change the best few any more, no others are.
     """
-    splits = list(_splits(job, devices))
     hoped = {split: _bound_of(job, devices, replace(split, search_on_gpu=True), efficiency) for split in splits}
     found: list[tuple[float, tuple, LaidSplit]] = []
     for split in sorted(splits, key=lambda split: (hoped[split], _order(split))):
@@ -57,10 +70,7 @@ def best_split(job: Job, devices: Devices, efficiency: float | None = None) -> t
         if (laid := _fitted(job, devices, split)) is not None:
             found.append((_bound_of(job, devices, laid.split, efficiency), _order(split), laid))
             found.sort(key=lambda one: one[:2])
-    if not found:
-        raise UserError(_does_not_fit(job, devices))
-    simulated = [(laid, estimate_split(job, devices, laid.split, efficiency)) for *_, laid in found[:SIMULATED]]
-    return min(simulated, key=lambda one: (one[1].simulated.times.wall, _order(one[0].split)))
+    return [laid for *_, laid in found[:SIMULATED]]
 
 
 def estimate_split(job: Job, devices: Devices, split: Split, efficiency: float | None = None) -> Estimate:
@@ -73,8 +83,8 @@ def given_split(job: Job, devices: Devices, text: str) -> LaidSplit:
     if not found:
         raise UserError(f"--split is {text!r}; expected GPUs that score, embed and train, such as 6/1/1")
     score, embed, train = (int(count) for count in found.groups())
-    if score + embed + train > devices.count:
-        raise UserError(f"--split is {text}, which takes {score + embed + train} GPUs; --gpus {devices} has fewer")
+    if (most := max(score, embed, train)) > devices.count:
+        raise UserError(f"--split is {text}, which takes {most} GPUs for one role; --gpus {devices} has fewer")
     if job.shape.step.batch_size % train:
         raise UserError(
             f"--split is {text}: {train} GPUs cannot share train.batch_size={job.shape.step.batch_size} evenly; "
@@ -87,7 +97,7 @@ def given_split(job: Job, devices: Devices, text: str) -> LaidSplit:
 
 
 def fitting_splits(job: Job, devices: Devices) -> list[Split]:
-    """All splits that leave no GPU unused and that the layout has room for."""
+    """All splits that leave no GPU unused and that the layout has room for, with shared GPUs and without."""
     fitted = (_fitted(job, devices, split) for split in _splits(job, devices))
     return [laid.split for laid in fitted if laid is not None]
 
@@ -151,6 +161,16 @@ def _all_splits(job: Job, devices: Devices) -> Iterator[Split]:
         for train in (n for n in ranks if n < count - score):
             yield Split(score, count - score - train, train, (), together)
 
+    if count > 1 and together == 1 and job.config.lm.path:
+        for gpus in all_shared(count, job.shape.step.batch_size // job.shape.step.micro_batches):
+            if sum(gpus.values()) > count:
+                yield Split(int(gpus["score"]), int(gpus["index"]), int(gpus["train"]))
+
+
+def _is_shared(split: Split, devices: Devices) -> bool:
+    """Whether roles have more GPUs in all than there are."""
+    return not split.shared and split.score + split.embed + split.train > devices.count
+
 
 def _fitted(job: Job, devices: Devices, split: Split) -> LaidSplit | None:
     """With activations kept where memory allows it, and searches where the layout puts them; None without room."""
@@ -175,12 +195,33 @@ def _searched(split: Split, layout: Layout[Config], recompute: bool) -> Split:
         num_searchers=index.num_shards,
         num_builders=min(split.embed, index.num_builders),
         recompute=recompute,
+        placed=None if split.shared else _placed(layout),
     )
+
+
+def _placed(layout: Layout[Config]) -> SharedGPUs | None:
+    """Who is on which GPU, where roles share several; None where they do not."""
+    gpus = [{actor.key for actor in gpu.actors} for gpu in layout.gpus]
+    if not any(SCORER in keys and len(keys) > 1 for keys in gpus):
+        return None
+
+    def of(key: str) -> tuple[int, ...]:
+        return tuple(number for number, keys in enumerate(gpus) if key in keys)
+
+    return SharedGPUs(score=of(SCORER), embed=of(BUILDER), train=of(TRAINER), search=of(SEARCHER))
 
 
 def _bound_of(job: Job, devices: Devices, split: Split, efficiency: float | None) -> float:
     rates: Rates = rates_of(devices, job.config, efficiency, split.search_on_gpu)
-    return wall_bound(job, durations_of(job, rates, devices, split), split)
+    durations = durations_of(job, rates, devices, split)
+    if not _is_shared(split, devices):
+        return wall_bound(job, durations, split)
+    pace = step_of(job, devices.accelerator).pace(
+        {"train": split.train, "score": split.score, "index": split.embed}, devices.count, devices.count / devices.nodes
+    )
+    pace *= devices.accelerator.efficiency / (efficiency or devices.accelerator.efficiency)
+    stages = durations.stages
+    return stages.first_build + job.shape.steps * max(pace, durations.search) + stages.last_build
 
 
 def wall_bound(job: Job, durations: Durations, split: Split) -> float:

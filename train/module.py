@@ -19,7 +19,7 @@ from replug.data.datamodule import Position
 from replug.data.records import RetrievedBatch, ScoredBatch
 from replug.data.store import CorpusStore, WindowStore
 from replug.models.encoder import Encoder
-from replug.models.hardware import to_device
+from replug.models.hardware import rounded_products, to_device
 from replug.train.batch_broadcast import BatchSource, Share
 from replug.train.finite import require_finite_gradient, require_finite_losses
 from replug.train.loss import (
@@ -109,7 +109,8 @@ class LSRModule(pl.LightningModule):
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         """Vectors [B, D] by the weights as they are, without gradient or dropout."""
         self.encoder.eval()
-        return self.encoder.encode_query(texts).numpy()
+        with rounded_products(self.device):
+            return self.encoder.encode_query(texts).numpy()
 
     def on_train_start(self) -> None:
         """The rate of the next step, by the schedule as it is now: a checkpoint's is of the steps asked for then."""
