@@ -73,9 +73,16 @@ class SharedGPUs:
     train: tuple[int, ...]
     search: tuple[int, ...] = ()
 
-    @property
-    def count(self) -> int:
-        return len({*self.score, *self.embed, *self.train, *self.search})
+    def of(self, role: str) -> set[int]:
+        return set(getattr(self, role))
+
+    def sharing(self, role: str) -> list[str]:
+        """A role, those that have a GPU with it, and so on."""
+        gpus, roles = self.of(role), list[str]()
+        while found := [one for one in ROLES if one not in roles and self.of(one) & gpus]:
+            roles += found
+            gpus |= set().union(*(self.of(one) for one in found))
+        return roles or [role]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +93,16 @@ class DeviceAllocation:
     processors: Mapping[str, float] = field(default_factory=dict)
     places: Mapping[str, Place] = field(default_factory=dict)
     shared: SharedGPUs | None = None
+
+    def sharing(self, role: str) -> list[str]:
+        """The roles whose work is on the same GPUs as a role's, where several are shared."""
+        return [role] if self.shared is None else self.shared.sharing(role)
+
+    def devices(self, role: str) -> int:
+        """Those that a role's spans are of, and shares of the time are taken of; where GPUs are shared, these."""
+        if self.shared is not None:
+            return max(1, len(set().union(*(self.shared.of(one) for one in self.sharing(role)))))
+        return self.replicas if role == "score" else 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import pytest
 from replug.cluster.gpu_shares import ROLES, Sizes, trains_on_gpu
 from replug.cluster.layout import UNKNOWN, Layout, lay_out, num_ranks
 from replug.cluster.layout_messages import NoRoom
-from replug.cluster.packing import BUILDER, NAMES, SCORER, SEARCHER, TRAINER, Node
+from replug.cluster.packing import BUILDER, CONTEXT_BYTES, NAMES, SCORER, SEARCHER, TRAINER, Node
 from replug.cluster.ray_cluster import _lay_out, _require_same_gpus, _say
 from replug.configs.errors import UserError
 from replug.configs.load import load_config
@@ -198,9 +198,9 @@ def test_what_ray_counts_on_the_commands_node_torch_must_see(monkeypatch):
     _require_same_gpus(lay_out(config, gpus(2), roles=["index"]), config, ["index"], visible=0)
 
 
-def test_more_than_there_is_leaves_nothing_for_auto():
+def test_where_gpus_may_not_be_shared_more_than_there_is_leaves_nothing_for_auto():
     assert "resources.train=2 leaves no GPU of 2 for resources.score=auto" in refused(
-        configured("resources.train=2"), gpus(2)
+        configured("resources.train=2", "index.gpus_per_builder=1"), gpus(2)
     )
 
 
@@ -213,18 +213,18 @@ def test_what_stays_idle_is_said(capsys):
 
 
 def test_two_versions_of_the_papers_vectors_lie_on_two_gpus_each_with_its_builder():
-    config, sizes = paper()
+    config, sizes = paper("resources.score=5")
     for nodes in (gpus(8, num_bytes=A100), gpus(4, 4, num_bytes=A100)):
         found = lay_out(config, nodes, sizes)
         assert on_gpus(found)[:3] == [["trainer rank 0"], ["searcher 0", "builder 0"], ["searcher 1", "builder 1"]]
         assert by_key(found)[SCORER] == (5, 1.0)
-        assert found.gpus[1].num_bytes == pytest.approx(55.3e9 + 0.92e9, rel=0.01)
+        assert found.gpus[1].num_bytes == pytest.approx(55.3e9 + 0.92e9 + CONTEXT_BYTES, rel=0.01)
         assert all(0 < gpu.num_bytes < gpu.node.gpu_limit for gpu in found.gpus)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_vectors_that_would_take_too_many_gpus_are_searched_in_host_memory(count):
-    config, sizes = paper()
+    config, sizes = paper(*([] if count < 3 else [f"resources.score={count - 2}"]))
     found = lay_out(config, gpus(count, num_bytes=A100), sizes)
     assert by_key(found)[SEARCHER] == (1, 0.0)
     assert "the index is searched in host memory: two versions take 110.6 GB of each node" in found.notes
@@ -232,9 +232,10 @@ def test_vectors_that_would_take_too_many_gpus_are_searched_in_host_memory(count
 
 
 def test_where_host_memory_is_too_small_more_gpus_hold_the_vectors():
-    config, sizes = paper()
+    config, sizes = paper("resources.score=1")
     found = lay_out(config, gpus(4, num_bytes=A100, memory=64e9), sizes)
     assert by_key(found) == {TRAINER: (1, 1.0), SEARCHER: (2, 0.5), BUILDER: (2, 0.5), SCORER: (1, 1.0)}
+    config, _ = paper()
     alone = lay_out(config, gpus(1, num_bytes=A100, memory=64e9), sizes)
     assert any("memory has 64.0 GB, less than two versions" in note for note in alone.notes)
 
@@ -256,18 +257,18 @@ def test_gpus_that_are_asked_for_and_do_not_hold_the_vectors_are_refused_with_nu
 
 
 def test_a_trainer_too_large_for_its_gpu_is_refused_with_the_keys_that_make_it_smaller():
-    config, sizes = paper()
+    config, sizes = paper("resources.train=1")
     reason = refused(config, gpus(8, num_bytes=24e9), sizes)
     assert reason.startswith("resources.train: trainer rank 55.6 GB need 55.6 GB, but a GPU has 22.1 GB to give (92%")
     assert "train.gradient_checkpointing=true" in reason
 
 
 def test_blue_green_lets_builders_and_searchers_change_places():
-    config, sizes = paper("index.swap=blue_green")
+    config, sizes = paper("index.swap=blue_green", "resources.score=5")
     found = lay_out(config, gpus(8, num_bytes=A100), sizes)
     assert on_gpus(found)[1:3] == [["searcher 0"], ["builder 0"]]
     assert [gpu.num_bytes for gpu in found.gpus[1:3]] == [pytest.approx(55.3e9, rel=0.01)] * 2  # the next version's too
-    config, sizes = paper("index.swap=blue_green", "index.num_builders=2", "resources.index=2")
+    config, sizes = paper("index.swap=blue_green", "index.num_builders=2", "resources.index=2", "resources.score=5")
     assert "index.num_builders is 2; expected index.num_shards=1" in refused(config, gpus(8, num_bytes=A100), sizes)
 
 

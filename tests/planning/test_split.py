@@ -1,10 +1,12 @@
 import pytest
 
+from replug.cluster.layout import lay_out
 from replug.configs.errors import UserError
 from replug.configs.schema import Config
 from replug.planning.accelerators import parse_devices
-from replug.planning.estimate import job_of
-from replug.planning.split import best_split, estimate_split, fitting_splits, given_split
+from replug.planning.estimate import job_of, sizes_on
+from replug.planning.simulate import SharedGPUs
+from replug.planning.split import best_split, estimate_split, fitting_splits, given_split, nodes_of
 
 
 @pytest.fixture
@@ -15,12 +17,45 @@ def short(paper: Config) -> Config:
     return paper
 
 
-def test_the_best_of_eight_gives_most_gpus_to_scoring(short: Config) -> None:
-    found = best_split(job_of(short), parse_devices("8xA100"))[1]
+@pytest.fixture
+def apart(short: Config) -> Config:
+    """A scorer that is to have a whole GPU shares it with nobody."""
+    short.lm.gpus_per_replica = 1
+    return short
+
+
+def test_the_best_of_eight_that_are_not_shared_gives_most_gpus_to_scoring(apart: Config) -> None:
+    found = best_split(job_of(apart), parse_devices("8xA100"))[1]
     counts = found.split.by_role()
     assert sum(counts.values()) == 8
     assert counts["score"] >= 5
     assert counts["train"] <= 1
+
+
+@pytest.mark.parametrize("devices", ["8xA100", "8xH100"])
+def test_roles_that_share_eight_gpus_leave_nearly_nothing_idle(short: Config, devices: str) -> None:
+    laid, found = best_split(job_of(short), parse_devices(devices))
+    hours = sum(found.hours[role] for role in ("score", "embed", "train"))
+    assert found.simulated.times.wall / 3600 < 1.15 * hours / 8
+    assert laid.split.score == 8 and laid.split.placed is not None
+    assert sorted(laid.settings) == ["resources.index", "resources.score", "resources.train"]
+
+
+@pytest.mark.parametrize("lm", ["gpt2", "gpt2-xl", "llama-2-7b"])
+@pytest.mark.parametrize("devices", ["2xA100", "4xH100", "8xA100", "16xA100", "8xA100-40GB", "64xH100"])
+def test_what_auto_lays_out_ends_sooner_than_any_split(short: Config, devices: str, lm: str) -> None:
+    """The layout decides by a formula, without a simulation."""
+    short.lm.path = lm
+    job, gpus = job_of(short), parse_devices(devices)
+    layout = lay_out(short, nodes_of(gpus), sizes_on(job, gpus.accelerator, short))
+    resources = layout.config.resources
+    text = "/".join(f"{float(getattr(resources, key)):g}" for key in ("score", "index", "train"))
+    shared = estimate_split(job, gpus, given_split(job, gpus, text).split).simulated.times.wall
+    best = best_split(job, gpus)[1].simulated.times.wall
+    short.lm.gpus_per_replica = 1
+    apart = best_split(job_of(short), gpus)[1].simulated.times.wall
+    assert shared <= apart
+    assert shared <= 1.1 * best
 
 
 def test_no_other_split_ends_sooner(short: Config) -> None:
@@ -45,8 +80,8 @@ def test_one_gpu_is_shared_in_turns(short: Config) -> None:
     assert found.simulated.times.wall / 3600 == pytest.approx(total, rel=0.01)
 
 
-def test_two_gpus_let_the_busiest_role_have_one_for_itself(short: Config) -> None:
-    split = best_split(job_of(short), parse_devices("2xA100"))[1].split
+def test_two_gpus_let_the_busiest_role_have_one_for_itself(apart: Config) -> None:
+    split = best_split(job_of(apart), parse_devices("2xA100"))[1].split
     assert split.shared == ("embed", "train")
     assert split.by_role() == {"score": 1, "embed": 0.5, "train": 0.5}
 
@@ -65,7 +100,7 @@ def test_what_no_gpu_holds_is_an_error_with_the_gigabytes(short: Config) -> None
 
 
 def test_small_gpus_train_with_recomputed_activations(paper: Config) -> None:
-    paper.train.max_steps = 20
+    paper.train.max_steps, paper.lm.gpus_per_replica = 20, 1
     split = best_split(job_of(paper), parse_devices("4xL4"))[1].split
     assert split.recompute
     assert not split.search_on_gpu
@@ -78,12 +113,14 @@ def test_trainers_share_the_batch_evenly(short: Config) -> None:
 
 def test_a_given_split_is_taken_as_it_is(short: Config) -> None:
     split = given_split(job_of(short), parse_devices("8xA100"), "6/1/1").split
-    assert (split.score, split.embed, split.train, split.shared) == (6, 1, 1, ())
+    assert (split.score, split.embed, split.train, split.shared, split.placed) == (6, 1, 1, (), None)
+    shared = given_split(job_of(short), parse_devices("8xA100"), "8/7/1").split
+    assert shared.placed == SharedGPUs(tuple(range(8)), tuple(range(1, 8)), (0,), tuple(range(1, 8)))
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("6/1", "expected GPUs that"), ("7/1/1", "which takes 9 GPUs"), ("4/1/3", "cannot share train.batch_size=64")],
+    [("6/1", "expected GPUs that"), ("9/1/1", "which takes 9 GPUs for one role"), ("4/1/3", "cannot share train.batch_size=64")],
 )
 def test_a_split_that_cannot_be_is_an_error(short: Config, text: str, reason: str) -> None:
     with pytest.raises(UserError, match=f"--split is .*{reason}"):
