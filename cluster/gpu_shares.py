@@ -16,13 +16,15 @@ SHARED = 0.25  # as Ray counts, of each process on a GPU that roles share: a ran
 
 
 CROWDED = 0.95  # of a GPU's speed while several processes take turns: a guess, it was not measured
+HEADROOM = 1.3  # of a rank beside others: a step also waits for units of pairs that its GPU slows down
 
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
     """Seconds of one GPU that a step of training takes, by what they go into; refreshes are spread over the steps.
 
-    `exchange` is what ranks take to sum their gradients, within a node and between nodes, were there many.
+    `exchange` is what many ranks take to sum their gradients, within a node and between nodes. `lag` is the share of
+    the steps from one refresh to the next that it may take.
     """
 
     score: float
@@ -30,6 +32,7 @@ class StepSeconds:
     train: float
     encode: float
     exchange: tuple[float, float] = (0.0, 0.0)
+    lag: float = 1.0
 
     def chain(self, ranks: float, gpus_of_node: float) -> float:
         """What comes one after the other in a step: the queries of a batch, a part of it on each rank, the exchange."""
@@ -37,17 +40,30 @@ class StepSeconds:
         return self.encode + self.train / ranks + exchange
 
     def pace(self, gpus: Mapping[str, float], num_gpus: float, gpus_of_node: float) -> float:
-        """Seconds of a step with these numbers of GPUs, of which roles share some: by all the work, or by the chain.
+        """Seconds of a step, about, where roles share GPUs: by all the work, by the chain, and by late refreshes."""
+        ranks, score, index = gpus["train"], gpus["score"], gpus["index"]
+        chain, others = self.chain(ranks, gpus_of_node), num_gpus - ranks
+        if score <= others and index <= others:
+            pace = max(chain, (self.score + self.embed) / others)
+        else:
+            whole = self.score + self.embed + self.encode + ranks * (chain - self.encode)
+            pace = self._beside(chain, whole / num_gpus, score if score > others else 0, index if index > others else 0)
+        late = max(0.0, self.embed / index - self.lag * pace / 2)  # while the trainer waits, others' GPUs are idle
+        return pace + late * (1 - index / num_gpus)
 
-        Where scorers are beside ranks, these have half of their GPUs, less while builders are there too.
+    def _beside(self, chain: float, least: float, score: float, index: float) -> float:
+        """By the chain on GPUs where scorers or builders, on so many each, are at work for a part of the time.
+
+        At half their speed that is twice their work. The fixed point is found by halving.
         """
-        ranks, embedding = gpus["train"], self.embed / (self.embed + self.score)
-        chain = self.chain(ranks, gpus_of_node)
-        beside = (gpus["score"] > num_gpus - ranks) + 2 * embedding * (gpus["index"] > num_gpus - ranks)
-        if not beside:
-            return max(chain, (self.score + self.embed) / (num_gpus - ranks))
-        whole = self.score + self.embed + self.encode + ranks * (chain - self.encode)
-        return max(chain * (1 + beside) / CROWDED, whole / num_gpus)
+        low, high = least, max(least, 3 * HEADROOM * chain / CROWDED)
+        for _ in range(20):
+            pace = (low + high) / 2
+            beside = (min(1.0, 2 * self.score / (score * pace)) if score else 0.0) + (
+                min(1.0, 2 * self.embed / (index * pace)) if index else 0.0
+            )
+            low, high = (pace, high) if HEADROOM * chain * (1 + beside) / CROWDED > pace else (low, pace)
+        return high
 
 
 @dataclass(frozen=True, slots=True)

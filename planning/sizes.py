@@ -61,9 +61,9 @@ def sizes_of(
 def _step_on_some_gpu(
     config: Config, shape: Shape, retriever: ModelSize, lm: ModelSize, trained: TrainedPart, resolve: Resolve
 ) -> StepSeconds:
-    """By the rates of an A100: roles stand to one another alike on all GPUs."""
+    """By the rates of an H100: roles stand to one another alike on all GPUs, and on slower ones an exchange is less."""
     work = work_of(shape, retriever, lm, trained=trained)
-    return step_seconds(config, shape, work, trained.learning, ACCELERATORS["A100"], resolve)
+    return step_seconds(config, shape, work, trained.learning, ACCELERATORS["H100"], resolve)
 
 
 def step_seconds(
@@ -85,6 +85,7 @@ def step_seconds(
         train=again * work.train_step / rate(config.train.precision.value),
         encode=work.encode_batch / rate("tf32"),
         exchange=(exchanged / RING_WITHIN, exchanged / RING_BETWEEN),
+        lag=1.0 if shape.refresh.fixed_lag is None else shape.refresh.fixed_lag / shape.refresh.every_steps,
     )
 
 

@@ -201,12 +201,12 @@ def _searched(split: Split, layout: Layout[Config], recompute: bool) -> Split:
 
 def _placed(layout: Layout[Config]) -> SharedGPUs | None:
     """Who is on which GPU, where roles share several; None where they do not."""
-    gpus = [{actor.key for actor in gpu.actors} for gpu in layout.gpus]
-    if not any(SCORER in keys and len(keys) > 1 for keys in gpus):
+    if not any(gpu.has(SCORER) and len(gpu.actors) > 1 for gpu in layout.gpus):
         return None
+    at = {(actor.key, actor.number): number for number, gpu in enumerate(layout.gpus) for actor in gpu.actors}
 
     def of(key: str) -> tuple[int, ...]:
-        return tuple(number for number, keys in enumerate(gpus) if key in keys)
+        return tuple(at[place] for place in sorted(at) if place[0] == key)
 
     return SharedGPUs(score=of(SCORER), embed=of(BUILDER), train=of(TRAINER), search=of(SEARCHER))
 
