@@ -110,9 +110,10 @@ class SharedRun(Run):
         cycles = sum(self._policy.starts_at(at) for at in range(step - 1 + every, self._shape.steps, every))
         if len(self._starts) != 2 or not cycles or not is_regular or self._pending is None:
             return 0
+        first, second = self._starts
         for cycle in range(1, cycles + 1):
-            self._repeat(*self._starts, cycle)
-        self._move_on(cycles, cycles * every, cycles * (self._starts[1].now - self._starts[0].now))
+            self._repeat(first, second, cycle)
+        self._move_on(cycles, cycles * every, cycles * (second.now - first.now))
         return cycles * every
 
     def _repeat(self, first: _Start, second: _Start, cycle: int) -> None:

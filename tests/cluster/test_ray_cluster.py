@@ -301,3 +301,43 @@ def test_numbers_that_cannot_be_are_refused_by_their_key(override, expected):
     with pytest.raises(UserError) as error:
         configured(override)
     assert expected in str(error.value)
+
+
+@pytest.mark.parametrize("counts", [(8,), (4, 4), (8,) * 8], ids=["1x8", "2x4", "8x8"])
+def test_auto_shares_gpus_whose_memory_is_known(counts):
+    config, sizes = paper()
+    found = lay_out(config, gpus(*counts, num_bytes=A100), sizes)
+    total, kinds = sum(counts), [sorted(actor.key for actor in gpu.actors) for gpu in found.gpus]
+    assert all(len(set(kind)) == len(kind) for kind in kinds)  # no two of a kind
+    assert sum(len(kind) for kind in kinds) > 2 * total
+    assert all(0 < gpu.num_bytes < gpu.node.gpu_limit and gpu.free >= 0 for gpu in found.gpus)
+    assert found.num_waiting == 0 and set(found.reserved) == set(found.gpus)
+    assert len({gpu.node.name for gpu in found.gpus if gpu.has(TRAINER)}) == 1
+    again = lay_out(found.config, gpus(*counts, num_bytes=A100), sizes)
+    assert (again.gpus, again.config) == (found.gpus, found.config)
+
+
+def test_numbers_above_the_gpus_share_them_and_those_without_a_rank_come_first():
+    config = configured("resources.train=1", "resources.score=2", "resources.index=3")
+    assert on_gpus(lay_out(config, gpus(4))) == [
+        ["trainer rank 0"],
+        ["searcher 0", "builder 0", "scorer 0"],
+        ["searcher 1", "builder 1", "scorer 1"],
+        ["searcher 2", "builder 2"],
+    ]
+    config = configured("resources.score=4")  # the others are auto
+    assert [len(gpu.actors) for gpu in lay_out(config, gpus(4)).gpus] == [4, 3, 3, 3]
+
+
+def test_what_shared_gpus_do_not_hold_is_refused_with_gigabytes_and_keys():
+    config, sizes = paper("resources.train=1", "resources.score=8", "resources.index=7", "lm.path=llama-2-13b")
+    reason = refused(config, gpus(8, num_bytes=A100), sizes)
+    assert reason.startswith("lm.num_replicas: scorer 2") and "and 55.6 GB are taken" in reason
+    assert "resources.score" in reason
+
+
+def test_keys_that_give_an_actor_more_of_a_gpu_keep_auto_from_sharing():
+    for key in ("lm.gpus_per_replica=1", "index.gpus_per_builder=0.5", "index.gpus_per_searcher=0.5"):
+        config, sizes = paper(key)
+        found = lay_out(config, gpus(8, num_bytes=A100), sizes)
+        assert not any(gpu.has(SCORER) and len(gpu.actors) > 1 for gpu in found.gpus)

@@ -48,7 +48,7 @@ def test_a_scorer_beside_the_trainer_is_slower_and_takes_fewer_units() -> None:
     shape = replace(SHAPE, step=replace(SHAPE.step, depth=3))
     simulated = simulate_shared(shape, replace(DURATIONS, scoring=ScoringSeconds(1.0, 12)), TWO)
     pace = (simulated.step_ends[-5] - simulated.step_ends[5]) / 10
-    assert 8.0 <= pace <= 8.0 / CROWDED
+    assert 8.0 <= pace <= 8.0 / CROWDED + 1e-6
     assert simulated.busy("score") == pytest.approx(20 * 12)
     assert simulated.busy("train") == pytest.approx(20 * 4)
 
@@ -64,10 +64,10 @@ def test_a_step_ends_with_its_slowest_rank() -> None:
 def test_a_late_refresh_has_the_gpus_for_itself() -> None:
     policy = replace(SHAPE.refresh, every_steps=8, lag_steps=1)
     simulated = simulate_shared(replace(SHAPE, refresh=policy), DURATIONS, TWO)
-    # 20 s of work on two GPUs beside one step, which would take 7 s: what is left of it nobody slows down.
+    # 20 s of work on two GPUs beside one step of 7 s, which ends: what is left of it nobody slows down.
     assert [(r.step, r.adopted_step) for r in simulated.index.refreshes] == [(8, 9), (16, 17)]
     first = simulated.index.refreshes[0]
-    assert first.ready is not None and 10 < first.ready - first.began < 10 + 7
+    assert first.ready is not None and 10 < first.ready - first.began < 10 + 8 / CROWDED
 
 
 def refreshed(**changed: int) -> tuple[Shape, Durations]:
