@@ -22,23 +22,23 @@ import numpy as np
 
 from benchmarks.machine import describe_machine
 from benchmarks.workloads import Pairs, mixed_pairs
-from replug.models.batching import token_budget_batches
+from replug.models.batching import even_batches
 from replug.models.black_box_lm import ContinuationScore
-from replug.models.hardware import TOKENS_PER_PASS_GPU
 from replug.models.local.logprobs import continuation_positions
 from replug.models.local.prefix_groups import prefix_groups
 from replug.models.local.shared_prefix import shared_tokens
 from replug.models.model_files import load_lm_tokenizer
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import PairIds, pair_token_ids, pairs_token_ids
+from replug.models.pass_size import FEWEST_TOKENS_GPU, MOST_TOKENS_GPU
 from replug.models.score_cache import NewScore, ScoreCache, pair_key
-from replug.models.units import bytes_per_unit, units_of_similar_length
+from replug.models.units import units_of_similar_length
 
 Unit = tuple[list[str], list[str]]  # prefixes and continuations
 
 
-def units_of(pairs: Pairs) -> list[Unit]:
-    units = units_of_similar_length(pairs.prefixes, pairs.continuations, bytes_per_unit(on_gpu=True))
+def units_of(pairs: Pairs, num_tokens: int = MOST_TOKENS_GPU) -> list[Unit]:
+    units = units_of_similar_length(pairs.prefixes, pairs.continuations, num_tokens)
     return [([pairs.prefixes[row] for row in rows], [pairs.continuations[row] for row in rows]) for rows in units]
 
 
@@ -46,8 +46,18 @@ def batch_up(ids: list[PairIds]) -> None:
     """What a replica does between tokens and tensors."""
     shared_tokens([before for before, _ in ids])
     groups = prefix_groups(ids)
-    for rows in token_budget_batches([group.num_tokens for group in groups], TOKENS_PER_PASS_GPU):
+    for rows in even_batches([group.num_tokens for group in groups], 2 * MOST_TOKENS_GPU):
         continuation_positions([pair for row in rows for pair in groups[row].pairs])
+
+
+def padding(ids: list[list[PairIds]], pass_tokens: int) -> float:
+    """What padded passes compute beyond the tokens, as a share of these. Packed ones compute nothing else."""
+    padded = tokens = 0
+    for unit in ids:
+        lengths = [len(before) + len(after) for before, after in unit]
+        tokens += sum(lengths)
+        padded += sum(len(rows) * max(lengths[row] for row in rows) for rows in even_batches(lengths, pass_tokens))
+    return padded / tokens - 1
 
 
 def through_the_cache(file: Path, units: list[Unit], scores: list[list[ContinuationScore]]) -> None:
@@ -104,6 +114,9 @@ def main() -> None:
     }
     print(describe_machine(1))
     print(f"{len(pairs)} pairs in {len(units)} units, {sum(len(b) + len(a) for unit in ids for b, a in unit)} tokens")
+    for size in (FEWEST_TOKENS_GPU, MOST_TOKENS_GPU):
+        cut = [pairs_token_ids(tokenizer, *unit) for unit in units_of(pairs, size)]
+        print(f"padding of a GPU's passes, {len(cut)} units of {size} tokens: {padding(cut, size):.1%}")
     for name, work in parts.items():
         print(f"{name:42} {median_microseconds(work, len(pairs), arguments.rounds):8.1f} us a pair", flush=True)
     folder.cleanup()

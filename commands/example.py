@@ -26,7 +26,7 @@ def example(out: Annotated[Path, typer.Argument(help="The folder to write.")]) -
     data = " ".join(f"data.{name}={out / name}.jsonl" for name in example_rows())
     print(
         f"now: replug train configs/own_data.yaml {data} retriever.path=package:minilm lm.path=package:smollm2 "
-        f"train.max_steps=10 run_dir={out / 'run'}"
+        f"run_dir={out / 'run'}"
     )
 
 

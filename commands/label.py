@@ -26,7 +26,7 @@ def label(
 ) -> None:
     """Score candidate documents of every training and development text by the LM, for `train.labels=OUT`.
 
-    replug label configs/own_data.yaml --out labels/mine label.dense=16 label.bm25=8 lm.path=DIR retriever.path=DIR
+    replug label configs/own_data_online.yaml --out labels/mine label.dense=16 lm.path=DIR retriever.path=DIR
     """
     loaded = load_for_run(config, overrides)
     from replug.configs.paths import require_folder

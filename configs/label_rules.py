@@ -41,7 +41,7 @@ def _without_labels(config: Config) -> Iterator[str]:
 
 def _with_labels(config: Config) -> Iterator[str]:
     if config.train.labels == OWN_LABELS:
-        yield from labelling_problems(config)
+        yield from labelling_problems(config, makes_first=True)
     ranks = config.resources.train
     if isinstance(ranks, int | float) and ranks > 1:
         yield f"resources.train is {ranks:g} with train.labels; expected 1 or auto: labels are trained on by one rank"
@@ -51,8 +51,26 @@ def _with_labels(config: Config) -> Iterator[str]:
         yield "loss.weigh_queries is true with loss.lm_score=probability, which underflows; expected mean_logprob"
 
 
-def labelling_problems(config: Config) -> Iterator[str]:
-    """Of `replug label` alone."""
+def labelling_problems(config: Config, makes_first: bool = False) -> Iterator[str]:
+    """Of `replug label` alone. `makes_first`: a first training is made, whose queries find `label.tuned`."""
     label = config.label
-    if (count := label.dense + label.bm25 + label.random) < 2:
-        yield f"label.dense + label.bm25 + label.random is {count}; expected at least 2: one alone teaches nothing"
+    if (count := label.dense + label.tuned + label.bm25 + label.random) < 2:
+        yield f"label.dense + .tuned + .bm25 + .random is {count}; expected at least 2: one alone teaches nothing"
+    if label.tuned or label.tuned_path:
+        yield from _tuned_problems(config, makes_first)
+
+
+def _tuned_problems(config: Config, makes_first: bool) -> Iterator[str]:
+    """Of candidates that tuned queries find."""
+    label = config.label
+    if not label.tuned:
+        yield f"label.tuned_path is {label.tuned_path}, but label.tuned is 0; expected how many documents it gives"
+    if not (label.tuned_path or makes_first):
+        yield (
+            f"label.tuned is {label.tuned}; expected label.tuned_path, the run_dir of an earlier training on labels, "
+            "or label.tuned=0"
+        )
+    if makes_first and config.retriever.train is not TrainedSide.query:
+        yield f"label.tuned is {label.tuned} with retriever.train={config.retriever.train.value}; expected query"
+    if config.retriever.query_path:
+        yield f"label.tuned is {label.tuned} with retriever.query_path; expected one encoder, and no pair"

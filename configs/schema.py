@@ -105,8 +105,11 @@ class LMConfig:
     dtype: DType = key(DType.auto, "auto: bfloat16 where the hardware multiplies it natively, else float32")
     compile: bool = key(False, "torch.compile of local weights; needs a C++ compiler on a CPU")
     fused: bool = key(True, "local weights: faster GELU and attention, equal to rounding; false: transformers' own")
+    packed: bool | None = key(
+        None, "local weights: passes without padding (default: on a GPU, where the model's attention allows it)"
+    )
     tokens_per_batch: int | None = key(
-        None, "padded tokens in one pass (default: 1,024 on a CPU, 32,768 on a GPU)", ABOVE_0
+        None, "tokens in one pass (default: 1,024 on a CPU; by the LM's size 4,096 to 32,768 on a GPU)", ABOVE_0
     )
     num_replicas: int | None = key(
         None, "scorer actors (default: by resources.score); those without room yet join later", ABOVE_0, resumable=True
@@ -156,6 +159,15 @@ class LabelConfig:
     dense: int = key(20, "the retriever's nearest documents", FROM_0, resumable=True)
     bm25: int = key(0, "BM25's best documents that are not among these", FROM_0, resumable=True)
     random: int = key(0, "documents drawn at random from the rest", FROM_0, resumable=True)
+    tuned: int = key(
+        0,
+        "documents nearest to the queries tuned in label.tuned_path, that are none of the dense",
+        FROM_0,
+        resumable=True,
+    )
+    tuned_path: str | None = key(
+        None, "run_dir of an earlier training on labels, with retriever.train=query", resumable=True
+    )
 
 
 @dataclass
@@ -268,6 +280,9 @@ class TrainConfig:
     warmup_ratio: float = key(0.1, "share of the steps with rising rate (paper: 0.1), linear decay after", SHARE)
     gradient_clip: float | None = key(None, "largest gradient norm (default: no clipping)", ABOVE_0)
     precision: Precision = key(Precision.float32, "auto: bf16_mixed where the hardware has it")
+    query_precision: Precision = key(
+        Precision.float32, "in which a batch's queries are encoded to search for their documents"
+    )
     gradient_checkpointing: bool = key(False, "compute activations twice instead of keeping them")
     chunk_tokens: int | None = key(
         None, "keep activations of so many padded tokens at a time, and compute chunks twice (default: of all)", ABOVE_0

@@ -8,7 +8,7 @@ A row has the text (`id`, `domain`, `source`, `context`, `continuation`), `num_t
 `sum_logprob_alone` (nats) without a document, and lists over its K candidates, the nearest of the retriever first:
 
 doc_ids, doc_rows        the document, and its row in the corpus
-given_by, ranks          which of dense, bm25 and random gave it, and as which (from 1)
+given_by, ranks          which of dense, tuned, bm25 and random gave it, and as which (from 1)
 similarities             to the retriever as it was when the texts were labelled
 sum_logprobs             of the continuation after document and context, nats
 
@@ -33,7 +33,7 @@ from replug.data.store import PreparedSet, WindowStore
 FORMAT = 1
 MARK = "labels.json"
 SPLITS = ("queries", "dev")
-GIVERS = ("dense", "bm25", "random")
+GIVERS = ("dense", "bm25", "random", "tuned")
 ROWS_PER_GROUP = 256
 TEXT_FIELDS = ("id", "domain", "source", "context", "continuation")
 SCHEMA = pa.schema(
@@ -73,10 +73,12 @@ class LabelOrigin:
     random: int
     exclude_own_source: bool
     seed: int
+    tuned: int = 0
+    tuned_queries: str = ""  # weights of the tuned query encoder
 
     @property
     def num_candidates(self) -> int:
-        return self.dense + self.bm25 + self.random
+        return self.dense + self.tuned + self.bm25 + self.random
 
 
 @dataclass(frozen=True, slots=True)

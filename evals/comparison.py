@@ -35,6 +35,7 @@ Entry = dict[str, Any]
 Results = dict[str, dict[str, Entry]]
 Numbers = dict[str, np.ndarray]  # by name, of one method, [N]
 MARKUP = re.compile(r"[\\`*\[\]<>|~&!]|(?<!\w)_|_(?!\w)")  # of Markdown; an underscore within a word is none
+MOST_DIFFERENCES = 20  # that are listed whatever they show; more hide the few that show something
 WITHOUT_OVERLAP, OVERLAPPING = "not in the corpus", "in the corpus"  # groups: what of examples the corpus holds
 MIN_GROUPS = 2  # of one group alone, the figures of the group are those of all
 
@@ -242,13 +243,18 @@ def _foot(results: Results, main: str) -> list[str]:
 
 
 def _difference_lines(results: Results) -> list[str]:
-    lines = []
+    """All of them, or of many those that show something."""
+    lines = {}
     for method, of in results.items():
         for name, entry in of.items():
             metric, separator, other = name.partition(" - ")
             if separator and "/" not in metric:
-                lines.append(f"- {metric} of {method} − {other}: {difference_text(entry)}")
-    return lines
+                text = difference_text(entry)
+                lines[f"- {metric} of {method} − {other}: {text}"] = verdict(0, 0) not in text
+    if len(lines) <= MOST_DIFFERENCES or all(lines.values()):
+        return list(lines)
+    hidden = len(lines) - sum(lines.values())
+    return [line for line in lines if lines[line]] + [f"- {hidden} others show no difference; results.json has them."]
 
 
 def _group_lines(results: Results, main: str) -> list[str]:

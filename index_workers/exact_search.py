@@ -1,8 +1,9 @@
 """Exact search over float16 vectors: a matrix product and a top-k, chunk by chunk.
 
 On a CPU the vectors stay memory-mapped files and a chunk becomes float32 in one small buffer, so the memory
-taken is the vectors' own. On a GPU they are copied there block by block, and no file is read again; all else is the
-same. The numbers of an answer are summed on the processor, by `order_exactly`, whatever found the candidates.
+taken is the vectors' own. On a GPU they are copied there block by block, no file is read again, and they are
+multiplied as they are (`split_products`); all else is the same. The numbers of an answer are summed on the
+processor, by `order_exactly`, whatever found the candidates.
 """
 
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from replug.index_workers.merge import merge_top_k
+from replug.index_workers.split_products import SplitQueries
 from replug.index_workers.vectors import BlockVectors, order_exactly
 
 # Rows of a chunk: on a CPU its float32 vectors stay in the processor's cache, nearly; a GPU wants few launches.
@@ -23,7 +25,8 @@ STRETCH_PRODUCTS = 1 << 21
 GROUP = 16
 # The product rounds by what else is in the batch; among a few more candidates than asked for, the exact order is found.
 MARGIN = 8
-ROUNDING = 1e-5  # of a product in float32, as a share of the two lengths; ten times what it is
+# Of a product in float32, as a share of the two lengths: ten times what it is. Tensor cores cut off what others round.
+ROUNDING, ROUNDING_SPLIT = 1e-5, 4e-5
 QUERIES = 512  # searched at once, if not their candidates' numbers would be more than fit 256 MiB in float64
 CANDIDATE_NUMBERS = 1 << 25
 # Where more documents are as good as the k-th than any margin: rows whose products are computed in float64 at once,
@@ -32,9 +35,10 @@ NEAR_ROWS, ORDERED_ROWS = 16_384, 1_024
 
 
 class Vectors(Protocol):
-    """Vectors [rows, D] float16 where they are multiplied."""
+    """Vectors [rows, D] float16 where they are multiplied. `is_split`: as they are, by queries in two parts."""
 
     device: torch.device
+    is_split: bool
     blocks: list[Tensor]
 
     def take(self, places: Tensor) -> Tensor:
@@ -45,7 +49,7 @@ class Vectors(Protocol):
 class MappedVectors:
     """Files that stay mapped, multiplied by the CPU."""
 
-    device = torch.device("cpu")
+    device, is_split = torch.device("cpu"), False
 
     def __init__(self, vectors: BlockVectors) -> None:
         self._vectors = vectors
@@ -57,6 +61,8 @@ class MappedVectors:
 
 class CopiedVectors:
     """One matrix on a device; of the files nothing is kept."""
+
+    is_split = True
 
     def __init__(self, vectors: BlockVectors, device: torch.device) -> None:
         self.device = device
@@ -83,6 +89,7 @@ class ExactShard:
         self._device = self._vectors.device
         self._max_length: float | None = None
         self._chunk_rows = CHUNK_ROWS if on_cpu else CHUNK_ROWS_GPU
+        self._rounding = ROUNDING_SPLIT if self._vectors.is_split else ROUNDING
 
     def __len__(self) -> int:
         return self._rows
@@ -101,7 +108,7 @@ class ExactShard:
         if rows.shape[1] < len(self):
             least = products.amin(1).cpu().numpy()  # nothing that was left out has a larger product
             lengths = _lengths(queries) * self._longest(vectors)
-            unsure = similarities[:, -1] - least <= ROUNDING * lengths
+            unsure = similarities[:, -1] - least <= self._rounding * lengths
             if unsure.any() and margin == MARGIN:
                 found[unsure], similarities[unsure] = self._search_some(queries[unsure], k, 8 * margin)
             elif unsure.any():  # many documents are equal, or as good as
@@ -135,7 +142,7 @@ class ExactShard:
         of the query and of the longest vector, multiplied.
         """
         asked = torch.from_numpy(queries).to(self._device)
-        floor = torch.from_numpy(least - ROUNDING * lengths).to(self._device)
+        floor = torch.from_numpy(least - self._rounding * lengths).to(self._device)
         best = _Best(queries, k, least, 4 * self._dim * 2.0**-53 * lengths)
         for start, products in self._products(asked):
             near = (products >= floor).any(1).nonzero()[:, 0] + start
@@ -158,6 +165,15 @@ class ExactShard:
 
     def _products(self, queries: Tensor) -> Iterator[tuple[int, Tensor]]:
         """First place and products [rows, B] of each stretch of chunks; the buffer is used again for the next."""
+        return self._split_products(queries) if self._vectors.is_split else self._float32_products(queries)
+
+    def _split_products(self, queries: Tensor) -> Iterator[tuple[int, Tensor]]:
+        split, start = SplitQueries(queries), 0
+        for piece in self._pieces():
+            yield start, split.products(piece)
+            start += len(piece)
+
+    def _float32_products(self, queries: Tensor) -> Iterator[tuple[int, Tensor]]:
         transposed = queries.T.contiguous()
         rows = min(max(self._chunk_rows, STRETCH_PRODUCTS // max(1, len(queries))), len(self))
         stretch = torch.empty(rows, len(queries), device=self._device)
@@ -175,7 +191,7 @@ class ExactShard:
         """First place and float32 vectors [rows, D] of each chunk; the buffer is used again for the next."""
         buffer = torch.empty(min(self._chunk_rows, len(self)), self._dim, device=self._device)
         start = filled = 0
-        for piece in (piece for block in self._vectors.blocks for piece in block.split(self._chunk_rows)):
+        for piece in self._pieces():
             if filled + len(piece) > len(buffer):
                 yield start, buffer[:filled]
                 start, filled = start + filled, 0
@@ -183,6 +199,10 @@ class ExactShard:
             filled += len(piece)
         if filled:
             yield start, buffer[:filled]
+
+    def _pieces(self) -> Iterator[Tensor]:
+        """The float16 vectors, a chunk's rows at the most."""
+        return (piece for block in self._vectors.blocks for piece in block.split(self._chunk_rows))
 
 
 class _Best:

@@ -125,11 +125,23 @@ class LocalLM(BlackBoxLM, Protocol):
     counts: PassCounts
 
 
-@runtime_checkable
-class TokenizingLM(LocalLM, Protocol):
-    """A local LM whose calls may be tokenized while the device is at another call.
+class Pending(Protocol):
+    """Scores that a device may still be computing. Any thread may wait for them."""
 
-    `score` is one after the other. Only one thread at a time may call each of the two.
+    def done(self) -> bool:
+        """Whether `result` would not wait."""
+        ...
+
+    def result(self) -> list[ContinuationScore]:
+        """Raises what went wrong on the device."""
+        ...
+
+
+@runtime_checkable
+class LaunchingLM(LocalLM, Protocol):
+    """A local LM whose calls may be tokenized, and their scores fetched, while the device is at another call.
+
+    `score` is one after the other. Only one thread at a time may call each of the first two.
     """
 
     def tokenize(
@@ -138,8 +150,8 @@ class TokenizingLM(LocalLM, Protocol):
         """What `score` does before it needs the device."""
         ...
 
-    def score_tokenized(self, call: "TokenizedCall") -> list[ContinuationScore]:
-        """The scores of a call, as `score` gives them."""
+    def launch(self, call: "TokenizedCall") -> Pending:
+        """Put a call's passes to the device. Its scores are those that `score` gives."""
         ...
 
 

@@ -180,27 +180,29 @@ class Encoder(nn.Module):
             return self.encode_query(texts, tokens_per_batch)
         return self._encode(texts, self.prompts.by_name(prompt_name), tokens_per_batch)
 
-    def encode_query(self, texts: Sequence[str], tokens_per_batch: int = TOKENS_PER_BATCH) -> Tensor:
-        """As `encode`, of texts that are searched for: with the prompt of queries."""
+    def encode_query(
+        self, texts: Sequence[str], tokens_per_batch: int = TOKENS_PER_BATCH, autocast: bool = False
+    ) -> Tensor:
+        """As `encode`, of texts that are searched for: with the prompt of queries; `autocast` is to bfloat16."""
         side = self.of_queries
-        return side._encode(texts, side.prompts.query, tokens_per_batch)
+        return side._encode(texts, side.prompts.query, tokens_per_batch, autocast)
 
     def encode_document(self, texts: Sequence[str], tokens_per_batch: int = TOKENS_PER_BATCH) -> Tensor:
         """As `encode`, of texts that are searched through: with the prompt of documents."""
         return self._encode(texts, self.prompts.document, tokens_per_batch)
 
-    def _encode(self, texts: Sequence[str], prompt: str, tokens_per_batch: int) -> Tensor:
-        return self.encode_tokens(self.token_ids(texts, prompt), tokens_per_batch, prompt)
+    def _encode(self, texts: Sequence[str], prompt: str, tokens_per_batch: int, autocast: bool = False) -> Tensor:
+        return self.encode_tokens(self.token_ids(texts, prompt), tokens_per_batch, prompt, autocast)
 
     def encode_tokens(
-        self, ids: Sequence[np.ndarray], tokens_per_batch: int = TOKENS_PER_BATCH, prompt: str = ""
+        self, ids: Sequence[np.ndarray], tokens_per_batch: int = TOKENS_PER_BATCH, prompt: str = "", cast: bool = False
     ) -> Tensor:
         """As `encode`, for texts that are tokenized already: what `token_ids` gave for each, with its prompt."""
         vectors = torch.empty(len(ids), self.dim, device=self.backbone.device)
         unpooled = self._unpooled(prompt)
 
         def fill(rows: list[int]) -> None:
-            with torch.inference_mode(), torch.autocast(vectors.device.type, enabled=False):
+            with torch.inference_mode(), torch.autocast(vectors.device.type, torch.bfloat16, enabled=cast):
                 whole = self(*self._pad([ids[row] for row in rows]), unpooled)
                 vectors[rows] = first_numbers(whole, self.dims, self.similarity)
 

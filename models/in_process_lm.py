@@ -6,20 +6,21 @@ from concurrent.futures import Future
 from replug.cluster.futures import InlineExecutor
 from replug.models.black_box_lm import ContinuationScore, LocalLM
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
-from replug.models.units import bytes_per_unit, units_of_similar_length
+from replug.models.pass_size import LMShape, tokens_per_unit
+from replug.models.units import units_of_similar_length
 
 
 class InProcessLM:
     """An `AsyncLM` round `lm`, with the units that a pool of it on processors would have."""
 
-    def __init__(self, lm: LocalLM, tokens_per_batch: int | None = None) -> None:
+    def __init__(self, lm: LocalLM, unit_tokens: int | None = None) -> None:
         self._lm = lm
         self.identity, self.max_tokens = lm.identity, lm.max_tokens
-        self._unit_bytes = bytes_per_unit(tokens_per_batch)
+        self._unit_tokens = unit_tokens or tokens_per_unit(LMShape(), on_gpu=False)
         self._executor = InlineExecutor()
 
     def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
-        return units_of_similar_length(prefixes, continuations, self._unit_bytes)
+        return units_of_similar_length(prefixes, continuations, self._unit_tokens)
 
     def submit(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from replug.configs.errors import UserError
+from replug.models.pass_size import LMShape
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model"),
@@ -39,6 +40,12 @@ def read_model_config(path: str, key: str) -> PreTrainedConfig:
     """The model's configuration. Raises UserError where there is none, or none that transformers knows."""
     with loading(key, path):
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
+
+
+def lm_shape(config: PreTrainedConfig) -> LMShape:
+    """Layers and width, which all causal LMs of transformers but one name alike."""
+    text = config.get_text_config()
+    return LMShape(getattr(text, "num_hidden_layers", 1), getattr(text, "hidden_size", 1))
 
 
 def load_tokenizer(path: str, key: str = "lm.path") -> PreTrainedTokenizerBase:

@@ -19,12 +19,12 @@ import torch
 from replug.cluster.actor_pool import ActorPool, thread_env
 from replug.cluster.packing import SCORER
 from replug.cluster.places import place
-from replug.models.black_box_lm import ContinuationScore, LocalLM, TokenizingLM
+from replug.models.black_box_lm import ContinuationScore, LaunchingLM, LocalLM, Pending
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.hardware import available_cores
 from replug.models.local.local_source import LocalSource
 from replug.models.text_lists import require_texts
-from replug.models.units import bytes_per_unit, units_of_similar_length
+from replug.models.units import units_of_similar_length
 
 PROBE = (["The capital of France is", "one two three four five"], [" Paris, and that of Italy is Rome.", " six seven"])
 # Nats by which replicas on different hardware may differ on the probe's tokens, at most and on average.
@@ -46,17 +46,43 @@ class Answer:
     padded_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A call whose passes are with the device; `ended` where it has done them."""
+
+    scores: Pending
+    began: float
+    ended: float | None
+    tokens: int
+    padded_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """`Pending` scores that are there."""
+
+    scores: list[ContinuationScore]
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> list[ContinuationScore]:
+        return self.scores
+
+
 class Scorer:
     """One replica: a plain class, made an actor where the pool is built. Its LM is loaded by the first call.
 
-    All that computes runs in one thread, call after call. Two calls may be with a replica at once, so that the second
-    is tokenized while the device is at the first.
+    All that computes runs in one thread, call after call. Two calls may be with a replica at once: the second is
+    tokenized while the device is at the first, and its passes are launched behind those of the first, whose scores its
+    own thread waits for.
     """
 
     def __init__(self, lm: LocalSource, threads: int, number: int = 0, spread: bool = False) -> None:
         torch.set_num_threads(threads)
         self._device = ThreadPoolExecutor(1, "device", torch.set_num_threads, (threads,))
-        self._tokenizer = threading.Lock()
+        self._tokenizer, self._clock = threading.Lock(), threading.Lock()
+        self._free_at = 0.0  # when the device had done all that is fetched
         self._loader, self._spread = lm, spread
         self._number = number
 
@@ -69,7 +95,8 @@ class Scorer:
         return self._compute(lambda: [score.token_logprobs for score in self._lm.score(*PROBE)])
 
     def score(self, prefixes: Sequence[str], continuations: Sequence[str], opening: str | None = None) -> Answer:
-        return self._compute(partial(self._timed, self._scoring(prefixes, continuations, opening)))
+        launched = self._compute(partial(self._launch, self._scoring(prefixes, continuations, opening)))
+        return self._fetch(launched)
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop) -> list[str]:
         return self._compute(lambda: self._lm.generate(prompts, max_new_tokens, stop))
@@ -87,22 +114,30 @@ class Scorer:
 
     def _scoring(
         self, prefixes: Sequence[str], continuations: Sequence[str], opening: str | None
-    ) -> Callable[[], list[ContinuationScore]]:
+    ) -> Callable[[], Pending]:
         """What is left for the device: all of it where the LM does not tokenize apart."""
         lm = self._lm
-        if not isinstance(lm, TokenizingLM):
-            return partial(lm.score, prefixes, continuations, opening=opening)
+        if not isinstance(lm, LaunchingLM):
+            return lambda: _Scores(lm.score(prefixes, continuations, opening=opening))
         with self._tokenizer:  # a tokenizer of transformers has settings that a call may change
             call = lm.tokenize(prefixes, continuations, opening=opening)
-        return partial(lm.score_tokenized, call)
+        return partial(lm.launch, call)
 
-    def _timed(self, scoring: Callable[[], list[ContinuationScore]]) -> Answer:
-        """Seconds of the device alone."""
+    def _launch(self, scoring: Callable[[], Pending]) -> "_Launched":
         counts = self._lm.counts
         tokens, padded, began = counts.tokens, counts.padded_tokens, time.monotonic()
         scores = scoring()
-        seconds = time.monotonic() - began
-        return Answer(scores, self._number, began, seconds, counts.tokens - tokens, counts.padded_tokens - padded)
+        ended = time.monotonic() if scores.done() else None
+        return _Launched(scores, began, ended, counts.tokens - tokens, counts.padded_tokens - padded)
+
+    def _fetch(self, launched: "_Launched") -> Answer:
+        """Seconds of the device alone: a call that was launched behind another begins where that one ends."""
+        scores = launched.scores.result()
+        ended = launched.ended or time.monotonic()
+        with self._clock:
+            began = min(max(launched.began, self._free_at), ended)
+            self._free_at = max(self._free_at, ended)
+        return Answer(scores, self._number, began, ended - began, launched.tokens, launched.padded_tokens)
 
 
 class ScorerPool:
@@ -119,7 +154,7 @@ class ScorerPool:
     ) -> None:
         self.identity = lm.identity
         self.max_tokens = lm.max_tokens
-        self._unit_bytes = bytes_per_unit(lm.tokens_per_batch, on_gpu=gpus > 0)
+        self._unit_tokens = lm.tokens_per_unit(on_gpu=gpus > 0)
         threads = threads or max(1, available_cores() // num_replicas)
         env, actor = thread_env(threads)["env_vars"], ray.remote(Scorer)
         self._meter = PoolMeter(num_replicas)
@@ -137,7 +172,7 @@ class ScorerPool:
         )
 
     def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
-        return units_of_similar_length(prefixes, continuations, self._unit_bytes)
+        return units_of_similar_length(prefixes, continuations, self._unit_tokens)
 
     def submit(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None

@@ -15,10 +15,7 @@ GPUS_PER_NODE = 8
 
 @dataclass(frozen=True, slots=True)
 class DeviceModel:
-    """Peak FLOP/s by precision (0: not native), memory in GB (0: the host's own, not checked), bytes/s of memory.
-
-    `tf32` are products of float32 numbers that are rounded to ten bits first.
-    """
+    """Peak FLOP/s by precision (0: not native), memory in GB (0: the host's own, not checked), bytes/s of memory."""
 
     name: str
     bfloat16: float
@@ -26,7 +23,6 @@ class DeviceModel:
     float32: float
     memory_gb: float
     bandwidth: float
-    tf32: float = 0
     efficiency: float = 0.35  # share of the peak that long passes of transformers reach (docs/planning.md)
 
     @property
@@ -45,24 +41,22 @@ class DeviceModel:
         return native or self.float32
 
 
-def _tera(
-    name: str, bfloat16: float, float16: float, float32: float, memory_gb: float, gb_s: float, tf32: float = 0
-) -> DeviceModel:
-    return DeviceModel(name, bfloat16 * 1e12, float16 * 1e12, float32 * 1e12, memory_gb, gb_s * 1e9, tf32 * 1e12)
+def _tera(name: str, bfloat16: float, float16: float, float32: float, memory_gb: float, gb_s: float) -> DeviceModel:
+    return DeviceModel(name, bfloat16 * 1e12, float16 * 1e12, float32 * 1e12, memory_gb, gb_s * 1e9)
 
 
 ACCELERATORS = {
     accelerator.name: accelerator
     for accelerator in (
-        _tera("A100", 312, 312, 19.5, 80, 2039, 156),
-        _tera("A100-40GB", 312, 312, 19.5, 40, 1555, 156),
-        _tera("H100", 989, 989, 67, 80, 3350, 495),
-        _tera("H200", 989, 989, 67, 141, 4800, 495),
-        _tera("B200", 2250, 2250, 75, 180, 7700, 1125),
-        _tera("A10", 125, 125, 31.2, 24, 600, 62.5),
-        _tera("A6000", 154.8, 154.8, 38.7, 48, 768, 77.4),
-        _tera("L4", 121, 121, 30.3, 24, 300, 60),
-        _tera("L40S", 362, 362, 91.6, 48, 864, 183),
+        _tera("A100", 312, 312, 19.5, 80, 2039),
+        _tera("A100-40GB", 312, 312, 19.5, 40, 1555),
+        _tera("H100", 989, 989, 67, 80, 3350),
+        _tera("H200", 989, 989, 67, 141, 4800),
+        _tera("B200", 2250, 2250, 75, 180, 7700),
+        _tera("A10", 125, 125, 31.2, 24, 600),
+        _tera("A6000", 154.8, 154.8, 38.7, 48, 768),
+        _tera("L4", 121, 121, 30.3, 24, 300),
+        _tera("L40S", 362, 362, 91.6, 48, 864),
         _tera("V100", 0, 125, 15.7, 32, 900),
         _tera("V100-16GB", 0, 125, 15.7, 16, 900),
         _tera("T4", 0, 65, 8.1, 16, 300),

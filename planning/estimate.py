@@ -9,6 +9,7 @@ from replug.cluster.gpu_shares import Sizes, StepSeconds
 from replug.configs.choices import SwapMode
 from replug.configs.schema import Config
 from replug.index_workers.file_size import rows_per_file
+from replug.models.pass_size import LMShape, tokens_per_pass, tokens_per_unit
 from replug.planning import memory
 from replug.planning.accelerators import DeviceModel, Devices
 from replug.planning.model_sizes import ModelSize, lm_size, retriever_size, stand_in_seconds
@@ -38,9 +39,6 @@ from replug.planning.workload import IndexSize, Shape, Workload, index_size, sea
 
 # Where searches run when the vectors do not fit the index GPUs: one node's processors and memory, 64 cores.
 HOST_FLOP, HOST_BANDWIDTH = 2e12, 1e11
-# Tokens of a forward pass, and passes of one call to a replica (models/hardware.py, models/scorer_pool.py).
-TOKENS_PER_PASS = 1024
-PASSES_PER_UNIT, PASSES_PER_UNIT_GPU = 8, 1
 EMBED_TOKENS_PER_PASS = 2048  # of a builder on a CPU (models/encoder.py)
 
 
@@ -154,7 +152,7 @@ def rates_of(devices: Devices, config: Config, efficiency: float | None = None, 
         score=rate(config.lm.dtype.value),
         embed=rate(config.index.dtype.value),
         train=rate(config.train.precision.value),
-        encode=rate("tf32"),  # train/module.py
+        encode=rate(config.train.query_precision.value),
         search=rate("float32" if accelerator.is_cpu else "float16") if on_device else HOST_FLOP,
         search_bandwidth=accelerator.bandwidth if on_device else HOST_BANDWIDTH,
     )
@@ -162,8 +160,8 @@ def rates_of(devices: Devices, config: Config, efficiency: float | None = None, 
 
 def pairs_per_unit(job: Job, is_gpu: bool) -> int:
     """Pairs of one call to a replica, which one replica scores (models/scorer_pool.py)."""
-    passes, tokens = (PASSES_PER_UNIT_GPU, TOKENS_PER_PASS_GPU) if is_gpu else (PASSES_PER_UNIT, TOKENS_PER_PASS)
-    return max(1, passes * (job.config.lm.tokens_per_batch or tokens) // job.shape.lengths.pair)
+    shape = LMShape(job.lm.layers, job.lm.hidden)
+    return max(1, tokens_per_unit(shape, is_gpu, job.config.lm.tokens_per_batch) // job.shape.lengths.pair)
 
 
 def scores_on_gpu(job: Job, devices: Devices) -> bool:
@@ -298,7 +296,7 @@ def memory_of(job: Job, accelerator: DeviceModel, split: Split) -> memory.RoleMe
     """GB of one device of each role; of `search`, all vectors together."""
     config, precision = job.config, accelerator.resolve_dtype
     on_cpu = accelerator.is_cpu
-    passes = config.lm.tokens_per_batch or (TOKENS_PER_PASS if on_cpu else TOKENS_PER_PASS_GPU)
+    passes = tokens_per_pass(LMShape(job.lm.layers, job.lm.hidden), not on_cpu, config.lm.tokens_per_batch)
     embedded = config.index.tokens_per_batch or (EMBED_TOKENS_PER_PASS if on_cpu else TOKENS_PER_PASS_GPU)
     trained = (job.retriever, job.shape, split.train, precision(config.train.precision.value))
     part = trained_part(config, job.retriever)

@@ -16,12 +16,12 @@ from replug.configs.methods import BM25, REPLUG, WITHOUT_RETRIEVER
 from replug.configs.rules import evaluation_methods, has_rerank_lm, lm_problems
 from replug.configs.schema import LMConfig
 from replug.index_workers.version_folders import newest_encoder
+from replug.models.pass_size import LMShape, tokens_per_pass
 from replug.planning.accelerators import DeviceModel, Devices, check_efficiency, parse_devices
 from replug.planning.examples import count_examples, with_lengths_of_set
 from replug.planning.memory import DTYPE_BYTES, gpus_for, score_bytes
 from replug.planning.model_sizes import ModelSize, encoder_size, lm_size
 from replug.planning.readings import LM, RERANK_LM, Reading, lengths_of, query_tokens, readings_of, text_tokens
-from replug.planning.sizes import TOKENS_PER_PASS_GPU
 from replug.planning.workload import count_documents
 
 SizeOf = Callable[[str, float | None], ModelSize]
@@ -163,7 +163,8 @@ def _gpus_of(size: ModelSize, keys: LMConfig, devices: Devices) -> int:
     """That hold one LM together."""
     accelerator = devices.accelerator
     dtype = accelerator.resolve_dtype(keys.dtype.value)
-    num_bytes = score_bytes(size, keys.tokens_per_batch or TOKENS_PER_PASS_GPU, dtype)
+    tokens = tokens_per_pass(LMShape(size.layers, size.hidden), True, keys.tokens_per_batch)
+    num_bytes = score_bytes(size, tokens, dtype)
     needed = max(gpus_for(num_bytes, accelerator.memory_gb), math.ceil(keys.gpus_per_replica or 1))
     if needed > devices.count:
         raise UserError(

@@ -6,13 +6,14 @@ from typing import TypeVar
 from replug.cluster.gpu_shares import Sizes, StepSeconds
 from replug.configs.errors import UserError
 from replug.configs.schema import Config, ScoreConfig
+from replug.models.pass_size import LMShape, tokens_per_pass
 from replug.planning import memory
 from replug.planning.accelerators import ACCELERATORS, DeviceModel
 from replug.planning.model_sizes import ModelSize, lm_size, retriever_size
 from replug.planning.trained import TrainedPart, trained_part
 from replug.planning.workload import Shape, Workload, index_size, searched_width, shape_of, work_of
 
-# Tokens of a forward pass on a GPU where no key says otherwise (models/hardware.py).
+# Tokens of an encoder's forward pass on a GPU where no key says otherwise (models/hardware.py).
 TOKENS_PER_PASS_GPU = 32_768
 # Bytes a second in which ranks exchange gradients: within a node (NVLink), and between nodes (100 Gbit).
 RING_WITHIN, RING_BETWEEN = 1e11, 1e10
@@ -83,7 +84,7 @@ def step_seconds(
         score=shape.step.pairs * work.pair / rate(config.lm.dtype.value),
         embed=shape.num_refreshes * shape.num_documents * work.document / rate(config.index.dtype.value) / shape.steps,
         train=again * work.train_step / rate(config.train.precision.value),
-        encode=work.encode_batch / rate("tf32"),
+        encode=work.encode_batch / rate(config.train.query_precision.value),
         exchange=(exchanged / RING_WITHIN, exchanged / RING_BETWEEN),
         lag=1.0 if shape.refresh.fixed_lag is None else shape.refresh.fixed_lag / shape.refresh.every_steps,
     )
@@ -99,7 +100,8 @@ def known_trained_part(config: Config, retriever: ModelSize) -> TrainedPart | No
 
 def scoring_bytes(config: Config | ScoreConfig, lm: ModelSize, resolve: Resolve) -> float:
     """Of one LM, over all its GPUs."""
-    return memory.score_bytes(lm, config.lm.tokens_per_batch or TOKENS_PER_PASS_GPU, resolve(config.lm.dtype.value))
+    tokens = tokens_per_pass(LMShape(lm.layers, lm.hidden), True, config.lm.tokens_per_batch)
+    return memory.score_bytes(lm, tokens, resolve(config.lm.dtype.value))
 
 
 def _vector_bytes(config: Config, dim: int, num_documents: int) -> float | None:

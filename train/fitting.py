@@ -51,7 +51,14 @@ from replug.train.run_dir import CheckpointMark, RunDirectory
 from replug.train.sides import freeze_sides
 from replug.train.step_clock import StepClock
 from replug.train.trained_weights import choose_trained_weights
-from replug.train.trainer import lightning_trainer, quieten_lightning, require_all_steps, run_trainer, trainer_threads
+from replug.train.trainer import (
+    lightning_trainer,
+    quieten_lightning,
+    require_all_steps,
+    run_trainer,
+    trainer_threads,
+    uses_bf16,
+)
 from replug.train.workers import Workers
 
 log = logging.getLogger(__name__)
@@ -245,7 +252,7 @@ def batch_pipeline(
 ) -> BatchPipeline:
     is_live = config.index.rerank is Rerank.live
     retrieval = RetrievalStage(
-        module.encode_queries,
+        partial(module.encode_queries, autocast=uses_bf16(config.train.query_precision)),
         document_search(config, module.encoder, data, workers.index),
         executor=InlineExecutor() if is_live else background,  # live: its weights are those of the boundary
         k=config.retrieve.k,

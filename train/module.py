@@ -19,7 +19,7 @@ from replug.data.datamodule import Position
 from replug.data.records import RetrievedBatch, ScoredBatch
 from replug.data.store import CorpusStore, WindowStore
 from replug.models.encoder import Encoder
-from replug.models.hardware import rounded_products, to_device
+from replug.models.hardware import to_device
 from replug.train.batch_broadcast import BatchSource, Share
 from replug.train.finite import require_finite_gradient, require_finite_losses
 from replug.train.loss import (
@@ -106,11 +106,13 @@ class LSRModule(pl.LightningModule):
         assert self._frozen, "documents are trained, so their vectors change"
         self.vectors_of = vectors_of
 
-    def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
-        """Vectors [B, D] by the weights as they are, without gradient or dropout."""
+    def encode_queries(self, texts: Sequence[str], autocast: bool = False) -> np.ndarray:
+        """Vectors [B, D] by the weights as they are, without gradient or dropout; the trainer's autocast is not theirs.
+
+        Their own makes the backbone's products in bfloat16.
+        """
         self.encoder.eval()
-        with rounded_products(self.device):
-            return self.encoder.encode_query(texts).numpy()
+        return self.encoder.encode_query(texts, autocast=autocast).numpy()
 
     def on_train_start(self) -> None:
         """The rate of the next step, by the schedule as it is now: a checkpoint's is of the steps asked for then."""

@@ -6,6 +6,7 @@ command goes on where an interrupted one stopped.
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -70,7 +71,29 @@ def _labels(config: Config, run: RunDirectory) -> Labels | None:
     run.require_ours(config)
     with sole_writer(run.path):
         _require_dev_texts(config, prepared_set(config, run.data))
-        return label(config, run.labels)
+        return label(_with_first_round(config, run), run.labels)
+
+
+def _with_first_round(config: Config, run: RunDirectory) -> Config:
+    """With the queries of a first training, on labels without `label.tuned`, where their documents are wanted too.
+
+    Both rounds have one set and one cache of scores, so no pair is scored twice.
+    """
+    if not config.label.tuned or config.label.tuned_path:
+        return config
+    shared = replace(
+        config,
+        data=replace(config.data, out=config.data.out or str(run.data)),
+        lm=replace(config.lm, cache=config.lm.cache or str(run.scores)),
+    )
+    first = replace(
+        shared,
+        run_dir=str(run.first),
+        label=replace(config.label, tuned=0),
+        evaluate=replace(config.evaluate, heldout=False),
+    )
+    train(first)
+    return replace(shared, label=replace(config.label, tuned_path=str(run.first)))
 
 
 def _train_or_show(config: Config, run: RunDirectory, labels: Labels | None) -> dict:

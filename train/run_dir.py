@@ -7,6 +7,7 @@ index/             index versions
 checkpoints/       step-000100.ckpt with its mark step-000100.json, which holds its checksum; the last one stays
 dev_best/          of a training on labels the weights that did best on development texts, and dev_best.json
 labels/            of train.labels=auto, what `replug label` writes
+first/             there with label.tuned, the run of the first training, whose queries find candidates
 labels.json        which labels it trains on: a hash of their mark
 best/              the weights whose documents helped most on held-out text during training, and best.json
 data_check.json    which set was found to fit which LM, so that a resumed run does not count its tokens again
@@ -77,6 +78,7 @@ class RunDirectory:
         self.dev_best = path / "dev_best"
         self.dev_best_mark = path / "dev_best.json"
         self.labels = path / "labels"
+        self.first = path / "first"
         self.labels_mark = path / "labels.json"
         self.times = path / "run_times.json"
         self.found_before = path / "heldout_before.npz"
@@ -171,6 +173,7 @@ class RunDirectory:
             self.data.name,
             self.data_check.name,
             self.labels.name,
+            self.first.name,
             self.index.name,
             self.budget_file.name,
             self.evaluation.name,

@@ -13,6 +13,7 @@ from pytorch_lightning.strategies import DDPStrategy
 
 from replug.cluster.gpu_shares import trains_on_gpu
 from replug.cluster.gpus import num_gpus, torch_device
+from replug.configs.choices import Precision
 from replug.configs.errors import RunError
 from replug.configs.schema import Config
 from replug.data.datamodule import StepDataModule
@@ -40,7 +41,7 @@ def lightning_trainer(
         devices=[environment.device] if on_gpu else 1,
         num_nodes=ranks,
         strategy=_ddp(environment, on_gpu) if ranks > 1 else "auto",
-        precision="bf16-mixed" if _uses_bf16(config) else "32-true",
+        precision="bf16-mixed" if uses_bf16(train.precision) else "32-true",
         max_steps=train.max_steps,
         max_epochs=1,
         accumulate_grad_batches=train.micro_batches,
@@ -85,9 +86,9 @@ def trainer_threads(config: Config) -> int:
     return config.train.threads or available_cores()
 
 
-def _uses_bf16(config: Config) -> bool:
-    name = config.train.precision.value
-    return name == "bf16_mixed" or (name == "auto" and multiplies_bfloat16())
+def uses_bf16(precision: Precision) -> bool:
+    """Whether products are in bfloat16 on this hardware."""
+    return precision is Precision.bf16_mixed or (precision is Precision.auto and multiplies_bfloat16())
 
 
 def run_trainer(trainer: pl.Trainer, config: Config, module: LSRModule, checkpoint: Path | None) -> None:

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from replug.models.black_box_lm import PassCounts
+from replug.models.hardware import to_device
 from replug.models.local.shared_prefix import SharedPrefix, probe_ids
 from replug.models.local.token_tree import TokenTree
 
@@ -121,7 +122,10 @@ def _with_columns(columns: Cache | None, read: Cache, num_own: int, num_columns:
 def placed(model: PreTrainedModel, sees: Tensor, positions: Tensor) -> dict[str, Tensor]:
     """What a pass needs to place its tokens: what each sees [B, N, S] as what is added to scores, and where [B, N]."""
     hidden = torch.zeros(sees.shape, dtype=model.dtype).masked_fill(~sees, torch.finfo(model.dtype).min)
-    return {"attention_mask": hidden[:, None].to(model.device), "position_ids": positions.to(model.device)}
+    return {
+        "attention_mask": to_device(hidden[:, None], model.device),
+        "position_ids": to_device(positions, model.device),
+    }
 
 
 def tree_inputs(model: PreTrainedModel, trees: Sequence[TokenTree], num_shared: int) -> dict[str, Tensor]:
@@ -136,7 +140,7 @@ def tree_inputs(model: PreTrainedModel, trees: Sequence[TokenTree], num_shared: 
         ids[number, :size] = torch.tensor(tree.ids)
         positions[number, :size] = num_shared + torch.tensor(tree.depths)
         sees[number, :size, num_shared : num_shared + size] = torch.from_numpy(tree.sees())
-    return {"input_ids": ids.to(model.device), **placed(model, sees, positions)}
+    return {"input_ids": to_device(ids, model.device), **placed(model, sees, positions)}
 
 
 def predicted_places(trees: Sequence[TokenTree]) -> tuple[Tensor, Tensor, Tensor]:

@@ -35,18 +35,23 @@ def blocked_attention(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Query [B, H, T, D], key and value [B, G, S, D], of which S - T are of earlier positions: [B, T, H, D]."""
-    if not _is_plain(module, query, key, attention_mask, options):
+    if query.shape[2] == 1 or not is_plain(module, attention_mask, options):
         if attention_mask is None and 1 < query.shape[2] < key.shape[2]:
             attention_mask = _future(query, key.shape[2]).isfinite()
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    return causal_blocks(query, key, value, scale).transpose(1, 2).contiguous(), None
+
+
+def causal_blocks(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Query [B, H, T, D], the last T positions of key and value [B, G, S, D]: [B, H, T, D]."""
     earlier = key.shape[2] - query.shape[2]
     parts = []
     for start in range(0, query.shape[2], POSITIONS_PER_BLOCK):
         some = query[:, :, start : start + POSITIONS_PER_BLOCK]
         seen = earlier + start + some.shape[2]  # later keys are not even looked at
         parts.append(_attend(some, key[:, :, :seen], value[:, :, :seen], scale))
-    return torch.cat(parts, 2).transpose(1, 2).contiguous(), None
+    return torch.cat(parts, 2)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
@@ -75,13 +80,11 @@ def _future(query: Tensor, num_keys: int) -> Tensor:
     return query.new_full((length, num_keys), float("-inf")).triu(1 + num_keys - length)
 
 
-def _is_plain(
-    module: nn.Module, query: Tensor, key: Tensor, attention_mask: Tensor | None, options: dict[str, Any]
-) -> bool:
+def is_plain(module: nn.Module, attention_mask: Tensor | None, options: dict[str, Any]) -> bool:
+    """Whether attention is causal and nothing more."""
     is_causal = options.get("is_causal")
     return (
         attention_mask is None
-        and query.shape[2] > 1
         and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
         and not any(options.get(name) for name in ("dropout", "softcap"))
         and all(options.get(name) is None for name in ("position_bias", "cache", "s_aux"))

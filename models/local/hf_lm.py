@@ -14,40 +14,45 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from replug.models.batching import padded_groups, token_budget_batches, within_budget
+from replug.models.batching import even_batches, padded_groups, within_budget
 from replug.models.black_box_lm import ContinuationScore, Mixture, PassCounts, Watch, check_pairs
 from replug.models.fused_gelu import use_fused_gelu
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
-from replug.models.hardware import TOKENS_PER_PASS, TOKENS_PER_PASS_GPU, to_device
+from replug.models.hardware import to_device
 from replug.models.local.branching import PASSES_PER_GROUP, BranchingPrompts, predicted_places, tree_inputs
 from replug.models.local.causal_lm import load_causal_lm
+from replug.models.local.computing import BY_DEFAULT, Computing
 from replug.models.local.cpu_attention import use_cpu_attention
 from replug.models.local.decoding import CachedPrompts, CacheUse, RecomputedPrompts, find_cache_use
 from replug.models.local.float32_head import separable_head, use_float32_head
 from replug.models.local.logprobs import continuation_positions, target_logprobs
 from replug.models.local.mixtures import MixedAnswer, TokenMixture, continue_answers
 from replug.models.local.out_of_memory import is_out_of_memory, report_out_of_memory
+from replug.models.local.packed_attention import packed_states_at, packs_rows
+from replug.models.local.pending_scores import PassScores, PendingScores
 from replug.models.local.prefix_groups import PrefixGroup, prefix_groups
 from replug.models.local.sampling import Branches, draw_answers, draws_of
 from replug.models.local.sense import require_sense
 from replug.models.local.shared_prefix import KeptPrefixes, SharedPrefix, reuses_prefixes, shared_tokens
 from replug.models.local.token_tree import TokenTree, token_trees
 from replug.models.local.weights import lm_identity
-from replug.models.model_files import load_lm_tokenizer
+from replug.models.model_files import lm_shape, load_lm_tokenizer
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import TokenizedCall, check_lengths, pair_token_ids, pairs_token_ids
+from replug.models.pass_size import tokens_per_pass
 from replug.models.streaming import pieces
 from replug.models.text_lists import require_texts
 
 Inputs = PrefixGroup | TokenTree  # of one row of a pass
+Rows = list[list[int]]  # of token ids
 
 
 class HuggingFaceLM:
     """A `BlackBoxLM` over local weights: a folder, a GGUF file, a hub name, or `package:smollm2`.
 
-    `spread` lays the layers over all visible GPUs, for models larger than one; `compile` is torch's. `identity` is
-    given where the weights have been hashed already. Without `fused` all layers are transformers' own operations.
-    Raises UserError for what is no trained causal LM with its own tokenizer.
+    `spread` lays the layers over all visible GPUs, for models larger than one. `identity` is given where the weights
+    have been hashed already. Raises UserError for what is no trained causal LM with its own tokenizer, and for one that
+    cannot compute as `computing` asks.
 
     >>> lm = HuggingFaceLM("./my-lm")  # or "package:smollm2", a GGUF file, a name on the hub
     >>> lm.score(["a boat"], [" on the lake"])[0].sum_logprob < 0
@@ -60,10 +65,9 @@ class HuggingFaceLM:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         tokens_per_batch: int | None = None,
-        compile: bool = False,
         spread: bool = False,
         identity: str | None = None,
-        fused: bool = True,
+        computing: Computing = BY_DEFAULT,
     ) -> None:
         path = resolve_lm_path(str(path))
         self.tokenizer = load_lm_tokenizer(path)
@@ -71,20 +75,29 @@ class HuggingFaceLM:
         if not spread:
             self.model.to(device)  # type: ignore[arg-type]
         self.model.eval().requires_grad_(False)
-        if fused:
+        if computing.fused:
             use_cpu_attention(self.model)
             use_fused_gelu(self.model)
         use_float32_head(self.model)
-        on_cpu = self.model.device.type == "cpu"
-        self.tokens_per_batch = tokens_per_batch or (TOKENS_PER_PASS if on_cpu else TOKENS_PER_PASS_GPU)
+        on_gpu = self.model.device.type != "cpu"
         self.identity = identity or lm_identity(path, dtype)
         self.max_tokens: int | None = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         self.counts = PassCounts()
         self._head = separable_head(self.model)
-        self._body = torch.compile(self.model.base_model, dynamic=True) if compile else self.model.base_model
+        self._body = torch.compile(self.model.base_model, dynamic=True) if computing.compile else self.model.base_model
         self._shares = self._head is not None and reuses_prefixes(self.model)
         self._kept = KeptPrefixes(self.model)
+        obstacle = self._obstacle(computing.compile or spread)
+        self._packs = packs_rows(self.model, computing.packed, computing.fused and on_gpu, obstacle, path)
+        shape = lm_shape(self.model.config)
+        self.tokens_per_batch = tokens_per_pass(shape, on_gpu, tokens_per_batch, self._packs)
         self._require_sense(path)
+
+    def _obstacle(self, is_cut: bool) -> str | None:
+        """What keeps rows from being packed, whatever the model's attention is."""
+        if is_cut:
+            return "its layers are compiled or spread over GPUs"
+        return "its logits are more than its output layer" if self._head is None else None
 
     def _require_sense(self, path: str) -> None:
         """Raise UserError for weights and a tokenizer that are not of one trained LM; leaves no trace in counts."""
@@ -96,7 +109,7 @@ class HuggingFaceLM:
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
     ) -> list[ContinuationScore]:
         """Log-probs in nats. Raises UnscorableText for empty continuations and inputs beyond `max_tokens`."""
-        return self.score_tokenized(self.tokenize(prefixes, continuations, opening=opening))
+        return self.launch(self.tokenize(prefixes, continuations, opening=opening)).result()
 
     def tokenize(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
@@ -107,8 +120,8 @@ class HuggingFaceLM:
         check_lengths(pairs, self.max_tokens)
         return TokenizedCall(pairs, None if opening is None else self._opening_ids(opening))
 
-    def score_tokenized(self, call: TokenizedCall) -> list[ContinuationScore]:
-        """The rest of `score`."""
+    def launch(self, call: TokenizedCall) -> PendingScores:
+        """The rest of `score`. A GPU is not waited for, so that the passes of the next call stand behind these."""
         pairs, begin = call.pairs, [call.opening] if call.opening else []
         shared = self._share([*(before for before, _ in pairs), *begin]) if self._shares else None
         num_shared = shared.num_tokens if shared else 0
@@ -116,13 +129,14 @@ class HuggingFaceLM:
         is_tree = call.opening is not None and self._shares and self._cache_use.trees
         rest_of_opening = sum(map(len, begin)) - num_shared if begin else 0
         groups: list[Inputs] = [*token_trees(pairs, rest_of_opening)] if is_tree else [*prefix_groups(pairs)]
-        scores: list[ContinuationScore | None] = [None] * len(pairs)
-        for batch in token_budget_batches([group.num_tokens for group in groups], self.tokens_per_batch):
+        passes: list[PassScores] = []
+        rows: list[int] = []
+        is_padded = bool(is_tree or shared) or not self._packs
+        for batch in even_batches([group.num_tokens for group in groups], self.tokens_per_batch, is_padded):
             some = [groups[i] for i in batch]
-            rows = [row for group in some for row in group.rows]
-            for row, logprobs in zip(rows, self._score_groups(some, shared), strict=True):
-                scores[row] = ContinuationScore(logprobs)
-        return [score for score in scores if score is not None]
+            passes += self._score_groups(some, shared)
+            rows += (row for group in some for row in group.rows)
+        return PendingScores(passes, rows)
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
         """Greedy continuations, decoded together. Raises UnscorableText beyond `max_tokens`."""
@@ -291,8 +305,8 @@ class HuggingFaceLM:
             self.counts.add(num_tokens, num_tokens)
         return self._kept[ids]
 
-    def _score_groups(self, groups: list[Inputs], shared: SharedPrefix | None) -> list[np.ndarray]:
-        """Score in one pass, or in halves where memory does not hold it: the log-probs of every row, group by group.
+    def _score_groups(self, groups: list[Inputs], shared: SharedPrefix | None) -> list[PassScores]:
+        """One pass, or halves where memory does not hold it: the log-probs of every row, group by group.
 
         A pass is halved only after it had all the memory that can be freed, so the halves follow from the pass and
         the machine, never from what came before.
@@ -302,14 +316,12 @@ class HuggingFaceLM:
         if scores is None and self._free_memory():
             scores = self._pass_in_memory(groups, longest, shared)
         if scores is not None:
-            return scores
+            return [scores]
         report_out_of_memory(len(groups), len(groups) * (longest + (shared.num_tokens if shared else 0)))
         half = len(groups) // 2
         return self._score_groups(groups[:half], shared) + self._score_groups(groups[half:], shared)
 
-    def _pass_in_memory(
-        self, groups: list[Inputs], longest: int, shared: SharedPrefix | None
-    ) -> list[np.ndarray] | None:
+    def _pass_in_memory(self, groups: list[Inputs], longest: int, shared: SharedPrefix | None) -> PassScores | None:
         """None where memory does not hold the pass, whose tensors are gone then: an error in hand would keep them."""
         try:
             return self._one_pass(groups, longest, shared)
@@ -325,33 +337,33 @@ class HuggingFaceLM:
             torch.cuda.empty_cache()
         return self._kept.clear() or on_gpu
 
-    def _one_pass(self, groups: list[Inputs], longest: int, shared: SharedPrefix | None) -> list[np.ndarray]:
+    def _one_pass(self, groups: list[Inputs], longest: int, shared: SharedPrefix | None) -> PassScores:
         """Of plain inputs or of trees, of which a call has either."""
         trees = [group for group in groups if isinstance(group, TokenTree)]
         plain = [group for group in groups if isinstance(group, PrefixGroup)]
         scores = self._pass_of_trees(trees, shared) if trees else self._pass_of_groups(plain, shared)
-        self.counts.add(sum(group.num_tokens for group in groups), len(groups) * longest)
+        num_tokens = sum(group.num_tokens for group in groups)
+        self.counts.add(num_tokens, num_tokens if self._packs and not (shared or trees) else len(groups) * longest)
         return scores
 
-    def _pass_of_trees(self, trees: list[TokenTree], shared: SharedPrefix | None) -> list[np.ndarray]:
+    def _pass_of_trees(self, trees: list[TokenTree], shared: SharedPrefix | None) -> PassScores:
         inputs = tree_inputs(self.model, trees, shared.num_tokens if shared else 0)
         past = shared.for_rows(len(trees)) if shared else None
         owner, place, target = predicted_places(trees)
         with torch.inference_mode():
             hidden = self.model.base_model(**inputs, past_key_values=past, use_cache=past is not None).last_hidden_state
-            rows = hidden[owner.to(hidden.device), place.to(hidden.device)]
-            logprobs = target_logprobs(rows, to_device(target, rows.device), self._head).cpu()
-        return [part.numpy() for part in logprobs.split([len(some) for tree in trees for some in tree.targets])]
+            rows = hidden[to_device(owner, hidden.device), to_device(place, hidden.device)]
+            logprobs = target_logprobs(rows, to_device(target, rows.device), self._head)
+            return PassScores(logprobs, [len(some) for tree in trees for some in tree.targets])
 
-    def _pass_of_groups(self, groups: list[PrefixGroup], shared: SharedPrefix | None) -> list[np.ndarray]:
-        inputs = nn.utils.rnn.pad_sequence([torch.tensor(group.ids) for group in groups], batch_first=True)
+    def _pass_of_groups(self, groups: list[PrefixGroup], shared: SharedPrefix | None) -> PassScores:
         pairs = [pair for group in groups for pair in group.pairs]
         pair, position, target = continuation_positions(pairs)
         owner = torch.tensor([number for number, group in enumerate(groups) for _ in group.rows])
         with torch.inference_mode():
-            rows = self._predicting_rows(to_device(inputs, self.model.device), owner[pair], position, shared)
-            logprobs = target_logprobs(rows, to_device(target, rows.device), self._head).cpu()
-        return [part.numpy() for part in logprobs.split([len(c) for _, c in pairs])]
+            rows = self._predicting_rows([group.ids for group in groups], owner[pair], position, shared)
+            logprobs = target_logprobs(rows, to_device(target, rows.device), self._head)
+            return PassScores(logprobs, [len(c) for _, c in pairs])
 
     def _last_logits(self, rows: list[list[int]]) -> Tensor:
         """Logits [K, V] of the token after each row, as many rows in a pass as `tokens_per_batch` allows."""
@@ -361,13 +373,16 @@ class HuggingFaceLM:
         return torch.cat([self._pass_of_last(rows[start : start + size]) for start in range(0, len(rows), size)])
 
     def _pass_of_last(self, rows: list[list[int]]) -> Tensor:
-        inputs = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
         last = torch.tensor([len(row) - 1 for row in rows])
-        found = self._predicting_rows(inputs.to(self.model.device), torch.arange(len(rows)), last, None)
+        found = self._predicting_rows(rows, torch.arange(len(rows)), last, None)
         return self._head(found) if self._head is not None else found
 
-    def _predicting_rows(self, inputs: Tensor, row: Tensor, position: Tensor, shared: SharedPrefix | None) -> Tensor:
+    def _predicting_rows(self, ids: Rows, row: Tensor, position: Tensor, shared: SharedPrefix | None) -> Tensor:
         """Hidden states [N, D] at the positions that predict, or logits [N, V] where the head is not separable."""
+        if self._packs and shared is None:
+            return packed_states_at(self.model.base_model, ids, row, position)
+        padded = nn.utils.rnn.pad_sequence([torch.tensor(one) for one in ids], batch_first=True)
+        inputs = to_device(padded, self.model.device)
         if self._head is None:
             return self._logits(inputs, row, position)
         if shared is None:
@@ -382,4 +397,4 @@ class HuggingFaceLM:
         keep = position.unique()
         # A list, since a tensor would be on the first device, and the hidden states are on the last.
         logits = self.model(input_ids=inputs, use_cache=False, logits_to_keep=keep.tolist()).logits
-        return logits[row.to(logits.device), torch.searchsorted(keep, position).to(logits.device)]
+        return logits[to_device(row, logits.device), to_device(torch.searchsorted(keep, position), logits.device)]

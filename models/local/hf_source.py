@@ -7,9 +7,11 @@ from replug.configs.schema import LMConfig
 from replug.models.black_box_lm import AsyncLM, LocalLM
 from replug.models.hardware import DTYPES, default_device, dtype_name
 from replug.models.lm_source import LMFiles
+from replug.models.local.computing import BY_DEFAULT, Computing
 from replug.models.local.local_source import LocalSource
 from replug.models.local.weights import HashedFiles, hashed_files, lm_identity
 from replug.models.packaged import resolve_lm_path
+from replug.models.pass_size import LMShape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -19,8 +21,8 @@ def source(lm: LMConfig, files: LMFiles) -> "HuggingFaceSource | None":
     """Raises UserError for a path that is no model's."""
     if lm.path is None:
         return None
-    passes = (lm.tokens_per_batch, lm.compile, lm.fused)
-    return HuggingFaceSource(resolve_lm_path(lm.path), dtype_name(lm.dtype.value), *passes)
+    computing = Computing(lm.compile, lm.fused, lm.packed)
+    return HuggingFaceSource(resolve_lm_path(lm.path), dtype_name(lm.dtype.value), lm.tokens_per_batch, computing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +35,7 @@ class HuggingFaceSource(LocalSource):
     path: str
     dtype: str = "float32"
     tokens_per_batch: int | None = None
-    compile: bool = False
-    fused: bool = True
+    computing: Computing = BY_DEFAULT
     hashed: HashedFiles | None = None
 
     @property
@@ -46,6 +47,12 @@ class HuggingFaceSource(LocalSource):
         from replug.models.model_files import read_model_config
 
         return getattr(read_model_config(self.path, "lm.path").get_text_config(), "max_position_embeddings", None)
+
+    @property
+    def shape(self) -> LMShape:
+        from replug.models.model_files import lm_shape, read_model_config
+
+        return lm_shape(read_model_config(self.path, "lm.path"))
 
     def tokenizer(self) -> "PreTrainedTokenizerBase":
         from replug.models.model_files import load_lm_tokenizer
@@ -59,7 +66,7 @@ class HuggingFaceSource(LocalSource):
     def load(self, spread: bool = False) -> LocalLM:
         from replug.models.local.hf_lm import HuggingFaceLM
 
-        options = (default_device(), self.tokens_per_batch, self.compile, spread, self.identity, self.fused)
+        options = (default_device(), self.tokens_per_batch, spread, self.identity, self.computing)
         return HuggingFaceLM(self.path, DTYPES[self.dtype], *options)
 
     def open(self, lm: LMConfig) -> AsyncLM:

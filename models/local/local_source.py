@@ -7,6 +7,7 @@ from replug.cluster.layout import scorers
 from replug.configs.schema import LMConfig
 from replug.models.black_box_lm import AsyncLM, LocalLM
 from replug.models.in_process_lm import InProcessLM
+from replug.models.pass_size import LMShape, tokens_per_unit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -16,7 +17,7 @@ class LocalSource(ABC):
     """An `LMSource` for whatever `load` loads. Subclasses are records that travel to actors by pickle."""
 
     roles = ("score",)
-    tokens_per_batch: int | None  # padded tokens in one pass; None for the hardware's default
+    tokens_per_batch: int | None  # padded tokens in one pass; None for a default by hardware and size
 
     @property
     @abstractmethod
@@ -27,6 +28,11 @@ class LocalSource(ABC):
     @abstractmethod
     def max_tokens(self) -> int | None:
         """As the loaded LM's, without loading it."""
+
+    @property
+    def shape(self) -> LMShape:
+        """Of the LM's layers, without loading them."""
+        return LMShape()
 
     @abstractmethod
     def tokenizer(self) -> "PreTrainedTokenizerBase | None":
@@ -46,4 +52,8 @@ class LocalSource(ABC):
         return ScorerPool(self, replicas, lm.threads_per_replica, gpus, lm.timeout_seconds, lm.max_attempts)
 
     def open_here(self) -> AsyncLM:
-        return InProcessLM(self.load(), self.tokens_per_batch)
+        return InProcessLM(self.load(), self.tokens_per_unit(on_gpu=False))
+
+    def tokens_per_unit(self, on_gpu: bool) -> int:
+        """Of one call to a replica."""
+        return tokens_per_unit(self.shape, on_gpu, self.tokens_per_batch)

@@ -83,7 +83,7 @@ def test_the_table_names_the_roles_and_what_dominates(capsys: pytest.CaptureFixt
     assert "LM scoring" in output
     assert "dominated by" in output
     assert "resources.score=" in output
-    assert "5 GPUs on node 1: scorer, 4.7 of 73.6 GB each" in output
+    assert "5 GPUs on node 1: scorer, 3.6 of 73.6 GB each" in output
 
 
 def test_sixty_four_gpus_lie_over_the_nodes_given(capsys: pytest.CaptureFixture[str]) -> None:

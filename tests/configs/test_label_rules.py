@@ -14,6 +14,9 @@ CONTRADICTING = {
     "train.labels=x resources.train=2": "labels are trained on by one rank",
     "train.labels=x loss.beta_entropy=1.0": "a share between 0 and 1, such as 0.5",
     "train.labels=x loss.weigh_queries=true loss.lm_score=probability": "which underflows",
+    "train.labels=auto label.tuned=4": "label.tuned is 4 with retriever.train=both; expected query",
+    "train.labels=auto label.tuned_path=x": "label.tuned_path is x, but label.tuned is 0",
+    "train.labels=auto label.tuned=4 retriever.train=query retriever.query_path=x": "expected one encoder, and no pair",
     "data.num_dev=5 data.query_share=0.6 data.heldout_share=0.2 data.dev_share=0.2": "data.dev_share is 1",
     "evaluate.heldout=false": r"evaluate\.heldout=false is set, but train\.labels is not",
 }

@@ -241,3 +241,16 @@ def test_a_table_has_an_empty_cell_where_a_method_has_no_such_metric():
     results = {"a": {"accuracy": entry}, "b": {"accuracy": entry, "margin": entry}}
     assert "| a | 0.5000 | 0.4000 to 0.6000 |  |" in markdown_table(results, "title")
     assert "| b | 0.5000 | 0.4000 to 0.6000 | 0.5 |" in markdown_table(results, "title")
+
+
+def test_of_many_differences_those_that_show_something_are_listed() -> None:
+    unshown = {"value": 0.1, "interval": [-0.1, 0.3], "p_holm": 1.0}
+    shown = {"value": 0.2, "interval": [0.1, 0.3], "p_holm": 0.01}
+    names = [f"m{number}" for number in range(22)]
+    results = {name: {"em": {"value": 0.5, "interval": [0.4, 0.6], "n": 30}} for name in names}
+    results["m21"] |= {f"em - {name}": unshown for name in names[1:21]}
+    assert markdown_table(results, "title").count("no difference shown") == 20
+    results["m21"]["em - m0"] = shown
+    table = markdown_table(results, "title")
+    assert "- em of m21 − m0: +0.2000" in table and "no difference shown" not in table
+    assert "- 20 others show no difference; results.json has them." in table

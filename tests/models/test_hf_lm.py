@@ -21,6 +21,7 @@ from transformers import (
 
 from replug.configs.errors import RunError
 from replug.models.local import shared_prefix, weights
+from replug.models.local.computing import Computing
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.hf_source import HuggingFaceSource
 from replug.models.local.prefix_groups import PrefixGroup, prefix_groups
@@ -437,6 +438,7 @@ import re, resource, sys
 from unittest import mock
 import numpy as np
 from replug.configs.errors import RunError
+from replug.models.local.computing import Computing
 from replug.models.local.hf_lm import HuggingFaceLM
 
 mock.patch("replug.models.local.hf_lm.require_sense").start()  # the LM is random
@@ -460,7 +462,7 @@ print("equal")
 def test_a_compiled_model_gives_the_same_scores(folder: Path, lm: HuggingFaceLM) -> None:
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         pytest.skip("torch.compile needs a C++ compiler on a CPU, and there is none")
-    assert_same_scores(lm, HuggingFaceLM(str(folder), compile=True))
+    assert_same_scores(lm, HuggingFaceLM(str(folder), computing=Computing(compile=True)))
 
 
 def test_layers_that_are_spread_over_devices_give_the_same_scores(folder: Path, lm: HuggingFaceLM) -> None:

@@ -2,13 +2,15 @@
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedTokenizerFast
+import torch
+from transformers import PreTrainedTokenizerFast, masking_utils
 
-from replug.models.black_box_lm import ContinuationScore, TokenizingLM, UnscorableText
+from replug.models.black_box_lm import ContinuationScore, LaunchingLM, Pending, UnscorableText
+from replug.models.hardware import HostCopy
 from replug.models.local import hf_lm
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.logprobs import continuation_positions
@@ -83,7 +85,7 @@ def test_scores_are_those_of_pairs_that_were_tokenized_one_by_one(lm, monkeypatc
     prefixes = [f"the cat{prefix}" for prefix in prefixes] if opening else list(prefixes)
     together = bits(lm.score(prefixes, continuations, opening=opening))
     apart = lm.tokenize(prefixes, continuations, opening=opening)
-    assert isinstance(lm, TokenizingLM) and bits(lm.score_tokenized(apart)) == together
+    assert isinstance(lm, LaunchingLM) and bits(lm.launch(apart).result()) == together
     monkeypatch.setattr(hf_lm, "pairs_token_ids", pair_by_pair)
     assert bits(lm.score(prefixes, continuations, opening=opening)) == together
 
@@ -119,11 +121,16 @@ class SlowLM(StandInLM):
         pairs = zip(prefixes, continuations, strict=True)
         return TokenizedCall([(list(p.encode()), list(c.encode())) for p, c in pairs], None)
 
-    def score_tokenized(self, call: TokenizedCall) -> list[ContinuationScore]:
+    def launch(self, call: TokenizedCall) -> Pending:
         assert self.second_is_tokenized.wait(60), "the next call was not tokenized while the device was at this one"
         self.computes_in.add(threading.current_thread().name)
         texts = [(bytes(p).decode(), bytes(c).decode()) for p, c in call.pairs]
-        return self.score([p for p, _ in texts], [c for _, c in texts])
+        return self.pending(self.score([p for p, _ in texts], [c for _, c in texts]))
+
+    def pending(self, scores: list[ContinuationScore]) -> Pending:
+        done: Future[list[ContinuationScore]] = Future()
+        done.set_result(scores)
+        return done
 
 
 def test_a_replica_tokenizes_the_next_call_while_its_device_is_at_one() -> None:
@@ -146,3 +153,94 @@ def test_what_tokenizing_refuses_reaches_the_caller_and_the_next_call_is_answere
     with pytest.raises(UnscorableText, match="continuation 0 is empty"):
         replica.score(["a"], [""])
     assert bits(replica.score(["a"], [" b"]).scores) == bits(lm.score(["a"], [" b"]))
+
+
+class BehindLM(SlowLM):
+    """A device whose first call ends when the second has been launched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second_is_tokenized.set()
+        self.launched: list[Future] = []
+
+    def pending(self, scores: list[ContinuationScore]) -> Pending:
+        under_way: Future[list[ContinuationScore]] = Future()
+        self.launched.append(under_way)
+        if len(self.launched) == 2:
+            for call in self.launched:
+                threading.Timer(0.2 if call is under_way else 0.1, call.set_result, [scores]).start()
+        return under_way
+
+
+def test_a_replica_launches_the_next_call_behind_the_one_that_its_device_is_at() -> None:
+    replica, behind = Scorer(StandInSource(), threads=1), BehindLM()
+    replica._lm = behind
+    with ThreadPoolExecutor(2) as calls:
+        first, second = sorted(
+            calls.map(replica.score, [["a b"], ["c d"]], [[" b"], [" d"]]), key=lambda answer: answer.began
+        )
+    assert len(behind.launched) == 2
+    assert second.began == pytest.approx(first.began + first.seconds)  # not when it was launched
+    assert 0.05 < second.seconds < 60
+    assert first.tokens == second.tokens == 3
+
+
+# Scores on their way to the host ----------------------------------------------------------------------------------
+
+
+class OnGPU:
+    """Stands for a tensor of a GPU."""
+
+    device = torch.device("cuda:0")
+
+    def to(self, device: str, **options: bool) -> str:
+        assert (device, options) == ("cpu", {"non_blocking": True})
+        return "copied"
+
+
+class Copied:
+    """Stands for a CUDA event."""
+
+    def __init__(self, blocking: bool) -> None:
+        self.blocking, self.calls = blocking, []
+
+    def record(self, stream: str) -> None:
+        self.calls.append(stream)
+
+    def query(self) -> bool:
+        return "waited" in self.calls
+
+    def synchronize(self) -> None:
+        self.calls.append("waited")
+
+
+def test_a_gpus_numbers_are_waited_for_when_they_are_asked_for_and_not_before(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Copied)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    copy = HostCopy(OnGPU())
+    assert copy._copied.calls == ["stream of cuda:0"] and copy._copied.blocking
+    assert not copy.is_there()
+    assert copy.tensor() == "copied"
+    assert copy.is_there()
+
+
+def test_a_cpus_numbers_are_there() -> None:
+    numbers = torch.arange(3.0)
+    copy = HostCopy(numbers)
+    assert copy.is_there() and copy.tensor() is numbers
+
+
+def test_launching_fetches_nothing_from_the_device(lm, monkeypatch) -> None:
+    fetched: list[str] = []
+    prefixes, continuations = [p for p, _ in HARD], [c for _, c in HARD]
+    expected = bits(lm.score(prefixes, continuations))
+    call = lm.tokenize(prefixes, continuations)
+    for name in ("cpu", "numpy", "item", "tolist", "__bool__", "__float__", "__int__"):
+        plain = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda self, *a, _f=plain, _n=name: fetched.append(_n) or _f(self, *a))
+    # transformers looks at positions itself, before a padded pass
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda positions: None)
+    pending = lm.launch(call)
+    assert fetched == []
+    assert pending.done() and bits(pending.result()) == expected
+    assert set(fetched) == {"numpy"}

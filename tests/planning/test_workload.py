@@ -118,7 +118,7 @@ def test_documents_are_counted_in_a_file_or_a_prepared_set(tmp_path: Path, paper
     prepared.mkdir()
     (prepared / "manifest.json").write_text(json.dumps({"counts": {"documents": 7}}))
     own = load_config(
-        Path("configs/own_data.yaml"),
+        Path("configs/own_data_online.yaml"),
         [f"data.corpus={corpus}", "retriever.path=x", "lm.path=y", f"run_dir={tmp_path}"],
     )
     assert shape_of(own).num_documents == 2

@@ -17,6 +17,22 @@ from transformers import PreTrainedModel, masking_utils
 aten = torch.ops.aten
 
 
+class Event:
+    """Of a stream that has nothing to do."""
+
+    def __init__(self, blocking: bool) -> None:
+        self.blocking = blocking
+
+    def record(self, stream: object) -> None:
+        """At once."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+
 @contextmanager
 def fake_gpus(patch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
     with patch.context() as mended:
@@ -26,6 +42,8 @@ def fake_gpus(patch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
         mended.setattr(Tensor, "contiguous", lambda self, **_: aten.clone(self, memory_format=torch.contiguous_format))
         mended.setattr(Tensor, "__deepcopy__", _copying(Tensor.__deepcopy__))
         mended.setattr(Tensor, "pin_memory", lambda self: self)
+        mended.setattr(torch.cuda, "Event", Event)
+        mended.setattr(torch.cuda, "current_stream", lambda device: None)
         mended.setattr(Tensor, "numpy", lambda self: np.zeros(tuple(self.shape), dtype=np.float32))
         mended.setattr(FakeTensor, "tolist", lambda self: [0] * len(self))
         mended.setattr(torch, "tensor", _making(torch.tensor))

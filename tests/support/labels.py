@@ -44,7 +44,7 @@ def write_stand_in_labels(
         similarities = encoder.encode([window.context for window in store.windows()]).numpy() @ vectors.T
         dense = np.argsort(-similarities, axis=1, kind="stable")[:, : config.label.dense]
         wanted = Wanted(config.label.dense, 0, config.label.random)
-        found = Found(dense, np.empty((len(store), 0), np.int64))
+        found = Found(dense, *(np.empty((len(store), 0), np.int64) for _ in range(2)))
         candidates = mix_candidates(wanted, found, len(data.corpus), config.seed, any_document)
         own = np.take_along_axis(similarities, candidates.doc_rows, axis=1)
         rows = scorer.rows(split, store, candidates, own)

@@ -1,5 +1,6 @@
 """Under the trainer's autocast only the backbone computes in bfloat16: vectors, similarities and loss are float32."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,11 +8,15 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from replug.cluster.futures import InlineExecutor
+from replug.configs.choices import Precision
 from replug.data.datamodule import Position
 from replug.index_workers.version_store import IndexState
 from replug.models.encoder_modules import CLS, MEAN, EncoderHead, Pooling
+from replug.train.fitting import batch_pipeline
 from replug.train.loss import log_likelihood, lsr_loss
 from replug.train.module import inner_products
+from replug.train.step_clock import StepClock
 from tests.support.training import InlineLM, pipeline_for
 
 
@@ -81,6 +86,33 @@ def test_query_vectors_do_not_depend_on_autocast(module, data):
     with autocast():
         assert np.array_equal(module.encode_queries(texts), expected)
         assert np.array_equal(module.encode_queries(texts[:1]), expected[:1])
+
+
+def test_query_precision_makes_products_in_bfloat16_and_vectors_stay_float32(module, data):
+    texts = [window.context for window in data.queries.windows(range(20))]
+    exact, found = module.encode_queries(texts), module.encode_queries(texts, autocast=True)
+    assert found.dtype == np.float32 and not np.array_equal(found, exact)
+    assert (found * exact).sum(1) == pytest.approx(np.ones(20), abs=1e-3)
+    assert np.array_equal(module.encode_queries(texts, autocast=True), found)
+    assert np.array_equal(module.encode_queries(texts), exact)
+
+
+@pytest.mark.parametrize(("key", "autocast"), [("float32", False), ("bf16_mixed", True)])
+def test_the_pipeline_encodes_queries_as_the_key_says(key, autocast, debug_config, module, data, monkeypatch):
+    given = []
+    monkeypatch.setattr(module, "encode_queries", lambda texts, autocast: given.append(autocast))
+    config = replace(debug_config, train=replace(debug_config.train, query_precision=Precision(key)))
+    workers = SimpleNamespace(index=SimpleNamespace(search=None), lm=StandInSums(), template=None)
+    pipeline = batch_pipeline(config, module, data, workers, InlineExecutor(), StepClock(), lambda: None)
+    pipeline._retrieval.encode(["a"])
+    assert given == [autocast]
+
+
+class StandInSums:
+    """An LM that is not asked."""
+
+    def submit_sums(self, prefixes, continuations):
+        raise NotImplementedError
 
 
 def test_inner_products_are_float32_under_the_autocast_of_a_gpu():

@@ -1,6 +1,6 @@
-"""Which documents of each text the LM scores: the retriever's nearest, then BM25's best, then random ones. Pure.
+"""Which documents of each text the LM scores: the retriever's nearest, a tuned one's, BM25's best, random ones. Pure.
 
-A document counts once: BM25 and chance give others than those that are there. So every text has the same number, and
+A document counts once: each of these gives others than those that are there. So every text has the same number, and
 each document says who gave it and as which.
 """
 
@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-DENSE, BM25, RANDOM = range(3)  # places in `data.labels.GIVERS`
+DENSE, BM25, RANDOM, TUNED = range(4)  # places in `data.labels.GIVERS`
 SMALL = 4096  # documents of a corpus that is drawn from in one permutation
 Allowed = Callable[[int, np.ndarray], np.ndarray]  # of a text's row: which of these documents it may have
 
@@ -22,10 +22,11 @@ class Wanted:
     dense: int
     bm25: int
     random: int
+    tuned: int = 0
 
     @property
     def total(self) -> int:
-        return self.dense + self.bm25 + self.random
+        return self.dense + self.tuned + self.bm25 + self.random
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,11 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What searches gave, best first: [N, dense] and [N, any number]."""
+    """What searches gave, best first: [N, dense], the others [N, any number]."""
 
     dense: np.ndarray
     bm25: np.ndarray
+    tuned: np.ndarray
 
 
 class TooFewFound(ValueError):
@@ -77,17 +79,19 @@ def other_sources(sources_of: Callable[[np.ndarray], list[str]], exclude: Sequen
 def _of_text(
     row: int, wanted: Wanted, found: Found, num_documents: int, seed: int, allowed: Allowed
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    dense = found.dense[row][: wanted.dense]
-    bm25, bm25_ranks = _others([found.bm25[row]], wanted.bm25, set(dense.tolist()), partial(allowed, row))
+    others = partial(_others, allowed=partial(allowed, row))
+    dense = found.dense[row][: wanted.dense].tolist()
+    tuned, tuned_ranks = others([found.tuned[row]], wanted.tuned, {*dense})
+    bm25, bm25_ranks = others([found.bm25[row]], wanted.bm25, {*dense, *tuned})
     if len(bm25) < wanted.bm25:
         raise TooFewFound(f"BM25 gave {len(bm25)} new documents, {wanted.bm25} are wanted")
     drawn = _drawn(num_documents, wanted.random, np.random.default_rng([seed, row]))
-    random, _ = _others(drawn, wanted.random, {*dense.tolist(), *bm25}, partial(allowed, row))
+    random, _ = others(drawn, wanted.random, {*dense, *tuned, *bm25})
     if len(random) < wanted.random:
         raise ValueError(f"the corpus has {num_documents} documents, too few for {wanted.total} candidates of a text")
-    ranks = [*range(1, len(dense) + 1), *bm25_ranks, *range(1, len(random) + 1)]
-    givers = np.repeat([DENSE, BM25, RANDOM], [len(dense), len(bm25), len(random)])
-    return np.array([*dense, *bm25, *random], np.int64), givers, np.array(ranks, np.int64)
+    ranks = [*range(1, len(dense) + 1), *tuned_ranks, *bm25_ranks, *range(1, len(random) + 1)]
+    givers = np.repeat([DENSE, TUNED, BM25, RANDOM], [len(dense), len(tuned), len(bm25), len(random)])
+    return np.array([*dense, *tuned, *bm25, *random], np.int64), givers, np.array(ranks, np.int64)
 
 
 def _others(

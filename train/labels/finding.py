@@ -1,4 +1,7 @@
-"""The candidates of a split's texts, found by an index of the retriever as it is, by BM25 and by chance."""
+"""The candidates of a split's texts, found by an index of the retriever as it is, by BM25 and by chance.
+
+Queries that were tuned earlier search the same index.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,43 +34,44 @@ TEXTS_PER_SEARCH = 256
 
 @dataclass(frozen=True, slots=True)
 class Finder:
-    """Index version 0 holds the documents by `encoder`, which encodes the texts as well."""
+    """Index version 0 holds the documents by `encoder`, which encodes the texts as well; so may `tuned`."""
 
     config: Config
     data: PreparedSet
     index: IndexService
     encoder: Encoder
+    tuned: Encoder | None = None
 
     def find(self, store: WindowStore) -> tuple[Candidates, np.ndarray]:
         """The candidates of all texts and their similarities [N, K] float32."""
         windows = store.windows()
-        vectors = self._query_vectors(windows)
+        vectors = self._query_vectors(windows, self.encoder)
         candidates = self._candidates(windows, vectors)
         return candidates, similarities(vectors, candidates.doc_rows, open_block_vectors(self.index.store))
 
-    def _query_vectors(self, windows: list[Window]) -> np.ndarray:
+    def _query_vectors(self, windows: list[Window], encoder: Encoder) -> np.ndarray:
         """[N, D], some texts at a time, by their places in the set."""
-        parts = [self._encode(windows[at : at + TEXTS_PER_SEARCH]) for at in range(0, len(windows), TEXTS_PER_SEARCH)]
-        return np.concatenate(parts)
+        starts = range(0, len(windows), TEXTS_PER_SEARCH)
+        return np.concatenate([self._encode(windows[at : at + TEXTS_PER_SEARCH], encoder) for at in starts])
 
-    def _encode(self, windows: list[Window]) -> np.ndarray:
-        vectors = self.encoder.encode_query([window.context for window in windows]).numpy()
+    def _encode(self, windows: list[Window], encoder: Encoder) -> np.ndarray:
+        vectors = encoder.encode_query([window.context for window in windows]).numpy()
         require_finite_vectors(vectors, [window.id for window in windows])
         return vectors
 
     def _candidates(self, windows: list[Window], vectors: np.ndarray) -> Candidates:
         label, corpus = self.config.label, self.data.corpus
-        wanted = Wanted(label.dense, label.bm25, label.random)
-        allowed: Allowed = any_document
+        wanted = Wanted(label.dense, label.bm25, label.random, label.tuned)
         if len(corpus) < wanted.total:
-            raise UserError(
-                f"label.dense + label.bm25 + label.random is {wanted.total}, but the corpus has {len(corpus)}"
-            )
+            raise UserError(f"label: {wanted.total} candidates of a text are wanted, but the corpus has {len(corpus)}")
+        allowed: Allowed = any_document
         if self.config.retrieve.exclude_own_source:
             allowed = other_sources(corpus.sources, [window.source for window in windows])
-        dense, depth = self._dense(windows, vectors), wanted.dense + wanted.bm25
+        dense = self._nearest(windows, vectors, label.dense)
+        tuned = self._tuned(windows)
+        depth = wanted.total - wanted.random
         while True:
-            found = Found(dense, self._bm25(windows, min(depth, len(corpus))))
+            found = Found(dense, self._bm25(windows, min(depth, len(corpus))), tuned)
             try:
                 return mix_candidates(wanted, found, len(corpus), self.config.seed, allowed)
             except TooFewFound as error:
@@ -75,8 +79,14 @@ class Finder:
                     raise UserError(f"label.bm25: {error}; expected a larger corpus, or fewer") from error
                 depth *= 2
 
-    def _dense(self, windows: list[Window], vectors: np.ndarray) -> np.ndarray:
-        k = self.config.label.dense
+    def _tuned(self, windows: list[Window]) -> np.ndarray:
+        """As many as are new for each text, whichever the untuned queries found."""
+        label = self.config.label
+        if self.tuned is None:
+            return np.empty((len(windows), 0), np.int64)
+        return self._nearest(windows, self._query_vectors(windows, self.tuned), label.dense + label.tuned)
+
+    def _nearest(self, windows: list[Window], vectors: np.ndarray, k: int) -> np.ndarray:
         if not k:
             return np.empty((len(windows), 0), np.int64)
         starts = range(0, len(windows), TEXTS_PER_SEARCH)

@@ -10,7 +10,6 @@ Every stage is passed over where its result is there, so the same command goes o
 """
 
 import logging
-import tempfile
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -37,7 +36,7 @@ from replug.data.store import PreparedSet
 from replug.index_workers.build import build_version, index_settings
 from replug.index_workers.installation import check_faiss
 from replug.index_workers.service import IndexService
-from replug.index_workers.version_store import IndexState, reading_identity, weights_sha256
+from replug.index_workers.version_store import IndexState
 from replug.models.build import lm_source, load_encoder, opened_lm, prompt_template
 from replug.models.encoder import Encoder
 from replug.models.hardware import check_gpus, multiplies_bfloat16
@@ -47,6 +46,7 @@ from replug.planning.sizes import run_sizes
 from replug.train.data_checks import check_data
 from replug.train.labels.finding import Finder
 from replug.train.labels.scoring import LabelScorer
+from replug.train.labels.tuned_queries import load_tuned_queries, retriever_identity
 from replug.train.run_dir import RunDirectory
 from replug.train.workers import local_models
 
@@ -70,18 +70,21 @@ def _label(config: Config, out: Path) -> Labels:
     data = prepared_set(config, RunDirectory(Path(config.run_dir).expanduser()).data)
     check_data(config, data, source)
     encoder = load_encoder(config.retriever, dims=config.index.dims)
-    origin = label_origin(config, data, source.identity, encoder)
+    tuned = load_tuned_queries(config, encoder)
+    origin = label_origin(config, data, source.identity, encoder, tuned)
     _claim(out, origin)
     if (out / MARK).is_file():
         log.info(f"{out} holds these labels already")
         return Labels(out)
-    _make(config, out, source, data, encoder)
+    _make(config, out, source, data, encoder, tuned)
     counts = {"queries": len(data.queries), "dev": len(data.dev) if data.dev is not None else 0}
     finish_labels(out, origin, counts)
     return Labels(out)
 
 
-def label_origin(config: Config, data: PreparedSet, lm: str, encoder: Encoder) -> LabelOrigin:
+def label_origin(
+    config: Config, data: PreparedSet, lm: str, encoder: Encoder, tuned: Encoder | None = None
+) -> LabelOrigin:
     """What the labels of a configuration are of; `lm` is the LM's identity."""
     label = config.label
     return LabelOrigin(
@@ -96,16 +99,9 @@ def label_origin(config: Config, data: PreparedSet, lm: str, encoder: Encoder) -
         random=label.random,
         exclude_own_source=config.retrieve.exclude_own_source,
         seed=config.seed,
+        tuned=label.tuned,
+        tuned_queries=retriever_identity(tuned) if tuned else "",
     )
-
-
-def retriever_identity(encoder: Encoder) -> str:
-    """Equal ones give equal similarities."""
-    with tempfile.TemporaryDirectory() as folder:
-        encoder.save(Path(folder))
-        reading = reading_identity(encoder.pooling, encoder.prompts.query, encoder.prompts.document)
-        dims = f":first {encoder.dims}" if encoder.dims else ""
-        return f"{weights_sha256(Path(folder))[:16]}:{encoder.similarity}:{encoder.max_tokens}{reading}{dims}"
 
 
 def _claim(out: Path, origin: LabelOrigin) -> None:
@@ -114,16 +110,18 @@ def _claim(out: Path, origin: LabelOrigin) -> None:
     if not plan.is_file():
         write_json(plan, asdict(origin))
         return
-    begun, asked = read_json(plan, OTHER_OUT), asdict(origin)
-    changed = [name for name in asked if begun.get(name) != asked[name]]
+    begun, asked = asdict(LabelOrigin(**read_json(plan, OTHER_OUT))), asdict(origin)
+    changed = [name for name in asked if begun[name] != asked[name]]
     if changed:
         name = changed[0]
         raise UserError(
-            f"{out} holds labels with another {name} ({begun.get(name)!r} there, {asked[name]!r} now); {OTHER_OUT}"
+            f"{out} holds labels with another {name} ({begun[name]!r} there, {asked[name]!r} now); {OTHER_OUT}"
         )
 
 
-def _make(config: Config, out: Path, source: LMSource, data: PreparedSet, encoder: Encoder) -> None:
+def _make(
+    config: Config, out: Path, source: LMSource, data: PreparedSet, encoder: Encoder, tuned: Encoder | None
+) -> None:
     interruption = Interruption()
     sizes = run_sizes(config, len(data.corpus), multiplies_bfloat16())
     with ray_cluster(config, ("index", *source.roles), interruption, sizes) as laid_out:
@@ -135,7 +133,7 @@ def _make(config: Config, out: Path, source: LMSource, data: PreparedSet, encode
         ):
             build_version(laid_out, encoder, data, index, IndexState(0, 0))
             scorer = LabelScorer(lm, prompt_template(laid_out.lm, source), data.corpus, interruption.check)
-            finder = Finder(laid_out, data, index, encoder)
+            finder = Finder(laid_out, data, index, encoder, tuned)
             for split in ("queries", *(["dev"] if data.dev is not None else [])):
                 _write(out / f"{split}.parquet", split, data, finder, scorer)
             log.info(f"{lm.num_misses:,} pairs were scored, {lm.num_hits:,} were found in the cache")

@@ -29,7 +29,8 @@ from replug.planning.sizes import run_sizes
 from replug.train.data_checks import check_data, check_texts
 from replug.train.evaluation import evaluate_heldout
 from replug.train.labels.fitting import LabelTraining, fit_labels, label_module
-from replug.train.labels.labelling import label_origin, retriever_identity
+from replug.train.labels.labelling import label_origin
+from replug.train.labels.tuned_queries import retriever_identity
 from replug.train.measuring import found_before, found_tuned, measured_encoder, write_examples
 from replug.train.model_card import write_model_card
 from replug.train.run_dir import MEND, RunDirectory, StageTimes

@@ -1,23 +1,25 @@
 """`train.labels=auto`: one command labels a set and trains on its labels."""
 
 import json
+import re
 import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 
+from replug.data.labels import Labels
 from tests.support.command_line import ROOT, CommandLine, start_process, wait_for
 
 STAND_INS = ("retriever.path=stand_in", "lm.path=stand_in")
-CONFIG = ROOT / "configs/own_data_labels.yaml"
+CONFIG = ROOT / "configs/own_data.yaml"
 OWN = ("train.epochs=2", "train.batch_size=4", "label.dense=3", "label.bm25=1")
 
 
 def typed(folder: Path, replug: CommandLine, *others: str) -> list[str]:
     """The command that `replug example` prints, with stand-ins for its models."""
     words = shlex.split(replug("example", folder / "mine").output.splitlines()[-1])[2:]
-    given = ("retriever.path", "lm.path", "train.max_steps")
+    given = ("retriever.path", "lm.path")
     kept = [word for word in words[2:] if not word.startswith(given)]
     return [words[0], str(CONFIG), *kept, *STAND_INS, *OWN, *others]
 
@@ -37,11 +39,22 @@ def test_a_sweep_wants_labels_that_are_there(tmp_path: Path, replug: CommandLine
     assert ended.status == 2 and "train.labels is auto; a sweep trains on what `replug label` wrote" in ended.errors
 
 
+def test_a_labelling_alone_has_no_tuned_queries_but_those_that_are_named(tmp_path: Path, replug: CommandLine) -> None:
+    command = typed(tmp_path, replug)
+    ended = replug("label", *command[1:], "--out", tmp_path / "labels")
+    assert ended.status == 2 and "label.tuned is 8; expected label.tuned_path" in ended.errors
+    assert not (tmp_path / "labels").exists()
+
+
 @pytest.mark.slow
 def test_the_examples_command_labels_trains_and_measures(tmp_path: Path, replug: CommandLine) -> None:
-    command, run = typed(tmp_path, replug), tmp_path / "mine/run"
-    first = wait_for(start_process(*command))
-    assert "100 pairs were scored" in first  # of 20 texts 4 candidates, and none
+    command, run = typed(tmp_path, replug, "label.tuned=2"), tmp_path / "mine/run"
+    printed = wait_for(start_process(*command))
+    scored = [int(count) for count in re.findall(r"(\d+) pairs were scored", printed)]
+    assert scored[0] == 100 and 0 < scored[1] <= 40  # of 20 texts 4 candidates, and none; then what is new of 2
+    first, second = Labels(run / "first/labels"), Labels(run / "labels")
+    assert (first.origin.num_candidates, second.origin.num_candidates) == (4, 6)
+    assert second.origin.tuned_queries and [row["given_by"][3:5] for row in second.rows("dev")] == [["tuned"] * 2] * 4
     assert json.loads((run / "labels/labels.json").read_text())["counts"] == {"queries": 16, "dev": 4}
     results = json.loads((run / "results.json").read_text())
     assert results["labels"]["best"]["bpb"] > 0

@@ -1,0 +1,73 @@
+"""How a step is cut: units that keep many replicas at work, and passes of which none is a remnant."""
+
+import random
+from pathlib import Path
+
+import pytest
+from transformers import GPT2Config, LlamaConfig
+
+from replug.models.batching import even_batches, token_budget_batches
+from replug.models.local.hf_source import HuggingFaceSource
+from replug.models.local.stand_in_lm import StandInSource
+from replug.models.model_files import lm_shape
+from replug.models.pass_size import LMShape, tokens_per_pass, tokens_per_unit
+from replug.models.units import units_of_similar_length
+from tests.support.tiny_lms import write_gpt2
+
+GPT2_XL, GPT2, LLAMA_7B = LMShape(48, 1600), LMShape(12, 768), LMShape(32, 4096)
+
+
+def padded(lengths: list[int], batches: list[list[int]]) -> list[int]:
+    return [len(batch) * max(lengths[row] for row in batch) for batch in batches]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_even_batches_are_as_few_as_greedy_ones_and_pad_no_more_than_the_budget(seed: int) -> None:
+    rng = random.Random(seed)
+    lengths = [rng.randint(1, 60) for _ in range(rng.randint(1, 80))]
+    budget = rng.randint(60, 900)
+    greedy, even = list(token_budget_batches(lengths, budget)), even_batches(lengths, budget)
+    assert sorted(row for batch in even for row in batch) == list(range(len(lengths)))
+    assert len(even) <= len(greedy)
+    assert max(padded(lengths, even)) <= budget
+
+
+def test_a_unit_a_little_beyond_a_pass_is_two_of_half_a_pass() -> None:
+    lengths = [100] * 12
+    assert [len(batch) for batch in token_budget_batches(lengths, 1000)] == [10, 2]
+    assert [len(batch) for batch in even_batches(lengths, 1000)] == [6, 6]
+    assert even_batches([5, 3], 10) == [[0, 1]]
+    assert even_batches([], 10) == []
+    assert even_batches([50, 40], 10) == [[0], [1]]  # more than a pass holds: one at a time
+
+
+def test_a_unit_of_a_gpu_has_so_much_arithmetic_and_a_packed_pass_holds_two() -> None:
+    assert [tokens_per_unit(lm, on_gpu=True) for lm in (LLAMA_7B, GPT2_XL, GPT2)] == [4096, 4096, 16_384]
+    assert tokens_per_unit(LMShape(36, 1280), on_gpu=True) == 8192
+    for lm in (LLAMA_7B, GPT2_XL, GPT2):
+        assert tokens_per_pass(lm, on_gpu=True) == 2 * tokens_per_unit(lm, on_gpu=True)
+        assert tokens_per_pass(lm, on_gpu=True, packed=False) == tokens_per_unit(lm, on_gpu=True)
+    assert (tokens_per_pass(GPT2_XL, on_gpu=False), tokens_per_unit(GPT2_XL, on_gpu=False)) == (1024, 8192)
+
+
+def test_the_users_size_of_a_pass_is_kept() -> None:
+    assert tokens_per_pass(GPT2_XL, True, 500) == tokens_per_unit(GPT2_XL, True, 500) == 500
+    assert (tokens_per_pass(GPT2_XL, False, 500), tokens_per_unit(GPT2_XL, False, 500)) == (500, 4000)
+
+
+def test_a_step_of_the_paper_has_work_for_a_hundred_replicas() -> None:
+    """64 queries with 20 documents, 384 tokens a pair; at depth 2 three steps are in flight."""
+    prefixes = [f"{row:08}" + "word " * 200 for row in range(1280)]
+    units = units_of_similar_length(prefixes, [" word" * 105] * 1280, tokens_per_unit(GPT2_XL, on_gpu=True))
+    assert len(units) > 100
+    assert {len(unit) for unit in units[:-1]} == {len(units[0])}
+
+
+def test_a_models_layers_and_width_are_read_from_its_configuration(tmp_path: Path) -> None:
+    assert lm_shape(GPT2Config(n_layer=48, n_embd=1600)) == GPT2_XL
+    assert lm_shape(LlamaConfig()) == LLAMA_7B
+    write_gpt2(tmp_path)
+    source = HuggingFaceSource(str(tmp_path))
+    assert source.shape == LMShape(2, 32)
+    assert (source.tokens_per_unit(on_gpu=True), source.tokens_per_unit(on_gpu=False)) == (16_384, 8192)
+    assert StandInSource(tokens_per_batch=20).tokens_per_unit(on_gpu=False) == 160
