@@ -1,7 +1,7 @@
 """How many GPUs each role has: `resources`, with what `auto` comes to on the nodes and for these sizes. Pure."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from replug.cluster.packing import Node
@@ -10,60 +10,11 @@ from replug.configs.errors import UserError
 from replug.configs.schema import Config, IndexConfig, LMConfig, ScoreConfig
 
 ROLES = ("train", "score", "index")
+# GPUs by role with which a run ends soonest on these nodes; None where nothing fits.
+Choose = Callable[[Config, Sequence[Node]], Mapping[str, float] | None]
 WEIGHTS = {"train": 1, "score": 2, "index": 1}  # by which they share fewer GPUs than there are roles
 EXACT_KINDS = ("flat_fp16",)  # whose vectors any number of searchers may share
 SHARED = 0.25  # as Ray counts, of each process on a GPU that roles share: a rank, a scorer, a builder and a searcher
-
-
-CROWDED = 0.95  # of a GPU's speed while several processes take turns: a guess, it was not measured
-HEADROOM = 1.3  # of a rank beside others: a step also waits for units of pairs that its GPU slows down
-
-
-@dataclass(frozen=True, slots=True)
-class StepSeconds:
-    """Seconds of one GPU that a step of training takes, by what they go into; refreshes are spread over the steps.
-
-    `exchange` is what many ranks take to sum their gradients, within a node and between nodes. `lag` is the share of
-    the steps from one refresh to the next that it may take.
-    """
-
-    score: float
-    embed: float
-    train: float
-    encode: float
-    exchange: tuple[float, float] = (0.0, 0.0)
-    lag: float = 1.0
-
-    def chain(self, ranks: float, gpus_of_node: float) -> float:
-        """What comes one after the other in a step: the queries of a batch, a part of it on each rank, the exchange."""
-        exchange = self.exchange[ranks > gpus_of_node] * (ranks - 1) / ranks
-        return self.encode + self.train / ranks + exchange
-
-    def pace(self, gpus: Mapping[str, float], num_gpus: float, gpus_of_node: float) -> float:
-        """Seconds of a step, about, where roles share GPUs: by all the work, by the chain, and by late refreshes."""
-        ranks, score, index = gpus["train"], gpus["score"], gpus["index"]
-        chain, others = self.chain(ranks, gpus_of_node), num_gpus - ranks
-        if score <= others and index <= others:
-            pace = max(chain, (self.score + self.embed) / others)
-        else:
-            whole = self.score + self.embed + self.encode + ranks * (chain - self.encode)
-            pace = self._beside(chain, whole / num_gpus, score if score > others else 0, index if index > others else 0)
-        late = max(0.0, self.embed / index - self.lag * pace / 2)  # while the trainer waits, others' GPUs are idle
-        return pace + late * (1 - index / num_gpus)
-
-    def _beside(self, chain: float, least: float, score: float, index: float) -> float:
-        """By the chain on GPUs where scorers or builders, on so many each, are at work for a part of the time.
-
-        At half their speed that is twice their work. The fixed point is found by halving.
-        """
-        low, high = least, max(least, 3 * HEADROOM * chain / CROWDED)
-        for _ in range(20):
-            pace = (low + high) / 2
-            beside = (min(1.0, 2 * self.score / (score * pace)) if score else 0.0) + (
-                min(1.0, 2 * self.embed / (index * pace)) if index else 0.0
-            )
-            low, high = (pace, high) if HEADROOM * chain * (1 + beside) / CROWDED > pace else (low, pace)
-        return high
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +26,7 @@ class Sizes:
     scoring: float | None = None  # an LM and one pass, over all its GPUs
     trained: float | None = None  # weights, gradients and moments of a rank
     batch: float | None = None  # activations of a whole batch, which ranks share
-    step: StepSeconds | None = None  # the work; only the ratios count
+    choose: Choose | None = None  # what `auto` comes to where roles may share GPUs (`planning.automatic`)
 
 
 def trains_on_gpu(config: Config | ScoreConfig, has_gpu: bool) -> bool:
@@ -115,13 +66,13 @@ def are_shared(gpus: Mapping[str, float], nodes: Sequence[Node]) -> bool:
     return bool(whole) and max(gpus.values()) <= num_gpus < sum(gpus.values())
 
 
-def shared_gpus(
+def chosen_gpus(
     config: Config | ScoreConfig, nodes: Sequence[Node], sizes: Sizes, roles: Collection[str]
 ) -> list[dict[str, float]]:
-    """GPUs of roles that share them, where `auto` may, the fastest first.
+    """What `auto` comes to where roles may share GPUs: the fastest, or without `sizes.choose` all that share them.
 
-    It may not where an actor is to have more of a GPU than its part or an LM takes several; and where numbers leave
-    GPUs to the other roles, not if scorers have a number or sizes are not known: a split is then what is sure to fit.
+    They may not where an actor is to have more of a GPU than its part or an LM takes several. Where numbers leave GPUs
+    to the other roles, they may where memory is known and scorers have no number: else a split is what is sure to fit.
     """
     num_gpus = int(sum(node.gpus for node in nodes))
     if num_gpus < 2 or not isinstance(config, Config) or not _may_share(config, nodes, sizes):
@@ -131,16 +82,14 @@ def shared_gpus(
     given = {role: float(value) for role, value in asked.items() if value != "auto"}
     if len(takers) < len(ROLES) or len(given) == len(ROLES) or any(not 1 <= n <= num_gpus for n in given.values()):
         return []
-    is_split = sum(given.values()) < num_gpus
-    if is_split and ("score" in given or not _are_known(nodes, sizes)):
+    is_known = sizes.choose is not None and _are_known(nodes, sizes)
+    if sum(given.values()) < num_gpus and ("score" in given or not is_known):
         return []
-    parts = config.train.batch_size // config.train.micro_batches
-    found = [{**one, **given} for one in all_shared(num_gpus, parts)]
-    fitting = [one for one in found if are_shared(one, nodes)]
-    if sizes.step is None:
-        return fitting
-    of_node, step = max(node.gpus for node in nodes), sizes.step
-    return sorted(fitting, key=lambda gpus: (round(step.pace(gpus, num_gpus, of_node), 4), gpus["train"]))
+    if sizes.choose is not None and is_known:
+        chosen = sizes.choose(config, nodes)
+        return [dict(chosen)] if chosen else []
+    found = [{**one, **given} for one in all_shared(num_gpus, config.train.batch_size // config.train.micro_batches)]
+    return [one for one in found if are_shared(one, nodes)]
 
 
 def all_shared(num_gpus: int, parts: int) -> Iterator[dict[str, float]]:
@@ -154,7 +103,7 @@ def all_shared(num_gpus: int, parts: int) -> Iterator[dict[str, float]]:
 
 def _are_known(nodes: Sequence[Node], sizes: Sizes) -> bool:
     """Whether what each actor holds of a GPU's memory can be added up."""
-    held = (sizes.embedding, sizes.scoring, sizes.trained, sizes.vectors, sizes.step)
+    held = (sizes.embedding, sizes.scoring, sizes.trained, sizes.vectors)
     return None not in held and all(node.gpu_bytes is not None for node in nodes if node.gpus)
 
 

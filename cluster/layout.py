@@ -18,10 +18,10 @@ from replug.cluster.gpu_shares import (
     SHARED,
     Sizes,
     are_shared,
+    chosen_gpus,
     gpus_by_role,
     gpus_of_replica,
     ray_share,
-    shared_gpus,
 )
 from replug.cluster.layout_messages import NoRoom, OutOfMemory, describe_memory, describe_shortage, notes_on
 from replug.cluster.packing import BUILDER, SCORER, SEARCHER, TRAINER, Actor, ActorGroup, Node, Packing, PlannedGPU
@@ -84,20 +84,26 @@ def lay_out(
 ) -> Layout[AnyConfig]:
     """Places for the actors of those roles. Raises UserError, with numbers, where they find no room.
 
-    Of the scorers one is enough to begin with. What `auto` leaves open is shared where that has room, else split.
-    Searches are on GPUs where that has room.
+    Of the scorers one is enough to begin with. What `auto` leaves open is what `sizes.choose` says, where roles may
+    share GPUs, else a split. Searches are on GPUs where that has room.
     """
+    candidates = chosen_gpus(config, nodes, sizes, roles)
     may_move = not isinstance(config, ScoreConfig) and config.index.gpus_per_searcher is None
     for on_gpu in (True, False) if may_move else (True,):
-        for gpus in shared_gpus(config, nodes, sizes, roles):
+        for gpus in candidates:
             with suppress(NoRoom):
-                return _lay_out(config, gpus, nodes, sizes, roles, on_gpu)
+                return _lay_out(_asked(config, gpus), gpus, nodes, sizes, roles, on_gpu)
     try:
         return _lay_out(config, gpus_by_role(config, nodes, sizes, roles, True), nodes, sizes, roles, True)
     except OutOfMemory:
         if not may_move:
             raise
     return _lay_out(config, gpus_by_role(config, nodes, sizes, roles, False), nodes, sizes, roles, False)
+
+
+def _asked(config: Any, gpus: dict[str, float]) -> Any:
+    """With numbers for `auto`, so that the configuration is laid out the same again."""
+    return replace(config, resources=replace(config.resources, **gpus))
 
 
 def num_ranks(config: Config) -> int:
@@ -157,8 +163,6 @@ def _with_ranks_and_index(
     if "index" in roles:
         config = replace(config, index=_index(config, gpus.get("index", 0.0), may_search_on_gpu, shared, len(nodes)))
         groups += _index_groups(config.index, sizes)
-    if shared:  # so that the configuration is laid out the same again
-        config = replace(config, resources=replace(config.resources, **gpus))
     return config, groups
 
 

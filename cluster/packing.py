@@ -84,6 +84,17 @@ class PlannedGPU:
         held = sum((actor.num_bytes or 0.0) / max(1.0, actor.gpus) for actor in self.actors)
         return held + CONTEXT_BYTES * max(0, len(self.actors) - 1)
 
+    def memory_share(self, actor: Actor) -> float | None:
+        """What torch may take of the memory there: its own bytes, and an equal part of what nobody is counted for.
+
+        None where the process has the GPU for itself, where only the index is, or where a size is not known.
+        """
+        held = [one.num_bytes for one in self.actors]
+        if self.node.gpu_bytes is None or None in held or len(held) < 2 or not self.has(TRAINER, SCORER):
+            return None
+        left = (self.node.gpu_limit - self.num_bytes) / len(held)
+        return ((actor.num_bytes or 0.0) + left) / self.node.gpu_bytes
+
     def describe(self) -> str:
         """Who is on it, as `builder 0 and searcher 0`."""
         return " and ".join(f"{NAMES[actor.key]} {actor.number}" for actor in self.actors)

@@ -5,7 +5,7 @@ Rates come from an accelerator's peak and the efficiency assumed, or from a run 
 
 from dataclasses import dataclass, field
 
-from replug.cluster.gpu_shares import Sizes, StepSeconds
+from replug.cluster.gpu_shares import Sizes
 from replug.configs.choices import SwapMode
 from replug.configs.schema import Config
 from replug.index_workers.file_size import rows_per_file
@@ -25,20 +25,16 @@ from replug.planning.simulate import (
     StageSeconds,
     simulate,
 )
-from replug.planning.sizes import (
-    GRADIENT_BYTES,
-    RECOMPUTED,
-    RING_BETWEEN,
-    RING_WITHIN,
-    TOKENS_PER_PASS_GPU,
-    sizes_of,
-    step_seconds,
-)
+from replug.planning.sizes import TOKENS_PER_PASS_GPU, sizes_of
 from replug.planning.trained import trained_part
 from replug.planning.workload import IndexSize, Shape, Workload, index_size, searched_width, shape_of, work_of
 
 # Where searches run when the vectors do not fit the index GPUs: one node's processors and memory, 64 cores.
 HOST_FLOP, HOST_BANDWIDTH = 2e12, 1e11
+# Bytes a second in which ranks exchange gradients: within a node (NVLink), and between nodes (100 Gbit).
+RING_WITHIN, RING_BETWEEN = 1e11, 1e10
+GRADIENT_BYTES = 4
+RECOMPUTED = 4 / 3
 EMBED_TOKENS_PER_PASS = 2048  # of a builder on a CPU (models/encoder.py)
 
 
@@ -191,12 +187,6 @@ def durations_of(job: Job, rates: Rates, devices: Devices, split: Split) -> Dura
         checkpoint=rates.once.checkpoint,
         files=-(-shape.num_documents // rows_per_file(shape.num_documents, job.config.index.block_documents)),
     )
-
-
-def step_of(job: Job, accelerator: DeviceModel) -> StepSeconds:
-    """Of one GPU, by what a step's work goes into."""
-    learning = trained_part(job.config, job.retriever).learning
-    return step_seconds(job.config, job.shape, job.work, learning, accelerator, accelerator.resolve_dtype)
 
 
 def train_seconds(job: Job, rates: Rates, devices: Devices, split: Split) -> float:

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from replug.cluster.gpu_shares import CROWDED
 from replug.cluster.layout import Layout
 from replug.cluster.packing import NAMES, USABLE
 from replug.configs.errors import UserError
@@ -24,6 +23,7 @@ from replug.planning.estimate import (
     rates_of,
 )
 from replug.planning.processors import configured_allocation, configured_split, of_actors, on_cores, threads_by_role
+from replug.planning.shared_gpus import CROWDED
 from replug.planning.simulate import ROLES
 from replug.planning.split import best_split, estimate_split, given_split
 from replug.planning.storage import StoredRetriever, run_bytes

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import simpy
 
-from replug.cluster.gpu_shares import CROWDED
 from replug.configs.refresh_policy import Start
 from replug.planning.shared_pool import SharedPool
 from replug.planning.sharing import Processor
 from replug.planning.simulate import DeviceAllocation, Durations, Refresh, Run, SharedGPUs, SimulatedRun, Span
 from replug.planning.workload import Shape
 
+CROWDED = 0.95  # of a GPU's speed while several processes take turns: a guess, it was not measured
 SETTLING, WINDOW = 10, 30  # steps: before the pace is measured, and over which it is
 
 

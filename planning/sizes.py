@@ -3,22 +3,17 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from replug.cluster.gpu_shares import Sizes, StepSeconds
+from replug.cluster.gpu_shares import Sizes
 from replug.configs.errors import UserError
 from replug.configs.schema import Config, ScoreConfig
 from replug.models.pass_size import LMShape, tokens_per_pass
 from replug.planning import memory
-from replug.planning.accelerators import ACCELERATORS, DeviceModel
 from replug.planning.model_sizes import ModelSize, lm_size, retriever_size
 from replug.planning.trained import TrainedPart, trained_part
-from replug.planning.workload import Shape, Workload, index_size, searched_width, shape_of, work_of
+from replug.planning.workload import index_size, searched_width, shape_of
 
 # Tokens of an encoder's forward pass on a GPU where no key says otherwise (models/hardware.py).
 TOKENS_PER_PASS_GPU = 32_768
-# Bytes a second in which ranks exchange gradients: within a node (NVLink), and between nodes (100 Gbit).
-RING_WITHIN, RING_BETWEEN = 1e11, 1e10
-GRADIENT_BYTES = 4
-RECOMPUTED = 4 / 3
 Named = TypeVar("Named")
 Resolve = Callable[[str], str]  # what `auto` and `bf16_mixed` come to on the hardware
 
@@ -55,38 +50,6 @@ def sizes_of(
         scoring=scoring,
         trained=float(trained.num_bytes) if trained else None,
         batch=whole - trained.num_bytes if trained and whole else None,
-        step=_step_on_some_gpu(config, shape, retriever, lm, trained, resolve) if lm and trained else None,
-    )
-
-
-def _step_on_some_gpu(
-    config: Config, shape: Shape, retriever: ModelSize, lm: ModelSize, trained: TrainedPart, resolve: Resolve
-) -> StepSeconds:
-    """By the rates of an H100: roles stand to one another alike on all GPUs, and on slower ones an exchange is less."""
-    work = work_of(shape, retriever, lm, trained=trained)
-    return step_seconds(config, shape, work, trained.learning, ACCELERATORS["H100"], resolve)
-
-
-def step_seconds(
-    config: Config, shape: Shape, work: Workload, learning: int, accelerator: DeviceModel, resolve: Resolve
-) -> StepSeconds:
-    """Of one GPU at the efficiency that is usual for it; `learning` weights have a gradient.
-
-    Without the first and the last index, which all builders make while nothing else runs.
-    """
-
-    def rate(dtype: str) -> float:
-        return accelerator.efficiency * accelerator.peak(resolve(dtype))
-
-    again = 1 + (RECOMPUTED - 1) * (config.train.gradient_checkpointing + (config.train.chunk_tokens is not None))
-    exchanged = 2 * GRADIENT_BYTES * learning
-    return StepSeconds(
-        score=shape.step.pairs * work.pair / rate(config.lm.dtype.value),
-        embed=shape.num_refreshes * shape.num_documents * work.document / rate(config.index.dtype.value) / shape.steps,
-        train=again * work.train_step / rate(config.train.precision.value),
-        encode=work.encode_batch / rate(config.train.query_precision.value),
-        exchange=(exchanged / RING_WITHIN, exchanged / RING_BETWEEN),
-        lag=1.0 if shape.refresh.fixed_lag is None else shape.refresh.fixed_lag / shape.refresh.every_steps,
     )
 
 

@@ -6,7 +6,7 @@ it), and the simulation decides among the first.
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,11 +28,14 @@ from replug.planning.estimate import (
     memory_of,
     rates_of,
     sizes_on,
-    step_of,
 )
+from replug.planning.pace import step_of
 from replug.planning.simulate import SharedGPUs
 
-SIMULATED = 3  # of the splits with the least bounds
+# Of layouts with the least bounds, so many are simulated, by whether they share GPUs; none whose bound is so far above
+# the best so far that no simulation was seen to make it good. A bound of a split is nearly what its simulation gives.
+SIMULATED = {True: 10, False: 3}
+LEAST_OF_BOUND = {True: 0.65, False: 0.97}
 ROLES_OF_GPUS = ("score", "embed", "train")
 RESOURCES = {"train": "train", "score": "score", "index": "embed"}  # keys of `resources`, and whose they are
 
@@ -46,31 +49,50 @@ class LaidSplit:
     layout: Layout[Config]
 
 
-def best_split(job: Job, devices: Devices, efficiency: float | None = None) -> tuple[LaidSplit, Estimate]:
-    """The split with the least wall time among those that the layout has room for. Raises UserError without one."""
-    splits = list(_splits(job, devices))
-    kinds = [[split for split in splits if _is_shared(split, devices) is shared] for shared in (False, True)]
-    found = [laid for kind in kinds for laid in _best_few(job, devices, kind, efficiency)]
-    if not found:
+@dataclass(frozen=True)
+class Room:
+    """Where a split is to fit. Only a plan `may_recompute` activations, which is a key of its own."""
+
+    nodes: Sequence[Node]
+    may_recompute: bool = True
+
+
+def best_split(
+    job: Job, devices: Devices, efficiency: float | None = None, room: Room | None = None
+) -> tuple[LaidSplit, Estimate]:
+    """The split with the least wall time among those that the layout has room for. Raises UserError without one.
+
+    Those in which roles share GPUs come first, since their simulation is short.
+    """
+    room, splits, best = room or Room(nodes_of(devices)), list(_splits(job, devices)), None
+    for is_shared in (True, False):
+        kind = [split for split in splits if _is_shared(split, devices) is is_shared]
+        for bound, laid in _best_few(job, devices, kind, efficiency, room, SIMULATED[is_shared]):
+            if best is None or LEAST_OF_BOUND[is_shared] * bound <= best[0]:
+                found = estimate_split(job, devices, laid.split, efficiency)
+                candidate = (found.simulated.times.wall, _order(laid.split), laid, found)
+                best = candidate if best is None or candidate[:2] < best[:2] else best
+    if best is None:
         raise UserError(_does_not_fit(job, devices))
-    simulated = [(laid, estimate_split(job, devices, laid.split, efficiency)) for laid in found]
-    return min(simulated, key=lambda one: (one[1].simulated.times.wall, _order(one[0].split)))
+    return best[2:]
 
 
-def _best_few(job: Job, devices: Devices, splits: list[Split], efficiency: float | None) -> list[LaidSplit]:
-    """Those that are worth a simulation.
+def _best_few(
+    job: Job, devices: Devices, splits: list[Split], efficiency: float | None, room: Room, most: int
+) -> list[tuple[float, LaidSplit]]:
+    """At most so many that are worth a simulation, with their bounds.
 
     Those with a better bound are laid out first; where that cannot change the best few any more, no others are.
     """
     hoped = {split: _bound_of(job, devices, replace(split, search_on_gpu=True), efficiency) for split in splits}
     found: list[tuple[float, tuple, LaidSplit]] = []
     for split in sorted(splits, key=lambda split: (hoped[split], _order(split))):
-        if len(found) >= SIMULATED and found[SIMULATED - 1][0] < hoped[split]:
+        if len(found) >= most and found[most - 1][0] < hoped[split]:
             break
-        if (laid := _fitted(job, devices, split)) is not None:
+        if (laid := _fitted(job, devices, split, room)) is not None:
             found.append((_bound_of(job, devices, laid.split, efficiency), _order(split), laid))
             found.sort(key=lambda one: one[:2])
-    return [laid for *_, laid in found[:SIMULATED]]
+    return [(bound, laid) for bound, _, laid in found[:most]]
 
 
 def estimate_split(job: Job, devices: Devices, split: Split, efficiency: float | None = None) -> Estimate:
@@ -90,7 +112,8 @@ def given_split(job: Job, devices: Devices, text: str) -> LaidSplit:
             f"--split is {text}: {train} GPUs cannot share train.batch_size={job.shape.step.batch_size} evenly; "
             "expected a divisor"
         )
-    fitting = _fitted(job, devices, Split(score, embed, train, gpus_per_replica=gpus_per_replica(job, devices)))
+    split = Split(score, embed, train, gpus_per_replica=gpus_per_replica(job, devices))
+    fitting = _fitted(job, devices, split, Room(nodes_of(devices)))
     if fitting is None:
         raise UserError(f"--split is {text}: {_does_not_fit(job, devices)}")
     return fitting
@@ -98,7 +121,8 @@ def given_split(job: Job, devices: Devices, text: str) -> LaidSplit:
 
 def fitting_splits(job: Job, devices: Devices) -> list[Split]:
     """All splits that leave no GPU unused and that the layout has room for, with shared GPUs and without."""
-    fitted = (_fitted(job, devices, split) for split in _splits(job, devices))
+    room = Room(nodes_of(devices))
+    fitted = (_fitted(job, devices, split, room) for split in _splits(job, devices))
     return [laid.split for laid in fitted if laid is not None]
 
 
@@ -172,13 +196,14 @@ def _is_shared(split: Split, devices: Devices) -> bool:
     return not split.shared and split.score + split.embed + split.train > devices.count
 
 
-def _fitted(job: Job, devices: Devices, split: Split) -> LaidSplit | None:
+def _fitted(job: Job, devices: Devices, split: Split, room: Room) -> LaidSplit | None:
     """With activations kept where memory allows it, and searches where the layout puts them; None without room."""
-    for recompute in (True,) if job.shape.step.recompute else (False, True):
+    recomputes = job.shape.step.recompute
+    for recompute in (True,) if recomputes else (False, True) if room.may_recompute else (False,):
         settings = settings_of(job.config, replace(split, recompute=recompute))
         config = _with(job.config, settings)
         try:
-            layout = lay_out(config, nodes_of(devices), sizes_on(job, devices.accelerator, config))
+            layout = lay_out(config, room.nodes, sizes_on(job, devices.accelerator, config))
         except UserError:
             continue
         if split.replicas >= 1 and not layout.num_waiting:
@@ -216,12 +241,10 @@ def _bound_of(job: Job, devices: Devices, split: Split, efficiency: float | None
     durations = durations_of(job, rates, devices, split)
     if not _is_shared(split, devices):
         return wall_bound(job, durations, split)
-    pace = step_of(job, devices.accelerator).pace(
-        {"train": split.train, "score": split.score, "index": split.embed}, devices.count, devices.count / devices.nodes
-    )
-    pace *= devices.accelerator.efficiency / (efficiency or devices.accelerator.efficiency)
-    stages = durations.stages
-    return stages.first_build + job.shape.steps * max(pace, durations.search) + stages.last_build
+    gpus = {"train": split.train, "score": split.score, "index": split.embed}
+    step = step_of(job, devices.accelerator, efficiency or devices.accelerator.efficiency)
+    pace = max(step.pace(gpus, devices.count, devices.count / devices.nodes), durations.search)
+    return durations.stages.first_build + job.shape.steps * pace + durations.stages.last_build
 
 
 def wall_bound(job: Job, durations: Durations, split: Split) -> float:

@@ -12,6 +12,7 @@ from replug.cluster.ray_cluster import _lay_out, _require_same_gpus, _say
 from replug.configs.errors import UserError
 from replug.configs.load import load_config
 from replug.configs.schema import Config, LMConfig, ScoreConfig
+from replug.planning.automatic import training_sizes
 from replug.planning.sizes import run_sizes
 
 A100 = 80e9
@@ -213,7 +214,7 @@ def test_what_stays_idle_is_said(capsys):
 
 
 def test_two_versions_of_the_papers_vectors_lie_on_two_gpus_each_with_its_builder():
-    config, sizes = paper("resources.score=5")
+    config, sizes = paper()
     for nodes in (gpus(8, num_bytes=A100), gpus(4, 4, num_bytes=A100)):
         found = lay_out(config, nodes, sizes)
         assert on_gpus(found)[:3] == [["trainer rank 0"], ["searcher 0", "builder 0"], ["searcher 1", "builder 1"]]
@@ -224,7 +225,7 @@ def test_two_versions_of_the_papers_vectors_lie_on_two_gpus_each_with_its_builde
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_vectors_that_would_take_too_many_gpus_are_searched_in_host_memory(count):
-    config, sizes = paper(*([] if count < 3 else [f"resources.score={count - 2}"]))
+    config, sizes = paper()
     found = lay_out(config, gpus(count, num_bytes=A100), sizes)
     assert by_key(found)[SEARCHER] == (1, 0.0)
     assert "the index is searched in host memory: two versions take 110.6 GB of each node" in found.notes
@@ -232,10 +233,9 @@ def test_vectors_that_would_take_too_many_gpus_are_searched_in_host_memory(count
 
 
 def test_where_host_memory_is_too_small_more_gpus_hold_the_vectors():
-    config, sizes = paper("resources.score=1")
+    config, sizes = paper()
     found = lay_out(config, gpus(4, num_bytes=A100, memory=64e9), sizes)
     assert by_key(found) == {TRAINER: (1, 1.0), SEARCHER: (2, 0.5), BUILDER: (2, 0.5), SCORER: (1, 1.0)}
-    config, _ = paper()
     alone = lay_out(config, gpus(1, num_bytes=A100, memory=64e9), sizes)
     assert any("memory has 64.0 GB, less than two versions" in note for note in alone.notes)
 
@@ -257,18 +257,18 @@ def test_gpus_that_are_asked_for_and_do_not_hold_the_vectors_are_refused_with_nu
 
 
 def test_a_trainer_too_large_for_its_gpu_is_refused_with_the_keys_that_make_it_smaller():
-    config, sizes = paper("resources.train=1")
+    config, sizes = paper()
     reason = refused(config, gpus(8, num_bytes=24e9), sizes)
     assert reason.startswith("resources.train: trainer rank 55.6 GB need 55.6 GB, but a GPU has 22.1 GB to give (92%")
     assert "train.gradient_checkpointing=true" in reason
 
 
 def test_blue_green_lets_builders_and_searchers_change_places():
-    config, sizes = paper("index.swap=blue_green", "resources.score=5")
+    config, sizes = paper("index.swap=blue_green")
     found = lay_out(config, gpus(8, num_bytes=A100), sizes)
     assert on_gpus(found)[1:3] == [["searcher 0"], ["builder 0"]]
     assert [gpu.num_bytes for gpu in found.gpus[1:3]] == [pytest.approx(55.3e9, rel=0.01)] * 2  # the next version's too
-    config, sizes = paper("index.swap=blue_green", "index.num_builders=2", "resources.index=2", "resources.score=5")
+    config, sizes = paper("index.swap=blue_green", "index.num_builders=2", "resources.index=2")
     assert "index.num_builders is 2; expected index.num_shards=1" in refused(config, gpus(8, num_bytes=A100), sizes)
 
 
@@ -305,7 +305,8 @@ def test_numbers_that_cannot_be_are_refused_by_their_key(override, expected):
 
 @pytest.mark.parametrize("counts", [(8,), (4, 4), (8,) * 8], ids=["1x8", "2x4", "8x8"])
 def test_auto_shares_gpus_whose_memory_is_known(counts):
-    config, sizes = paper()
+    config, _ = paper(*SOONER)
+    sizes = training_sizes(config, config.data.num_documents, True, "NVIDIA A100-SXM4-80GB")
     found = lay_out(config, gpus(*counts, num_bytes=A100), sizes)
     total, kinds = sum(counts), [sorted(actor.key for actor in gpu.actors) for gpu in found.gpus]
     assert all(len(set(kind)) == len(kind) for kind in kinds)  # no two of a kind
@@ -338,6 +339,7 @@ def test_what_shared_gpus_do_not_hold_is_refused_with_gigabytes_and_keys():
 
 def test_keys_that_give_an_actor_more_of_a_gpu_keep_auto_from_sharing():
     for key in ("lm.gpus_per_replica=1", "index.gpus_per_builder=0.5", "index.gpus_per_searcher=0.5"):
-        config, sizes = paper(key)
+        config, _ = paper(key)
+        sizes = training_sizes(config, config.data.num_documents, True)
         found = lay_out(config, gpus(8, num_bytes=A100), sizes)
         assert not any(gpu.has(SCORER) and len(gpu.actors) > 1 for gpu in found.gpus)

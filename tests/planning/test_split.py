@@ -4,7 +4,7 @@ from replug.cluster.layout import lay_out
 from replug.configs.errors import UserError
 from replug.configs.schema import Config
 from replug.planning.accelerators import parse_devices
-from replug.planning.estimate import job_of, sizes_on
+from replug.planning.estimate import job_of
 from replug.planning.simulate import SharedGPUs
 from replug.planning.split import best_split, estimate_split, fitting_splits, given_split, nodes_of
 
@@ -42,20 +42,26 @@ def test_roles_that_share_eight_gpus_leave_nearly_nothing_idle(short: Config, de
 
 
 @pytest.mark.parametrize("lm", ["gpt2", "gpt2-xl", "llama-2-7b"])
-@pytest.mark.parametrize("devices", ["2xA100", "8xA100", "8xA100-40GB"])
+@pytest.mark.parametrize("devices", ["2xA100", "4xH100", "8xA100", "16xA100", "8xA100-40GB", "64xH100"])
 def test_what_auto_lays_out_ends_as_soon_as_any_split(short: Config, devices: str, lm: str) -> None:
-    """The layout decides by a formula, without a simulation."""
     short.lm.path = lm
     job, gpus = job_of(short), parse_devices(devices)
-    layout = lay_out(short, nodes_of(gpus), sizes_on(job, gpus.accelerator, short))
-    resources = layout.config.resources
+    sizes = training_sizes(short, None, has_bfloat16=True, gpu_name=gpus.accelerator.name)
+    resources = lay_out(short, nodes_of(gpus), sizes).config.resources
     text = "/".join(f"{float(getattr(resources, key)):g}" for key in ("score", "index", "train"))
-    shared = estimate_split(job, gpus, given_split(job, gpus, text).split).simulated.times.wall
-    best = best_split(job, gpus)[1].simulated.times.wall
+    automatic = estimate_split(job, gpus, given_split(job, gpus, text).split).simulated.times.wall
     short.lm.gpus_per_replica = 1
-    apart = best_split(job_of(short), gpus)[1].simulated.times.wall
-    assert shared <= 1.02 * apart
-    assert shared <= 1.1 * best
+    assert automatic <= best_split(job_of(short), gpus)[1].simulated.times.wall
+    assert automatic <= LEAST[lm, devices] / 0.999
+
+
+def test_auto_is_the_split_of_the_plan(short: Config) -> None:
+    gpus = parse_devices("8xA100")
+    laid, _ = best_split(job_of(short), gpus)
+    resources = lay_out(
+        short, nodes_of(gpus), training_sizes(short, None, True, "NVIDIA A100-SXM4-80GB")
+    ).config.resources
+    assert settings_of(short, laid.split) == {f"resources.{key}": getattr(resources, key) for key in RESOURCES}
 
 
 def test_no_other_split_ends_sooner(short: Config) -> None:
