@@ -31,7 +31,7 @@ SETTINGS = {
 def run(folder: Path, ranks: int, steps: int) -> list[dict]:
     settings = {**SETTINGS, "train.max_steps": steps, "refresh.every_steps": 10 * steps, "resources.train": ranks}
     settings |= {"data.out": folder / "data", "run_dir": folder / f"{ranks}-ranks"}
-    command = [sys.executable, "-m", "replug.commands.cli", "train", "configs/quickstart.yaml"]
+    command = [sys.executable, "-m", "replug.commands.cli", "train", "configs/quickstart_online.yaml"]
     subprocess.run([*command, *(f"{key}={value}" for key, value in settings.items())], check=True)
     lines = (folder / f"{ranks}-ranks/metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]

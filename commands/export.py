@@ -78,16 +78,14 @@ class _Found:
     folder: Path | None = None
 
     def write(self, folder: Path, published: "Published") -> None:
-        from replug.models.encoder_files import mark_query_side
-        from replug.models.lora import keep_adapter
+        from replug.models.build import load_encoder
         from replug.train.model_card import write_model_card
+        from replug.train.retriever_files import save_retriever
 
         results = json.loads(self.run.results.read_text()) if self.run.is_finished else None
-        self.encoder.save(folder)
-        if self.folder is not None:
-            keep_adapter(self.folder, folder)
-        if self.config.retriever.train is TrainedSide.query:
-            mark_query_side(folder)
+        side, is_alone = self.config.retriever.train, self.encoder.own_queries is None
+        documents = load_encoder(self.config.retriever) if side is TrainedSide.query and is_alone else None
+        save_retriever(folder, self.encoder, side, documents, self.folder)
         write_model_card(folder, self.config, self.weights, self.run.provenance(), results, published)
 
 

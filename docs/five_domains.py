@@ -20,7 +20,7 @@ from replug.configs.load import load_config
 from replug.data.store import PreparedSet
 from replug.models.preparing import prepared_set
 
-CONFIG = Path(__file__).parents[1] / "configs/quickstart.yaml"
+CONFIG = Path(__file__).parents[1] / "configs/quickstart_online.yaml"
 PACKAGES = ("numpy_docstrings", "transformers_code", "wikipedia")
 NUM_DOCUMENTS, NUM_DEV, NUM_HELDOUT = 1000, 40, 80
 

@@ -59,7 +59,6 @@ def publish_snapshot(
     config: Config, encoder: Encoder, data: Corpus, store: VersionStore, index: IndexState
 ) -> BuildPlan:
     """Write the weights as they are as a version's snapshot, and say what is to be built of them."""
-    encoder.require_documents()
     return build_plan(config, encoder, data, store, index, store.save_snapshot(index.version, encoder.save))
 
 
@@ -95,7 +94,6 @@ def build_plan(
 
 def require_same_index(config: Config, encoder: Encoder, data: Corpus, store: VersionStore) -> None:
     """Raise UserError where version 0 of an index is of another corpus or encoder, before anything is overwritten."""
-    encoder.require_documents()
     with tempfile.TemporaryDirectory() as folder:
         encoder.save(Path(folder))
         digest = weights_sha256(Path(folder))

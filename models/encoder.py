@@ -24,7 +24,6 @@ from replug.models.encoder_backbone import most_tokens
 from replug.models.encoder_files import (
     QUERY_FOLDER,
     EncoderFiles,
-    is_query_side,
     load_encoder_files,
     query_encoder_in,
     save_encoder_files,
@@ -86,7 +85,6 @@ class Encoder(nn.Module):
             self.head.leave_out_normalize()  # which is how a folder says that its similarity is cosine
         self.prompts = files.prompts.with_own(query_prompt, document_prompt)
         self._lower_case, inner = files.lower_case, query_encoder_in(path)
-        self._is_query_side = is_query_side(path) and inner is None
         self.temperature = temperature_in(path)
         most = most_tokens(files.backbone)
         if max_tokens is not None and not 0 < max_tokens <= most:
@@ -104,9 +102,9 @@ class Encoder(nn.Module):
         self._chunk_tokens: int | None = None
         self.own_queries = None
         if query_path is not None:
-            self._pair_with(Encoder(query_path, self.similarity, max_tokens, query_prompt=query_prompt, dims=dims))
+            self.pair_with(Encoder(query_path, self.similarity, max_tokens, query_prompt=query_prompt, dims=dims))
         elif inner is not None:
-            self._pair_with(Encoder(inner, self.similarity, query_prompt=query_prompt, dims=dims))
+            self.pair_with(Encoder(inner, self.similarity, query_prompt=query_prompt, dims=dims))
         self.eval()
         if device is not None:
             self.to(device)
@@ -245,10 +243,21 @@ class Encoder(nn.Module):
             if part is not None and not any(weight.requires_grad for weight in part.parameters()):
                 part.eval()
 
+    def pair_with(self, queries: "Encoder") -> None:
+        """Take what encodes queries there for this one's. Raises UserError for vectors of another width."""
+        own = queries.of_queries
+        if own.width != self.width:
+            raise UserError(
+                f"retriever.query_path: vectors of queries have {own.width} numbers, those of documents {self.width}; "
+                "expected the two encoders of one retriever"
+            )
+        self.own_queries = own
+        self.prompts = self.prompts.with_own(own.prompts.query, None)
+
     def split(self) -> None:
         """Make a pair of this encoder, whose queries begin with the same weights. A pair stays as it is."""
         if self.own_queries is None:
-            self._pair_with(copy.deepcopy(self))
+            self.pair_with(copy.deepcopy(self))
 
     def freeze_queries(self) -> None:
         """Of a pair."""
@@ -307,16 +316,6 @@ class Encoder(nn.Module):
         device = self.backbone.device
         return to_device(torch.from_numpy(inputs), device), to_device(torch.from_numpy(mask.astype(np.int64)), device)
 
-    def _pair_with(self, queries: "Encoder") -> None:
-        own = queries.of_queries
-        if own.width != self.width:
-            raise UserError(
-                f"retriever.query_path: vectors of queries have {own.width} numbers, those of documents {self.width}; "
-                "expected the two encoders of one retriever"
-            )
-        self.own_queries = own
-        self.prompts = self.prompts.with_own(own.prompts.query, None)
-
     def _unpooled(self, prompt: str) -> int:
         """Tokens at the beginning of each text that its vector leaves out: a prompt's, where the folder says so."""
         return 0 if self.head.pooling.include_prompt else self._prompt_tokens[prompt]
@@ -334,14 +333,6 @@ class Encoder(nn.Module):
                     f"retriever.{side}_prompt: {prompt[:40]!r} fills the {self.max_tokens} tokens of a text; expected "
                     "a shorter one, or more retriever.max_tokens"
                 )
-
-    def require_documents(self) -> None:
-        """Raise UserError where this is the encoder of queries alone: its vectors of documents are not the pair's."""
-        if self._is_query_side:
-            raise UserError(
-                "this retriever was tuned for queries alone (retriever.train=query), so it embeds no documents: take "
-                "the run's document_encoder as the retriever, and this one as query_encoders.NAME"
-            )
 
     def save(self, folder: Path) -> None:
         """Write a folder that `AutoModel` and `SentenceTransformer` load; the latter to the same vectors.

@@ -34,7 +34,7 @@ from replug.models.module_chain import (
 )
 
 QUERY_FOLDER = "query_encoder"  # of a pair, within the folder of the documents' encoder
-QUERY_SIDE = "query_side.json"  # beside an encoder that was tuned for queries alone
+QUERY_SIDE = "query_side.json"  # beside a pair of which queries alone were tuned
 MODEL_FILE = "config_sentence_transformers.json"  # prompts, similarity
 # Of the Transformer module, by the model's kind in older folders.
 TEXT_FILES = tuple(
@@ -95,7 +95,7 @@ def load_encoder_files(path: str) -> EncoderFiles:
 
 
 def is_query_side(path: str) -> bool:
-    """Whether a folder's encoder was tuned for queries alone, so that another embeds the documents."""
+    """Whether the queries alone of a folder's pair were tuned, so that an index of its documents stays valid."""
     return (Path(path) / QUERY_SIDE).is_file()
 
 
@@ -113,8 +113,8 @@ def query_encoder_in(path: str) -> str | None:
 
 
 def mark_query_side(folder: Path) -> None:
-    """Say so of an encoder's folder."""
-    write_json(folder / QUERY_SIDE, {"documents": "another encoder, which stayed as it was"})
+    """Say so of a pair's folder."""
+    write_json(folder / QUERY_SIDE, {"documents": "encoded as before"})
     add_checksum(folder / QUERY_SIDE)
 
 

@@ -13,14 +13,15 @@ from replug.train.results import DIFFERENCES, METHODS, headroom_of
 
 
 def overview_png(path: Path, results: dict, metrics: Sequence[dict]) -> None:
-    """Bits per byte, the intervals of the differences, and the index: the picture that a README shows."""
+    """Bits per byte, the intervals of the differences, and how the training went: the picture that a README shows."""
     with plt.rc_context(STYLE):
         figure: Figure
         figure, axes = plt.subplots(1, 3, figsize=(14, 3.8), layout="constrained", width_ratios=(1.3, 1, 1))
         draw_bpb(axes[0], results)
         draw_intervals(axes[1], results)
-        draw_last = draw_index_age if any("index/age_steps" in row for row in metrics) else draw_loss
-        draw_last(axes[2], metrics)
+        known = set().union(*metrics)
+        draw_training = next((draw for key, draw in TRAININGS.items() if key in known), draw_loss)
+        draw_training(axes[2], metrics)
         figure.savefig(path, dpi=110)
         plt.close(figure)
 
@@ -180,3 +181,6 @@ def draw_refreshes(axes: Axes, metrics: Sequence[dict]) -> None:
     drift.grid(False)
     axes.set_title("what each refresh of the index changed", fontsize=10)
     axes.legend(handles=[*axes.lines, *drift.lines], fontsize=8, frameon=False)
+
+
+TRAININGS = {"index/age_steps": draw_index_age, "dev/bpb": draw_dev}  # by a metric of it: what an overview shows

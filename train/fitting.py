@@ -223,7 +223,6 @@ def lsr_module(config: Config, encoder: Encoder, data: PreparedSet, loss: LossSe
     Where one encoder has both sides and documents stay as they are, a copy of it as it is encodes them.
     """
     train = config.train
-    encoder.require_documents()
     if config.loss.in_batch and (ranks := num_ranks(config) if config.resources.train != "auto" else 1) > 1:
         raise UserError(f"loss.in_batch: {ranks} ranks each have other documents in their batch; expected one")
     documents = freeze_sides(config.retriever.train, encoder)

@@ -7,7 +7,7 @@ depends on it.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,16 +17,15 @@ from replug.configs.load import flatten
 from replug.configs.plain_text import plain_line
 from replug.configs.schema import Config, LoRAConfig
 from replug.data.files import replace_file
+from replug.models.encoder_files import QUERY_FOLDER
 from replug.models.ensemble_temperature import PAPER, temperature_in
 from replug.models.lora import ADAPTER
-from replug.train.card_metadata import base_name, card_metadata
+from replug.train.card_metadata import card_metadata
 from replug.train.results import METHODS, interval_lines, label_lines, room_lines, temperature_lines
 
 FILE = "README.md"
 LICENSE_ID = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 HERE = "THIS_FOLDER"  # stands for the name of a folder that may lie anywhere
-QUERY_FOLDER = "query_encoder"  # of a pair, within the folder of the documents' encoder
-THE_BASE = "THE_RETRIEVER_AS_IT_WAS"
 DATA_KEYS = ("source", "corpus", "queries", "heldout", "dev", "prepared")
 SETTINGS = (
     *("loss.gamma", "loss.beta", "loss.lm_score", "loss.direction", "loss.contrastive", "loss.anchor", "retrieve.k"),
@@ -72,22 +71,6 @@ from replug import Encoder, EncoderRetriever
 retriever = EncoderRetriever(Encoder("{name}"), ["The Rhine flows through Basel."])
 print(retriever.retrieve(["Which river flows through Basel?"], k=1))
 ```"""
-USAGE_OF_QUERIES = """```python
-from sentence_transformers import SentenceTransformer
-
-model, documents_model = SentenceTransformer("{name}"), SentenceTransformer("{base}")
-queries = model.encode_query(["Which river flows through Basel?"])
-documents = documents_model.encode_document(["The Rhine flows through Basel."])
-print(model.similarity(queries, documents))
-```
-
-```python
-from replug import Encoder, EncoderRetriever
-
-texts = ["The Rhine flows through Basel."]
-retriever = EncoderRetriever(Encoder("{base}"), texts, query_encoder=Encoder("{name}"))
-print(retriever.retrieve(["Which river flows through Basel?"], k=1))
-```"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +106,7 @@ def write_model_card(
         ["# A retriever tuned to a language model"],
         list(_what_it_is(folder, config, weights)),
         ["## How to use it"],
-        [_usage(folder, config).format(name=published.name or HERE, base=base_name(config) or THE_BASE)],
+        [(USAGE_OF_A_PAIR if (folder / QUERY_FOLDER).is_dir() else USAGE).format(name=published.name or HERE)],
         ["## How it was made"],
         [*(f"- {line}" for line in made_by), *(f"- {line}" for line in _data_lines(config))],
         _settings_table(config),
@@ -146,7 +129,8 @@ def _what_it_is(folder: Path, config: Config, weights: str) -> Iterator[str]:
 def _what_learnt(folder: Path, config: Config) -> Iterator[str]:
     """Where it was not all of the weights, or not whole vectors alone."""
     if config.lora.rank is not None:
-        yield f"Learnt by LoRA, {_adapter(folder, config.lora)}: merged into these weights, and kept in `{ADAPTER}/`."
+        kept = _listed(f"`{path.relative_to(folder)}/`" for path in sorted(folder.rglob(ADAPTER))) or f"`{ADAPTER}/`"
+        yield f"Learnt by LoRA, {_adapter(folder, config.lora)}: merged into these weights, and kept in {kept}."
     if frozen := config.retriever.frozen_layers:
         yield f"Embeddings and the first {frozen} of the layers stayed as they were."
     if dims := config.retriever.dims:
@@ -166,7 +150,7 @@ def _adapter(folder: Path, lora: LoRAConfig) -> str:
     return f"adapters of rank {lora.rank}{scale} on {_listed(targets) or 'the default layers'}"
 
 
-def _listed(of: Sequence[object]) -> str:
+def _listed(of: Iterable[object]) -> str:
     return ", ".join(plain_line(str(one)) for one in of)
 
 
@@ -175,12 +159,6 @@ def _similarity(folder: Path) -> str:
     file = folder / "config_sentence_transformers.json"
     known = json.loads(file.read_text()).get("similarity_fn_name") if file.is_file() else None
     return known or "cosine"
-
-
-def _usage(folder: Path, config: Config) -> str:
-    if (folder / QUERY_FOLDER).is_dir():
-        return USAGE_OF_A_PAIR
-    return USAGE_OF_QUERIES if config.retriever.train is TrainedSide.query else USAGE
 
 
 def _data_lines(config: Config) -> list[str]:

@@ -233,7 +233,7 @@ def _after(
     times.next("last_index")
     module.encoder.cpu().eval()
     found = found_tuned(config, data, workers, module.encoder, IndexState(version, config.train.max_steps))
-    save_retriever(run, module.encoder, module.frozen_documents, config.retriever.train)
+    save_retriever(run.retriever, module.encoder, config.retriever.train, module.frozen_documents)
     found.save(saved)
     # Only now: a checkpoint may need other versions until then, and the newest is kept.
     kept = run.checkpoint_marks()[-1:]

@@ -17,8 +17,7 @@ scores.sqlite      the cache of LM scores
 lm.json            which LM scores: a hash of its weights, or a server's model and probe
 set.json           which prepared set: a hash of its manifest
 lm_spent.json      requests and tokens that a server was sent
-retriever/         the tuned encoder, of a pair both; of one encoder's queries alone with retriever.train=query
-document_encoder/  there the encoder of the documents, which stayed as it was
+retriever/         the tuned encoder; a pair where queries and documents have their own (retriever.train)
 evaluation/        the outcome of every held-out text, in lm/ and retrieval/; what `replug evaluate` adds (index/)
 results.json       written when all is done; report.html beside it
 """
@@ -73,7 +72,6 @@ class RunDirectory:
         self.budget_file = path / "lm_spent.json"
         self.evaluation = path / "evaluation"
         self.retriever = path / "retriever"
-        self.document_encoder = path / "document_encoder"
         self.best = path / "best"
         self.dev_best = path / "dev_best"
         self.dev_best_mark = path / "dev_best.json"

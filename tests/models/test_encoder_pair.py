@@ -12,7 +12,6 @@ from replug.configs.schema import RetrieverConfig
 from replug.index_workers.version_store import weights_sha256
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
-from replug.models.encoder_files import mark_query_side
 from replug.models.encoder_retriever import EncoderRetriever
 from replug.models.stand_in_encoder import write_stand_in_encoder
 from replug.planning.model_sizes import encoder_size, retriever_size
@@ -74,11 +73,3 @@ def test_encoders_of_two_retrievers_are_refused(pair: RetrieverConfig, tmp_path:
     write_stand_in_encoder(tmp_path / "other", hidden_size=16)
     with pytest.raises(UserError, match=r"retriever.query_path: vectors of queries have 16 numbers, .* documents 32"):
         Encoder(pair.path, query_path=str(tmp_path / "other"))
-
-
-def test_an_encoder_of_queries_alone_is_no_pairs_encoder_of_documents(pair: RetrieverConfig) -> None:
-    mark_query_side(Path(pair.path))
-    with pytest.raises(UserError, match="tuned for queries alone"):
-        load_encoder(pair).require_documents()
-    mark_query_side(Path(str(pair.query_path)))
-    assert load_encoder(pair).of_queries.encode(TEXTS).isfinite().all()

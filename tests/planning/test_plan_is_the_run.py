@@ -15,7 +15,7 @@ from replug.planning.split import nodes_of
 
 ROOT = Path(__file__).parents[2]
 SOONER = ["train.max_steps=50", "refresh.every_steps=20", "refresh.lag_steps=5"]  # of the same sizes
-CONFIGS = ["paper", "quickstart", "debug", "own_data_online"]
+CONFIGS = ["paper", "quickstart_online", "debug", "own_data_online"]
 OWN = {"own_data_online": ["retriever.path=facebook/contriever", "lm.path=gpt2", "data.num_documents=1000000"]}
 DEVICES = ["1x8 A100", "2x4 A100", "8x8 A100", "1x8 H100", "2x4 H100", "8x8 H100"]
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from replug.configs.choices import TrainedSide
 from replug.models.encoder import Encoder
-from replug.models.encoder_files import mark_query_side
 from replug.models.local.stand_in_lm import StandInLM
 from replug.serving.limits import ServingLimits
 from replug.serving.prompting import Prompting
+from replug.train.retriever_files import save_retriever
 from tests.support.dpr_folders import write_dpr_pair
 from tests.support.serving import TEXTS, opener, served
 from tests.support.small_index import write_small_index
@@ -50,9 +51,7 @@ def of_a_pair(folder: Path) -> Apart:
 def of_tuned_queries(folder: Path) -> Apart:
     """A run that tuned queries alone, searched by the first numbers: documents have the encoder of the index."""
     documents, queries = map(str, write_dpr_pair(folder))
-    tuned = Encoder(queries)
-    tuned.save(folder / "retriever")
-    mark_query_side(folder / "retriever")
+    save_retriever(folder / "retriever", Encoder(queries), TrainedSide.query, Encoder(documents))
     query, document = (Encoder(path, dims=DIMS).encode(TEXTS).numpy() for path in (queries, documents))
     return Apart(write_small_index(folder, TEXTS, documents, dims=DIMS), query, document)
 

@@ -155,11 +155,6 @@ def test_a_card_may_be_edited(tmp_path: Path) -> None:
     assert checksum_problems(tmp_path) == []
 
 
-def test_a_retriever_of_queries_is_shown_with_that_of_the_documents(tmp_path: Path) -> None:
-    text = card_of(tmp_path, "retriever.train=query", "retriever.path=somebody/encoder").text
-    assert 'SentenceTransformer("THIS_FOLDER"), SentenceTransformer("somebody/encoder")' in text
-
-
 def test_both_encoders_of_a_pair_are_shown(tmp_path: Path) -> None:
     (tmp_path / "query_encoder").mkdir()
     text = card_of(tmp_path, "retriever.train=query", published=Published("me/pair")).text

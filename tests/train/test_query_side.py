@@ -24,7 +24,7 @@ def test_no_document_is_embedded_again_and_the_runs_index_is_searched_by_the_tun
     retriever = IndexRetriever(index)
     assert ":queries by " in retriever.identity
     [found] = retriever.retrieve(["mida furo"], 3)
-    query = Encoder(str(run / "retriever")).encode(["mida furo"]).numpy()
+    query = Encoder(str(run)).encode_query(["mida furo"]).numpy()
     _, similarities = index.search(query, 3)
     np.testing.assert_allclose([document.similarity for document in found], similarities[0])
     results = json.loads((run / "results.json").read_text())

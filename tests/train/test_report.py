@@ -110,8 +110,12 @@ def test_the_same_run_gives_the_same_page(page: str, tmp_path: Path) -> None:
     assert again.split("</h1>")[1] == page.split("</h1>")[1]  # all but the folder's name
 
 
-def test_the_overview_is_a_picture(tmp_path: Path) -> None:
-    overview_png(tmp_path / "overview.png", RESULTS, METRICS)
+ON_LABELS = [{"step": 1, "train/loss": 0.5, "dev/bpb": 1.8, "dev/kl": 0.4}]
+
+
+@pytest.mark.parametrize("metrics", [METRICS, ON_LABELS, [{"step": 1, "train/loss": 0.5}]])
+def test_the_overview_is_a_picture(tmp_path: Path, metrics: list[dict]) -> None:
+    overview_png(tmp_path / "overview.png", RESULTS, metrics)
     assert (tmp_path / "overview.png").read_bytes().startswith(b"\x89PNG")
 
 

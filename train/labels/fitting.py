@@ -23,7 +23,6 @@ from replug.data.store import PreparedSet
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.ensemble_temperature import EnsembleTemperature
-from replug.models.lora import keep_adapter
 from replug.train.callbacks import Checkpointer, OwnSettings
 from replug.train.checkpoints import CheckpointWriter
 from replug.train.fitting import forget_after, loss_settings, lsr_module
@@ -176,8 +175,7 @@ def _save_tuned(config: Config, run: RunDirectory, module: LSRModule, temperatur
     else:
         tuned = module.encoder.cpu().eval()
     tuned.temperature = temperature or tuned.temperature
-    save_retriever(run, tuned, module.frozen_documents, config.retriever.train)
-    keep_adapter(run.dev_best, run.retriever)
+    save_retriever(run.retriever, tuned, config.retriever.train, module.frozen_documents, run.dev_best)
 
 
 def _watch(config: Config, run: RunDirectory, module: LSRModule, training: LabelTraining) -> DevWatch | None:

@@ -76,7 +76,7 @@ def test_two_epochs_are_trained_and_the_weights_best_on_development_texts_are_th
     tuned = Encoder(str(finished / "retriever")).state_dict()
     best = Encoder(str(finished / "dev_best")).state_dict()
     assert all(tuned[name].equal(best[name]) for name in tuned)
-    assert not (finished / "document_encoder").exists()
+    assert not (finished / "retriever/query_encoder").exists()
 
 
 class InterruptedAt(Interruption):
@@ -172,12 +172,16 @@ def test_levers_that_need_labels_train_on_them(labelled, tmp_path):
     assert row["train/contrastive"] > 0 and row["lm/entropy"] > 0
 
 
-def test_queries_alone_are_tuned_and_their_encoder_embeds_no_documents(labelled, tmp_path):
+def test_queries_tuned_alone_are_a_pair_with_the_documents_encoder_as_it_was(labelled, tmp_path):
     train(configured(labelled, tmp_path / "run", "retriever.train=query", "train.max_steps=2"))
-    with pytest.raises(UserError, match=r"tuned for queries alone .*document_encoder"):
-        Encoder(str(tmp_path / "run/retriever")).require_documents()
-    documents, base = Encoder(str(tmp_path / "run/document_encoder")).state_dict(), Encoder("stand_in").state_dict()
-    assert all(documents[name].equal(base[name]) for name in base)
+    tuned, base, texts = Encoder(str(tmp_path / "run")), Encoder("stand_in"), ["mida furo", "x"]
+    assert tuned.encode_document(texts).equal(base.encode_document(texts))
+    assert tuned.encode_query(texts).equal(Encoder(str(tmp_path / "run/dev_best")).encode_query(texts))
+    shutil.rmtree(tmp_path / "run/retriever")  # as if it was not at its end
+    export(tmp_path / "run", tmp_path / "exported")
+    last = Encoder(str(tmp_path / "exported"))
+    assert last.encode_document(texts).equal(base.encode_document(texts))
+    assert not last.encode_query(texts).equal(base.encode_query(texts))
 
 
 def test_documents_that_stay_as_they_are_are_embedded_once_with_the_vectors_that_every_step_would_compute(

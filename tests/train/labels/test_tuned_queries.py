@@ -28,7 +28,8 @@ def save_run(run: Path, side: TrainedSide, moved_documents: bool = False) -> Non
     with torch.no_grad():
         for encoder in (tuned, *([documents] if moved_documents else [])):
             next(encoder.parameters()).add_(1.0)
-    save_retriever(RunDirectory(run), tuned, documents if side is TrainedSide.query else None, side)
+    folder = RunDirectory(run).retriever
+    save_retriever(folder, tuned, side, documents if side is TrainedSide.query else None)
 
 
 def test_queries_of_a_run_are_loaded_beside_the_documents_they_search(tmp_path: Path) -> None:
@@ -37,13 +38,14 @@ def test_queries_of_a_run_are_loaded_beside_the_documents_they_search(tmp_path: 
     tuned = load_tuned_queries(config_with(tmp_path), untuned)
     assert tuned is not None
     assert not torch.equal(tuned.encode_query(["red boat"]), untuned.encode_query(["red boat"]))
+    assert torch.equal(tuned.encode_document(["red boat"]), untuned.encode_document(["red boat"]))
     assert load_tuned_queries(config_with(None), untuned) is None
 
 
 @pytest.mark.parametrize(
     ("side", "moved", "said"),
     [
-        (TrainedSide.both, False, "holds no queries tuned alone; expected the run directory of a training of one"),
+        (TrainedSide.both, False, "holds no queries tuned alone; expected the run directory of a training with"),
         (TrainedSide.query, True, "encoded by another encoder than retriever.path"),
     ],
 )
