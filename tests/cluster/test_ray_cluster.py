@@ -1,10 +1,13 @@
 """What a cluster must have room for, and who gets what of it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from replug.cluster import places
 from replug.cluster.gpu_shares import ROLES, Sizes, trains_on_gpu
+from replug.cluster.gpus import keep_to_memory_share
 from replug.cluster.layout import UNKNOWN, Layout, lay_out, num_ranks
 from replug.cluster.layout_messages import NoRoom
 from replug.cluster.packing import BUILDER, CONTEXT_BYTES, NAMES, SCORER, SEARCHER, TRAINER, Node
@@ -12,7 +15,6 @@ from replug.cluster.ray_cluster import _lay_out, _require_same_gpus, _say
 from replug.configs.errors import UserError
 from replug.configs.load import load_config
 from replug.configs.schema import Config, LMConfig, ScoreConfig
-from replug.planning.automatic import training_sizes
 from replug.planning.sizes import run_sizes
 
 A100 = 80e9
@@ -305,10 +307,10 @@ def test_numbers_that_cannot_be_are_refused_by_their_key(override, expected):
 
 @pytest.mark.parametrize("counts", [(8,), (4, 4), (8,) * 8], ids=["1x8", "2x4", "8x8"])
 def test_auto_shares_gpus_whose_memory_is_known(counts):
-    config, _ = paper(*SOONER)
-    sizes = training_sizes(config, config.data.num_documents, True, "NVIDIA A100-SXM4-80GB")
+    (config, sizes), total = paper(), sum(counts)
+    sizes = replace(sizes, choose=lambda _, nodes: {"train": total / 4, "score": total, "index": total})
     found = lay_out(config, gpus(*counts, num_bytes=A100), sizes)
-    total, kinds = sum(counts), [sorted(actor.key for actor in gpu.actors) for gpu in found.gpus]
+    kinds = [sorted(actor.key for actor in gpu.actors) for gpu in found.gpus]
     assert all(len(set(kind)) == len(kind) for kind in kinds)  # no two of a kind
     assert sum(len(kind) for kind in kinds) > 2 * total
     assert all(0 < gpu.num_bytes < gpu.node.gpu_limit and gpu.free >= 0 for gpu in found.gpus)
@@ -339,7 +341,38 @@ def test_what_shared_gpus_do_not_hold_is_refused_with_gigabytes_and_keys():
 
 def test_keys_that_give_an_actor_more_of_a_gpu_keep_auto_from_sharing():
     for key in ("lm.gpus_per_replica=1", "index.gpus_per_builder=0.5", "index.gpus_per_searcher=0.5"):
-        config, _ = paper(key)
-        sizes = training_sizes(config, config.data.num_documents, True)
+        config, sizes = paper(key)
+        sizes = replace(sizes, choose=lambda _, nodes: pytest.fail("sharing was looked for"))
         found = lay_out(config, gpus(8, num_bytes=A100), sizes)
         assert not any(gpu.has(SCORER) and len(gpu.actors) > 1 for gpu in found.gpus)
+
+
+def test_each_process_on_a_shared_gpu_may_take_its_bytes_and_an_equal_part_of_what_is_left():
+    config, sizes = paper("resources.train=2", "resources.score=8", "resources.index=8")
+    for gpu in lay_out(config, gpus(8, num_bytes=A100), sizes).gpus:
+        shares = [gpu.memory_share(actor) for actor in gpu.actors]
+        assert all(share * A100 > actor.num_bytes for share, actor in zip(shares, gpu.actors, strict=True))
+        contexts = CONTEXT_BYTES * (len(gpu.actors) - 1)
+        assert sum(shares) * A100 + contexts == pytest.approx(gpu.node.gpu_limit)
+
+
+def test_memory_is_not_divided_where_the_index_or_one_process_has_the_gpu_or_sizes_are_not_known():
+    config, sizes = paper("resources.score=5")
+    found = lay_out(config, gpus(8, num_bytes=A100), sizes)
+    assert not any(gpu.memory_share(actor) for gpu in found.gpus for actor in gpu.actors)
+    shared = configured("resources.train=1", "resources.score=2", "resources.index=2")
+    found = lay_out(shared, gpus(2, num_bytes=A100), replace(sizes, scoring=None))
+    assert not any(gpu.memory_share(actor) for gpu in found.gpus for actor in gpu.actors)
+
+
+def test_a_process_keeps_to_the_part_that_it_was_started_with(monkeypatch):
+    taken = []
+    monkeypatch.setattr("torch.cuda.set_per_process_memory_fraction", lambda *share: taken.append(share))
+    keep_to_memory_share()
+    keep_to_memory_share(0.25, 3)
+    monkeypatch.setitem(places._memory, (SCORER, 2), 0.5)
+    for name, value in places.place(SCORER, 2, 0.25, {"A": "b"})["runtime_env"]["env_vars"].items():
+        monkeypatch.setenv(name, value)
+    keep_to_memory_share()
+    assert taken == [(0.25, 3), (0.5, 0)]
+    assert places.place(SCORER, 3, 0.25, {})["runtime_env"]["env_vars"] == {}

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from replug.cluster.gpu_shares import CROWDED, StepSeconds
 from replug.configs.refresh_policy import AtLag
-from replug.planning.shared_gpus import simulate_shared
+from replug.planning.pace import StepSeconds
+from replug.planning.shared_gpus import CROWDED, simulate_shared
 from replug.planning.simulate import Durations, ScoringSeconds, SharedGPUs, SimulatedRun, StageSeconds
 from replug.planning.workload import HeldOut, Lengths, Shape, StepShape
 

@@ -3,7 +3,8 @@ import pytest
 from replug.cluster.layout import lay_out
 from replug.configs.errors import UserError
 from replug.configs.schema import Config
-from replug.planning.accelerators import parse_devices
+from replug.planning.accelerators import Devices, parse_devices
+from replug.planning.automatic import training_sizes
 from replug.planning.estimate import job_of
 from replug.planning.simulate import SharedGPUs
 from replug.planning.split import best_split, estimate_split, fitting_splits, given_split, nodes_of
@@ -41,34 +42,51 @@ def test_roles_that_share_eight_gpus_leave_nearly_nothing_idle(short: Config, de
     assert sorted(laid.settings) == ["resources.index", "resources.score", "resources.train"]
 
 
+SLOW = pytest.mark.slow  # seconds of simulations, of the same kinds as the others
+
+
 @pytest.mark.parametrize("lm", ["gpt2", "gpt2-xl", "llama-2-7b"])
-@pytest.mark.parametrize("devices", ["2xA100", "4xH100", "8xA100", "16xA100", "8xA100-40GB", "64xH100"])
+@pytest.mark.parametrize(
+    "devices",
+    ["2xA100", "4xH100", "8xA100", *(pytest.param(of, marks=SLOW) for of in ("16xA100", "8xA100-40GB", "64xH100"))],
+)
 def test_what_auto_lays_out_ends_as_soon_as_any_split(short: Config, devices: str, lm: str) -> None:
     short.lm.path = lm
     job, gpus = job_of(short), parse_devices(devices)
-    sizes = training_sizes(short, None, has_bfloat16=True, gpu_name=gpus.accelerator.name)
-    resources = lay_out(short, nodes_of(gpus), sizes).config.resources
-    text = "/".join(f"{float(getattr(resources, key)):g}" for key in ("score", "index", "train"))
-    automatic = estimate_split(job, gpus, given_split(job, gpus, text).split).simulated.times.wall
+    shared = estimate_split(job, gpus, given_split(job, gpus, automatic(short, gpus)).split).simulated.times.wall
     short.lm.gpus_per_replica = 1
-    assert automatic <= best_split(job_of(short), gpus)[1].simulated.times.wall
-    assert automatic <= LEAST[lm, devices] / 0.999
+    assert shared <= best_split(job_of(short), gpus)[1].simulated.times.wall
+
+
+def automatic(config: Config, gpus: Devices) -> str:
+    """What a run with `auto` lays out, as `--split` has it."""
+    sizes = training_sizes(config, None, has_bfloat16=True, gpu_name=f"NVIDIA {gpus.accelerator.name}-SXM4")
+    resources = lay_out(config, nodes_of(gpus), sizes).config.resources
+    return "/".join(f"{float(getattr(resources, key)):g}" for key in ("score", "index", "train"))
 
 
 def test_auto_is_the_split_of_the_plan(short: Config) -> None:
-    gpus = parse_devices("8xA100")
-    laid, _ = best_split(job_of(short), gpus)
-    resources = lay_out(
-        short, nodes_of(gpus), training_sizes(short, None, True, "NVIDIA A100-SXM4-80GB")
-    ).config.resources
-    assert settings_of(short, laid.split) == {f"resources.{key}": getattr(resources, key) for key in RESOURCES}
+    gpus = parse_devices("8xH100")
+    counts = best_split(job_of(short), gpus)[1].split.by_role()
+    assert automatic(short, gpus) == "/".join(f"{count:g}" for count in counts.values()) == "8/8/2"
 
 
-def test_no_other_split_ends_sooner(short: Config) -> None:
+@pytest.mark.parametrize("lm", ["gpt2", "gpt2-xl"])
+def test_no_other_split_ends_sooner(short: Config, lm: str) -> None:
+    short.lm.path = lm
     job, devices = job_of(short), parse_devices("4xA100")
     best = best_split(job, devices)[1]
     walls = [estimate_split(job, devices, split).simulated.times.wall for split in fitting_splits(job, devices)]
     assert best.simulated.times.wall == min(walls)
+
+
+def test_the_formula_that_picks_what_is_simulated_does_not_hide_the_best(short: Config) -> None:
+    """A small LM, whose trainer sets the pace: the formula puts the best but fifth."""
+    short.lm.path = "gpt2"
+    job, devices = job_of(short), parse_devices("16xA100")
+    texts = ("16/16/8", "16/16/16", "12/12/4", "16/12/4", "8/8/8")
+    walls = [estimate_split(job, devices, given_split(job, devices, text).split).simulated.times.wall for text in texts]
+    assert best_split(job, devices)[1].simulated.times.wall == min(walls)
 
 
 def test_more_gpus_never_take_longer(short: Config) -> None:
