@@ -308,7 +308,7 @@ def test_numbers_that_cannot_be_are_refused_by_their_key(override, expected):
 @pytest.mark.parametrize("counts", [(8,), (4, 4), (8,) * 8], ids=["1x8", "2x4", "8x8"])
 def test_auto_shares_gpus_whose_memory_is_known(counts):
     (config, sizes), total = paper(), sum(counts)
-    sizes = replace(sizes, choose=lambda _, nodes: {"train": total / 4, "score": total, "index": total})
+    sizes = replace(sizes, choose=lambda _, nodes: {"train": min(8, total / 4), "score": total, "index": total})
     found = lay_out(config, gpus(*counts, num_bytes=A100), sizes)
     kinds = [sorted(actor.key for actor in gpu.actors) for gpu in found.gpus]
     assert all(len(set(kind)) == len(kind) for kind in kinds)  # no two of a kind
