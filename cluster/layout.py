@@ -43,6 +43,7 @@ class Layout(Generic[AnyConfig]):
     actors: tuple[Actor, ...]  # all, those without a place too
     num_waiting: int  # scorers that find no room yet, and join when a node does
     notes: tuple[str, ...]  # what a user may not expect
+    is_shared: bool = False  # roles have more GPUs together than there are
 
     @property
     def trains_on_gpu(self) -> bool:
@@ -55,8 +56,11 @@ class Layout(Generic[AnyConfig]):
 
     @property
     def reserved(self) -> tuple[PlannedGPU, ...]:
-        """GPUs that are held for their actors; scorers alone take what is left, also on nodes that join."""
-        return tuple(gpu for gpu in self.gpus if any(actor.key != SCORER for actor in gpu.actors))
+        """GPUs that are held for their actors; scorers alone take what is left, also on nodes that join.
+
+        Of GPUs that roles share all are held: Ray would put four scorers with a quarter each on one.
+        """
+        return tuple(gpu for gpu in self.gpus if any(self.is_shared or actor.key != SCORER for actor in gpu.actors))
 
     def describe(self) -> str:
         """One line on who does what."""
@@ -144,7 +148,8 @@ def _lay_out(
         lm, scoring, waiting = _scorers(config, gpus, packing, groups, sizes)
         laid, groups = replace(laid, lm=lm), groups + scoring
     actors, planned = tuple(actor for group in groups for actor in group.actors), packing.planned()
-    return Layout(laid, planned, actors, waiting, tuple(notes_on(laid, nodes, sizes, planned, actors)))
+    notes = tuple(notes_on(laid, nodes, sizes, planned, actors))
+    return Layout(laid, planned, actors, waiting, notes, packing.spread)
 
 
 def _with_ranks_and_index(

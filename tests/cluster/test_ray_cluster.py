@@ -328,6 +328,9 @@ def test_numbers_above_the_gpus_share_them_and_those_without_a_rank_come_first()
         ["searcher 1", "builder 1", "scorer 1"],
         ["searcher 2", "builder 2"],
     ]
+    alone = lay_out(configured("resources.train=1", "resources.score=4", "resources.index=1"), gpus(4))
+    assert [[actor.key for actor in gpu.actors] for gpu in alone.gpus][2:] == [[SCORER]] * 2
+    assert alone.reserved == alone.gpus  # else Ray puts both scorers on one GPU
     config = configured("resources.score=4")  # the others are auto
     assert [len(gpu.actors) for gpu in lay_out(config, gpus(4)).gpus] == [4, 3, 3, 3]
 
