@@ -3,7 +3,7 @@
     python docs/weak_encoder_nq.py SHARED_DATA OUT
 
 SHARED_DATA holds mini_wikipedia.jsonl.gz and nq_open_gold.jsonl.gz. OUT gets corpus.jsonl (2,600 passages, all the gold
-ones among them), queries.jsonl, heldout.jsonl (400 questions, none of them trained on), unseen.jsonl (the same 400 as
+ones among them), queries.jsonl (320 questions), dev.jsonl (100), heldout.jsonl (400), unseen.jsonl (the same 400 as
 `replug evaluate` reads questions) and weak/ (MiniLM's first 3 layers). Gold passages are written down for measuring;
 training never reads them.
 """
@@ -18,7 +18,8 @@ from transformers import AutoModel, AutoTokenizer
 
 from replug.models.packaged import resolve_encoder_path
 
-NUM_PASSAGES, NUM_HELDOUT, NUM_LAYERS = 2600, 400, 3
+NUM_PASSAGES, NUM_LAYERS = 2600, 3
+NUM_HELDOUT, NUM_TRAINED, NUM_DEV = 400, 320, 100
 
 
 def main(shared: Path, out: Path) -> None:
@@ -29,7 +30,9 @@ def main(shared: Path, out: Path) -> None:
     rows = list({row["context"].lower(): row for row in map(question_row, range(len(questions)), questions)}.values())
     write(out / "heldout.jsonl", rows[:NUM_HELDOUT])
     write(out / "unseen.jsonl", [questions[int(row["id"][1:])] for row in rows[:NUM_HELDOUT]])
-    write(out / "queries.jsonl", rows[NUM_HELDOUT:])
+    end = NUM_HELDOUT + NUM_TRAINED
+    write(out / "queries.jsonl", rows[NUM_HELDOUT:end])
+    write(out / "dev.jsonl", rows[end : end + NUM_DEV])
     gold = {doc for row in rows for doc in row["gold"]}
     others = [passage for passage in passages if passage["id"] not in gold]
     rng.shuffle(others)

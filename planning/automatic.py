@@ -14,7 +14,7 @@ from replug.configs.schema import Config
 from replug.planning.accelerators import Devices, accelerator_named
 from replug.planning.estimate import job_of
 from replug.planning.sizes import run_sizes
-from replug.planning.split import Room, best_split
+from replug.planning.split import SplitRoom, best_split
 
 
 def training_sizes(config: Config, num_documents: int | None, has_bfloat16: bool, gpu_name: str = "") -> Sizes:
@@ -32,7 +32,7 @@ def best_gpus(
     devices = Devices(accelerator_named(gpu_name, memory_gb), int(sum(n.gpus for n in with_gpus)), len(with_gpus))
     try:
         laid, _ = best_split(
-            job_of(config, num_documents=num_documents), devices, room=Room(nodes, may_recompute=False)
+            job_of(config, num_documents=num_documents), devices, room=SplitRoom(nodes, may_recompute=False)
         )
     except UserError:
         return None

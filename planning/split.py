@@ -50,7 +50,7 @@ class LaidSplit:
 
 
 @dataclass(frozen=True)
-class Room:
+class SplitRoom:
     """Where a split is to fit. Only a plan `may_recompute` activations, which is a key of its own."""
 
     nodes: Sequence[Node]
@@ -58,13 +58,13 @@ class Room:
 
 
 def best_split(
-    job: Job, devices: Devices, efficiency: float | None = None, room: Room | None = None
+    job: Job, devices: Devices, efficiency: float | None = None, room: SplitRoom | None = None
 ) -> tuple[LaidSplit, Estimate]:
     """The split with the least wall time among those that the layout has room for. Raises UserError without one.
 
     Those in which roles share GPUs come first, since their simulation is short.
     """
-    room, splits, best = room or Room(nodes_of(devices)), list(_splits(job, devices)), None
+    room, splits, best = room or SplitRoom(nodes_of(devices)), list(_splits(job, devices)), None
     for is_shared in (True, False):
         kind = [split for split in splits if _is_shared(split, devices) is is_shared]
         for bound, laid in _best_few(job, devices, kind, efficiency, room, SIMULATED[is_shared]):
@@ -78,7 +78,7 @@ def best_split(
 
 
 def _best_few(
-    job: Job, devices: Devices, splits: list[Split], efficiency: float | None, room: Room, most: int
+    job: Job, devices: Devices, splits: list[Split], efficiency: float | None, room: SplitRoom, most: int
 ) -> list[tuple[float, LaidSplit]]:
     """At most so many that are worth a simulation, with their bounds.
 
@@ -113,7 +113,7 @@ def given_split(job: Job, devices: Devices, text: str) -> LaidSplit:
             "expected a divisor"
         )
     split = Split(score, embed, train, gpus_per_replica=gpus_per_replica(job, devices))
-    fitting = _fitted(job, devices, split, Room(nodes_of(devices)))
+    fitting = _fitted(job, devices, split, SplitRoom(nodes_of(devices)))
     if fitting is None:
         raise UserError(f"--split is {text}: {_does_not_fit(job, devices)}")
     return fitting
@@ -121,7 +121,7 @@ def given_split(job: Job, devices: Devices, text: str) -> LaidSplit:
 
 def fitting_splits(job: Job, devices: Devices) -> list[Split]:
     """All splits that leave no GPU unused and that the layout has room for, with shared GPUs and without."""
-    room = Room(nodes_of(devices))
+    room = SplitRoom(nodes_of(devices))
     fitted = (_fitted(job, devices, split, room) for split in _splits(job, devices))
     return [laid.split for laid in fitted if laid is not None]
 
@@ -196,7 +196,7 @@ def _is_shared(split: Split, devices: Devices) -> bool:
     return not split.shared and split.score + split.embed + split.train > devices.count
 
 
-def _fitted(job: Job, devices: Devices, split: Split, room: Room) -> LaidSplit | None:
+def _fitted(job: Job, devices: Devices, split: Split, room: SplitRoom) -> LaidSplit | None:
     """With activations kept where memory allows it, and searches where the layout puts them; None without room."""
     recomputes = job.shape.step.recompute
     for recompute in (True,) if recomputes else (False, True) if room.may_recompute else (False,):

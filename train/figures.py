@@ -92,12 +92,13 @@ def draw_loss(axes: Axes, metrics: Sequence[dict]) -> None:
 
 def draw_dev(axes: Axes, metrics: Sequence[dict]) -> None:
     """Bits per byte of labelled development texts, and the training loss's KL there."""
-    axes.step(*_series(metrics, "dev/bpb"), where="post", color=COLOURS["lsr"], label="bits per byte")
+    axes.plot(*_changes(metrics, "dev/bpb"), "o-", color=COLOURS["lsr"], label="bits per byte")
     right = axes.twinx()
-    right.step(*_series(metrics, "dev/kl"), where="post", color=COLOURS["none"], label="KL (right)")
+    right.plot(*_changes(metrics, "dev/kl"), "o-", color=COLOURS["none"], label="KL (right)")
+    right.grid(False)
     axes.set_title("development texts, by labelled candidates", fontsize=10)
-    axes.legend(fontsize=8, frameon=False, loc="upper right")
-    right.legend(fontsize=8, frameon=False, loc="lower left")
+    axes.set_xlabel("step")
+    axes.legend(handles=[*axes.lines, *right.lines], fontsize=8, frameon=False, loc="upper right")
 
 
 def draw_entropies(axes: Axes, metrics: Sequence[dict]) -> None:
@@ -158,6 +159,13 @@ def draw_throughput(axes: Axes, metrics: Sequence[dict]) -> None:
 def _series(metrics: Sequence[dict], key: str) -> tuple[list[int], list[float]]:
     rows = [(row["step"], row[key]) for row in metrics if key in row]
     return [step for step, _ in rows], [value for _, value in rows]
+
+
+def _changes(metrics: Sequence[dict], key: str) -> tuple[list[int], list[float]]:
+    """Of a value that every step repeats until there is a newer one."""
+    steps, values = _series(metrics, key)
+    new = [place for place, value in enumerate(values) if place == 0 or value != values[place - 1]]
+    return [steps[place] for place in new], [values[place] for place in new]
 
 
 def _running_mean(values: Sequence[float], width: int) -> list[float]:

@@ -54,7 +54,12 @@ log = logging.getLogger(__name__)
 def train(config: Config) -> dict:
     """Run or resume a training run; returns what `results.json` holds."""
     run = RunDirectory(Path(config.run_dir).expanduser())
-    labels = _labels(config, run)
+    return _train_with_labels(config, run, run.index)
+
+
+def _train_with_labels(config: Config, run: RunDirectory, index: Path) -> dict:
+    """`index` is where labels of the run's own are searched for: documents are embedded once for all that want them."""
+    labels = _labels(config, run, index)
     if labels is not None:
         config = label_steps(config, labels.counts["queries"])
     run.require_ours(config)  # before the lock, which is a file in the folder
@@ -62,7 +67,7 @@ def train(config: Config) -> dict:
         return _train_or_show(config, run, labels)
 
 
-def _labels(config: Config, run: RunDirectory) -> Labels | None:
+def _labels(config: Config, run: RunDirectory, index: Path) -> Labels | None:
     """Those that are named, or the run's own, which are made before it begins."""
     if config.train.labels != OWN_LABELS:
         return Labels(Path(config.train.labels).expanduser()) if config.train.labels else None
@@ -72,13 +77,13 @@ def _labels(config: Config, run: RunDirectory) -> Labels | None:
     run.require_ours(config)
     with sole_writer(run.path):
         _require_dev_texts(config, prepared_set(config, run.data))
-        return label(_with_first_round(config, run), run.labels)
+        return label(_with_first_round(config, run, index), run.labels, index)
 
 
-def _with_first_round(config: Config, run: RunDirectory) -> Config:
+def _with_first_round(config: Config, run: RunDirectory, index: Path) -> Config:
     """With the queries of a first training, on labels without `label.tuned`, where their documents are wanted too.
 
-    Both rounds have one set and one cache of scores, so no pair is scored twice.
+    Both rounds have one set, one index and one cache of scores, so no pair is scored twice.
     """
     if not config.label.tuned or config.label.tuned_path:
         return config
@@ -93,7 +98,7 @@ def _with_first_round(config: Config, run: RunDirectory) -> Config:
         label=replace(config.label, tuned=0),
         evaluate=replace(config.evaluate, heldout=False),
     )
-    train(first)
+    _train_with_labels(first, RunDirectory(run.first), index)
     return replace(shared, label=replace(config.label, tuned_path=str(run.first)))
 
 

@@ -36,14 +36,15 @@ def test_a_share_is_of_what_the_lms_own_weights_would_gain() -> None:
 
 def test_lines_say_the_room_and_the_shares_of_as_many_documents() -> None:
     ensembles = {
+        "random": Headroom(0.9, 0.88, 0.88),
         "replug": Headroom(0.7, 0.64, 0.66),
         "lsr": Headroom(0.67, 0.62, 0.61),
         "lsr@2": Headroom(0.6, 0.5, 0.5),
     }
-    lines = headroom_lines(ensembles, {"replug": 6, "lsr": 6, "lsr@2": 2}, {"lsr": "tuned"})
-    assert lines[0] == (
+    lines = headroom_lines(ensembles, {"random": 6, "replug": 6, "lsr": 6, "lsr@2": 2}, {"lsr": "tuned"})
+    assert lines[1] == (
         "headroom of replug, 6 documents: 0.7000 bits per byte; 0.6400 weighed by the LM's own scores, 0.6600 by the "
         "best document alone"
     )
-    assert lines[3:] == ["tuned gets 50% of what weights by the LM's own scores would gain over replug"]
+    assert lines[4:] == ["tuned gets 50% of what weights by the LM's own scores would gain over replug"]
     assert headroom_lines({}, {}) == []

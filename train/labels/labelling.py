@@ -55,17 +55,20 @@ log = logging.getLogger(__name__)
 OTHER_OUT = "give another --out (with train.labels=auto another run_dir)"
 
 
-def label(config: Config, out: Path) -> Labels:
-    """Make the labels, or go on with them; finished ones of the same configuration are returned as they are."""
+def label(config: Config, out: Path, index: Path | None = None) -> Labels:
+    """Make the labels, or go on with them; finished ones of the same configuration are returned as they are.
+
+    The documents are embedded into `index`, by default in the folder of the labels.
+    """
     for problem in labelling_problems(config):
         raise UserError(problem)
     check_faiss()
     check_gpus()
     with sole_writer(out):
-        return _label(config, out)
+        return _label(config, out, index or out / "index")
 
 
-def _label(config: Config, out: Path) -> Labels:
+def _label(config: Config, out: Path, index: Path) -> Labels:
     source = lm_source(config.lm, out / "lm_spent.json", out / "scores.sqlite")
     data = prepared_set(config, RunDirectory(Path(config.run_dir).expanduser()).data)
     check_data(config, data, source)
@@ -76,7 +79,7 @@ def _label(config: Config, out: Path) -> Labels:
     if (out / MARK).is_file():
         log.info(f"{out} holds these labels already")
         return Labels(out)
-    _make(config, out, source, data, encoder, tuned)
+    _make(config, out, index, source, data, encoder, tuned)
     counts = {"queries": len(data.queries), "dev": len(data.dev) if data.dev is not None else 0}
     finish_labels(out, origin, counts)
     return Labels(out)
@@ -120,12 +123,17 @@ def _claim(out: Path, origin: LabelOrigin) -> None:
 
 
 def _make(
-    config: Config, out: Path, source: LMSource, data: PreparedSet, encoder: Encoder, tuned: Encoder | None
+    config: Config,
+    out: Path,
+    index_root: Path,
+    source: LMSource,
+    data: PreparedSet,
+    encoder: Encoder,
+    tuned: Encoder | None,
 ) -> None:
     interruption = Interruption()
     sizes = run_sizes(config, len(data.corpus), multiplies_bfloat16())
     with ray_cluster(config, ("index", *source.roles), interruption, sizes) as laid_out:
-        index_root = out / "index"
         require_seen_by_all(index_root, [data.folder, data.corpus_path, *local_models(laid_out)])
         with (
             closing(IndexService(index_root, index_settings(laid_out))) as index,
