@@ -14,7 +14,6 @@ from types import MappingProxyType
 
 import numpy as np
 
-from replug.configs.methods import REPLUG, WITHOUT_RETRIEVER
 from replug.evals.metrics import bits_of
 from replug.models.ensemble import mix_token_logprobs
 
@@ -52,12 +51,15 @@ class Headroom:
 
 
 def headroom_lines(
-    ensembles: Mapping[str, Headroom], sizes: Mapping[str, int], names: Mapping[str, str] = NO_NAMES
+    ensembles: Mapping[str, Headroom],
+    sizes: Mapping[str, int],
+    bases: Mapping[str, str],
+    names: Mapping[str, str] = NO_NAMES,
 ) -> list[str]:
     """For a reader, of ensembles by method: what oracles would gain, and which part of it other retrievers get.
 
-    Shares are of what REPLUG leaves, in the same way and with as many documents. `sizes` are the methods' numbers of
-    documents, and `names` what readers call them.
+    `sizes` are the methods' numbers of documents, `bases` the method of which each gets a share, with as many, and
+    `names` what readers call them.
     """
     lines = []
     for method, of in ensembles.items():
@@ -65,12 +67,8 @@ def headroom_lines(
             f"headroom of {names.get(method, method)}, {sizes[method]} documents: {of.ensemble:.4f} bits per byte; "
             f"{of.q_weighted:.4f} weighed by the LM's own scores, {of.best_document:.4f} by the best document alone"
         )
-    for method, of in ensembles.items():
-        source = method.partition("@")[0].partition("/")[0]
-        base = REPLUG + method.removeprefix(source)
-        if source in (REPLUG, *WITHOUT_RETRIEVER) or base not in ensembles:
-            continue
-        share = ensembles[base].share(of.ensemble)
+    for method, base in bases.items():
+        share = ensembles[base].share(ensembles[method].ensemble)
         if share is not None:
             lines.append(
                 f"{names.get(method, method)} gets {share:.0%} of what weights by the LM's own scores would gain over "

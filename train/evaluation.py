@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from replug.configs.methods import RANDOM, REPLUG, Method, parse_methods
+from replug.configs.methods import RANDOM, Method, parse_methods
 from replug.configs.schema import Config
 from replug.data.records import Window
 from replug.data.store import PreparedSet
@@ -71,14 +71,17 @@ def evaluate_heldout(config: Config, data: PreparedSet, workers: Workers, found:
 
 
 def fit_on_development(
-    config: Config, data: PreparedSet, workers: Workers, encoder: Encoder, version: int
+    config: Config, data: PreparedSet, workers: Workers, encoder: Encoder, version: int, name: str
 ) -> EnsembleTemperature:
-    """The temperature of an encoder's ensemble by the development texts, whose documents are of an index version."""
+    """The temperature of an encoder's ensemble by the development texts, whose documents are of an index version.
+
+    `name` is what readers call the encoder.
+    """
     windows = data.require_dev().windows()
     k = min(len(data.corpus), config.evaluate.k)
     found = _search(config, data, workers.index, encoder, version, windows, k)
     asked = PromptedLM(workers.lm, workers.template, workers.lm)
-    return fit_ensemble(asked, windows, data.corpus, found, Method(f"version {version}", REPLUG, k, False))
+    return fit_ensemble(asked, windows, data.corpus, found, Method(name, name, k, False))
 
 
 def heldout_bpb(config: Config, data: PreparedSet, workers: Workers, version: int, count: int) -> float:

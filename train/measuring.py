@@ -26,7 +26,7 @@ def found_before(config: Config, run: RunDirectory, data: PreparedSet, workers: 
     saved = run.found_before
     if saved.exists():
         return RetrievedDocuments.load(saved)
-    found = found_with(config, data, workers, measured_encoder(config), IndexState(0, 0))
+    found = found_with(config, data, workers, measured_encoder(config), IndexState(0, 0), "replug")
     found.save(saved)
     return found
 
@@ -38,31 +38,31 @@ def found_best(config: Config, run: RunDirectory, data: PreparedSet, workers: Wo
         return {}
     version = workers.index.store.versions()[-1] + 1
     index = IndexState(version, best["step"])
-    found = found_tuned(config, data, workers, measured_encoder(config, run.best), index)
+    found = found_tuned(config, data, workers, measured_encoder(config, run.best), index, "best")
     workers.index.store.remove_all_but({*workers.index.store.versions()} - {version})
     return {"best": found}
 
 
 def found_with(
-    config: Config, data: PreparedSet, workers: Workers, encoder: Encoder, index: IndexState
+    config: Config, data: PreparedSet, workers: Workers, encoder: Encoder, index: IndexState, name: str
 ) -> RetrievedDocuments:
     """What an encoder finds for the held-out texts in an index of its own, and its ensemble's temperature.
 
     One that is fitted is saved with the encoder where the index's version is, too.
     """
     build_version(config, encoder, data, workers.index, index)
-    found = _searched(config, data, workers, encoder, index.version)
+    found = _searched(config, data, workers, encoder, index.version, name)
     if config.ensemble.temperature == FIT:
         write_temperature(workers.index.store.encoder_folder(index.version), found.temperature, is_listed=False)
     return found
 
 
 def _searched(
-    config: Config, data: PreparedSet, workers: Workers, encoder: Encoder, version: int
+    config: Config, data: PreparedSet, workers: Workers, encoder: Encoder, version: int, name: str
 ) -> RetrievedDocuments:
     """In the index of a version that is there. A temperature that is fitted becomes the encoder's."""
     if config.ensemble.temperature == FIT:
-        encoder.temperature = fit_on_development(config, data, workers, encoder, version)
+        encoder.temperature = fit_on_development(config, data, workers, encoder, version, name)
     found = search_heldout(config, data, workers.index, encoder, version)
     return replace(found, temperature=own_temperature(encoder))
 
@@ -79,12 +79,12 @@ def measured_encoder(config: Config, path: Path | None = None) -> Encoder:
 
 
 def found_tuned(
-    config: Config, data: PreparedSet, workers: Workers, encoder: Encoder, index: IndexState
+    config: Config, data: PreparedSet, workers: Workers, encoder: Encoder, index: IndexState, name: str = "lsr"
 ) -> RetrievedDocuments:
     """As `found_with`; where documents stay as they are, in version 0, which is theirs."""
     if config.retriever.train is TrainedSide.query and index.version > 0:
-        return _searched(config, data, workers, encoder, 0)
-    return found_with(config, data, workers, encoder, index)
+        return _searched(config, data, workers, encoder, 0, name)
+    return found_with(config, data, workers, encoder, index, name)
 
 
 def write_examples(run: RunDirectory, data: PreparedSet, before: RetrievedDocuments, after: RetrievedDocuments) -> None:

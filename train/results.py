@@ -197,7 +197,10 @@ def headroom_of(results: dict) -> dict[str, Headroom]:
 def room_lines(results: dict) -> list[str]:
     """What is to gain with the documents that are found, and how much of it tuning gets."""
     rooms = headroom_of(results)
-    return headroom_lines(rooms, dict.fromkeys(rooms, results["ensemble"]["documents"]), METHODS) if rooms else []
+    if not rooms:
+        return []
+    bases = {method: "replug" for method in rooms if method != "replug"}
+    return headroom_lines(rooms, dict.fromkeys(rooms, results["ensemble"]["documents"]), bases, METHODS)
 
 
 def _retrieval_table(retrieval: dict[str, dict[str, float]]) -> Table:

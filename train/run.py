@@ -193,7 +193,7 @@ def _evaluate(config: Config, run: RunDirectory) -> None:
         start_workers(laid_out, lm, data, run.evaluation / "index", run.scores) as workers,
     ):
         found = {
-            name: found_tuned(laid_out, data, workers, measured_encoder(config, path), IndexState(number, 0))
+            name: found_tuned(laid_out, data, workers, measured_encoder(config, path), IndexState(number, 0), name)
             for number, (name, path) in enumerate(paths.items())  # the first is the retriever as it was
         }
         results = evaluate_heldout(laid_out, data, workers, found, run.evaluation)

@@ -1,13 +1,13 @@
 """Language modelling: how well texts are predicted, in bits per byte and perplexity (REPLUG, section 6.1)."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
 from replug.configs.evaluation_schema import EvaluationConfig, TextsConfig
-from replug.configs.methods import LONG_CONTEXT, Method
+from replug.configs.methods import LONG_CONTEXT, REPLUG, WITHOUT_RETRIEVER, Method
 from replug.data.records import Window
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook, texts_of
@@ -141,8 +141,15 @@ def add_headroom(finished: Finished) -> str:
     }
     sizes = {m.name: m.k for m in finished.book.methods if m.k > 1 and not m.is_concatenated}
     ensembles = {method: one for method, one in values.items() if method in sizes}
-    lines = headroom_lines(ensembles, sizes)
+    lines = headroom_lines(ensembles, sizes, untuned(finished.book.methods, ensembles))
     return "\n".join(["", *(f"- {line}" for line in lines), ""]) if lines else ""
+
+
+def untuned(methods: Sequence[Method], measured: Collection[str]) -> dict[str, str]:
+    """Of each method of another retriever, REPLUG's that mixes as many documents in the same way."""
+    others = (m for m in methods if m.name in measured and m.source not in (REPLUG, *WITHOUT_RETRIEVER))
+    bases = {m.name: REPLUG + m.name.removeprefix(m.source) for m in others}
+    return {name: base for name, base in bases.items() if base in measured}
 
 
 def text_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:

@@ -5,7 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from replug.configs.methods import parse_methods
 from replug.evals.headroom import Headroom, headroom_lines, oracle_bits
+from replug.evals.tasks.lm import untuned
 
 LOGPROBS = np.log(np.array([[0.5, 0.25], [0.25, 0.125]]))  # the first document's text has 3 bits, the second's 5
 
@@ -41,10 +43,18 @@ def test_lines_say_the_room_and_the_shares_of_as_many_documents() -> None:
         "lsr": Headroom(0.67, 0.62, 0.61),
         "lsr@2": Headroom(0.6, 0.5, 0.5),
     }
-    lines = headroom_lines(ensembles, {"random": 6, "replug": 6, "lsr": 6, "lsr@2": 2}, {"lsr": "tuned"})
+    lines = headroom_lines(
+        ensembles, {"random": 6, "replug": 6, "lsr": 6, "lsr@2": 2}, {"lsr": "replug"}, {"lsr": "tuned"}
+    )
     assert lines[1] == (
         "headroom of replug, 6 documents: 0.7000 bits per byte; 0.6400 weighed by the LM's own scores, 0.6600 by the "
         "best document alone"
     )
     assert lines[4:] == ["tuned gets 50% of what weights by the LM's own scores would gain over replug"]
-    assert headroom_lines({}, {}) == []
+    assert headroom_lines({}, {}, {}) == []
+
+
+def test_a_share_is_of_replugs_room_with_as_many_documents_mixed_alike() -> None:
+    names = ["none", "random", "bm25", "replug", "replug/even", "lsr", "lsr/even", "lsr@2"]
+    methods = parse_methods(names, 6, {"lsr": "a folder"})
+    assert untuned(methods, names) == {"lsr": "replug", "lsr/even": "replug/even"}
