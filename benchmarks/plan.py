@@ -2,6 +2,7 @@
 
     python -m benchmarks.plan [--only lm-bound]      the runs themselves, about fifteen minutes of two cores
     python -m benchmarks.plan --table                the paper's run on several clusters, as Markdown
+    python -m benchmarks.plan --sharing              the same, GPUs split among the roles and shared by them
 
 For each regime a short run is measured, then a longer one with other T and depth is planned from it and run. Compared:
 the whole time, the role that dominates, and the steps done by the end of each minute of training. MiniLM, real texts;
@@ -20,12 +21,13 @@ from pathlib import Path
 from benchmarks.machine import describe_machine
 from replug.commands.plan import PlanOutput, PlanRequest, run_plan
 from replug.configs.load import load_config
+from replug.configs.schema import Config
 from replug.planning.estimate import dominating, elapsed_hours
 from replug.planning.measured import MeasuredRun, job_of_run, observe, read_run
 from replug.planning.plans import Plan, make_plan
 
 ROOT = Path(__file__).parent.parent
-CONFIG = ROOT / "configs/debug.yaml"
+CONFIG, PAPER = ROOT / "configs/debug.yaml", ROOT / "configs/paper.yaml"
 ASKED_WALL, ASKED_PACE = 0.20, 0.15
 CLUSTERS = ["8xA100", "64xA100", "8xH100", "64xH100"]
 Settings = dict[str, float | str]
@@ -172,14 +174,37 @@ def report(name: str, found: Comparison) -> None:
     print("  steps by the end of each minute, planned/real: " + ", ".join(f"{p}/{r}" for p, r in found.minutes))
 
 
+def sharing_table() -> str:
+    """Wall time of the best split and of the best plan beside what it were if no GPU was ever idle."""
+    rows = ["| GPUs | GPU hours / GPUs | split: score/embed/train, wall, ratio | shared | shared, queries in bf16 |"]
+    rows.append("|---|---|---|---|---|")
+    for gpus in CLUSTERS:
+        keys = (["lm.gpus_per_replica=1"], [], ["train.query_precision=bf16_mixed"])
+        cells = [_planned(load_config(PAPER, overrides), gpus) for overrides in keys]
+        rows.append(f"| {gpus} | {cells[1][0]:.2f} h | {' | '.join(text for _, text in cells)} |")
+    return "\n".join(rows)
+
+
+def _planned(config: Config, gpus: str) -> tuple[float, str]:
+    """The hours of work for each GPU, and the split with its wall time and the ratio of both."""
+    plan = make_plan(config, gpus)
+    hours, wall = plan.estimate.hours, plan.estimate.simulated.times.wall / 3600
+    least = sum(hours[role] for role in ("score", "embed", "train")) / plan.devices.count
+    split = " / ".join(f"{count:g}" for count in plan.estimate.split.by_role().values())
+    return least, f"{split}: {wall:.2f} h, {wall / least:.2f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=REGIMES, action="append", help="one of the three runs; may be repeated")
     parser.add_argument("--table", action="store_true", help="only the table of the paper's run")
+    parser.add_argument("--sharing", action="store_true", help="only the table of split and shared GPUs")
     parser.add_argument("--keep", type=Path, help="keep the runs in this folder, and compare those that are there")
     arguments = parser.parse_args()
     if arguments.table:
-        return run_plan(PlanRequest(ROOT / "configs/paper.yaml", CLUSTERS), PlanOutput(as_markdown=True))
+        return run_plan(PlanRequest(PAPER, CLUSTERS), PlanOutput(as_markdown=True))
+    if arguments.sharing:
+        return print(sharing_table())
     print(describe_machine(1), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         found = {name: foretell(arguments.keep or Path(folder), name) for name in arguments.only or REGIMES}

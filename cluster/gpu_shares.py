@@ -1,7 +1,7 @@
 """How many GPUs each role has: `resources`, with what `auto` comes to on the nodes and for these sizes. Pure."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from replug.cluster.packing import Node
@@ -10,8 +10,11 @@ from replug.configs.errors import UserError
 from replug.configs.schema import Config, IndexConfig, LMConfig, ScoreConfig
 
 ROLES = ("train", "score", "index")
+# GPUs by role with which a run ends soonest on these nodes; None where nothing fits.
+Choose = Callable[[Config, Sequence[Node]], Mapping[str, float] | None]
 WEIGHTS = {"train": 1, "score": 2, "index": 1}  # by which they share fewer GPUs than there are roles
 EXACT_KINDS = ("flat_fp16",)  # whose vectors any number of searchers may share
+SHARED = 0.25  # as Ray counts, of each process on a GPU that roles share: a rank, a scorer, a builder and a searcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,7 @@ class Sizes:
     scoring: float | None = None  # an LM and one pass, over all its GPUs
     trained: float | None = None  # weights, gradients and moments of a rank
     batch: float | None = None  # activations of a whole batch, which ranks share
+    choose: Choose | None = None  # what `auto` comes to where roles may share GPUs (`planning.automatic`)
 
 
 def trains_on_gpu(config: Config | ScoreConfig, has_gpu: bool) -> bool:
@@ -53,6 +57,64 @@ def gpus_by_role(
     index = _gpus_of_vectors(config, nodes, sizes, left - len(open_roles) + 1) if may_search_on_gpu else 1
     found = {**given, **_automatic(left, open_roles, index)}
     return {**found, "train": _dividing(config, found["train"])} if "train" in open_roles else found
+
+
+def are_shared(gpus: Mapping[str, float], nodes: Sequence[Node]) -> bool:
+    """Whether roles have more GPUs together than there are, and none of them more than there are: then they share."""
+    num_gpus = sum(node.gpus for node in nodes)
+    whole = gpus and all(value >= 1 for value in gpus.values())
+    return bool(whole) and max(gpus.values()) <= num_gpus < sum(gpus.values())
+
+
+def chosen_gpus(
+    config: Config | ScoreConfig, nodes: Sequence[Node], sizes: Sizes, roles: Collection[str]
+) -> list[dict[str, float]]:
+    """What `auto` comes to where roles may share GPUs: the fastest, or without `sizes.choose` all that share them.
+
+    They may not where an actor is to have more of a GPU than its part or an LM takes several. Where numbers leave GPUs
+    to the other roles, they may where memory is known and scorers have no number: else a split is what is sure to fit.
+    """
+    num_gpus = int(sum(node.gpus for node in nodes))
+    if num_gpus < 2 or not isinstance(config, Config) or not _may_share(config, nodes, sizes):
+        return []
+    takers = [role for role in ROLES if role in roles and _takes_gpus(config, role, nodes)]
+    asked = {role: getattr(config.resources, role) for role in takers}
+    given = {role: float(value) for role, value in asked.items() if value != "auto"}
+    if len(takers) < len(ROLES) or len(given) == len(ROLES) or any(not 1 <= n <= num_gpus for n in given.values()):
+        return []
+    is_known = sizes.choose is not None and _are_known(nodes, sizes)
+    if sum(given.values()) < num_gpus and ("score" in given or not is_known):
+        return []
+    if sizes.choose is not None and is_known:
+        chosen = sizes.choose(config, nodes)
+        return [dict(chosen)] if chosen else []
+    found = [{**one, **given} for one in all_shared(num_gpus, config.train.batch_size // config.train.micro_batches)]
+    return [one for one in found if are_shared(one, nodes)]
+
+
+def all_shared(num_gpus: int, parts: int) -> Iterator[dict[str, float]]:
+    """By ranks that divide the `parts` of a batch: scorers and index on all GPUs, or either not where a rank is."""
+    every = float(num_gpus)
+    for ranks in (float(n) for n in range(1, num_gpus + 1) if parts % n == 0):
+        for score, index in ((every, every), (every, every - ranks), (every - ranks, every - ranks)):
+            if index:
+                yield {"train": ranks, "score": score, "index": index}
+
+
+def _are_known(nodes: Sequence[Node], sizes: Sizes) -> bool:
+    """Whether what each actor holds of a GPU's memory can be added up."""
+    held = (sizes.embedding, sizes.scoring, sizes.trained, sizes.vectors)
+    return None not in held and all(node.gpu_bytes is not None for node in nodes if node.gpus)
+
+
+def _may_share(config: Config, nodes: Sequence[Node], sizes: Sizes) -> bool:
+    """Whether keys leave each actor no more than its part of a GPU, and one GPU holds an LM."""
+    index, num_gpus = config.index, sum(node.gpus for node in nodes)
+    shares = (config.lm.gpus_per_replica, index.gpus_per_builder, index.gpus_per_searcher)
+    counts = (config.lm.num_replicas, index.num_builders, index.num_shards)
+    if max(filter(None, shares), default=0) > SHARED or max(filter(None, counts), default=0) > num_gpus:
+        return False
+    return config.lm.gpus_per_replica is not None or gpus_of_replica(config.lm, math.inf, nodes, sizes) <= 1
 
 
 def _of_a_large_lm(lm: LMConfig, left: float, open_roles: int, nodes: Sequence[Node], sizes: Sizes) -> dict[str, float]:

@@ -14,6 +14,7 @@ import torch
 from replug.configs.errors import UserError
 
 VARIABLE = "REPLUG_REHEARSAL"
+MEMORY_SHARE = "REPLUG_GPU_MEMORY_SHARE"  # of a process on a GPU that others compute on too
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,17 @@ def num_gpus() -> int:
     """GPUs of this machine that are handed out."""
     rehearsed = rehearsal()
     return rehearsed.gpus_of_node if rehearsed else torch.cuda.device_count()
+
+
+def keep_to_memory_share(share: float | None = None, device: int = 0) -> None:
+    """Let torch take no more of a GPU than this process's part, by default the one that it was started with.
+
+    A cache that grows would take what is counted for another process. And a pass that memory does not hold is halved,
+    which changes last bits: it may follow from this process's work alone.
+    """
+    share = share or float(os.environ.get(MEMORY_SHARE, 0.0))
+    if share and rehearsal() is None:
+        torch.cuda.set_per_process_memory_fraction(share, device)
 
 
 def torch_device(wants_gpu: bool) -> str:

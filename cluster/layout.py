@@ -7,11 +7,22 @@ versions have room there, else in host memory. `replug plan` and a run ask this 
 
 import math
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, Generic, TypeVar
 
-from replug.cluster.gpu_shares import EXACT_KINDS, ROLES, Sizes, gpus_by_role, gpus_of_replica, ray_share
+from replug.cluster.gpu_shares import (
+    EXACT_KINDS,
+    ROLES,
+    SHARED,
+    Sizes,
+    are_shared,
+    chosen_gpus,
+    gpus_by_role,
+    gpus_of_replica,
+    ray_share,
+)
 from replug.cluster.layout_messages import NoRoom, OutOfMemory, describe_memory, describe_shortage, notes_on
 from replug.cluster.packing import BUILDER, SCORER, SEARCHER, TRAINER, Actor, ActorGroup, Node, Packing, PlannedGPU
 from replug.configs.choices import SwapMode
@@ -32,6 +43,7 @@ class Layout(Generic[AnyConfig]):
     actors: tuple[Actor, ...]  # all, those without a place too
     num_waiting: int  # scorers that find no room yet, and join when a node does
     notes: tuple[str, ...]  # what a user may not expect
+    is_shared: bool = False  # roles have more GPUs together than there are
 
     @property
     def trains_on_gpu(self) -> bool:
@@ -44,8 +56,11 @@ class Layout(Generic[AnyConfig]):
 
     @property
     def reserved(self) -> tuple[PlannedGPU, ...]:
-        """GPUs that are held for their actors; scorers alone take what is left, also on nodes that join."""
-        return tuple(gpu for gpu in self.gpus if any(actor.key != SCORER for actor in gpu.actors))
+        """GPUs that are held for their actors; scorers alone take what is left, also on nodes that join.
+
+        Of GPUs that roles share all are held: Ray would put four scorers with a quarter each on one.
+        """
+        return tuple(gpu for gpu in self.gpus if any(self.is_shared or actor.key != SCORER for actor in gpu.actors))
 
     def describe(self) -> str:
         """One line on who does what."""
@@ -73,14 +88,26 @@ def lay_out(
 ) -> Layout[AnyConfig]:
     """Places for the actors of those roles. Raises UserError, with numbers, where they find no room.
 
-    Of the scorers one is enough to begin with.
+    Of the scorers one is enough to begin with. What `auto` leaves open is what `sizes.choose` says, where roles may
+    share GPUs, else a split. Searches are on GPUs where that has room.
     """
+    candidates = chosen_gpus(config, nodes, sizes, roles)
+    may_move = not isinstance(config, ScoreConfig) and config.index.gpus_per_searcher is None
+    for on_gpu in (True, False) if may_move else (True,):
+        for gpus in candidates:
+            with suppress(NoRoom):
+                return _lay_out(_asked(config, gpus), gpus, nodes, sizes, roles, on_gpu)
     try:
-        return _lay_out(config, nodes, sizes, roles, may_search_on_gpu=True)
+        return _lay_out(config, gpus_by_role(config, nodes, sizes, roles, True), nodes, sizes, roles, True)
     except OutOfMemory:
-        if isinstance(config, ScoreConfig) or config.index.gpus_per_searcher is not None:
+        if not may_move:
             raise
-        return _lay_out(config, nodes, sizes, roles, may_search_on_gpu=False)
+    return _lay_out(config, gpus_by_role(config, nodes, sizes, roles, False), nodes, sizes, roles, False)
+
+
+def _asked(config: Any, gpus: dict[str, float]) -> Any:
+    """With numbers for `auto`, so that the configuration is laid out the same again."""
+    return replace(config, resources=replace(config.resources, **gpus))
 
 
 def num_ranks(config: Config) -> int:
@@ -101,13 +128,17 @@ def scorers(lm: LMConfig) -> tuple[int, float]:
 
 
 def _lay_out(
-    config: AnyConfig, nodes: Sequence[Node], sizes: Sizes, roles: Collection[str], may_search_on_gpu: bool
+    config: AnyConfig,
+    gpus: dict[str, float],
+    nodes: Sequence[Node],
+    sizes: Sizes,
+    roles: Collection[str],
+    may_search_on_gpu: bool,
 ) -> Layout[AnyConfig]:
     """Trainers take their places first, since rank 0's must be here; then the index; scorers take what is left."""
-    packing = Packing(nodes)
+    packing = Packing(nodes, spread=are_shared(gpus, nodes))
     groups: list[ActorGroup] = []
     laid: Any = config  # a type variable cannot be narrowed
-    gpus = gpus_by_role(config, nodes, sizes, roles, may_search_on_gpu)
     if isinstance(config, Config):
         laid, groups = _with_ranks_and_index(config, gpus, nodes, sizes, roles, may_search_on_gpu)
     for group in groups:
@@ -117,7 +148,8 @@ def _lay_out(
         lm, scoring, waiting = _scorers(config, gpus, packing, groups, sizes)
         laid, groups = replace(laid, lm=lm), groups + scoring
     actors, planned = tuple(actor for group in groups for actor in group.actors), packing.planned()
-    return Layout(laid, planned, actors, waiting, tuple(notes_on(laid, nodes, sizes, planned, actors)))
+    notes = tuple(notes_on(laid, nodes, sizes, planned, actors))
+    return Layout(laid, planned, actors, waiting, notes, packing.spread)
 
 
 def _with_ranks_and_index(
@@ -129,12 +161,12 @@ def _with_ranks_and_index(
     may_search_on_gpu: bool,
 ) -> tuple[Any, list[ActorGroup]]:
     """The configuration with their numbers, and their groups."""
-    groups: list[ActorGroup] = []
+    shared, groups = are_shared(gpus, nodes), list[ActorGroup]()
     if "train" in roles:
         config = replace(config, resources=_trainer(config, gpus.get("train"), nodes))
-        groups += _rank_groups(config, "train" in gpus, sizes)
+        groups += _rank_groups(config, SHARED if shared else min(1.0, gpus.get("train", 0.0)), sizes)
     if "index" in roles:
-        config = replace(config, index=_index(config, gpus.get("index", 0.0), may_search_on_gpu, len(nodes)))
+        config = replace(config, index=_index(config, gpus.get("index", 0.0), may_search_on_gpu, shared, len(nodes)))
         groups += _index_groups(config.index, sizes)
     return config, groups
 
@@ -162,23 +194,23 @@ def _processes(config: Config, role: str, explicit: int | None) -> int:
     return explicit or (1 if value == "auto" else int(value))
 
 
-def _index(config: Config, gpus: float, may_search_on_gpu: bool, num_nodes: int) -> IndexConfig:
+def _index(config: Config, gpus: float, may_search_on_gpu: bool, shared: bool, num_nodes: int) -> IndexConfig:
     """The section with a number for each key. Builders and searchers share GPUs half and half.
 
-    Lossy kinds, which are small, are searched on processors. With blue_green over several GPUs, half of these search
-    while the others build, and they change places at every swap.
+    Lossy kinds, which are small, are searched on processors. With blue_green over several GPUs of their own, half of
+    these search while the others build, and they change places at every swap.
     """
     index, exact = config.index, config.index.kind in EXACT_KINDS
     if not gpus:
         builders = _processes(config, "index", index.num_builders)
         return replace(index, num_builders=builders, **_filled(index, 1, 0.0, 0.0))
-    count, whole = max(1, math.floor(gpus)), min(1.0, gpus)
+    count, whole = max(1, math.floor(gpus)), 2 * SHARED if shared else min(1.0, gpus)
     on_gpu = index.gpus_per_searcher != 0 if index.gpus_per_searcher is not None else may_search_on_gpu and exact
     if not on_gpu:
         builders, shards = index.num_builders or count, num_nodes if exact else 1
         per_builder = ray_share(whole / math.ceil(builders / count))
         return replace(index, num_builders=builders, **_filled(index, shards, per_builder, 0.0))
-    apart = index.swap is SwapMode.blue_green and count > 1
+    apart = index.swap is SwapMode.blue_green and count > 1 and not shared
     count, half = (count // 2, whole) if apart else (count, whole / 2)
     # The files of a lossy kind have as many parts as there are shards: these must not follow from the GPUs at hand.
     builders, shards = index.num_builders or count, index.num_shards or (count if exact else 1)
@@ -195,12 +227,11 @@ def _filled(index: IndexConfig, shards: int, per_builder: float, per_searcher: f
     }
 
 
-def _rank_groups(config: Config, on_gpu: bool, sizes: Sizes) -> list[ActorGroup]:
-    """Rank 0 is the process that was started; on a processor it takes no place."""
+def _rank_groups(config: Config, gpus: float, sizes: Sizes) -> list[ActorGroup]:
+    """Ranks of so much of a GPU. Rank 0 is the process that was started; on a processor it takes no place."""
     ranks = num_ranks(config)
-    gpus = min(1.0, float(config.resources.train)) if on_gpu else 0.0
     num_bytes = None if sizes.trained is None else sizes.trained + (sizes.batch or 0.0) / ranks
-    numbers = range(0 if on_gpu else 1, ranks)
+    numbers = range(0 if gpus else 1, ranks)
     return [ActorGroup((Actor(TRAINER, number, gpus, num_bytes),), on_driver=number == 0) for number in numbers]
 
 
@@ -239,11 +270,16 @@ def _index_bytes(
 def _scorers(
     config: Config | ScoreConfig, gpus: dict[str, float], packing: Packing, others: Sequence[ActorGroup], sizes: Sizes
 ) -> tuple[LMConfig, list[ActorGroup], int]:
-    """The section with a number for each key, its groups, and how many of these wait for room."""
-    lm, share = config.lm, gpus.get("score", 0.0)
+    """The section with a number for each key, its groups, and how many of these wait for room.
+
+    On shared GPUs none waits: it would find three others of its kind on the GPU of a node that joins.
+    """
+    lm, share, shared = config.lm, gpus.get("score", 0.0), packing.spread
     if not share:
         count = _processes(config, "score", lm.num_replicas) if isinstance(config, Config) else lm.num_replicas or 1
         each = lm.gpus_per_replica or 0.0
+    elif shared:
+        each, count = SHARED if lm.gpus_per_replica is None else lm.gpus_per_replica, lm.num_replicas or int(share)
     else:
         each = gpus_of_replica(lm, share, packing.nodes, sizes)
         if share < each:
@@ -251,11 +287,14 @@ def _scorers(
         count = lm.num_replicas or (0 if math.isinf(share) else int(share / each + 1e-4))
 
     def group(number: int) -> ActorGroup:
-        return ActorGroup((Actor(SCORER, number, each, sizes.scoring if each else None),), may_wait=number > 0)
+        may_wait = number > 0 and not shared
+        return ActorGroup((Actor(SCORER, number, each, sizes.scoring if each else None),), may_wait=may_wait)
 
     groups = [group(number) for number in range(count or 1)]
-    _require_place(packing, groups[0], [*others, *groups])
-    placed = 1 + sum(packing.place(one) for one in groups[1:])
+    required = [one for one in groups if not one.may_wait]
+    for one in required:
+        _require_place(packing, one, [*others, *groups])
+    placed = len(required) + sum(packing.place(one) for one in groups[len(required) :])
     while not count and packing.place(group(placed)):
         groups.append(group(placed))
         placed += 1

@@ -25,7 +25,7 @@ SMALLER = {
     "(resources.train)",
     SEARCHER: "more index.num_shards, index.gpus_per_searcher=0 (host memory), or index.kind=ivf_pq",
     BUILDER: "a smaller index.tokens_per_batch, or more GPUs (resources.index)",
-    SCORER: "a larger lm.gpus_per_replica, or a smaller lm.tokens_per_batch",
+    SCORER: "a larger lm.gpus_per_replica, a smaller lm.tokens_per_batch, or fewer GPUs (resources.score)",
 }
 
 
@@ -40,7 +40,8 @@ class OutOfMemory(NoRoom):
 def describe_memory(packing: Packing, group: ActorGroup) -> str:
     parts = " + ".join(f"{NAMES[actor.key]} {_gb(actor.num_bytes or 0.0)}" for actor in group.actors)
     each = f" on each of {group.gpus:g} GPUs" if group.gpus > 1 else ""
-    most = max(packing.planned(), key=lambda gpu: gpu.node.gpu_limit - gpu.num_bytes)
+    open_to_it = [gpu for gpu in packing.planned() if not (packing.spread and gpu.has(group.key))]
+    most = max(open_to_it, key=lambda gpu: gpu.node.gpu_limit - gpu.num_bytes)
     others = f" and {_gb(most.num_bytes)} are taken" if most.actors else ""
     return (
         f"{group.key}: {parts} need {_gb(group.num_bytes)}{each}, but a GPU has {_gb(most.node.gpu_limit)} to give "

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 TRAINER, SEARCHER, BUILDER, SCORER = "resources.train", "index.num_shards", "index.num_builders", "lm.num_replicas"
 NAMES = {TRAINER: "trainer rank", SEARCHER: "searcher", BUILDER: "builder", SCORER: "scorer"}
 
-USABLE = 0.92  # of a device's memory: the rest is the driver's, the allocator's gaps
+USABLE = 0.92  # of a device's memory: the rest is the driver's, the allocator's gaps, one process's context
+CONTEXT_BYTES = 5e8  # that every other process on a GPU takes: CUDA's context, and the libraries' code
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class ActorGroup:
 
     @property
     def num_bytes(self) -> float:
-        """Of each of its GPUs, as far as is known."""
+        """Of each of its GPUs, as far as is known, beside other actors."""
         return sum(actor.num_bytes or 0.0 for actor in self.actors) / max(1.0, self.gpus)
 
 
@@ -79,8 +80,20 @@ class PlannedGPU:
 
     @property
     def num_bytes(self) -> float:
-        """As far as is known; of an actor on several GPUs its part."""
-        return sum((actor.num_bytes or 0.0) / max(1.0, actor.gpus) for actor in self.actors)
+        """As far as is known; of an actor on several GPUs its part. With the contexts of several processes."""
+        held = sum((actor.num_bytes or 0.0) / max(1.0, actor.gpus) for actor in self.actors)
+        return held + CONTEXT_BYTES * max(0, len(self.actors) - 1)
+
+    def memory_share(self, actor: Actor) -> float | None:
+        """What torch may take of the memory there: its own bytes, and an equal part of what nobody is counted for.
+
+        None where the process has the GPU for itself, where only the index is, or where a size is not known.
+        """
+        held = [one.num_bytes for one in self.actors]
+        if self.node.gpu_bytes is None or None in held or len(held) < 2 or not self.has(TRAINER, SCORER):
+            return None
+        left = (self.node.gpu_limit - self.num_bytes) / len(held)
+        return ((actor.num_bytes or 0.0) + left) / self.node.gpu_bytes
 
     def describe(self) -> str:
         """Who is on it, as `builder 0 and searcher 0`."""
@@ -92,15 +105,25 @@ class PlannedGPU:
 
     def holds(self, group: ActorGroup, by_memory: bool = True) -> bool:
         """Whether there is room for a group, or for one GPU's part of it."""
-        fits = not by_memory or self.num_bytes + group.num_bytes <= self.node.gpu_limit
+        contexts = CONTEXT_BYTES * (len(group.actors) - (not self.actors))
+        fits = not by_memory or self.num_bytes + group.num_bytes + contexts <= self.node.gpu_limit
         return self.free >= min(1.0, group.gpus) and fits
+
+    def has(self, *keys: str) -> bool:
+        """Whether an actor of one of those kinds is on it."""
+        return any(actor.key in keys for actor in self.actors)
 
 
 @dataclass
 class Packing:
-    """What is placed so far. Whole GPUs and shares go where least is free, what needs no GPU where most CPUs are."""
+    """What is placed so far. Whole GPUs and shares go where least is free, what needs no GPU where most CPUs are.
+
+    Where `spread`, roles share GPUs: no two actors of a kind are on one, and those without a rank come first, since a
+    step waits for its slowest rank.
+    """
 
     nodes: Sequence[Node]
+    spread: bool = False
     gpus: dict[str, list[PlannedGPU]] = field(init=False)
     cpus: dict[str, float] = field(init=False)
 
@@ -110,7 +133,7 @@ class Packing:
 
     def place(self, group: ActorGroup) -> bool:
         """Take a place; False where there is none."""
-        found = min(self._places(group), key=lambda place: self._order(*place), default=None)
+        found = min(self._places(group), key=lambda place: self._order(group, *place), default=None)
         if found is None:
             return False
         name, numbers = found
@@ -133,13 +156,21 @@ class Packing:
             if self.cpus[node.name] < len(group.actors) or (group.on_driver and not node.is_driver):
                 continue
             gpus = self.gpus[node.name]
-            numbers = [number for number, gpu in enumerate(gpus) if gpu.holds(group, by_memory)] if group.gpus else []
+            numbers = [n for n, gpu in enumerate(gpus) if self._takes(gpu, group, by_memory)] if group.gpus else []
             if group.gpus == 0 or (group.gpus > 1 and len(numbers) >= group.gpus):
                 yield node.name, numbers[: math.ceil(group.gpus)]
             elif group.gpus <= 1:
                 yield from ((node.name, [number]) for number in numbers)
 
-    def _order(self, name: str, numbers: Sequence[int]) -> tuple[float, float]:
+    def _takes(self, gpu: PlannedGPU, group: ActorGroup, by_memory: bool) -> bool:
+        keys = (actor.key for actor in group.actors)
+        return gpu.holds(group, by_memory) and not (self.spread and gpu.has(*keys))
+
+    def _order(self, group: ActorGroup, name: str, numbers: Sequence[int]) -> tuple[float, ...]:
         if not numbers:
             return 0.0, -self.cpus[name]
-        return sum(self.gpus[name][number].free for number in numbers), sum(gpu.free for gpu in self.gpus[name])
+        gpus = [self.gpus[name][number] for number in numbers]
+        if self.spread:  # ranks beside one another, which exchange gradients
+            ranks = sum(gpu.has(TRAINER) for gpu in self.gpus[name]) if group.key == TRAINER else 0
+            return -ranks, gpus[0].has(TRAINER), len(gpus[0].actors)
+        return sum(gpu.free for gpu in gpus), sum(gpu.free for gpu in self.gpus[name])

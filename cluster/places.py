@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from replug.cluster.gpus import rehearsal
+from replug.cluster.gpus import MEMORY_SHARE, rehearsal
 from replug.cluster.layout import Layout
 from replug.cluster.packing import SEARCHER, TRAINER, Node, PlannedGPU
 from replug.configs.errors import RunError, UserError
@@ -29,6 +29,8 @@ RANK_0_SECONDS = 600.0  # for rank 0's place to answer: a resumed run starts all
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # of an actor without GPUs: else it would take the first of the node, uncounted
 
 _strategies: dict[tuple[str, int], Any] = {}  # by key and number of an actor
+_gpus: dict[tuple[str, int], float] = {}  # that the layout gives it: a rank's on a shared GPU is in no key
+_memory: dict[tuple[str, int], float] = {}  # its part, on a GPU that roles share
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,9 @@ def reserve(layout: Layout) -> None:
             )
         strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
         _strategies.update({(actor.key, actor.number): strategy for actor in gpu.actors})
+        _gpus.update({(actor.key, actor.number): actor.gpus for actor in gpu.actors})
+        shares = {(actor.key, actor.number): gpu.memory_share(actor) for actor in gpu.actors}
+        _memory.update({at: share for at, share in shares.items() if share})
     if layout.gpus:  # searches in host memory want the memory of every node
         hosts = [actor for actor in layout.actors if actor.key == SEARCHER and not actor.gpus]
         _strategies.update({(actor.key, actor.number): "SPREAD" for actor in hosts})
@@ -58,16 +63,25 @@ def reserve(layout: Layout) -> None:
 def forget() -> None:
     """With the connection the places are gone."""
     _strategies.clear()
+    _gpus.clear()
+    _memory.clear()
 
 
 def place(key: str, number: int, gpus: float, env: dict[str, str]) -> dict[str, Any]:
     """Ray's options of one actor: a logical CPU, its GPUs, where it is put, and its environment."""
+    if share := memory_share(key, number):
+        env = {**env, MEMORY_SHARE: str(share)}
     return {
         "num_cpus": 1,
-        "num_gpus": gpus,
+        "num_gpus": _gpus.get((key, number), gpus),
         "scheduling_strategy": _strategies.get((key, number), "DEFAULT"),
         "runtime_env": {"env_vars": env if gpus else {**env, **NO_GPU}},
     }
+
+
+def memory_share(key: str, number: int) -> float | None:
+    """What torch may take of the memory of a GPU that roles share; None where nothing bounds it."""
+    return _memory.get((key, number))
 
 
 def gpu_of_rank_0(gpus: float) -> SeenGPU:

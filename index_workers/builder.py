@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from replug.cluster.gpus import keep_to_memory_share
 from replug.configs.errors import UserError
 from replug.data.store import CorpusStore
 from replug.index_workers import build_steps
@@ -37,6 +38,7 @@ class Builder:
     """Embeds files of whichever version it is asked for; holds one encoder at a time. Calls may overlap."""
 
     def __init__(self, root: Path, threads: int) -> None:
+        keep_to_memory_share()
         torch.set_num_threads(threads)
         self._store = VersionStore(root)
         self._loaded: _Loaded | None = None

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from replug.cluster.gpus import keep_to_memory_share
 from replug.configs.errors import UserError
 from replug.index_workers.exact_search import ExactShard
 from replug.index_workers.faiss_index import FaissShard, set_search_threads
@@ -91,6 +92,7 @@ class Searcher:
     """Shard `shard` of `num_shards`. Several threads may call it at once."""
 
     def __init__(self, root: Path, shard: int, num_shards: int, threads: int, device: str = "cpu") -> None:
+        keep_to_memory_share()
         set_search_threads(threads)
         torch.set_num_threads(threads)
         self._store = VersionStore(root)

@@ -17,6 +17,7 @@ import ray
 import torch
 
 from replug.cluster.actor_pool import ActorPool, thread_env
+from replug.cluster.gpus import keep_to_memory_share
 from replug.cluster.packing import SCORER
 from replug.cluster.places import place
 from replug.models.black_box_lm import ContinuationScore, LaunchingLM, LocalLM, Pending
@@ -79,6 +80,7 @@ class Scorer:
     """
 
     def __init__(self, lm: LocalSource, threads: int, number: int = 0, spread: bool = False) -> None:
+        keep_to_memory_share()
         torch.set_num_threads(threads)
         self._device = ThreadPoolExecutor(1, "device", torch.set_num_threads, (threads,))
         self._tokenizer, self._clock = threading.Lock(), threading.Lock()

@@ -6,7 +6,7 @@ Peaks are the manufacturers' dense figures. A type without bfloat16 runs what `a
 
 import difflib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from replug.configs.errors import UserError
 
@@ -93,6 +93,17 @@ def parse_devices(text: str, nodes: int | None = None) -> Devices:
     if nodes < 1 or count % nodes:
         raise UserError(f"--nodes is {nodes}; expected a divisor of the {count} devices of --gpus {text}")
     return Devices(accelerator, count, nodes)
+
+
+def accelerator_named(name: str, memory_gb: float) -> DeviceModel:
+    """The one that a driver calls so, as `NVIDIA A100-SXM4-80GB`, with the memory that it has.
+
+    Of a name without an entry, an H100's rates: what roles take stands to one another nearly alike on all GPUs.
+    """
+    written = name.replace(" ", "").lower()
+    known = [one for key, one in ACCELERATORS.items() if not one.is_cpu and key.partition("-")[0].lower() in written]
+    found = max(known, key=lambda one: len(one.name.partition("-")[0]), default=ACCELERATORS["H100"])
+    return replace(found, memory_gb=memory_gb)
 
 
 def check_efficiency(share: float | None) -> None:

@@ -23,7 +23,7 @@ UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
 def plan_png(path: Path, title: str, plan: Plan) -> None:
-    """Write the chart. A bar is as high as the share of the role's devices at work."""
+    """Write the chart. A bar is as high as the share of the role's devices at work, of shared ones at the role's."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(11, 3.6), layout="constrained")
         draw_time_line(axes, plan)
@@ -64,7 +64,7 @@ def _until(begin: np.ndarray, end: np.ndarray, number: np.ndarray, time: float) 
 
 def _draw_role(axes: Axes, plan: Plan, role: str, row: int, scale: float) -> None:
     simulated = plan.estimate.simulated
-    devices = plan.estimate.allocation.replicas if role == "score" else 1
+    devices = plan.estimate.allocation.devices(role)
     shares = np.minimum(1.0, busy_shares(simulated.spans[role], devices, simulated.times.wall))
     edges = np.linspace(0.0, simulated.times.wall, BINS + 1) / scale
     axes.fill_between(edges[[0, -1]], row, row + 0.8, color=COLOURS["idle"], linewidth=0)

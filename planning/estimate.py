@@ -8,16 +8,19 @@ from dataclasses import dataclass, field
 from replug.cluster.gpu_shares import Sizes
 from replug.configs.choices import SwapMode
 from replug.configs.schema import Config
+from replug.index_workers.file_size import rows_per_file
 from replug.models.pass_size import LMShape, tokens_per_pass, tokens_per_unit
 from replug.planning import memory
 from replug.planning.accelerators import DeviceModel, Devices
 from replug.planning.model_sizes import ModelSize, lm_size, retriever_size, stand_in_seconds
+from replug.planning.shared_gpus import simulate_shared
 from replug.planning.simulate import (
     ROLES,
     DeviceAllocation,
     Durations,
     Place,
     ScoringSeconds,
+    SharedGPUs,
     SimulatedRun,
     StageSeconds,
     simulate,
@@ -78,9 +81,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Devices by role. Roles in `shared` are on the same ones and take turns; searches are where the index is.
+    """Devices by role. Roles in `shared` are on the same one and take turns; searches are where the index is.
 
-    `gpus_per_replica` of the devices in `score` hold one LM together. Where searches are is the layout's to say.
+    `gpus_per_replica` of the devices in `score` hold one LM together. Where searches are is the layout's to say, and
+    where roles have more GPUs than there are, so is who is on which: `placed`.
     """
 
     score: int
@@ -92,13 +96,14 @@ class Split:
     num_searchers: int | None = None  # side by side; None: one on each node
     num_builders: int | None = None  # of the GPUs in `embed`, those that build at once; None: all
     recompute: bool = False  # gradient checkpointing: a third more work for much less memory
+    placed: SharedGPUs | None = None
 
     @property
     def replicas(self) -> int:
         return self.score // self.gpus_per_replica
 
     def by_role(self) -> dict[str, float]:
-        """GPUs by role, those that are shared in equal parts."""
+        """GPUs by role, one that is shared in equal parts; of several that are shared, those that a role is on."""
         counts = {"score": self.score, "embed": self.embed, "train": self.train}
         return {role: n / len(self.shared) if role in self.shared else float(n) for role, n in counts.items()}
 
@@ -180,6 +185,7 @@ def durations_of(job: Job, rates: Rates, devices: Devices, split: Split) -> Dura
             measure=measure_seconds(job, rates, split.replicas),
         ),
         checkpoint=rates.once.checkpoint,
+        files=-(-shape.num_documents // rows_per_file(shape.num_documents, job.config.index.block_documents)),
     )
 
 
@@ -220,12 +226,17 @@ def estimate(
     """Simulate the run. `allocation` says who shares what where the split does not."""
     durations = durations_of(job, rates, devices, split)
     allocation = allocation or allocation_of(split)
-    simulated = simulate(job.shape, durations, allocation)
+    if split.placed is not None:
+        simulated = simulate_shared(job.shape, durations, split.placed)
+    else:
+        simulated = simulate(job.shape, durations, allocation)
     return Estimate(split, allocation, durations, simulated, role_hours(job, durations, split, devices))
 
 
 def allocation_of(split: Split) -> DeviceAllocation:
-    """Roles that share GPUs have as much of them as each other while they work."""
+    """Roles that share one GPU have as much of it as each other while they work."""
+    if split.placed is not None:
+        return DeviceAllocation(len(split.placed.score), shared=split.placed)
     counts = {"score": split.replicas, "embed": 1, "train": 1, "search": 1}
     shared = [*split.shared, *(["search"] if "embed" in split.shared and split.search_on_gpu else [])]
     places = {role: Place("gpu", 1.0 / counts[role]) for role in shared}

@@ -23,6 +23,7 @@ from replug.planning.estimate import (
     rates_of,
 )
 from replug.planning.processors import configured_allocation, configured_split, of_actors, on_cores, threads_by_role
+from replug.planning.shared_gpus import CROWDED
 from replug.planning.simulate import ROLES
 from replug.planning.split import best_split, estimate_split, given_split
 from replug.planning.storage import StoredRetriever, run_bytes
@@ -203,11 +204,13 @@ def _memory(plan: Plan) -> dict[str, float]:
 
 
 def idle_shares(found: Estimate) -> dict[str, float]:
-    """Share of the whole run in which a role's devices do nothing of that role."""
-    counts = {role: found.allocation.replicas if role == "score" else 1 for role in ROLES}
-    return {
-        role: max(0.0, 1 - found.simulated.busy(role) / (counts[role] * found.simulated.times.wall)) for role in ROLES
-    }
+    """Share of the whole run in which a role's devices do nothing of that role, nor of those that share them."""
+    return {role: max(0.0, 1 - _busy_share(found, role)) for role in ROLES}
+
+
+def _busy_share(found: Estimate, role: str) -> float:
+    busy = sum(found.simulated.busy(one) for one in found.allocation.sharing(role))
+    return busy / (found.allocation.devices(role) * found.simulated.times.wall)
 
 
 def settings(plan: Plan) -> list[str]:
@@ -250,6 +253,11 @@ def _possible_notes(plan: Plan) -> list[tuple[bool, str]]:
         (split.recompute, "training fits with gradient checkpointing only, which is counted as a third more work"),
         (split.gpus_per_replica > 1, f"each LM is spread over {split.gpus_per_replica} GPUs, one at work at a time"),
         (bool(split.shared), f"{' and '.join(split.shared)} share one GPU in turns"),
+        (
+            split.placed is not None,
+            f"GPUs are shared in equal time slices, which are taken to cost {1 - CROWDED:.0%} while several roles have "
+            "work: no GPU has shown it yet",
+        ),
         (
             plan.devices.accelerator.name == "cpu",
             "all roles share the cores; a processor's rate is a rough guess: give a short run as --measured",

@@ -11,11 +11,12 @@ class Processor:
     """Shares `capacity` (cores, or one GPU) among the work under way, each piece wanting some of it.
 
     Kept as a clock of its own that runs at the share everyone gets: a piece of s seconds ends when that clock has
-    moved on by s, so an arrival changes the speed of the clock and no piece's end on it.
+    moved on by s, so an arrival changes the speed of the clock and no piece's end on it. `crowded` is the share of its
+    capacity that is left while several pieces take turns.
     """
 
-    def __init__(self, env: simpy.Environment, capacity: float) -> None:
-        self._env, self._capacity = env, capacity
+    def __init__(self, env: simpy.Environment, capacity: float, crowded: float = 1.0) -> None:
+        self._env, self._capacity, self._crowded = env, capacity, crowded
         self._wanted = self._clock = self._read_at = 0.0
         self._ends: list[tuple[float, int, float, simpy.Event]] = []  # on the own clock, in order of arrival
         self._numbers, self._alarm = count(), 0
@@ -29,9 +30,23 @@ class Processor:
         self._set_alarm()
         return done
 
+    def left(self, done: simpy.Event) -> float:
+        """Seconds of a piece that are still to do."""
+        self._read_clock()
+        return next(end for end, _, _, event in self._ends if event is done) - self._clock
+
+    def change(self, done: simpy.Event, left: float) -> None:
+        """A piece has so many seconds to do from now on."""
+        self._read_clock()
+        entries = [(self._clock + left if event is done else end, n, w, event) for end, n, w, event in self._ends]
+        heapq.heapify(entries)
+        self._ends = entries
+        self._set_alarm()
+
     @property
     def _speed(self) -> float:
-        return min(1.0, self._capacity / self._wanted) if self._wanted > 0 else 1.0
+        capacity = self._capacity * (self._crowded if len(self._ends) > 1 else 1.0)
+        return min(1.0, capacity / self._wanted) if self._wanted > 0 else 1.0
 
     def _read_clock(self) -> None:
         self._clock += (self._env.now - self._read_at) * self._speed

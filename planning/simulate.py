@@ -53,6 +53,7 @@ class Durations:
     build: float  # one refresh, until its vectors can be searched
     stages: StageSeconds
     checkpoint: float = 0.0
+    files: int = 1  # of a build, each of them one builder's
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +65,44 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedGPUs:
+    """The number of the GPU of every process, where roles are on the same ones; of `search` () in host memory."""
+
+    score: tuple[int, ...]
+    embed: tuple[int, ...]
+    train: tuple[int, ...]
+    search: tuple[int, ...] = ()
+
+    def of(self, role: str) -> set[int]:
+        return set(getattr(self, role))
+
+    def sharing(self, role: str) -> list[str]:
+        """A role, those that have a GPU with it, and so on."""
+        gpus, roles = self.of(role), list[str]()
+        while found := [one for one in ROLES if one not in roles and self.of(one) & gpus]:
+            roles += found
+            gpus |= set().union(*(self.of(one) for one in found))
+        return roles or [role]
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceAllocation:
     """Replicas that score, and who shares what; a role without a place has devices of its own."""
 
     replicas: int
     processors: Mapping[str, float] = field(default_factory=dict)
     places: Mapping[str, Place] = field(default_factory=dict)
+    shared: SharedGPUs | None = None
+
+    def sharing(self, role: str) -> list[str]:
+        """The roles whose work is on the same GPUs as a role's, where several are shared."""
+        return [role] if self.shared is None else self.shared.sharing(role)
+
+    def devices(self, role: str) -> int:
+        """Those that a role's spans are of, and shares of the time are taken of; where GPUs are shared, these."""
+        if self.shared is not None:
+            return max(1, len(set().union(*(self.shared.of(one) for one in self.sharing(role)))))
+        return self.replicas if role == "score" else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +117,11 @@ class Refresh:
 
 
 class Span(NamedTuple):
-    """Devices of a role at work from `begin` to `end`, seconds since the run's start."""
+    """Devices of a role at work from `begin` to `end`, seconds since the run's start; of shared ones its part."""
 
     begin: float
     end: float
-    devices: int
+    devices: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +156,13 @@ class SimulatedRun:
     index: IndexHistory
 
     def busy(self, role: str) -> float:
-        """Device-seconds that a role was at work, slowed down or not."""
+        """Device-seconds that a role was at work, slowed down or not; of shared GPUs those that it had."""
         return sum((span.end - span.begin) * span.devices for span in self.spans[role])
 
 
 def simulate(shape: Shape, durations: Durations, allocation: DeviceAllocation) -> SimulatedRun:
-    """The run from start-up to the end of the measurements."""
-    run = _Run(shape, durations, allocation)
+    """The run from start-up to the end of the measurements; `shared_gpus` has those of roles on the same GPUs."""
+    run = Run(shape, durations, allocation)
     run.env.run(run.env.process(run.whole()))
     return run.simulated()
 
@@ -183,7 +216,7 @@ class _Pending:
     ready: simpy.Event
 
 
-class _Run:
+class Run:
     """The state of one simulation."""
 
     def __init__(self, shape: Shape, durations: Durations, allocation: DeviceAllocation) -> None:
@@ -204,27 +237,34 @@ class _Run:
         self._skipped: list[int] = []
         self._max_lag_steps = 0
         self._max_lag_seconds = self._training_began = self._steps_began = self._training_ended = 0.0
+        self._jumped = 0.0  # seconds
+
+    @property
+    def now(self) -> float:
+        return float(self.env.now) + self._jumped
 
     def whole(self) -> Process:
         """Start-up, first index, training, last index, measurements."""
         durations = self._durations
         yield self.env.timeout(durations.stages.start_up)
-        yield self._work("embed", durations.stages.first_build)
-        self._training_began = self._live_since = self.env.now
+        yield self._embed(durations.stages.first_build)
+        self._training_began = self._live_since = self.now
         yield from self._measure_heldout()
-        self._steps_began = self.env.now
-        for step in range(self._shape.steps):
+        self._steps_began = self.now
+        step = 0
+        while step < self._shape.steps:
             yield from self._step(step)
-        self._training_ended = self.env.now
+            step += 1 + self._jump(step + 1)
+        self._training_ended = self.now
         if self._pending is not None:
             yield from self._wait("index", self._pending.ready)
-        yield self._work("embed", durations.stages.last_build)
+        yield self._embed(durations.stages.last_build)
         yield self.env.timeout(durations.stages.measure)
 
     def simulated(self) -> SimulatedRun:
         lags = (self._max_lag_steps, self._max_lag_seconds)
         return SimulatedRun(
-            times=Milestones(self._training_began, self._steps_began, self._training_ended, wall=self.env.now),
+            times=Milestones(self._training_began, self._steps_began, self._training_ended, wall=self.now),
             step_ends=self._step_ends,
             spans=self._spans,
             waits=self._waits,
@@ -235,10 +275,24 @@ class _Run:
         yield from self._boundary(step)
         yield from self._fill(step)
         yield from self._wait("scores", self._scored.pop(step))
-        yield self._work("train", self._durations.train)
-        self._step_ends.append(self.env.now)
+        yield self._train()
+        self._step_ends.append(self.now)
         if (step + 1) % self._shape.checkpoint_every == 0 or step + 1 == self._shape.steps:
             yield self.env.timeout(self._durations.checkpoint)
+
+    def _jump(self, step: int) -> int:
+        """Steps from this one on that go on as those before and are not simulated one by one."""
+        return 0
+
+    def _encode(self) -> simpy.Event:
+        return self._work("train", self._durations.encode)
+
+    def _train(self) -> simpy.Event:
+        return self._work("train", self._durations.train)
+
+    def _embed(self, seconds: float) -> simpy.Event:
+        """The whole corpus, which takes so long where all builders are alone on their devices."""
+        return self._work("embed", seconds)
 
     def _boundary(self, step: int) -> Process:
         yield from self._adopt(step)
@@ -246,12 +300,12 @@ class _Run:
         if self._policy.adopts_at_start:
             yield from self._adopt(step)
         self._max_lag_steps = max(self._max_lag_steps, step - self._live_step)
-        self._max_lag_seconds = max(self._max_lag_seconds, self.env.now - self._live_since)
+        self._max_lag_seconds = max(self._max_lag_seconds, self.now - self._live_since)
 
     def _fill(self, step: int) -> Process:
         for ahead in range(step, min(step + self._shape.step.depth, self._shape.steps - 1) + 1):
             if ahead not in self._scored:
-                yield self._work("train", self._durations.encode)
+                yield self._encode()
                 self._send(ahead)
 
     def _send(self, ahead: int) -> None:
@@ -271,14 +325,14 @@ class _Run:
 
     def _start_refresh(self, step: int) -> None:
         number, ready = len(self._refreshes), self.env.process(self._refresh())
-        self._refreshes.append(Refresh(step, self.env.now))
-        self._pending = _Pending(number, step, ready)
+        self._refreshes.append(Refresh(step, self.now))
+        pending = self._pending = _Pending(number, step, ready)
         assert ready.callbacks is not None
-        ready.callbacks.append(lambda _: self._note(number, ready=self.env.now))
+        ready.callbacks.append(lambda _: self._note(pending.number, ready=self.now))
 
     def _refresh(self) -> Process:
         """Embed the corpus, then have the LM measure what the new index finds; both are waited for."""
-        yield self._work("embed", self._durations.build)
+        yield self._embed(self._durations.build)
         yield from self._measure_heldout()
 
     def _measure_heldout(self) -> Process:
@@ -297,10 +351,10 @@ class _Run:
         pending = self._pending
         self._max_lag_steps = max(self._max_lag_steps, step - self._live_step)
         yield from self._wait("index", pending.ready)
-        self._max_lag_seconds = max(self._max_lag_seconds, self.env.now - self._live_since)
+        self._max_lag_seconds = max(self._max_lag_seconds, self.now - self._live_since)
         self._pending, self._live_step = None, pending.step
         self._live_since = self._refreshes[pending.number].began
-        self._note(pending.number, adopted_step=step, adopted=self.env.now)
+        self._note(pending.number, adopted_step=step, adopted=self.now)
 
     def _is_due(self, pending: _Pending, step: int) -> bool:
         return self._policy.is_due(step, self._live_step, pending.step, bool(pending.ready.processed))
@@ -309,19 +363,19 @@ class _Run:
         self._refreshes[number] = replace(self._refreshes[number], **known)  # type: ignore[arg-type]
 
     def _wait(self, cause: str, event: simpy.Event) -> Process:
-        start = self.env.now
+        start = self.now
         yield event
-        self._waits[cause] += self.env.now - start
-        if cause == "index" and self.env.now > start:
-            self._index_waits.append(Span(start, self.env.now, 1))
+        self._waits[cause] += self.now - start
+        if cause == "index" and self.now > start:
+            self._index_waits.append(Span(start, self.now, 1))
 
     def _work(self, role: str, seconds: float, devices: int = 1) -> simpy.Event:
         """Work of a role on so many of its devices, on its own or where it shares a processor."""
-        place, start = self._allocation.places.get(role), self.env.now
+        place, start = self._allocation.places.get(role), self.now
         if place is None or not place.wanted:
             worked: simpy.Event = self.env.timeout(seconds)
         else:
             worked = self._processors[place.processor].work(seconds, place.wanted * devices)
         assert worked.callbacks is not None
-        worked.callbacks.append(lambda _: self._spans[role].append(Span(start, self.env.now, devices)))
+        worked.callbacks.append(lambda _: self._spans[role].append(Span(start, self.now, devices)))
         return worked

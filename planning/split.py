@@ -6,12 +6,13 @@ it), and the simulation decides among the first.
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from replug.cluster.gpu_shares import all_shared
 from replug.cluster.layout import Layout, index_actors, lay_out
-from replug.cluster.packing import Node
+from replug.cluster.packing import BUILDER, SCORER, SEARCHER, TRAINER, Node
 from replug.configs.errors import UserError
 from replug.configs.schema import Config
 from replug.planning import memory
@@ -28,8 +29,13 @@ from replug.planning.estimate import (
     rates_of,
     sizes_on,
 )
+from replug.planning.pace import step_of
+from replug.planning.simulate import SharedGPUs
 
-SIMULATED = 3  # of the splits with the least bounds
+# Of layouts with the least bounds, so many are simulated, by whether they share GPUs; none whose bound is so far above
+# the best so far that no simulation was seen to make it good. A bound of a split is nearly what its simulation gives.
+SIMULATED = {True: 10, False: 3}
+LEAST_OF_BOUND = {True: 0.65, False: 0.97}
 ROLES_OF_GPUS = ("score", "embed", "train")
 RESOURCES = {"train": "train", "score": "score", "index": "embed"}  # keys of `resources`, and whose they are
 
@@ -43,24 +49,50 @@ class LaidSplit:
     layout: Layout[Config]
 
 
-def best_split(job: Job, devices: Devices, efficiency: float | None = None) -> tuple[LaidSplit, Estimate]:
+@dataclass(frozen=True)
+class SplitRoom:
+    """Where a split is to fit. Only a plan `may_recompute` activations, which is a key of its own."""
+
+    nodes: Sequence[Node]
+    may_recompute: bool = True
+
+
+def best_split(
+    job: Job, devices: Devices, efficiency: float | None = None, room: SplitRoom | None = None
+) -> tuple[LaidSplit, Estimate]:
     """The split with the least wall time among those that the layout has room for. Raises UserError without one.
+
+    Those in which roles share GPUs come first, since their simulation is short.
+    """
+    room, splits, best = room or SplitRoom(nodes_of(devices)), list(_splits(job, devices)), None
+    for is_shared in (True, False):
+        kind = [split for split in splits if _is_shared(split, devices) is is_shared]
+        for bound, laid in _best_few(job, devices, kind, efficiency, room, SIMULATED[is_shared]):
+            if best is None or LEAST_OF_BOUND[is_shared] * bound <= best[0]:
+                found = estimate_split(job, devices, laid.split, efficiency)
+                candidate = (found.simulated.times.wall, _order(laid.split), laid, found)
+                best = candidate if best is None or candidate[:2] < best[:2] else best
+    if best is None:
+        raise UserError(_does_not_fit(job, devices))
+    return best[2:]
+
+
+def _best_few(
+    job: Job, devices: Devices, splits: list[Split], efficiency: float | None, room: SplitRoom, most: int
+) -> list[tuple[float, LaidSplit]]:
+    """At most so many that are worth a simulation, with their bounds.
 
     Those with a better bound are laid out first; where that cannot change the best few any more, no others are.
     """
-    splits = list(_splits(job, devices))
     hoped = {split: _bound_of(job, devices, replace(split, search_on_gpu=True), efficiency) for split in splits}
     found: list[tuple[float, tuple, LaidSplit]] = []
     for split in sorted(splits, key=lambda split: (hoped[split], _order(split))):
-        if len(found) >= SIMULATED and found[SIMULATED - 1][0] < hoped[split]:
+        if len(found) >= most and found[most - 1][0] < hoped[split]:
             break
-        if (laid := _fitted(job, devices, split)) is not None:
+        if (laid := _fitted(job, devices, split, room)) is not None:
             found.append((_bound_of(job, devices, laid.split, efficiency), _order(split), laid))
             found.sort(key=lambda one: one[:2])
-    if not found:
-        raise UserError(_does_not_fit(job, devices))
-    simulated = [(laid, estimate_split(job, devices, laid.split, efficiency)) for *_, laid in found[:SIMULATED]]
-    return min(simulated, key=lambda one: (one[1].simulated.times.wall, _order(one[0].split)))
+    return [(bound, laid) for bound, _, laid in found[:most]]
 
 
 def estimate_split(job: Job, devices: Devices, split: Split, efficiency: float | None = None) -> Estimate:
@@ -73,22 +105,24 @@ def given_split(job: Job, devices: Devices, text: str) -> LaidSplit:
     if not found:
         raise UserError(f"--split is {text!r}; expected GPUs that score, embed and train, such as 6/1/1")
     score, embed, train = (int(count) for count in found.groups())
-    if score + embed + train > devices.count:
-        raise UserError(f"--split is {text}, which takes {score + embed + train} GPUs; --gpus {devices} has fewer")
+    if (most := max(score, embed, train)) > devices.count:
+        raise UserError(f"--split is {text}, which takes {most} GPUs for one role; --gpus {devices} has fewer")
     if job.shape.step.batch_size % train:
         raise UserError(
             f"--split is {text}: {train} GPUs cannot share train.batch_size={job.shape.step.batch_size} evenly; "
             "expected a divisor"
         )
-    fitting = _fitted(job, devices, Split(score, embed, train, gpus_per_replica=gpus_per_replica(job, devices)))
+    split = Split(score, embed, train, gpus_per_replica=gpus_per_replica(job, devices))
+    fitting = _fitted(job, devices, split, SplitRoom(nodes_of(devices)))
     if fitting is None:
         raise UserError(f"--split is {text}: {_does_not_fit(job, devices)}")
     return fitting
 
 
 def fitting_splits(job: Job, devices: Devices) -> list[Split]:
-    """All splits that leave no GPU unused and that the layout has room for."""
-    fitted = (_fitted(job, devices, split) for split in _splits(job, devices))
+    """All splits that leave no GPU unused and that the layout has room for, with shared GPUs and without."""
+    room = SplitRoom(nodes_of(devices))
+    fitted = (_fitted(job, devices, split, room) for split in _splits(job, devices))
     return [laid.split for laid in fitted if laid is not None]
 
 
@@ -151,14 +185,25 @@ def _all_splits(job: Job, devices: Devices) -> Iterator[Split]:
         for train in (n for n in ranks if n < count - score):
             yield Split(score, count - score - train, train, (), together)
 
+    if count > 1 and together == 1 and job.config.lm.path:
+        for gpus in all_shared(count, job.shape.step.batch_size // job.shape.step.micro_batches):
+            if sum(gpus.values()) > count:
+                yield Split(int(gpus["score"]), int(gpus["index"]), int(gpus["train"]))
 
-def _fitted(job: Job, devices: Devices, split: Split) -> LaidSplit | None:
+
+def _is_shared(split: Split, devices: Devices) -> bool:
+    """Whether roles have more GPUs in all than there are."""
+    return not split.shared and split.score + split.embed + split.train > devices.count
+
+
+def _fitted(job: Job, devices: Devices, split: Split, room: SplitRoom) -> LaidSplit | None:
     """With activations kept where memory allows it, and searches where the layout puts them; None without room."""
-    for recompute in (True,) if job.shape.step.recompute else (False, True):
+    recomputes = job.shape.step.recompute
+    for recompute in (True,) if recomputes else (False, True) if room.may_recompute else (False,):
         settings = settings_of(job.config, replace(split, recompute=recompute))
         config = _with(job.config, settings)
         try:
-            layout = lay_out(config, nodes_of(devices), sizes_on(job, devices.accelerator, config))
+            layout = lay_out(config, room.nodes, sizes_on(job, devices.accelerator, config))
         except UserError:
             continue
         if split.replicas >= 1 and not layout.num_waiting:
@@ -175,12 +220,31 @@ def _searched(split: Split, layout: Layout[Config], recompute: bool) -> Split:
         num_searchers=index.num_shards,
         num_builders=min(split.embed, index.num_builders),
         recompute=recompute,
+        placed=None if split.shared else _placed(layout),
     )
+
+
+def _placed(layout: Layout[Config]) -> SharedGPUs | None:
+    """Who is on which GPU, where roles share several; None where they do not."""
+    if not any(gpu.has(SCORER) and len(gpu.actors) > 1 for gpu in layout.gpus):
+        return None
+    at = {(actor.key, actor.number): number for number, gpu in enumerate(layout.gpus) for actor in gpu.actors}
+
+    def of(key: str) -> tuple[int, ...]:
+        return tuple(at[place] for place in sorted(at) if place[0] == key)
+
+    return SharedGPUs(score=of(SCORER), embed=of(BUILDER), train=of(TRAINER), search=of(SEARCHER))
 
 
 def _bound_of(job: Job, devices: Devices, split: Split, efficiency: float | None) -> float:
     rates: Rates = rates_of(devices, job.config, efficiency, split.search_on_gpu)
-    return wall_bound(job, durations_of(job, rates, devices, split), split)
+    durations = durations_of(job, rates, devices, split)
+    if not _is_shared(split, devices):
+        return wall_bound(job, durations, split)
+    gpus = {"train": split.train, "score": split.score, "index": split.embed}
+    step = step_of(job, devices.accelerator, efficiency or devices.accelerator.efficiency)
+    pace = max(step.pace(gpus, devices.count, devices.count / devices.nodes), durations.search)
+    return durations.stages.first_build + job.shape.steps * pace + durations.stages.last_build
 
 
 def wall_bound(job: Job, durations: Durations, split: Split) -> float:

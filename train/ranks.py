@@ -23,9 +23,10 @@ from ray.exceptions import RayError
 from torch.distributed import TCPStore
 
 from replug.cluster.actor_pool import thread_env
+from replug.cluster.gpus import keep_to_memory_share
 from replug.cluster.interfaces import use_interface_of
 from replug.cluster.packing import TRAINER
-from replug.cluster.places import device_of, gpu_of_rank_0, place
+from replug.cluster.places import device_of, gpu_of_rank_0, memory_share, place
 from replug.configs.errors import RunError
 from replug.train.heartbeat import SILENT_SECONDS, Heartbeats, beating
 
@@ -98,6 +99,7 @@ class TrainerRank:
     """One of the other ranks; an actor where it is started."""
 
     def run(self, fit: Callable[[RankEnvironment], None], environment: RankEnvironment) -> None:
+        keep_to_memory_share()
         use_interface_of(ray.util.get_node_ip_address())
         with beating(environment.global_rank(), environment.main_address, environment.main_port):
             fit(environment)
@@ -111,6 +113,7 @@ class OtherRanks:
         store = open_store(address)
         use_interface_of(address)
         device = device_of(gpu_of_rank_0(gpus)) if gpus else 0
+        keep_to_memory_share(memory_share(TRAINER, 0), device)
         self.environment = RankEnvironment(0, ranks, address, store.port, device)
         self.environment.store = store
         self.num_others = ranks - 1

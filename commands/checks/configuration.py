@@ -29,10 +29,11 @@ from replug.models.build import cache_path
 from replug.models.hardware import available_cores, available_memory
 from replug.models.packaged import MINILM, SMOLLM2, SMOLLM2_FILE, packaged_file
 from replug.models.score_cache import ScoreCache
+from replug.planning.automatic import training_sizes
 from replug.planning.encoder_head import head_size
 from replug.planning.memory import search_bytes
 from replug.planning.model_sizes import encoder_size, retriever_size
-from replug.planning.sizes import known_trained_part, run_sizes
+from replug.planning.sizes import known_trained_part
 from replug.planning.storage import FLOAT32, StoredRetriever, run_bytes
 from replug.planning.trained import LEARNING_BYTES, WEIGHT_BYTES, whole
 from replug.planning.workload import IndexSize, index_size, searched_width, shape_of
@@ -247,9 +248,9 @@ def cpus(config: Config) -> Check | None:
 def layout(config: Config, roles: Collection[str] = ROLES) -> Layout[Config]:
     """Of a run on this machine. Raises UserError where its GPUs have no room for it."""
     from replug.cluster.this_machine import this_node
-    from replug.models.hardware import multiplies_bfloat16
+    from replug.models.hardware import gpu_name, multiplies_bfloat16
 
-    sizes = run_sizes(config, num_documents(config), multiplies_bfloat16())
+    sizes = training_sizes(config, num_documents(config), multiplies_bfloat16(), gpu_name())
     return lay_out(config, [this_node()], sizes, roles)
 
 
@@ -258,10 +259,11 @@ def cluster(config: Config) -> Check | None:
     if config.ray.address is None:
         return None
     from replug.cluster.ray_cluster import layout_on_cluster
-    from replug.models.hardware import multiplies_bfloat16
+    from replug.models.hardware import gpu_name, multiplies_bfloat16
 
+    sizes = training_sizes(config, num_documents(config), multiplies_bfloat16(), gpu_name())
     try:
-        found = layout_on_cluster(config, run_sizes(config, num_documents(config), multiplies_bfloat16()))
+        found = layout_on_cluster(config, sizes)
     except UserError as error:
         return Check(
             "cluster",

@@ -18,7 +18,7 @@ import torch
 from replug.cluster import places
 from replug.cluster.actor_pool import ActorPool
 from replug.cluster.layout import lay_out, nodes_of
-from replug.cluster.packing import BUILDER, SCORER, SEARCHER, TRAINER
+from replug.cluster.packing import BUILDER, CONTEXT_BYTES, SCORER, SEARCHER, TRAINER
 from replug.cluster.ray_cluster import ray_cluster
 from replug.configs.errors import RunError, UserError
 from replug.configs.load import load_config
@@ -89,11 +89,11 @@ def check_layout(address: str, folder: Path, *overrides: str) -> dict[tuple[str,
             found = all_places(laid_out, index)
         planned = lay_out(config, nodes, sizes)
     num_bytes = {(actor.key, actor.number): (actor.num_bytes or 0.0) / max(1.0, actor.gpus) for actor in planned.actors}
-    on_gpu: dict[tuple[str, str], float] = defaultdict(float)
+    on_gpu: dict[tuple[str, str], float] = defaultdict(lambda: -CONTEXT_BYTES)  # the first process's is not counted
     for actor, (node, gpus, visible) in found.items():
         assert visible == ",".join(gpus), actor  # an actor without GPUs sees none
         for gpu in gpus:
-            on_gpu[node, gpu] += num_bytes[actor]
+            on_gpu[node, gpu] += num_bytes[actor] + CONTEXT_BYTES
     assert set(num_bytes) == set(found)
     assert found[TRAINER, 0][0] == here
     assert len(on_gpu) == sum(bool(gpu.actors) for gpu in planned.gpus)

@@ -1,13 +1,16 @@
 """What a cluster must have room for, and who gets what of it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from replug.cluster import places
 from replug.cluster.gpu_shares import ROLES, Sizes, trains_on_gpu
+from replug.cluster.gpus import keep_to_memory_share
 from replug.cluster.layout import UNKNOWN, Layout, lay_out, num_ranks
 from replug.cluster.layout_messages import NoRoom
-from replug.cluster.packing import BUILDER, NAMES, SCORER, SEARCHER, TRAINER, Node
+from replug.cluster.packing import BUILDER, CONTEXT_BYTES, NAMES, SCORER, SEARCHER, TRAINER, Node
 from replug.cluster.ray_cluster import _lay_out, _require_same_gpus, _say
 from replug.configs.errors import UserError
 from replug.configs.load import load_config
@@ -198,9 +201,9 @@ def test_what_ray_counts_on_the_commands_node_torch_must_see(monkeypatch):
     _require_same_gpus(lay_out(config, gpus(2), roles=["index"]), config, ["index"], visible=0)
 
 
-def test_more_than_there_is_leaves_nothing_for_auto():
+def test_where_gpus_may_not_be_shared_more_than_there_is_leaves_nothing_for_auto():
     assert "resources.train=2 leaves no GPU of 2 for resources.score=auto" in refused(
-        configured("resources.train=2"), gpus(2)
+        configured("resources.train=2", "index.gpus_per_builder=1"), gpus(2)
     )
 
 
@@ -218,7 +221,7 @@ def test_two_versions_of_the_papers_vectors_lie_on_two_gpus_each_with_its_builde
         found = lay_out(config, nodes, sizes)
         assert on_gpus(found)[:3] == [["trainer rank 0"], ["searcher 0", "builder 0"], ["searcher 1", "builder 1"]]
         assert by_key(found)[SCORER] == (5, 1.0)
-        assert found.gpus[1].num_bytes == pytest.approx(55.3e9 + 0.92e9, rel=0.01)
+        assert found.gpus[1].num_bytes == pytest.approx(55.3e9 + 0.92e9 + CONTEXT_BYTES, rel=0.01)
         assert all(0 < gpu.num_bytes < gpu.node.gpu_limit for gpu in found.gpus)
 
 
@@ -300,3 +303,79 @@ def test_numbers_that_cannot_be_are_refused_by_their_key(override, expected):
     with pytest.raises(UserError) as error:
         configured(override)
     assert expected in str(error.value)
+
+
+@pytest.mark.parametrize("counts", [(8,), (4, 4), (8,) * 8], ids=["1x8", "2x4", "8x8"])
+def test_auto_shares_gpus_whose_memory_is_known(counts):
+    (config, sizes), total = paper(), sum(counts)
+    sizes = replace(sizes, choose=lambda _, nodes: {"train": min(8, total / 4), "score": total, "index": total})
+    found = lay_out(config, gpus(*counts, num_bytes=A100), sizes)
+    kinds = [sorted(actor.key for actor in gpu.actors) for gpu in found.gpus]
+    assert all(len(set(kind)) == len(kind) for kind in kinds)  # no two of a kind
+    assert sum(len(kind) for kind in kinds) > 2 * total
+    assert all(0 < gpu.num_bytes < gpu.node.gpu_limit and gpu.free >= 0 for gpu in found.gpus)
+    assert found.num_waiting == 0 and set(found.reserved) == set(found.gpus)
+    assert len({gpu.node.name for gpu in found.gpus if gpu.has(TRAINER)}) == 1
+    again = lay_out(found.config, gpus(*counts, num_bytes=A100), sizes)
+    assert (again.gpus, again.config) == (found.gpus, found.config)
+
+
+def test_numbers_above_the_gpus_share_them_and_those_without_a_rank_come_first():
+    config = configured("resources.train=1", "resources.score=2", "resources.index=3")
+    assert on_gpus(lay_out(config, gpus(4))) == [
+        ["trainer rank 0"],
+        ["searcher 0", "builder 0", "scorer 0"],
+        ["searcher 1", "builder 1", "scorer 1"],
+        ["searcher 2", "builder 2"],
+    ]
+    alone = lay_out(configured("resources.train=1", "resources.score=4", "resources.index=1"), gpus(4))
+    assert [[actor.key for actor in gpu.actors] for gpu in alone.gpus][2:] == [[SCORER]] * 2
+    assert alone.reserved == alone.gpus  # else Ray puts both scorers on one GPU
+    config = configured("resources.score=4")  # the others are auto
+    assert [len(gpu.actors) for gpu in lay_out(config, gpus(4)).gpus] == [4, 3, 3, 3]
+
+
+def test_what_shared_gpus_do_not_hold_is_refused_with_gigabytes_and_keys():
+    config, sizes = paper("resources.train=1", "resources.score=8", "resources.index=7", "lm.path=llama-2-13b")
+    reason = refused(config, gpus(8, num_bytes=A100), sizes)
+    assert reason.startswith("lm.num_replicas: scorer 2") and "and 55.6 GB are taken" in reason
+    assert "resources.score" in reason
+
+
+def test_keys_that_give_an_actor_more_of_a_gpu_keep_auto_from_sharing():
+    for key in ("lm.gpus_per_replica=1", "index.gpus_per_builder=0.5", "index.gpus_per_searcher=0.5"):
+        config, sizes = paper(key)
+        sizes = replace(sizes, choose=lambda _, nodes: pytest.fail("sharing was looked for"))
+        found = lay_out(config, gpus(8, num_bytes=A100), sizes)
+        assert not any(gpu.has(SCORER) and len(gpu.actors) > 1 for gpu in found.gpus)
+
+
+def test_each_process_on_a_shared_gpu_may_take_its_bytes_and_an_equal_part_of_what_is_left():
+    config, sizes = paper("resources.train=2", "resources.score=8", "resources.index=8")
+    for gpu in lay_out(config, gpus(8, num_bytes=A100), sizes).gpus:
+        shares = [gpu.memory_share(actor) for actor in gpu.actors]
+        assert all(share * A100 > actor.num_bytes for share, actor in zip(shares, gpu.actors, strict=True))
+        contexts = CONTEXT_BYTES * (len(gpu.actors) - 1)
+        assert sum(shares) * A100 + contexts == pytest.approx(gpu.node.gpu_limit)
+
+
+def test_memory_is_not_divided_where_the_index_or_one_process_has_the_gpu_or_sizes_are_not_known():
+    config, sizes = paper("resources.score=5")
+    found = lay_out(config, gpus(8, num_bytes=A100), sizes)
+    assert not any(gpu.memory_share(actor) for gpu in found.gpus for actor in gpu.actors)
+    shared = configured("resources.train=1", "resources.score=2", "resources.index=2")
+    found = lay_out(shared, gpus(2, num_bytes=A100), replace(sizes, scoring=None))
+    assert not any(gpu.memory_share(actor) for gpu in found.gpus for actor in gpu.actors)
+
+
+def test_a_process_keeps_to_the_part_that_it_was_started_with(monkeypatch):
+    taken = []
+    monkeypatch.setattr("torch.cuda.set_per_process_memory_fraction", lambda *share: taken.append(share))
+    keep_to_memory_share()
+    keep_to_memory_share(0.25, 3)
+    monkeypatch.setitem(places._memory, (SCORER, 2), 0.5)
+    for name, value in places.place(SCORER, 2, 0.25, {"A": "b"})["runtime_env"]["env_vars"].items():
+        monkeypatch.setenv(name, value)
+    keep_to_memory_share()
+    assert taken == [(0.25, 3), (0.5, 0)]
+    assert places.place(SCORER, 3, 0.25, {})["runtime_env"]["env_vars"] == {}

@@ -301,3 +301,10 @@ def test_the_papers_run_is_rehearsed_on_64_gpus_with_fewer_steps() -> None:
     """Places, ranks and resume of all actors; the number of refreshes is the other rehearsals'."""
     said = rehearse(str(PAPER), "train.max_steps=4500", "--gpus", "64xA100", "--split", "48/8/8", *ROOM)
     assert "resumed and ended" in said
+
+
+@pytest.mark.nightly
+def test_the_papers_run_is_rehearsed_on_eight_gpus_that_roles_share() -> None:
+    """As few processes as there can be with a scorer on each GPU: 24 take many minutes of two cores."""
+    said = rehearse(str(PAPER), "train.max_steps=4500", "--gpus", "8xA100", "--split", "8/2/1", *ROOM)
+    assert "resumed and ended" in said

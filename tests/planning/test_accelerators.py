@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 import pytest
 
 from replug.configs.errors import UserError
-from replug.planning.accelerators import ACCELERATORS, parse_devices
+from replug.planning.accelerators import ACCELERATORS, accelerator_named, parse_devices
 
 
 def test_a_count_and_a_type_are_devices_in_any_spelling_of_the_type() -> None:
@@ -40,3 +42,22 @@ def test_auto_is_bfloat16_only_where_it_is_native() -> None:
     assert ACCELERATORS["V100"].resolve_dtype("auto") == "float32"
     assert ACCELERATORS["V100"].peak("float16") == 125e12
     assert ACCELERATORS["V100"].peak(ACCELERATORS["V100"].resolve_dtype("bf16_mixed")) == 15.7e12
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA A10G", "A10"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA RTX A6000", "A6000"),
+        ("Tesla V100-SXM2-32GB", "V100"),
+        ("NVIDIA GeForce RTX 4090", "RTX4090"),
+        ("", "H100"),
+        ("of another maker", "H100"),
+    ],
+)
+def test_the_name_of_a_driver_gives_the_rates_and_the_machine_the_memory(name: str, known: str) -> None:
+    found = accelerator_named(name, 42.0)
+    assert found == replace(ACCELERATORS[known], memory_gb=42.0)

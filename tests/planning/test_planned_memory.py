@@ -12,7 +12,7 @@ from replug.planning import memory
 from replug.planning.accelerators import ACCELERATORS
 from replug.planning.estimate import Split, job_of, memory_of
 from replug.planning.model_sizes import encoder_size, lm_size
-from replug.planning.plans import make_plan, plan_json
+from replug.planning.plans import Assumptions, make_plan, plan_json
 from replug.planning.tables import plan_lines
 from replug.planning.trained import trained_part
 from replug.planning.workload import Shape
@@ -106,7 +106,11 @@ def test_weights_gradients_and_moments_are_those_that_torch_has(debug_config: Co
 def test_adapters_and_frozen_layers_take_less_memory_and_the_plan_says_so(paper: Config) -> None:
     keys = replace(paper.retriever, frozen_layers=6)
     adapted = replace(paper, lora=LoRAConfig(rank=16), retriever=keys)
-    plans = {name: plan_json(make_plan(config, "8xA100")) for name, config in (("whole", paper), ("part", adapted))}
+    split = Assumptions(split="5/2/1")
+    plans = {
+        name: plan_json(make_plan(config, "8xA100", assumptions=split))
+        for name, config in (("whole", paper), ("part", adapted))
+    }
     learning = 6 * 16 * 2 * (768 + 768)
     assert plans["part"]["retriever"]["learning"] == learning
     whole, part = (plan["memory_gb"]["train"] for plan in plans.values())

@@ -1,0 +1,36 @@
+"""A layout says where work is done, and the losses are the same bits: whole runs on two fake GPUs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from replug.rehearsal.fake_cluster import fake_cluster
+from tests.support.command_line import ROOT
+
+SPLIT = {"train": 0.5, "index": 0.5, "score": 1}
+SHARED = {"train": 1, "index": 2, "score": 2}
+
+
+def losses(address: str, run_dir: Path, resources: dict[str, float]) -> list[float]:
+    keys = [f"resources.{role}={gpus}" for role, gpus in resources.items()]
+    keys += [f"ray.address={address}", f"run_dir={run_dir}", "train.max_steps=24", "evaluate.max_windows=4"]
+    command = [sys.executable, "-m", "replug.commands.cli", "train", str(ROOT / "configs/debug.yaml"), *keys]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert sum(row["index/swapped"] for row in rows) == 2
+    return [row["train/loss"] for row in rows]
+
+
+@pytest.mark.slow
+def test_the_losses_of_shared_gpus_are_those_of_a_split(tmp_path: Path) -> None:
+    with fake_cluster(1, 2, 80.0) as cluster:
+        split, shared = (
+            losses(cluster.address, tmp_path / name, resources)
+            for name, resources in (("split", SPLIT), ("shared", SHARED))
+        )
+    assert len(split) == 24
+    assert shared == split
