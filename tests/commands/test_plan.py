@@ -83,14 +83,14 @@ def test_the_table_names_the_roles_and_what_dominates(capsys: pytest.CaptureFixt
     assert "LM scoring" in output
     assert "dominated by" in output
     assert "resources.score=" in output
-    assert "5 GPUs on node 1: scorer, 3.6 of 73.6 GB each" in output
+    assert "7 GPUs on node 1: searcher + builder + scorer, 5.9 of 73.6 GB each" in output
 
 
 def test_sixty_four_gpus_lie_over_the_nodes_given(capsys: pytest.CaptureFixture[str]) -> None:
     run(PAPER, ["64xA100"], nodes=4, as_json=True, overrides=SMALL)
     plan = read_json(capsys)
     assert plan["nodes"] == 4
-    assert sum(plan["split"].values()) == 64
+    assert max(plan["split"].values()) == 64 == sum(gpus["count"] for gpus in plan["gpus"])
 
 
 def test_gpus_of_many_nodes_exchange_gradients_more_slowly(capsys: pytest.CaptureFixture[str]) -> None:
