@@ -1,9 +1,9 @@
 """A cross-encoder between LM and retriever: it learns the LM's scores of labelled candidates, and Q is of its own.
 
-It reads context and document together, so it can follow the LM where a retriever of single vectors cannot; and it has
-one rule for all texts, so its scores are smoother than the LM's, which are of one continuation each (LLM-R, Wang et al.
-2023). Its loss is KL(Q || softmax(s)) over each text's K candidates. Optimizer, rate, warmup, batches, precision and
-which weights learn are the training's own.
+It reads context and document together, so it can follow the LM where a retriever of single vectors cannot. It has one
+rule for all texts, so its scores should be smoother than the LM's, which are of one continuation each (LLM-R, Wang et
+al. 2023). Its loss is KL(Q || softmax(s)) over each text's K candidates. Optimizer, rate, warmup, batches, precision
+and which weights learn are the training's own.
 
 RUN_DIR/cross_encoder/scores.npy   s [N, K] float32 of the training texts' candidates
 RUN_DIR/cross_encoder/mark.json    written last: what they follow from, a checksum, and how they agree with the LM's
@@ -52,7 +52,7 @@ Check = Callable[[], None]  # raises what is to end the run
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class PairIds:
     """Token ids of a context and of a document behind it; so many are the context's."""
 
     ids: np.ndarray
@@ -74,7 +74,7 @@ class CrossEncoder(nn.Module):
             torch.manual_seed(seed)
             self.head = nn.Linear(encoder.backbone.config.hidden_size, 1)
 
-    def forward(self, texts: Sequence[Sequence[Pair]]) -> Tensor:
+    def forward(self, texts: Sequence[Sequence[PairIds]]) -> Tensor:
         """Scores [B, K] of B texts with K candidates each, in float32."""
         inputs = self._inputs([pair for text in texts for pair in text])
         mask = inputs["attention_mask"]
@@ -84,7 +84,7 @@ class CrossEncoder(nn.Module):
         scores: Tensor = self.head(summed / mask.sum(1, keepdim=True))
         return scores.view(len(texts), -1)
 
-    def _inputs(self, pairs: Sequence[Pair]) -> dict[str, Tensor]:
+    def _inputs(self, pairs: Sequence[PairIds]) -> dict[str, Tensor]:
         """[B, T] on its device: right-padded ids, mask, and which are the document's, where the backbone asks."""
         lengths = np.array([[len(pair.ids)] for pair in pairs])
         contexts = np.array([[pair.num_context] for pair in pairs])
@@ -112,7 +112,7 @@ class Pairs:
     def __len__(self) -> int:
         return len(self._contexts)
 
-    def of(self, row: int) -> list[Pair]:
+    def of(self, row: int) -> list[PairIds]:
         """Those of a text."""
         context = self._contexts[row]
         return [joined(context, self._documents[place], self._limit, self._first) for place in self._places[row]]
@@ -123,15 +123,16 @@ def pair_limit(encoder: Encoder) -> int:
     return min(2 * encoder.max_tokens, most_tokens(encoder.backbone))
 
 
-def joined(context: np.ndarray, document: np.ndarray, limit: int, first: int | None) -> Pair:
+def joined(context: np.ndarray, document: np.ndarray, limit: int, first: int | None) -> PairIds:
     """`[CLS] context [SEP] document [SEP]` of two texts' ids; `first` is what stands at the beginning alone.
 
-    Where both are too long, each has half of the limit; the last token of a text that is cut stays.
+    A tokenizer's own pairs may have nothing between the texts, and documents' ids are prepared already. Where both are
+    too long, each has half of the limit; the last token of a text that is cut stays.
     """
     document = document[1:] if document[0] == first else document
     document = _cut(document, max(limit - len(context), limit // 2))
     context = _cut(context, limit - len(document))
-    return Pair(np.concatenate([context, document]), len(context))
+    return PairIds(np.concatenate([context, document]), len(context))
 
 
 def distilled(
@@ -142,25 +143,27 @@ def distilled(
     What a text weighs and development texts stay the LM's. Scores that the run has written are read.
     """
     follows_from = _follows_from(config, labels, training.loss.beta)
-    said = _read(run.cross_encoder, follows_from)
-    if said is None:
-        said = _learn(config, labels, data, training, check)
-        _write(run.cross_encoder, said, follows_from)
-    agreement = ", ".join(f"{tau:.3f} over {split}" for split, tau in said.agreement.items())
+    found = _read(run.cross_encoder, follows_from)
+    if found is None:
+        found = _learn(config, labels, data, training, check)
+        _write(run.cross_encoder, found, follows_from)
+    agreement = ", ".join(f"{tau:.3f} over {split}" for split, tau in found.agreement.items())
     log.info(f"the cross-encoder orders candidates as the LM does by a rank correlation (Kendall) of {agreement}")
-    texts = with_scores(training.texts, said.scores, training.loss.lm_score, training.loss.beta)
+    texts = with_scores(training.texts, found.scores, training.loss.lm_score, training.loss.beta)
     return replace(training, texts=texts, batches=replace(training.batches, texts=texts))
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class CrossEncoderScores:
     """What a cross-encoder says: scores [N, K], and Kendall's tau with the LM's, of training and development texts."""
 
     scores: np.ndarray
     agreement: dict[str, float]
 
 
-def _learn(config: Config, labels: Labels, data: PreparedSet, training: LabelTraining, check: Check) -> Said:
+def _learn(
+    config: Config, labels: Labels, data: PreparedSet, training: LabelTraining, check: Check
+) -> CrossEncoderScores:
     encoder = load_encoder(config.retriever)
     pairs = Pairs(encoder, training.texts, data.queries, data.corpus)
     model = CrossEncoder(encoder, config.seed, uses_bf16(config.train.precision))
@@ -174,7 +177,7 @@ def _learn(config: Config, labels: Labels, data: PreparedSet, training: LabelTra
         seen = cross_encoder_scores(model, Pairs(encoder, texts, labelled_store(data, "dev"), data.corpus), check)
         own = torch.from_numpy(document_scores(texts, training.loss.lm_score))
         agreement["development texts"] = float(rank_correlation(own, torch.from_numpy(seen)))
-    return Said(scores, agreement)
+    return CrossEncoderScores(scores, agreement)
 
 
 def train_cross_encoder(config: Config, model: CrossEncoder, pairs: Pairs, log_q: Tensor, check: Check) -> None:
@@ -253,16 +256,16 @@ def _follows_from(config: Config, labels: Labels, beta: float) -> dict[str, obje
     }
 
 
-def _write(folder: Path, said: Said, follows_from: dict[str, object]) -> None:
+def _write(folder: Path, found: CrossEncoderScores, follows_from: dict[str, object]) -> None:
     folder.mkdir(exist_ok=True)
     content = io.BytesIO()
-    np.save(content, said.scores)
+    np.save(content, found.scores)
     replace_file(folder / SCORES, content.getvalue())
-    mark = {"follows_from": follows_from, "sha256": file_sha256(folder / SCORES), "agreement": said.agreement}
+    mark = {"follows_from": follows_from, "sha256": file_sha256(folder / SCORES), "agreement": found.agreement}
     write_mark(folder / MARK, mark)
 
 
-def _read(folder: Path, follows_from: dict[str, object]) -> Said | None:
+def _read(folder: Path, follows_from: dict[str, object]) -> CrossEncoderScores | None:
     """None where none were written to the end. Raises UserError for damaged ones, and for those of other settings."""
     if not (folder / MARK).is_file():
         return None
@@ -273,7 +276,7 @@ def _read(folder: Path, follows_from: dict[str, object]) -> Said | None:
     changed = [name for name, value in follows_from.items() if mark["follows_from"].get(name) != value]
     if changed:
         raise UserError(f"loss.cross_encoder: {folder} holds scores of another {changed[0]}; {mend}")
-    return Said(np.load(folder / SCORES), mark["agreement"])
+    return CrossEncoderScores(np.load(folder / SCORES), mark["agreement"])
 
 
 def _first_token(encoder: Encoder) -> int | None:
