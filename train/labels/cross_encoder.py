@@ -12,7 +12,7 @@ RUN_DIR/cross_encoder/mark.json    written last: what they follow from, a checks
 import io
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -45,10 +45,8 @@ from replug.train.trainer import trainer_device, uses_bf16
 log = logging.getLogger(__name__)
 
 SCORES, MARK = "scores.npy", "mark.json"
-BLOCK = 64  # texts that are scored between two looks at signals
+BLOCK = 64  # texts between two lines of progress
 COMPARED = 1000  # training texts, of which every two candidates are compared
-
-Check = Callable[[], None]  # raises what is to end the run
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +134,7 @@ def joined(context: np.ndarray, document: np.ndarray, limit: int, first: int | N
 
 
 def distilled(
-    config: Config, labels: Labels, data: PreparedSet, training: LabelTraining, run: RunDirectory, check: Check
+    config: Config, labels: Labels, data: PreparedSet, training: LabelTraining, run: RunDirectory
 ) -> LabelTraining:
     """The training with a cross-encoder's scores for the LM's.
 
@@ -145,7 +143,7 @@ def distilled(
     follows_from = _follows_from(config, labels, training.loss.beta)
     found = _read(run.cross_encoder, follows_from)
     if found is None:
-        found = _learn(config, labels, data, training, check)
+        found = _learn(config, labels, data, training)
         _write(run.cross_encoder, found, follows_from)
     agreement = ", ".join(f"{tau:.3f} over {split}" for split, tau in found.agreement.items())
     log.info(f"the cross-encoder orders candidates as the LM does by a rank correlation (Kendall) of {agreement}")
@@ -161,26 +159,24 @@ class CrossEncoderScores:
     agreement: dict[str, float]
 
 
-def _learn(
-    config: Config, labels: Labels, data: PreparedSet, training: LabelTraining, check: Check
-) -> CrossEncoderScores:
+def _learn(config: Config, labels: Labels, data: PreparedSet, training: LabelTraining) -> CrossEncoderScores:
     encoder = load_encoder(config.retriever)
     pairs = Pairs(encoder, training.texts, data.queries, data.corpus)
     model = CrossEncoder(encoder, config.seed, uses_bf16(config.train.precision))
     z = torch.from_numpy(document_scores(training.texts, training.loss.lm_score))
-    train_cross_encoder(config, model, pairs, log_likelihood(z, training.loss.beta).float(), check)
-    scores = cross_encoder_scores(model, pairs, check)
+    train_cross_encoder(config, model, pairs, log_likelihood(z, training.loss.beta).float())
+    scores = cross_encoder_scores(model, pairs)
     _require_finite(float(scores.sum()), "sum of scores")  # the last step's loss is of the weights before it
     agreement = {"training texts": float(rank_correlation(z[:COMPARED], torch.from_numpy(scores[:COMPARED])))}
     if labels.has_dev:
         texts = labels.texts("dev")
-        seen = cross_encoder_scores(model, Pairs(encoder, texts, labelled_store(data, "dev"), data.corpus), check)
+        seen = cross_encoder_scores(model, Pairs(encoder, texts, labelled_store(data, "dev"), data.corpus))
         own = torch.from_numpy(document_scores(texts, training.loss.lm_score))
         agreement["development texts"] = float(rank_correlation(own, torch.from_numpy(seen)))
     return CrossEncoderScores(scores, agreement)
 
 
-def train_cross_encoder(config: Config, model: CrossEncoder, pairs: Pairs, log_q: Tensor, check: Check) -> None:
+def train_cross_encoder(config: Config, model: CrossEncoder, pairs: Pairs, log_q: Tensor) -> None:
     """`loss.cross_encoder` passes towards log Q [N, K]. Raises NotFiniteError where it diverges."""
     prepare_encoder(config, model.encoder)
     model.to(trainer_device(config))
@@ -191,7 +187,6 @@ def train_cross_encoder(config: Config, model: CrossEncoder, pairs: Pairs, log_q
     progress = Progress("training the cross-encoder", steps)
     with torch.random.fork_rng(devices=[]):
         for step in range(steps):
-            check()
             torch.manual_seed(hash((config.seed, step)) % 2**63)  # the encoder's own dropout, where it is asked for
             model.encoder.train_mode()
             optimizer.zero_grad()
@@ -204,12 +199,11 @@ def train_cross_encoder(config: Config, model: CrossEncoder, pairs: Pairs, log_q
             progress.advance(note=f"KL {loss:.4f}")
 
 
-def cross_encoder_scores(model: CrossEncoder, pairs: Pairs, check: Check = lambda: None) -> np.ndarray:
+def cross_encoder_scores(model: CrossEncoder, pairs: Pairs) -> np.ndarray:
     """[N, K] float32, without gradient and dropout."""
     model.eval()
     progress, found = Progress("scores of the cross-encoder", len(pairs)), []
     for start in range(0, len(pairs), BLOCK):
-        check()
         rows = np.arange(start, min(start + BLOCK, len(pairs)))
         with torch.no_grad():
             groups = list(_in_groups(model, pairs, rows, TOKENS_PER_BATCH_WITH_GRADIENT))

@@ -55,7 +55,7 @@ def train_on_labels(config: Config, labels: Labels, run: RunDirectory, interrupt
     loggers, training = loggers_of(config, run), LabelTraining.of(config, labels, data)
     if config.loss.cross_encoder:
         times.next("cross_encoder")
-        training = distilled(config, labels, data, training, run, interruption.check)
+        training = distilled(config, labels, data, training, run)
     times.next("training")
     module = label_module(config, encoder, data, training)
     fitted = fit_labels(config, run, module, training, loggers, interruption)
