@@ -6,6 +6,7 @@ from replug.configs.choices import LMScore, Rerank, TrainedSide
 from replug.configs.schema import Config
 
 OWN_LABELS = "auto"  # of `train.labels`: made in the run directory
+LINEAR = (LMScore.mean_logprob, LMScore.sum_logprob)  # in the sum of log-probs, so a sum can be had for every score
 
 
 def label_problems(config: Config) -> Iterator[str]:
@@ -31,6 +32,7 @@ def _without_labels(config: Config) -> Iterator[str]:
         "loss.beta_entropy": config.loss.beta_entropy is not None,
         "loss.weigh_queries": config.loss.weigh_queries,
         "loss.anchor": config.loss.anchor,
+        "loss.cross_encoder": config.loss.cross_encoder,
         "evaluate.heldout=false": not config.evaluate.heldout,
     }
     for key, value in asked.items():
@@ -49,6 +51,11 @@ def _with_labels(config: Config) -> Iterator[str]:
         yield f"loss.beta_entropy is {config.loss.beta_entropy:g}; expected a share between 0 and 1, such as 0.5"
     if config.loss.weigh_queries and config.loss.lm_score is LMScore.probability:
         yield "loss.weigh_queries is true with loss.lm_score=probability, which underflows; expected mean_logprob"
+    if config.loss.cross_encoder and config.loss.lm_score not in LINEAR:
+        yield (
+            f"loss.cross_encoder is {config.loss.cross_encoder} with loss.lm_score={config.loss.lm_score.value}; "
+            f"expected {' or '.join(score.value for score in LINEAR)}, which takes every score"
+        )
 
 
 def labelling_problems(config: Config, makes_first: bool = False) -> Iterator[str]:

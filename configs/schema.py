@@ -192,6 +192,9 @@ class LossConfig:
     beta_entropy: float | None = key(None, "beta is what gives Q this share of the maximal entropy", SHARE)
     weigh_queries: bool = key(False, "a text weighs what its best document adds to the LM's score without any, or 0")
     anchor: float = key(0.0, "weight of KL(P of the retriever as it was || P_R), against forgetting", FROM_0)
+    cross_encoder: int = key(
+        0, "passes in which a cross-encoder learns the LM's scores, whose own are then those of Q; 0: the LM's", FROM_0
+    )
 
 
 @dataclass

@@ -222,22 +222,30 @@ def lsr_module(config: Config, encoder: Encoder, data: PreparedSet, loss: LossSe
 
     Where one encoder has both sides and documents stay as they are, a copy of it as it is encodes them.
     """
-    train = config.train
     if config.loss.in_batch and (ranks := num_ranks(config) if config.resources.train != "auto" else 1) > 1:
         raise UserError(f"loss.in_batch: {ranks} ranks each have other documents in their batch; expected one")
     documents = freeze_sides(config.retriever.train, encoder)
     if config.loss.lm_score is LMScore.probability:
         log.warning("loss.lm_score=probability underflows beyond a few tokens and makes Q uniform; try mean_logprob")
+    prepare_encoder(config, encoder)
+    optimizer = optimizer_settings(config, config.train.max_steps)
+    return LSRModule(
+        encoder, data.queries, data.corpus, loss or loss_settings(config), optimizer, config.seed, documents
+    )
+
+
+def prepare_encoder(config: Config, encoder: Encoder) -> None:
+    """Which of its weights learn, and how a step with gradient is computed."""
+    train = config.train
     adapter_dropout = config.lora.rank is not None and config.lora.dropout > 0
     memory = (train.gradient_checkpointing, train.compile, adapter_dropout, train.chunk_tokens)
     encoder.prepare_training(config.retriever.dropout, *memory)
     choose_trained_weights(config, encoder)
-    optimizer = OptimizerSettings(
-        train.optimizer.value, train.lr, train.weight_decay, train.warmup_ratio, train.max_steps
-    )
-    return LSRModule(
-        encoder, data.queries, data.corpus, loss or loss_settings(config), optimizer, config.seed, documents
-    )
+
+
+def optimizer_settings(config: Config, steps: int) -> OptimizerSettings:
+    train = config.train
+    return OptimizerSettings(train.optimizer.value, train.lr, train.weight_decay, train.warmup_ratio, steps)
 
 
 def batch_pipeline(

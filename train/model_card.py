@@ -32,7 +32,7 @@ SETTINGS = (
     *("retriever.similarity", "retriever.max_tokens", "retriever.train", "train.max_steps", "train.epochs"),
     *("retriever.frozen_layers", "retriever.dims", "index.dims", "lora.rank", "lora.alpha", "lora.dropout"),
     *("lora.targets", "train.batch_size", "train.lr", "train.optimizer", "train.warmup_ratio", "train.labels"),
-    *("refresh.every_steps", "seed"),
+    *("loss.cross_encoder", "refresh.every_steps", "seed"),
 )
 SIDES = {
     TrainedSide.both: "Tuned for queries and documents.",

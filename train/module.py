@@ -6,7 +6,7 @@ batches knows the rest.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,8 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from replug.data.datamodule import Position
 from replug.data.records import RetrievedBatch, ScoredBatch
@@ -252,11 +254,7 @@ class LSRModule(pl.LightningModule):
         return to_device(torch.from_numpy(numbers).float(), self.device)
 
     def configure_optimizers(self) -> Any:
-        settings = self._optimizer
-        kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[settings.kind]
-        trained = [weight for weight in self.encoder.parameters() if weight.requires_grad]
-        optimizer = kind(trained, lr=settings.lr, weight_decay=settings.weight_decay)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, settings))
+        optimizer, schedule = scheduled_optimizer(self.encoder.parameters(), self._optimizer)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _lm_scores(self, scored: ScoredBatch) -> Tensor:
@@ -267,6 +265,14 @@ def inner_products(queries: Tensor, documents: Tensor) -> Tensor:
     """[B, K] of vectors [B, D] and [B, K, D], in float32: autocast would compute them in bfloat16."""
     with torch.autocast(queries.device.type, enabled=False):
         return torch.einsum("bd,bkd->bk", queries.float(), documents.float())
+
+
+def scheduled_optimizer(weights: Iterable[Tensor], settings: OptimizerSettings) -> tuple[Optimizer, LambdaLR]:
+    """Of the weights that learn, at the schedule's first rate."""
+    kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[settings.kind]
+    trained = [weight for weight in weights if weight.requires_grad]
+    optimizer = kind(trained, lr=settings.lr, weight_decay=settings.weight_decay)
+    return optimizer, LambdaLR(optimizer, lambda step: learning_rate_factor(step, settings))
 
 
 def learning_rate_factor(step: int, settings: OptimizerSettings) -> float:

@@ -28,6 +28,7 @@ from replug.models.preparing import prepared_set
 from replug.planning.sizes import run_sizes
 from replug.train.data_checks import check_data, check_texts
 from replug.train.evaluation import evaluate_heldout
+from replug.train.labels.cross_encoder import distilled
 from replug.train.labels.fitting import LabelTraining, fit_labels, label_module
 from replug.train.labels.labelling import label_origin
 from replug.train.labels.tuned_queries import retriever_identity
@@ -52,6 +53,9 @@ def train_on_labels(config: Config, labels: Labels, run: RunDirectory, interrupt
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
     loggers, training = loggers_of(config, run), LabelTraining.of(config, labels, data)
+    if config.loss.cross_encoder:
+        times.next("cross_encoder")
+        training = distilled(config, labels, data, training, run)
     times.next("training")
     module = label_module(config, encoder, data, training)
     fitted = fit_labels(config, run, module, training, loggers, interruption)

@@ -3,6 +3,8 @@
 Arrays: N texts, K documents of each. Log-probs are in nats.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -15,6 +17,18 @@ from replug.train.temperature import entropy_share, temperature_for_entropy_shar
 def document_scores(texts: LabelledTexts, lm_score: str) -> np.ndarray:
     """z [N, K] float64."""
     return _scores(texts.sum_logprobs, texts.num_tokens, lm_score)
+
+
+def with_scores(texts: LabelledTexts, scores: np.ndarray, lm_score: str, beta: float) -> LabelledTexts:
+    """The texts with log-probs of which Q = softmax(z / beta) is softmax(scores), for scores [N, K].
+
+    The mean of each text's z is the LM's, which Q does not see and a run's metrics show. `lm_score` is mean_logprob or
+    sum_logprob.
+    """
+    means = document_scores(texts, lm_score).mean(axis=1, keepdims=True)
+    z = means + beta * (scores - scores.mean(axis=1, keepdims=True))
+    sums = {"mean_logprob": z * texts.num_tokens[:, None], "sum_logprob": z}[lm_score]
+    return replace(texts, sum_logprobs=sums)
 
 
 def gains(texts: LabelledTexts, lm_score: str) -> np.ndarray:

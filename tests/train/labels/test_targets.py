@@ -5,7 +5,8 @@ import pytest
 
 from replug.configs.errors import UserError
 from replug.data.labels import LabelledTexts
-from replug.train.labels.targets import beta_for_entropy, document_scores, gains, query_weights
+from replug.models.ensemble import log_softmax
+from replug.train.labels.targets import beta_for_entropy, document_scores, gains, query_weights, with_scores
 from replug.train.temperature import entropy_share
 
 TEXTS = LabelledTexts(
@@ -19,6 +20,14 @@ TEXTS = LabelledTexts(
 
 def test_z_is_the_mean_log_prob_of_each_document():
     np.testing.assert_allclose(document_scores(TEXTS, "mean_logprob"), [[-2, -4], [-3, -2], [-3, -1]])
+
+
+@pytest.mark.parametrize("lm_score", ["mean_logprob", "sum_logprob"])
+def test_texts_with_other_scores_have_their_softmax_as_q_and_the_mean_of_the_lms(lm_score):
+    scores = np.array([[5.0, 6.0], [-1.0, 1.0], [0.0, 0.0]])
+    z = document_scores(with_scores(TEXTS, scores, lm_score, beta=0.25), lm_score)
+    np.testing.assert_allclose(log_softmax(z / 0.25), log_softmax(scores))
+    np.testing.assert_allclose(z.mean(axis=1), document_scores(TEXTS, lm_score).mean(axis=1))
 
 
 def test_a_gain_is_what_the_best_document_adds_or_nothing():
