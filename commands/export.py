@@ -84,7 +84,10 @@ class _Found:
 
         results = json.loads(self.run.results.read_text()) if self.run.is_finished else None
         side, is_alone = self.config.retriever.train, self.encoder.own_queries is None
-        documents = load_encoder(self.config.retriever) if side is TrainedSide.query and is_alone else None
+        documents = None
+        if side is TrainedSide.query and is_alone:
+            log.info(f"documents are encoded by retriever.path, {self.config.retriever.path}, as it is now")
+            documents = load_encoder(self.config.retriever)
         save_retriever(folder, self.encoder, side, documents, self.folder)
         write_model_card(folder, self.config, self.weights, self.run.provenance(), results, published)
 

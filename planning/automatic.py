@@ -3,6 +3,7 @@
 The layout asks it where all that the actors hold is known. A few simulations take seconds.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,6 +16,8 @@ from replug.planning.accelerators import Devices, accelerator_named
 from replug.planning.estimate import job_of
 from replug.planning.sizes import run_sizes
 from replug.planning.split import SplitRoom, best_split
+
+log = logging.getLogger(__name__)
 
 
 def training_sizes(config: Config, num_documents: int | None, has_bfloat16: bool, gpu_name: str = "") -> Sizes:
@@ -34,6 +37,7 @@ def best_gpus(
         laid, _ = best_split(
             job_of(config, num_documents=num_documents), devices, room=SplitRoom(nodes, may_recompute=False)
         )
-    except UserError:
+    except UserError as error:
+        log.info(f"resources.*=auto splits the GPUs among the roles, since no plan of shared ones can be made: {error}")
         return None
     return {key.partition(".")[2]: gpus for key, gpus in laid.settings.items() if key.startswith("resources.")}
