@@ -70,7 +70,8 @@ class EntityNames:
     def _length_at(self, words: Sequence[re.Match[str]], place: int) -> int:
         """Words of the longest name that begins there; 0 for none."""
         for length in self._lengths.get(words[place].group(), ()):
-            if tuple(word.group() for word in words[place : place + length]) in self._names:
+            name = tuple(word.group() for word in words[place : place + length])
+            if len(name) == length and name in self._names:  # at the text's end a slice may be a shorter name
                 return length
         return 0
 

@@ -24,6 +24,7 @@ def test_the_longest_name_that_begins_at_a_word_is_the_mention_and_case_counts()
     [mention] = names.mentions(text)
     assert text[mention.start : mention.end] == "Li Bai"
     assert names.mentions("Baiting Lives") == []
+    assert [mention.name for mention in names.mentions("a poem of Li Bai")] == ["Li Bai"]  # longer names begin so too
 
 
 def test_tokens_of_a_name_gain_in_the_bin_of_its_popularity():
