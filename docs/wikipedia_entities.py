@@ -3,8 +3,8 @@
     python docs/wikipedia_entities.py SHARED_DATA OUT
 
 SHARED_DATA holds mini_wikipedia.jsonl.gz. OUT gets texts.jsonl (800 passages), corpus.jsonl (the passages with other
-titles) and entities.jsonl: the passages' titles of two words or more, as questions of PopQA, whose `s_pop` is the number of
-documents of the corpus that name them.
+titles) and entities.jsonl: the passages' titles of two words or more, as questions of PopQA, whose `s_pop` is the
+number of documents of the corpus that name them.
 """
 
 import gzip
@@ -36,8 +36,8 @@ def main(shared: Path, out: Path) -> None:
 def entity_rows(titles: list[str], corpus: list[dict]) -> list[dict]:
     names = EntityNames(titles)
     named = Counter(name for row in corpus for name in {mention.name for mention in names.mentions(row["text"])})
-    common = {"question": "", "prop": "occupation", "obj": "", "answers": [""]}
-    return [{"subj": title, "s_pop": named[title], **common} for title in titles]
+    form = {"question": "-", "prop": "occupation", "obj": "-", "answers": ["-"]}
+    return [{"subj": title, "s_pop": named[title], **form} for title in titles]
 
 
 def write(path: Path, rows: list[dict]) -> None:
