@@ -139,10 +139,15 @@ def add_headroom(finished: Finished) -> str:
         for method, of in finished.results.items()
         if {"bpb_q_weighted", "bpb_best_document"} <= of.keys()
     }
-    sizes = {m.name: m.k for m in finished.book.methods if m.k > 1 and not m.is_concatenated}
+    sizes = mixed_documents(finished.book.methods)
     ensembles = {method: one for method, one in values.items() if method in sizes}
     lines = headroom_lines(ensembles, sizes, untuned(finished.book.methods, ensembles))
     return "\n".join(["", *(f"- {line}" for line in lines), ""]) if lines else ""
+
+
+def mixed_documents(methods: Sequence[Method]) -> dict[str, int]:
+    """How many documents each method mixes, of those that mix several."""
+    return {m.name: m.k for m in methods if m.num_read > 1 and not m.is_concatenated}
 
 
 def untuned(methods: Sequence[Method], measured: Collection[str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ import pytest
 
 from replug.configs.methods import parse_methods
 from replug.evals.headroom import Headroom, headroom_lines, oracle_bits
-from replug.evals.tasks.lm import untuned
+from replug.evals.tasks.lm import mixed_documents, untuned
 
 LOGPROBS = np.log(np.array([[0.5, 0.25], [0.25, 0.125]]))  # the first document's text has 3 bits, the second's 5
 
@@ -58,3 +58,8 @@ def test_a_share_is_of_replugs_room_with_as_many_documents_mixed_alike() -> None
     names = ["none", "random", "bm25", "replug", "replug/even", "lsr", "lsr/even", "lsr@2"]
     methods = parse_methods(names, 6, {"replug": "a folder", "lsr": "another"})
     assert untuned(methods, names) == {"lsr": "replug", "lsr/even": "replug/even"}
+
+
+def test_one_document_or_one_prompt_has_no_headroom():
+    names = ["none", "bm25@1", "bm25@16/rerank", "replug@10/concat", "replug", "replug@3/even"]
+    assert mixed_documents(parse_methods(names, 10, {})) == {"replug": 10, "replug@3/even": 3}
