@@ -62,4 +62,4 @@ def test_a_share_is_of_replugs_room_with_as_many_documents_mixed_alike() -> None
 
 def test_one_document_or_one_prompt_has_no_headroom():
     names = ["none", "bm25@1", "bm25@16/rerank", "replug@10/concat", "replug", "replug@3/even"]
-    assert mixed_documents(parse_methods(names, 10, {})) == {"replug": 10, "replug@3/even": 3}
+    assert mixed_documents(parse_methods(names, 10, {"replug": "a folder"})) == {"replug": 10, "replug@3/even": 3}
