@@ -30,8 +30,9 @@ from benchmarks.machine import describe_machine
 from benchmarks.workloads import Cutter
 from replug.data.records import Document
 from replug.data.shards import corpus_sha256, write_documents
+from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.builder import Builder
-from replug.index_workers.version_store import BuildPlan, VersionStore
+from replug.index_workers.version_store import VersionStore
 from replug.models.encoder import TOKENS_PER_BATCH, Encoder
 from replug.models.encoder_modules import mean_pool
 from replug.models.hardware import resolve_dtype

@@ -35,7 +35,7 @@ import ray  # noqa: E402
 
 from replug.data.records import SearchResult, Window  # noqa: E402
 from replug.data.sampler import QuerySampler  # noqa: E402
-from replug.index_workers.version_store import IndexState  # noqa: E402
+from replug.index_workers.build_plan import IndexState  # noqa: E402
 from replug.models.black_box_lm import ContinuationScore  # noqa: E402
 from replug.models.caching_lm import CachingLM  # noqa: E402
 from replug.models.local.stand_in_lm import StandInLM, StandInSource  # noqa: E402

@@ -14,9 +14,10 @@ import numpy as np
 import ray
 
 from replug.index_workers import build_steps
+from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.kinds import IndexKind
 from replug.index_workers.service import IndexService, IndexSettings
-from replug.index_workers.version_store import BuildPlan, VersionStore
+from replug.index_workers.version_store import VersionStore
 
 BLOCK_DOCUMENTS = 65_536
 

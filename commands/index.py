@@ -36,8 +36,9 @@ def _build(config: Config, data_out: Path, root: Path) -> int:
     """Returns the number of documents."""
     from replug.cluster.ray_cluster import ray_cluster
     from replug.index_workers.build import build_version, index_settings, require_same_index
+    from replug.index_workers.build_plan import IndexState
     from replug.index_workers.service import IndexService
-    from replug.index_workers.version_store import IndexState, VersionStore
+    from replug.index_workers.version_store import VersionStore
     from replug.models.build import load_encoder
     from replug.models.hardware import multiplies_bfloat16
     from replug.models.preparing import corpus_to_index

@@ -8,12 +8,13 @@ from replug.cluster.layout import index_actors
 from replug.configs.choices import Rerank, SwapMode
 from replug.configs.schema import Config
 from replug.data.store import Corpus, PreparedSet
+from replug.index_workers.build_plan import BuildPlan, IndexState
 from replug.index_workers.exclusion import MORE
 from replug.index_workers.faiss_index import check_kind
 from replug.index_workers.kinds import IndexKind, resolve_kind
 from replug.index_workers.rerank import LIVE_OVERRETRIEVE, LiveReranker, Search
 from replug.index_workers.service import IndexService, IndexSettings, Tries, WatchedTexts
-from replug.index_workers.version_store import BuildPlan, IndexState, VersionStore, weights_sha256
+from replug.index_workers.version_store import VersionStore, weights_sha256
 from replug.models.encoder import TOKENS_PER_BATCH, Encoder
 from replug.models.hardware import TOKENS_PER_PASS_GPU, dtype_name
 

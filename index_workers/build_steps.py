@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from replug.index_workers import faiss_index
+from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.exact_search import ExactShard
 from replug.index_workers.kinds import training_rows
 from replug.index_workers.vectors import BlockVectors
-from replug.index_workers.version_store import BuildPlan, VersionStore
+from replug.index_workers.version_store import VersionStore
 from replug.index_workers.watch import mean_drift, sample_rows
 
 

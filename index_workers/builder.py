@@ -17,8 +17,9 @@ from replug.cluster.gpus import keep_to_memory_share
 from replug.configs.errors import UserError
 from replug.data.store import CorpusStore
 from replug.index_workers import build_steps
+from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.token_files import TokenFiles, token_fingerprint
-from replug.index_workers.version_store import BuildPlan, VersionStore, weights_sha256
+from replug.index_workers.version_store import VersionStore, weights_sha256
 from replug.models.encoder import Encoder
 from replug.models.hardware import DTYPES, default_device
 

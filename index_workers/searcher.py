@@ -16,10 +16,11 @@ import torch
 
 from replug.cluster.gpus import keep_to_memory_share
 from replug.configs.errors import UserError
+from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.exact_search import ExactShard
 from replug.index_workers.faiss_index import FaissShard, set_search_threads
 from replug.index_workers.vectors import BlockVectors
-from replug.index_workers.version_store import BuildPlan, VersionStore
+from replug.index_workers.version_store import VersionStore
 
 Found = tuple[np.ndarray, np.ndarray]  # rows of the corpus and inner products [B, <= k], best first
 

@@ -31,12 +31,13 @@ from replug.configs.errors import RunError, UserError
 from replug.data.progress import Progress
 from replug.data.records import SearchResult
 from replug.data.store import CorpusStore
+from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.builder import Builder
 from replug.index_workers.exclusion import search_excluding
 from replug.index_workers.merge import merge_top_k
 from replug.index_workers.searcher import Searcher
 from replug.index_workers.searcher_group import SearcherGroup
-from replug.index_workers.version_store import BuildPlan, Missing, VersionStore
+from replug.index_workers.version_store import Missing, VersionStore
 from replug.index_workers.watch import Measures, top_k_overlap
 from replug.models.hardware import available_cores
 

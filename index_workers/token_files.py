@@ -19,7 +19,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from replug.data.tokenizing import plain_rules
-from replug.index_workers.version_store import BuildPlan
+from replug.index_workers.build_plan import BuildPlan
 
 log = logging.getLogger(__name__)
 

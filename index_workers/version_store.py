@@ -15,14 +15,13 @@ What a training step waits for (`save_snapshot`, `begin`, `set_aside_all_but`) l
 writes and removes no file of vectors, of which a large corpus has hundreds.
 """
 
-import hashlib
 import json
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -32,100 +31,13 @@ import numpy as np
 from replug.configs.errors import RunError, UserError
 from replug.data.files import file_sha256, reading, write_json, writing
 from replug.data.shards import shard_paths
-from replug.index_workers.file_size import rows_per_file
-from replug.index_workers.kinds import IndexKind
+from replug.index_workers.build_plan import BuildPlan, json_sha256, manifest_problem, plan_from_json
 from replug.index_workers.vector_files import MEND, map_vectors, require_intact, write_vectors
 from replug.index_workers.version_folders import ENCODER, MANIFEST, version_folder, version_numbers
 
 FORMAT = 4
 WEIGHTS = "model.safetensors"
-SIZES = ("num_documents", "block_documents", "max_tokens", "dim", "tokens_per_batch", "num_shards")
-MOST, MOST_FILES = 10**12, 10**6  # of any of them; of what they come to
 READERS = 4  # files whose checksums are compared at once: one stream does not have all that a disk can give
-
-
-@dataclass(frozen=True, slots=True)
-class IndexState:
-    """The index at a step boundary: its version and the step whose weights embedded it."""
-
-    version: int
-    step: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuildPlan:
-    """What is to be embedded, by which weights, and what is built of it. Two equal plans give the same bytes.
-
-    `plan.json` and `manifest.json` hold these names beside their format.
-    """
-
-    version: int
-    step: int
-    weights_sha256: str
-    corpus_path: str
-    corpus_sha256: str
-    num_documents: int
-    block_documents: int
-    similarity: str
-    max_tokens: int
-    dim: int
-    dtype: str
-    tokens_per_batch: int
-    kind: IndexKind = field(default_factory=IndexKind)
-    num_shards: int = 1
-    corpus_relative: str = ""  # `corpus_path` from the index's folder, for a run directory that is moved
-    modules: str = "mean"  # what stands behind the encoder's backbone, in words
-    query_prompt: str = ""
-    document_prompt: str = ""
-    quantizer_from: int | None = None  # the version whose quantizer a lossy kind takes over; None trains one
-    dims: int | None = None  # first numbers of the encoder's vectors that these are; None: all
-
-    @property
-    def retriever(self) -> str:
-        """Which retriever over which documents this is: equal ones give equal similarities, but for an index's kind."""
-        reading = reading_identity(self.modules, self.query_prompt, self.document_prompt)
-        dims = f":first {self.dims}" if self.dims else ""
-        return (
-            f"{self.weights_sha256[:16]}:{self.similarity}:{self.max_tokens}:{self.corpus_sha256[:16]}{reading}{dims}"
-        )
-
-    @property
-    def rows_per_file(self) -> int:
-        return rows_per_file(self.num_documents, self.block_documents)
-
-    @property
-    def num_files(self) -> int:
-        """Files of vectors."""
-        return -(-self.num_documents // self.rows_per_file)
-
-    def rows_of_file(self, file: int) -> range:
-        return self._rows_of_files(range(file, file + 1))
-
-    def blocks_of_file(self, file: int) -> list[range]:
-        """The rows of each block: what is embedded together is the same however many of them a file holds."""
-        rows, size = self.rows_of_file(file), self.block_documents
-        return [rows[start : start + size] for start in range(0, len(rows), size)]
-
-    def files_of_shard(self, shard: int, num_shards: int | None = None) -> range:
-        """The contiguous files that a shard serves."""
-        bounds = np.linspace(0, self.num_files, (num_shards or self.num_shards) + 1).round().astype(int)
-        return range(bounds[shard], bounds[shard + 1])
-
-    def rows_of_shard(self, shard: int, num_shards: int | None = None) -> range:
-        return self._rows_of_files(self.files_of_shard(shard, num_shards))
-
-    def _rows_of_files(self, files: range) -> range:
-        start, stop = (min(file * self.rows_per_file, self.num_documents) for file in (files.start, files.stop))
-        return range(start, stop)
-
-    def vectors(self) -> dict[str, object]:
-        """What the vectors follow from; of the corpus its hash, wherever it lies."""
-        others = ("kind", "num_shards", "quantizer_from", "corpus_path", "corpus_relative")
-        return {name: value for name, value in asdict(self).items() if name not in others}
-
-    def built(self) -> tuple:
-        """What the files of a lossy kind follow from, besides the vectors."""
-        return self.kind.factory, self.num_shards, self.quantizer_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +93,11 @@ class VersionStore:
             raise UserError(f"index version {version} is not published: {path} is missing")
         content = _read_json(path)
         digest = content.pop("sha256", None)
-        if digest is not None and digest != _json_sha256(content):
+        if digest is not None and digest != json_sha256(content):
             raise UserError(f"{path} is damaged, its content differs from its own checksum; {MEND}")
         if digest is None or content["format"] != FORMAT:
             raise UserError(f"{path} was written by another version of replug; remove {path.parent} and build it again")
-        if (problem := _manifest_problem(content)) is not None:
+        if (problem := manifest_problem(content)) is not None:
             raise UserError(f"{path} is not what `replug index` writes: {problem}; remove {path.parent}")
         if missing := _unlisted(content):
             raise UserError(f"{path} lists no {missing[0]} ({len(missing)} such files)")
@@ -303,7 +215,7 @@ class VersionStore:
         encoder = self.encoder_folder(plan.version)
         snapshot = {str(p.relative_to(encoder)): file_sha256(p) for p in sorted(encoder.rglob("*")) if p.is_file()}
         content = {"format": FORMAT, "plan": asdict(plan), "encoder": snapshot, "files": files}
-        write_json(self._manifest_path(plan.version), {**content, "sha256": _json_sha256(content)})
+        write_json(self._manifest_path(plan.version), {**content, "sha256": json_sha256(content)})
 
     def latest_quantizer(self, factory: str | None, before: int) -> int | None:
         """The newest version before this one that is published with a quantizer of this kind."""
@@ -413,36 +325,10 @@ class VersionStore:
         return self.folder(version) / "plan.json"
 
 
-def _manifest_problem(content: dict[str, Any]) -> str | None:
-    """What of a manifest cannot be, whoever wrote it: sizes are divided by and counted up to when it is opened."""
-    for name in ("plan", "encoder", "files"):
-        if not isinstance(content.get(name), dict):
-            return f"{name} is {content.get(name)!r}"
-    try:
-        plan = plan_from_json(content["plan"])
-    except TypeError as error:
-        return str(error)
-    sizes = {name: getattr(plan, name) for name in SIZES}
-    for name, value in sizes.items():
-        if type(value) is not int or not 0 < value <= MOST:
-            return f"{name} is {value!r}"
-    if plan.num_shards > plan.num_documents:
-        return f"num_shards is {plan.num_shards} for {plan.num_documents} documents"
-    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in content["encoder"]):
-        return "encoder names files elsewhere"
-    if plan.num_files > MOST_FILES or plan.num_shards > MOST_FILES:
-        return f"{plan.num_files} files in {plan.num_shards} shards"
-    return None
-
-
 def _unlisted(content: dict[str, Any]) -> list[str]:
     """Files that a manifest's plan needs and that it has no checksum of."""
     needed = VersionStore(Path()).files(plan_from_json(content["plan"]))
     return [path.name for path in needed if path.name not in content["files"]]
-
-
-def plan_from_json(content: dict[str, Any]) -> BuildPlan:
-    return BuildPlan(**{**content, "kind": IndexKind(**content["kind"])})
 
 
 def _save_encoder(save: Callable[[Path], None], folder: Path) -> None:
@@ -455,18 +341,12 @@ def _save_encoder(save: Callable[[Path], None], folder: Path) -> None:
         raise
 
 
-def reading_identity(modules: str, query_prompt: str, document_prompt: str) -> str:
-    """How an encoder reads texts besides its weights, as the end of an identity: nothing for a mean without prompts."""
-    reading = [modules, query_prompt, document_prompt]
-    return "" if reading == ["mean", "", ""] else f":{_json_sha256({'reading': reading})[:8]}"
-
-
 def weights_sha256(folder: Path) -> str:
     """Hash of an encoder folder's weights, those of its modules too, by which snapshots are told apart."""
     files = {str(path.relative_to(folder)): path for path in folder.rglob(WEIGHTS)}
     if list(files) == [WEIGHTS]:
         return file_sha256(folder / WEIGHTS)
-    return _json_sha256({name: file_sha256(path) for name, path in files.items()})
+    return json_sha256({name: file_sha256(path) for name, path in files.items()})
 
 
 def _first_error(checks: list["Future[None]"], readers: ThreadPoolExecutor) -> None:
@@ -495,7 +375,3 @@ def _read_json(path: Path) -> dict[str, Any]:
         return json.loads(content)
     except ValueError as error:
         raise UserError(f"{path} is damaged, it is not valid JSON ({error}); {MEND}") from error
-
-
-def _json_sha256(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

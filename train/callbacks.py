@@ -17,7 +17,7 @@ from replug.configs.errors import NotFiniteError, RunError, UserError
 from replug.data.datamodule import Position
 from replug.data.progress import Progress
 from replug.data.records import RetrievedBatch, ScoredBatch
-from replug.index_workers.version_store import IndexState
+from replug.index_workers.build_plan import IndexState
 from replug.train.batch_broadcast import BatchChannel
 from replug.train.checkpoints import CheckpointWriter
 from replug.train.finite import require_finite_weights

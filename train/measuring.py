@@ -10,7 +10,7 @@ from replug.data.files import write_json
 from replug.data.store import PreparedSet
 from replug.evals.evidence import RetrievedDocuments
 from replug.index_workers.build import build_version
-from replug.index_workers.version_store import IndexState
+from replug.index_workers.build_plan import IndexState
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.ensemble_temperature import EnsembleTemperature, own_temperature, write_temperature

@@ -18,8 +18,8 @@ from replug.configs.errors import RunError
 from replug.data.records import RetrievedBatch, ScoredBatch
 from replug.data.sampler import QuerySampler
 from replug.data.store import CorpusStore, WindowStore
+from replug.index_workers.build_plan import IndexState
 from replug.index_workers.rerank import Search
-from replug.index_workers.version_store import IndexState
 from replug.models.black_box_lm import ScoreSum
 from replug.models.encoder import require_finite_vectors
 from replug.models.prompt import PromptTemplate

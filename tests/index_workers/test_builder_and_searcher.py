@@ -19,10 +19,11 @@ from replug.data.sources.stand_in_texts import stand_in_texts
 from replug.data.store import CorpusStore
 from replug.data.tokenizing import TokenIds
 from replug.index_workers import file_size
+from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.builder import Builder
 from replug.index_workers.merge import merge_top_k
 from replug.index_workers.searcher import Searcher
-from replug.index_workers.version_store import BuildPlan, VersionStore
+from replug.index_workers.version_store import VersionStore
 from replug.models.encoder import Encoder
 from replug.models.stand_in_encoder import write_stand_in_encoder
 

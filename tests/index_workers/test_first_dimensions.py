@@ -10,9 +10,10 @@ from replug.configs.errors import UserError
 from replug.configs.schema import Config
 from replug.data.store import PreparedSet
 from replug.index_workers.build import publish_snapshot, require_same_index
+from replug.index_workers.build_plan import IndexState
 from replug.index_workers.builder import Builder
 from replug.index_workers.local_index import IndexRetriever, LocalIndex, retriever_identity
-from replug.index_workers.version_store import IndexState, VersionStore
+from replug.index_workers.version_store import VersionStore
 from replug.models.build import load_encoder
 from tests.support.preparing import debug_set
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from replug.configs.errors import RunError, UserError
+from replug.index_workers.build_plan import json_sha256
 from replug.index_workers.local_index import LocalIndex
-from replug.index_workers.version_store import VersionStore, _json_sha256
+from replug.index_workers.version_store import VersionStore
 from tests.support.index_versions import begin, publish, write_corpus
 
 
@@ -27,7 +28,7 @@ def sign(root: Path, change: Callable[[dict[str, Any]], object]) -> None:
     content = json.loads(path.read_text())
     content.pop("sha256")
     change(content)
-    path.write_text(json.dumps({**content, "sha256": _json_sha256(content)}))
+    path.write_text(json.dumps({**content, "sha256": json_sha256(content)}))
 
 
 PLANS: dict[str, dict[str, Any]] = {

@@ -12,9 +12,10 @@ from replug.data.prepare.assembly import write_ids_of_shard
 from replug.data.records import Document
 from replug.data.shards import corpus_sha256, write_documents, write_token_rules
 from replug.data.store import CorpusStore
+from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.builder import Builder
 from replug.index_workers.local_index import IndexRetriever, LocalIndex
-from replug.index_workers.version_store import BuildPlan, VersionStore
+from replug.index_workers.version_store import VersionStore
 from replug.models.encoder import Encoder
 from tests.support.encoder_folders import write_chain, write_encoder
 

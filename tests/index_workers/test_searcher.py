@@ -17,10 +17,11 @@ from replug.configs.errors import UserError
 from replug.data.files import file_sha256
 from replug.index_workers import build_steps, vector_files, version_store
 from replug.index_workers import searcher as searcher_module
+from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.kinds import IndexKind
 from replug.index_workers.merge import merge_top_k
 from replug.index_workers.searcher import Found, Searcher, _Loaded
-from replug.index_workers.version_store import BuildPlan, VersionStore
+from replug.index_workers.version_store import VersionStore
 from tests.support import index_versions
 from tests.support.index_versions import PLAN, save_weights
 

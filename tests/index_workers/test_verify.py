@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from replug.index_workers.build_plan import json_sha256
 from replug.index_workers.kinds import IndexKind
 from replug.index_workers.verify import verify_index
-from replug.index_workers.version_store import MEND, VersionStore, _json_sha256
+from replug.index_workers.version_store import MEND, VersionStore
 from tests.support.index_versions import LOSSY, VECTORS, begin, flip, publish, write_corpus
 
 Damage = Callable[[VersionStore], object]
@@ -247,4 +248,4 @@ def test_a_manifest_that_lists_a_file_less_than_the_plan_needs_is_named(store: V
 def sign(store: VersionStore, content: dict) -> None:
     """As somebody who edits the manifest by hand and knows how its checksum is made."""
     content.pop("sha256")
-    manifest(store).write_text(json.dumps({**content, "sha256": _json_sha256(content)}))
+    manifest(store).write_text(json.dumps({**content, "sha256": json_sha256(content)}))

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from replug.configs.errors import RunError, UserError
+from replug.index_workers.build_plan import BuildPlan, json_sha256
 from replug.index_workers.kinds import IndexKind
 from replug.index_workers.vector_files import MEND
-from replug.index_workers.version_store import BuildPlan, Missing, VersionStore, _json_sha256
+from replug.index_workers.version_store import Missing, VersionStore
 from tests.support.index_versions import PLAN, save_weights
 
 VECTORS = np.arange(20, dtype=np.float32).reshape(10, 2) / 8  # exact in float16
@@ -237,7 +238,7 @@ def test_a_version_of_another_format_is_refused(published: VersionStore, format:
     path = published.folder(3) / "manifest.json"
     content = {**json.loads(path.read_text()), "format": format}
     del content["sha256"]
-    path.write_text(json.dumps({**content, "sha256": _json_sha256(content)}))
+    path.write_text(json.dumps({**content, "sha256": json_sha256(content)}))
     with pytest.raises(UserError, match=rf"{path} was written by another version of replug; remove {path.parent}"):
         published.plan(3)
 

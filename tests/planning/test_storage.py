@@ -13,10 +13,11 @@ from replug.configs.refresh_policy import AtLag, RefreshPolicy
 from replug.configs.schema import Config
 from replug.data.store import PreparedSet
 from replug.index_workers.build import build_plan
+from replug.index_workers.build_plan import IndexState
 from replug.index_workers.build_steps import build_shard, make_quantizer
 from replug.index_workers.kinds import resolve_kind
 from replug.index_workers.service import Refreshed
-from replug.index_workers.version_store import IndexState, VersionStore
+from replug.index_workers.version_store import VersionStore
 from replug.index_workers.watch import Measures
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.build import load_encoder

@@ -12,8 +12,9 @@ import numpy as np
 from replug.data.records import Document
 from replug.data.shards import corpus_sha256, write_documents
 from replug.index_workers import build_steps
+from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.kinds import IndexKind
-from replug.index_workers.version_store import BuildPlan, VersionStore
+from replug.index_workers.version_store import VersionStore
 from tests.support.small_disk import space_of
 
 PLAN = BuildPlan(

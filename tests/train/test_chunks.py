@@ -9,7 +9,7 @@ import torch
 from replug.configs.schema import Config
 from replug.data.datamodule import Position
 from replug.data.store import PreparedSet
-from replug.index_workers.version_store import IndexState
+from replug.index_workers.build_plan import IndexState
 from replug.models import encoder as encoders
 from replug.models.build import load_encoder
 from replug.train.fitting import lsr_module

@@ -10,7 +10,7 @@ import torch
 
 from replug.configs.errors import NotFiniteError
 from replug.data.datamodule import Position
-from replug.index_workers.version_store import IndexState
+from replug.index_workers.build_plan import IndexState
 from replug.models.encoder import require_finite_vectors
 from replug.train.finite import require_finite_weights
 from replug.train.module import LSRModule

@@ -21,9 +21,10 @@ from replug.configs.load import load_config
 from replug.configs.schema import Config
 from replug.data.store import PreparedSet
 from replug.index_workers.build import publish_snapshot
+from replug.index_workers.build_plan import BuildPlan, IndexState
 from replug.index_workers.local_index import LocalIndex
 from replug.index_workers.service import IndexService, IndexSettings, WatchedTexts
-from replug.index_workers.version_store import BuildPlan, IndexState, Missing
+from replug.index_workers.version_store import Missing
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.preparing import prepared_set

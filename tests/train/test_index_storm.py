@@ -18,9 +18,9 @@ import psutil
 import pytest
 import ray
 
+from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.kinds import IndexKind
 from replug.index_workers.service import IndexService, IndexSettings
-from replug.index_workers.version_store import BuildPlan
 from tests.support.command_line import STEPS, start
 from tests.support.ray_nodes import ACTORS, RayCluster
 from tests.support.runs import metrics, what_must_be_equal

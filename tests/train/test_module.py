@@ -6,7 +6,7 @@ import torch
 
 from replug.data.datamodule import Position
 from replug.data.records import ScoredBatch
-from replug.index_workers.version_store import IndexState
+from replug.index_workers.build_plan import IndexState
 from replug.models.black_box_lm import ContinuationScore
 from replug.train.loss import log_likelihood, lsr_loss
 from replug.train.module import LSRModule, OptimizerSettings, learning_rate_factor

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from replug.data.datamodule import Position
-from replug.index_workers.version_store import IndexState
+from replug.index_workers.build_plan import IndexState
 from replug.models.hardware import to_device
 from replug.train.module import LossSettings
 from tests.support.training import Given, InlineLM, pipeline_for

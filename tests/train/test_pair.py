@@ -15,8 +15,8 @@ from replug.configs.choices import Similarity, TrainedSide
 from replug.configs.schema import Config
 from replug.data.datamodule import Position
 from replug.data.store import PreparedSet
+from replug.index_workers.build_plan import IndexState
 from replug.index_workers.local_index import IndexRetriever, LocalIndex
-from replug.index_workers.version_store import IndexState
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.train.fitting import lsr_module

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from replug.configs.errors import Interrupted, RunError
-from replug.index_workers.version_store import IndexState
+from replug.index_workers.build_plan import IndexState
 from tests.support.training import InlineLM, exact_search, pipeline_for
 
 LIVE = IndexState(0, 0)

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from replug.cluster.futures import InlineExecutor
 from replug.configs.choices import Precision
 from replug.data.datamodule import Position
-from replug.index_workers.version_store import IndexState
+from replug.index_workers.build_plan import IndexState
 from replug.models.encoder_modules import CLS, MEAN, EncoderHead, Pooling
 from replug.train.fitting import batch_pipeline
 from replug.train.loss import log_likelihood, lsr_loss

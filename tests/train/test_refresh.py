@@ -9,8 +9,8 @@ import pytest
 
 from replug.configs.errors import Interrupted, RunError
 from replug.configs.refresh_policy import AtLag, WhenReady
+from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import Refreshed
-from replug.index_workers.version_store import IndexState
 from replug.index_workers.watch import Measures
 from replug.train.refresh import RefreshController, StaleIndexError
 from replug.train.step_clock import StepClock

@@ -34,9 +34,9 @@ from replug.data.labels import (
 )
 from replug.data.store import PreparedSet
 from replug.index_workers.build import build_version, index_settings
+from replug.index_workers.build_plan import IndexState
 from replug.index_workers.installation import check_faiss
 from replug.index_workers.service import IndexService
-from replug.index_workers.version_store import IndexState
 from replug.models.build import lm_source, load_encoder, opened_lm, prompt_template
 from replug.models.encoder import Encoder
 from replug.models.hardware import check_gpus, multiplies_bfloat16

@@ -18,7 +18,7 @@ from replug.data.labels import MARK, Labels, require_labels_of
 from replug.data.store import PreparedSet
 from replug.evals.evidence import RetrievedDocuments
 from replug.index_workers.build import index_kind
-from replug.index_workers.version_store import IndexState
+from replug.index_workers.build_plan import IndexState
 from replug.models.build import lm_source, load_encoder
 from replug.models.encoder import Encoder
 from replug.models.ensemble_temperature import write_temperature

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from replug.configs.errors import UserError
 from replug.configs.schema import Config
-from replug.index_workers.version_store import reading_identity, weights_sha256
+from replug.index_workers.build_plan import reading_identity
+from replug.index_workers.version_store import weights_sha256
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.encoder_files import is_query_side, query_encoder_in

@@ -1,0 +1,138 @@
+"""What an index version is built of: which documents, which weights, how, and how its rows lie in files and shards.
+
+Pure. Two equal plans give the same bytes.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from replug.index_workers.file_size import rows_per_file
+from replug.index_workers.kinds import IndexKind
+
+SIZES = ("num_documents", "block_documents", "max_tokens", "dim", "tokens_per_batch", "num_shards")
+MOST, MOST_FILES = 10**12, 10**6  # of any of them; of what they come to
+
+
+@dataclass(frozen=True, slots=True)
+class IndexState:
+    """The index at a step boundary: its version and the step whose weights embedded it."""
+
+    version: int
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildPlan:
+    """What is to be embedded, by which weights, and what is built of it. Two equal plans give the same bytes.
+
+    `plan.json` and `manifest.json` hold these names beside their format.
+    """
+
+    version: int
+    step: int
+    weights_sha256: str
+    corpus_path: str
+    corpus_sha256: str
+    num_documents: int
+    block_documents: int
+    similarity: str
+    max_tokens: int
+    dim: int
+    dtype: str
+    tokens_per_batch: int
+    kind: IndexKind = field(default_factory=IndexKind)
+    num_shards: int = 1
+    corpus_relative: str = ""  # `corpus_path` from the index's folder, for a run directory that is moved
+    modules: str = "mean"  # what stands behind the encoder's backbone, in words
+    query_prompt: str = ""
+    document_prompt: str = ""
+    quantizer_from: int | None = None  # the version whose quantizer a lossy kind takes over; None trains one
+    dims: int | None = None  # first numbers of the encoder's vectors that these are; None: all
+
+    @property
+    def retriever(self) -> str:
+        """Which retriever over which documents this is: equal ones give equal similarities, but for an index's kind."""
+        reading = reading_identity(self.modules, self.query_prompt, self.document_prompt)
+        dims = f":first {self.dims}" if self.dims else ""
+        return (
+            f"{self.weights_sha256[:16]}:{self.similarity}:{self.max_tokens}:{self.corpus_sha256[:16]}{reading}{dims}"
+        )
+
+    @property
+    def rows_per_file(self) -> int:
+        return rows_per_file(self.num_documents, self.block_documents)
+
+    @property
+    def num_files(self) -> int:
+        """Files of vectors."""
+        return -(-self.num_documents // self.rows_per_file)
+
+    def rows_of_file(self, file: int) -> range:
+        return self._rows_of_files(range(file, file + 1))
+
+    def blocks_of_file(self, file: int) -> list[range]:
+        """The rows of each block: what is embedded together is the same however many of them a file holds."""
+        rows, size = self.rows_of_file(file), self.block_documents
+        return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+    def files_of_shard(self, shard: int, num_shards: int | None = None) -> range:
+        """The contiguous files that a shard serves."""
+        bounds = np.linspace(0, self.num_files, (num_shards or self.num_shards) + 1).round().astype(int)
+        return range(bounds[shard], bounds[shard + 1])
+
+    def rows_of_shard(self, shard: int, num_shards: int | None = None) -> range:
+        return self._rows_of_files(self.files_of_shard(shard, num_shards))
+
+    def _rows_of_files(self, files: range) -> range:
+        start, stop = (min(file * self.rows_per_file, self.num_documents) for file in (files.start, files.stop))
+        return range(start, stop)
+
+    def vectors(self) -> dict[str, object]:
+        """What the vectors follow from; of the corpus its hash, wherever it lies."""
+        others = ("kind", "num_shards", "quantizer_from", "corpus_path", "corpus_relative")
+        return {name: value for name, value in asdict(self).items() if name not in others}
+
+    def built(self) -> tuple:
+        """What the files of a lossy kind follow from, besides the vectors."""
+        return self.kind.factory, self.num_shards, self.quantizer_from
+
+
+def plan_from_json(content: dict[str, Any]) -> BuildPlan:
+    return BuildPlan(**{**content, "kind": IndexKind(**content["kind"])})
+
+
+def manifest_problem(content: dict[str, Any]) -> str | None:
+    """What of a manifest cannot be, whoever wrote it: sizes are divided by and counted up to when it is opened."""
+    for name in ("plan", "encoder", "files"):
+        if not isinstance(content.get(name), dict):
+            return f"{name} is {content.get(name)!r}"
+    try:
+        plan = plan_from_json(content["plan"])
+    except TypeError as error:
+        return str(error)
+    sizes = {name: getattr(plan, name) for name in SIZES}
+    for name, value in sizes.items():
+        if type(value) is not int or not 0 < value <= MOST:
+            return f"{name} is {value!r}"
+    if plan.num_shards > plan.num_documents:
+        return f"num_shards is {plan.num_shards} for {plan.num_documents} documents"
+    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in content["encoder"]):
+        return "encoder names files elsewhere"
+    if plan.num_files > MOST_FILES or plan.num_shards > MOST_FILES:
+        return f"{plan.num_files} files in {plan.num_shards} shards"
+    return None
+
+
+def reading_identity(modules: str, query_prompt: str, document_prompt: str) -> str:
+    """How an encoder reads texts besides its weights, as the end of an identity: nothing for a mean without prompts."""
+    reading = [modules, query_prompt, document_prompt]
+    return "" if reading == ["mean", "", ""] else f":{json_sha256({'reading': reading})[:8]}"
+
+
+def json_sha256(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
