@@ -15,6 +15,8 @@ from replug.data.sources.rejected import Reason, Rejected
 MAX_LINE_BYTES = 64 << 20
 COMPRESSION = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 
+UNREADABLE = (EOFError, OSError, zlib.error, pa.ArrowInvalid)  # what reading a damaged file raises
+
 Line = tuple[int, bytes] | Rejected | Passed  # numbers count from the source shard's first line, from 1
 
 
@@ -34,7 +36,7 @@ def read_lines(source_shard: SourceShard) -> Iterator[Line]:
     name = source_shard.names[0]
     number = 0
     try:
-        with _open(Path(name)) as file:
+        with open_file(Path(name)) as file:
             if source_shard.start:
                 file.seek(source_shard.start - 1)
                 skip_line(file)  # it began before
@@ -48,7 +50,7 @@ def read_lines(source_shard: SourceShard) -> Iterator[Line]:
                     yield Rejected(Reason.too_long, name, number, f"the line is longer than {MAX_LINE_BYTES} bytes")
                 else:
                     yield (number, line) if line.strip() else Passed(number)
-    except (EOFError, OSError, zlib.error, pa.ArrowInvalid) as error:
+    except UNREADABLE as error:
         yield Rejected(Reason.damaged_file, name, number, f"unreadable after this line: {error}")
 
 
@@ -58,7 +60,8 @@ def skip_line(file: BinaryIO) -> None:
         pass
 
 
-def _open(path: Path) -> Any:
+def open_file(path: Path) -> Any:
+    """The bytes of a file, unpacked by its last suffix."""
     compression = COMPRESSION.get(path.suffix.lower())
     if compression == "gzip":
         return gzip.open(path, "rb")

@@ -5,7 +5,7 @@
 | `.jsonl`, `.tsv` | a range of bytes of one file |
 | `.jsonl.gz`, `.jsonl.zst`, `.jsonl.bz2`, the same of `.tsv` | a file |
 | `.parquet` | some of a file's row groups |
-| a tree of text files | some of the files |
+| a tree of text files, plain or compressed as above | some of the files |
 | a dataset on the hub | one of its shards, streamed |
 | `package:NAME`, `stand_in` | all of it |
 

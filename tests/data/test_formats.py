@@ -94,7 +94,7 @@ def test_every_module_of_the_folder_is_a_format_and_no_two_share_a_name_or_suffi
         ("a.tsv.zst", "tsv", True),
         ("a.parquet", "parquet", True),
         ("a.txt", "text", False),
-        ("a.txt.gz", None, False),  # a compressed text is none that is read as one
+        ("a.txt.gz", "text", False),
         ("a.csv", None, False),
         ("a", None, False),
     ],

@@ -41,6 +41,26 @@ EXPECTED = {SourceText(row["id"], row["text"], row["domain"]) for row in ROWS}
 JSONL = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 
 
+@pytest.mark.parametrize("name", ["wiki.txt.gz", "wiki.txt.zst", "wiki.txt.bz2"])
+def test_a_packed_text_is_the_text(name, tmp_path):
+    content = b" = A =\none\n = B =\ntwo\n"
+    pack = {".gz": gzip.compress, ".bz2": bz2.compress, ".zst": lambda text: pa.compress(text, "zstd", asbytes=True)}
+    (tmp_path / "wiki.txt").write_bytes(content)
+    (tmp_path / name).write_bytes(pack[Path(name).suffix](content))
+    for fields in (FieldMap(), FieldMap(new_text_at="^ = ")):
+        plain, packed = read(tmp_path / "wiki.txt", fields), read(tmp_path / name, fields)
+        assert [item.text for item in packed] == [item.text for item in plain]
+        assert len(packed) == (2 if fields.new_text_at else 1)
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_packed_text_that_is_damaged_or_too_long_is_named(cut, tmp_path):
+    whole = gzip.compress(random.Random(0).randbytes(4000).hex().encode())
+    (tmp_path / "a.txt.gz").write_bytes(whole[: len(whole) // 2] if cut else whole)
+    [found] = read(tmp_path / "a.txt.gz", FieldMap(max_characters=100))
+    assert (found.reason.value, found.file) == (("unreadable_file" if cut else "too_long"), str(tmp_path / "a.txt.gz"))
+
+
 # Forms of sources ---------------------------------------------------------------------------------------
 
 

@@ -22,11 +22,9 @@ def formats() -> dict[str, Format]:
 def format_of_file(path: Path) -> Format | None:
     """The format of a file by its suffix, of a compressed one by the suffix before; None where it is not known."""
     suffix = path.suffix.lower()
-    is_compressed = suffix in COMPRESSION
-    if is_compressed:
+    if suffix in COMPRESSION:
         suffix = Path(path.stem).suffix.lower()
-    known = (one for one in formats().values() if suffix in one.suffixes)
-    return next((one for one in known if one.holds_rows or not is_compressed), None)
+    return next((one for one in formats().values() if suffix in one.suffixes), None)
 
 
 def holds_rows(path: Path) -> bool:

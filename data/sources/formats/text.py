@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from replug.data.sources.format import Format
-from replug.data.sources.lines import skip_line
+from replug.data.sources.lines import UNREADABLE, open_file, skip_line
 from replug.data.sources.records import FieldMap, Item, Row, SourceShard, SourceText
 from replug.data.sources.rejected import Reason, Rejected
 from replug.data.sources.row_texts import checked_text, joined_texts
@@ -49,16 +49,18 @@ def _read(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
 
 
 def _whole(name: str, root: str, fields: FieldMap) -> SourceText | Rejected:
-    size = Path(name).stat().st_size
-    if size > BYTES_OF_A_CHARACTER * (fields.max_characters + 1):  # a byte order mark among them
-        return Rejected(Reason.too_long, name, 0, f"{size} bytes, more than data.max_text_characters can be")
-    return checked_text(_named(name, root, Path(name).read_bytes().decode("utf-8-sig")), fields, name, 0)
+    most = BYTES_OF_A_CHARACTER * (fields.max_characters + 1)  # a byte order mark among them
+    with open_file(Path(name)) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        return Rejected(Reason.too_long, name, 0, f"over {most} bytes, more than data.max_text_characters can be")
+    return checked_text(_named(name, root, content.decode("utf-8-sig")), fields, name, 0)
 
 
 def _lines(name: str, max_characters: int) -> Iterator[Row]:
     """Of one that is longer than a text may be, a part that is so as well."""
     most = BYTES_OF_A_CHARACTER * (max_characters + 2)
-    with Path(name).open("rb") as file:
+    with open_file(Path(name)) as file:
         number = 0
         while line := file.readline(most):
             number += 1
@@ -75,10 +77,10 @@ def _named(name: str, root: str, text: str) -> SourceText:
 def _file_problem(name: str) -> Rejected | None:
     """Why a file is no text, found without holding it."""
     try:
-        with Path(name).open("rb") as file:
+        with open_file(Path(name)) as file:
             return _not_utf8(file, name)
-    except OSError as error:
-        return Rejected(Reason.unreadable_file, name, 0, error.strerror or str(error))
+    except UNREADABLE as error:
+        return Rejected(Reason.unreadable_file, name, 0, getattr(error, "strerror", None) or str(error))
 
 
 def _not_utf8(file: BinaryIO, name: str) -> Rejected | None:
