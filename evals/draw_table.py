@@ -42,9 +42,7 @@ def compare_draws(
 ) -> Results:
     """Of the results and the rows of `examples.parquet` by draw, whose columns are at least `columns_of` the results.
 
-    `in_corpus` are ids of questions in the corpus.
-
-    Raises UserError where draws are of other questions.
+    `in_corpus` are ids of questions in the corpus. Raises UserError where draws are of other questions.
     """
     of_draws = {name: _by_question(rows) for name, rows in examples.items()}
     _require_same_questions(of_draws)
@@ -63,7 +61,17 @@ def compare_draws(
 
 def columns_of(results: Mapping[str, Results]) -> list[str]:
     """What is to be known of the examples: of the results by draw."""
-    return ["id", "group", "method", *ASKED, *_metrics(results)]
+    return ["id", "group", "method", "documents", *ASKED, *_metrics(results)]
+
+
+def other_documents_line(examples: Mapping[str, Sequence[Row]]) -> str:
+    """How often a draw has other documents: queries are embedded beside others in each, which moves last bits."""
+    found: dict[tuple[str, str], set[tuple[str, ...]]] = {}
+    for rows in examples.values():
+        for row in rows:
+            found.setdefault((row["id"], row["method"]), set()).add(tuple(row["documents"]))
+    num = sum(len(documents) > 1 for documents in found.values())
+    return f"Draws differ in documents too for {num} of {len(found)} questions and methods.\n" if num else ""
 
 
 def draw_table(compared: Results, config: EvaluationConfig, draws: Sequence[str]) -> str:
@@ -129,7 +137,7 @@ def _averaged(identifier: str, draws: Sequence[Mapping[str, Row]], metrics: Coll
     """A question's outcomes by method; a number that some draw does not know is left out."""
     methods = {}
     for method in draws[0]:
-        told = {name: [of[method][name] for of in draws] for name in metrics}
+        told = {name: [of[method].get(name) for of in draws] for name in metrics}
         numbers = {name: float(np.mean(every)) for name, every in told.items() if None not in every}
         methods[method] = {"numbers": numbers}
     group = next(iter(draws[0].values()))["group"]

@@ -6,7 +6,7 @@ demonstrations differs.
 """
 
 import logging
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +16,10 @@ from replug.configs.rules import has_rerank_lm
 from replug.data.files import read_json, replace_file, write_json
 from replug.data.folder_lock import sole_writer
 from replug.evals.comparison import Results
-from replug.evals.draw_table import columns_of, compare_draws, draw_table
+from replug.evals.draw_table import columns_of, compare_draws, draw_table, other_documents_line
 from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import EvaluationKind, check_evaluation
-from replug.evals.outcomes import read_examples
+from replug.evals.outcomes import Row, read_examples
 from replug.evals.sweep import evaluate_each, show_sweep, with_parts_of
 
 log = logging.getLogger(__name__)
@@ -34,11 +34,7 @@ def evaluate_draws(config: EvaluationConfig) -> Results:
         if alike:
             log.warning(alike.strip())
         results = evaluate_each(config, configs_by_draw(config), folder)
-        compared = _compared(config, folder, results)
-        replace_file(folder.table, (draw_table(compared, config, list(results)) + alike).encode())
-        write_json(folder.results, compared)
-        show_sweep(folder)
-    return compared
+        return _write(folder, config, results, alike)
 
 
 def configs_by_draw(config: EvaluationConfig) -> Iterator[tuple[str, EvaluationConfig]]:
@@ -90,14 +86,30 @@ def _as_asked_before(first: EvaluationFolder, one: EvaluationConfig) -> Evaluati
     return one
 
 
-def _compared(config: EvaluationConfig, folder: EvaluationFolder, results: Mapping[str, Results]) -> Results:
+def _write(folder: EvaluationFolder, config: EvaluationConfig, results: Mapping[str, Results], alike: str) -> Results:
+    """results.json last: it says that all are finished."""
+    examples = _examples(folder, results)
+    compared = compare_draws(config, results, examples, _in_corpus(folder, results))
+    table = draw_table(compared, config, list(results)) + alike + other_documents_line(examples)
+    replace_file(folder.table, table.encode())
+    write_json(folder.results, compared)
+    show_sweep(folder)
+    return compared
+
+
+def _examples(folder: EvaluationFolder, results: Mapping[str, Results]) -> dict[str, list[Row]]:
+    """Every draw's, once they are known to be of the same LM and documents."""
     folders = {name: EvaluationFolder(folder.path / name) for name in results}
     _require_begun_alike(folders)
-    first = next(iter(folders.values()))
-    held = read_json(first.leakage, "give another out")["examples"] if first.leakage.is_file() else {}
     columns = columns_of(results)
-    examples = {name: read_examples(of.examples, columns) for name, of in folders.items()}
-    return compare_draws(config, results, examples, held)
+    return {name: read_examples(of.examples, columns) for name, of in folders.items()}
+
+
+def _in_corpus(folder: EvaluationFolder, results: Mapping[str, Results]) -> Collection[str]:
+    """Ids of questions, which are those of every draw."""
+    leakage = EvaluationFolder(folder.path / next(iter(results))).leakage
+    held: dict[str, str] = read_json(leakage, "give another out")["examples"] if leakage.is_file() else {}
+    return held
 
 
 def _require_begun_alike(folders: Mapping[str, EvaluationFolder]) -> None:

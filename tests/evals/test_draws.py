@@ -14,8 +14,9 @@ import pytest
 from replug.configs.errors import UserError
 from replug.configs.evaluation_schema import EvaluationConfig
 from replug.configs.load import load_evaluation_config
+from replug.configs.schema import LMConfig
 from replug.evals import run
-from replug.evals.draw_table import compare_draws, draw_table
+from replug.evals.draw_table import compare_draws, draw_table, other_documents_line
 from replug.evals.draws import alike_lines, configs_by_draw, evaluate_draws
 from replug.evals.folder import EvaluationFolder
 from replug.evals.internet.deciding import DecidedAnswers
@@ -41,6 +42,7 @@ def rows_of(*right: tuple[float, float], change: str = "") -> list[dict]:
             "method": method,
             "question": f"who is {number}{change}",
             "references": ["Ada"],
+            "documents": ["d1", "d2"],
             "exact_match": value,
             "cost": None if method == "none" and number == 0 else 2.0,
         }
@@ -110,7 +112,7 @@ def test_the_table_has_the_spread_over_draws_and_the_intervals_over_questions():
     assert lines[:7] == [
         "open_qa: 3 draws of demonstrations (seed0, seed1, seed4), n = 4",
         "",
-        "| exact\\_match over draws | mean | standard deviation | least | greatest |".replace("\\_", "_"),
+        "| exact_match over draws | mean | standard deviation | least | greatest |",
         "| --- | --- | --- | --- | --- |",
         "| none | 0.1667 | 0.1443 | 0.0000 | 0.2500 |",
         "| replug | 0.7500 | 0.2500 | 0.5000 | 1.0000 |",
@@ -165,6 +167,13 @@ def config_of(tmp_path: Path, *overrides: str, shown: int = 12) -> EvaluationCon
     return load_evaluation_config(ROOT / "configs/eval_open_qa.yaml", own)
 
 
+def test_draws_that_have_other_documents_say_so():
+    assert other_documents_line(DRAWS) == ""
+    other = [{**row, "documents": ["d2", "d1"]} if row["id"] == "q1" else row for row in DRAWS["seed1"]]
+    line = other_documents_line({**DRAWS, "seed1": other})
+    assert line == "Draws differ in documents too for 2 of 8 questions and methods.\n"
+
+
 @contextmanager
 def opened_here(lm: object, source: LMSource, cache: Path) -> Iterator[CachingLM]:
     """In this process: no Ray."""
@@ -172,9 +181,23 @@ def opened_here(lm: object, source: LMSource, cache: Path) -> Iterator[CachingLM
         yield opened
 
 
-def test_one_command_measures_every_draw_and_goes_on_where_it_stopped(tmp_path, monkeypatch, caplog):
+@pytest.fixture
+def budgets(monkeypatch) -> list[Path]:
+    """Evaluations work in this process; which files their requests were counted in."""
+    counted: list[Path] = []
+    lm_source = build.lm_source
+
+    def counting(lm: LMConfig, budget_file: Path, cache: Path) -> LMSource:
+        counted.append(budget_file)
+        return lm_source(lm, budget_file, cache)
+
+    monkeypatch.setattr(build, "lm_source", counting)
     monkeypatch.setattr(build, "opened_lm", opened_here)
     monkeypatch.setattr(run, "evaluation_cluster", lambda config, *_: nullcontext(config.run_config()))
+    return counted
+
+
+def test_one_command_measures_every_draw_and_goes_on_where_it_stopped(tmp_path, budgets, caplog):
     config = config_of(tmp_path, "questions.demonstration_seeds=[0,3]")
     compared = evaluate_draws(config)
     first, second = (EvaluationFolder(tmp_path / f"out/seed{seed}") for seed in (0, 3))
@@ -189,6 +212,7 @@ def test_one_command_measures_every_draw_and_goes_on_where_it_stopped(tmp_path, 
     assert first.temperatures.read_bytes() == second.temperatures.read_bytes()
     out = EvaluationFolder(tmp_path / "out")
     assert json.loads(out.results.read_text()) == compared and "same demonstrations" not in out.table.read_text()
+    assert budgets == [out.budget_file] * 2, "one budget of requests for all draws"
     out.results.unlink()
     second.results.unlink()
     caplog.clear()
@@ -209,9 +233,28 @@ def test_each_draw_is_an_evaluation_of_one_seed_with_the_same_questions(tmp_path
         kind.make_dataset(config, None)
 
 
-def test_documents_that_were_changed_between_draws_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "opened_lm", opened_here)
-    monkeypatch.setattr(run, "evaluation_cluster", lambda config, *_: nullcontext(config.run_config()))
+def test_draws_of_popqa_show_other_questions_of_other_relations_before_the_same_ones(tmp_path):
+    rows = {
+        name: [
+            {"id": f"{name}{n} {prop}", "subj": f"{name}{n}", "prop": prop, "obj": "x", "s_pop": 1}
+            for n in range(count)
+            for prop in ("occupation", "place of birth")
+        ]
+        for name, count in (("asked", 4), ("shown", 20))
+    }
+    answered = {name: [{**row, "possible_answers": ["x"]} for row in of] for name, of in rows.items()}
+    paths = {name: write(tmp_path / f"{name}.jsonl", of) for name, of in answered.items()}
+    own = [f"questions.path={paths['asked']}", f"questions.demonstrations={paths['shown']}", "questions.shots=3"]
+    own += ["lm.path=stand_in", "methods=[none]", "data.corpus=null", f"out={tmp_path}"]
+    config = load_evaluation_config(ROOT / "configs/eval_popqa.yaml", [*own, "questions.demonstration_seeds=[0,1]"])
+    kind = check_evaluation(config)
+    configs = list(dict(configs_by_draw(config)).values())
+    queries = [kind.make_dataset(one, None).queries[:8] for one in configs]
+    assert queries[0] == queries[1]
+    assert not list(alike_lines({one.out: kind.demonstrations(one) for one in configs}))
+
+
+def test_documents_that_were_changed_between_draws_are_refused(tmp_path, budgets):
     configs = configs_by_draw(config_of(tmp_path, "questions.demonstration_seeds=[0,1]"))
     run.evaluate(next(configs)[1])
     write(tmp_path / "corpus.jsonl", [{"id": "0", "text": "another"}])
