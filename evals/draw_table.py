@@ -137,7 +137,7 @@ def _averaged(identifier: str, draws: Sequence[Mapping[str, Row]], metrics: Coll
     """A question's outcomes by method; a number that some draw does not know is left out."""
     methods = {}
     for method in draws[0]:
-        told = {name: [of[method].get(name) for of in draws] for name in metrics}
+        told: dict[str, list[Any]] = {name: [of[method].get(name) for of in draws] for name in metrics}
         numbers = {name: float(np.mean(every)) for name, every in told.items() if None not in every}
         methods[method] = {"numbers": numbers}
     group = next(iter(draws[0].values()))["group"]
