@@ -2,6 +2,7 @@
 
 from replug.cluster.environment import configure_ray_environment
 from replug.commands.command import Command, ConfigFile, Group, Overrides, load_for_run
+from replug.configs.evaluation_schema import EvaluationConfig
 from replug.configs.load import load_evaluation_config, names_evaluation
 from replug.configs.paths import check_evaluation_paths
 
@@ -20,15 +21,25 @@ def evaluate(config: ConfigFile, overrides: Overrides = None) -> None:
         check_evaluation(evaluation)
         check_evaluation_paths(evaluation)
         configure_ray_environment(evaluation)
-        from replug.evals.lm_sweep import evaluate_lms
-        from replug.evals.run import evaluate as run_evaluation
-
-        (evaluate_lms if evaluation.lms else run_evaluation)(evaluation)
+        _run(evaluation)
         return
     loaded = load_for_run(config, overrides)
     from replug.train.run import evaluate as evaluate_run
 
     evaluate_run(loaded)
+
+
+def _run(evaluation: EvaluationConfig) -> None:
+    from replug.evals.draws import evaluate_draws
+    from replug.evals.lm_sweep import evaluate_lms
+    from replug.evals.run import evaluate as run_evaluation
+
+    if evaluation.lms:
+        evaluate_lms(evaluation)
+    elif len(evaluation.questions.demonstration_seeds) > 1:
+        evaluate_draws(evaluation)
+    else:
+        run_evaluation(evaluation)
 
 
 COMMAND = Command(evaluate, Group.evaluate, place=1)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from omegaconf import MISSING
 
 from replug.configs.choices import Detokenize, Similarity
-from replug.configs.keys import ABOVE_0, FROM_0, key, section
+from replug.configs.keys import ABOVE_0, FROM_0, RULED, key, section
 from replug.configs.schema import (
     Config,
     DataConfig,
@@ -51,8 +51,10 @@ class QuestionsConfig:
     shots: int | None = key(
         None, "answered questions before each question (default: mmlu 5, open_qa 16, popqa and internet_qa 15)", FROM_0
     )
-    demonstration_seed: int | None = key(
-        None, "draws which of demonstrations are shown, so that they alone change (default: seed)", FROM_0
+    demonstration_seeds: list[int] = key(
+        [],
+        "each draws which of demonstrations are shown; several, each in OUT/seedN (default: one draw by seed)",
+        RULED,
     )
     documents_in_shots: bool = key(True, "each with the first document found for it, where a method has documents")
     question_first: bool = key(False, "internet_qa: prompts have the question before its evidence")

@@ -111,6 +111,9 @@ def _evaluation_problems(config: EvaluationConfig) -> Iterator[str]:
         yield f"query_encoders.{REPLUG} and retriever.query_path both name the encoder of its queries; expected one"
     if QUESTION not in config.questions.query:
         yield f"questions.query is {config.questions.query!r}; expected a text with {QUESTION} in it"
+    seeds = config.questions.demonstration_seeds
+    if any(seed < 0 for seed in seeds) or len(set(seeds)) < len(seeds):
+        yield f"questions.demonstration_seeds is {seeds}; expected different numbers of 0 or more, such as [0,1,2]"
     yield from web_problems(config.web)
     yield from untrained_problems(config.retriever)
     yield from _ensemble_problems(config.ensemble)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from replug.configs.evaluation_schema import EvaluationConfig
+from replug.configs.evaluation_schema import EvaluationConfig, QuestionsConfig
 from replug.configs.methods import GENREAD, LONG_CONTEXT, Method
 from replug.configs.rules import QUESTION
 from replug.evals.examples import Example
@@ -29,9 +29,10 @@ def unasked_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Ite
         )
 
 
-def demonstration_seed(config: EvaluationConfig) -> int:
-    own = config.questions.demonstration_seed
-    return config.seed if own is None else own
+def demonstration_seed(keys: QuestionsConfig, seed: int) -> int:
+    """What draws the demonstrations; ValueError where several do, of which each has an evaluation of its own."""
+    [own] = keys.demonstration_seeds or [seed]
+    return own
 
 
 def queries_of(config: EvaluationConfig, examples: Iterable[Example]) -> list[str]:

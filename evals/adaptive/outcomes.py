@@ -134,7 +134,12 @@ def _with_those_inside(path: Path) -> Iterator[EvaluationFolder]:
     folder = EvaluationFolder(path)
     if not folder.config.is_file():
         raise UserError(f"{path} is no folder of an evaluation (config.yaml is missing); expected what evaluate wrote")
-    lms = load_stored_evaluation_config(folder.config).lms
+    config = load_stored_evaluation_config(folder.config)
+    if len(seeds := config.questions.demonstration_seeds) > 1:
+        raise UserError(
+            f"{path} holds several draws of demonstrations; expected one of them: {path / f'seed{seeds[0]}'}"
+        )
+    lms = config.lms
     yield from (EvaluationFolder(path / name) for name in lms) if lms else (folder,)
 
 

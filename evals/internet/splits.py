@@ -13,7 +13,7 @@ from replug.data.hashing import hash64
 from replug.evals.internet.gold import tells_evidence
 from replug.evals.internet.questions import InternetQuestion, QuestionSet
 from replug.evals.open_qa import draw_demonstrations, not_among
-from replug.evals.questions import draw_questions
+from replug.evals.questions import demonstration_seed, draw_questions
 
 NUM_SHOTS = 15
 VALIDATION_PARTS = 10  # one of so many parts by the hash
@@ -40,7 +40,8 @@ def plan_questions(keys: QuestionsConfig, of: QuestionSet, seed: int, with_evide
         measured = draw_questions(questions, keys.max_questions, seed)
         pool = of.read_shots(Path(keys.demonstrations).expanduser())
         free = _telling(pool, with_evidence, num_shots, keys.demonstrations, measured)
-        return InternetQuestions(tuple(measured), tuple(draw_demonstrations(free, measured, num_shots, seed)))
+        shots = tuple(draw_demonstrations(free, measured, num_shots, demonstration_seed(keys, seed)))
+        return InternetQuestions(tuple(measured), shots)
     free = _telling(questions, with_evidence, num_shots, str(keys.path))
     shots = tuple(draw_demonstrations(free, (), num_shots, seed))
     rest = not_among(_without(questions, shots), shots)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from replug.configs.evaluation_schema import EvaluationConfig
+from replug.configs.evaluation_schema import EvaluationConfig, QuestionsConfig
 from replug.configs.rules import scores_nothing
 from replug.data.store import Corpus
 from replug.evals.answers import has_answer
@@ -126,16 +126,7 @@ def _outcome(question: OpenQuestion, evidence: Evidence, text: str) -> Outcome:
 def open_qa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
     """Drawn questions; those that demonstrations are made of are searched for behind them."""
     keys = config.questions
-    shots = NUM_DEMONSTRATIONS if keys.shots is None else keys.shots
-    pool = read_questions(Path(str(keys.path)).expanduser())
-    if keys.demonstrations:
-        questions = draw_questions(pool, keys.max_questions, config.seed)
-        demonstrations = draw_demonstrations(
-            read_questions(Path(keys.demonstrations).expanduser()), questions, shots, demonstration_seed(config)
-        )
-    else:
-        demonstrations, rest = hold_out_demonstrations(pool, shots, config.seed)
-        questions = draw_questions(rest, keys.max_questions, config.seed)
+    questions, demonstrations = _drawn(keys, config.seed)
 
     def make_task(asked: PromptedLM | None, book: EvidenceBook) -> OpenQa:
         assert asked is not None
@@ -150,6 +141,22 @@ def open_qa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalData
 
     asked_for = [question.example for question in [*questions, *demonstrations]]
     return EvalDataset(queries_of(config, asked_for), make_task, [example.query for example in asked_for])
+
+
+def _drawn(keys: QuestionsConfig, seed: int) -> tuple[list[OpenQuestion], list[OpenQuestion]]:
+    """Questions, and demonstrations."""
+    shots = NUM_DEMONSTRATIONS if keys.shots is None else keys.shots
+    pool = read_questions(Path(str(keys.path)).expanduser())
+    if keys.demonstrations:
+        questions = draw_questions(pool, keys.max_questions, seed)
+        shown = read_questions(Path(keys.demonstrations).expanduser())
+        return questions, draw_demonstrations(shown, questions, shots, demonstration_seed(keys, seed))
+    demonstrations, rest = hold_out_demonstrations(pool, shots, seed)
+    return draw_questions(rest, keys.max_questions, seed), demonstrations
+
+
+def _demonstrations(config: EvaluationConfig) -> list[str]:
+    return [shot.example.id for shot in _drawn(config.questions, config.seed)[1]]
 
 
 def open_answers(finished: Finished) -> str:
@@ -167,4 +174,6 @@ def _open_lines(finished: Finished) -> Iterator[str]:
             )
 
 
-EVALUATION = EvaluationKind(open_qa_dataset, question_problems, scores=False, add_findings=open_answers)
+EVALUATION = EvaluationKind(
+    open_qa_dataset, question_problems, scores=False, add_findings=open_answers, demonstrations=_demonstrations
+)

@@ -204,9 +204,13 @@ def _plan(config: EvaluationConfig) -> ShotPlan:
     if keys.demonstrations:
         pool = read_popqa(Path(keys.demonstrations).expanduser())
         drawn = draw_questions(questions, keys.max_questions, config.seed)
-        return plan_shots(pool, drawn, num_shots, demonstration_seed(config))
+        return plan_shots(pool, drawn, num_shots, demonstration_seed(keys, config.seed))
     plan = plan_shots(questions, None, num_shots, config.seed)
     return replace(plan, questions=tuple(draw_questions(list(plan.questions), keys.max_questions, config.seed)))
+
+
+def _demonstrations(config: EvaluationConfig) -> list[tuple[str, str]]:
+    return [(relation, shot.example.id) for relation, some in _plan(config).shots.items() for shot in some]
 
 
 def _asked(questions: Sequence[PopQuestion], frequencies: Mapping[str, int] | None) -> list[Asked]:
@@ -250,4 +254,6 @@ def _shot(question: PopQuestion, method: Method, book: EvidenceBook, place: int 
     return PopShot(question.example.query, question.object, passage)
 
 
-EVALUATION = EvaluationKind(popqa_dataset, question_problems, add_findings=add_popqa_findings)
+EVALUATION = EvaluationKind(
+    popqa_dataset, question_problems, add_findings=add_popqa_findings, demonstrations=_demonstrations
+)

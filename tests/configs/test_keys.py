@@ -13,7 +13,7 @@ from replug.configs import schema
 from replug.configs.errors import UserError
 from replug.configs.evaluation_schema import EvaluationConfig
 from replug.configs.keys import ABOVE_0, FROM_0, RULED, SHARE, Key, key, keys_of, section
-from replug.configs.load import load_config
+from replug.configs.load import load_config, load_evaluation_config
 from replug.configs.resume import require_same
 from replug.configs.rules import check_rules
 from replug.configs.schema import Config, LMConfig, RetrieverConfig, ScoreConfig
@@ -47,11 +47,14 @@ def test_only_numbers_have_bounds():
 def test_bounds_that_rules_check_are_few_and_each_is_checked():
     assert {path for path, known in NUMBERS.items() if known.bounds is RULED} == {
         *("retrieve.k", "retriever.dims", "refresh.lag_steps", "ensemble.temperature"),
+        "questions.demonstration_seeds",
         *("resources.train", "resources.score", "resources.index"),
     }
     for path in sorted(path for path, known in NUMBERS.items() if known.bounds is RULED):
         value = "[-1]" if KEYS[path].kind == list[int] else "-1"
         with pytest.raises(UserError, match=rf"{path} is {re.escape(value)}"):
+            if path.startswith("questions."):
+                load_evaluation_config("configs/eval_open_qa.yaml", ["data.corpus=D", f"{path}={value}"])
             load_config("configs/debug.yaml", [f"{path}={value}"])
 
 

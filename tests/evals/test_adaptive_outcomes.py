@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from replug.configs.errors import UserError
+from replug.configs.evaluation_schema import QuestionsConfig
 from replug.configs.load import load_evaluation_config
 from replug.data.checked_lines import checked_line
 from replug.data.prepare.sets import import_corpus
@@ -58,6 +59,12 @@ def test_a_folder_is_read_as_arrays_by_method(tmp_path):
         "mean_logprob": [-0.5, -0.5],
         "top_score": [3.0, 3.0],
     }
+
+
+def test_of_several_draws_of_demonstrations_one_is_asked_for(tmp_path):
+    questions = QuestionsConfig(demonstration_seeds=[3, 1])
+    with pytest.raises(UserError, match=r"holds several draws of demonstrations; expected one of them: .*/draws/seed3"):
+        read_answered([write_evaluation(tmp_path / "draws", two_rows(), questions=questions)])
 
 
 def test_a_number_that_a_question_does_not_have_is_unknown_and_no_zero(tmp_path):

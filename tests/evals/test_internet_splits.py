@@ -1,6 +1,7 @@
 """Which questions are shown, measured and fitted on, and which evidence they have."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,13 @@ def test_shots_of_another_file_are_those_that_are_not_measured(questions):
     keys = QuestionsConfig(path=str(questions), demonstrations=str(questions), shots=10, max_questions=20)
     plan = plan_questions(keys, NQ, 0)
     assert len(plan.measured) == 20 and not set(ids(plan.shots)) & set(ids(plan.measured))
+
+
+def test_a_seed_of_demonstrations_draws_other_shots_and_leaves_what_is_measured(questions):
+    keys = QuestionsConfig(path=str(questions), demonstrations=str(questions), shots=5, max_questions=20)
+    by_seed = [plan_questions(replace(keys, demonstration_seeds=seeds), NQ, 0) for seeds in ([], [0], [1])]
+    assert by_seed[0] == by_seed[1] and by_seed[0].measured == by_seed[2].measured
+    assert set(ids(by_seed[0].shots)) != set(ids(by_seed[2].shots))
 
 
 def test_situatedqas_shots_are_natural_questions_and_variants_are_on_one_side(questions, tmp_path):

@@ -71,6 +71,16 @@ def test_an_answer_takes_no_less_than_reading_the_weights_for_each_token():
     assert plan.lms[0].flop / RATE < 100 * 16 * weights / bandwidth
 
 
+def test_every_draw_of_demonstrations_asks_all_questions_and_embeds_the_documents_once():
+    one = of_answers("lm.path=gpt2")
+    own = ["questions.demonstrations=TRAIN.jsonl", "questions.demonstration_seeds=[0,1,2]"]
+    three = of_answers("lm.path=gpt2", *own)
+    assert three.lms[0].tokens_generated == 3 * one.lms[0].tokens_generated
+    assert three.lms[0].hours == pytest.approx(3 * one.lms[0].hours)
+    assert three.retrievers[0].tokens - one.retrievers[0].tokens == 2 * 100 * 20
+    assert "every question is asked with 3 draws of demonstrations, which are all counted" in three.notes
+
+
 def test_an_lm_of_several_gpus_holds_them_all_and_wants_them():
     with pytest.raises(UserError, match=r"--gpus is 1xA100, but facebook/opt-66b takes 2 of them .* 2xA100"):
         of_answers("lm.path=facebook/opt-66b")
