@@ -4,8 +4,8 @@
 
 SHARED_DATA holds mini_wikipedia.jsonl.gz and nq_open_gold.jsonl.gz. OUT gets corpus.jsonl (2,600 passages, all the gold
 ones among them), queries.jsonl (320 questions), dev.jsonl (100), heldout.jsonl (400), unseen.jsonl (the same 400 as
-`replug evaluate` reads questions) and weak/ (MiniLM's first 3 layers). Gold passages are written down for measuring;
-training never reads them.
+`replug evaluate` reads questions), demonstrations.jsonl (all other questions, read so too) and weak/ (MiniLM's first 3
+layers). Gold passages are written down for measuring; training never reads them.
 """
 
 import gzip
@@ -29,7 +29,9 @@ def main(shared: Path, out: Path) -> None:
     rng.shuffle(questions)
     rows = list({row["context"].lower(): row for row in map(question_row, range(len(questions)), questions)}.values())
     write(out / "heldout.jsonl", rows[:NUM_HELDOUT])
-    write(out / "unseen.jsonl", [questions[int(row["id"][1:])] for row in rows[:NUM_HELDOUT]])
+    asked = [questions[int(row["id"][1:])] for row in rows]
+    write(out / "unseen.jsonl", asked[:NUM_HELDOUT])
+    write(out / "demonstrations.jsonl", asked[NUM_HELDOUT:])
     end = NUM_HELDOUT + NUM_TRAINED
     write(out / "queries.jsonl", rows[NUM_HELDOUT:end])
     write(out / "dev.jsonl", rows[end : end + NUM_DEV])
