@@ -31,7 +31,7 @@ from replug.models.packaged import resolve_encoder_path
 WORDS, MAX_TOKENS = 24, 64  # of a passage
 QUERIES = 1_000
 NEIGHBOURS = 10  # among which the other one is
-NOISE = 1.0  # length of the noise, by that of the difference
+NOISE = 0.4  # length of the noise, by that of the difference
 BLOCK = 65_536
 CPU = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""Searches on processors: as long as docs/benchmarks.md measured, hidden where they are, and named where they are not."""
+"""Searches on processors: as long as they were measured, hidden where they are, and named where they are not."""
 
 from dataclasses import replace
 
