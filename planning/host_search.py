@@ -9,10 +9,10 @@ import re
 
 from replug.index_workers.kinds import IndexKind, bytes_per_vector, num_lists
 
-CORE_FLOP = 8.8e10  # float32 products of an exact search, the reading and the top-k among them
+CORE_FLOP = 6e10  # float32 products of an exact search, the reading and the top-k among them
 # Bytes of codes that one core looks through in a second. In four bits, which registers look up (`x4fs`); in eight, by
 # tables; numbers of 8 and 16 bits, which are decoded; float32.
-FAST_SCAN, TABLES, SCALARS, FLOATS = 2e10, 2e9, 5e9, 1.2e10
+FAST_SCAN, TABLES, SCALARS, FLOATS = 1.8e10, 2e9, 5e9, 1.2e10
 CANDIDATE = 1.5e-6  # of a document that is ordered by its stored vector: mostly the time to reach it
 LIST = 1e-6  # of a list that one query looks into
 

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from benchmarks.grown_vectors import NEIGHBOURS, WORDS, Grower, grow, neighbours_of, passages
+from benchmarks.grown_vectors import NEIGHBOURS, WORDS, Grower, grow, narrow, neighbours_of, passages
 from benchmarks.host_search import rows_of
 
 
@@ -23,7 +23,7 @@ def test_a_text_is_cut_into_whole_passages(tmp_path):
 
 
 def test_neighbours_are_the_nearest_others():
-    near = neighbours_of(clusters(4, NEIGHBOURS + 1))
+    near = neighbours_of(clusters(4, NEIGHBOURS + 1)).numpy()
     own = np.arange(len(near))[:, None]
     assert near.shape == (4 * (NEIGHBOURS + 1), NEIGHBOURS)
     assert (near // (NEIGHBOURS + 1) == own // (NEIGHBOURS + 1)).all() and (near != own).all()
@@ -51,3 +51,12 @@ def test_a_file_has_as_many_rows_as_asked(tmp_path):
 def test_shards_have_every_row_once_in_whole_blocks():
     parts = [rows_of(number, 3, 1_000_000) for number in range(3)]
     assert [row for part in parts for row in (part.start, part.stop)] == [0, 327_680, 327_680, 655_360, 655_360, 10**6]
+
+
+def test_narrow_vectors_keep_what_lies_along_few_axes():
+    plane = np.zeros((50, 16), np.float32)
+    plane[:, :4] = np.random.default_rng(0).standard_normal((50, 4))
+    plane /= np.linalg.norm(plane, axis=1, keepdims=True)
+    vectors, queries = narrow(plane.astype(np.float16), plane[:5], 4)
+    assert vectors.shape == (50, 4) and vectors.dtype == np.float16
+    assert np.allclose(queries @ queries.T, plane[:5] @ plane[:5].T, atol=1e-5)
