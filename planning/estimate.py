@@ -219,20 +219,20 @@ def search_seconds(job: Job, rates: Rates, parts: int) -> float:
     share = index.probed_share if rates.search_on_gpu else min(1.0, queries * index.probed_share)
     read = job.shape.num_documents * index.bytes_per_vector * share
     reading = read / rates.search_bandwidth if rates.search_bandwidth else 0.0
-    return max(search_flop(job, rates) / rates.search, reading) / parts
+    return max(search_flop(job, rates, parts) / rates.search, reading / parts)
 
 
-def search_flop(job: Job, rates: Rates) -> float:
-    """Of a batch; on a processor, of the exact products that it would compute meanwhile."""
+def search_flop(job: Job, rates: Rates, parts: int) -> float:
+    """Of a batch in one of the parts; on a processor, of the exact products that it would compute meanwhile."""
     if rates.search_on_gpu:
-        return job.work.search_batch
-    return CORE_FLOP * host_seconds(job, job.index.kind)
+        return job.work.search_batch / parts
+    return CORE_FLOP * host_seconds(job, job.index.kind, parts)
 
 
-def host_seconds(job: Job, kind: IndexKind) -> float:
-    """Seconds of one core for a batch of queries."""
-    width = searched_width(job.config, job.retriever.dim)
-    return core_seconds(kind, width, job.shape.num_documents, job.shape.step.batch_size, job.shape.step.k)
+def host_seconds(job: Job, kind: IndexKind, parts: int = 1) -> float:
+    """Seconds of one core for a batch of queries in one of the parts."""
+    width, step = searched_width(job.config, job.retriever.dim), job.shape.step
+    return core_seconds(kind, width, job.shape.num_documents, step.batch_size, step.k, parts)
 
 
 def exchange_seconds(learning: int, devices: Devices, ranks: int) -> float:

@@ -23,6 +23,7 @@ from replug.planning.estimate import (
     job_of,
     memory_of,
     rates_of,
+    searching,
 )
 from replug.planning.processors import configured_allocation, configured_split, of_actors, on_cores, threads_by_role
 from replug.planning.shared_gpus import CROWDED
@@ -280,7 +281,8 @@ def _late_searches(plan: Plan) -> tuple[bool, str]:
     job, found = plan.job, plan.estimate
     others = max(hours for role, hours in hours_at_work(job, found).items() if role != "search")
     step, now = 3600 * others / job.shape.steps, found.durations.search
-    lossy = now * host_seconds(job, _with_lists(job)) / host_seconds(job, job.index.kind)
+    parts = searching(found.split, plan.devices)
+    lossy = now * host_seconds(job, _with_lists(job), parts) / host_seconds(job, job.index.kind, parts)
     ahead = (
         f"index.kind={LISTS} would take {lossy:.2g} s, at a recall of about 0.95"
         if lossy < step
