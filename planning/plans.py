@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from replug.cluster.layout import Layout
 from replug.cluster.packing import NAMES, USABLE
 from replug.configs.errors import UserError
 from replug.configs.schema import Config
-from replug.index_workers.kinds import IndexKind, resolve_kind
+from replug.index_workers.kinds import resolve_kind
 from replug.planning import measured
 from replug.planning.accelerators import Devices, check_efficiency, parse_devices
 from replug.planning.estimate import (
@@ -33,7 +34,10 @@ from replug.planning.storage import StoredRetriever, run_bytes
 from replug.planning.trained import trained_part
 from replug.planning.workload import network_gb, searched_width, total_flop, total_tokens
 
-LISTS = "ivf_pq"  # the fastest kind on processors
+FASTER_KINDS = (
+    "pq",
+    "ivf_pq",
+)  # than an exact search on processors; the first is filled in minutes, the other in hours
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,21 +281,29 @@ def _possible_notes(plan: Plan) -> list[tuple[bool, str]]:
 
 
 def _late_searches(plan: Plan) -> tuple[bool, str]:
-    """Where searches on processors set the pace, whether the kind with lists would keep ahead of what is left."""
+    """Where searches on processors set the pace, which kind would keep ahead of all else of a step."""
     job, found = plan.job, plan.estimate
     others = max(hours for role, hours in hours_at_work(job, found).items() if role != "search")
     step, now = 3600 * others / job.shape.steps, found.durations.search
-    parts = searching(found.split, plan.devices)
-    lossy = now * host_seconds(job, _with_lists(job), parts) / host_seconds(job, job.index.kind, parts)
+    faster = ((text, seconds) for text, seconds in map(_seconds_of_kinds(plan), FASTER_KINDS) if seconds < step)
+    text, seconds = next(faster, ("", 0.0))
     ahead = (
-        f"index.kind={LISTS} would take {lossy:.2g} s, at a recall of about 0.95"
-        if lossy < step
+        f"{text} would take {seconds:.2g} s, at a recall of about 0.95"
+        if text
         else "more nodes that search (index.num_shards), or GPUs, would keep ahead"
     )
     is_late = now > step and not found.split.search_on_gpu
     return is_late, f"a batch is searched in {now:.2g} s, longer than all else of a step ({step:.2g} s): {ahead}"
 
 
-def _with_lists(job: Job) -> IndexKind:
-    width = searched_width(job.config, job.retriever.dim)
-    return resolve_kind(LISTS, width, job.shape.num_documents, None, True, None)
+def _seconds_of_kinds(plan: Plan) -> Callable[[str], tuple[str, float]]:
+    """The keys of a kind and the seconds of its searches, on as many nodes as search now."""
+    job, width = plan.job, searched_width(plan.job.config, plan.job.retriever.dim)
+    parts = searching(plan.estimate.split, plan.devices)
+    core = plan.estimate.durations.search / host_seconds(job, job.index.kind, parts)
+
+    def of(name: str) -> tuple[str, float]:
+        kind = resolve_kind(name, width, job.shape.num_documents, None, True, None)
+        return f"index.kind={name} index.num_shards={parts}", core * host_seconds(job, kind, parts)
+
+    return of

@@ -110,7 +110,13 @@ def test_a_search_that_is_hidden_behind_the_lm_does_not_dominate(searched: Plan)
 def test_a_search_that_the_trainer_waits_for_dominates_and_a_note_says_which_kind_keeps_ahead(searched: Plan) -> None:
     slow = with_searches(searched, 2)
     assert dominating(slow.job, slow.estimate) == "search"
-    assert any("longer than all else of a step" in note and "index.kind=ivf_pq" in note for note in notes(slow))
+    assert any(
+        "longer than all else of a step" in note and "index.kind=pq index.num_shards=1" in note for note in notes(slow)
+    )
+
+
+def test_where_a_slower_kind_does_not_keep_ahead_the_note_names_the_faster(searched: Plan) -> None:
+    assert any("index.kind=ivf_pq" in note for note in notes(with_searches(searched, 8)))
 
 
 def test_where_no_kind_keeps_ahead_the_note_asks_for_nodes(searched: Plan) -> None:
