@@ -22,7 +22,7 @@ from benchmarks.machine import describe_machine
 from replug.commands.plan import PlanOutput, PlanRequest, run_plan
 from replug.configs.load import load_config
 from replug.configs.schema import Config
-from replug.planning.estimate import dominating, elapsed_hours
+from replug.planning.estimate import dominating
 from replug.planning.measured import MeasuredRun, job_of_run, observe, read_run
 from replug.planning.plans import Plan, make_plan
 
@@ -111,7 +111,7 @@ def compare(plan: Plan, run: MeasuredRun) -> Comparison:
     return Comparison(
         simulated.times.wall,
         wall,
-        dominating(elapsed_hours(plan.job, plan.estimate)),
+        dominating(plan.job, plan.estimate),
         real_dominating(run),
         60 * len(planned) / planned[-1],
         60 * len(real) / real[-1],

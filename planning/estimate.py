@@ -9,9 +9,11 @@ from replug.cluster.gpu_shares import Sizes
 from replug.configs.choices import SwapMode
 from replug.configs.schema import Config
 from replug.index_workers.file_size import rows_per_file
+from replug.index_workers.kinds import IndexKind
 from replug.models.pass_size import LMShape, tokens_per_pass, tokens_per_unit
 from replug.planning import memory
 from replug.planning.accelerators import DeviceModel, Devices
+from replug.planning.host_search import CORE_FLOP, core_seconds
 from replug.planning.model_sizes import ModelSize, lm_size, retriever_size, stand_in_seconds
 from replug.planning.shared_gpus import simulate_shared
 from replug.planning.simulate import (
@@ -29,8 +31,8 @@ from replug.planning.sizes import TOKENS_PER_PASS_GPU, sizes_of
 from replug.planning.trained import trained_part
 from replug.planning.workload import IndexSize, Shape, Workload, index_size, searched_width, shape_of, work_of
 
-# Where searches run when the vectors do not fit the index GPUs: one node's processors and memory, 64 cores.
-HOST_FLOP, HOST_BANDWIDTH = 2e12, 1e11
+# Where searches run when the vectors do not fit the index GPUs: one node's processors and memory.
+HOST_CORES, HOST_BANDWIDTH = 64, 1e11
 # Bytes a second in which ranks exchange gradients: within a node (NVLink), and between nodes (100 Gbit).
 RING_WITHIN, RING_BETWEEN = 1e11, 1e10
 GRADIENT_BYTES = 4
@@ -55,7 +57,10 @@ class MeasuredSeconds:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """FLOP a second of one device at each activity. `search_bandwidth` is bytes a second (0: not looked at)."""
+    """FLOP a second of one device at each activity. `search_bandwidth` is bytes a second (0: not looked at).
+
+    `search` is of exact products, also where the kind is a lossy one.
+    """
 
     score: float
     embed: float
@@ -63,6 +68,7 @@ class Rates:
     encode: float
     search: float
     search_bandwidth: float = 0.0
+    search_on_gpu: bool = False
     once: MeasuredSeconds = MeasuredSeconds()
 
 
@@ -149,8 +155,9 @@ def rates_of(devices: Devices, config: Config, efficiency: float | None = None, 
         embed=rate(config.index.dtype.value),
         train=rate(config.train.precision.value),
         encode=rate(config.train.query_precision.value),
-        search=rate("float32" if accelerator.is_cpu else "float16") if on_device else HOST_FLOP,
+        search=rate("float32" if accelerator.is_cpu else "float16") if on_device else HOST_CORES * CORE_FLOP,
         search_bandwidth=accelerator.bandwidth if on_device else HOST_BANDWIDTH,
+        search_on_gpu=search_on_gpu,
     )
 
 
@@ -172,7 +179,7 @@ def durations_of(job: Job, rates: Rates, devices: Devices, split: Split) -> Dura
     build = shape.num_documents * work.document / (rates.embed * (split.num_builders or split.embed))
     return Durations(
         encode=work.encode_batch / rates.encode,
-        search=search_seconds(job, rates, split.num_searchers or devices.nodes),
+        search=search_seconds(job, rates, searching(split, devices)),
         scoring=ScoringSeconds(
             unit=asleep + shape.step.pairs * pair / units, units=units, window=asleep + shape.heldout.k * pair
         ),
@@ -196,11 +203,36 @@ def train_seconds(job: Job, rates: Rates, devices: Devices, split: Split) -> flo
     return computing + exchange_seconds(trained_part(job.config, job.retriever).learning, devices, split.train)
 
 
+def searching(split: Split, devices: Devices) -> int:
+    """GPUs, or nodes, that search side by side: searchers of one node share its cores."""
+    searchers = split.num_searchers or devices.nodes
+    return searchers if split.search_on_gpu else min(searchers, devices.nodes)
+
+
 def search_seconds(job: Job, rates: Rates, parts: int) -> float:
-    """Of a batch of queries over `parts` of the index side by side: products, or the reading of the vectors."""
-    read = job.shape.num_documents * job.index.bytes_per_vector * job.index.probed_share
+    """Of a batch of queries over `parts` of the index side by side: computing, or the reading of the vectors.
+
+    A processor computes as long as one core was measured to, by the cores there are (`host_search.py`). It reads what
+    any of the queries looks into once.
+    """
+    queries, index = job.shape.step.batch_size, job.index
+    share = index.probed_share if rates.search_on_gpu else min(1.0, queries * index.probed_share)
+    read = job.shape.num_documents * index.bytes_per_vector * share
     reading = read / rates.search_bandwidth if rates.search_bandwidth else 0.0
-    return max(job.work.search_batch / rates.search, reading) / parts
+    return max(search_flop(job, rates, parts) / rates.search, reading / parts)
+
+
+def search_flop(job: Job, rates: Rates, parts: int) -> float:
+    """Of a batch in one of the parts; on a processor, of the exact products that it would compute meanwhile."""
+    if rates.search_on_gpu:
+        return job.work.search_batch / parts
+    return CORE_FLOP * host_seconds(job, job.index.kind, parts)
+
+
+def host_seconds(job: Job, kind: IndexKind, parts: int = 1) -> float:
+    """Seconds of one core for a batch of queries in one of the parts."""
+    width, step = searched_width(job.config, job.retriever.dim), job.shape.step
+    return core_seconds(kind, width, job.shape.num_documents, step.batch_size, step.k, parts)
 
 
 def exchange_seconds(learning: int, devices: Devices, ranks: int) -> float:
@@ -245,13 +277,13 @@ def allocation_of(split: Split) -> DeviceAllocation:
 
 def role_hours(job: Job, durations: Durations, split: Split, devices: Devices) -> dict[str, float]:
     """Device hours of each role's work in training and indexing; of `search`, hours of its GPUs, or of nodes."""
-    shape, searching = job.shape, split.num_searchers or devices.nodes
+    shape = job.shape
     seconds = {
         "score": scoring_seconds(shape, durations),
         "embed": (split.num_builders or split.embed)
         * (durations.stages.first_build + durations.stages.last_build + shape.num_refreshes * durations.build),
         "train": split.train * shape.steps * durations.train,
-        "search": searching * shape.steps * durations.search,
+        "search": searching(split, devices) * shape.steps * durations.search,
     }
     return {role: seconds[role] / 3600 for role in ROLES}
 
@@ -278,8 +310,28 @@ def elapsed_hours(job: Job, estimate: Estimate) -> dict[str, float]:
     return {role: seconds[role] / 3600 for role in ROLES}
 
 
-def dominating(elapsed: dict[str, float]) -> str:
-    return max(ROLES, key=lambda role: elapsed[role])
+def dominating(job: Job, found: Estimate) -> str:
+    """The role whose devices are at work for longest: what the trainer waits for, or itself.
+
+    Where roles share GPUs, of those on the busiest the one with most work. A search that is hidden behind them, however
+    long, is then none of them.
+    """
+    hours = hours_at_work(job, found)
+    return max(ROLES, key=lambda role: (hours[role], found.hours[role]))
+
+
+def hours_at_work(job: Job, found: Estimate) -> dict[str, float]:
+    """Of a role's devices; the longest bound the run."""
+    return elapsed_hours(job, found) if found.allocation.shared is None else _hours_at_work(found)
+
+
+def _hours_at_work(found: Estimate) -> dict[str, float]:
+    """Of the devices of a role and of those that share them."""
+    together = {role: sorted(found.allocation.sharing(role)) for role in ROLES}
+    return {
+        role: sum(found.simulated.busy(one) for one in roles) / found.allocation.devices(role) / 3600
+        for role, roles in together.items()
+    }
 
 
 def memory_of(job: Job, accelerator: DeviceModel, split: Split) -> memory.RoleMemory:

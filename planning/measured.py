@@ -24,11 +24,13 @@ from replug.planning.estimate import (
     Rates,
     Split,
     durations_of,
+    host_seconds,
     job_of,
     pairs_per_unit,
     scores_on_gpu,
     scoring_seconds,
 )
+from replug.planning.host_search import CORE_FLOP
 from replug.planning.processors import configured_allocation, configured_split, on_cores
 from replug.planning.simulate import Durations, SimulatedRun, simulate
 
@@ -168,7 +170,7 @@ def _rates(job: Job, devices: Devices, split: Split, seconds: Observed) -> Rates
         embed=shape.num_documents * work.document / (split.embed * max(LEAST_SECONDS, seconds.build)),
         train=work.train_step / (split.train * max(LEAST_SECONDS, seconds.train)),
         encode=work.encode_batch / max(LEAST_SECONDS, seconds.encode),
-        search=work.search_batch / max(LEAST_SECONDS, seconds.search),
+        search=CORE_FLOP * host_seconds(job, job.index.kind) / max(LEAST_SECONDS, seconds.search),
         once=MeasuredSeconds(
             checkpoint=seconds.checkpoint,
             start_up=stages.start_up + stages.warm_up + max(0.0, stages.outside - heldout),

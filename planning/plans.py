@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,20 @@ from replug.cluster.layout import Layout
 from replug.cluster.packing import NAMES, USABLE
 from replug.configs.errors import UserError
 from replug.configs.schema import Config
+from replug.index_workers.kinds import resolve_kind
 from replug.planning import measured
 from replug.planning.accelerators import Devices, check_efficiency, parse_devices
 from replug.planning.estimate import (
     Estimate,
     Job,
     dominating,
-    elapsed_hours,
     estimate,
+    host_seconds,
+    hours_at_work,
     job_of,
     memory_of,
     rates_of,
+    searching,
 )
 from replug.planning.processors import configured_allocation, configured_split, of_actors, on_cores, threads_by_role
 from replug.planning.shared_gpus import CROWDED
@@ -29,6 +33,11 @@ from replug.planning.split import best_split, estimate_split, given_split
 from replug.planning.storage import StoredRetriever, run_bytes
 from replug.planning.trained import trained_part
 from replug.planning.workload import network_gb, searched_width, total_flop, total_tokens
+
+FASTER_KINDS = (
+    "pq",
+    "ivf_pq",
+)  # than an exact search on processors; the first is filled in minutes, the other in hours
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +151,7 @@ def plan_json(plan: Plan, price: float | None = None) -> dict[str, Any]:
         "dollars": None if price is None else wall_hours * plan.devices.count * price,
         "wall": _stages(found),
         "steps_per_minute": 60 * job.shape.steps / (simulated.times.training_ended - simulated.times.steps_began),
-        "dominates": dominating(elapsed_hours(job, found)),
+        "dominates": dominating(job, found),
         "split": found.split.by_role(),
         "gpus_per_replica": found.split.gpus_per_replica,
         "search_on": "gpu" if found.split.search_on_gpu else "host",
@@ -245,6 +254,7 @@ def _possible_notes(plan: Plan) -> list[tuple[bool, str]]:
             late and lag is not None and lag < job.shape.refresh.every_steps,
             f"the trainer waits for refreshes; refresh.lag_steps={job.shape.refresh.every_steps} gives them longest",
         ),
+        _late_searches(plan),
         (
             split.replicas > most,
             f"{split.replicas} replicas, but only {most} units of work in flight; a larger train.pipeline_depth or "
@@ -268,3 +278,32 @@ def _possible_notes(plan: Plan) -> list[tuple[bool, str]]:
             "lengths of your rows are not read: they are taken to fill data.document_tokens and data.window",
         ),
     ]
+
+
+def _late_searches(plan: Plan) -> tuple[bool, str]:
+    """Where searches on processors set the pace, which kind would keep ahead of all else of a step."""
+    job, found = plan.job, plan.estimate
+    others = max(hours for role, hours in hours_at_work(job, found).items() if role != "search")
+    step, now = 3600 * others / job.shape.steps, found.durations.search
+    faster = ((text, seconds) for text, seconds in map(_seconds_of_kinds(plan), FASTER_KINDS) if seconds < step)
+    text, seconds = next(faster, ("", 0.0))
+    ahead = (
+        f"{text} would take {seconds:.2g} s, at a recall of about 0.95"
+        if text
+        else "more nodes that search (index.num_shards), or GPUs, would keep ahead"
+    )
+    is_late = now > step and not found.split.search_on_gpu
+    return is_late, f"a batch is searched in {now:.2g} s, longer than all else of a step ({step:.2g} s): {ahead}"
+
+
+def _seconds_of_kinds(plan: Plan) -> Callable[[str], tuple[str, float]]:
+    """The keys of a kind and the seconds of its searches, on as many nodes as search now."""
+    job, width = plan.job, searched_width(plan.job.config, plan.job.retriever.dim)
+    parts = searching(plan.estimate.split, plan.devices)
+    core = plan.estimate.durations.search / host_seconds(job, job.index.kind, parts)
+
+    def of(name: str) -> tuple[str, float]:
+        kind = resolve_kind(name, width, job.shape.num_documents, None, True, None)
+        return f"index.kind={name} index.num_shards={parts}", core * host_seconds(job, kind, parts)
+
+    return of

@@ -86,11 +86,15 @@ class SharedRun(Run):
     def _work(self, role: str, seconds: float, devices: int = 1) -> simpy.Event:
         """Of searches, which may be in host memory."""
         if self._slowest_search is None:
-            return super()._work(role, seconds, devices)
+            return self._noted(role, self.env.timeout(seconds), seconds)
         return self._piece(role, self._slowest_search, seconds)
 
     def _piece(self, role: str, processor: Processor, seconds: float) -> simpy.Event:
-        began, worked = self.now, processor.work(seconds, 1.0)
+        return self._noted(role, processor.work(seconds, 1.0), seconds)
+
+    def _noted(self, role: str, worked: simpy.Event, seconds: float) -> simpy.Event:
+        """Noted as so many seconds, however long a stretch of steps is passed over meanwhile."""
+        began = self.now
         assert worked.callbacks is not None
         worked.callbacks.append(lambda _: self.note(role, began, seconds))
         return worked

@@ -5,7 +5,7 @@ of the retriever is taken for one of the LM.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from replug.configs.choices import Rerank, TrainedSide
@@ -13,7 +13,7 @@ from replug.configs.errors import UserError
 from replug.configs.refresh_policy import RefreshPolicy, refresh_policy
 from replug.configs.schema import Config
 from replug.data.rows import count_rows
-from replug.index_workers.kinds import bytes_per_vector, num_lists, resolve_kind
+from replug.index_workers.kinds import IndexKind, bytes_per_vector, num_lists, resolve_kind
 from replug.planning.model_sizes import ModelSize
 from replug.planning.trained import TrainedPart, whole
 
@@ -211,13 +211,14 @@ def total_flop(shape: Shape, work: Workload) -> Totals:
 class IndexSize:
     """Bytes of one vector where searches read it, and the share of the vectors that one search reads.
 
-    `num_lists` are those of an inverted file, each with a centroid; 0 for a kind without.
+    `num_lists` are those of an inverted file, each with a centroid; 0 for a kind without. `kind` is how it is searched.
     """
 
     bytes_per_vector: float
     probed_share: float
     is_exact: bool
     num_lists: int = 0
+    kind: IndexKind = field(default_factory=IndexKind)
 
 
 def index_size(config: Config, dim: int, num_documents: int) -> IndexSize:
@@ -232,7 +233,7 @@ def index_size(config: Config, dim: int, num_documents: int) -> IndexSize:
         raise UserError(
             f"index.kind is {kind.factory}; its bytes for each vector are not known here: expected a preset, such as pq"
         )
-    return IndexSize(size, kind.nprobe / lists if lists else 1.0, is_exact=False, num_lists=lists)
+    return IndexSize(size, kind.nprobe / lists if lists else 1.0, is_exact=False, num_lists=lists, kind=kind)
 
 
 def network_gb(shape: Shape, retriever: ModelSize, num_builders: int, searched: int | None = None) -> dict[str, float]:
