@@ -15,8 +15,7 @@ from replug.planning.workload import Shape
 
 TOKENS_PER_PASS = 8192  # of a pass with gradient where no key says otherwise (models/encoder.py)
 ROW_BYTES = 4  # of a unit of width in what goes into a layer, which is float32 under autocast too
-# For each token of a pass and unit of width: what its last layer has in hand, with adapters, or one computed again.
-PASSING_BYTES, ADAPTED_PASSING_BYTES, AGAIN_BYTES = 20, 36, 28
+PASSING_BYTES = 20  # that a pass has in hand in its last layer and does not keep, for each token and unit of width
 UNCOUNTED = 1.003  # biases and norms, which a ModelSize leaves out
 
 
@@ -59,16 +58,15 @@ class _Step:
             num_copies = float(not (self.checkpointed and self.part.adapted))
         else:
             num_copies = sum(-(-tokens // self._pass_tokens) for tokens in self._tokens)
-        passing = ADAPTED_PASSING_BYTES if self.part.adapted else PASSING_BYTES
-        passing = AGAIN_BYTES if self.checkpointed else passing
-        return num_copies * self._copied + passing * self.retriever.hidden * self._last_pass
+        return num_copies * self._copied + self._passing
 
     @property
     def _again(self) -> float:
         """While a layer of a pass is computed again. The gradients are not there yet, unless of an earlier part."""
         layer = layer_bytes(self.retriever, self.dtype, self.shape.lengths.longest, self.part)
+        layer += (8 * DTYPE_BYTES[self.dtype] + 12 * self.part.adapted) * self.retriever.hidden  # in hand, not kept
         there = self._is_chunked or self.shape.step.micro_batches > 1
-        in_pass = (layer + AGAIN_BYTES * self.retriever.hidden) * min(self._pass_tokens, max(self._tokens))
+        in_pass = layer * min(self._pass_tokens, max(self._tokens))
         return in_pass + self._copied / self.retriever.layers - (0.0 if there else self._gradients)
 
     @property
@@ -86,23 +84,40 @@ class _Step:
         return self._copied * (1 if self.shape.step.micro_batches > 1 else -1)
 
     @property
+    def _passing(self) -> float:
+        """In the last pass of documents, or the largest where they have no gradient, and no layer keeps anything."""
+        retriever, last = self.retriever, min(self._pass_tokens, self._of_documents)
+        if self.part.side is TrainedSide.query:
+            inner = 16 * retriever.hidden + 2 * DTYPE_BYTES[self.dtype] * retriever.intermediate
+            return max(inner, 28 * retriever.hidden) * last  # attention may have more in hand
+        if not self._is_chunked:
+            last = self._of_documents % self._pass_tokens or last
+        one_token = PASSING_BYTES * retriever.hidden
+        if self.checkpointed:
+            one_token += 2 * retriever.intermediate
+        elif self.part.adapted:
+            one_token = (16 + 6 * DTYPE_BYTES[self.dtype]) * retriever.hidden
+        return one_token * last
+
+    @property
     def _tokens(self) -> tuple[float, ...]:
         """That a rank encodes with gradient at a time, of queries and of documents, as far as they learn."""
-        step, lengths, side = self.shape.step, self.shape.lengths, self.part.side
-        queries = step.batch_size / (self.ranks * step.micro_batches)
-        of_queries, of_documents = queries * lengths.context, queries * step.k * lengths.document
-        both = {TrainedSide.query: (of_queries,), TrainedSide.documents: (of_documents,)}
-        return both.get(side, (of_queries, of_documents))
+        both = {TrainedSide.query: (self._of_queries,), TrainedSide.documents: (self._of_documents,)}
+        return both.get(self.part.side, (self._of_queries, self._of_documents))
+
+    @property
+    def _of_queries(self) -> float:
+        step = self.shape.step
+        return step.batch_size / (self.ranks * step.micro_batches) * self.shape.lengths.context
+
+    @property
+    def _of_documents(self) -> float:
+        lengths = self.shape.lengths
+        return self._of_queries / lengths.context * self.shape.step.k * lengths.document
 
     @property
     def _pass_tokens(self) -> float:
         return max(self.shape.step.chunk_tokens or TOKENS_PER_PASS, self.shape.lengths.longest)
-
-    @property
-    def _last_pass(self) -> float:
-        """Tokens of the last pass; of several equal chunks any."""
-        whole = min(self._pass_tokens, self._tokens[-1])
-        return whole if self._is_chunked else self._tokens[-1] % self._pass_tokens or whole
 
     @property
     def _is_chunked(self) -> bool:

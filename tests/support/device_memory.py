@@ -1,8 +1,8 @@
 """Bytes that a computation has at its peak on a GPU, without one: fake tensors have shapes and storages, no numbers.
 
-They are fake on the CPU, where autocast casts the layers of encoders and decoders as it does on a GPU. Attention alone
-is another kernel there, so it is replaced by those that torch takes on a GPU: flash in 16 bits without a mask, else
-the memory-efficient one.
+They are fake on the CPU, where autocast casts the layers of encoders and decoders as it does on a GPU. Attention and
+dropout alone are other kernels there, so they are replaced by those that torch takes on a GPU: flash in 16 bits
+without a mask, else the memory-efficient one.
 """
 
 import weakref
@@ -71,12 +71,18 @@ def _attention_of_a_gpu(
     return ATEN._scaled_dot_product_efficient_attention(query, key, value, bias, keeps, dropout_p, is_causal)[0]
 
 
+def _dropout_of_a_gpu(values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """A CPU keeps as many numbers as there are values, a GPU a byte of each."""
+    return ATEN.native_dropout(values, p, True)[0] if training and p else values
+
+
 @contextmanager
 def gpu_memory() -> Iterator[PeakBytes]:
     """Of all tensors that are made within."""
     with (
         FakeTensorMode(),
         patch.object(nn.functional, "scaled_dot_product_attention", _attention_of_a_gpu),
+        patch.object(nn.functional, "dropout", _dropout_of_a_gpu),
         PeakBytes() as peak,
     ):
         yield peak
