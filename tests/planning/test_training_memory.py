@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from transformers import BertConfig, BertModel
-from tests.support.device_memory import gpu_memory, make_fake
 
 from replug.configs.load import load_config
 from replug.configs.schema import Config, LoRAConfig
@@ -23,6 +22,7 @@ from replug.planning.training_memory import TOKENS_PER_PASS, layer_bytes, train_
 from replug.planning.workload import shape_of
 from replug.train.fitting import loss_settings, lsr_module
 from replug.train.module import LSRModule
+from tests.support.device_memory import gpu_memory, make_fake
 
 DOCUMENTS, WORDS, TOKENS = 16, 126, 128
 FAST: dict[str, Any] = {
