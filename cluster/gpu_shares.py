@@ -24,8 +24,7 @@ class Sizes:
     vectors: float | None = None  # of one index version as it is searched, all shards together
     embedding: float | None = None  # a builder: its encoder and one pass
     scoring: float | None = None  # an LM and one pass, over all its GPUs
-    trained: float | None = None  # weights, gradients and moments of a rank
-    batch: float | None = None  # activations of a whole batch, which ranks share
+    training: Callable[[int], float] | None = None  # a rank of so many: weights, moments, its part of a batch
     choose: Choose | None = None  # what `auto` comes to where roles may share GPUs (`planning.automatic`)
 
 
@@ -103,7 +102,7 @@ def all_shared(num_gpus: int, parts: int) -> Iterator[dict[str, float]]:
 
 def _are_known(nodes: Sequence[Node], sizes: Sizes) -> bool:
     """Whether what each actor holds of a GPU's memory can be added up."""
-    held = (sizes.embedding, sizes.scoring, sizes.trained, sizes.vectors)
+    held = (sizes.embedding, sizes.scoring, sizes.training, sizes.vectors)
     return None not in held and all(node.gpu_bytes is not None for node in nodes if node.gpus)
 
 

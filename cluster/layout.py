@@ -230,7 +230,7 @@ def _filled(index: IndexConfig, shards: int, per_builder: float, per_searcher: f
 def _rank_groups(config: Config, gpus: float, sizes: Sizes) -> list[ActorGroup]:
     """Ranks of so much of a GPU. Rank 0 is the process that was started; on a processor it takes no place."""
     ranks = num_ranks(config)
-    num_bytes = None if sizes.trained is None else sizes.trained + (sizes.batch or 0.0) / ranks
+    num_bytes = None if sizes.training is None else sizes.training(ranks)
     numbers = range(0 if gpus else 1, ranks)
     return [ActorGroup((Actor(TRAINER, number, gpus, num_bytes),), on_driver=number == 0) for number in numbers]
 

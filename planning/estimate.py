@@ -28,14 +28,14 @@ from replug.planning.simulate import (
     simulate,
 )
 from replug.planning.sizes import TOKENS_PER_PASS_GPU, sizes_of
-from replug.planning.trained import trained_part
+from replug.planning.trained import GRADIENT_BYTES, trained_part
+from replug.planning.training_memory import train_bytes
 from replug.planning.workload import IndexSize, Shape, Workload, index_size, searched_width, shape_of, work_of
 
 # Where searches run when the vectors do not fit the index GPUs: one node's processors and memory.
 HOST_CORES, HOST_BANDWIDTH = 64, 1e11
 # Bytes a second in which ranks exchange gradients: within a node (NVLink), and between nodes (100 Gbit).
 RING_WITHIN, RING_BETWEEN = 1e11, 1e10
-GRADIENT_BYTES = 4
 RECOMPUTED = 4 / 3
 EMBED_TOKENS_PER_PASS = 2048  # of a builder on a CPU (models/encoder.py)
 
@@ -345,8 +345,8 @@ def memory_of(job: Job, accelerator: DeviceModel, split: Split) -> memory.RoleMe
     parts = (
         memory.score_bytes(job.lm, passes, precision(config.lm.dtype.value)) / split.gpus_per_replica,
         memory.embed_bytes(job.retriever, embedded, precision(config.index.dtype.value)),
-        memory.train_bytes(*trained, checkpointed=False, trained=part),
-        memory.train_bytes(*trained, checkpointed=True, trained=part),
+        train_bytes(*trained, checkpointed=False, trained=part),
+        train_bytes(*trained, checkpointed=True, trained=part),
         memory.search_bytes(job.shape.num_documents, job.index.bytes_per_vector, config.index.swap is SwapMode.double),
     )
     return memory.RoleMemory(*(part / 1e9 for part in parts))

@@ -37,6 +37,7 @@ class ModelSize:
     parameters: int
     kv_width: int = 0  # of keys and of values; 0: as wide as attention
     vector_width: int = 0  # of an encoder's vectors; 0: as wide as its hidden states
+    gated: bool = False  # a layer has three matrices of `intermediate`
 
     @property
     def dim(self) -> int:
@@ -95,6 +96,7 @@ class Architecture:
             in_layers,
             in_layers + embeddings,
             kv_width,
+            gated=self.gated,
         )
 
 

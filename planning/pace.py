@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from replug.planning.accelerators import DeviceModel
-from replug.planning.estimate import GRADIENT_BYTES, RECOMPUTED, RING_BETWEEN, RING_WITHIN, Job
+from replug.planning.estimate import RECOMPUTED, RING_BETWEEN, RING_WITHIN, Job
 from replug.planning.shared_gpus import CROWDED
-from replug.planning.trained import trained_part
+from replug.planning.trained import GRADIENT_BYTES, trained_part
 
 HEADROOM = 1.3  # of a rank beside others: a step also waits for units of pairs that its GPU slows down
 

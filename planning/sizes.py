@@ -1,7 +1,8 @@
 """Bytes that the actors of a configuration hold on GPUs, for the layout: of a plan's models, or of a run's."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from replug.cluster.gpu_shares import Sizes
 from replug.configs.errors import UserError
@@ -10,6 +11,7 @@ from replug.models.pass_size import LMShape, tokens_per_pass
 from replug.planning import memory
 from replug.planning.model_sizes import ModelSize, lm_size, retriever_size
 from replug.planning.trained import TrainedPart, trained_part
+from replug.planning.training_memory import train_bytes
 from replug.planning.workload import index_size, searched_width, shape_of
 
 # Tokens of an encoder's forward pass on a GPU where no key says otherwise (models/hardware.py).
@@ -41,15 +43,17 @@ def sizes_of(
     if retriever is None:
         return Sizes(scoring=scoring)
     tokens = config.index.tokens_per_batch or TOKENS_PER_PASS_GPU
-    shape, recomputes = shape_of(config, num_documents or 1), config.train.gradient_checkpointing
-    trained, dtype = known_trained_part(config, retriever), resolve(config.train.precision.value)
-    whole = memory.train_bytes(retriever, shape, 1, dtype, recomputes, trained) if trained else None
+    shape = shape_of(config, num_documents or 1)
+    step: dict[str, Any] = {
+        "dtype": resolve(config.train.precision.value),
+        "checkpointed": config.train.gradient_checkpointing,
+        "trained": known_trained_part(config, retriever),
+    }
     return Sizes(
         vectors=_vector_bytes(config, searched_width(config, retriever.dim), num_documents) if num_documents else None,
         embedding=memory.embed_bytes(retriever, tokens, resolve(config.index.dtype.value)),
         scoring=scoring,
-        trained=float(trained.num_bytes) if trained else None,
-        batch=whole - trained.num_bytes if trained and whole else None,
+        training=partial(train_bytes, retriever, shape, **step) if step["trained"] else None,
     )
 
 

@@ -4,16 +4,15 @@ Adapters of a linear layer are rank * (in + out) weights. peft's own targets are
 they are in the architectures of BERT, Qwen and Gemma.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from replug.configs.choices import TrainedSide
 from replug.configs.errors import UserError
 from replug.configs.schema import Config
 from replug.planning.model_sizes import ModelSize
 
-WEIGHT_BYTES, LEARNING_BYTES = 4, 12  # in float32: a weight; its gradient and Adam's two moments
-ACTIVATION_BYTES = 34  # of a token, in a layer, for each unit of width, kept for the backward pass in 16 bits
-# Where the linear layers' own weights have no gradient, what goes into the second and fourth of them is not kept.
-ADAPTED_ACTIVATION_BYTES = 24
+WEIGHT_BYTES, GRADIENT_BYTES = 4, 4  # in float32
+LEARNING_BYTES = GRADIENT_BYTES + 8  # and Adam's two moments
 _IN_ATTENTION = {
     **dict.fromkeys(("query", "q_proj", "q_lin", "q"), "q"),
     **dict.fromkeys(("key", "k_proj", "k_lin", "k", "value", "v_proj", "v_lin", "v"), "kv"),
@@ -29,13 +28,19 @@ DEFAULT_TARGETS = ("query", "value")
 
 @dataclass(frozen=True, slots=True)
 class TrainedPart:
-    """Weights that a training rank holds, those of them that learn, and the share of the layers that these are in."""
+    """Weights that a training rank holds, those of them that learn, and the share of the layers that these are in.
+
+    `adapted_inputs` are the linear layers of a layer that keep their input for adapters, where adapters are in no
+    others than those of queries, keys and values and drop nothing; None: every linear layer keeps its input.
+    """
 
     parameters: int
     learning: int
     layers_share: float = 1.0
     adapted: bool = False  # adapters learn, the other weights do not
-    activation_bytes: int = ACTIVATION_BYTES
+    adapted_inputs: int | None = None
+    drops_out: bool = False  # whether steps have the encoder's own dropout
+    side: TrainedSide = TrainedSide.both
 
     @property
     def num_bytes(self) -> int:
@@ -62,15 +67,31 @@ def trained_part(config: Config, retriever: ModelSize) -> TrainedPart:
         )
     layers = retriever.layers - frozen
     share = layers / retriever.layers
-    if lora.rank is not None:
-        targets = lora.targets or DEFAULT_TARGETS
-        adapters = layers * lora.rank * sum(_in_and_out(retriever, target) for target in targets)
-        few = not lora.dropout and all(target in _IN_ATTENTION for target in targets)
-        kept = ADAPTED_ACTIVATION_BYTES if few else ACTIVATION_BYTES
-        return TrainedPart(retriever.parameters + adapters, adapters, share, adapted=True, activation_bytes=kept)
-    if frozen:
-        return TrainedPart(retriever.parameters, round(retriever.layer_parameters * share), share)
-    return whole(retriever)
+    part = TrainedPart(
+        _held(config, retriever),
+        round(retriever.layer_parameters * share) if frozen else retriever.parameters,
+        share,
+        drops_out=config.retriever.dropout,
+        side=config.retriever.train,
+    )
+    if lora.rank is None:
+        return part
+    targets = lora.targets or DEFAULT_TARGETS
+    adapters = layers * lora.rank * sum(_in_and_out(retriever, target) for target in targets)
+    few = not lora.dropout and all(target in _IN_ATTENTION for target in targets)
+    return replace(
+        part,
+        parameters=part.parameters + adapters,
+        learning=adapters,
+        adapted=True,
+        adapted_inputs=len(targets) if few else None,
+    )
+
+
+def _held(config: Config, retriever: ModelSize) -> int:
+    """Weights on a rank: beside one encoder that learns as that of queries stands the same one for documents."""
+    is_copied = config.retriever.train is TrainedSide.query and config.retriever.query_path is None
+    return retriever.parameters * (2 if is_copied else 1)
 
 
 def _in_and_out(retriever: ModelSize, target: str) -> int:

@@ -32,6 +32,11 @@ class Lengths:
     def pair(self) -> int:
         return self.document + self.context + self.continuation
 
+    @property
+    def longest(self) -> int:
+        """Of the texts that the retriever encodes."""
+        return max(self.context, self.document)
+
 
 @dataclass(frozen=True, slots=True)
 class StepShape:

@@ -127,7 +127,7 @@ STEPS = ["checkpoint.every_steps=100", "refresh.every_steps=200", "refresh.lag_s
 @pytest.fixture(scope="module")
 def layout() -> Layout[Config]:
     node = Node("a", 64, 4, 80e9, is_driver=True)
-    return lay_out(configured(*OVERRIDES, *STEPS), [node], Sizes(1e9, 1e9, 1e9, 1e9, 1e9))
+    return lay_out(configured(*OVERRIDES, *STEPS), [node], Sizes(1e9, 1e9, 1e9, lambda ranks: 1e9 + 1e9 / ranks))
 
 
 def held(other: int, index: int = 0) -> Held:

@@ -15,6 +15,7 @@ from replug.planning.model_sizes import encoder_size, lm_size
 from replug.planning.plans import Assumptions, make_plan, plan_json
 from replug.planning.tables import plan_lines
 from replug.planning.trained import trained_part
+from replug.planning.training_memory import train_bytes
 from replug.planning.workload import Shape
 from replug.train.trained_weights import choose_trained_weights
 
@@ -37,37 +38,43 @@ def test_a_70b_lm_takes_several_gpus_and_less_with_more_of_them() -> None:
     assert memory.gpus_for(num_bytes, 0) == 1
 
 
-def test_the_optimizer_takes_sixteen_bytes_a_parameter(paper: Config) -> None:
+def test_the_optimizer_takes_sixteen_bytes_a_parameter_and_has_four_more_in_hand(paper: Config) -> None:
     encoder = encoder_size("facebook/contriever")
     empty = with_step(job_of(paper).shape, batch_size=0)
-    assert memory.train_bytes(encoder, empty, 1, "float32", checkpointed=False) == 16 * encoder.parameters
+    found = train_bytes(encoder, empty, 1, "float32", checkpointed=False)
+    assert found == pytest.approx(20 * encoder.parameters, rel=0.003)
 
 
-def test_activations_of_the_papers_step_fill_most_of_an_a100_unless_recomputed(paper: Config) -> None:
-    needed = memory_of(job_of(paper), ACCELERATORS["A100"], Split(1, 1, 1))
-    tokens = 64 * 21 * 128
-    assert needed.train == pytest.approx((16 * 108.8e6 + tokens * 12 * 34 * 768) / 1e9, rel=0.01)
+def test_activations_of_the_papers_step_fill_most_of_an_a100_unless_parted_or_recomputed(paper: Config) -> None:
+    job, encoder = job_of(paper), encoder_size("facebook/contriever")
+    whole = train_bytes(encoder, with_step(job.shape, micro_batches=1), 1, "bfloat16", checkpointed=False)
+    needed = memory_of(job, ACCELERATORS["A100"], Split(1, 1, 1))
+    assert whole == pytest.approx(16 * 108.8e6 + 64 * 21 * 128 * 12 * 41 * 768, rel=0.01)
+    assert needed.train == pytest.approx(whole / 2e9, rel=0.05)
     assert needed.train_checkpointed < needed.train / 4
 
 
 def test_activations_are_shared_out_over_ranks_and_micro_batches(paper: Config) -> None:
+    """One pass of each is left of 21, so that a layer's passing tensors are a larger part."""
     job, encoder = job_of(paper), encoder_size("facebook/contriever")
     fixed = 16 * encoder.parameters
-    whole = memory.train_bytes(encoder, job.shape, 1, "bfloat16", checkpointed=False) - fixed
+    whole = train_bytes(encoder, with_step(job.shape, micro_batches=1), 1, "bfloat16", checkpointed=False) - fixed
     parted = with_step(job.shape, micro_batches=4)
-    assert memory.train_bytes(encoder, parted, 2, "bfloat16", checkpointed=False) - fixed == pytest.approx(whole / 8)
+    found = train_bytes(encoder, parted, 2, "bfloat16", checkpointed=False) - fixed - 4 * encoder.parameters  # DDP's
+    assert found == pytest.approx(whole / 8, rel=0.05)
 
 
 def test_the_plan_counts_the_activations_of_one_chunk_and_the_second_pass(paper: Config) -> None:
-    chunked = replace(paper, train=replace(paper.train, chunk_tokens=8192))
-    whole, parts = (memory_of(job_of(config), ACCELERATORS["A100"], Split(1, 1, 1)) for config in (paper, chunked))
+    whole = replace(paper, train=replace(paper.train, micro_batches=1))
+    chunked = replace(whole, train=replace(whole.train, chunk_tokens=8192))
+    kept, parts = (memory_of(job_of(config), ACCELERATORS["A100"], Split(1, 1, 1)) for config in (whole, chunked))
     weights = 16e-9 * job_of(paper).retriever.parameters
-    assert parts.train - weights == pytest.approx((whole.train - weights) * 8192 / (64 * 21 * 128), rel=1e-3)
-    assert parts.train < 8 < 50 < whole.train  # GB
-    few = replace(paper, train=replace(paper.train, chunk_tokens=1))  # a text is the least
+    assert parts.train - weights == pytest.approx((kept.train - weights) * 8192 / (64 * 21 * 128), rel=0.05)
+    assert parts.train < 8 < 60 < kept.train  # GB
+    few = replace(whole, train=replace(whole.train, chunk_tokens=1))  # a text is the least
     job = job_of(few)
-    least = memory.train_bytes(job.retriever, job.shape, 1, "bfloat16", checkpointed=False)
-    assert least == pytest.approx(1e9 * weights + (whole.train - weights) * 1e9 / (64 * 21), rel=0.01)
+    least = train_bytes(job.retriever, job.shape, 1, "bfloat16", checkpointed=False)
+    assert least == pytest.approx(1.25e9 * weights, rel=0.01)  # the optimizer has more in hand
 
 
 def test_two_versions_of_the_index_stand_side_by_side_in_a_swap(paper: Config) -> None:
@@ -104,6 +111,7 @@ def test_weights_gradients_and_moments_are_those_that_torch_has(debug_config: Co
 
 
 def test_adapters_and_frozen_layers_take_less_memory_and_the_plan_says_so(paper: Config) -> None:
+    """Half of the layers, which keep 30 bytes of a token for each unit of width where whole ones keep 41."""
     keys = replace(paper.retriever, frozen_layers=6)
     adapted = replace(paper, lora=LoRAConfig(rank=16), retriever=keys)
     split = Assumptions(split="5/2/1")
@@ -116,7 +124,7 @@ def test_adapters_and_frozen_layers_take_less_memory_and_the_plan_says_so(paper:
     whole, part = (plan["memory_gb"]["train"] for plan in plans.values())
     weights = encoder_size("facebook/contriever").parameters
     kept = part - 4e-9 * (weights + learning) - 12e-9 * learning
-    assert whole - 16e-9 * weights == pytest.approx(2 * 34 / 24 * kept)
+    assert whole - 16e-9 * weights == pytest.approx(2 * 41 / 30 * kept, rel=0.05)
     assert plans["part"]["disk_gb"]["checkpoints"] == pytest.approx(3 * 12e-9 * learning)
     assert any(line.startswith(f"{learning:,} weights of the retriever learn") for line in plan_lines(plans["part"]))
 

@@ -1,0 +1,165 @@
+"""The plan's memory of training, beside what a step of the module holds on fake tensors."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertModel
+
+from replug.configs.load import load_config
+from replug.configs.schema import Config, LoRAConfig
+from replug.models.build import load_encoder
+from replug.models.encoder import TOKENS_PER_BATCH_WITH_GRADIENT, Encoder
+from replug.models.stand_in_encoder import write_stand_in_encoder
+from replug.planning.model_sizes import Architecture, Attention, ModelSize, encoder_size
+from replug.planning.trained import trained_part, whole
+from replug.planning.training_memory import TOKENS_PER_PASS, layer_bytes, train_bytes
+from replug.planning.workload import shape_of
+from replug.train.fitting import loss_settings, lsr_module
+from replug.train.module import LSRModule
+from tests.support.device_memory import gpu_memory, make_fake
+
+DOCUMENTS, WORDS, TOKENS = 16, 126, 128
+FAST: dict[str, Any] = {
+    "bfloat16": {},
+    "checkpointed": {"gradient_checkpointing": True},
+    "chunked": {"chunk_tokens": 4096},
+    "adapters": {"rank": 4},
+}
+SLOW: dict[str, Any] = {
+    "float32": {"precision": "float32"},
+    "queries": {"train": "query"},
+    "frozen": {"frozen_layers": 1},
+    "dropout": {"dropout": True},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An encoder in the usual proportions: heads of 64 numbers, and four times the width within a layer."""
+    path = tmp_path_factory.mktemp("encoder")
+    write_stand_in_encoder(path, hidden_size=128, num_layers=2)
+    BertModel(BertConfig.from_pretrained(path, intermediate_size=512), add_pooling_layer=False).save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture
+def config(folder: str, debug_config: Config) -> Config:
+    """Four texts of 128 tokens with sixteen documents each, which a pass holds."""
+    config = debug_config
+    return replace(
+        config,
+        retriever=replace(config.retriever, path=folder, max_tokens=TOKENS),
+        data=replace(config.data, window=TOKENS, document_tokens=TOKENS),
+        retrieve=replace(config.retrieve, k=DOCUMENTS),
+        train=replace(config.train, batch_size=4, precision=type(config.train.precision).bf16_mixed),
+    )
+
+
+def with_keys(config: Config, **keys: Any) -> Config:
+    """Keys of `train` or `retriever`, `rank` of adapters."""
+    if (rank := keys.pop("rank", None)) is not None:
+        config = replace(config, lora=LoRAConfig(rank=rank))
+    if "precision" in keys:
+        keys["precision"] = type(config.train.precision)(keys["precision"])
+    if "train" in keys:
+        keys["train"] = type(config.retriever.train)(keys["train"])
+    of_train = {name: value for name, value in keys.items() if hasattr(config.train, name)}
+    of_retriever = {name: value for name, value in keys.items() if name not in of_train}
+    return replace(config, train=replace(config.train, **of_train), retriever=replace(config.retriever, **of_retriever))
+
+
+def module_of(config: Config) -> LSRModule:
+    """Whose texts all have 128 tokens."""
+    text = " ".join(["mida"] * WORDS)
+    windows = SimpleNamespace(windows=lambda rows: [SimpleNamespace(context=text)] * len(rows))
+    corpus = SimpleNamespace(tokens_by=None, texts=lambda rows: [text] * len(rows))
+    stores = cast(Any, SimpleNamespace(queries=windows, corpus=corpus))
+    return lsr_module(config, load_encoder(config.retriever), stores, loss_settings(config))
+
+
+def measured_bytes(module: LSRModule, config: Config) -> int:
+    """The most of a step that is not the first: forward, backward, optimizer."""
+    batches = [np.arange(n * DOCUMENTS).reshape(n, DOCUMENTS) for n in (1, config.train.batch_size)]
+    with gpu_memory() as memory:
+        for encoder in encoders_of(module):
+            make_fake(encoder)
+        learning = [weight for weight in module.encoder.parameters() if weight.requires_grad]
+        optimizer = torch.optim.Adam(learning, foreach=True)  # as torch has it by default on a GPU
+        for rows in batches:
+            memory.peak = memory.held
+            step(module, rows, optimizer, config.train.precision.value != "float32")
+        return memory.peak
+
+
+def step(module: LSRModule, rows: np.ndarray, optimizer: torch.optim.Optimizer, autocast: bool) -> None:
+    """In Lightning's order, which lets go of gradients before the backward pass."""
+    batch = cast(Any, SimpleNamespace(query_rows=np.arange(len(rows)), doc_rows=rows))
+    module.encoder.train_mode()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        loss = module.similarities(batch).log_softmax(-1).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    del loss
+    optimizer.step()
+
+
+def encoders_of(module: LSRModule) -> Sequence[Encoder]:
+    return [module.encoder, *([module.frozen_documents] if module.frozen_documents else [])]
+
+
+def planned_bytes(config: Config, size: ModelSize, ranks: int = 1) -> float:
+    dtype = "float32" if config.train.precision.value == "float32" else "bfloat16"
+    checkpointed, shape = config.train.gradient_checkpointing, shape_of(config, 1000)
+    return train_bytes(size, shape, ranks, dtype, checkpointed, trained_part(config, size))
+
+
+def check(config: Config) -> None:
+    measured = measured_bytes(module_of(config), config)
+    planned = planned_bytes(config, encoder_size(config.retriever.path))
+    assert measured <= planned <= 1.05 * measured, (measured, planned)
+
+
+@pytest.mark.parametrize("keys", FAST.values(), ids=FAST)
+def test_the_plan_is_at_most_a_twentieth_above_what_a_step_holds(config: Config, keys: dict[str, Any]) -> None:
+    check(with_keys(config, **keys))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", SLOW.values(), ids=SLOW)
+def test_it_is_so_with_keys_that_few_set(config: Config, keys: dict[str, Any]) -> None:
+    check(with_keys(config, **keys))
+
+
+def test_passes_are_as_long_as_the_encoder_makes_them() -> None:
+    assert TOKENS_PER_PASS == TOKENS_PER_BATCH_WITH_GRADIENT
+
+
+def test_the_papers_step_holds_what_was_measured_at_its_size() -> None:
+    """Which takes half a minute: 64 x 21 texts of 128 tokens through twelve layers of 768."""
+    config, size = load_config(Path(__file__).parents[2] / "configs/paper.yaml"), encoder_size("facebook/contriever")
+    config = replace(config, train=replace(config.train, micro_batches=1))
+    measured = {(): 66.645, ("chunk_tokens", 8192): 4.944, ("gradient_checkpointing", True): 8.955}
+    for keys, gigabytes in measured.items():
+        asked = with_keys(config, **dict([keys] if keys else []))
+        assert gigabytes <= planned_bytes(asked, size) / 1e9 <= 1.01 * gigabytes
+    assert 104.992e9 <= planned_bytes(with_keys(config, precision="float32"), size) <= 1.01 * 104.992e9
+
+
+def test_ranks_share_the_batch_and_each_sums_gradients(config: Config) -> None:
+    size = encoder_size("facebook/contriever")
+    one, two = (planned_bytes(config, size, ranks) for ranks in (1, 2))
+    assert one / 2 < two < one
+    assert planned_bytes(with_keys(config, micro_batches=2), size) < two  # the same tokens at a time
+
+
+def test_a_gated_layer_keeps_more_than_one_of_the_same_width() -> None:
+    """Measured of Qwen3: 87.5 bytes for each token, layer and unit of width, BERT's are 41."""
+    qwen = Architecture(4, 1024, 3072, Attention(16, 8, 128), 30_000, gated=True).size("qwen")
+    found = layer_bytes(qwen, "bfloat16", 128, whole(qwen))
+    assert 84 < found / 1024 < 92
