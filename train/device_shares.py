@@ -1,4 +1,4 @@
-"""What each device did meanwhile: `device_use.jsonl`, the metrics `devices/...`, and what the report makes of them.
+"""What each device did meanwhile: `device_use.jsonl`, and the metrics `devices/...`. `device_rows` reads the file.
 
 A row of the file is of some steps: the last of them, their seconds, and of those the busy ones by device and role. Work
 counts in the steps in which its result arrived. So a file of vectors that took longer than these steps is more than
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from replug.cluster.device_use import ROLES, USE, Busy, BusySeconds, DeviceUse, add_seconds
+from replug.cluster.device_use import USE, Busy, BusySeconds, DeviceUse, add_seconds
 from replug.data.datamodule import Position
 from replug.train.callbacks import JsonLinesLogger, append_row
 
@@ -67,29 +67,6 @@ class DeviceShares(pl.Callback):
             if not isinstance(logger, JsonLinesLogger):  # whose rows are of one step each
                 logger.log_metrics(shares, step)
         self._seconds, self._busy = 0.0, {}
-
-
-def devices_in(rows: Sequence[dict]) -> list[str]:
-    """By node and number."""
-    names = {name for row in rows for name in row["busy"]}
-    return sorted(names, key=lambda name: (name.rpartition(":")[0], name.rpartition(":")[2].zfill(9)))
-
-
-def share_of(row: dict, device: str, role: str) -> float:
-    """Of the time of a row's steps; above 1 where several processes of a role share the device."""
-    busy: float = row["busy"].get(device, {}).get(role, 0.0)
-    return busy / row["seconds"]
-
-
-def totals(rows: Sequence[dict]) -> dict[str, dict[str, float]]:
-    """Shares of the time of all steps, by device and role; `idle` is what they leave of it, at least."""
-    seconds = sum(row["seconds"] for row in rows)
-    found: dict[str, dict[str, float]] = {}
-    for device in devices_in(rows):
-        busy = {role: sum(row["busy"].get(device, {}).get(role, 0.0) for row in rows) for role in ROLES}
-        shares = {role: busy[role] / seconds for role in ROLES}
-        found[device] = {**shares, "idle": max(0.0, 1.0 - sum(shares.values()))}
-    return found
 
 
 def _flat(busy: BusySeconds) -> Iterable[tuple[str, str, float]]:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from replug.evals.figures import COLOURS, STYLE
 from replug.evals.headroom import Headroom
-from replug.train.device_shares import share_of
+from replug.train.device_rows import share_of
 from replug.train.results import DIFFERENCES, METHODS, headroom_of
 
 # By role of `cluster.device_use`: how its part of a device's time is called, and its colour.

@@ -10,7 +10,8 @@ from replug.cluster.device_use import Busy, DeviceUse
 from replug.data.datamodule import Position
 from replug.evals.figures import to_svg
 from replug.train.callbacks import JsonLinesLogger
-from replug.train.device_shares import DeviceShares, devices_in, share_of, totals
+from replug.train.device_rows import devices_in, share_of, totals
+from replug.train.device_shares import DeviceShares
 from replug.train.figures import draw_device
 from replug.train.run_dir import RunDirectory
 

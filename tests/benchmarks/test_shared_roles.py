@@ -1,0 +1,47 @@
+"""The benchmark of shared roles: what it compares is what was asked for, and its fake GPUs do one thing at a time."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from benchmarks.paced_devices import PacedDevice, pieces_in
+from benchmarks.shared_roles import (
+    ASKED_RATIO,
+    NOMINAL,
+    STEPS,
+    best_of,
+    idle_share,
+    job_of_benchmark,
+    simulated,
+    training_seconds,
+)
+
+
+def test_pieces_on_one_device_take_turns_and_are_noted_without_the_turns_of_others(tmp_path: Path) -> None:
+    def work(number: int) -> str:
+        device = PacedDevice("a:0", tmp_path)
+        return device.work("score", lambda: str(number), lambda _: 0.1)
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(work, range(3))) == ["0", "1", "2"]
+    assert time.monotonic() - began >= 0.3
+    assert [piece.held >= piece.asked == 0.1 for piece in pieces_in(tmp_path)] == [True] * 3
+
+
+def test_a_piece_whose_computing_takes_longer_than_it_may_is_late(tmp_path: Path) -> None:
+    PacedDevice("a:0", tmp_path).work("embed", lambda: time.sleep(0.02), lambda _: 0.01)
+    [piece] = pieces_in(tmp_path)
+    assert piece.held == piece.computed > piece.asked
+
+
+def test_the_best_split_idles_about_30_percent_and_the_plan_asks_of_shared_roles_what_is_asked() -> None:
+    job = job_of_benchmark(STEPS)
+    split, shared = best_of(job, is_shared=False), best_of(job, is_shared=True)
+    assert (split.score, split.embed, split.train, split.shared) == (2, 1, 1, ())
+    assert idle_share(job, split, NOMINAL) == pytest.approx(0.30, abs=0.02)
+    planned = [training_seconds(simulated(job, one, NOMINAL)) for one in (split, shared)]
+    assert planned[0] / planned[1] > ASKED_RATIO
+    assert job.shape.step.batch_size * STEPS <= job.shape.num_queries, "a text that comes twice is not scored again"
