@@ -91,5 +91,10 @@ class PacedDevice:
         return held
 
 
-def pieces_in(folder: Path) -> list[Piece]:
-    return [Piece(**json.loads(line)) for path in folder.glob("pieces-*") for line in path.read_text().splitlines()]
+def take_pieces(folder: Path) -> list[Piece]:
+    """All that are noted there; the notes go."""
+    notes = sorted(folder.glob("pieces-*.jsonl"))
+    pieces = [Piece(**json.loads(line)) for path in notes for line in path.read_text().splitlines()]
+    for path in notes:
+        path.unlink()
+    return pieces

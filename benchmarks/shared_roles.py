@@ -20,14 +20,15 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from unittest.mock import patch
 
 from benchmarks.machine import describe_machine
-from benchmarks.paced_devices import Pace, Piece, pieces_in
+from benchmarks.paced_devices import Pace, Piece, take_pieces
 from replug.cluster.environment import configure_ray_environment
 from replug.configs.load import load_config
 from replug.configs.schema import Config
@@ -50,14 +51,14 @@ LATE = 0.02  # of the pieces: above it the machine had too little time for the r
 # Two GPUs that score, one that embeds and one that trains are at work for 8.6 of 4 x 3.0. The trainer has the least to
 # do, as in the paper's run.
 PAIR_SECONDS, STEP_SECONDS, QUERY_SECONDS, BUILD_SECONDS = 4.8 / 12, 0.7, 0.1, 24.0
-PAIR_TOKENS = 46  # words and white space of a pair, as the stand-in counts them: about
+PAIR_TOKENS = 19  # words and white space of a pair, as the stand-in counts them: about
 DOCUMENTS, STEPS = 480, 40
 SETTINGS = {
     "retriever.path": "package:minilm",
     "data.source": "package:numpy_docstrings+transformers_code",
     "data.tokenizer": "retriever",
-    "data.document_tokens": 24,
-    "data.window": 24,
+    "data.document_tokens": 16,
+    "data.window": 16,
     "data.query_share": 0.3,
     "data.num_queries": 400,
     "data.num_heldout": 8,
@@ -68,12 +69,12 @@ SETTINGS = {
     "train.threads": 1,
     "index.threads_per_worker": 1,
     "index.block_documents": 8,
-    "lm.tokens_per_batch": 24,  # by bytes: a pair is a unit
+    "lm.tokens_per_batch": 16,  # by bytes: a pair is a unit
     "refresh.every_steps": 8,
     "refresh.lag_steps": 8,
     "checkpoint.every_steps": 1000,
-    "evaluate.max_windows": 2,
-    "evaluate.k": 2,
+    "evaluate.max_windows": 1,
+    "evaluate.k": 1,
     "evaluate.refresh_windows": 0,
     "evaluate.num_resamples": 10,
 }
@@ -170,18 +171,22 @@ def best_of(job: Job, is_shared: bool) -> Split:
     return min(one_rank, key=lambda split: training_seconds(simulated(job, split, NOMINAL)))
 
 
-def run_one(folder: Path, split: Split, config: Config) -> Measured:
-    """Train on a fake cluster of its own, in a process whose actors are paced."""
-    folder.mkdir()
+@contextmanager
+def on_fake_gpus(folder: Path) -> Iterator[str]:
+    """The address of a cluster whose processes know their pace; locks and notes are in the folder."""
     stated = Pace(str(folder), PAIR_SECONDS / PAIR_TOKENS, BUILD_SECONDS / DOCUMENTS, STEP_SECONDS, QUERY_SECONDS)
-    settings = [f"{key}={value}" for key, value in settings_of(config, split).items() if key.startswith("resources.")]
-    own = [f"run_dir={folder / 'run'}", f"data.out={folder.parent / 'data'}", *settings]
     with patch.dict(os.environ, stated.environment()), fake_cluster(1, GPUS, MEMORY_GB) as cluster:
-        own.append(f"ray.address={cluster.address}")
-        command = [sys.executable, "-m", "benchmarks.shared_roles", "--as-run", *keys_of(config.train.max_steps), *own]
-        subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, timeout=900)
-    rows = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
-    return Measured([row["train/loss"] for row in rows], rows, pieces_in(folder), _idle(folder / "run"))
+        yield cluster.address
+
+
+def run_one(folder: Path, address: str, split: Split, config: Config) -> Measured:
+    """Train on the fake GPUs, in a process whose actors are paced."""
+    settings = [f"{key}={value}" for key, value in settings_of(config, split).items() if key.startswith("resources.")]
+    own = [f"ray.address={address}", f"run_dir={folder}", f"data.out={folder.parent / 'data'}", *settings]
+    command = [sys.executable, "-m", "benchmarks.shared_roles", "--as-run", *keys_of(config.train.max_steps), *own]
+    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, timeout=900)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return Measured([row["train/loss"] for row in rows], rows, take_pieces(folder.parent), _idle(folder))
 
 
 def _idle(run: Path) -> float:
@@ -223,8 +228,8 @@ def main() -> None:
     job = job_of_benchmark(arguments.steps)
     splits = {"split": best_of(job, is_shared=False), "shared": best_of(job, is_shared=True)}
     print(describe_machine(1), flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        runs = {name: run_one(Path(folder) / name, split, job.config) for name, split in splits.items()}
+    with tempfile.TemporaryDirectory() as folder, on_fake_gpus(Path(folder)) as address:
+        runs = {name: run_one(Path(folder) / name, address, split, job.config) for name, split in splits.items()}
     return compare(job, splits, runs)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.paced_devices import PacedDevice, pieces_in
+from benchmarks.paced_devices import PacedDevice, take_pieces
 from benchmarks.shared_roles import (
     ASKED_RATIO,
     NOMINAL,
@@ -28,12 +28,12 @@ def test_pieces_on_one_device_take_turns_and_are_noted_without_the_turns_of_othe
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(work, range(3))) == ["0", "1", "2"]
     assert time.monotonic() - began >= 0.3
-    assert [piece.held >= piece.asked == 0.1 for piece in pieces_in(tmp_path)] == [True] * 3
+    assert [piece.held >= piece.asked == 0.1 for piece in take_pieces(tmp_path)] == [True] * 3
 
 
 def test_a_piece_whose_computing_takes_longer_than_it_may_is_late(tmp_path: Path) -> None:
     PacedDevice("a:0", tmp_path).work("embed", lambda: time.sleep(0.02), lambda _: 0.01)
-    [piece] = pieces_in(tmp_path)
+    [piece] = take_pieces(tmp_path)
     assert piece.held == piece.computed > piece.asked
 
 
