@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.paced_devices import PacedDevice, take_pieces
+from benchmarks.paced_devices import PacedDevice, Piece, take_pieces
 from benchmarks.shared_roles import (
     ASKED_RATIO,
     NOMINAL,
     STEPS,
+    Measured,
     best_of,
+    compare,
     idle_share,
     job_of_benchmark,
     simulated,
@@ -45,3 +47,25 @@ def test_the_best_split_idles_about_30_percent_and_the_plan_asks_of_shared_roles
     planned = [training_seconds(simulated(job, one, NOMINAL)) for one in (split, shared)]
     assert planned[0] / planned[1] > ASKED_RATIO
     assert job.shape.step.batch_size * STEPS <= job.shape.num_queries, "a text that comes twice is not scored again"
+
+
+def ran(loss: float, seconds: float, computed: float) -> Measured:
+    """Forty steps, and pieces as long as they are said to be."""
+    row = {"time/step_seconds": seconds / STEPS, "time/search_seconds": 0.01}
+    row |= {"time/train_seconds": NOMINAL.train, "time/retrieve_seconds": NOMINAL.encode}
+    pieces = [Piece("score", 0.0, NOMINAL.unit, NOMINAL.unit), Piece("embed", computed, 0.4, 0.4)]
+    return Measured([loss] * STEPS, [row] * STEPS, pieces, 0.3)
+
+
+def test_what_is_printed_says_ratio_errors_losses_and_whether_the_machine_was_too_busy(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = job_of_benchmark(STEPS)
+    splits = {"split": best_of(job, is_shared=False), "shared": best_of(job, is_shared=True)}
+    planned = training_seconds(simulated(job, splits["split"], NOMINAL))
+    compare(job, splits, {"split": ran(0.5, planned, 0.1), "shared": ran(0.5, planned / 2, 0.1)})
+    said = capsys.readouterr().out
+    assert "(+0.0%, asked 15%)" in said and "faster by 2.00x (asked: 1.2x)" in said and "equal to the last bit" in said
+    compare(job, splits, {"split": ran(0.5, planned, 0.1), "shared": ran(0.6, planned, 0.5)})
+    said = capsys.readouterr().out
+    assert "NOT EQUAL" in said and "this machine was too busy" in said
