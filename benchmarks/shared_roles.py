@@ -212,9 +212,9 @@ def report(name: str, job: Job, split: Split, seconds: Seconds, run: Measured) -
     roles = " / ".join(f"{count:g}" for count in split.by_role().values())
     print(
         f"{name}, {roles} GPUs score / embed / train: planned {planned:.1f} s of training, took {run.seconds:.1f} s "
-        f"({planned / run.seconds - 1:+.1%}, asked {ASKED_ERROR:.0%}); of the GPUs' time "
-        f"{idle_share(job, split, seconds):.0%} is idle by the plan, {run.idle:.0%} was at least; {run.late:.1%} of {len(run.pieces)} pieces late"
+        f"({planned / run.seconds - 1:+.1%}, asked {ASKED_ERROR:.0%}); {run.late:.1%} of {len(run.pieces)} pieces late"
     )
+    print(f"  of the GPUs' time {idle_share(job, split, seconds):.0%} is idle by the plan, at least {run.idle:.0%} was")
     return planned
 
 
