@@ -6,6 +6,7 @@ A builder that is killed has lost the files that it was at: at most a 256th of t
 """
 
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from replug.cluster.device_use import Busy, own_devices
 from replug.cluster.gpus import keep_to_memory_share
 from replug.configs.errors import UserError
 from replug.data.store import CorpusStore
@@ -35,6 +37,14 @@ class _Loaded:
     has_token_ids: bool  # the corpus was prepared for this tokenizer
 
 
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """A file of vectors that is written: its documents, and what computing them took."""
+
+    documents: int
+    busy: Busy
+
+
 class Builder:
     """Embeds files of whichever version it is asked for; holds one encoder at a time. Calls may overlap."""
 
@@ -43,10 +53,11 @@ class Builder:
         torch.set_num_threads(threads)
         self._store = VersionStore(root)
         self._loaded: _Loaded | None = None
+        self._devices = own_devices()
         self._loading, self._tokenizing, self._computing = threading.Lock(), threading.Lock(), threading.Lock()
 
-    def embed_file(self, plan: BuildPlan, file: int) -> int:
-        """Embed, check and write one file of vectors; returns the number of documents.
+    def embed_file(self, plan: BuildPlan, file: int) -> Embedded:
+        """Embed, check and write one file of vectors.
 
         Raises UserError where encoder or corpus are not those of the plan.
         """
@@ -54,14 +65,16 @@ class Builder:
         ids = self._file_ids(loaded, plan, file)
         vectors = np.empty((len(rows), plan.dim), np.float16)
         with self._computing:  # one file after the other, so that the next is read and the last written meanwhile
+            began = time.monotonic()
             for block in plan.blocks_of_file(file):
                 of_file = slice(block.start - rows.start, block.stop - rows.start)
                 vectors[of_file] = loaded.encoder.encode_tokens(
                     ids[of_file], plan.tokens_per_batch, plan.document_prompt
                 ).numpy()
+            seconds = time.monotonic() - began
         _check_finite(plan, loaded.corpus, vectors, rows)
         self._store.write_vectors(plan.version, file, vectors)
-        return len(rows)
+        return Embedded(len(rows), Busy(seconds, self._devices))
 
     def encode(self, plan: BuildPlan, texts: Sequence[str]) -> np.ndarray:
         """Vectors [N, D] float32 of queries, by the encoder of a version."""

@@ -6,6 +6,7 @@ again by itself, from the published files.
 
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from replug.cluster.device_use import Busy, own_devices
 from replug.cluster.gpus import keep_to_memory_share
 from replug.configs.errors import UserError
 from replug.index_workers.build_plan import BuildPlan
@@ -23,6 +25,14 @@ from replug.index_workers.vectors import BlockVectors
 from replug.index_workers.version_store import VersionStore
 
 Found = tuple[np.ndarray, np.ndarray]  # rows of the corpus and inner products [B, <= k], best first
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """What a searcher found, and what it took."""
+
+    found: Found
+    busy: Busy
 
 
 class Shard(Protocol):
@@ -44,6 +54,7 @@ class _Call:
     k: int
     found: Found | None = None
     error: Exception | None = None
+    seconds: float = 0.0  # its part of the search that answered it
 
 
 class _Loaded:
@@ -57,7 +68,8 @@ class _Loaded:
         self._waiting: list[_Call] = []
         self._adding = threading.Lock()
 
-    def search(self, queries: np.ndarray, k: int) -> Found:
+    def search(self, queries: np.ndarray, k: int) -> tuple[Found, float]:
+        """What is found, and the seconds that went into it."""
         call = _Call(np.ascontiguousarray(queries, dtype=np.float32), k)
         with self._adding:  # together, so that every call is answered by the end of its own turn
             self._waiting.append(call)
@@ -66,7 +78,7 @@ class _Loaded:
         if call.error is not None:
             raise call.error
         assert call.found is not None
-        return call.found
+        return call.found, call.seconds
 
     def _answer_waiting(self) -> None:
         with self._adding:
@@ -74,19 +86,21 @@ class _Loaded:
             calls, self._waiting = self._waiting[:count], self._waiting[count:]
         if not calls:  # answered with an earlier one
             return
+        began = time.monotonic()
         try:
             rows, similarities = self.shard.search(np.concatenate([c.queries for c in calls]), max(c.k for c in calls))
-            self._hand_out(calls, rows, similarities)
+            self._hand_out(calls, rows, similarities, time.monotonic() - began)
         except Exception as error:  # noqa: BLE001 - every caller of the batch raises it
             for call in calls:
                 call.error = error
 
     @staticmethod
-    def _hand_out(calls: list[_Call], rows: np.ndarray, similarities: np.ndarray) -> None:
+    def _hand_out(calls: list[_Call], rows: np.ndarray, similarities: np.ndarray, seconds: float) -> None:
         start = 0
         for call in calls:
             own = slice(start, start := start + len(call.queries))
             call.found = rows[own, : call.k], similarities[own, : call.k]
+            call.seconds = seconds * len(call.queries) / len(rows)
 
 
 class Searcher:
@@ -98,14 +112,20 @@ class Searcher:
         torch.set_num_threads(threads)
         self._store = VersionStore(root)
         self._shard, self._num_shards, self._device = shard, num_shards, device
+        self._devices = own_devices()
         self._versions: dict[int, _Loaded] = {}
         self._loading = threading.Lock()
         self._searching = ThreadPoolExecutor(1)  # one, since each thread that multiplies keeps buffers of its own
 
     def search(self, version: int, queries: np.ndarray, k: int) -> Found:
         """Rows and similarities [B, <=k] of the nearest documents of this shard in one version."""
+        return self.search_timed(version, queries, k).found
+
+    def search_timed(self, version: int, queries: np.ndarray, k: int) -> Searched:
+        """As `search`, with what it took."""
         loaded = self._versions.get(version) or self._load_once(version)
-        return loaded.search(queries, k)
+        found, seconds = loaded.search(queries, k)
+        return Searched(found, Busy(seconds, self._devices))
 
     def load(self, version: int) -> int:
         """Load a version beside those already held; returns the number of documents of this shard.

@@ -11,6 +11,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from replug.cluster.actor_pool import is_device_fault
+from replug.cluster.device_use import USE
 from replug.cluster.liveness import LOOK_SECONDS, Liveness
 from replug.cluster.ray_threads import start_ray_thread
 from replug.configs.errors import RunError, UserError
@@ -45,8 +46,10 @@ class SearcherGroup:
     def search(self, version: int, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows and similarities [B, k], best first, merged from every shard."""
         with self._flight():
-            parts = self._ask(lambda actor: actor.search.remote(version, queries, k))
-        return merge_top_k(parts, k)
+            parts = self._ask(lambda actor: actor.search_timed.remote(version, queries, k))
+        for part in parts:
+            USE.note("search", part.busy)
+        return merge_top_k([part.found for part in parts], k)
 
     def release(self, keep: list[int]) -> None:
         """Free the memory of the other versions."""

@@ -22,6 +22,7 @@ import ray
 from ray.exceptions import RayError
 
 from replug.cluster.actor_pool import ActorPool, thread_env
+from replug.cluster.device_use import USE
 from replug.cluster.futures import in_background
 from replug.cluster.gpus import torch_device
 from replug.cluster.liveness import PING_GROUP
@@ -32,7 +33,7 @@ from replug.data.progress import Progress
 from replug.data.records import SearchResult
 from replug.data.store import CorpusStore
 from replug.index_workers.build_plan import BuildPlan
-from replug.index_workers.builder import Builder
+from replug.index_workers.builder import Builder, Embedded
 from replug.index_workers.exclusion import search_excluding
 from replug.index_workers.merge import merge_top_k
 from replug.index_workers.searcher import Searcher
@@ -262,14 +263,15 @@ class IndexService:
         """
         total = sum(len(plan.rows_of_file(file)) for file in files)
         progress = Progress(f"embedding index v{plan.version}", total)
-        under_way: deque[Future[int]] = deque()
+        under_way: deque[Future[Embedded]] = deque()
         try:
             for file in files:
                 under_way.append(self.builders.submit("embed_file", plan, file))
+                under_way[-1].add_done_callback(_note_work)
                 if len(under_way) > 2 * BUILDER_CALLS * self._settings.num_builders:
-                    progress.advance(under_way.popleft().result())
+                    progress.advance(under_way.popleft().result().documents)
             while under_way:
-                progress.advance(under_way.popleft().result())
+                progress.advance(under_way.popleft().result().documents)
         finally:
             wait(under_way)
         return total
@@ -337,6 +339,11 @@ class IndexService:
             **place(self._builders_at, number, self._settings.gpus_per_builder, env), max_concurrency=BUILDER_CALLS
         )
         return actor.remote(self.store.root, self._threads)
+
+
+def _note_work(done: "Future[Embedded]") -> None:
+    if done.exception() is None:
+        USE.note("embed", done.result().busy)
 
 
 def _build_in_background(work: Callable[[], Result]) -> "Future[Result]":

@@ -17,6 +17,7 @@ import ray
 import torch
 
 from replug.cluster.actor_pool import ActorPool, thread_env
+from replug.cluster.device_use import USE, Busy, own_devices
 from replug.cluster.gpus import keep_to_memory_share
 from replug.cluster.packing import SCORER
 from replug.cluster.places import place
@@ -45,6 +46,7 @@ class Answer:
     seconds: float
     tokens: int
     padded_tokens: int
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class Scorer:
         self._tokenizer, self._clock = threading.Lock(), threading.Lock()
         self._free_at = 0.0  # when the device had done all that is fetched
         self._loader, self._spread = lm, spread
-        self._number = number
+        self._number, self._devices = number, own_devices()
 
     @cached_property
     def _lm(self) -> LocalLM:
@@ -139,7 +141,8 @@ class Scorer:
         with self._clock:
             began = min(max(launched.began, self._free_at), ended)
             self._free_at = max(self._free_at, ended)
-        return Answer(scores, self._number, began, ended - began, launched.tokens, launched.padded_tokens)
+        counts = launched.tokens, launched.padded_tokens
+        return Answer(scores, self._number, began, ended - began, *counts, self._devices)
 
 
 class ScorerPool:
@@ -235,8 +238,10 @@ class ScorerPool:
         error = done.exception()
         if error is not None:
             return scores.set_exception(error)
-        self._meter.add(done.result())
-        return scores.set_result(done.result().scores)
+        answer = done.result()
+        self._meter.add(answer)
+        USE.note("score", Busy(answer.seconds, answer.devices))
+        return scores.set_result(answer.scores)
 
     def _validate(self, number: int, probe: list[np.ndarray]) -> str | None:
         """The first replica that comes up is what the others are compared with."""

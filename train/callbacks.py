@@ -322,12 +322,16 @@ class JsonLinesLogger(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        line = json.dumps({"step": step, **{k: v for k, v in metrics.items() if k != "epoch"}}) + "\n"
-        try:
-            with self._path.open("a") as file:
-                file.write(line)
-        except OSError as error:
-            raise RunError(f"{self._path} cannot be written: {error.strerror or error}") from error
+        append_row(self._path, {"step": step, **{k: v for k, v in metrics.items() if k != "epoch"}})
+
+
+def append_row(path: Path, row: dict[str, Any]) -> None:
+    """One line of JSON. Raises RunError where it cannot be written."""
+    try:
+        with path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 class StepProgress(pl.Callback):

@@ -9,7 +9,16 @@ from matplotlib.figure import Figure
 
 from replug.evals.figures import COLOURS, STYLE
 from replug.evals.headroom import Headroom
+from replug.train.device_rows import share_of
 from replug.train.results import DIFFERENCES, METHODS, headroom_of
+
+# By role of `cluster.device_use`: how its part of a device's time is called, and its colour.
+ROLE_COLOURS = {
+    "score": ("scoring", "random"),
+    "embed": ("embedding", "none"),
+    "search": ("searching", "replug"),
+    "train": ("training", "lsr"),
+}
 
 
 def overview_png(path: Path, results: dict, metrics: Sequence[dict]) -> None:
@@ -146,6 +155,23 @@ def draw_times(axes: Axes, metrics: Sequence[dict]) -> None:
     axes.set_title("seconds of a step", fontsize=10)
     axes.set_xlabel("step")
     axes.legend(fontsize=8, frameon=False, loc="upper left")
+
+
+def draw_device(axes: Axes, rows: Sequence[dict], device: str) -> None:
+    """Of each group of steps, the shares of its time in which a device worked for each role, one on the other."""
+    ends = [row["step"] + 1 for row in rows]
+    begins = [0, *ends[:-1]]
+    widths = [end - begin for begin, end in zip(begins, ends, strict=True)]
+    below = [0.0] * len(rows)
+    for role, (label, colour) in ROLE_COLOURS.items():
+        shares = [share_of(row, device, role) for row in rows]
+        axes.bar(begins, shares, widths, below, align="edge", label=label, color=COLOURS[colour], alpha=0.8)
+        below = [low + share for low, share in zip(below, shares, strict=True)]
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_xlim(0, ends[-1])
+    axes.set_ylim(0, max(1.2, *below))
+    axes.set_title(f"{device}: share of the time, by step", fontsize=10)
+    axes.legend(fontsize=7, frameon=False, ncols=len(ROLE_COLOURS), loc="upper left")
 
 
 def draw_throughput(axes: Axes, metrics: Sequence[dict]) -> None:

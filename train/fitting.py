@@ -42,6 +42,7 @@ from replug.train.callbacks import (
     TemperatureCheck,
 )
 from replug.train.checkpoints import CheckpointWriter
+from replug.train.device_shares import DeviceShares
 from replug.train.evaluation import heldout_bpb
 from replug.train.module import LossSettings, LSRModule, OptimizerSettings
 from replug.train.pipeline import BatchPipeline, Horizon, RetrievalStage, ScoringStage
@@ -94,7 +95,8 @@ def fit(
         CheckpointWriter(run, config.checkpoint.keep_last, newest.step if newest else 0) as writer,
     ):
         parts = _parts(config, module, data, workers, background, _both(interruption.check, others.check))
-        callbacks = _callbacks(config, run, workers, parts, interruption, writer)
+        devices = DeviceShares(run.device_use, config.train.max_steps, others.devices)
+        callbacks = _callbacks(config, run, workers, parts, interruption, writer, devices)
         module.attach(parts.pipeline)
         if others.num_others:
             channel = BatchChannel()
@@ -172,12 +174,14 @@ def _callbacks(
     parts: _Parts,
     interruption: Interruption,
     writer: CheckpointWriter,
+    devices: DeviceShares,
 ) -> list[pl.Callback]:
     """Rank 0's, in the order they act."""
     best = BestRetriever(run, workers.index.store.encoder_folder)
     return [
         OwnSettings(interruption.install, trainer_threads(config)),
         StepBoundary(parts.refresh, parts.pipeline, best, parts.clock, partial(_lm_metrics, workers), parts.check),
+        devices,
         TemperatureCheck(parts.pipeline, loss_settings(config)),
         StepProgress(config.train.max_steps),
         Checkpointer(writer, parts.refresh, workers.index.prune, config.checkpoint.every_steps, parts.clock),

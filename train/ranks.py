@@ -23,6 +23,7 @@ from ray.exceptions import RayError
 from torch.distributed import TCPStore
 
 from replug.cluster.actor_pool import thread_env
+from replug.cluster.device_use import devices_of, own_devices
 from replug.cluster.gpus import keep_to_memory_share
 from replug.cluster.interfaces import use_interface_of
 from replug.cluster.packing import TRAINER
@@ -98,6 +99,9 @@ class RankEnvironment(ClusterEnvironment):
 class TrainerRank:
     """One of the other ranks; an actor where it is started."""
 
+    def devices(self) -> tuple[str, ...]:
+        return own_devices()
+
     def run(self, fit: Callable[[RankEnvironment], None], environment: RankEnvironment) -> None:
         keep_to_memory_share()
         use_interface_of(ray.util.get_node_ip_address())
@@ -112,7 +116,8 @@ class OtherRanks:
         address = ray.util.get_node_ip_address()
         store = open_store(address)
         use_interface_of(address)
-        device = device_of(gpu_of_rank_0(gpus)) if gpus else 0
+        seen = gpu_of_rank_0(gpus) if gpus else None
+        device = device_of(seen) if seen else 0
         keep_to_memory_share(memory_share(TRAINER, 0), device)
         self.environment = RankEnvironment(0, ranks, address, store.port, device)
         self.environment.store = store
@@ -121,6 +126,9 @@ class OtherRanks:
         self._actors: list[Any] = [
             actor.options(**place(TRAINER, rank, gpus, env)).remote() for rank in range(1, ranks)
         ]
+        self._own_devices = devices_of(address, [seen.ray_id] if seen else [])
+        # Asked before `run`, which lasts as long as the run.
+        self._devices_of_others = [actor.devices.remote().future() for actor in self._actors]
         environments = [RankEnvironment(rank, ranks, address, store.port) for rank in range(1, ranks)]
         self._fits = {
             rank.run.remote(fit, environment): environment.global_rank()
@@ -133,6 +141,11 @@ class OtherRanks:
         self._watcher = threading.Thread(target=self._watch, daemon=True, name="ranks")
         if self._fits:
             self._watcher.start()
+
+    def devices(self) -> list[tuple[str, ...]]:
+        """Of each rank that is up, rank 0's first."""
+        up = [asked for asked in self._devices_of_others if asked.done() and asked.exception() is None]
+        return [self._own_devices, *(asked.result() for asked in up)]
 
     def check(self) -> None:
         """Raise RankDied where one has ended by an error, or is silent."""

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -11,6 +12,7 @@ from replug.evals.figures import to_svg
 from replug.evals.page import CSS
 from replug.evals.retrieval import RECALL_AT
 from replug.train import figures
+from replug.train.device_rows import devices_in, totals
 from replug.train.results import METHODS, label_lines, result_lines
 
 # Of the metrics under `scoring/`, those that say how the LM was used, with how they read.
@@ -54,10 +56,25 @@ HEADROOM_NOTE = (
 )
 
 
+DEVICES_NOTE = (
+    "Shares of the time of all steps in which a device worked for each role; a node's cpu is all of its processors. "
+    "Processes that take turns on a device are each busy until their work is done, so shares may add up above 1. "
+    "What came before the first step and after the last does not count."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """The rows of `metrics.jsonl` and of `device_use.jsonl`."""
+
+    metrics: Sequence[dict]
+    device_use: Sequence[dict] = ()
+
+
 def write_report(
     path: Path,
     results: dict,
-    metrics: Sequence[dict],
+    logged: Logged,
     examples_path: Path,
     config_path: Path,
     made_by: Sequence[str] = (),
@@ -69,8 +86,9 @@ def write_report(
         "".join(f"<p>{escape(line)}</p>" for line in label_lines(results)),
         _bpb_section(results) if "bpb" in results else "",
         _retrieval_section(results),
-        _curves_section(metrics, is_online="labels" not in results),
-        _index_section(metrics),
+        _curves_section(logged.metrics, is_online="labels" not in results),
+        _devices_section(logged.device_use),
+        _index_section(logged.metrics),
         _examples_section(examples),
         f"<h2>Configuration</h2><details><summary>resolved</summary><pre>{escape(config_path.read_text())}</pre></details>",
     ]
@@ -144,6 +162,25 @@ def _curves_section(metrics: Sequence[dict], is_online: bool) -> str:
     drawings = "".join(f"<div>{to_svg(partial(draw, metrics=metrics))}</div>" for draw in draws)
     lines = (_throughput_line(metrics) if is_online else "") + _scoring_line(metrics)
     return f"<h2>Training</h2><div class=grid>{drawings}</div>{lines}"
+
+
+def _devices_section(rows: Sequence[dict]) -> str:
+    """A row of the table and a picture for each device."""
+    if not rows:
+        return ""
+    shares = totals(rows)
+    columns = list(next(iter(shares.values()), {}))
+    head = "".join(f"<th>{name}</th>" for name in columns)
+    body = "".join(
+        f"<tr><td>{escape(device)}</td>{''.join(f'<td>{of[name]:.1%}</td>' for name in columns)}</tr>"
+        for device, of in shares.items()
+    )
+    draws = [partial(figures.draw_device, rows=rows, device=device) for device in devices_in(rows)]
+    drawings = "".join(f"<div>{to_svg(draw, height=1.8)}</div>" for draw in draws)
+    return (
+        f"<h2>Devices</h2><p class=muted>{DEVICES_NOTE}</p><table><tr><th>device</th>{head}</tr>{body}</table>"
+        f"<div class=grid>{drawings}</div>"
+    )
 
 
 def _index_section(metrics: Sequence[dict]) -> str:

@@ -40,7 +40,7 @@ from replug.train.labels.run import train_on_labels
 from replug.train.measuring import found_before, found_best, found_tuned, measured_encoder, write_examples
 from replug.train.model_card import write_model_card
 from replug.train.module import LSRModule
-from replug.train.report import write_report
+from replug.train.report import Logged, write_report
 from replug.train.results import print_results, weights_of
 from replug.train.retriever_files import save_retriever
 from replug.train.run_dir import RunDirectory, StageTimes
@@ -211,7 +211,8 @@ def show_results(run: RunDirectory) -> dict:
     run.require_intact()
     results = json.loads(run.results.read_text())
     made_by = run.provenance()
-    write_report(run.report, results, run.read_metrics(), run.examples, run.path / "config.yaml", made_by)
+    logged = Logged(run.read_metrics(), run.read_device_use())
+    write_report(run.report, results, logged, run.examples, run.path / "config.yaml", made_by)
     print_results(results)
     for line in made_by:
         print(line)

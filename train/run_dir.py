@@ -14,6 +14,7 @@ best/              the weights whose documents helped most on held-out text duri
 data_check.json    which set was found to fit which LM, so that a resumed run does not count its tokens again
 run_times.json     seconds that the stages of the run took, those before an interruption included
 metrics.jsonl      one object for every logged step
+device_use.jsonl   seconds that each device was busy, by role; one object for some steps
 scores.sqlite      the cache of LM scores
 lm.json            which LM scores: a hash of its weights, or a server's model and probe
 set.json           which prepared set: a hash of its manifest
@@ -69,6 +70,7 @@ class RunDirectory:
         self.index = path / "index"
         self.checkpoints = path / "checkpoints"
         self.metrics = path / "metrics.jsonl"
+        self.device_use = path / "device_use.jsonl"
         self.scores = path / "scores.sqlite"
         self.budget_file = path / "lm_spent.json"
         self.evaluation = path / "evaluation"
@@ -189,7 +191,7 @@ class RunDirectory:
         """Write results.json, which says that the run is finished, and the checksums of what is shown of it."""
         names = ("config.yaml", "environment.json", "lm.json", "best.json", "fitted.json")
         named = [self.path / name for name in names]
-        write_last(self.results, results, [*named, self.metrics, self.examples, self.times])
+        write_last(self.results, results, [*named, self.metrics, self.device_use, self.examples, self.times])
 
     def require_intact(self, *names: str) -> None:
         """Raise UserError where a finished run's results, or these files of it, are not what was written."""
@@ -280,15 +282,16 @@ class RunDirectory:
 
     def truncate_metrics(self, step: int) -> None:
         """Drop what was logged at or after a step that is about to be done again, and a torn last line."""
-        if not self.metrics.exists():
-            return
-        kept = [line for line in self.metrics.read_text().splitlines() if _logged_step(line, step) < step]
-        replace_file(self.metrics, "".join(f"{line}\n" for line in kept).encode())
+        for path in (self.metrics, self.device_use):
+            if path.exists():
+                kept = [line for line in path.read_text().splitlines() if _logged_step(line, step) < step]
+                replace_file(path, "".join(f"{line}\n" for line in kept).encode())
 
     def read_metrics(self) -> list[dict]:
-        if not self.metrics.exists():
-            return []
-        return [json.loads(line) for line in self.metrics.read_text().splitlines()]
+        return _read_rows(self.metrics)
+
+    def read_device_use(self) -> list[dict]:
+        return _read_rows(self.device_use)
 
     def provenance(self) -> list[str]:
         """Lines that say how the run was made."""
@@ -337,6 +340,10 @@ def _is_of_versions(content: dict) -> bool:
 
 def _step_of(path: Path) -> int:
     return int(path.stem.removeprefix("step-"))
+
+
+def _read_rows(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def _logged_step(line: str, torn: int) -> int:

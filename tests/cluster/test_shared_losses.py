@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from replug.rehearsal.fake_cluster import fake_cluster
+from replug.train.device_rows import totals
+from replug.train.run_dir import RunDirectory
 from tests.support.command_line import ROOT
 
 SPLIT = {"train": 0.5, "index": 0.5, "score": 1}
@@ -34,3 +36,13 @@ def test_the_losses_of_shared_gpus_are_those_of_a_split(tmp_path: Path) -> None:
         )
     assert len(split) == 24
     assert shared == split
+    assert [roles_of(tmp_path / "split"), roles_of(tmp_path / "shared")] == [
+        [{"embed", "search", "train"}, {"score"}],
+        [{"embed", "search", "train"}, {"embed", "search", "score"}],
+    ]
+
+
+def roles_of(run: Path) -> list[set[str]]:
+    """That each GPU worked for. The pairs of a step are one unit, which the GPU without a rank has."""
+    shares = totals(RunDirectory(run).read_device_use())
+    return [{role for role, share in of.items() if share and role != "idle"} for of in shares.values()]

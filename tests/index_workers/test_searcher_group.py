@@ -13,15 +13,17 @@ import ray
 import torch
 from ray.exceptions import GetTimeoutError, RayTaskError
 
+from replug.cluster.device_use import USE, Busy
 from replug.configs.errors import RunError, UserError
 from replug.index_workers import searcher_group
+from replug.index_workers.searcher import Searched
 from replug.index_workers.searcher_group import SearcherGroup
 from replug.index_workers.service import IndexSettings, Tries
 
 
 def group(timeout_seconds: float) -> SearcherGroup:
     call = SimpleNamespace(remote=lambda *_: None)
-    return SearcherGroup(lambda shard: SimpleNamespace(load=call, search=call, release=call), 2, timeout_seconds)
+    return SearcherGroup(lambda shard: SimpleNamespace(load=call, search_timed=call, release=call), 2, timeout_seconds)
 
 
 def test_loading_has_the_time_of_the_configuration_and_is_named_by_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +90,7 @@ class Searcher:
     def call(self, name: str) -> object:
         self.asked.append(name)
         found = np.full((1, 1), self.shard), np.full((1, 1), -1.0 * self.shard, dtype=np.float32)
-        answer = {"load": 5, "release": None, "search": found}[name]
+        answer = {"load": 5, "release": None, "search_timed": Searched(found, Busy(1.5, (f"a:{self.shard}",)))}[name]
         return RayTaskError(name, "", self.error) if self.broken else answer
 
 
@@ -115,9 +117,11 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_a_searcher_whose_gpu_fails_is_started_anew_and_asked_again(killed: list[int]) -> None:
     actors = [Searcher(0), Searcher(1, broken=2)]
+    USE.take()
     assert SearcherGroup(actors.__getitem__, 2, 60.0).search(3, np.zeros((1, 4)), 2)[0].tolist() == [[0, 1]]
     assert killed == [1, 1]
-    assert (actors[0].asked, actors[1].asked) == (["search"], ["search"] * 3), "what others answered stays"
+    assert (actors[0].asked, actors[1].asked) == (["search_timed"], ["search_timed"] * 3), "what others answered stays"
+    assert USE.take() == {"a:0": {"search": 1.5}, "a:1": {"search": 1.5}}
 
 
 def test_a_gpu_that_fails_again_and_again_ends_the_run_by_name(killed: list[int]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from replug.train.figures import overview_png
-from replug.train.report import write_report
+from replug.train.report import Logged, write_report
 
 ATTACK = "<script>alert('x')</script>"
 RESULTS = {
@@ -44,12 +44,15 @@ EXAMPLES = [
 ]
 
 
-def write(folder: Path, results: dict, metrics: list[dict], examples: list[dict] | None) -> str:
+def write(
+    folder: Path, results: dict, metrics: list[dict], examples: list[dict] | None, device_use: list[dict] | None = None
+) -> str:
     path = folder / "report.html"
     (folder / "config.yaml").write_text(f"name: {ATTACK}\n")
     if examples is not None:
         (folder / "examples.json").write_text(json.dumps(examples))
-    write_report(path, results, metrics, folder / "examples.json", folder / "config.yaml")
+    logged = Logged(metrics, device_use or [])
+    write_report(path, results, logged, folder / "examples.json", folder / "config.yaml")
     assert not path.with_suffix(".partial").exists()
     return path.read_text(encoding="utf-8")
 
@@ -126,3 +129,11 @@ def test_what_the_lm_did_is_said_with_means_over_the_steps_that_used_it(tmp_path
     page = write(tmp_path, RESULTS, rows, None)
     assert "1,500 tokens a second; busy 80% of the time; 97.5% of what it computed was text" in page
     assert "1,200 pairs scored; 40 pairs found in the cache; 1 replicas replaced" in page
+
+
+def test_each_device_has_a_picture_and_a_row_of_its_shares(tmp_path: Path) -> None:
+    rows = [{"step": 1, "seconds": 4.0, "busy": {"a:0": {"score": 3.0}, "b:cpu": {"train": 1.0, "embed": 4.0}}}]
+    page = write(tmp_path, RESULTS, METRICS, None, rows)
+    assert page.count("<svg") == 12
+    assert "<tr><td>a:0</td><td>75.0%</td><td>0.0%</td><td>0.0%</td><td>0.0%</td><td>25.0%</td></tr>" in page
+    assert "<tr><td>b:cpu</td><td>0.0%</td><td>100.0%</td><td>0.0%</td><td>25.0%</td><td>0.0%</td></tr>" in page

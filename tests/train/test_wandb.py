@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from replug.train.device_rows import totals
+from replug.train.run_dir import RunDirectory
 from tests.support.runs import metrics
 
 pytestmark = pytest.mark.slow
@@ -37,6 +39,9 @@ def test_a_resumed_run_of_two_ranks_is_one_run_with_every_metric(run):
     assert [name for name in measured if find(last, name) is None] == []
     assert find(last, "train/loss") == pytest.approx(metrics(run)[-1]["train/loss"])
     assert find(last, "loss.beta") is not None
+    used = totals(RunDirectory(run).read_device_use())
+    assert {role for shares in used.values() for role, share in shares.items() if share} >= {"score", "embed", "train"}
+    assert all(find(last, f"devices/{device}/score") is not None for device in used), "as the report has them"
 
 
 def test_the_table_and_the_tuned_retriever_go_there_too(run):
