@@ -10,8 +10,8 @@ from typing import Any
 
 from benchmarks.paced_devices import PacedDevice, stated_pace
 from replug.cluster.device_use import devices_of, own_devices
+from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.builder import Builder, Embedded
-from replug.index_workers.version_store import BuildPlan
 from replug.models.encoder import Encoder
 from replug.models.scorer_pool import Scorer, _Launched
 
