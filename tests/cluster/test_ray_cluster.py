@@ -261,7 +261,7 @@ def test_gpus_that_are_asked_for_and_do_not_hold_the_vectors_are_refused_with_nu
 def test_a_trainer_too_large_for_its_gpu_is_refused_with_the_keys_that_make_it_smaller():
     config, sizes = paper()
     reason = refused(config, gpus(8, num_bytes=24e9), sizes)
-    assert reason.startswith("resources.train: trainer rank 55.6 GB need 55.6 GB, but a GPU has 22.1 GB to give (92%")
+    assert reason.startswith("resources.train: trainer rank 34.4 GB need 34.4 GB, but a GPU has 22.1 GB to give (92%")
     assert "train.gradient_checkpointing=true" in reason
 
 
@@ -336,9 +336,10 @@ def test_numbers_above_the_gpus_share_them_and_those_without_a_rank_come_first()
 
 
 def test_what_shared_gpus_do_not_hold_is_refused_with_gigabytes_and_keys():
-    config, sizes = paper("resources.train=1", "resources.score=8", "resources.index=7", "lm.path=llama-2-13b")
+    roles = ("resources.train=1", "resources.score=8", "resources.index=7", "train.micro_batches=1")
+    config, sizes = paper(*roles, "lm.path=llama-2-13b")
     reason = refused(config, gpus(8, num_bytes=A100), sizes)
-    assert reason.startswith("lm.num_replicas: scorer 2") and "and 55.6 GB are taken" in reason
+    assert reason.startswith("lm.num_replicas: scorer 2") and "and 66.7 GB are taken" in reason
     assert "resources.score" in reason
 
 
