@@ -169,7 +169,7 @@ def draw_device(axes: Axes, rows: Sequence[dict], device: str) -> None:
         below = [low + share for low, share in zip(below, shares, strict=True)]
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xlim(0, ends[-1])
-    axes.set_ylim(0, max(1.2, *below))
+    axes.set_ylim(0, 1.2 * max(1.1, *below))  # the legend stands above
     axes.set_title(f"{device}: share of the time, by step", fontsize=10)
     axes.legend(fontsize=7, frameon=False, ncols=len(ROLE_COLOURS), loc="upper left")
 
