@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.machine import describe_machine
 from replug.cluster.environment import configure_ray_environment
-from replug.configs.schema import Config
+from replug.config.schema import Config
 from replug.models.model_files import load_tokenizer
 from replug.models.packaged import resolve_lm_path
 

@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.machine import describe_machine
 from benchmarks.vector_index import BLOCK_DOCUMENTS, make_plan
-from replug.configs.load import load_config
+from replug.config.load import load_config
 from replug.data.files import write_json
 from replug.data.shards import DOCUMENT_SCHEMA, ROWS_PER_BATCH, ROWS_PER_SHARD, WINDOW_SCHEMA
 from replug.data.store import PreparedSet

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from benchmarks.machine import describe_machine
 from replug.commands.plan import PlanOutput, PlanRequest, run_plan
-from replug.configs.load import load_config
-from replug.configs.schema import Config
+from replug.config.load import load_config
+from replug.config.schema import Config
 from replug.planning.estimate import dominating
 from replug.planning.measured import MeasuredRun, job_of_run, observe, read_run
 from replug.planning.plans import Plan, make_plan

@@ -12,7 +12,7 @@ import time
 
 from benchmarks.machine import describe_machine
 from replug.cluster.environment import configure_ray_environment
-from replug.configs.schema import Config
+from replug.config.schema import Config
 
 configure_ray_environment(Config())  # before Ray is imported, which reads it once
 

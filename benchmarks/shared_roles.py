@@ -30,8 +30,8 @@ from unittest.mock import patch
 from benchmarks.machine import describe_machine
 from benchmarks.paced_devices import Pace, Piece, take_pieces
 from replug.cluster.environment import configure_ray_environment
-from replug.configs.load import load_config
-from replug.configs.schema import Config
+from replug.config.load import load_config
+from replug.config.schema import Config
 from replug.planning.accelerators import Devices, accelerator_named
 from replug.planning.estimate import Job, Split, allocation_of, job_of
 from replug.planning.shared_gpus import simulate_shared

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.files import write_json, wrong_files
 
 MARKS = ("manifest.json", "corpus.json")

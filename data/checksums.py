@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.files import file_sha256, read_json, write_json, wrong_files
 
 NAME = "checksums.json"

@@ -11,7 +11,7 @@ from errno import EMFILE, ENFILE, ENOMEM
 from pathlib import Path
 from typing import Any
 
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 
 SYSTEM_LIMIT = (
     "this is a limit of the system and the file may be whole: see `ulimit -n`, `ulimit -v` and "

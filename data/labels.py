@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.checked_files import read_mark, write_mark
 from replug.data.files import file_sha256, writing, wrong_files
 from replug.data.shards import in_batches

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.records import Document, Window
 from replug.data.sources.lines import MAX_LINE_BYTES
 

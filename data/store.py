@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, concatenate_datasets
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.checked_files import FIX, CheckedFiles, read_mark, read_mark_unchecked, require_own_checksum
 from replug.data.files import reading
 from replug.data.records import Document, Window

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.checked_files import OWN
 from replug.data.files import wrong_files
 from replug.data.progress import Progress

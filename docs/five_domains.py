@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from replug.configs.load import load_config
+from replug.config.load import load_config
 from replug.data.store import PreparedSet
 from replug.models.preparing import prepared_set
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import bm25s
 import numpy as np
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 
 STOP_WORDS = "english"
 K1, B = 1.5, 0.75

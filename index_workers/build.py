@@ -5,8 +5,8 @@ import tempfile
 from pathlib import Path
 
 from replug.cluster.layout import index_actors
-from replug.configs.choices import Rerank, SwapMode
-from replug.configs.schema import Config
+from replug.config.choices import Rerank, SwapMode
+from replug.config.schema import Config
 from replug.data.store import Corpus, PreparedSet
 from replug.index_workers.build_plan import BuildPlan, IndexState
 from replug.index_workers.exclusion import MORE

@@ -16,7 +16,7 @@ import torch
 
 from replug.cluster.device_use import Busy, own_devices
 from replug.cluster.gpus import keep_to_memory_share
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.store import CorpusStore
 from replug.index_workers import build_steps
 from replug.index_workers.build_plan import BuildPlan

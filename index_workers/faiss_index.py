@@ -14,7 +14,7 @@ import faiss
 import numpy as np
 import torch
 
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 from replug.index_workers.exact_search import MARGIN, ExactShard
 from replug.index_workers.kinds import EXPECTED, MOST_LISTS_AT_ONCE, IndexKind, num_centroids, num_lists
 from replug.index_workers.vectors import BlockVectors, most_similar, order_exactly

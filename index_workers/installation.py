@@ -2,7 +2,7 @@
 
 import importlib.metadata
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 
 
 def check_faiss() -> None:

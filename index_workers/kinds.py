@@ -2,7 +2,7 @@
 
 `flat_fp16` is ours: exact, over float16 vectors. Everything else is a FAISS `index_factory` string, lossy unless
 its answers are ordered again by the float16 vectors, which stay on disk beside it. To add a preset: its line in
-`PRESETS`, and its name in the description of `index.kind` in configs/schema.py.
+`PRESETS`, and its name in the description of `index.kind` in replug/config/schema.py.
 """
 
 import re

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.records import Document
 from replug.data.shards import shard_paths
 from replug.data.store import CorpusStore

@@ -17,7 +17,7 @@ import torch
 
 from replug.cluster.device_use import Busy, own_devices
 from replug.cluster.gpus import keep_to_memory_share
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.exact_search import ExactShard
 from replug.index_workers.faiss_index import FaissShard, set_search_threads

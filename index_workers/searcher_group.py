@@ -14,7 +14,7 @@ from replug.cluster.actor_pool import is_device_fault
 from replug.cluster.device_use import USE
 from replug.cluster.liveness import LOOK_SECONDS, Liveness
 from replug.cluster.ray_threads import start_ray_thread
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 from replug.index_workers.merge import merge_top_k
 
 log = logging.getLogger(__name__)

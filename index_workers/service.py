@@ -28,7 +28,7 @@ from replug.cluster.gpus import torch_device
 from replug.cluster.liveness import PING_GROUP
 from replug.cluster.packing import BUILDER, SEARCHER
 from replug.cluster.places import place
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 from replug.data.progress import Progress
 from replug.data.records import SearchResult
 from replug.data.store import CorpusStore

@@ -14,7 +14,7 @@ from typing import BinaryIO
 import numpy as np
 import torch
 
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 from replug.data.files import SYSTEM_LIMIT, file_sha256, reading
 
 MEND = "remove it and run the command that built the index: only what is missing is made"

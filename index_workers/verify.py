@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.files import file_sha256
 from replug.data.progress import Progress
 from replug.data.shards import corpus_sha256, shard_paths

@@ -28,7 +28,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 from replug.data.files import file_sha256, reading, write_json, writing
 from replug.data.shards import shard_paths
 from replug.index_workers.build_plan import BuildPlan, json_sha256, manifest_problem, plan_from_json

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from replug.configs.errors import UserError
+    from replug.config.errors import UserError
     from replug.models.black_box_lm import BlackBoxLM, ContinuationScore
     from replug.models.encoder import Encoder
     from replug.models.encoder_retriever import EncoderRetriever, TextEncoder
@@ -51,7 +51,7 @@ _MODULES = {
     "Retriever": "replug.models.retrieved",
     "StandInLM": "replug.models.local.stand_in_lm",
     "TextEncoder": "replug.models.encoder_retriever",
-    "UserError": "replug.configs.errors",
+    "UserError": "replug.config.errors",
 }
 
 

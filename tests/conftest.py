@@ -31,8 +31,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 import pytest
 
 from replug.commands.console import log_to_stderr
-from replug.configs.load import load_config
-from replug.configs.schema import Config
+from replug.config.load import load_config
+from replug.config.schema import Config
 from tests.support.command_line import ROOT, CommandLine
 from tests.support.local_cluster import local_cluster
 from tests.support.made_once import made_once

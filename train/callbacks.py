@@ -13,7 +13,7 @@ import torch
 from pytorch_lightning.loggers.logger import Logger, rank_zero_experiment
 from pytorch_lightning.utilities import rank_zero_only
 
-from replug.configs.errors import NotFiniteError, RunError, UserError
+from replug.config.errors import NotFiniteError, RunError, UserError
 from replug.data.datamodule import Position
 from replug.data.progress import Progress
 from replug.data.records import RetrievedBatch, ScoredBatch

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from huggingface_hub import ModelCardData, try_to_load_from_cache
 
-from replug.configs.schema import Config
+from replug.config.schema import Config
 from replug.models.packaged import resolve_encoder_path
 
 log = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from replug.configs.choices import TooLong
-from replug.configs.errors import UserError
-from replug.configs.schema import Config
+from replug.config.choices import TooLong
+from replug.config.errors import UserError
+from replug.config.schema import Config
 from replug.data.files import file_sha256, write_json
 from replug.data.prepare.disjoint import require_windows_apart
 from replug.data.records import Window

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from replug.configs.methods import RANDOM, Method, parse_methods
-from replug.configs.schema import Config
+from replug.config.methods import RANDOM, Method, parse_methods
+from replug.config.schema import Config
 from replug.data.records import Window
 from replug.data.store import PreparedSet
 from replug.evals.comparison import Measurements

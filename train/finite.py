@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from replug.configs.errors import NotFiniteError
+from replug.config.errors import NotFiniteError
 from replug.data.records import RetrievedBatch
 from replug.data.store import CorpusStore, WindowStore
 

@@ -21,10 +21,10 @@ from replug.cluster.gpus import num_gpus
 from replug.cluster.interruption import Interruption, ignore_signals
 from replug.cluster.layout import num_ranks
 from replug.cluster.ray_threads import note_ray_thread
-from replug.configs.choices import LMScore, Rerank, TrainedSide
-from replug.configs.errors import UserError
-from replug.configs.refresh_policy import refresh_policy
-from replug.configs.schema import Config
+from replug.config.choices import LMScore, Rerank, TrainedSide
+from replug.config.errors import UserError
+from replug.config.refresh_policy import refresh_policy
+from replug.config.schema import Config
 from replug.data.sampler import QuerySampler
 from replug.data.store import PreparedSet
 from replug.index_workers.build import document_search, publish_snapshot

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from replug.configs.choices import TrainedSide
-from replug.configs.rules import FIT
-from replug.configs.schema import Config
+from replug.config.choices import TrainedSide
+from replug.config.rules import FIT
+from replug.config.schema import Config
 from replug.data.files import write_json
 from replug.data.store import PreparedSet
 from replug.evals.evidence import RetrievedDocuments

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from replug.configs.choices import TrainedSide
-from replug.configs.errors import UserError
-from replug.configs.load import flatten
-from replug.configs.plain_text import plain_line
-from replug.configs.schema import Config, LoRAConfig
+from replug.config.choices import TrainedSide
+from replug.config.errors import UserError
+from replug.config.load import flatten
+from replug.config.plain_text import plain_line
+from replug.config.schema import Config, LoRAConfig
 from replug.data.files import replace_file
 from replug.models.encoder_files import QUERY_FOLDER
 from replug.models.ensemble_temperature import PAPER, temperature_in

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from replug.cluster.interruption import LOOK_SECONDS, wait_for
-from replug.configs.errors import RunError
+from replug.config.errors import RunError
 from replug.data.records import RetrievedBatch, ScoredBatch
 from replug.data.sampler import QuerySampler
 from replug.data.store import CorpusStore, WindowStore

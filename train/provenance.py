@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from replug.configs.errors import UserError
-from replug.configs.schema import Config
+from replug.config.errors import UserError
+from replug.config.schema import Config
 from replug.planning.model_sizes import ModelSize, encoder_size, lm_size
 
 SHOWN_COMMIT = 12

@@ -28,7 +28,7 @@ from replug.cluster.gpus import keep_to_memory_share
 from replug.cluster.interfaces import use_interface_of
 from replug.cluster.packing import TRAINER
 from replug.cluster.places import device_of, gpu_of_rank_0, memory_share, place
-from replug.configs.errors import RunError
+from replug.config.errors import RunError
 from replug.train.heartbeat import SILENT_SECONDS, Heartbeats, beating
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from replug.cluster.interruption import LOOK_SECONDS, wait_for
-from replug.configs.errors import Interrupted, RunError
-from replug.configs.refresh_policy import RefreshPolicy, Start
+from replug.config.errors import Interrupted, RunError
+from replug.config.refresh_policy import RefreshPolicy, Start
 from replug.index_workers.build_plan import BuildPlan, IndexState
 from replug.index_workers.service import IndexService, Refreshed
 from replug.index_workers.watch import Measures

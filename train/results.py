@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from replug.configs.plain_text import plain_line
+from replug.config.plain_text import plain_line
 from replug.evals.comparison import Measurements
 from replug.evals.evidence import RetrievedDocuments
 from replug.evals.headroom import ORACLES, Headroom, headroom_lines

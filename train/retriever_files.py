@@ -3,7 +3,7 @@
 import copy
 from pathlib import Path
 
-from replug.configs.choices import TrainedSide
+from replug.config.choices import TrainedSide
 from replug.models.encoder import Encoder
 from replug.models.encoder_files import QUERY_FOLDER, mark_query_side
 from replug.models.lora import keep_adapter

@@ -14,10 +14,10 @@ from pytorch_lightning.loggers.logger import Logger
 
 from replug.cluster.interruption import Interruption
 from replug.cluster.ray_cluster import ray_cluster
-from replug.configs.choices import Accelerator
-from replug.configs.label_rules import OWN_LABELS
-from replug.configs.rules import FIT
-from replug.configs.schema import Config
+from replug.config.choices import Accelerator
+from replug.config.label_rules import OWN_LABELS
+from replug.config.rules import FIT
+from replug.config.schema import Config
 from replug.data.files import write_json
 from replug.data.folder_lock import sole_writer
 from replug.data.labels import Labels

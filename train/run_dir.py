@@ -31,11 +31,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from replug.configs.errors import RunError, UserError
-from replug.configs.load import config_to_yaml, load_stored_config
-from replug.configs.paths import require_folder
-from replug.configs.resume import has_more_steps, require_same
-from replug.configs.schema import Config
+from replug.config.errors import RunError, UserError
+from replug.config.load import config_to_yaml, load_stored_config
+from replug.config.paths import require_folder
+from replug.config.resume import has_more_steps, require_same
+from replug.config.schema import Config
 from replug.data.checksums import NAME as CHECKSUMS
 from replug.data.checksums import require_checksums, write_last
 from replug.data.files import file_sha256, read_json, replace_file, write_json, writing

@@ -2,7 +2,7 @@
 
 import copy
 
-from replug.configs.choices import TrainedSide
+from replug.config.choices import TrainedSide
 from replug.models.encoder import Encoder
 
 

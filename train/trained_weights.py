@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from replug.configs.errors import RunError, UserError
-from replug.configs.schema import Config
+from replug.config.errors import RunError, UserError
+from replug.config.schema import Config
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.frozen_layers import freeze_layers, frozen_part

@@ -13,9 +13,9 @@ from pytorch_lightning.strategies import DDPStrategy
 
 from replug.cluster.gpu_shares import trains_on_gpu
 from replug.cluster.gpus import num_gpus, torch_device
-from replug.configs.choices import Precision
-from replug.configs.errors import RunError
-from replug.configs.schema import Config
+from replug.config.choices import Precision
+from replug.config.errors import RunError
+from replug.config.schema import Config
 from replug.data.datamodule import StepDataModule
 from replug.models.hardware import available_cores, multiplies_bfloat16
 from replug.train.batch_broadcast import COLLECTIVE_PATIENCE

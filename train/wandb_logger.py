@@ -11,8 +11,8 @@ import wandb
 from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.loggers.logger import Logger
 
-from replug.configs.load import flatten
-from replug.configs.schema import Config
+from replug.config.load import flatten
+from replug.config.schema import Config
 from replug.data.files import write_json
 from replug.train.run_dir import RunDirectory
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replug.cluster.shared_files import require_seen_by_all
-from replug.configs.schema import Config
+from replug.config.schema import Config
 from replug.data.folder_lock import sole_writer
 from replug.data.store import PreparedSet
 from replug.index_workers.build import index_settings

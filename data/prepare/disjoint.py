@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.hashing import content_hash
 from replug.data.prepare.overlap_filter import OverlapFilter, window_keys
 from replug.data.records import Document, Window

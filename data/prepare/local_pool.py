@@ -9,7 +9,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import Any, Protocol
 
-from replug.configs.errors import RunError
+from replug.config.errors import RunError
 
 Job = tuple[Any, ...]
 

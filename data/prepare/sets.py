@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from replug.configs.errors import UserError
-from replug.configs.schema import DataConfig
+from replug.config.errors import UserError
+from replug.config.schema import DataConfig
 from replug.data.checked_files import write_mark
 from replug.data.files import file_sha256, write_json, wrong_files
 from replug.data.folder_lock import sole_writer

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.files import write_json, wrong_files
 from replug.data.folder_lock import NAME as WRITER
 from replug.data.folder_lock import sole_writer

@@ -10,7 +10,7 @@ import os
 import time
 from pathlib import Path
 
-from replug.configs.errors import RunError
+from replug.config.errors import RunError
 from replug.data.cache_folder import cache_dir
 from replug.data.files import file_sha256, write_json
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from html import unescape
 from pathlib import Path
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.sources.records import SourceText
 
 GENSIM = "gensim==4.4.0"

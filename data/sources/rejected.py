@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.files import replace_file
 
 EXAMPLES = 100  # listed for each reason

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.sources.file_hashes import content_sha256
 from replug.data.sources.format import Format
 from replug.data.sources.formats import format_of_file, formats, holds_rows, hub, jsonl, text

@@ -16,7 +16,7 @@ are in the order of its block, whole, so factors of one order share their openin
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 
 STOP = "\n"  # where an answer ends
 BETWEEN_BLOCKS = "\n\n"

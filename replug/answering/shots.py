@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from replug.answering.prompts import Shot
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.rows import read_json_lines
 
 FIELDS = ("question", "answer", "evidence")

@@ -15,7 +15,7 @@ import numpy as np
 
 from replug.answering.factors import Factors
 from replug.answering.rerankers import RERANKERS, Reranker, Weights, best_answer
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.files import read_json, write_json
 
 GRID = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)

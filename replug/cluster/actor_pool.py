@@ -28,7 +28,7 @@ import ray
 import torch
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 
 log = logging.getLogger(__name__)
 

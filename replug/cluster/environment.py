@@ -13,8 +13,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.schema import Config, ScoreConfig
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.schema import Config, ScoreConfig
 
 # Ray's own name for "keep to 127.0.0.1"; asking for that address in ray.init does not: it is replaced.
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}

@@ -5,9 +5,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from replug.cluster.packing import Node
-from replug.configs.choices import Accelerator, SwapMode
-from replug.configs.errors import UserError
-from replug.configs.schema import Config, IndexConfig, LMConfig, ScoreConfig
+from replug.config.choices import Accelerator, SwapMode
+from replug.config.errors import UserError
+from replug.config.schema import Config, IndexConfig, LMConfig, ScoreConfig
 
 ROLES = ("train", "score", "index")
 # GPUs by role with which a run ends soonest on these nodes; None where nothing fits.

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 
 VARIABLE = "REPLUG_REHEARSAL"
 MEMORY_SHARE = "REPLUG_GPU_MEMORY_SHARE"  # of a process on a GPU that others compute on too

@@ -22,7 +22,7 @@ from typing import TypeVar
 import psutil
 
 from replug.cluster.ray_agents import kill, ray_children
-from replug.configs.errors import Interrupted
+from replug.config.errors import Interrupted
 
 Result = TypeVar("Result")
 

@@ -25,9 +25,9 @@ from replug.cluster.gpu_shares import (
 )
 from replug.cluster.layout_messages import NoRoom, OutOfMemory, describe_memory, describe_shortage, notes_on
 from replug.cluster.packing import BUILDER, SCORER, SEARCHER, TRAINER, Actor, ActorGroup, Node, Packing, PlannedGPU
-from replug.configs.choices import SwapMode
-from replug.configs.errors import UserError
-from replug.configs.schema import Config, IndexConfig, LMConfig, ScoreConfig
+from replug.config.choices import SwapMode
+from replug.config.errors import UserError
+from replug.config.schema import Config, IndexConfig, LMConfig, ScoreConfig
 
 OBJECT_STORE_BYTES = 256 << 20  # shared memory of a cluster started here
 

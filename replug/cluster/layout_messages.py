@@ -17,8 +17,8 @@ from replug.cluster.packing import (
     Packing,
     PlannedGPU,
 )
-from replug.configs.errors import UserError
-from replug.configs.schema import Config, IndexConfig, ScoreConfig
+from replug.config.errors import UserError
+from replug.config.schema import Config, IndexConfig, ScoreConfig
 
 SMALLER = {
     TRAINER: "train.chunk_tokens=8192, train.gradient_checkpointing=true, a larger train.micro_batches, or more ranks "

@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from replug.cluster.gpus import MEMORY_SHARE, rehearsal
 from replug.cluster.layout import Layout
 from replug.cluster.packing import SEARCHER, TRAINER, Node, PlannedGPU
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 
 log = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from replug.cluster.packing import Node
 from replug.cluster.ray_agents import kill, ray_children
 from replug.cluster.ray_threads import wait_for_ray_threads
 from replug.cluster.this_machine import this_node
-from replug.configs.errors import UserError
-from replug.configs.schema import Config, ScoreConfig
+from replug.config.errors import UserError
+from replug.config.schema import Config, ScoreConfig
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 
 from replug.cluster.ray_cluster import ray_cluster
-from replug.configs.schema import Config
+from replug.config.schema import Config
 from replug.data.prepare.local_pool import Job
 
 

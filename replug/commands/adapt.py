@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from replug.commands.command import Command, Group
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 
 if TYPE_CHECKING:
     from replug.evals.adaptive.comparison import Compared

@@ -8,11 +8,11 @@ import typer
 
 from replug.commands.asking.options import LOCAL, QUICKSTART, AskOptions, Decoding, checked
 from replug.commands.command import Command, Group, Overrides
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import AskConfig
-from replug.configs.load import load_ask_config, names_lm
-from replug.configs.methods import REPLUG
-from replug.configs.plain_text import plain_json
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import AskConfig
+from replug.config.load import load_ask_config, names_lm
+from replug.config.methods import REPLUG
+from replug.config.plain_text import plain_json
 from replug.data.checksums import require_checksums
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ import replug.commands
 from replug.cluster.interruption import exit_status
 from replug.commands.command import Command, Group
 from replug.commands.console import log_to_stderr
-from replug.configs.errors import Interrupted, RunError, UserError
-from replug.configs.plain_text import plain_text
+from replug.config.errors import Interrupted, RunError, UserError
+from replug.config.plain_text import plain_text
 
 # Read by transformers and the hub, here and in Ray's actors: their bars and reports would drown our progress lines.
 QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}

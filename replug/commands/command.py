@@ -13,9 +13,9 @@ from typing import Annotated
 import typer
 
 from replug.cluster.environment import configure_ray_environment
-from replug.configs.load import load_config
-from replug.configs.paths import check_paths
-from replug.configs.schema import Config
+from replug.config.load import load_config
+from replug.config.paths import check_paths, find_config
+from replug.config.schema import Config
 
 
 class Group(Enum):
@@ -40,7 +40,12 @@ class Command:
     place: int
 
 
-ConfigFile = Annotated[Path, typer.Argument(help="A YAML file; configs/ holds examples.", metavar="CONFIG")]
+ConfigFile = Annotated[
+    Path,
+    typer.Argument(
+        help="A YAML file, or the name of a shipped one, such as quickstart.", metavar="CONFIG", parser=find_config
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="Any key, as section.key=VALUE; `replug keys` lists them.", metavar="KEY=VALUE"),

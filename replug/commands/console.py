@@ -6,7 +6,7 @@ A program that uses `replug` as a library decides for itself what becomes of the
 import logging
 import sys
 
-from replug.configs.plain_text import plain_text
+from replug.config.plain_text import plain_text
 
 
 class _StandardError(logging.Handler):

@@ -11,8 +11,8 @@ import typer
 from replug.cluster.environment import configure_ray_environment
 from replug.commands.checks.machine import Check, Checks, State, machine_checks, run_checks
 from replug.commands.command import Command, Group, Overrides
-from replug.configs.errors import UserError
-from replug.configs.load import load_config
+from replug.config.errors import UserError
+from replug.config.load import load_config
 
 MARKS = {State.ok: ("✓", "green"), State.warning: ("!", "yellow"), State.wrong: ("✗", "red")}
 

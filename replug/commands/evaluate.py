@@ -2,9 +2,9 @@
 
 from replug.cluster.environment import configure_ray_environment
 from replug.commands.command import Command, ConfigFile, Group, Overrides, load_for_run
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.load import load_evaluation_config, names_evaluation
-from replug.configs.paths import check_evaluation_paths
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.load import load_evaluation_config, names_evaluation
+from replug.config.paths import check_evaluation_paths
 
 
 def evaluate(config: ConfigFile, overrides: Overrides = None) -> None:

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from replug.commands.command import Command, Group
-from replug.configs.errors import UserError
-from replug.configs.paths import require_folder
+from replug.config.errors import UserError
+from replug.config.paths import require_folder
 
 
 def example(out: Annotated[Path, typer.Argument(help="The folder to write.")]) -> None:

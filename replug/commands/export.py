@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from replug.commands.command import Command, Group
-from replug.configs.choices import TrainedSide
-from replug.configs.errors import UserError
-from replug.configs.load import load_stored_config
-from replug.configs.paths import require_folder
-from replug.configs.schema import Config
+from replug.config.choices import TrainedSide
+from replug.config.errors import UserError
+from replug.config.load import load_stored_config
+from replug.config.paths import require_folder
+from replug.config.schema import Config
 from replug.data.files import writing
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from replug.commands.command import Command, ConfigFile, Group, Overrides, load_for_run
-from replug.configs.schema import Config
+from replug.config.schema import Config
 
 
 def index(config: ConfigFile, overrides: Overrides = None) -> None:

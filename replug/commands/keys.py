@@ -6,13 +6,13 @@ from typing import Annotated
 import typer
 
 from replug.commands.command import Command, Group
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 
 
 def keys(section: Annotated[str, typer.Argument(help="Only keys that begin so, such as refresh.")] = "") -> None:
     """List every key of a configuration with its default and what it means; those of evaluations at the end."""
-    from replug.configs.describe import key_descriptions
-    from replug.configs.evaluation_schema import EvaluationConfig
+    from replug.config.describe import key_descriptions
+    from replug.config.evaluation_schema import EvaluationConfig
 
     of_runs = list(key_descriptions())
     of_evaluations = [row for row in key_descriptions(EvaluationConfig) if row not in of_runs]
@@ -24,7 +24,7 @@ def keys(section: Annotated[str, typer.Argument(help="Only keys that begin so, s
 
 
 def _suggestion(section: str, keys: list[str]) -> str:
-    from replug.configs.synonyms import SYNONYMS
+    from replug.config.synonyms import SYNONYMS
 
     names = [*dict.fromkeys(key.partition(".")[0] for key in keys), *keys]
     close = SYNONYMS.get(section.rpartition(".")[2].lower(), difflib.get_close_matches(section, names, n=1))

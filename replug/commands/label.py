@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from replug.commands.command import Command, ConfigFile, Group, Overrides, load_for_run
-from replug.configs.schema import Config
+from replug.config.schema import Config
 
 if TYPE_CHECKING:  # brings torch
     from replug.data.labels import Labels
@@ -29,7 +29,7 @@ def label(
     replug label configs/own_data_online.yaml --out labels/mine label.dense=16 lm.path=DIR retriever.path=DIR
     """
     loaded = load_for_run(config, overrides)
-    from replug.configs.paths import require_folder
+    from replug.config.paths import require_folder
 
     require_folder("--out", out)
     from replug.train.labels.labelling import label as make_labels

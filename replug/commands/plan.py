@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from replug.commands.command import Command, ConfigFile, Group, Overrides
-from replug.configs.errors import UserError
-from replug.configs.load import load_config, load_evaluation_config, names_evaluation
-from replug.configs.paths import require_picture
+from replug.config.errors import UserError
+from replug.config.load import load_config, load_evaluation_config, names_evaluation
+from replug.config.paths import require_picture
 from replug.planning.evaluation_tables import evaluation_markdown, print_evaluation, print_evaluations
 from replug.planning.evaluations import EvaluationAssumptions, evaluation_json, plan_evaluation
 from replug.planning.plans import Assumptions, Plan, make_plan, plan_json

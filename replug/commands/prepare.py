@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from replug.commands.command import Command, ConfigFile, Group, Overrides
-from replug.configs.load import load_config
-from replug.configs.paths import check_paths
+from replug.config.load import load_config
+from replug.config.paths import check_paths
 
 
 def prepare(config: ConfigFile, overrides: Overrides = None) -> None:

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from replug.commands.command import Command, Group
-from replug.configs.errors import UserError
-from replug.configs.paths import require_picture
+from replug.config.errors import UserError
+from replug.config.paths import require_picture
 
 
 def report(

@@ -28,10 +28,10 @@ import typer
 
 from replug.cluster.environment import configure_ray_environment
 from replug.commands.command import Command, Group
-from replug.configs.choices import TooLong
-from replug.configs.errors import RunError, UserError
-from replug.configs.load import load_score_config
-from replug.configs.schema import LMConfig, ScoreConfig
+from replug.config.choices import TooLong
+from replug.config.errors import RunError, UserError
+from replug.config.load import load_score_config
+from replug.config.schema import LMConfig, ScoreConfig
 from replug.data.files import write_json
 from replug.data.folder_lock import sole_writer_of_file
 from replug.data.progress import Progress, format_duration

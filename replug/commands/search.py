@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from replug.commands.command import Command, Group
-from replug.configs.errors import UserError
-from replug.configs.plain_text import plain_json, plain_line, plain_text
+from replug.config.errors import UserError
+from replug.config.plain_text import plain_json, plain_line, plain_text
 
 
 def search(

@@ -7,7 +7,7 @@ import typer
 
 from replug.commands.ask import config_of
 from replug.commands.command import Command, Group, Overrides
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 
 if TYPE_CHECKING:
     from replug.serving.limits import ServingLimits

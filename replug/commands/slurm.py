@@ -29,10 +29,10 @@ from replug.cluster.layout import ROLES as ALL_ROLES
 from replug.cluster.layout import Layout, NoRoom, lay_out
 from replug.cluster.packing import Node
 from replug.commands.command import Command, ConfigFile, Group, Overrides
-from replug.configs.errors import RunError, UserError
-from replug.configs.load import config_to_yaml, load_config
-from replug.configs.paths import check_paths
-from replug.configs.schema import Config
+from replug.config.errors import RunError, UserError
+from replug.config.load import config_to_yaml, load_config
+from replug.config.paths import check_paths
+from replug.config.schema import Config
 from replug.data.files import replace_file, write_json, writing
 from replug.data.folder_lock import sole_writer
 from replug.slurm.gpu_options import gpus_per_node

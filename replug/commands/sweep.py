@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from replug.commands.command import Command, ConfigFile, Group, load_for_run
-from replug.configs.errors import UserError
-from replug.configs.sweep_space import read_space
+from replug.config.errors import UserError
+from replug.config.sweep_space import read_space
 
 
 def sweep(

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from replug.commands.command import Command, Group
-from replug.configs.errors import RunError, UserError
-from replug.configs.plain_text import plain_line
+from replug.config.errors import RunError, UserError
+from replug.config.plain_text import plain_line
 
 
 def verify(

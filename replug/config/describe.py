@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from replug.configs.keys import keys_of
-from replug.configs.schema import Config
+from replug.config.keys import keys_of
+from replug.config.schema import Config
 
 
 def key_descriptions(of: type = Config) -> Iterator[tuple[str, str, str]]:

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from omegaconf import MISSING
 
-from replug.configs.choices import Detokenize, Similarity
-from replug.configs.keys import ABOVE_0, FROM_0, RULED, key, section
-from replug.configs.schema import (
+from replug.config.choices import Detokenize, Similarity
+from replug.config.keys import ABOVE_0, FROM_0, RULED, key, section
+from replug.config.schema import (
     Config,
     DataConfig,
     EnsembleConfig,
@@ -108,7 +108,7 @@ class EvaluationConfig:
         MISSING, "lm, mmlu, open_qa, popqa, internet_qa, retrieval or tokens: a module of evals/tasks"
     )
     out: str = key(MISSING, "everything an evaluation writes", resumable=True)
-    methods: list[str] = key(["none", "replug"], "as configs/methods.py reads them")
+    methods: list[str] = key(["none", "replug"], "as replug/config/methods.py reads them")
     retrievers: dict[str, str] = key({}, "name: path as retriever.path, a run or an index's folder")
     query_encoders: dict[str, str] = key({}, "name: path, where queries have their own (DPR)")
     similarities: dict[str, Similarity] = key(

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from replug.configs.choices import LMScore, Rerank, TrainedSide
-from replug.configs.schema import Config
+from replug.config.choices import LMScore, Rerank, TrainedSide
+from replug.config.schema import Config
 
 OWN_LABELS = "auto"  # of `train.labels`: made in the run directory
 LINEAR = (LMScore.mean_logprob, LMScore.sum_logprob)  # in the sum of log-probs, so a sum can be had for every score

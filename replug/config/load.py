@@ -15,12 +15,12 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import AnyConfig, AskConfig, EvaluationConfig
-from replug.configs.keys import keys_of, sections_of
-from replug.configs.rules import WAYS_OF_DATA, check_rules
-from replug.configs.schema import Config, LMConfig, ScoreConfig
-from replug.configs.synonyms import SYNONYMS
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import AnyConfig, AskConfig, EvaluationConfig
+from replug.config.keys import keys_of, sections_of
+from replug.config.rules import WAYS_OF_DATA, check_rules
+from replug.config.schema import Config, LMConfig, ScoreConfig
+from replug.config.synonyms import SYNONYMS
 
 Made = TypeVar("Made", Config, ScoreConfig, EvaluationConfig, AskConfig)
 Schema = type[AnyConfig]

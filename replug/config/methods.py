@@ -26,7 +26,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 
 NONE, RANDOM, BM25, GENREAD, REPLUG = "none", "random", "bm25", "genread", "replug"
 LONG_CONTEXT = "long_context"

@@ -3,11 +3,20 @@
 import os
 from pathlib import Path
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.schema import Config, DataConfig
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.schema import Config, DataConfig
 
+SHIPPED = Path(__file__).parents[1] / "configs"
 PICTURES = (".png", ".svg", ".pdf", ".jpg")
+
+
+def find_config(name: str) -> Path:
+    """Return the file of that name, or the shipped configuration that is called so: `debug`, `configs/debug.yaml`."""
+    path = Path(name)
+    inside = path.relative_to("configs") if path.is_relative_to("configs") else path
+    shipped = SHIPPED / inside.with_suffix(".yaml")
+    return shipped if not path.exists() and shipped.is_file() else path
 
 
 def require_folder(key: str, path: Path) -> None:

@@ -5,11 +5,11 @@ A run may go on with more steps than it was begun with; nothing else that change
 
 from pathlib import Path
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.keys import keys_of
-from replug.configs.load import flatten
-from replug.configs.schema import Config
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.keys import keys_of
+from replug.config.load import flatten
+from replug.config.schema import Config
 
 Resumable = Config | EvaluationConfig
 STEPS = "train.max_steps"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from replug.configs.schema import Config, LoRAConfig, RetrieverConfig
+from replug.config.schema import Config, LoRAConfig, RetrieverConfig
 
 
 def training_problems(config: Config) -> Iterator[str]:

@@ -11,12 +11,12 @@ from datetime import date
 from operator import attrgetter
 from urllib.parse import urlsplit
 
-from replug.configs.choices import ServerAPI, TooLong
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import AnyConfig, AskConfig, EvaluationConfig, WebConfig
-from replug.configs.keys import keys_of
-from replug.configs.label_rules import label_problems
-from replug.configs.methods import (
+from replug.config.choices import ServerAPI, TooLong
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import AnyConfig, AskConfig, EvaluationConfig, WebConfig
+from replug.config.keys import keys_of
+from replug.config.label_rules import label_problems
+from replug.config.methods import (
     INTERNET_QA,
     REPLUG,
     WITHOUT_RETRIEVER,
@@ -24,9 +24,9 @@ from replug.configs.methods import (
     parse_answering_methods,
     parse_methods,
 )
-from replug.configs.refresh_policy import refresh_problems
-from replug.configs.retriever_rules import training_problems, untrained_problems
-from replug.configs.schema import Config, DataConfig, EnsembleConfig, LMConfig, RetrieverConfig, ScoreConfig
+from replug.config.refresh_policy import refresh_problems
+from replug.config.retriever_rules import training_problems, untrained_problems
+from replug.config.schema import Config, DataConfig, EnsembleConfig, LMConfig, RetrieverConfig, ScoreConfig
 
 LM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 HOST_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")

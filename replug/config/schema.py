@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from omegaconf import MISSING
 
-from replug.configs.choices import (
+from replug.config.choices import (
     Accelerator,
     DevMeasure,
     Direction,
@@ -27,8 +27,8 @@ from replug.configs.choices import (
     TrainedSide,
     WandbMode,
 )
-from replug.configs.keys import ABOVE_0, FROM_0, RULED, SHARE, key, section
-from replug.configs.refresh_policy import Adopt, RefreshMode
+from replug.config.keys import ABOVE_0, FROM_0, RULED, SHARE, key, section
+from replug.config.refresh_policy import Adopt, RefreshMode
 
 
 @dataclass

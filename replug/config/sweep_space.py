@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 
 RANGE = re.compile(r"(log|uniform)\(([^,()]+),([^,()]+)\)")
 Value = bool | int | float | str

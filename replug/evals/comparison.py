@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from replug.configs.evaluation_schema import PaperConfig
-from replug.configs.plain_text import plain_line
+from replug.config.evaluation_schema import PaperConfig
+from replug.config.plain_text import plain_line
 from replug.evals.examples import Example
 from replug.evals.intervals import (
     FEW_CLUSTERS,

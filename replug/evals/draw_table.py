@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import EvaluationConfig
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
 from replug.evals.comparison import Entry, Results, compare, main_metric, markdown_line, markdown_table, size_text
 from replug.evals.examples import Example
 from replug.evals.loop import Metric

@@ -10,9 +10,9 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.rules import has_rerank_lm
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.rules import has_rerank_lm
 from replug.data.files import read_json, replace_file, write_json
 from replug.data.folder_lock import sole_writer
 from replug.evals.comparison import Results

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.methods import Method
-from replug.configs.rules import FIT
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.methods import Method
+from replug.config.rules import FIT
 from replug.data.checked_files import read_mark, write_mark
 from replug.data.progress import Progress
 from replug.data.records import Window

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from replug.configs.errors import UserError
-from replug.configs.methods import GENREAD, LONG_CONTEXT, RANDOM, Method
+from replug.config.errors import UserError
+from replug.config.methods import GENREAD, LONG_CONTEXT, RANDOM, Method
 from replug.data.files import replace_file
 from replug.data.store import CorpusStore
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature

@@ -5,10 +5,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.load import config_to_yaml, load_stored_evaluation_config
-from replug.configs.resume import require_same
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.load import config_to_yaml, load_stored_evaluation_config
+from replug.config.resume import require_same
 from replug.data.files import read_json, replace_file, write_json
 
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.methods import INTERNET_QA, Method
-from replug.configs.rules import (
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.methods import INTERNET_QA, Method
+from replug.config.rules import (
     FIT,
     evaluation_methods,
     has_rerank_lm,

@@ -6,7 +6,7 @@ The loop keeps several questions in flight, and answers from the cache, so its c
 import time
 from collections.abc import Callable, Mapping
 
-from replug.configs.methods import GENREAD, Method
+from replug.config.methods import GENREAD, Method
 from replug.data.progress import Progress
 from replug.evals.evidence import EvidenceBook
 from replug.evals.genread import write_document

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from replug.configs.evaluation_schema import EvaluationConfig
+from replug.config.evaluation_schema import EvaluationConfig
 from replug.data.files import replace_file, write_json
 from replug.data.folder_lock import sole_writer
 from replug.evals.comparison import main_metric

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.progress import Progress
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.examples import Example

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 from replug.evals.examples import Example
 from replug.evals.mmlu_subjects import CATEGORY_OF
 from replug.evals.prompts import BETWEEN_BLOCKS, documents_or_none, knowledge_line

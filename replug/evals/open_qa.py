@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.rows import read_json_lines, require_new
 from replug.evals.answers import exact_match, normalize_answer, token_f1
 from replug.evals.examples import Example

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 from replug.data.checked_lines import checked_line, read_checked_line
 from replug.data.files import replace_file, writing
 from replug.evals.evidence import Evidence, EvidenceBook

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from replug.configs.evaluation_schema import EvaluationConfig
+from replug.config.evaluation_schema import EvaluationConfig
 from replug.data.checked_lines import checked_line, read_checked_line
 from replug.data.files import replace_file, write_json
 from replug.data.progress import Progress

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.store import Corpus
 from replug.evals.evidence import RetrievedDocuments
 from replug.index_workers.exclusion import search_excluding

@@ -6,8 +6,8 @@ the gains. Pure.
 
 from collections.abc import Iterator
 
-from replug.configs.evaluation_schema import PaperConfig
-from replug.configs.methods import NONE
+from replug.config.evaluation_schema import PaperConfig
+from replug.config.methods import NONE
 from replug.evals.comparison import Results, main_metric, markdown_line
 
 LOWER_IS_BETTER = ("bpb", "token_perplexity", "word_perplexity")

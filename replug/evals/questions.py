@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from replug.configs.evaluation_schema import EvaluationConfig, QuestionsConfig
-from replug.configs.methods import GENREAD, LONG_CONTEXT, Method
-from replug.configs.rules import QUESTION
+from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
+from replug.config.methods import GENREAD, LONG_CONTEXT, Method
+from replug.config.rules import QUESTION
 from replug.evals.examples import Example
 from replug.evals.open_qa import Question
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from replug.configs.methods import Method
+from replug.config.methods import Method
 from replug.data.progress import Progress
 from replug.data.store import CorpusStore
 from replug.evals.evidence import RetrievedDocuments

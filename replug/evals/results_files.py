@@ -7,8 +7,8 @@ from functools import partial
 from rich.console import Console
 from rich.markdown import Markdown
 
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.methods import Method
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.methods import Method
 from replug.data.checksums import require_checksums, write_last
 from replug.data.files import replace_file
 from replug.evals.comparison import Measurements, Results, compare, main_metric, markdown_table

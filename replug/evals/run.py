@@ -23,10 +23,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from replug.cluster.ray_cluster import ray_cluster
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.methods import GENREAD, Method
-from replug.configs.rules import evaluation_methods, has_rerank_lm
-from replug.configs.schema import Config
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.methods import GENREAD, Method
+from replug.config.rules import evaluation_methods, has_rerank_lm
+from replug.config.schema import Config
 from replug.data.folder_lock import sole_writer
 from replug.data.store import Corpus
 from replug.evals.ensemble_temperatures import settled_temperatures, with_temperatures

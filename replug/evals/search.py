@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from replug.configs.choices import Similarity
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.methods import BM25, RANDOM, REPLUG, WITHOUT_RETRIEVER, Method
-from replug.configs.schema import Config, RetrieveConfig, RetrieverConfig
+from replug.config.choices import Similarity
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.methods import BM25, RANDOM, REPLUG, WITHOUT_RETRIEVER, Method
+from replug.config.schema import Config, RetrieveConfig, RetrieverConfig
 from replug.data.folder_lock import sole_writer
 from replug.data.store import Corpus
 from replug.evals.evidence import RetrievedDocuments, random_documents

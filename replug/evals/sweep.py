@@ -13,9 +13,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.markdown import Markdown
 
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.methods import REPLUG
-from replug.configs.rules import evaluation_methods
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.methods import REPLUG
+from replug.config.rules import evaluation_methods
 from replug.data.checksums import require_checksums, write_checksums
 from replug.data.files import replace_file
 from replug.evals.folder import EvaluationFolder

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from replug.configs.choices import Detokenize
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.methods import LONG_CONTEXT
-from replug.configs.rules import evaluation_methods
-from replug.configs.schema import LMConfig
+from replug.config.choices import Detokenize
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.methods import LONG_CONTEXT
+from replug.config.rules import evaluation_methods
+from replug.config.schema import LMConfig
 from replug.data.sources.records import FieldMap, SourceText
 from replug.data.sources.rejected import Rejected
 from replug.data.sources.shards import of_split, plan_source_shards, read_source_shard

@@ -14,7 +14,7 @@ from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from replug.configs.errors import RunError
+from replug.config.errors import RunError
 from replug.models.score_cache import LOGPROBS_DTYPE, Key, ScoreCache
 
 Answer = TypeVar("Answer")

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from replug.configs.choices import TooLong, TrainedSide
-from replug.configs.errors import UserError
-from replug.configs.schema import LMConfig, RetrieverConfig
+from replug.config.choices import TooLong, TrainedSide
+from replug.config.errors import UserError
+from replug.config.schema import LMConfig, RetrieverConfig
 from replug.models.caching_lm import CachingLM
 from replug.models.encoder import Encoder
 from replug.models.http import server_source

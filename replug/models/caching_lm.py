@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from replug.cluster.futures import attempt, outcome
-from replug.configs.errors import RunError
+from replug.config.errors import RunError
 from replug.models.asked_once import AskedOnce
 from replug.models.black_box_lm import AsyncLM, ContinuationScore, ScoreSum
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop

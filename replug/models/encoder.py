@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from replug.configs.errors import NotFiniteError, UserError
+from replug.config.errors import NotFiniteError, UserError
 from replug.data.store import CorpusStore
 from replug.data.tokenizing import TokenIds
 from replug.models.batching import token_budget_batches

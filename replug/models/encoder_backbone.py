@@ -20,7 +20,7 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.models.encoder_modules import CLS, LAST
 from replug.models.fused_gelu import use_fused_gelu
 from replug.models.module_chain import KEY

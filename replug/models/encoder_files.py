@@ -13,7 +13,7 @@ import torch
 from tokenizers.normalizers import BertNormalizer, Lowercase, Normalizer, Sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.checksums import NAME as CHECKSUMS
 from replug.data.checksums import add_checksum, require_checksums, write_checksums
 from replug.data.files import as_other_files, write_json

@@ -7,7 +7,7 @@ of sentence-transformers, in `config_sentence_transformers.json`.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 
 QUERY_NAMES = ("query",)
 DOCUMENT_NAMES = ("document", "passage", "corpus")

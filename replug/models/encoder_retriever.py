@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.models.ensemble_temperature import own_temperature
 from replug.models.retrieved import Retrieved
 from replug.models.text_lists import require_texts

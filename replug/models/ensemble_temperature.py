@@ -9,7 +9,7 @@ import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.checked_files import read_mark, write_mark
 from replug.data.checksums import NAME as CHECKSUMS
 from replug.data.checksums import add_checksum

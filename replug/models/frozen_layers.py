@@ -6,7 +6,7 @@ What is frozen has neither gradient nor moments, and keeps no activations for th
 from torch import nn
 from transformers import PreTrainedModel
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 
 KEY = "retriever.frozen_layers"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from replug.cluster.gpus import rehearsal, torch_device
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 
 TOKENS_PER_PASS_GPU = 32_768  # padded, of an encoder where nobody says otherwise: a GPU wants many
 

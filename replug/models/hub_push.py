@@ -18,8 +18,8 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, co
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
 
-from replug.configs.errors import UserError
-from replug.configs.plain_text import plain_line
+from replug.config.errors import UserError
+from replug.config.plain_text import plain_line
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from replug.configs.schema import LMConfig
+from replug.config.schema import LMConfig
 from replug.models.black_box_lm import AsyncLM
 
 if TYPE_CHECKING:  # seconds to import, which the stand-in's actors can do without

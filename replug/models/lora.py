@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
 
-from replug.configs.errors import UserError
-from replug.configs.schema import LoRAConfig
+from replug.config.errors import UserError
+from replug.config.schema import LoRAConfig
 from replug.data.checksums import write_checksums
 from replug.models.frozen_layers import frozen_part, layers_of
 

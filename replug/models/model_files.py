@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.models.pass_size import LMShape
 
 TOKENIZER_FILES = (

@@ -15,7 +15,7 @@ from huggingface_hub.errors import EntryNotFoundError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.models.encoder_modules import (
     ACTIVATIONS,
     CLS,

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.cache_folder import cache_dir
 from replug.data.checksums import require_checksums, write_checksums
 from replug.data.files import as_other_files

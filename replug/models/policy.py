@@ -16,8 +16,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
-from replug.configs.errors import UserError
-from replug.configs.methods import METHOD, NONE, RERANKERS, WITHOUT_RETRIEVER
+from replug.config.errors import UserError
+from replug.config.methods import METHOD, NONE, RERANKERS, WITHOUT_RETRIEVER
 from replug.data.files import write_json
 from replug.models.generation import Generated
 

@@ -7,10 +7,10 @@ import logging
 from pathlib import Path
 
 from replug.cluster.task_pool import RayPool
-from replug.configs.choices import TooLong
-from replug.configs.errors import UserError
-from replug.configs.paths import check_paths
-from replug.configs.schema import Config
+from replug.config.choices import TooLong
+from replug.config.errors import UserError
+from replug.config.paths import check_paths
+from replug.config.schema import Config
 from replug.data.files import file_sha256
 from replug.data.prepare.cutting import LMBound
 from replug.data.prepare.local_pool import LocalPool

@@ -18,7 +18,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.models.black_box_lm import (
     AsyncLM,
     BlackBoxLM,

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 from replug.data.file_systems import shared_file_system
 from replug.models.black_box_lm import ContinuationScore, ScoreSum
 

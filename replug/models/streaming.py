@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from replug.configs.errors import RunError
+from replug.config.errors import RunError
 from replug.models.generation import Stop, stop_texts
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 
 SHOWN_CHARACTERS = 40
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 
 COMPUTED = ("position_ids", "inv_freq")  # tables that follow from the configuration, in files of earlier versions
 SHOWN = 3

@@ -8,7 +8,7 @@ import difflib
 import re
 from dataclasses import dataclass, replace
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 
 GPUS_PER_NODE = 8
 

@@ -10,8 +10,8 @@ from functools import partial
 
 from replug.cluster.gpu_shares import Sizes
 from replug.cluster.packing import Node
-from replug.configs.errors import UserError
-from replug.configs.schema import Config
+from replug.config.errors import UserError
+from replug.config.schema import Config
 from replug.planning.accelerators import Devices, accelerator_named
 from replug.planning.estimate import job_of
 from replug.planning.sizes import run_sizes

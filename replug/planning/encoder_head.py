@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 
 POOLING_FILE = "1_Pooling/config.json"  # of a folder without modules.json
 MODE, FLAG = "pooling_mode", "pooling_mode_"  # of newer files; of each mode that is on, in older ones

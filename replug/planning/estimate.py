@@ -6,8 +6,8 @@ Rates come from an accelerator's peak and the efficiency assumed, or from a run 
 from dataclasses import dataclass, field
 
 from replug.cluster.gpu_shares import Sizes
-from replug.configs.choices import SwapMode
-from replug.configs.schema import Config
+from replug.config.choices import SwapMode
+from replug.config.schema import Config
 from replug.index_workers.file_size import rows_per_file
 from replug.index_workers.kinds import IndexKind
 from replug.models.pass_size import LMShape, tokens_per_pass, tokens_per_unit

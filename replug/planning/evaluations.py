@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.methods import BM25, REPLUG, WITHOUT_RETRIEVER
-from replug.configs.rules import evaluation_methods, has_rerank_lm, lm_problems
-from replug.configs.schema import LMConfig
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.methods import BM25, REPLUG, WITHOUT_RETRIEVER
+from replug.config.rules import evaluation_methods, has_rerank_lm, lm_problems
+from replug.config.schema import LMConfig
 from replug.index_workers.version_folders import newest_encoder
 from replug.models.pass_size import LMShape, tokens_per_pass
 from replug.planning.accelerators import DeviceModel, Devices, check_efficiency, parse_devices

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import EvaluationConfig
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
 from replug.data.files import read_json
 from replug.data.rows import count_rows, read_json_array
 from replug.planning.readings import OPENINGS

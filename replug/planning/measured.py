@@ -12,9 +12,9 @@ from statistics import fmean
 from typing import Any
 
 from replug.cluster.layout import scorers
-from replug.configs.errors import UserError
-from replug.configs.load import load_stored_config
-from replug.configs.schema import Config
+from replug.config.errors import UserError
+from replug.config.load import load_stored_config
+from replug.config.schema import Config
 from replug.data.checked_files import read_mark
 from replug.data.checksums import require_checksums
 from replug.planning.accelerators import DeviceModel, Devices

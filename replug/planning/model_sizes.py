@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from replug.configs.choices import TrainedSide
-from replug.configs.errors import UserError
-from replug.configs.schema import RetrieverConfig
+from replug.config.choices import TrainedSide
+from replug.config.errors import UserError
+from replug.config.schema import RetrieverConfig
 from replug.planning.encoder_head import head_size
 
 # What a model that is known by its parameter count alone is taken for: hidden size by layers, and the vocabulary.

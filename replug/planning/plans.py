@@ -9,8 +9,8 @@ from typing import Any
 
 from replug.cluster.layout import Layout
 from replug.cluster.packing import NAMES, USABLE
-from replug.configs.errors import UserError
-from replug.configs.schema import Config
+from replug.config.errors import UserError
+from replug.config.schema import Config
 from replug.index_workers.kinds import resolve_kind
 from replug.planning import measured
 from replug.planning.accelerators import Devices, check_efficiency, parse_devices

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from replug.cluster.layout import Layout, index_actors, lay_out, num_ranks, scorers
 from replug.cluster.packing import Node
-from replug.configs.schema import Config
+from replug.config.schema import Config
 from replug.planning.estimate import Job, Rates, Split
 from replug.planning.simulate import DeviceAllocation, Place
 

@@ -7,10 +7,10 @@ cannot hold is cut or dropped when it runs, and costs less than is counted here.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.methods import GENREAD, GOLD, LONG_CONTEXT, NONE, Method
-from replug.configs.rules import evaluation_methods, has_rerank_lm
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.methods import GENREAD, GOLD, LONG_CONTEXT, NONE, Method
+from replug.config.rules import evaluation_methods, has_rerank_lm
 
 LM, RERANK_LM = "lm", "rerank_lm"
 LETTERS = 4  # of a question of MMLU

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import simpy
 
-from replug.configs.refresh_policy import Start
+from replug.config.refresh_policy import Start
 from replug.planning.shared_pool import SharedPool
 from replug.planning.sharing import Processor
 from replug.planning.simulate import DeviceAllocation, Durations, Refresh, Run, SharedGPUs, SimulatedRun, Span

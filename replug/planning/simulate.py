@@ -1,6 +1,6 @@
 """A run as discrete events: the trainer's steps, the pool of scorers, the builders of the index.
 
-At the boundary before step t the refresh policy of training (`configs/refresh_policy.py`) says what is adopted, started
+At the boundary before step t the refresh policy of training (`replug/config/refresh_policy.py`) says what is adopted, started
 and skipped. Then the batch of step t + depth is encoded and sent off: search, then scoring. Then the trainer waits for
 the scores of step t and trains. The LM's replicas take units of pairs, first come first served. A wave of units is one
 event. There is no chance in it.
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import simpy
 
-from replug.configs.refresh_policy import Start
+from replug.config.refresh_policy import Start
 from replug.planning.sharing import Processor
 from replug.planning.workload import Shape
 

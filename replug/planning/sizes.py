@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from replug.cluster.gpu_shares import Sizes
-from replug.configs.errors import UserError
-from replug.configs.schema import Config, ScoreConfig
+from replug.config.errors import UserError
+from replug.config.schema import Config, ScoreConfig
 from replug.models.pass_size import LMShape, tokens_per_pass
 from replug.planning import memory
 from replug.planning.model_sizes import ModelSize, lm_size, retriever_size

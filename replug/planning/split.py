@@ -13,8 +13,8 @@ from typing import Any
 from replug.cluster.gpu_shares import all_shared
 from replug.cluster.layout import Layout, index_actors, lay_out
 from replug.cluster.packing import BUILDER, SCORER, SEARCHER, TRAINER, Node
-from replug.configs.errors import UserError
-from replug.configs.schema import Config
+from replug.config.errors import UserError
+from replug.config.schema import Config
 from replug.planning import memory
 from replug.planning.accelerators import Devices
 from replug.planning.estimate import (

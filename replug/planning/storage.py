@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from replug.cluster.layout import index_actors
-from replug.configs.refresh_policy import RefreshPolicy, Start
-from replug.configs.schema import Config
+from replug.config.refresh_policy import RefreshPolicy, Start
+from replug.config.schema import Config
 from replug.index_workers.file_size import rows_per_file
 from replug.planning.workload import IndexSize, Shape
 

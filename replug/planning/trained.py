@@ -6,9 +6,9 @@ they are in the architectures of BERT, Qwen and Gemma.
 
 from dataclasses import dataclass, replace
 
-from replug.configs.choices import TrainedSide
-from replug.configs.errors import UserError
-from replug.configs.schema import Config
+from replug.config.choices import TrainedSide
+from replug.config.errors import UserError
+from replug.config.schema import Config
 from replug.planning.model_sizes import ModelSize
 
 WEIGHT_BYTES, GRADIENT_BYTES = 4, 4  # in float32

@@ -7,7 +7,7 @@ linear layer keeps a copy of its input of its own in 16 bits.
 
 from dataclasses import dataclass
 
-from replug.configs.choices import TrainedSide
+from replug.config.choices import TrainedSide
 from replug.planning.memory import DTYPE_BYTES
 from replug.planning.model_sizes import ModelSize
 from replug.planning.trained import GRADIENT_BYTES, TrainedPart, whole

@@ -8,10 +8,10 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from replug.configs.choices import Rerank, TrainedSide
-from replug.configs.errors import UserError
-from replug.configs.refresh_policy import RefreshPolicy, refresh_policy
-from replug.configs.schema import Config
+from replug.config.choices import Rerank, TrainedSide
+from replug.config.errors import UserError
+from replug.config.refresh_policy import RefreshPolicy, refresh_policy
+from replug.config.schema import Config
 from replug.data.rows import count_rows
 from replug.index_workers.kinds import IndexKind, bytes_per_vector, num_lists, resolve_kind
 from replug.planning.model_sizes import ModelSize

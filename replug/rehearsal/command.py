@@ -7,8 +7,8 @@ from pathlib import Path
 from replug.cluster.gpu_shares import Sizes, host_bytes
 from replug.cluster.layout import Layout
 from replug.cluster.packing import SCORER
-from replug.configs.errors import RunError, UserError
-from replug.configs.schema import Config
+from replug.config.errors import RunError, UserError
+from replug.config.schema import Config
 from replug.models.hardware import available_memory
 from replug.planning.plans import Plan, disk_gb
 from replug.rehearsal.findings import Needed, Room, findings

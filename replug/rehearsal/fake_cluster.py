@@ -14,7 +14,7 @@ from typing import Any
 
 from replug.cluster.environment import configure_ray_environment
 from replug.cluster.gpus import Rehearsal
-from replug.configs.schema import ScoreConfig
+from replug.config.schema import ScoreConfig
 
 CPUS_OF_NODE = 64  # logical: each actor takes one
 PORTS = range(20_000, 30_000)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from replug.cluster.interruption import EXIT_STATUS
 from replug.cluster.layout import Layout
 from replug.cluster.packing import BUILDER, SCORER, SEARCHER, TRAINER, Actor
-from replug.configs.choices import SwapMode
-from replug.configs.refresh_policy import Adopt
-from replug.configs.schema import Config
+from replug.config.choices import SwapMode
+from replug.config.refresh_policy import Adopt
+from replug.config.schema import Config
 from replug.rehearsal.fake_cluster import FakeActor
 from replug.rehearsal.run import Rehearsed
 from replug.rehearsal.scaling import counts_of

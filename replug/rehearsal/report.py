@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from replug.cluster.layout import Layout
-from replug.configs.schema import Config
+from replug.config.schema import Config
 from replug.rehearsal.findings import Finding, scorers_left_out
 from replug.rehearsal.run import Rehearsed
 from replug.rehearsal.scaling import WIDTH, counts_of

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replug.cluster.interruption import EXIT_STATUS
-from replug.configs.load import config_to_yaml
-from replug.configs.schema import Config
+from replug.config.load import config_to_yaml
+from replug.config.schema import Config
 from replug.planning.accelerators import Devices
 from replug.rehearsal.fake_cluster import fake_cluster
 from replug.rehearsal.scaling import CorpusFiles, Places, corpus_files, num_texts, scaled_config, scaled_files

@@ -8,9 +8,9 @@ text. Steps shrink by one factor, so that refreshes, lags and checkpoints stand 
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from replug.configs.choices import DType, Precision
-from replug.configs.refresh_policy import refresh_policy
-from replug.configs.schema import (
+from replug.config.choices import DType, Precision
+from replug.config.refresh_policy import refresh_policy
+from replug.config.schema import (
     Config,
     DataConfig,
     EvaluateConfig,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from replug.configs.schema import RetrieverConfig
+from replug.config.schema import RetrieverConfig
 from replug.data.files import file_sha256, write_json
 from replug.data.prepare.assembly import write_ids_of
 from replug.data.records import Document, Window

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from replug.configs.errors import RunError
+from replug.config.errors import RunError
 from replug.serving import answers
 from replug.serving.asking import chat_question, completion_questions, side_of
 from replug.serving.errors import ApiError, not_ready, unexpected

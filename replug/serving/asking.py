@@ -1,6 +1,6 @@
 """From a request to the questions that the ensemble answers, with everything refused that cannot be."""
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.models.black_box_lm import GreedyLM
 from replug.models.generation import GenerationOptions
 from replug.serving.errors import ApiError, refused

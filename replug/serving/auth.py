@@ -8,7 +8,7 @@ import hmac
 import ipaddress
 import os
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.serving.errors import ApiError
 
 VARIABLE = "REPLUG_SERVE_TOKEN"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 from replug.index_workers.local_index import IndexRetriever, LocalIndex, query_encoder_folder
 from replug.index_workers.version_store import WEIGHTS, VersionStore
 from replug.models.encoder import Encoder, require_finite_vectors

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from replug.configs.plain_text import plain_line
+from replug.config.plain_text import plain_line
 from replug.models.generation import GenerationOptions
 from replug.serving.errors import ApiError, refused
 from replug.serving.limits import ServingLimits

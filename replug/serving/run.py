@@ -17,7 +17,7 @@ from types import FrameType
 import uvicorn
 
 from replug.cluster.futures import in_background
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.index_workers.version_folders import index_folder
 from replug.models.black_box_lm import BlackBoxLM
 from replug.models.lm_source import LMSource

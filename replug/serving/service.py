@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from replug.configs.errors import RunError
+from replug.config.errors import RunError
 from replug.index_workers.local_index import FoundDocument
 from replug.models.black_box_lm import BlackBoxLM, answer_mixtures
 from replug.models.generation import Generated, GenerationOptions

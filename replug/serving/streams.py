@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from replug.configs.errors import RunError
+from replug.config.errors import RunError
 from replug.models.black_box_lm import UnscorableText
 from replug.serving.answers import AnswerForm, error_event, event
 from replug.serving.errors import ApiError, timed_out, unexpected

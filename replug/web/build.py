@@ -3,9 +3,9 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import WebConfig
-from replug.configs.rules import web_problems
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import WebConfig
+from replug.config.rules import web_problems
 from replug.models.http.request_budget import RequestBudget
 from replug.web.engine_kinds import EngineParts, make_engine
 from replug.web.evidence import EvidenceFinder, EvidenceSettings

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import WebConfig
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import WebConfig
 from replug.web import engines
 from replug.web.records import SearchEngine
 

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.web.pages import PageSource
 from replug.web.passages import split_passages, tfidf_cosines, tfidf_probabilities
 from replug.web.records import EngineRefused, EngineResult, FoundEvidence, Passage, SearchEngine

@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from replug.configs.errors import RunError
+from replug.config.errors import RunError
 from replug.web.extraction_process import READY
 from replug.web.fetch_failure import FetchFailed
 

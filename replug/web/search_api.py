@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import httpx
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_exponential
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import WebConfig
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import WebConfig
 from replug.models.http.completions_api import ServerFault
 from replug.models.http.connection import is_loopback, require_header_value, retry_after, servers_words
 from replug.models.http.request_budget import RequestBudget

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.files import replace_file
 from replug.models.score_cache import hashed
 from replug.web.records import EngineResult

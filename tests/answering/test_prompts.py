@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from replug.answering.prompts import AnswerPrompts, PromptForm, Shot, fit_shots
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from tests.support.answering_questions import PROMPTS, QUESTION, SHOTS, TEXTS
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -6,7 +6,7 @@ import pytest
 
 from replug.answering.prompts import AnswerPrompts, PromptForm, Shot
 from replug.answering.shots import OWN_SHOTS, read_shots
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 
 ROW = {"question": "q", "answer": "a", "evidence": "e"}
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import gpu_smoke
 from benchmarks.gpu_smoke import CHECKS, Check, Figure, Place, Result, chosen_checks, run_checks, write_report
-from replug.configs.load import load_config
+from replug.config.load import load_config
 from tests.support.real_models import real_encoder
 
 ROOT = Path(__file__).parents[2]

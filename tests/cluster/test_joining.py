@@ -17,8 +17,8 @@ import pytest
 
 import replug.cluster.ray_cluster as ray_cluster_module
 from replug.cluster.ray_cluster import ray_cluster
-from replug.configs.errors import UserError
-from replug.configs.load import load_config
+from replug.config.errors import UserError
+from replug.config.load import load_config
 from tests.support.command_line import ROOT, clean_environment
 from tests.support.ray_nodes import RayCluster
 

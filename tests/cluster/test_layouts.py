@@ -20,9 +20,9 @@ from replug.cluster.actor_pool import ActorPool
 from replug.cluster.layout import lay_out, nodes_of
 from replug.cluster.packing import BUILDER, CONTEXT_BYTES, SCORER, SEARCHER, TRAINER
 from replug.cluster.ray_cluster import ray_cluster
-from replug.configs.errors import RunError, UserError
-from replug.configs.load import load_config
-from replug.configs.schema import Config
+from replug.config.errors import RunError, UserError
+from replug.config.load import load_config
+from replug.config.schema import Config
 from replug.index_workers.build import index_settings
 from replug.index_workers.service import IndexService
 from replug.planning.sizes import run_sizes

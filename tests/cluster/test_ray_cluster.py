@@ -12,9 +12,9 @@ from replug.cluster.layout import UNKNOWN, Layout, lay_out, num_ranks
 from replug.cluster.layout_messages import NoRoom
 from replug.cluster.packing import BUILDER, CONTEXT_BYTES, NAMES, SCORER, SEARCHER, TRAINER, Node
 from replug.cluster.ray_cluster import _lay_out, _require_same_gpus, _say
-from replug.configs.errors import UserError
-from replug.configs.load import load_config
-from replug.configs.schema import Config, LMConfig, ScoreConfig
+from replug.config.errors import UserError
+from replug.config.load import load_config
+from replug.config.schema import Config, LMConfig, ScoreConfig
 from replug.planning.sizes import run_sizes
 
 A100 = 80e9

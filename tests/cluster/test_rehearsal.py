@@ -14,9 +14,9 @@ from replug.cluster import gpus
 from replug.cluster.gpu_shares import Sizes
 from replug.cluster.layout import Layout, lay_out
 from replug.cluster.packing import Node
-from replug.configs.errors import UserError
-from replug.configs.load import load_config
-from replug.configs.schema import Config
+from replug.config.errors import UserError
+from replug.config.load import load_config
+from replug.config.schema import Config
 from replug.rehearsal import command as rehearsing
 from replug.rehearsal.fake_cluster import FakeActor
 from replug.rehearsal.findings import Needed, Room, findings

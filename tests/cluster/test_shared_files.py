@@ -9,7 +9,7 @@ import pytest
 
 from replug.cluster import shared_files
 from replug.cluster.shared_files import require_seen_by_all
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from tests.support.local_cluster import local_cluster
 
 # Another folder for every process: that of the worker on the other node is none of ours.

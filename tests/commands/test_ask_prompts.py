@@ -7,8 +7,8 @@ import pytest
 
 from replug.answering.prompts import LINE_ENDS, Shot
 from replug.commands.asking.prompts import Fitting, FormPrompts, template_prompts
-from replug.configs.errors import UserError
-from replug.configs.schema import LMConfig
+from replug.config.errors import UserError
+from replug.config.schema import LMConfig
 from replug.models.build import lm_source
 from replug.models.lm_source import LMSource
 from replug.web.records import Passage

@@ -11,7 +11,7 @@ from huggingface_hub import constants
 from replug.commands.export import export
 from replug.commands.report import report as run_report
 from replug.commands.search import run_search
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.index_workers.version_store import VersionStore
 from replug.models.encoder import Encoder
 from tests.support.hub_server import OWNER, TOKEN, HubServer

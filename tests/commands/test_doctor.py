@@ -13,9 +13,9 @@ from replug.commands.checks import configuration as doctor_config
 from replug.commands.checks import machine as doctor
 from replug.commands.checks.machine import Check, State, run_checks
 from replug.commands.doctor import run_doctor
-from replug.configs.choices import WandbMode
-from replug.configs.load import load_config
-from replug.configs.schema import RayConfig, WandbConfig
+from replug.config.choices import WandbMode
+from replug.config.load import load_config
+from replug.config.schema import RayConfig, WandbConfig
 
 ROOT = Path(__file__).parent.parent.parent
 DEBUG = ROOT / "configs/debug.yaml"

@@ -4,7 +4,7 @@ import json
 import shlex
 from pathlib import Path
 
-from replug.configs.load import load_config
+from replug.config.load import load_config
 from replug.data.store import PreparedSet
 from tests.support.command_line import ROOT, CommandLine
 

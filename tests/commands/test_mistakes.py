@@ -14,10 +14,10 @@ from types import SimpleNamespace
 import pytest
 
 from replug.cluster.ray_cluster import ray_cluster
-from replug.configs.errors import UserError
-from replug.configs.load import load_config
-from replug.configs.paths import check_paths
-from replug.configs.schema import DataConfig
+from replug.config.errors import UserError
+from replug.config.load import load_config
+from replug.config.paths import check_paths
+from replug.config.schema import DataConfig
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import Tokenizers, prepare_raw, prepare_rows
 from replug.data.rows import read_documents, read_windows

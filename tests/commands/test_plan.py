@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from replug.commands.plan import PlanOutput, PlanRequest, plan, run_plan
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.planning.plans import Assumptions
 
 ROOT = Path(__file__).parents[2]

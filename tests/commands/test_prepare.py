@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from replug.configs.errors import RunError
-from replug.configs.schema import DataConfig
+from replug.config.errors import RunError
+from replug.config.schema import DataConfig
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import Tokenizers, prepare_raw
 from replug.data.tokenizing import word_tokenizer

@@ -28,8 +28,8 @@ from replug.commands.score import (
     score_calls,
     take_survey,
 )
-from replug.configs.errors import RunError, UserError
-from replug.configs.load import load_score_config
+from replug.config.errors import RunError, UserError
+from replug.config.load import load_score_config
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.caching_lm import CachingLM
 from replug.models.in_process_lm import InProcessLM

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from replug.commands.checks.scores import verify_scores
-from replug.configs.errors import RunError
+from replug.config.errors import RunError
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.generation import Generated
 from replug.models.generation_cache import GenerationCache

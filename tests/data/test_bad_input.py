@@ -14,7 +14,7 @@ import pytest
 
 import replug.data.sources.lines
 import replug.data.sources.shards
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.sources.records import SourceShard
 from replug.data.sources.rejected import Reason
 from replug.data.store import PreparedSet

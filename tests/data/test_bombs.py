@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data import rows
 from replug.data.sources.records import FieldMap, SourceText
 from replug.data.sources.rejected import Rejected

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import replug.models.preparing
-from replug.configs.errors import UserError
-from replug.configs.load import load_config
-from replug.configs.schema import Config, DataConfig
+from replug.config.errors import UserError
+from replug.config.load import load_config
+from replug.config.schema import Config, DataConfig
 from replug.data.prepare.cutting import LMBound
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import Tokenizers, prepare_raw

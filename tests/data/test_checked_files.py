@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.checked_files import OWN, CheckedFiles, write_mark
 from replug.data.files import file_sha256
 from replug.data.prepare.local_pool import LocalPool

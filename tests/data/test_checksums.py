@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.checksums import NAME, add_checksum, checksum_problems, require_checksums, write_checksums, write_last
 from replug.models.encoder import Encoder
 from replug.models.encoder_files import POOLING_FILE

@@ -6,9 +6,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from replug.configs.choices import TooLong
-from replug.configs.errors import UserError
-from replug.configs.schema import Config
+from replug.config.choices import TooLong
+from replug.config.errors import UserError
+from replug.config.schema import Config
 from replug.data.files import file_sha256, write_json
 from replug.data.records import Document, Window
 from replug.data.shards import write_documents, write_windows

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import prepare_rows
 from replug.data.sampling import Shares, split_of

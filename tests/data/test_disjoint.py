@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.hashing import content_hash
 from replug.data.prepare.disjoint import prove_disjoint, prove_shard, prove_windows, require_disjoint
 from replug.data.prepare.overlap_filter import write_overlap_filter

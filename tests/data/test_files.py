@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.files import read_json, replace_file
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data import folder_lock
 from replug.data.folder_lock import NAME, sole_writer
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import replug.data.prepare.sets
-from replug.configs.errors import UserError
-from replug.configs.schema import DataConfig
+from replug.config.errors import UserError
+from replug.config.schema import DataConfig
 from replug.data.checked_files import write_mark
 from replug.data.files import file_sha256
 from replug.data.prepare.local_pool import LocalPool

@@ -22,7 +22,7 @@ import replug.data.prepare.reading
 import replug.data.prepare.sets
 import replug.data.prepare.splits
 import replug.data.sources.shards
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 from replug.data.hashing import content_hash
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.work import MARGIN, WorkFolder

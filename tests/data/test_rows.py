@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.records import Document, Window
 from replug.data.rows import read_documents, read_json_lines, read_windows
 

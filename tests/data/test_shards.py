@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import replug.data.prepare.splits
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.files import file_sha256
 from replug.data.prepare.sets import repair
 from replug.data.records import Document

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 import replug.data.prepare.cutting
 import replug.data.sources.shards
 import replug.data.tokenizing
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.chunks import split_text
 from replug.data.sources.records import FieldMap, SourceText
 from replug.data.sources.shards import of_split, plan_source_shards, read_source_shard

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from replug.configs.errors import RunError
+from replug.config.errors import RunError
 from replug.data.files import write_json
 from replug.data.records import Document, Window
 from replug.data.shards import (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.configs.load import (
+from replug.config.load import (
     load_ask_config,
     load_config,
     load_evaluation_config,
@@ -24,7 +24,7 @@ from tests.support.documented_commands import OVERRIDE, of_page, of_shell, overr
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
-HELP = sorted((ROOT / "commands").rglob("*.py"))
+HELP = sorted((ROOT / "replug/commands").rglob("*.py"))
 WITHOUT_LM = ("index",)  # as the commands have it
 WITHOUT_BOTH = ("prepare",)
 TAKES_CONFIG = ("train", "evaluate", "index", "prepare", "plan", "slurm")

@@ -13,8 +13,8 @@ import typer
 
 import replug
 from replug.commands.cli import command_line
-from replug.configs.evaluation_schema import AskConfig, EvaluationConfig
-from replug.configs.schema import Config, ScoreConfig
+from replug.config.evaluation_schema import AskConfig, EvaluationConfig
+from replug.config.schema import Config, ScoreConfig
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from replug.commands.cli import command_line
-from replug.configs.load import load_config, load_evaluation_config, names_evaluation
+from replug.config.load import load_config, load_evaluation_config, names_evaluation
 from replug.evals.kinds import check_evaluation
 from tests.support.command_line import ROOT
 from tests.support.documented_commands import of_page, overrides_of

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import QuestionsConfig
-from replug.configs.load import load_evaluation_config
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import QuestionsConfig
+from replug.config.load import load_evaluation_config
 from replug.data.checked_lines import checked_line
 from replug.data.prepare.sets import import_corpus
 from replug.evals.adaptive import fitting

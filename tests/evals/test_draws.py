@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.load import load_evaluation_config
-from replug.configs.schema import LMConfig
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.load import load_evaluation_config
+from replug.config.schema import LMConfig
 from replug.evals import run
 from replug.evals.draw_table import compare_draws, draw_table, other_documents_line
 from replug.evals.draws import alike_lines, configs_by_draw, evaluate_draws

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.load import load_evaluation_config
-from replug.configs.methods import parse_methods
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.load import load_evaluation_config
+from replug.config.methods import parse_methods
 from replug.data.store import PreparedSet
 from replug.evals import ensemble_temperatures
 from replug.evals.ensemble_temperatures import settled_temperatures, temperature_of, with_temperatures

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.evals.entity_gain import EntityNames, entity_bins, entity_lines, gains_by_popularity
 from replug.evals.tasks.tokens import read_popularity
 from replug.evals.token_gain import TokenGain

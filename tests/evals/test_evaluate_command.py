@@ -14,8 +14,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, DPRContextEncoder, DPRQuestionEncoder
 
-from replug.configs.errors import UserError
-from replug.configs.load import load_evaluation_config
+from replug.config.errors import UserError
+from replug.config.load import load_evaluation_config
 from replug.evals.evidence import RetrievedDocuments
 from replug.evals.folder import EvaluationFolder
 from replug.models.score_cache import ScoreCache

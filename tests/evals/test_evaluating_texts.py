@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from replug.configs.load import load_evaluation_config
+from replug.config.load import load_evaluation_config
 from replug.evals import run
 from replug.evals.lm_sweep import evaluate_lms
 from replug.models import build

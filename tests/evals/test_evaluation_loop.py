@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import PaperConfig
-from replug.configs.methods import parse_methods
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import PaperConfig
+from replug.config.methods import parse_methods
 from replug.data.records import Document
 from replug.evals.comparison import compare, markdown_table
 from replug.evals.evidence import NOTHING, Evidence, EvidenceBook, RetrievedDocuments, texts_of

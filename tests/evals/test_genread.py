@@ -7,8 +7,8 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from replug.configs.errors import UserError
-from replug.configs.methods import parse_methods
+from replug.config.errors import UserError
+from replug.config.methods import parse_methods
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.examples import Example
 from replug.evals.genread import write_documents

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from replug.configs.methods import parse_methods
+from replug.config.methods import parse_methods
 from replug.evals.headroom import Headroom, headroom_lines, oracle_bits
 from replug.evals.tasks.lm import mixed_documents, untuned
 

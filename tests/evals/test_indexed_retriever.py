@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from replug.configs.errors import UserError
-from replug.configs.load import load_evaluation_config
-from replug.configs.rules import evaluation_methods
+from replug.config.errors import UserError
+from replug.config.load import load_evaluation_config
+from replug.config.rules import evaluation_methods
 from replug.evals.search import find_all
 from tests.support.small_index import write_small_index
 

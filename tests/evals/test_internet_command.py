@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 import pyarrow.parquet as pq
 import pytest
 
-from replug.configs.load import load_evaluation_config
+from replug.config.load import load_evaluation_config
 from replug.evals.examples import Example
 from replug.evals.internet.questions import InternetQuestion
 from replug.evals.internet.splits import is_validation

@@ -11,9 +11,9 @@ from replug.answering.candidates import Candidate
 from replug.answering.factors import Factors
 from replug.answering.prompts import PromptForm
 from replug.answering.weights import WeightsFile
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import PaperConfig
-from replug.configs.methods import parse_answering_methods
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import PaperConfig
+from replug.config.methods import parse_answering_methods
 from replug.evals.comparison import compare
 from replug.evals.examples import Example
 from replug.evals.internet.costs import LineTokens

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.evals.internet.question_sets import QUESTION_SETS
 from tests.support.shared_data import shared
 

@@ -5,8 +5,8 @@ import logging
 import numpy as np
 import pytest
 
-from replug.configs.load import load_evaluation_config
-from replug.configs.methods import Method
+from replug.config.load import load_evaluation_config
+from replug.config.methods import Method
 from replug.data.records import Document
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.internet.searching import corpus_engine, find_for_all, searches

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import QuestionsConfig
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import QuestionsConfig
 from replug.evals.examples import Example
 from replug.evals.internet.gold import gold_evidence
 from replug.evals.internet.question_sets import QUESTION_SETS

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import replug.evals
-from replug.configs.errors import UserError
-from replug.configs.load import load_evaluation_config
-from replug.configs.methods import INTERNET_QA, RERANKERS
+from replug.config.errors import UserError
+from replug.config.load import load_evaluation_config
+from replug.config.methods import INTERNET_QA, RERANKERS
 from replug.evals import tasks
 from replug.evals.internet.question_sets import QUESTION_SETS
 from replug.evals.kinds import check_evaluation, kind_names
@@ -123,7 +123,7 @@ def test_the_rerankers_that_methods_may_name_are_those_that_there_are():
 def test_kinds_are_checked_before_anything_heavy_is_imported():
     code = f"""
 import sys
-from replug.configs.load import load_evaluation_config
+from replug.config.load import load_evaluation_config
 from replug.evals.kinds import check_evaluation
 for path, given in {[(str(path), given(path)) for path in SHIPPED.values()]}:
     check_evaluation(load_evaluation_config(path, given))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.configs.methods import parse_methods
+from replug.config.methods import parse_methods
 from replug.data.records import Document, Window
 from replug.data.shards import write_documents
 from replug.data.store import CorpusStore

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import EvaluationConfig, PaperConfig
-from replug.configs.methods import parse_methods
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig, PaperConfig
+from replug.config.methods import parse_methods
 from replug.data.records import Document, Window
 from replug.data.shards import write_documents
 from replug.data.store import CorpusStore

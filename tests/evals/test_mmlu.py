@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 from replug.evals.examples import Example
 from replug.evals.mmlu import (
     CONTINUATIONS,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from replug.configs.evaluation_schema import EvaluationConfig, QuestionsConfig
-from replug.configs.methods import Method
+from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
+from replug.config.methods import Method
 from replug.evals.evidence import NOTHING, Evidence
 from replug.evals.examples import Example
 from replug.evals.kinds import Finished, PromptedLM

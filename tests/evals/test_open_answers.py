@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replug.configs.errors import UserError
-from replug.configs.load import load_config, load_evaluation_config, load_score_config
-from replug.configs.methods import parse_methods
+from replug.config.errors import UserError
+from replug.config.load import load_config, load_evaluation_config, load_score_config
+from replug.config.methods import parse_methods
 from replug.evals.evidence import Evidence
 from replug.evals.examples import Example
 from replug.evals.kinds import check_evaluation

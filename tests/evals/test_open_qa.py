@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.load import load_evaluation_config
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.load import load_evaluation_config
 from replug.evals.examples import Example
 from replug.evals.kinds import check_evaluation
 from replug.evals.open_qa import (

@@ -2,9 +2,9 @@
 
 import pytest
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import EvaluationConfig, PaperConfig
-from replug.configs.rules import lm_problems
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig, PaperConfig
+from replug.config.rules import lm_problems
 from replug.evals.lm_sweep import configs_by_lm
 from replug.evals.paper_rows import add_paper_figures
 

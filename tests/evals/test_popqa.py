@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.evals.examples import Example
 from replug.evals.popqa.prompts import TEMPLATES, question_of
 from replug.evals.popqa.questions import PopQuestion, read_popqa

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from replug.configs.load import load_evaluation_config
+from replug.config.load import load_evaluation_config
 from replug.evals.folder import EvaluationFolder
 from replug.evals.lm_sweep import configs_by_lm
 from replug.models.generation_cache import GenerationCache

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from replug.configs.evaluation_schema import PaperConfig
-from replug.configs.methods import parse_methods
+from replug.config.evaluation_schema import PaperConfig
+from replug.config.methods import parse_methods
 from replug.data.records import Document
 from replug.evals.comparison import compare
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import EvaluationConfig, QuestionsConfig
-from replug.configs.methods import parse_methods
-from replug.configs.schema import DataConfig, LMConfig, RetrieverConfig
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
+from replug.config.methods import parse_methods
+from replug.config.schema import DataConfig, LMConfig, RetrieverConfig
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.kinds import PromptedLM, check_evaluation
 from replug.evals.rerank import reranked

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from replug.configs.evaluation_schema import PaperConfig
+from replug.config.evaluation_schema import PaperConfig
 from replug.data.records import Window
 from replug.evals.comparison import compare
 from replug.evals.evidence import NOTHING, Evidence

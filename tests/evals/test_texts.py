@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 import replug.data.sources.shards
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.load import load_evaluation_config
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.load import load_evaluation_config
 from replug.evals.kinds import check_evaluation
 from replug.evals.lm_sweep import configs_by_lm
 from replug.evals.texts import read_spans

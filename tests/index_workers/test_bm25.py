@@ -10,7 +10,7 @@ import bm25s
 import numpy as np
 import pytest
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.index_workers import bm25
 from replug.index_workers.bm25 import BM25Index, search_bm25
 

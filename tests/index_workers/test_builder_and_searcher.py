@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.prepare.assembly import write_ids_of_shard
 from replug.data.records import Document
 from replug.data.shards import corpus_sha256, write_documents, write_token_rules

@@ -10,8 +10,8 @@ import faiss
 import numpy as np
 import pytest
 
-from replug.configs.errors import RunError, UserError
-from replug.configs.load import load_config
+from replug.config.errors import RunError, UserError
+from replug.config.load import load_config
 from replug.index_workers import faiss_index
 from replug.index_workers.build import index_kind
 from replug.index_workers.faiss_index import (

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.configs.errors import UserError
-from replug.configs.schema import Config
+from replug.config.errors import UserError
+from replug.config.schema import Config
 from replug.data.store import PreparedSet
 from replug.index_workers.build import publish_snapshot, require_same_index
 from replug.index_workers.build_plan import IndexState

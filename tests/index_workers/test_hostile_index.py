@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 from replug.index_workers.build_plan import json_sha256
 from replug.index_workers.local_index import LocalIndex
 from replug.index_workers.version_store import VersionStore

@@ -146,8 +146,3 @@ def test_a_preset_that_is_added_to_the_table_is_built_searched_and_planned(
     assert rows.tolist() == [[0]]
     added = (tmp_path / "filled").stat().st_size - (tmp_path / "quantizer").stat().st_size
     assert added == pytest.approx(400 * (bytes_per_vector(kind.factory or "", 16, 400) or 0), rel=0.02)
-
-
-def test_a_preset_is_named_in_two_files() -> None:
-    named = {str(file.relative_to(ROOT)) for file in modules() if re.search(r"\bsq8\b", file.read_text())}
-    assert named == {"index_workers/kinds.py", "configs/schema.py"}

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.index_workers.kinds import IndexKind
 from replug.index_workers.local_index import LocalIndex
 from replug.index_workers.version_store import VersionStore

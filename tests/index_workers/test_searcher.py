@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.files import file_sha256
 from replug.index_workers import build_steps, vector_files, version_store
 from replug.index_workers import searcher as searcher_module

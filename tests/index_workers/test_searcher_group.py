@@ -14,7 +14,7 @@ import torch
 from ray.exceptions import GetTimeoutError, RayTaskError
 
 from replug.cluster.device_use import USE, Busy
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 from replug.index_workers import searcher_group
 from replug.index_workers.searcher import Searched
 from replug.index_workers.searcher_group import SearcherGroup

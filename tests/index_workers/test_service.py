@@ -15,9 +15,9 @@ import pytest
 import ray
 import torch
 
-from replug.configs.errors import UserError
-from replug.configs.load import load_config
-from replug.configs.schema import Config
+from replug.config.errors import UserError
+from replug.config.load import load_config
+from replug.config.schema import Config
 from replug.data.store import PreparedSet
 from replug.index_workers.build import publish_snapshot
 from replug.index_workers.build_plan import BuildPlan, IndexState

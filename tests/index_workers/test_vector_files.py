@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 from replug.index_workers.file_size import MOST_ROWS, rows_per_file
 from replug.index_workers.vector_files import map_vectors, require_intact, write_vectors
 from tests.support.command_line import ROOT
@@ -96,7 +96,7 @@ import os, resource, sys
 from dataclasses import replace
 from pathlib import Path
 import numpy as np
-from replug.configs.errors import RunError
+from replug.config.errors import RunError
 from replug.index_workers.searcher import Searcher
 from replug.index_workers.vector_files import require_intact
 from replug.index_workers.version_store import VersionStore

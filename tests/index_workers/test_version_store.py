@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 from replug.index_workers.build_plan import BuildPlan, json_sha256
 from replug.index_workers.kinds import IndexKind
 from replug.index_workers.vector_files import MEND

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.models.black_box_lm import UnsettledAnswer
 from replug.models.generation import GenerationOptions
 from replug.models.http import answers_probe

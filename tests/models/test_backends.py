@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from replug.configs.errors import UserError
-from replug.configs.load import load_score_config
-from replug.configs.schema import LMConfig
+from replug.config.errors import UserError
+from replug.config.load import load_score_config
+from replug.config.schema import LMConfig
 from replug.models import build
 from replug.models.black_box_lm import AsyncLM
 from replug.models.build import lm_source, lm_tokenizer_json, opened_lm
@@ -18,7 +18,6 @@ from replug.models.local.stand_in_lm import WORD, StandInLM, StandInSource
 from tests.support import toy_backend
 from tests.support.command_line import ROOT, CommandLine
 from tests.support.fault_server import MODEL, FaultServer
-from tests.support.packages import modules
 from tests.support.runs import what_must_be_equal
 from tests.support.toy_backend import ToySource
 
@@ -109,20 +108,3 @@ def test_a_toy_trains_answers_and_scores_through_the_command_line_with_the_stand
     replug("score", "--in", rows, "--out", tmp_path / "out.jsonl", "lm.path=toy")
     [expected] = StandInLM().score(["a b c"], [" a b"])
     assert json.loads((tmp_path / "out.jsonl").read_text())["sum"] == pytest.approx(expected.sum_logprob, abs=1e-6)
-
-
-def test_nothing_but_the_list_imports_a_backend() -> None:
-    """So a backend is added in its file and in the list."""
-    backends = {backend.__module__ for backend in build.BACKENDS}
-    importing = {str(file.relative_to(ROOT)) for file in modules() if backends & set(imported_modules(file))}
-    assert importing == {"models/build.py"}
-
-
-def imported_modules(file: Path) -> list[str]:
-    found = []
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            found += [name.name for name in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            found += [str(node.module), *(f"{node.module}.{name.name}" for name in node.names)]
-    return found

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 from replug.models.caching_lm import CachingLM
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.generation_cache import GenerationCache, generation_key

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.configs.errors import RunError
+from replug.config.errors import RunError
 from replug.models import score_writer
 from replug.models.black_box_lm import AsyncLM, ContinuationScore, ScoreSum
 from replug.models.caching_lm import CachingLM

@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.sources.stand_in_texts import stand_in_vocabulary
 from replug.models.encoder import Encoder
 from replug.models.stand_in_encoder import write_stand_in_encoder

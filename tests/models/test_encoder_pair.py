@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from replug.configs.choices import Similarity, TrainedSide
-from replug.configs.errors import UserError
-from replug.configs.schema import RetrieverConfig
+from replug.config.choices import Similarity, TrainedSide
+from replug.config.errors import UserError
+from replug.config.schema import RetrieverConfig
 from replug.index_workers.version_store import weights_sha256
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder

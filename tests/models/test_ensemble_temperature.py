@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.checksums import checksum_problems
 from replug.models.encoder import Encoder
 from replug.models.encoder_retriever import EncoderRetriever

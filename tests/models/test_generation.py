@@ -26,7 +26,7 @@ from transformers import (
     OPTForCausalLM,
 )
 
-from replug.configs.errors import RunError
+from replug.config.errors import RunError
 from replug.models.black_box_lm import Mixture, UnscorableText
 from replug.models.generation import Generated, GenerationOptions, SamplingOptions, before_stop
 from replug.models.local import mixtures, shared_prefix

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.configs.errors import RunError
+from replug.config.errors import RunError
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.generation_cache import GenerationCache, generation_key

@@ -8,9 +8,9 @@ import torch
 import replug.models.hardware
 from replug.commands.checks.machine import State, cuda
 from replug.commands.index import run_index
-from replug.configs.choices import Accelerator
-from replug.configs.errors import UserError
-from replug.configs.schema import Config
+from replug.config.choices import Accelerator
+from replug.config.errors import UserError
+from replug.config.schema import Config
 from replug.models.hardware import check_gpus, default_device, unusable_gpus
 from replug.train.run import train
 

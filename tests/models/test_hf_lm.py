@@ -19,7 +19,7 @@ from transformers import (
     CohereForCausalLM,
 )
 
-from replug.configs.errors import RunError
+from replug.config.errors import RunError
 from replug.models.local import shared_prefix, weights
 from replug.models.local.computing import Computing
 from replug.models.local.hf_lm import HuggingFaceLM
@@ -437,7 +437,7 @@ EXHAUST = """
 import re, resource, sys
 from unittest import mock
 import numpy as np
-from replug.configs.errors import RunError
+from replug.config.errors import RunError
 from replug.models.local.computing import Computing
 from replug.models.local.hf_lm import HuggingFaceLM
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 from replug.models.http import connection as server_connection
 from replug.models.http.connection import ServerError
 from replug.models.http.echoed_tokens import TokenForms

@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 import pytest
 
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 from replug.models.black_box_lm import AsyncLM, ContinuationScore
 from replug.models.generation import GenerationOptions
 from replug.models.http import connection as server_connection

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from huggingface_hub import ModelCard, constants
 
-from replug.configs.errors import UserError
-from replug.configs.load import load_config
+from replug.config.errors import UserError
+from replug.config.load import load_config
 from replug.models.encoder import Encoder
 from replug.models.hub_push import HubRepository
 from replug.train.model_card import Published, write_model_card

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.models.generation import GenerationOptions
 from replug.models.local import causal_lm, hf_lm, mixtures, shared_prefix
 from replug.models.local.decoding import CacheUse

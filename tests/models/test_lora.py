@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModel, MPNetConfig, MPNetModel
 
-from replug.configs.errors import UserError
-from replug.configs.schema import LoRAConfig
+from replug.config.errors import UserError
+from replug.config.schema import LoRAConfig
 from replug.data.checksums import checksum_problems
 from replug.models.encoder import Encoder
 from replug.models.frozen_layers import freeze_layers, frozen_part, layers_of

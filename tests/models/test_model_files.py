@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from replug.configs.errors import UserError
-from replug.configs.schema import LMConfig
+from replug.config.errors import UserError
+from replug.config.schema import LMConfig
 from replug.models.encoder import Encoder
 from replug.models.encoder_files import load_encoder_files
 from replug.models.lm_source import LMFiles

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.tokenizing import ids_of_texts, load_plain
 from replug.models.encoder import Encoder
 from replug.models.packaged import resolve_encoder_path

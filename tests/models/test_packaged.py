@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModel
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.models import packaged
 from replug.models.packaged import resolve_encoder_path, resolve_lm_path
 

@@ -10,7 +10,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel, masking_utils
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.models.batching import even_batches
 from replug.models.local import packed_attention
 from replug.models.local.computing import Computing

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.policy import SIGNALS, Policy, Subject, load_policy

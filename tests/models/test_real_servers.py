@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.models.generation import GenerationOptions
 from replug.models.http.connection import RequestLimits, ServerError, ServerSpec
 from replug.models.http.http_lm import HttpLM

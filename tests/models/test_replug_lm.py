@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.models.black_box_lm import BlackBoxLM, ContinuationScore, UnscorableText
 from replug.models.encoder import Encoder
 from replug.models.encoder_retriever import EncoderRetriever

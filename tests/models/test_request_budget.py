@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 from replug.models.http.request_budget import BudgetSpent, RequestBudget
 
 

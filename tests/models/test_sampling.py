@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 from replug.models.black_box_lm import UnscorableText
 from replug.models.caching_lm import CachingLM
 from replug.models.generation import GenerationOptions, Sampled, SamplingOptions

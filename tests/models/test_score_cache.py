@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 from replug.data import file_systems
 from replug.models import score_cache
 from replug.models.black_box_lm import ContinuationScore, ScoreSum

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.sense import ENGLISH, OTHERS, require_sense, shuffled

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.models.http import connection as server_connection
 from replug.models.http import probe as server_probe
 from replug.models.http.connection import ServerSpec

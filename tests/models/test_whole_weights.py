@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForPreTraining, DPRContextEncoder
 
-from replug.configs.errors import UserError
-from replug.configs.schema import LMConfig
+from replug.config.errors import UserError
+from replug.config.schema import LMConfig
 from replug.models.build import lm_max_tokens
 from replug.models.encoder import Encoder
 from replug.models.local.hf_lm import HuggingFaceLM

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from replug.configs.load import config_to_yaml, load_config
-from replug.configs.schema import Config
+from replug.config.load import config_to_yaml, load_config
+from replug.config.schema import Config
 
 ROOT = Path(__file__).parents[2]
 STAND_INS = ["data.num_documents=600", "lm.path=stand_in:0.5", "index.threads_per_worker=1", "train.threads=1"]

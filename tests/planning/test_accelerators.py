@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.planning.accelerators import ACCELERATORS, accelerator_named, parse_devices
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from replug.commands.checks.configuration import stored_retriever
-from replug.configs.errors import UserError
-from replug.configs.schema import Config
+from replug.config.errors import UserError
+from replug.config.schema import Config
 from replug.models.encoder import Encoder
 from replug.planning.encoder_head import head_size
 from replug.planning.estimate import Job, job_of

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from replug.configs.errors import UserError
-from replug.configs.load import load_evaluation_config
+from replug.config.errors import UserError
+from replug.config.load import load_evaluation_config
 from replug.evals.kinds import kind_names
 from replug.planning.accelerators import ACCELERATORS
 from replug.planning.evaluations import EvaluationAssumptions, EvaluationPlan, evaluation_json, plan_evaluation

@@ -4,8 +4,8 @@ import gzip
 import json
 from pathlib import Path
 
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.load import load_evaluation_config
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.load import load_evaluation_config
 from replug.data.rows import count_rows
 from replug.planning.examples import count_examples, with_lengths_of_set
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from replug.configs.schema import Config
+from replug.config.schema import Config
 from replug.index_workers.kinds import IndexKind, resolve_kind
 from replug.planning.accelerators import parse_devices
 from replug.planning.estimate import (

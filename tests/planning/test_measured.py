@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from replug.configs.errors import UserError
-from replug.configs.load import load_config
+from replug.config.errors import UserError
+from replug.config.load import load_config
 from replug.data.checked_files import write_mark
 from replug.data.checksums import write_checksums
 from replug.planning.measured import calibrate, devices_of, job_of_run, observe, read_run

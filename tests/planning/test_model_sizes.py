@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.planning.model_sizes import encoder_size, lm_size, stand_in_seconds
 
 PUBLISHED = {  # millions of parameters, as their model cards have them

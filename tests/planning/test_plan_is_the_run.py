@@ -6,8 +6,8 @@ import pytest
 
 from replug.cluster.layout import Layout, lay_out
 from replug.cluster.packing import USABLE
-from replug.configs.load import load_config
-from replug.configs.schema import Config
+from replug.config.load import load_config
+from replug.config.schema import Config
 from replug.planning.accelerators import Devices, parse_devices
 from replug.planning.plans import Assumptions, Plan, gpus_by_roles, make_plan, plan_json, settings
 from replug.planning.sizes import run_sizes

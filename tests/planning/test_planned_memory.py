@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from replug.configs.errors import UserError
-from replug.configs.schema import Config, LoRAConfig
+from replug.config.errors import UserError
+from replug.config.schema import Config, LoRAConfig
 from replug.models.build import load_encoder
 from replug.models.stand_in_encoder import write_stand_in_encoder
 from replug.planning import memory

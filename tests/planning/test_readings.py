@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.load import load_evaluation_config
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.load import load_evaluation_config
 from replug.planning.readings import LM, RERANK_LM, Reading, readings_of
 
 ROOT = Path(__file__).parents[2]

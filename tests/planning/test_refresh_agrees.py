@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from replug.configs.refresh_policy import POLICIES, Adopt, RefreshPolicy
+from replug.config.refresh_policy import POLICIES, Adopt, RefreshPolicy
 from replug.index_workers.service import Refreshed
 from replug.index_workers.watch import Measures
 from replug.planning.simulate import DeviceAllocation, Durations, ScoringSeconds, StageSeconds, simulate

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from replug.configs.refresh_policy import AtLag
+from replug.config.refresh_policy import AtLag
 from replug.planning.pace import StepSeconds
 from replug.planning.shared_gpus import CROWDED, simulate_shared
 from replug.planning.simulate import Durations, ScoringSeconds, SharedGPUs, SimulatedRun, StageSeconds

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import simpy
 
-from replug.configs.refresh_policy import AtLag, RefreshPolicy, WhenReady
+from replug.config.refresh_policy import AtLag, RefreshPolicy, WhenReady
 from replug.planning.sharing import Processor
 from replug.planning.simulate import (
     DeviceAllocation,

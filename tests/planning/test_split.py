@@ -1,8 +1,8 @@
 import pytest
 
 from replug.cluster.layout import lay_out
-from replug.configs.errors import UserError
-from replug.configs.schema import Config
+from replug.config.errors import UserError
+from replug.config.schema import Config
 from replug.planning.accelerators import Devices, parse_devices
 from replug.planning.automatic import training_sizes
 from replug.planning.estimate import job_of

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from replug.configs.load import load_config
-from replug.configs.refresh_policy import AtLag, RefreshPolicy
-from replug.configs.schema import Config
+from replug.config.load import load_config
+from replug.config.refresh_policy import AtLag, RefreshPolicy
+from replug.config.schema import Config
 from replug.data.store import PreparedSet
 from replug.index_workers.build import build_plan
 from replug.index_workers.build_plan import IndexState

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from replug.configs.load import load_config
-from replug.configs.schema import Config, LoRAConfig
+from replug.config.load import load_config
+from replug.config.schema import Config, LoRAConfig
 from replug.models.build import load_encoder
 from replug.models.encoder import TOKENS_PER_BATCH_WITH_GRADIENT, Encoder
 from replug.models.stand_in_encoder import write_stand_in_encoder

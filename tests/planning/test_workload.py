@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from replug.configs.errors import UserError
-from replug.configs.load import load_config
-from replug.configs.refresh_policy import AtLag
-from replug.configs.schema import Config
+from replug.config.errors import UserError
+from replug.config.load import load_config
+from replug.config.refresh_policy import AtLag
+from replug.config.schema import Config
 from replug.planning.accelerators import ACCELERATORS
 from replug.planning.estimate import job_of
 from replug.planning.model_sizes import encoder_size, lm_size

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.index_workers.local_index import IndexRetriever, LocalIndex
 from replug.index_workers.version_store import VersionStore
 from replug.models.black_box_lm import Mixture, Watch

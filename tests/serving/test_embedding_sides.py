@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.configs.choices import TrainedSide
+from replug.config.choices import TrainedSide
 from replug.models.encoder import Encoder
 from replug.models.local.stand_in_lm import StandInLM
 from replug.serving.limits import ServingLimits

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.serving.auth import VARIABLE, is_loopback, require_allowed, token_for
 from replug.serving.errors import ApiError
 from replug.serving.guard import GONE, Guard

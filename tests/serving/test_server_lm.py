@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from replug.configs.schema import LMConfig
+from replug.config.schema import LMConfig
 from replug.models.http.probe import BEGINNINGS, HELPFUL, LONGER, OTHERS, TEXT
 from replug.models.http.server_source import ServerSource
 from replug.models.lm_source import LMFiles

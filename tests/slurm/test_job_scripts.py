@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from replug.commands.slurm import SlurmRequest, code_sha256, directives, freeze, job_state, render, run_slurm
-from replug.configs.errors import RunError, UserError
-from replug.configs.load import load_config
+from replug.config.errors import RunError, UserError
+from replug.config.load import load_config
 from replug.slurm.ray_job import FIRST_PORT, NUM_PORTS, JobError, free_port, job_environment
 from replug.slurm.ray_node import ray_command
 

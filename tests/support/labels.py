@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from replug.configs.schema import Config
+from replug.config.schema import Config
 from replug.data.labels import DEV_SCHEMA, SCHEMA, Labels, finish_labels, labelled_store, write_labels
 from replug.data.store import PreparedSet
 from replug.models.black_box_lm import ContinuationScore

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.load import config_to_yaml
-from replug.configs.schema import DataConfig, LMConfig, RetrieverConfig
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.load import config_to_yaml
+from replug.config.schema import DataConfig, LMConfig, RetrieverConfig
 from replug.data.checked_lines import checked_line
 
 RELATIONS = ("author", "capital", "genre", "occupation", "sport")

@@ -10,4 +10,4 @@ PACKAGES = sorted(path.name for path in (ROOT / "replug").iterdir() if (path / "
 def modules() -> Iterator[Path]:
     """Every module of ours, by its path below the repository."""
     for package in PACKAGES:
-        yield from sorted((ROOT / package).rglob("*.py"))
+        yield from sorted((ROOT / "replug" / package).resolve().rglob("*.py"))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import replug.data.prepare.splits
 import replug.data.sources.shards
-from replug.configs.load import load_config
-from replug.configs.schema import DataConfig
+from replug.config.load import load_config
+from replug.config.schema import DataConfig
 from replug.data.prepare.local_pool import LocalPool, Pool
 from replug.data.prepare.sets import Tokenizers, prepare_raw
 from replug.data.sampling import Shares, split_of

@@ -5,7 +5,7 @@
 
 from transformers import PreTrainedTokenizerBase
 
-from replug.configs.schema import LMConfig
+from replug.config.schema import LMConfig
 from replug.models.black_box_lm import AsyncLM
 from replug.models.in_process_lm import InProcessLM
 from replug.models.lm_source import LMFiles

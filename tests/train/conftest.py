@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 
-from replug.configs.schema import Config
+from replug.config.schema import Config
 from replug.data.store import PreparedSet
 from replug.models.build import load_encoder
 from replug.models.preparing import prepared_set

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from replug.configs.errors import Interrupted, NotFiniteError, RunError
+from replug.config.errors import Interrupted, NotFiniteError, RunError
 from replug.data.datamodule import Position
 from replug.train.callbacks import Checkpointer, StepBoundary
 from replug.train.step_clock import StepClock

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from replug.configs.errors import RunError
+from replug.config.errors import RunError
 from replug.data.files import file_sha256
 from replug.train import checkpoints
 from replug.train.checkpoints import CheckpointWriter

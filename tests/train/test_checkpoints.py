@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 from replug.data.files import file_sha256
 from replug.index_workers.version_store import VersionStore
 from replug.models.encoder import Encoder

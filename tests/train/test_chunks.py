@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from replug.configs.schema import Config
+from replug.config.schema import Config
 from replug.data.datamodule import Position
 from replug.data.store import PreparedSet
 from replug.index_workers.build_plan import IndexState

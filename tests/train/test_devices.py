@@ -8,8 +8,8 @@ from pytorch_lightning.plugins.environments import LightningEnvironment
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 
 from replug.cluster import gpus
-from replug.configs.load import load_config
-from replug.configs.schema import Config
+from replug.config.load import load_config
+from replug.config.schema import Config
 from replug.train.batch_broadcast import COLLECTIVE_PATIENCE
 from replug.train.ranks import RankEnvironment
 from replug.train.trainer import lightning_trainer

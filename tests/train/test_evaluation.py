@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from replug.configs.schema import Config
+from replug.config.schema import Config
 from replug.data.records import Document, Window
 from replug.data.shards import corpus_sha256, write_documents, write_windows
 from replug.data.store import CorpusStore, WindowStore

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from replug.configs.errors import UserError
-from replug.configs.load import load_config
+from replug.config.errors import UserError
+from replug.config.load import load_config
 from replug.models.build import lm_source
 from replug.models.encoder import Encoder
 from replug.train.run import train

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from replug.configs.errors import NotFiniteError
+from replug.config.errors import NotFiniteError
 from replug.data.datamodule import Position
 from replug.index_workers.build_plan import IndexState
 from replug.models.encoder import require_finite_vectors

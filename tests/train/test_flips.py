@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 from replug.data.files import file_sha256
 from replug.evals.evidence import RetrievedDocuments
 from replug.index_workers.local_index import LocalIndex

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from replug.configs.errors import RunError
+from replug.config.errors import RunError
 from replug.train import heartbeat, ranks
 from replug.train.heartbeat import Heartbeats, beating
 from replug.train.ranks import other_ranks

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import torch
 
-from replug.configs.errors import RunError
-from replug.configs.load import load_config
-from replug.configs.schema import Config
+from replug.config.errors import RunError
+from replug.config.load import load_config
+from replug.config.schema import Config
 from replug.data.store import PreparedSet
 from replug.index_workers.build import publish_snapshot
 from replug.index_workers.build_plan import BuildPlan, IndexState
@@ -372,7 +372,7 @@ import resource, signal, sys
 from pathlib import Path
 import numpy as np
 import torch
-from replug.configs.errors import RunError
+from replug.config.errors import RunError
 from replug.index_workers.faiss_index import fill, train_quantizer
 from replug.index_workers.kinds import IndexKind
 from replug.index_workers.version_store import VersionStore

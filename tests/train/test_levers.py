@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from replug.configs.choices import TrainedSide
-from replug.configs.schema import Config
+from replug.config.choices import TrainedSide
+from replug.config.schema import Config
 from replug.data.datamodule import Position
 from replug.data.records import ScoredBatch
 from replug.data.store import PreparedSet

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from replug.configs.errors import UserError
-from replug.configs.schema import Config
+from replug.config.errors import UserError
+from replug.config.schema import Config
 from replug.data.datamodule import Position
 from replug.data.store import PreparedSet
 from replug.models.build import load_encoder

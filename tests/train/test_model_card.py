@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from huggingface_hub import ModelCard
 
-from replug.configs.errors import UserError
-from replug.configs.load import load_config
-from replug.configs.schema import LoRAConfig
+from replug.config.errors import UserError
+from replug.config.load import load_config
+from replug.config.schema import LoRAConfig
 from replug.data.checksums import checksum_problems, write_checksums
 from replug.models.encoder import Encoder
 from replug.models.ensemble_temperature import EnsembleTemperature, write_temperature

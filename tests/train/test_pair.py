@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.configs.choices import Similarity, TrainedSide
-from replug.configs.schema import Config
+from replug.config.choices import Similarity, TrainedSide
+from replug.config.schema import Config
 from replug.data.datamodule import Position
 from replug.data.store import PreparedSet
 from replug.index_workers.build_plan import IndexState

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from replug.configs.errors import Interrupted, RunError
+from replug.config.errors import Interrupted, RunError
 from replug.index_workers.build_plan import IndexState
 from tests.support.training import InlineLM, exact_search, pipeline_for
 

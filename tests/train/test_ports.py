@@ -16,7 +16,7 @@ from tests.support.command_line import ROOT, clean_environment
 LISTENS = """
 import os, stat, sys, psutil
 from pathlib import Path
-from replug.configs.load import load_config
+from replug.config.load import load_config
 from replug.cluster.environment import configure_ray_environment, private_folder
 
 config = load_config(Path("configs/debug.yaml"), [])

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from replug.cluster.futures import InlineExecutor
-from replug.configs.choices import Precision
+from replug.config.choices import Precision
 from replug.data.datamodule import Position
 from replug.index_workers.build_plan import IndexState
 from replug.models.encoder_modules import CLS, MEAN, EncoderHead, Pooling

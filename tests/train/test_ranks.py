@@ -11,8 +11,8 @@ import psutil
 import pytest
 import torch
 
-from replug.configs.errors import UserError
-from replug.configs.load import load_config
+from replug.config.errors import UserError
+from replug.config.load import load_config
 from replug.data.records import RetrievedBatch, ScoredBatch
 from replug.train.batch_broadcast import Share
 from replug.train.module import LSRModule

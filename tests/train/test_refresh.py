@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from replug.configs.errors import Interrupted, RunError
-from replug.configs.refresh_policy import AtLag, WhenReady
+from replug.config.errors import Interrupted, RunError
+from replug.config.refresh_policy import AtLag, WhenReady
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import Refreshed
 from replug.index_workers.watch import Measures

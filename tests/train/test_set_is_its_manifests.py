@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from replug.configs.errors import UserError
-from replug.configs.load import load_config
+from replug.config.errors import UserError
+from replug.config.load import load_config
 from replug.data.checked_files import OWN, read_mark, write_mark
 from replug.data.files import file_sha256
 from replug.data.store import PreparedSet

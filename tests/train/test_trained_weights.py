@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from replug.configs.errors import RunError, UserError
-from replug.configs.schema import Config, LoRAConfig
+from replug.config.errors import RunError, UserError
+from replug.config.schema import Config, LoRAConfig
 from replug.data.datamodule import Position
 from replug.data.store import PreparedSet
 from replug.models.build import load_encoder

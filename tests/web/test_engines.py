@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import WebConfig
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import WebConfig
 from replug.data.records import Document
 from replug.models.http.request_budget import BudgetSpent, RequestBudget
 from replug.models.retrieved import Retrieved

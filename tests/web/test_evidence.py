@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import WebConfig
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import WebConfig
 from replug.data.records import Document
 from replug.web.build import evidence_finder
 from replug.web.evidence import EvidenceFinder, EvidenceSettings
@@ -137,7 +137,7 @@ def test_no_configuration_lets_a_page_of_this_machine_in(site: WebSite, tmp_path
 PROGRAM = """
 import sys
 from pathlib import Path
-from replug.configs.evaluation_schema import WebConfig
+from replug.config.evaluation_schema import WebConfig
 from replug.web.build import evidence_finder
 from replug.web.fetching import FetchLimits
 port, folder = int(sys.argv[1]), Path(sys.argv[2])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.web.records import EngineResult
 from replug.web.snapshot import KeptPage, KeptSearch, Snapshot
 

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from replug.configs.errors import NotFiniteError, UserError
-from replug.configs.schema import Config
+from replug.config.errors import NotFiniteError, UserError
+from replug.config.schema import Config
 from replug.data.checked_files import read_mark, write_mark
 from replug.data.files import file_sha256, replace_file, wrong_files
 from replug.data.labels import MARK as LABELS_MARK

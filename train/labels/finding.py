@@ -9,8 +9,8 @@ from functools import partial
 
 import numpy as np
 
-from replug.configs.errors import UserError
-from replug.configs.schema import Config
+from replug.config.errors import UserError
+from replug.config.schema import Config
 from replug.data.records import Window
 from replug.data.store import CorpusStore, PreparedSet, WindowStore
 from replug.index_workers.bm25 import search_bm25

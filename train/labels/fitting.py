@@ -14,8 +14,8 @@ import pytorch_lightning as pl
 from pytorch_lightning.loggers.logger import Logger
 
 from replug.cluster.interruption import Interruption
-from replug.configs.rules import FIT
-from replug.configs.schema import Config
+from replug.config.rules import FIT
+from replug.config.schema import Config
 from replug.data.files import read_json, write_json
 from replug.data.labels import LabelledTexts, Labels
 from replug.data.sampler import QuerySampler

@@ -17,9 +17,9 @@ from pathlib import Path
 from replug.cluster.interruption import Interruption
 from replug.cluster.ray_cluster import ray_cluster
 from replug.cluster.shared_files import require_seen_by_all
-from replug.configs.errors import UserError
-from replug.configs.label_rules import labelling_problems
-from replug.configs.schema import Config
+from replug.config.errors import UserError
+from replug.config.label_rules import labelling_problems
+from replug.config.schema import Config
 from replug.data.files import file_sha256, read_json, write_json
 from replug.data.folder_lock import sole_writer
 from replug.data.labels import (

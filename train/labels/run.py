@@ -10,9 +10,9 @@ import torch
 
 from replug.cluster.interruption import Interruption
 from replug.cluster.ray_cluster import ray_cluster
-from replug.configs.errors import UserError
-from replug.configs.rules import FIT
-from replug.configs.schema import Config
+from replug.config.errors import UserError
+from replug.config.rules import FIT
+from replug.config.schema import Config
 from replug.data.files import file_sha256, read_json, write_json
 from replug.data.labels import MARK, Labels, require_labels_of
 from replug.data.store import PreparedSet

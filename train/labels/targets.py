@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.labels import LabelledTexts
 from replug.train.loss import lm_scores
 from replug.train.temperature import entropy_share, temperature_for_entropy_share

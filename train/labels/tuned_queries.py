@@ -5,8 +5,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from replug.configs.errors import UserError
-from replug.configs.schema import Config
+from replug.config.errors import UserError
+from replug.config.schema import Config
 from replug.index_workers.build_plan import reading_identity
 from replug.index_workers.version_store import weights_sha256
 from replug.models.build import load_encoder

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from replug.configs.sweep_space import Value
+from replug.config.sweep_space import Value
 
 
 @dataclass(frozen=True, slots=True)

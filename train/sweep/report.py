@@ -5,7 +5,7 @@ from functools import partial
 
 from matplotlib.axes import Axes
 
-from replug.configs.sweep_space import Choices, Range, Space, Value
+from replug.config.sweep_space import Choices, Range, Space, Value
 from replug.evals.comparison import markdown_line
 from replug.evals.figures import COLOURS, panels_to_svg, plain_log_scale
 from replug.train.sweep.baselines import Baselines

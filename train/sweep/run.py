@@ -19,11 +19,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.markdown import Markdown
 
-from replug.configs.errors import RunError, UserError
-from replug.configs.load import config_to_yaml
-from replug.configs.paths import require_folder
-from replug.configs.schema import Config
-from replug.configs.sweep_space import Space
+from replug.config.errors import RunError, UserError
+from replug.config.load import config_to_yaml
+from replug.config.paths import require_folder
+from replug.config.schema import Config
+from replug.config.sweep_space import Space
 from replug.data.files import file_sha256, read_json, replace_file, write_json
 from replug.data.folder_lock import NAME as WRITER
 from replug.data.folder_lock import sole_writer

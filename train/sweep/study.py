@@ -17,8 +17,8 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from replug.configs.errors import UserError
-from replug.configs.sweep_space import Choices, Range, Space, Value
+from replug.config.errors import UserError
+from replug.config.sweep_space import Choices, Range, Space, Value
 from replug.data.files import replace_file
 from replug.train.sweep.records import Trial, TrialResult
 

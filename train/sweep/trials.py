@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from replug.configs.choices import DevMeasure
-from replug.configs.errors import NotFiniteError, RunError, UserError
-from replug.configs.label_rules import OWN_LABELS
-from replug.configs.load import load_config
-from replug.configs.schema import Config
-from replug.configs.sweep_space import Value
+from replug.config.choices import DevMeasure
+from replug.config.errors import NotFiniteError, RunError, UserError
+from replug.config.label_rules import OWN_LABELS
+from replug.config.load import load_config
+from replug.config.schema import Config
+from replug.config.sweep_space import Value
 from replug.data.files import read_json
 from replug.train.labels.fitting import Fitted
 from replug.train.run import train

@@ -10,8 +10,8 @@ from replug.commands.asking.options import AskOptions, Decoding
 from replug.commands.asking.policies import Followed
 from replug.commands.asking.prompts import EnsemblePrompts, Fitting, FormPrompts, chosen_shots, template_prompts
 from replug.commands.asking.reply import CLOSED_BOOK, FollowedPolicy, Reply
-from replug.configs.evaluation_schema import AskConfig
-from replug.configs.schema import LMConfig
+from replug.config.evaluation_schema import AskConfig
+from replug.config.schema import LMConfig
 from replug.models.black_box_lm import AsyncLM
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.lm_source import LMSource

@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from replug.commands.asking.options import LOCAL, AskOptions
-from replug.configs.evaluation_schema import AskConfig
+from replug.config.evaluation_schema import AskConfig
 from replug.data.rows import read_documents
 from replug.index_workers.local_index import IndexRetriever, LocalIndex
 from replug.index_workers.version_folders import index_folder

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from replug.configs.errors import UserError
-from replug.configs.methods import REPLUG, RERANKERS
+from replug.config.errors import UserError
+from replug.config.methods import REPLUG, RERANKERS
 
 LOCAL = "local"  # the engine that searches documents of the user's
 QUESTION = "{question}"  # where a question stands in --template

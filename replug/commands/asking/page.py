@@ -5,7 +5,7 @@ from pathlib import Path
 
 from replug.commands.asking.reply import TITLES, Reply
 from replug.commands.asking.table import number, told
-from replug.configs.plain_text import plain_line, plain_text
+from replug.config.plain_text import plain_line, plain_text
 from replug.data.files import replace_file
 from replug.evals.page import CSS
 from replug.web.records import Passage

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.models.policy import KnownFrom, Policy, Subject, load_policy
 
 

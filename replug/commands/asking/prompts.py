@@ -11,8 +11,8 @@ from typing import Protocol
 from replug.answering.prompts import LINE_ENDS, AnswerPrompts, PromptForm, Shot, fit_shots, one_line
 from replug.answering.shots import OWN_SHOTS, read_shots
 from replug.commands.asking.options import QUESTION, AskOptions
-from replug.configs.errors import UserError
-from replug.configs.schema import LMConfig
+from replug.config.errors import UserError
+from replug.config.schema import LMConfig
 from replug.models.lm_source import LMSource
 from replug.models.prompt import PromptTemplate
 from replug.web.records import Passage

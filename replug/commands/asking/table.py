@@ -7,7 +7,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from replug.commands.asking.reply import TITLES, Reply
-from replug.configs.plain_text import plain_line, plain_text
+from replug.config.plain_text import plain_line, plain_text
 from replug.web.records import Passage
 
 SHOWN_CHARACTERS = 160

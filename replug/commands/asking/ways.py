@@ -9,10 +9,10 @@ from replug.commands.asking.options import AskOptions, Decoding
 from replug.commands.asking.policies import Followed
 from replug.commands.asking.reply import Reply
 from replug.commands.asking.reranking import Reranking
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import AskConfig
-from replug.configs.rules import has_rerank_lm
-from replug.configs.schema import LMConfig
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import AskConfig
+from replug.config.rules import has_rerank_lm
+from replug.config.schema import LMConfig
 from replug.models.build import lm_source
 from replug.models.lm_source import LMSource
 from replug.train.run_dir import RunDirectory

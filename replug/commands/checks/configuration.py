@@ -19,10 +19,10 @@ from replug.cluster.layout import Layout, lay_out
 from replug.cluster.layout import scorers as scorers_of
 from replug.cluster.packing import PlannedGPU
 from replug.commands.checks.machine import GIB, Check, Checks, State, can_connect, ray_token, shared_memory, wandb
-from replug.configs.choices import SwapMode
-from replug.configs.errors import UserError
-from replug.configs.paths import check_paths
-from replug.configs.schema import Config
+from replug.config.choices import SwapMode
+from replug.config.errors import UserError
+from replug.config.paths import check_paths
+from replug.config.schema import Config
 from replug.data.file_systems import file_system, shared_file_system
 from replug.index_workers.installation import check_faiss
 from replug.models.build import cache_path

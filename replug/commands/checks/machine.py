@@ -22,8 +22,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from replug.cluster.layout import OBJECT_STORE_BYTES
-from replug.configs.choices import RayAuth, WandbMode
-from replug.configs.schema import RayConfig, WandbConfig
+from replug.config.choices import RayAuth, WandbMode
+from replug.config.schema import RayConfig, WandbConfig
 
 LIMIT_SECONDS = 30.0
 LIBRARIES = ("torch", "pytorch-lightning", "transformers", "ray")

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 from replug.data.progress import Progress
 from replug.models.answer_table import AnswerTable
 from replug.models.generation_cache import GenerationCache

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.evals.adaptive.outcomes import POPULARITY, RECALL, AnsweredQuestions, TwoWays
 from replug.evals.adaptive.paper import ALL_QUESTIONS, RAREST_QUESTIONS
 from replug.evals.intervals import Interval, wilson_interval

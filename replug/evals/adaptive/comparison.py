@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.evals.adaptive.costs import Costs, policy_costs
 from replug.evals.adaptive.outcomes import AnsweredQuestions, TwoWays
 from replug.evals.adaptive.protocol import (

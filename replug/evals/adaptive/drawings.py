@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from replug.configs.methods import NONE
+from replug.config.methods import NONE
 from replug.evals.adaptive import paper
 from replug.evals.adaptive.analyses import popularity_of
 from replug.evals.adaptive.costs import Costs, Prices

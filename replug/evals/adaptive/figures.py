@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 
-from replug.configs.methods import NONE
+from replug.config.methods import NONE
 from replug.evals.adaptive.analyses import PopularityBin, RelationFigures
 from replug.evals.adaptive.comparison import POOLED, Compared
 from replug.evals.adaptive.outcomes import ADAPTIVE

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.evals.adaptive.comparison import Compared, oriented
 from replug.evals.adaptive.outcomes import AnsweredQuestions, TwoWays
 from replug.evals.adaptive.retrievers import full_name, retriever_identity

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from replug.configs.errors import UserError
-from replug.configs.methods import GENREAD, NONE
+from replug.config.errors import UserError
+from replug.config.methods import GENREAD, NONE
 from replug.data.progress import Progress
 from replug.evals.adaptive.analyses import (
     Cell,

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.load import flatten, load_stored_evaluation_config
-from replug.configs.methods import NONE
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.load import flatten, load_stored_evaluation_config
+from replug.config.methods import NONE
 from replug.data.checked_lines import read_checked_line
 from replug.data.checksums import require_checksums
 from replug.data.rows import require_new

@@ -1,8 +1,8 @@
 """Which retriever, over which documents, a method of an evaluation found its evidence by."""
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.methods import GENREAD, METHOD, NONE, WITHOUT_RETRIEVER
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.methods import GENREAD, METHOD, NONE, WITHOUT_RETRIEVER
 from replug.data.store import ImportedCorpus, PreparedSet
 from replug.evals.folder import EvaluationFolder
 from replug.evals.search import index_of

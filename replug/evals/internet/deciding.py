@@ -11,8 +11,8 @@ from typing import Any
 from replug.answering.factors import Factors
 from replug.answering.rerankers import RERANKERS, Weights, best_answer
 from replug.answering.weights import FittedWeights, GradedQuestion, WeightsFile, fit_weights
-from replug.configs.errors import UserError
-from replug.configs.methods import Method
+from replug.config.errors import UserError
+from replug.config.methods import Method
 from replug.evals.answers import exact_match, token_f1
 from replug.evals.examples import Example
 from replug.evals.internet.costs import AnswerCosts, reranked_costs

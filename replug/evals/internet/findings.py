@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from replug.configs.rules import evaluation_methods
+from replug.config.rules import evaluation_methods
 from replug.data.files import replace_file
 from replug.evals.comparison import main_metric, markdown_line
 from replug.evals.figures import draw_costs, to_svg

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.hashing import hash64
 from replug.data.store import CorpusStore
 from replug.evals.internet.questions import GOLD_EVIDENCE, InternetQuestion

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.evals.examples import Example
 from replug.evals.internet.questions import InternetQuestion, given_evidence, identifier_of, rows_of_file, text_of
 from replug.evals.open_qa import questions_of_rows

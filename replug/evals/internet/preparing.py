@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from replug.answering.prompts import AnswerPrompts, PromptForm, Shot, fit_shots
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.methods import GOLD, NONE, Method
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.methods import GOLD, NONE, Method
 from replug.evals.internet.costs import NumTokens
 from replug.evals.internet.gold import Texts, gold_evidence
 from replug.evals.internet.questions import InternetQuestion, QuestionSet

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.methods import BM25, REPLUG, Method
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.methods import BM25, REPLUG, Method
 from replug.data.progress import Progress
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.web.records import EngineResult, FoundEvidence

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import QuestionsConfig
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import QuestionsConfig
 from replug.data.hashing import hash64
 from replug.evals.internet.gold import tells_evidence
 from replug.evals.internet.questions import InternetQuestion, QuestionSet

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from replug.answering.answerer import Answered, AnsweredAlone, Answerer, AnsweringOptions
 from replug.answering.prompts import AnswerPrompts
-from replug.configs.methods import GOLD, NONE
+from replug.config.methods import GOLD, NONE
 from replug.evals.evidence import Evidence
 from replug.evals.examples import Example
 from replug.evals.internet.costs import AnswerCosts, LineCounter, LineTokens

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.rows import read_json_array, read_json_lines
 from replug.evals.open_qa import OpenQuestion, open_question, questions_of_rows
 from replug.evals.popqa.prompts import ENTITY_QUESTIONS_TEMPLATES, TEMPLATES, question_of, subject_of

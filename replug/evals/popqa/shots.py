@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.evals.open_qa import draw_demonstrations, hold_out_demonstrations, require_not_evaluated
 from replug.evals.popqa.questions import PopQuestion
 

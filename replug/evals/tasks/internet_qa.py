@@ -12,11 +12,11 @@ from pathlib import Path
 
 from replug.answering.answerer import AnsweringOptions
 from replug.answering.weights import WeightsFile
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.methods import Method
-from replug.configs.rules import evaluation_methods, has_rerank_lm
-from replug.configs.schema import LMConfig
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.methods import Method
+from replug.config.rules import evaluation_methods, has_rerank_lm
+from replug.config.schema import LMConfig
 from replug.data.store import Corpus
 from replug.evals.evidence import EvidenceBook
 from replug.evals.folder import EvaluationFolder

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from replug.configs.evaluation_schema import EvaluationConfig, TextsConfig
-from replug.configs.methods import LONG_CONTEXT, REPLUG, WITHOUT_RETRIEVER, Method
+from replug.config.evaluation_schema import EvaluationConfig, TextsConfig
+from replug.config.methods import LONG_CONTEXT, REPLUG, WITHOUT_RETRIEVER, Method
 from replug.data.records import Window
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook, texts_of

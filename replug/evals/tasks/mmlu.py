@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from replug.configs.evaluation_schema import EvaluationConfig
+from replug.config.evaluation_schema import EvaluationConfig
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.examples import Example

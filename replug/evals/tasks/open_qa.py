@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from replug.configs.evaluation_schema import EvaluationConfig, QuestionsConfig
-from replug.configs.rules import scores_nothing
+from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
+from replug.config.rules import scores_nothing
 from replug.data.store import Corpus
 from replug.evals.answers import has_answer
 from replug.evals.evidence import Evidence, EvidenceBook

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.methods import Method
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.methods import Method
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence
 from replug.evals.examples import Example

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.methods import Method
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.methods import Method
 from replug.data.files import replace_file
 from replug.data.store import Corpus
 from replug.evals.comparison import clusters_of

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.models.http.agreement import TOLERANCE_NATS, agree
 from replug.models.http.connection import ServerError
 from replug.models.http.http_lm import HttpLM

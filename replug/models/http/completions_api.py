@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from replug.configs.errors import UserError
-from replug.configs.plain_text import plain_line
+from replug.config.errors import UserError
+from replug.config.plain_text import plain_line
 from replug.models.black_box_lm import UnscorableText
 from replug.models.generation import SamplingOptions, Stop, stop_texts
 from replug.models.http.echoed_tokens import BROKEN, TokenForms

@@ -23,8 +23,8 @@ from urllib.parse import quote
 import httpx
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from replug.configs.errors import RunError, UserError
-from replug.configs.plain_text import plain_line
+from replug.config.errors import RunError, UserError
+from replug.config.plain_text import plain_line
 from replug.models.http.completions_api import IllFormed, ServerFault
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 from replug.models.black_box_lm import ContinuationScore, UnscorableText, check_ensemble, check_pairs
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop, before_stop
 from replug.models.http import completions_api as api

@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 from replug.models.http.agreement import agree
 from replug.models.http.answers_probe import NUM_SHOWN, probe_answers
 from replug.models.http.completions_api import NoPromptLogprobs

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from replug.configs.errors import RunError, UserError
+from replug.config.errors import RunError, UserError
 
 WIDTH = 63  # of the line, without its end: two keys and two numbers of up to 15 digits
 HOW_TO_GO_ON = "raise it and run the same command again; what was done so far is kept"

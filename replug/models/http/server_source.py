@@ -4,7 +4,7 @@ import os
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from replug.configs.schema import LMConfig
+from replug.config.schema import LMConfig
 from replug.models.http.connection import RequestLimits, ServerSpec
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.probe import connect

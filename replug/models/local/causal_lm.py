@@ -3,7 +3,7 @@
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.models.model_files import loading
 from replug.models.whole_weights import load_whole
 

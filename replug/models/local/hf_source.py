@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from replug.configs.schema import LMConfig
+from replug.config.schema import LMConfig
 from replug.models.black_box_lm import AsyncLM, LocalLM
 from replug.models.hardware import DTYPES, default_device, dtype_name
 from replug.models.lm_source import LMFiles

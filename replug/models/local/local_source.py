@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from replug.cluster.layout import scorers
-from replug.configs.schema import LMConfig
+from replug.config.schema import LMConfig
 from replug.models.black_box_lm import AsyncLM, LocalLM
 from replug.models.in_process_lm import InProcessLM
 from replug.models.pass_size import LMShape, tokens_per_unit

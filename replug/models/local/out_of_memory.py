@@ -4,7 +4,7 @@ import logging
 
 import torch
 
-from replug.configs.errors import RunError
+from replug.config.errors import RunError
 
 log = logging.getLogger(__name__)
 

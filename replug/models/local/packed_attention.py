@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedModel
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.models.hardware import to_device
 from replug.models.local.cpu_attention import causal_blocks, is_plain
 from replug.models.local.shared_prefix import probe_ids

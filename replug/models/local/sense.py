@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.models.black_box_lm import BlackBoxLM
 
 ENGLISH = (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from replug.configs.schema import LMConfig
+from replug.config.schema import LMConfig
 from replug.data.tokenizing import word_tokenizer
 from replug.models.black_box_lm import ContinuationScore, PassCounts, check_ensemble, check_pairs
 from replug.models.ensemble import mix_token_logprobs

@@ -1,6 +1,6 @@
 """The engine that the caller has over its own documents (`web.local_engine`): nothing is asked for or fetched."""
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.web.engine_kinds import EngineParts
 from replug.web.records import SearchEngine
 

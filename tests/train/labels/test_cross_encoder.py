@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from replug.configs.errors import NotFiniteError, UserError
-from replug.configs.load import load_config
-from replug.configs.schema import Config
+from replug.config.errors import NotFiniteError, UserError
+from replug.config.load import load_config
+from replug.config.schema import Config
 from replug.data.files import read_json
 from replug.data.labels import Labels
 from replug.models.build import load_encoder

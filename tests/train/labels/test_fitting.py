@@ -11,9 +11,9 @@ import torch
 
 from replug.cluster.interruption import Interruption
 from replug.commands.export import export
-from replug.configs.errors import RunError, UserError
-from replug.configs.load import load_config
-from replug.configs.schema import Config
+from replug.config.errors import RunError, UserError
+from replug.config.load import load_config
+from replug.config.schema import Config
 from replug.data.labels import Labels
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder

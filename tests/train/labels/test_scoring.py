@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.configs.schema import Config
+from replug.config.schema import Config
 from replug.data.store import PreparedSet
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.caching_lm import CachingLM

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from replug.configs.errors import UserError
+from replug.config.errors import UserError
 from replug.data.labels import LabelledTexts
 from replug.models.ensemble import log_softmax
 from replug.train.labels.targets import beta_for_entropy, document_scores, gains, query_weights, with_scores

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from replug.configs.choices import TrainedSide
-from replug.configs.errors import UserError
-from replug.configs.load import load_config
-from replug.configs.schema import Config
+from replug.config.choices import TrainedSide
+from replug.config.errors import UserError
+from replug.config.load import load_config
+from replug.config.schema import Config
 from replug.models.build import load_encoder
 from replug.train.labels.tuned_queries import load_tuned_queries
 from replug.train.retriever_files import save_retriever

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from replug.configs.errors import UserError
-from replug.configs.sweep_space import Choices, Range, Space
+from replug.config.errors import UserError
+from replug.config.sweep_space import Choices, Range, Space
 from replug.train.sweep.records import TrialResult
 from replug.train.sweep.study import Journal, draw_trials
 

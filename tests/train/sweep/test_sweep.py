@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.configs.errors import NotFiniteError, RunError, UserError
-from replug.configs.load import load_config
-from replug.configs.schema import Config
-from replug.configs.sweep_space import read_space
+from replug.config.errors import NotFiniteError, RunError, UserError
+from replug.config.load import load_config
+from replug.config.schema import Config
+from replug.config.sweep_space import read_space
 from replug.data.labels import DEV_SCHEMA, SCHEMA, LabelOrigin, finish_labels, write_labels
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.store import PreparedSet

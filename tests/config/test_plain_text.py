@@ -11,7 +11,7 @@ from rich.markdown import Markdown
 
 from replug.commands import search
 from replug.commands.console import _StandardError
-from replug.configs.plain_text import plain_line, plain_text
+from replug.config.plain_text import plain_line, plain_text
 from replug.evals.comparison import _members, markdown_line, markdown_text
 from replug.train.results import print_results
 

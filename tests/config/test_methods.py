@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from replug.configs.errors import UserError
-from replug.configs.load import load_evaluation_config
-from replug.configs.methods import Method, parse_answering_methods, parse_methods
+from replug.config.errors import UserError
+from replug.config.load import load_evaluation_config
+from replug.config.methods import Method, parse_answering_methods, parse_methods
 
 RETRIEVERS = {"replug": "a", "lsr": "b"}
 

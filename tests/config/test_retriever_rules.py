@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from replug.configs.errors import UserError
-from replug.configs.load import load_config
+from replug.config.errors import UserError
+from replug.config.load import load_config
 
 ROOT = Path(__file__).parents[2]
 

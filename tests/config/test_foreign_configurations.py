@@ -7,8 +7,8 @@ import pytest
 
 from replug.commands.ask import config_of
 from replug.commands.slurm import _on_the_command_line
-from replug.configs.errors import UserError
-from replug.configs.load import config_to_yaml, load_config, load_evaluation_config, load_score_config, names_evaluation
+from replug.config.errors import UserError
+from replug.config.load import config_to_yaml, load_config, load_evaluation_config, load_score_config, names_evaluation
 from replug.train.run_dir import RunDirectory
 
 SECRET = "AWS_SECRET_ACCESS_KEY"

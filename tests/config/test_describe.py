@@ -1,8 +1,8 @@
 """Every key is described where it is written, and the list of keys is the schema's."""
 
-from replug.configs.describe import key_descriptions
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.load import flatten, load_config, load_evaluation_config
+from replug.config.describe import key_descriptions
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.load import flatten, load_config, load_evaluation_config
 
 REQUIRED = {"run_dir", "retriever.path"}
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from replug.configs import refresh_policy as policies
-from replug.configs.refresh_policy import Adopt, AtLag, RefreshMode, RefreshPolicy, Start, WhenReady, refresh_problems
-from replug.configs.schema import RefreshConfig
+from replug.config import refresh_policy as policies
+from replug.config.refresh_policy import Adopt, AtLag, RefreshMode, RefreshPolicy, Start, WhenReady, refresh_problems
+from replug.config.schema import RefreshConfig
 
 AT_LAG = AtLag(every_steps=10, lag_steps=3, max_age_steps=30, max_steps=40)
 WHEN_READY = WhenReady(every_steps=10, lag_steps=5, max_age_steps=30, max_steps=40)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from replug.configs.errors import UserError
-from replug.configs.load import load_config
+from replug.config.errors import UserError
+from replug.config.load import load_config
 from tests.support.packages import ROOT
 
 WITHOUT = (

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from replug.configs.choices import LMScore, Similarity
-from replug.configs.errors import UserError
-from replug.configs.load import (
+from replug.config.choices import LMScore, Similarity
+from replug.config.errors import UserError
+from replug.config.load import (
     config_to_yaml,
     flatten,
     load_ask_config,
@@ -18,8 +18,8 @@ from replug.configs.load import (
     load_evaluation_config,
     names_evaluation,
 )
-from replug.configs.refresh_policy import Adopt, RefreshMode, RefreshPolicy, refresh_policy
-from replug.configs.schema import Config, DataConfig, LMConfig, RetrieverConfig
+from replug.config.refresh_policy import Adopt, RefreshMode, RefreshPolicy, refresh_policy
+from replug.config.schema import Config, DataConfig, LMConfig, RetrieverConfig
 
 FOLDER = Path(__file__).parents[2] / "configs"
 EVALUATIONS = [*sorted(FOLDER.glob("eval_*.yaml")), *sorted(FOLDER.glob("paper_tables/*.yaml"))]

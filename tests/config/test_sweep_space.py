@@ -2,8 +2,8 @@
 
 import pytest
 
-from replug.configs.errors import UserError
-from replug.configs.sweep_space import Choices, Range, read_space
+from replug.config.errors import UserError
+from replug.config.sweep_space import Choices, Range, read_space
 
 
 def test_lists_and_ranges_are_swept_and_the_rest_is_fixed() -> None:

@@ -9,14 +9,14 @@ from typing import get_args
 
 import pytest
 
-from replug.configs import schema
-from replug.configs.errors import UserError
-from replug.configs.evaluation_schema import EvaluationConfig
-from replug.configs.keys import ABOVE_0, FROM_0, RULED, SHARE, Key, key, keys_of, section
-from replug.configs.load import load_config, load_evaluation_config
-from replug.configs.resume import require_same
-from replug.configs.rules import check_rules
-from replug.configs.schema import Config, LMConfig, RetrieverConfig, ScoreConfig
+from replug.config import schema
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.keys import ABOVE_0, FROM_0, RULED, SHARE, Key, key, keys_of, section
+from replug.config.load import load_config, load_evaluation_config
+from replug.config.resume import require_same
+from replug.config.rules import check_rules
+from replug.config.schema import Config, LMConfig, RetrieverConfig, ScoreConfig
 
 KEYS = {key.path: key for of in (EvaluationConfig, Config) for key in keys_of(of)}
 NUMBERS = {key.path: key for key in KEYS.values() if {int, float} & {key.kind, *get_args(key.kind)}}
