@@ -25,9 +25,9 @@ from replug.config.load import load_config
 from replug.config.schema import Config
 from replug.index_workers.build import index_settings
 from replug.index_workers.service import IndexService
-from replug.planning.sizes import run_sizes
-from replug.rehearsal.fake_cluster import NO_SPARE_WORKERS
+from replug.planning.memory import run_sizes
 from tests.support.command_line import ROOT
+from tests.support.fake_cluster import NO_SPARE_WORKERS
 from tests.support.local_cluster import local_cluster
 from tests.support.stand_in_actors import StandIn, Where, where
 

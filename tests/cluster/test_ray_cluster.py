@@ -15,7 +15,7 @@ from replug.cluster.ray_cluster import _lay_out, _require_same_gpus, _say
 from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.schema import Config, LMConfig, ScoreConfig
-from replug.planning.sizes import run_sizes
+from replug.planning.memory import run_sizes
 
 A100 = 80e9
 
