@@ -65,7 +65,7 @@ def plan(
             )
         return plan_training(loaded, devices, nodes, given)
 
-    wanted = [(devices, change) for devices in gpus or [None] for change in (SAME, *(what_if or []))]
+    wanted = [(devices, change) for devices in gpus or (None,) for change in (SAME, *(what_if or []))]
     plans = [planned(devices, change) for devices, change in wanted]
     named = list(zip([_name(devices, change, len(gpus or ()) > 1) for devices, change in wanted], plans, strict=True))
     if as_json and len(plans) == 1:

@@ -76,6 +76,11 @@ def sizes_of(
     if retriever is None:
         return Sizes(scoring=scoring)
     trained, vectors = known_trained_part(config, retriever), None
+    shape, dtype = shape_of(config, num_documents or 1), resolve(config.train.precision.value)
+
+    def rank_bytes(ranks: int, part: TrainedPart) -> float:
+        return train_bytes(retriever, shape, ranks, dtype, config.train.gradient_checkpointing, part)
+
     if num_documents:
         width = searched_width(config, retriever.dim)
         try:
@@ -86,13 +91,8 @@ def sizes_of(
         vectors=vectors,
         embedding=embedding_bytes(config, retriever, resolve),
         scoring=scoring,
-        training=trained and partial(_rank_bytes, config, retriever, trained, resolve(config.train.precision.value)),
+        training=partial(rank_bytes, part=trained) if trained else None,
     )
-
-
-def _rank_bytes(config: Config, retriever: ModelSize, trained: "TrainedPart", dtype: str, ranks: int) -> float:
-    checkpointed = config.train.gradient_checkpointing
-    return train_bytes(retriever, shape_of(config, 1), ranks, dtype, checkpointed, trained)
 
 
 def pass_bytes(model: ModelSize, num_tokens: int, dtype: str) -> float:
