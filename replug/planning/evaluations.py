@@ -174,13 +174,13 @@ def _num_shots(config: EvaluationConfig) -> int:
 
 def count_examples(config: EvaluationConfig, given: int | None) -> int:
     """Return `given`, or the examples that files or keys tell. Raises UserError where nothing tells."""
+    if given is not None:
+        return given
     is_text, questions, data = config.evaluation in TEXTS, config.questions, config.data
     most, there = (config.texts.max_windows if is_text else questions.max_questions), None
     path = data.heldout if is_text else questions.path
-    if given is not None:
-        return given
     if is_text and config.texts.path:
-        there = None  # whole texts are not cut here
+        pass  # whole texts are not cut here
     elif path and Path(path).expanduser().is_file():
         there = count_rows(Path(path).expanduser())
     elif is_text:
@@ -243,22 +243,17 @@ def _lm_costs(config: EvaluationConfig, devices: Devices, num: int, given: Assum
         raise UserError(problem)
     if prompts:
         for path in config.lms.values() or [str(config.lm.path or config.lm.model)]:
-            yield _lm_cost(config, path, config.lm, prompts, devices, given)
+            yield _lm_cost(path, config.lm, prompts, devices, given)
     if config.evaluation == "internet_qa" and has_rerank_lm(config):
         keys, (_, scored) = config.rerank_lm, _prompts_of_passages(config, evaluation_methods(config), num)
-        yield _lm_cost(config, str(keys.path or keys.model), keys, scored, devices, given)
+        yield _lm_cost(str(keys.path or keys.model), keys, scored, devices, given)
 
 
 def _lm_cost(
-    config: EvaluationConfig,
-    path: str,
-    keys: LMConfig,
-    prompts: Sequence[Prompts],
-    devices: Devices,
-    given: Assumptions,
+    path: str, keys: LMConfig, prompts: Sequence[Prompts], devices: Devices, given: Assumptions
 ) -> dict[str, Any]:
     size, gpu, is_server = _known_or_given(lm_size, path, given.lm_parameters), devices.accelerator, bool(keys.url)
-    num_bytes = scoring_bytes(config.run_config(), size, gpu.resolve_dtype)
+    num_bytes = scoring_bytes(keys, size, gpu.resolve_dtype)
     gpus = max(gpus_for(num_bytes, gpu.memory_gb), math.ceil(keys.gpus_per_replica or 1))
     if gpus > devices.count:
         raise UserError(

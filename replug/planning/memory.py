@@ -14,7 +14,7 @@ from replug.cluster.gpu_shares import Sizes
 from replug.cluster.packing import USABLE
 from replug.config.choices import TrainedSide
 from replug.config.errors import UserError
-from replug.config.schema import Config, ScoreConfig
+from replug.config.schema import Config, LMConfig, ScoreConfig
 from replug.models.pass_size import LMShape, tokens_per_pass
 from replug.planning.model_sizes import ModelSize, lm_size, retriever_size
 from replug.planning.workload import Shape, index_size, searched_width, shape_of
@@ -60,7 +60,7 @@ def run_sizes(config: Config | ScoreConfig, num_documents: int | None, has_bfloa
     except UserError:
         lm = None
     if isinstance(config, ScoreConfig):
-        return Sizes(scoring=scoring_bytes(config, lm, resolve) if lm else None)
+        return Sizes(scoring=scoring_bytes(config.lm, lm, resolve) if lm else None)
     try:
         retriever = retriever_size(config.retriever) if config.retriever.path else None
     except UserError:
@@ -72,7 +72,7 @@ def sizes_of(
     config: Config, retriever: ModelSize | None, lm: ModelSize | None, num_documents: int | None, resolve: Resolve
 ) -> Sizes:
     """Return what the actors hold on GPUs. None stands for what is not known."""
-    scoring = scoring_bytes(config, lm, resolve) if lm else None
+    scoring = scoring_bytes(config.lm, lm, resolve) if lm else None
     if retriever is None:
         return Sizes(scoring=scoring)
     trained, vectors = known_trained_part(config, retriever), None
@@ -106,10 +106,10 @@ def score_bytes(lm: ModelSize, num_tokens: int, dtype: str) -> float:
     return lm.parameters * DTYPE_BYTES[dtype] + pass_bytes(lm, num_tokens, dtype) + logits
 
 
-def scoring_bytes(config: Config | ScoreConfig, lm: ModelSize, resolve: Resolve) -> float:
-    """One LM, over all its GPUs."""
-    tokens = tokens_per_pass(LMShape(lm.layers, lm.hidden), True, config.lm.tokens_per_batch)
-    return score_bytes(lm, tokens, resolve(config.lm.dtype.value))
+def scoring_bytes(keys: LMConfig, lm: ModelSize, resolve: Resolve) -> float:
+    """One LM with the keys of `lm`, over all its GPUs."""
+    tokens = tokens_per_pass(LMShape(lm.layers, lm.hidden), True, keys.tokens_per_batch)
+    return score_bytes(lm, tokens, resolve(keys.dtype.value))
 
 
 def embedding_bytes(config: Config, retriever: ModelSize, resolve: Resolve) -> float:

@@ -36,7 +36,7 @@ def memory_gb(job: Job, accelerator: DeviceModel, split: Split) -> dict[str, flo
     part, dtype = memory.trained_part(config, job.retriever), resolve(config.train.precision.value)
     two_versions = config.index.swap is SwapMode.double
     parts = {
-        "score": memory.scoring_bytes(config, job.lm, resolve) / split.gpus_per_replica,
+        "score": memory.scoring_bytes(config.lm, job.lm, resolve) / split.gpus_per_replica,
         "embed": memory.embedding_bytes(config, job.retriever, resolve),
         "train": memory.train_bytes(job.retriever, job.shape, split.train, dtype, False, part),
         "train_checkpointed": memory.train_bytes(job.retriever, job.shape, split.train, dtype, True, part),

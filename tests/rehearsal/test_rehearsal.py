@@ -43,8 +43,6 @@ SMALL = (
     *("data.num_queries=1600", "data.num_heldout=8", "index.block_documents=16", "evaluate.max_windows=4"),
     *("lm.threads_per_replica=1", "index.threads_per_worker=1", "train.threads=1"),
 )
-# Without what the tests tell the Ray of their own.
-OWN_RAY = {name for name in os.environ if name.startswith("RAY_")}
 
 
 def papers_layout(nodes: int, gpus_of_node: int, resources: Sequence[str]) -> Layout[Config]:
@@ -137,11 +135,7 @@ LAYOUTS = {
 @pytest.mark.nightly
 @pytest.mark.timeout(2 * SECONDS)
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_the_papers_run_is_laid_out_interrupted_resumed_and_ends(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for variable in OWN_RAY:
-        monkeypatch.delenv(variable, raising=False)
+def test_the_papers_run_is_laid_out_interrupted_resumed_and_ends(name: str, tmp_path: Path) -> None:
     nodes, gpus_of_node, resources = LAYOUTS[name]
     layout = papers_layout(nodes, gpus_of_node, resources)
     assert layout.num_waiting == 0
