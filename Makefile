@@ -60,7 +60,7 @@ test-slow: .venv/.installed-dev
 	@$(PYTEST) --numprocesses $(TEST_PROCESSES) --dist loadfile -m "slow and not nightly and not alone"
 	@$(PYTEST) -m "slow and alone and not nightly"
 
-# Variants of those, and rehearsals of the paper's run on 8 to 64 GPUs; an hour.
+# Variants of those, and rehearsals of the paper's layout on 8 to 64 fake GPUs; an hour.
 test-nightly: .venv/.installed-dev
 	@$(PYTEST) -m nightly
 

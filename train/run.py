@@ -27,10 +27,9 @@ from replug.index_workers.build import index_kind
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.installation import check_faiss
 from replug.models.build import lm_source
-from replug.models.hardware import check_gpus, gpu_name, multiplies_bfloat16
+from replug.models.hardware import check_gpus, multiplies_bfloat16
 from replug.models.preparing import data_folder, prepared_set
-from replug.planning.automatic import training_sizes
-from replug.planning.sizes import run_sizes
+from replug.planning.memory import run_sizes
 from replug.train.data_checks import check_data
 from replug.train.evaluation import evaluate_heldout
 from replug.train.fitting import fit, lsr_module
@@ -133,7 +132,7 @@ def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dic
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
     loggers = loggers_of(config, run)
-    sizes = training_sizes(config, len(data.corpus), multiplies_bfloat16(), gpu_name())
+    sizes = run_sizes(config, len(data.corpus), multiplies_bfloat16())
     with (
         ray_cluster(config, ("train", "index", *lm.roles), interruption, sizes) as laid_out,
         start_workers(laid_out, lm, data, run.index, run.scores) as workers,

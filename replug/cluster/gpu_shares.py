@@ -1,7 +1,12 @@
-"""How many GPUs each role has: `resources`, with what `auto` comes to on the nodes and for these sizes. Pure."""
+"""How many GPUs each role has: `resources`, with the rule for `auto`. Pure.
+
+The rule: of every eight GPUs one trains, one indexes and six score, since the LM has by far the most to do; with fewer
+than eight, one trains and one indexes; with fewer than three, roles have shares of them. More ranks train where memory
+asks for it, and more GPUs index where they hold the vectors.
+"""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from replug.cluster.packing import Node
@@ -10,8 +15,6 @@ from replug.config.errors import UserError
 from replug.config.schema import Config, IndexConfig, LMConfig, ScoreConfig
 
 ROLES = ("train", "score", "index")
-# GPUs by role with which a run ends soonest on these nodes; None where nothing fits.
-Choose = Callable[[Config, Sequence[Node]], Mapping[str, float] | None]
 WEIGHTS = {"train": 1, "score": 2, "index": 1}  # by which they share fewer GPUs than there are roles
 EXACT_KINDS = ("flat_fp16",)  # whose vectors any number of searchers may share
 SHARED = 0.25  # as Ray counts, of each process on a GPU that roles share: a rank, a scorer, a builder and a searcher
@@ -19,13 +22,12 @@ SHARED = 0.25  # as Ray counts, of each process on a GPU that roles share: a ran
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bytes that actors hold on their GPUs (`planning.sizes`); None where they are not known, and then not checked."""
+    """Bytes that actors hold on their GPUs (`planning.memory`). None means not known; nothing is checked then."""
 
     vectors: float | None = None  # of one index version as it is searched, all shards together
     embedding: float | None = None  # a builder: its encoder and one pass
     scoring: float | None = None  # an LM and one pass, over all its GPUs
     training: Callable[[int], float] | None = None  # a rank of so many: weights, moments, its part of a batch
-    choose: Choose | None = None  # what `auto` comes to where roles may share GPUs (`planning.automatic`)
 
 
 def trains_on_gpu(config: Config | ScoreConfig, has_gpu: bool) -> bool:
@@ -52,10 +54,17 @@ def gpus_by_role(
     open_roles, left = [role for role in takers if role not in given], num_gpus - sum(given.values())
     if open_roles and left <= 0:
         taken = " + ".join(f"resources.{role}={value:g}" for role, value in given.items())
-        raise UserError(f"{taken} leaves no GPU of {num_gpus} for resources.{open_roles[0]}=auto; ask for fewer")
+        raise UserError(
+            f"{taken} leaves no GPU of {num_gpus} for resources.{open_roles[0]}=auto; ask for fewer, or set "
+            f"{' and '.join(f'resources.{role}' for role in open_roles)} too, and the roles share the GPUs"
+        )
     index = _gpus_of_vectors(config, nodes, sizes, left - len(open_roles) + 1) if may_search_on_gpu else 1
     found = {**given, **_automatic(left, open_roles, index)}
-    return {**found, "train": _dividing(config, found["train"])} if "train" in open_roles else found
+    if "train" in open_roles and found["train"] >= 1:
+        found["train"] = _ranks(config, found["train"], left - len(open_roles) + 1, nodes, sizes)
+        if "index" in open_roles:
+            found["index"] = min(found["index"], left - found["train"] - ("score" in open_roles))
+    return found
 
 
 def are_shared(gpus: Mapping[str, float], nodes: Sequence[Node]) -> bool:
@@ -63,57 +72,6 @@ def are_shared(gpus: Mapping[str, float], nodes: Sequence[Node]) -> bool:
     num_gpus = sum(node.gpus for node in nodes)
     whole = gpus and all(value >= 1 for value in gpus.values())
     return bool(whole) and max(gpus.values()) <= num_gpus < sum(gpus.values())
-
-
-def chosen_gpus(
-    config: Config | ScoreConfig, nodes: Sequence[Node], sizes: Sizes, roles: Collection[str]
-) -> list[dict[str, float]]:
-    """What `auto` comes to where roles may share GPUs: the fastest, or without `sizes.choose` all that share them.
-
-    They may not where an actor is to have more of a GPU than its part or an LM takes several. Where numbers leave GPUs
-    to the other roles, they may where memory is known and scorers have no number: else a split is what is sure to fit.
-    """
-    num_gpus = int(sum(node.gpus for node in nodes))
-    if num_gpus < 2 or not isinstance(config, Config) or not _may_share(config, nodes, sizes):
-        return []
-    takers = [role for role in ROLES if role in roles and _takes_gpus(config, role, nodes)]
-    asked = {role: getattr(config.resources, role) for role in takers}
-    given = {role: float(value) for role, value in asked.items() if value != "auto"}
-    if len(takers) < len(ROLES) or len(given) == len(ROLES) or any(not 1 <= n <= num_gpus for n in given.values()):
-        return []
-    is_known = sizes.choose is not None and _are_known(nodes, sizes)
-    if sum(given.values()) < num_gpus and ("score" in given or not is_known):
-        return []
-    if sizes.choose is not None and is_known:
-        chosen = sizes.choose(config, nodes)
-        return [dict(chosen)] if chosen else []
-    found = [{**one, **given} for one in all_shared(num_gpus, config.train.batch_size // config.train.micro_batches)]
-    return [one for one in found if are_shared(one, nodes)]
-
-
-def all_shared(num_gpus: int, parts: int) -> Iterator[dict[str, float]]:
-    """By ranks that divide the `parts` of a batch: scorers and index on all GPUs, or either not where a rank is."""
-    every = float(num_gpus)
-    for ranks in (float(n) for n in range(1, num_gpus + 1) if parts % n == 0):
-        for score, index in ((every, every), (every, every - ranks), (every - ranks, every - ranks)):
-            if index:
-                yield {"train": ranks, "score": score, "index": index}
-
-
-def _are_known(nodes: Sequence[Node], sizes: Sizes) -> bool:
-    """Whether what each actor holds of a GPU's memory can be added up."""
-    held = (sizes.embedding, sizes.scoring, sizes.training, sizes.vectors)
-    return None not in held and all(node.gpu_bytes is not None for node in nodes if node.gpus)
-
-
-def _may_share(config: Config, nodes: Sequence[Node], sizes: Sizes) -> bool:
-    """Whether keys leave each actor no more than its part of a GPU, and one GPU holds an LM."""
-    index, num_gpus = config.index, sum(node.gpus for node in nodes)
-    shares = (config.lm.gpus_per_replica, index.gpus_per_builder, index.gpus_per_searcher)
-    counts = (config.lm.num_replicas, index.num_builders, index.num_shards)
-    if max(filter(None, shares), default=0) > SHARED or max(filter(None, counts), default=0) > num_gpus:
-        return False
-    return config.lm.gpus_per_replica is not None or gpus_of_replica(config.lm, math.inf, nodes, sizes) <= 1
 
 
 def _of_a_large_lm(lm: LMConfig, left: float, open_roles: int, nodes: Sequence[Node], sizes: Sizes) -> dict[str, float]:
@@ -172,10 +130,16 @@ def host_bytes(index: IndexConfig, sizes: Sizes, num_nodes: int) -> float:
     return 2 * (sizes.vectors or 0.0) / min(num_nodes, index.num_shards or num_nodes)
 
 
-def _dividing(config: Config, ranks: float) -> float:
-    """So many ranks, or fewer, that all have parts of one size."""
+def _ranks(config: Config, wanted: float, most: float, nodes: Sequence[Node], sizes: Sizes) -> float:
+    """So many ranks, or fewer, that all have parts of one size; more where one's part does not fit a GPU's memory."""
     parts = config.train.batch_size // config.train.micro_batches
-    return next((n for n in range(int(ranks), 1, -1) if parts % n == 0), min(ranks, 1))
+    dividing = [n for n in range(1, int(max(wanted, most)) + 1) if parts % n == 0]
+    ranks = max(n for n in dividing if n <= max(1, wanted))
+    if sizes.training is None:
+        return ranks
+    limit = min(node.gpu_limit for node in nodes)
+    fitting = (n for n in dividing if n >= ranks and sizes.training(n) <= limit)
+    return next(fitting, ranks)
 
 
 def gpus_of_replica(lm: LMConfig, share: float, nodes: Sequence[Node], sizes: Sizes) -> float:

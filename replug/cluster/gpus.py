@@ -1,7 +1,7 @@
 """The GPUs of this machine: those that torch sees, or those that a rehearsal pretends.
 
-`replug plan --rehearse` starts a Ray cluster whose GPUs are numbers. What hands out places counts those; what computes
-stays on the processor. One variable in the environment of that cluster's processes says so. It holds the address of
+Tests start a Ray cluster whose GPUs are numbers (tests/support/fake_cluster.py). The layout counts those, and models
+compute on the processor. One variable in the environment of that cluster's processes says so. It holds the address of
 that cluster, and `check_rehearsal` refuses every other: where the variable was left on, nothing runs.
 """
 

@@ -1,13 +1,12 @@
 """Which part of a cluster trains, scores and indexes. Pure: a configuration and nodes in, places and sentences out.
 
-`resources` is the short way to say it; what it leaves open the layout decides, and a key that is set stays as it is.
+`resources` is the short way to say it. The layout decides what it leaves open, and a key that is set stays as it is.
 The layout knows what the roles take of a GPU's memory (`Sizes`): exact vectors are searched on GPUs where two
 versions have room there, else in host memory. `replug plan` and a run ask this same module, so a plan is what runs.
 """
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, Generic, TypeVar
@@ -18,7 +17,6 @@ from replug.cluster.gpu_shares import (
     SHARED,
     Sizes,
     are_shared,
-    chosen_gpus,
     gpus_by_role,
     gpus_of_replica,
     ray_share,
@@ -86,28 +84,17 @@ UNKNOWN = Sizes()
 def lay_out(
     config: AnyConfig, nodes: Sequence[Node], sizes: Sizes = UNKNOWN, roles: Collection[str] = ROLES
 ) -> Layout[AnyConfig]:
-    """Places for the actors of those roles. Raises UserError, with numbers, where they find no room.
+    """Return places for the actors of those roles. Raises UserError, with numbers, where they find no room.
 
-    Of the scorers one is enough to begin with. What `auto` leaves open is what `sizes.choose` says, where roles may
-    share GPUs, else a split. Searches are on GPUs where that has room.
+    One scorer is enough to begin with. Exact vectors are searched on GPUs where those have room, else in host memory.
     """
-    candidates = chosen_gpus(config, nodes, sizes, roles)
     may_move = not isinstance(config, ScoreConfig) and config.index.gpus_per_searcher is None
-    for on_gpu in (True, False) if may_move else (True,):
-        for gpus in candidates:
-            with suppress(NoRoom):
-                return _lay_out(_asked(config, gpus), gpus, nodes, sizes, roles, on_gpu)
     try:
-        return _lay_out(config, gpus_by_role(config, nodes, sizes, roles, True), nodes, sizes, roles, True)
+        return _lay_out(config, nodes, sizes, roles, True)
     except OutOfMemory:
         if not may_move:
             raise
-    return _lay_out(config, gpus_by_role(config, nodes, sizes, roles, False), nodes, sizes, roles, False)
-
-
-def _asked(config: Any, gpus: dict[str, float]) -> Any:
-    """With numbers for `auto`, so that the configuration is laid out the same again."""
-    return replace(config, resources=replace(config.resources, **gpus))
+    return _lay_out(config, nodes, sizes, roles, False)
 
 
 def num_ranks(config: Config) -> int:
@@ -129,13 +116,13 @@ def scorers(lm: LMConfig) -> tuple[int, float]:
 
 def _lay_out(
     config: AnyConfig,
-    gpus: dict[str, float],
     nodes: Sequence[Node],
     sizes: Sizes,
     roles: Collection[str],
     may_search_on_gpu: bool,
 ) -> Layout[AnyConfig]:
     """Trainers take their places first, since rank 0's must be here; then the index; scorers take what is left."""
+    gpus = gpus_by_role(config, nodes, sizes, roles, may_search_on_gpu)
     packing = Packing(nodes, spread=are_shared(gpus, nodes))
     groups: list[ActorGroup] = []
     laid: Any = config  # a type variable cannot be narrowed

@@ -42,7 +42,7 @@ def _build(config: Config, data_out: Path, root: Path) -> int:
     from replug.models.build import load_encoder
     from replug.models.hardware import multiplies_bfloat16
     from replug.models.preparing import corpus_to_index
-    from replug.planning.sizes import run_sizes
+    from replug.planning.memory import run_sizes
 
     data = corpus_to_index(config, data_out, root)
     encoder = load_encoder(config.retriever, dims=config.index.dims)

@@ -203,7 +203,7 @@ def _open(config: ScoreConfig, source_of_lm: "LMSource", cache: Path) -> "Iterat
     from replug.cluster.ray_cluster import ray_cluster
     from replug.models.build import opened_lm
     from replug.models.hardware import check_gpus, multiplies_bfloat16
-    from replug.planning.sizes import run_sizes
+    from replug.planning.memory import run_sizes
 
     if source_of_lm.roles:
         check_gpus()

@@ -1,6 +1,6 @@
 """When the corpus is re-embedded and when the new index takes over. Pure: steps in, decisions out.
 
-Training, the check of a configuration and the simulation of a plan all ask this module. A refresh starts at every
+Training, the check of a configuration and `replug plan` all ask this module. A refresh starts at every
 multiple of `every_steps`. One that is due to start while another is under way is skipped, never queued. What differs
 between policies is when a refresh is adopted. To add a policy: a name in `Adopt`, a class, a line in `POLICIES`.
 """

@@ -48,7 +48,7 @@ from replug.models.caching_lm import CachingLM
 from replug.models.hardware import check_gpus, multiplies_bfloat16
 from replug.models.lm_source import LMSource
 from replug.models.preparing import corpus_to_index
-from replug.planning.sizes import run_sizes
+from replug.planning.memory import run_sizes
 
 log = logging.getLogger(__name__)
 

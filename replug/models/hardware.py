@@ -33,11 +33,6 @@ def multiplies_bfloat16() -> bool:
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
-def gpu_name() -> str:
-    """As the driver has it; empty without a GPU."""
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-
-
 def resolve_dtype(name: str) -> torch.dtype:
     """The torch dtype for `auto`, `float32`, `bfloat16` or `float16`."""
     if name == "auto":

@@ -1,138 +1,307 @@
-"""What an evaluation costs: tokens that LMs read, GPU hours of LMs and of embedding, dollars.
+"""What an evaluation costs: tokens that LMs read and write, GPU hours of LMs and of embedding, dollars.
 
 Rates are those of a training plan: a share of the peak, and for answers, which are generated token by token, no less
-than the time to read the LM's weights for each token.
+than the time to read the LM's weights for each token. Lengths that no key tells are assumed. Documents of different
+retrievers are taken to differ. Local weights read what prompts share once, which is little, and is not counted.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
-from replug.config.methods import BM25, REPLUG, WITHOUT_RETRIEVER
+from replug.config.methods import BM25, GENREAD, GOLD, LONG_CONTEXT, NONE, REPLUG, WITHOUT_RETRIEVER, Method
 from replug.config.rules import evaluation_methods, has_rerank_lm, lm_problems
 from replug.config.schema import LMConfig
+from replug.data.files import read_json
+from replug.data.rows import count_rows
 from replug.index_workers.version_folders import newest_encoder
-from replug.models.pass_size import LMShape, tokens_per_pass
-from replug.planning.accelerators import DeviceModel, Devices, check_efficiency, parse_devices
-from replug.planning.examples import count_examples, with_lengths_of_set
-from replug.planning.memory import DTYPE_BYTES, gpus_for, score_bytes
+from replug.planning.accelerators import Devices, check_efficiency, parse_devices
+from replug.planning.memory import DTYPE_BYTES, gpus_for, scoring_bytes
 from replug.planning.model_sizes import ModelSize, encoder_size, lm_size
-from replug.planning.readings import LM, RERANK_LM, Reading, lengths_of, query_tokens, readings_of, text_tokens
+from replug.planning.plans import DEFAULTS, GPUS_MISSING, Assumptions
 from replug.planning.workload import count_documents
 
-SizeOf = Callable[[str, float | None], ModelSize]
+TEXTS, QUESTIONS = ("lm", "tokens"), ("mmlu", "open_qa", "popqa")
+LETTERS, SUBJECTS = 4, 57  # of MMLU
+SHOTS = {"mmlu": 5, "open_qa": 16, "popqa": 15, "internet_qa": 15}  # where questions.shots is not set
+SAMPLES, SAMPLES_ALONE = 4, 50  # answers of a question from passages (answering/answerer.py)
+LABELS = {"fever": 3, "strategyqa": 2}  # answers that there are, where nothing is sampled
+WRITTEN_TOKENS = 150  # of a document that the LM writes (evals/genread.py)
+QUESTION_TOKENS = {"mmlu": 100, "popqa": 15}  # with choices; of other questions 20
+ANSWER_TOKENS, LONG_CONTEXT_TOKENS, SENTENCE_TOKENS = 5, 1024, 25
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationAssumptions:
-    """What the command line adds to the configuration; None is what is usual."""
+class Prompts:
+    """`count` prompts of an `opening`, which many share, and a `prefix`, after which `ends` continuations are scored.
 
-    lm_parameters: float | None = None
-    retriever_parameters: float | None = None
-    num_documents: int | None = None
-    num_examples: int | None = None
-    efficiency: float | None = None
-    price: float | None = None  # dollars for an hour of one device
-
-
-@dataclass(frozen=True, slots=True)
-class LMCost:
-    """Of one LM: tokens put to it and read by it, tokens generated, FLOP, and hours of all its GPUs.
-
-    An LM of several GPUs holds them all while one works.
+    Local weights read a prefix once for all its ends; a server reads all of each. Then `samples` answers of
+    `new_tokens` are generated; prompts of one of the `calls` are decoded together.
     """
 
-    name: str
-    parameters: int
-    gpus: int
-    tokens_put: int
-    tokens_read: int
-    tokens_generated: int
-    flop: float
-    hours: float
+    count: int
+    prefix: int
+    opening: int = 0
+    ends: int = 1
+    end_tokens: int = 0
+    new_tokens: int = 0
+    samples: int = 1
+    calls: int = 0
 
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingCost:
-    """Of one retriever: tokens of documents and queries, and hours. `is_indexed`: its documents' vectors are there."""
-
-    name: str
-    path: str
-    parameters: int
-    is_indexed: bool
-    tokens: int
-    flop: float
-    hours: float
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationPlan:
-    """Of one configuration; `price` is None where nobody told one."""
-
-    config: EvaluationConfig
-    devices: Devices
-    num_examples: int
-    num_documents: int
-    lms: tuple[LMCost, ...]
-    retrievers: tuple[EmbeddingCost, ...]
-    price: float | None
-    notes: tuple[str, ...] = ()
+    def tokens_read(self, is_server: bool) -> int:
+        if is_server:
+            return self.count * self.ends * (self.opening + self.prefix + self.end_tokens)
+        return self.count * (self.prefix + self.ends * self.end_tokens)
 
     @property
-    def hours(self) -> dict[str, float]:
-        """Device hours by role."""
-        return {"score": sum(one.hours for one in self.lms), "embed": sum(one.hours for one in self.retrievers)}
+    def tokens_generated(self) -> int:
+        return self.count * self.samples * self.new_tokens
+
+    def flop(self, size: ModelSize, is_server: bool) -> tuple[float, float]:
+        """FLOP of reading, and of generating."""
+        token = size.flop_per_token(self.opening + self.prefix + self.end_tokens + self.new_tokens)
+        predicted = self.count * self.ends * self.end_tokens * size.flop_per_prediction
+        return self.tokens_read(is_server) * token + predicted, self.tokens_generated * (
+            token + size.flop_per_prediction
+        )
 
 
-def plan_evaluation(
-    config: EvaluationConfig,
-    gpus: str | None,
-    given: EvaluationAssumptions = EvaluationAssumptions(),
-) -> EvaluationPlan:
-    """Raises UserError for what cannot be planned, with the flag or key that fixes it."""
+def prompts_of(config: EvaluationConfig, num: int) -> list[Prompts]:
+    """Return the prompts that `lm` reads for `num` examples. Raises UserError for an unknown evaluation."""
+    methods, kind = evaluation_methods(config), config.evaluation
+    document, query = _document_tokens(config), query_tokens(config)
+    if kind == "retrieval":
+        return []
+    if kind == "internet_qa":
+        asked, scored = _prompts_of_passages(config, methods, num)
+        return asked if has_rerank_lm(config) else [*asked, *scored]
+    if kind not in (*TEXTS, *QUESTIONS):
+        known = ", ".join((*TEXTS, *QUESTIONS, "internet_qa", "retrieval"))
+        raise UserError(f"evaluation: no plan is known of {kind!r}; expected one of {known}")
+    found = [Prompts(num * method.k, document, end_tokens=query) for method in methods if method.is_reranked]
+    if kind in TEXTS:
+        return found + list(_prompts_of_texts(config, methods, num))
+    if any(method.source == GENREAD for method in methods):
+        found.append(Prompts(num, query, new_tokens=WRITTEN_TOKENS, calls=num))
+    for method in methods:
+        count, documents = (1, method.k) if method.is_concatenated or not method.k else (method.num_read, 1)
+        each = WRITTEN_TOKENS if method.source == GENREAD else document
+        in_shot = each if method.k and config.questions.documents_in_shots else 0
+        opening = _num_shots(config) * (query + ANSWER_TOKENS + in_shot)
+        prefix = query + documents * each
+        if kind == "mmlu":  # the letters of a prompt are scored together
+            found.append(Prompts(num * count, prefix, opening, LETTERS, end_tokens=1))
+        else:  # answers are taken to be as long as they may be
+            new_tokens = config.questions.max_new_tokens
+            found.append(Prompts(num * count, prefix, opening, new_tokens=new_tokens, calls=num))
+    return found
+
+
+def _prompts_of_texts(config: EvaluationConfig, methods: Sequence[Method], num: int) -> Iterator[Prompts]:
+    """A document that several methods of one source read is scored once."""
+    (before, scored), document = text_tokens(config), _document_tokens(config)
+    if any(method.source == LONG_CONTEXT for method in methods):
+        whole = config.texts.long_context_tokens or LONG_CONTEXT_TOKENS
+        yield Prompts(num, max(0, whole - scored), end_tokens=scored)
+    if any(method.source == NONE for method in methods):
+        yield Prompts(num, before, end_tokens=scored)
+    alone = [method for method in methods if method.takes_from_corpus and not method.is_concatenated]
+    for source in sorted({method.found_by for method in alone}):
+        most = max(method.num_read for method in alone if method.found_by == source)
+        yield Prompts(num * most, before + document, end_tokens=scored)
+    for method in methods:
+        if method.is_concatenated:
+            yield Prompts(num, before + method.k * document, end_tokens=scored)
+
+
+def _prompts_of_passages(
+    config: EvaluationConfig, methods: Sequence[Method], num: int
+) -> tuple[list[Prompts], list[Prompts]]:
+    """Prompts that are asked for answers, and prompts that are scored, which `rerank_lm` takes where it is set.
+
+    `evals/internet/expectation.py` counts the same: every factor is asked for, and no two samples are alike.
+    """
+    labels = LABELS.get(str(config.questions.dataset), 0)
+    query, answer, passage = query_tokens(config), ANSWER_TOKENS, SENTENCE_TOKENS * config.web.sentences_per_passage
+    alone, open_book = (_num_shots(config) * (query + answer + of) for of in (0, passage))
+    asked: list[Prompts] = []
+    scored: list[Prompts] = []
+    for source, opening, prefix in ((NONE, alone, query), (GOLD, open_book, passage + query)):
+        if any(method.source == source for method in methods):
+            if labels:
+                scored.append(Prompts(num, prefix, opening, labels, answer))
+            else:
+                asked.append(Prompts(num, prefix, opening, new_tokens=answer, samples=SAMPLES_ALONE, calls=num))
+    if passages := max((method.k for method in methods), default=0):
+        count, candidates = num * passages, labels or SAMPLES
+        if not labels:
+            sampled = {"new_tokens": answer, "samples": SAMPLES, "calls": count}
+            asked.append(Prompts(count, passage + query, open_book, **sampled))
+        every = passages if any(method.source == "rag_full" for method in methods) else 1
+        scored += [
+            Prompts(count, passage + query, open_book, candidates * every, answer),
+            Prompts(count, passage, open_book, 1, query),
+            Prompts(count, passage, open_book, candidates, answer),
+            Prompts(count, passage, open_book, candidates, answer + query),
+        ]
+    return asked, scored
+
+
+def query_tokens(config: EvaluationConfig) -> int:
+    """Tokens of what is searched for."""
+    if config.evaluation in TEXTS:
+        return config.texts.query_tokens if config.texts.path else config.data.window
+    return QUESTION_TOKENS.get(config.evaluation, 20)
+
+
+def text_tokens(config: EvaluationConfig) -> tuple[int, int]:
+    """Tokens of the context of an example of language modelling, and of its continuation."""
+    texts, window = config.texts, config.data.window
+    return (texts.context_tokens, texts.scored_tokens) if texts.path else (window, window)
+
+
+def _document_tokens(config: EvaluationConfig) -> int:
+    return config.data.document_tokens or config.data.window
+
+
+def _num_shots(config: EvaluationConfig) -> int:
+    return SHOTS[config.evaluation] if config.questions.shots is None else config.questions.shots
+
+
+def count_examples(config: EvaluationConfig, given: int | None) -> int:
+    """Return `given`, or the examples that files or keys tell. Raises UserError where nothing tells."""
+    if given is not None:
+        return given
+    is_text, questions, data = config.evaluation in TEXTS, config.questions, config.data
+    most, there = (config.texts.max_windows if is_text else questions.max_questions), None
+    path = data.heldout if is_text else questions.path
+    if is_text and config.texts.path:
+        pass  # whole texts are not cut here
+    elif path and Path(path).expanduser().is_file():
+        there = count_rows(Path(path).expanduser())
+    elif is_text:
+        manifest = _manifest(config)
+        there = int(manifest["counts"]["heldout"]) if manifest else data.num_heldout
+    elif most is not None and config.evaluation == "mmlu":
+        most *= SUBJECTS
+    known = [number for number in (most, there) if number is not None]
+    if not known:
+        key = "texts.max_windows" if is_text else "questions.max_questions"
+        raise UserError(f"{key} is not set and no file is there to count; expected --examples N, such as 3610")
+    return min(known)
+
+
+def _manifest(config: EvaluationConfig) -> dict[str, Any] | None:
+    path = Path(config.data.prepared).expanduser() / "manifest.json" if config.data.prepared else None
+    return read_json(path, "prepare the set again") if path is not None and path.is_file() else None
+
+
+def plan_evaluation(config: EvaluationConfig, gpus: str | None, given: Assumptions = DEFAULTS) -> dict[str, Any]:
+    """Plan an evaluation. Raises UserError for what cannot be planned, with the flag or key that fixes it."""
     if gpus is None:
-        raise UserError("--gpus is missing; expected such as --gpus 1xA100")
+        raise UserError(GPUS_MISSING)
     check_efficiency(given.efficiency)
-    config = with_lengths_of_set(config)
+    if (manifest := _manifest(config)) and "data.window" in manifest["origin"]:  # the lengths that the set was cut to
+        config.data.window = manifest["origin"]["data.window"]
+        config.data.document_tokens = manifest["origin"]["data.document_tokens"]
     devices, num = parse_devices(gpus), count_examples(config, given.num_examples)
-    needs_corpus = _retrievers(config) or any(method.takes_from_corpus for method in evaluation_methods(config))
+    methods = evaluation_methods(config)
+    needs_corpus = _retrievers(config) or any(method.takes_from_corpus for method in methods)
     documents = (given.num_documents or count_documents(config.run_config())) if needs_corpus else 0
-    lms = tuple(_lm_costs(config, devices, num, given))
-    retrievers = tuple(_embedding_costs(config, devices.accelerator, num, documents, given))
-    notes = tuple(_notes(config, lms, retrievers))
-    return EvaluationPlan(config, devices, num, documents, lms, retrievers, given.price, notes)
+    lms = list(_lm_costs(config, devices, num, given))
+    retrievers = list(_embedding_costs(config, devices, num, documents, given))
+    hours = {"score": sum(one["hours"] for one in lms), "embed": sum(one["hours"] for one in retrievers)}
+    total = sum(hours.values())
+    return {
+        "devices": str(devices),
+        "evaluation": config.evaluation,
+        "examples": num,
+        "documents": documents,
+        "lms": lms,
+        "retrievers": retrievers,
+        "tokens": {
+            "score": sum(one["tokens_read"] + one["tokens_generated"] for one in lms),
+            "embed": sum(one["tokens"] for one in retrievers),
+        },
+        "hours": hours,
+        "gpu_hours": total,
+        "wall_hours": total / devices.count,
+        "price": given.price,
+        "dollars": None if given.price is None else total * given.price,
+        "notes": list(_notes(config, lms, retrievers)),
+    }
 
 
-def _rate(accelerator: DeviceModel, dtype: str, given: EvaluationAssumptions) -> float:
-    return (given.efficiency or accelerator.efficiency) * accelerator.peak(accelerator.resolve_dtype(dtype))
-
-
-def _lm_costs(config: EvaluationConfig, devices: Devices, num: int, given: EvaluationAssumptions) -> Iterator[LMCost]:
-    readings = readings_of(config, num)
-    for problem in lm_problems(config) if readings else ():
+def _lm_costs(config: EvaluationConfig, devices: Devices, num: int, given: Assumptions) -> Iterator[dict[str, Any]]:
+    """The cost of each LM; one of several GPUs holds them all while one works."""
+    prompts = prompts_of(config, num)
+    for problem in lm_problems(config) if config.evaluation != "retrieval" else ():
         raise UserError(problem)
-    draws = _num_draws(config)
-    if LM in readings:
-        paths = config.lms or {"lm": str(config.lm.path or config.lm.model)}
-        for path in paths.values():
-            size = _known_or_given(lm_size, path, given.lm_parameters)
-            yield _lm_cost(size, draws * readings[LM], config.lm, devices, given)
-    if RERANK_LM in readings:
-        keys = config.rerank_lm
-        size = _known_or_given(lm_size, str(keys.path or keys.model), given.lm_parameters)
-        yield _lm_cost(size, draws * readings[RERANK_LM], keys, devices, given)
+    if prompts:
+        for path in config.lms.values() or [str(config.lm.path or config.lm.model)]:
+            yield _lm_cost(path, config.lm, prompts, devices, given)
+    if config.evaluation == "internet_qa" and has_rerank_lm(config):
+        keys, (_, scored) = config.rerank_lm, _prompts_of_passages(config, evaluation_methods(config), num)
+        yield _lm_cost(str(keys.path or keys.model), keys, scored, devices, given)
 
 
-def _num_draws(config: EvaluationConfig) -> int:
-    """Of demonstrations: with each all questions are asked and searched for anew."""
-    return max(1, len(config.questions.demonstration_seeds))
+def _lm_cost(
+    path: str, keys: LMConfig, prompts: Sequence[Prompts], devices: Devices, given: Assumptions
+) -> dict[str, Any]:
+    size, gpu, is_server = _known_or_given(lm_size, path, given.lm_parameters), devices.accelerator, bool(keys.url)
+    num_bytes = scoring_bytes(keys, size, gpu.resolve_dtype)
+    gpus = max(gpus_for(num_bytes, gpu.memory_gb), math.ceil(keys.gpus_per_replica or 1))
+    if gpus > devices.count:
+        raise UserError(
+            f"--gpus is {devices}, but {size.name} takes {gpus} of them ({num_bytes / 1e9:.0f} GB); expected such as "
+            f"--gpus {gpus}x{gpu.name}"
+        )
+    rate = gpu.rate(keys.dtype.value, given.efficiency)
+    reading_weights = size.parameters * DTYPE_BYTES[gpu.resolve_dtype(keys.dtype.value)] / gpu.bandwidth
+    flop = seconds = 0.0
+    for one in prompts:
+        reading, writing = one.flop(size, is_server)
+        flop += reading + writing
+        seconds += reading / rate + max(writing / rate, one.calls * one.new_tokens * reading_weights)
+    return {
+        "name": size.name,
+        "parameters": size.parameters,
+        "gpus": gpus,
+        "tokens_read": sum(one.tokens_read(is_server) for one in prompts),
+        "tokens_generated": sum(one.tokens_generated for one in prompts),
+        "flop": flop,
+        "hours": gpus * seconds / 3600,
+    }
 
 
-def _known_or_given(size_of: SizeOf, path: str, parameters: float | None) -> ModelSize:
+def _embedding_costs(
+    config: EvaluationConfig, devices: Devices, num: int, documents: int, given: Assumptions
+) -> Iterator[dict[str, Any]]:
+    """The cost of each retriever; a run or an index holds the vectors of its documents."""
+    rate = devices.accelerator.rate(config.index.dtype.value, given.efficiency)
+    for name, path in _retrievers(config).items():
+        encoder = newest_encoder(Path(path).expanduser())
+        size = _known_or_given(encoder_size, str(encoder or path), given.retriever_parameters)
+        texts = [(0 if encoder else documents, _document_tokens(config)), (num, query_tokens(config))]
+        flop = sum(count * length * size.flop_per_token(length) for count, length in texts)
+        yield {
+            "name": name,
+            "path": path,
+            "parameters": size.parameters,
+            "is_indexed": bool(encoder),
+            "tokens": sum(count * length for count, length in texts),
+            "flop": flop,
+            "hours": flop / rate / 3600,
+        }
+
+
+def _known_or_given(
+    size_of: Callable[[str, float | None], ModelSize], path: str, parameters: float | None
+) -> ModelSize:
     """A known size comes first: the parameters are those of the models that are not known."""
     try:
         return size_of(path, None)
@@ -142,60 +311,8 @@ def _known_or_given(size_of: SizeOf, path: str, parameters: float | None) -> Mod
         return size_of(path, parameters)
 
 
-def _lm_cost(
-    size: ModelSize, readings: Sequence[Reading], keys: LMConfig, devices: Devices, given: EvaluationAssumptions
-) -> LMCost:
-    rate, is_server = _rate(devices.accelerator, keys.dtype.value, given), bool(keys.url)
-    gpus = _gpus_of(size, keys, devices)
-    weights = size.parameters * DTYPE_BYTES[devices.accelerator.resolve_dtype(keys.dtype.value)]
-    flop, seconds = 0.0, 0.0
-    for one in readings:
-        reading, writing = _flop(size, one, is_server)
-        flop += reading + writing
-        seconds += reading / rate + max(writing / rate, one.steps * weights / devices.accelerator.bandwidth)
-    put = sum(one.put for one in readings)
-    read = put if is_server else sum(one.read_once for one in readings)
-    generated = sum(one.generated for one in readings)
-    return LMCost(size.name, size.parameters, gpus, put, read, generated, flop, gpus * seconds / 3600)
-
-
-def _flop(size: ModelSize, one: Reading, is_server: bool) -> tuple[float, float]:
-    """Of what is read, and of what is generated."""
-    token = size.flop_per_token(one.longest)
-    read = (one.put if is_server else one.read_once) * token + one.predicted * size.flop_per_prediction
-    return read, one.generated * (token + size.flop_per_prediction)
-
-
-def _gpus_of(size: ModelSize, keys: LMConfig, devices: Devices) -> int:
-    """That hold one LM together."""
-    accelerator = devices.accelerator
-    dtype = accelerator.resolve_dtype(keys.dtype.value)
-    tokens = tokens_per_pass(LMShape(size.layers, size.hidden), True, keys.tokens_per_batch)
-    num_bytes = score_bytes(size, tokens, dtype)
-    needed = max(gpus_for(num_bytes, accelerator.memory_gb), math.ceil(keys.gpus_per_replica or 1))
-    if needed > devices.count:
-        raise UserError(
-            f"--gpus is {devices}, but {size.name} takes {needed} of them ({num_bytes / 1e9:.0f} GB); expected such as "
-            f"--gpus {needed}x{accelerator.name}"
-        )
-    return needed
-
-
-def _embedding_costs(
-    config: EvaluationConfig, accelerator: DeviceModel, num: int, documents: int, given: EvaluationAssumptions
-) -> Iterator[EmbeddingCost]:
-    rate, lengths = _rate(accelerator, config.index.dtype.value, given), lengths_of(config)
-    for name, path in _retrievers(config).items():
-        encoder = newest_encoder(Path(path).expanduser())  # of a run or an index, which hold their documents' vectors
-        size = _known_or_given(encoder_size, str(encoder or path), given.retriever_parameters)
-        sides = [(0 if encoder else documents, lengths.document), (_num_draws(config) * num, query_tokens(config))]
-        tokens = sum(count * length for count, length in sides)
-        flop = sum(count * length * size.flop_per_token(length) for count, length in sides)
-        yield EmbeddingCost(name, path, size.parameters, bool(encoder), tokens, flop, flop / rate / 3600)
-
-
 def _retrievers(config: EvaluationConfig) -> dict[str, str]:
-    """Those that some method asks, by name; a local search engine asks `replug` where it has a path."""
+    """The retrievers that some method asks, by name; a local search engine asks `replug` where it has a path."""
     paths = {**({REPLUG: config.retriever.path} if config.retriever.path else {}), **config.retrievers}
     if config.evaluation == "internet_qa":
         return {name: path for name, path in paths.items() if name == REPLUG}
@@ -203,59 +320,23 @@ def _retrievers(config: EvaluationConfig) -> dict[str, str]:
     return {name: path for name, path in paths.items() if name in asked}
 
 
-def _notes(config: EvaluationConfig, lms: Sequence[LMCost], retrievers: Sequence[EmbeddingCost]) -> Iterator[str]:
+def _notes(
+    config: EvaluationConfig, lms: Sequence[dict[str, Any]], retrievers: Sequence[dict[str, Any]]
+) -> Iterator[str]:
     """What the reader should know before believing the figures."""
-    yield _lengths_note(config)
-    if (draws := _num_draws(config)) > 1:
-        yield f"every question is asked with {draws} draws of demonstrations, which are all counted"
+    document = f"a document for {_document_tokens(config)} (data.document_tokens)"
+    if config.evaluation in TEXTS:
+        key, (before, scored) = "texts.context_tokens" if config.texts.path else "data.window", text_tokens(config)
+        yield f"texts are taken for {before} + {scored} tokens ({key}), {document}"
+    else:
+        yield f"a question is taken for {query_tokens(config)} tokens, {document}"
     for one in retrievers:
-        if not one.is_indexed and not _is_known(one.path):
-            yield f"{one.path} is not there: its documents are counted as embedded; a run or an index would bring them"
+        if not one["is_indexed"]:
+            yield f"the documents of {one['path']} are counted as embedded; a run or an index would bring their vectors"
     if any(method.source == BM25 for method in evaluation_methods(config)):
         yield "BM25 works on the processor and is not counted"
     for lm in lms:
-        if lm.gpus > 1:
-            yield f"{lm.name} is spread over {lm.gpus} GPUs, one at work at a time; the hours are of all of them"
+        if lm["gpus"] > 1:
+            yield f"{lm['name']} is spread over {lm['gpus']} GPUs, one at work at a time; the hours are of all of them"
     if config.lm.url or (has_rerank_lm(config) and config.rerank_lm.url):
         yield "the LM's server is counted as if it ran on these GPUs and read each prompt whole"
-
-
-def _is_known(path: str) -> bool:
-    try:
-        encoder_size(path)
-    except UserError:
-        return False
-    return True
-
-
-def _lengths_note(config: EvaluationConfig) -> str:
-    of = lengths_of(config)
-    if config.evaluation not in ("lm", "tokens"):
-        return f"a question is taken for {of.question} tokens, a document for {of.document} (data.document_tokens)"
-    key, (before, scored) = "texts.context_tokens" if config.texts.path else "data.window", text_tokens(config)
-    told = f"texts are taken for {before} + {scored} tokens ({key})"
-    return f"{told}, a document for {of.document} (data.document_tokens)"
-
-
-def evaluation_json(plan: EvaluationPlan) -> dict[str, Any]:
-    """What a plan says; these names stay."""
-    hours, count = plan.hours, plan.devices.count
-    total = sum(hours.values())
-    return {
-        "devices": str(plan.devices),
-        "evaluation": plan.config.evaluation,
-        "examples": plan.num_examples,
-        "documents": plan.num_documents,
-        "lms": [asdict(one) for one in plan.lms],
-        "retrievers": [asdict(one) for one in plan.retrievers],
-        "tokens": {
-            "score": sum(one.tokens_read + one.tokens_generated for one in plan.lms),
-            "embed": sum(one.tokens for one in plan.retrievers),
-        },
-        "hours": hours,
-        "gpu_hours": total,
-        "wall_hours": total / count,
-        "price": plan.price,
-        "dollars": None if plan.price is None else total * plan.price,
-        "notes": list(plan.notes),
-    }

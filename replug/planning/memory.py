@@ -1,42 +1,121 @@
-"""Memory of one device by role, in bytes: weights, a pass, logits, index vectors. Pure.
+"""Bytes that actors hold on a GPU: weights, a pass, what a training step keeps, index vectors. Pure.
 
-That of training is in `training_memory`.
+`run_sizes` gives the layout of a run what it compares with the memory of its GPUs; `replug plan` asks the same
+formulas. Training is counted by tensor in the layers of transformers' BERT and Qwen3 with fused attention, and compared
+with what a step on fake tensors holds (tests/planning/test_memory.py). Under autocast norms and sums stay in float32,
+and each linear layer keeps a copy of its own input in 16 bits.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 
+from replug.cluster.gpu_shares import Sizes
 from replug.cluster.packing import USABLE
-from replug.planning.model_sizes import ModelSize
+from replug.config.choices import TrainedSide
+from replug.config.errors import UserError
+from replug.config.schema import Config, LMConfig, ScoreConfig
+from replug.models.pass_size import LMShape, tokens_per_pass
+from replug.planning.model_sizes import ModelSize, lm_size, retriever_size
+from replug.planning.workload import Shape, index_size, searched_width, shape_of
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+WEIGHT_BYTES, GRADIENT_BYTES = 4, 4  # in float32
+LEARNING_BYTES = GRADIENT_BYTES + 8  # and Adam's two moments
 POSITIONS_PER_PRODUCT = 256  # given to the output layer at once (models/local/logprobs.py)
+TOKENS_PER_PASS_GPU = 32_768  # of a builder, where no key says otherwise (models/hardware.py)
+TOKENS_PER_PASS_WITH_GRADIENT = 8192  # where no key says otherwise (models/encoder.py)
+ROW_BYTES = 4  # of a unit of width in what goes into a layer, which is float32 under autocast too
+PASSING_BYTES = 20  # that a pass has in hand in its last layer and does not keep, for each token and unit of width
+UNCOUNTED = 1.003  # biases and norms, which a ModelSize leaves out
+
+# Linear layers of a layer by their names in the architectures of BERT, Qwen and Gemma.
+_IN_ATTENTION = {
+    **dict.fromkeys(("query", "q_proj", "q_lin", "q"), "q"),
+    **dict.fromkeys(("key", "k_proj", "k_lin", "k", "value", "v_proj", "v_lin", "v"), "kv"),
+}
+_OTHERS = {
+    **dict.fromkeys(("o_proj", "out_lin", "o"), "o"),
+    **dict.fromkeys(("gate_proj", "up_proj", "lin1"), "up"),
+    **dict.fromkeys(("down_proj", "lin2"), "down"),
+    "dense": "o up down",
+}
+DEFAULT_TARGETS = ("query", "value")  # peft's own
+
+Resolve = Callable[[str], str]  # what `auto` and `bf16_mixed` come to on the hardware
 
 
-@dataclass(frozen=True, slots=True)
-class RoleMemory:
-    """GB of one device. `search` is shared by all devices that hold vectors; `train_checkpointed` recomputes layers."""
+def resolve_dtype(name: str, has_bfloat16: bool) -> str:
+    """Return the precision that `auto` and `bf16_mixed` come to."""
+    if name == "auto":
+        return "bfloat16" if has_bfloat16 else "float32"
+    return "bfloat16" if name == "bf16_mixed" else name
 
-    score: float
-    embed: float
-    train: float
-    train_checkpointed: float
-    search: float
+
+def run_sizes(config: Config | ScoreConfig, num_documents: int | None, has_bfloat16: bool) -> Sizes:
+    """Return what the actors of a run hold on GPUs. A size that no table and no file tells is None."""
+    resolve = partial(resolve_dtype, has_bfloat16=has_bfloat16)
+    try:
+        lm = lm_size(config.lm.path) if config.lm.path else None
+    except UserError:
+        lm = None
+    if isinstance(config, ScoreConfig):
+        return Sizes(scoring=scoring_bytes(config.lm, lm, resolve) if lm else None)
+    try:
+        retriever = retriever_size(config.retriever) if config.retriever.path else None
+    except UserError:
+        retriever = None
+    return sizes_of(config, retriever, lm, num_documents, resolve)
+
+
+def sizes_of(
+    config: Config, retriever: ModelSize | None, lm: ModelSize | None, num_documents: int | None, resolve: Resolve
+) -> Sizes:
+    """Return what the actors hold on GPUs. None stands for what is not known."""
+    scoring = scoring_bytes(config.lm, lm, resolve) if lm else None
+    if retriever is None:
+        return Sizes(scoring=scoring)
+    trained, vectors = known_trained_part(config, retriever), None
+    shape, dtype = shape_of(config, num_documents or 1), resolve(config.train.precision.value)
+
+    def rank_bytes(ranks: int, part: TrainedPart) -> float:
+        return train_bytes(retriever, shape, ranks, dtype, config.train.gradient_checkpointing, part)
+
+    if num_documents:
+        width = searched_width(config, retriever.dim)
+        try:
+            vectors = num_documents * index_size(config, width, num_documents).bytes_per_vector
+        except UserError:  # a factory string whose bytes only FAISS knows
+            vectors = None
+    return Sizes(
+        vectors=vectors,
+        embedding=embedding_bytes(config, retriever, resolve),
+        scoring=scoring,
+        training=partial(rank_bytes, part=trained) if trained else None,
+    )
 
 
 def pass_bytes(model: ModelSize, num_tokens: int, dtype: str) -> float:
     """Activations of a forward pass without gradient: one layer at a time, its widest tensors twice."""
-    per_token = 2 * model.intermediate + 6 * model.hidden
-    return float(num_tokens * per_token * DTYPE_BYTES[dtype])
+    return float(num_tokens * (2 * model.intermediate + 6 * model.hidden) * DTYPE_BYTES[dtype])
 
 
-def score_bytes(lm: ModelSize, tokens_per_pass: int, dtype: str) -> float:
-    """Of one replica: weights, one pass without a cache of keys and values, some positions' logits, also in float32."""
+def score_bytes(lm: ModelSize, num_tokens: int, dtype: str) -> float:
+    """One replica: weights, a pass of `num_tokens` without a cache, some positions' logits, also in float32."""
     logits = POSITIONS_PER_PRODUCT * lm.vocabulary * (DTYPE_BYTES[dtype] + 8.0)
-    return lm.parameters * DTYPE_BYTES[dtype] + pass_bytes(lm, tokens_per_pass, dtype) + logits
+    return lm.parameters * DTYPE_BYTES[dtype] + pass_bytes(lm, num_tokens, dtype) + logits
 
 
-def embed_bytes(retriever: ModelSize, tokens_per_pass: int, dtype: str) -> float:
-    return retriever.parameters * DTYPE_BYTES[dtype] + pass_bytes(retriever, tokens_per_pass, dtype)
+def scoring_bytes(keys: LMConfig, lm: ModelSize, resolve: Resolve) -> float:
+    """One LM with the keys of `lm`, over all its GPUs."""
+    tokens = tokens_per_pass(LMShape(lm.layers, lm.hidden), True, keys.tokens_per_batch)
+    return score_bytes(lm, tokens, resolve(keys.dtype.value))
+
+
+def embedding_bytes(config: Config, retriever: ModelSize, resolve: Resolve) -> float:
+    """A builder: its encoder and one pass."""
+    tokens, dtype = config.index.tokens_per_batch or TOKENS_PER_PASS_GPU, resolve(config.index.dtype.value)
+    return retriever.parameters * DTYPE_BYTES[dtype] + pass_bytes(retriever, tokens, dtype)
 
 
 def search_bytes(num_documents: int, bytes_per_vector: float, two_versions: bool) -> float:
@@ -45,7 +124,178 @@ def search_bytes(num_documents: int, bytes_per_vector: float, two_versions: bool
 
 
 def gpus_for(num_bytes: float, memory_gb: float) -> int:
-    """Devices that hold so many bytes together; 1 where the memory is the host's own and is not checked."""
-    if memory_gb == 0:
-        return 1
+    """Return the GPUs that hold so many bytes together."""
     return max(1, -int(-num_bytes // (USABLE * memory_gb * 1e9)))
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedPart:
+    """Weights that a training rank holds, those of them that learn, and the share of the layers that these are in.
+
+    `adapted_inputs` are the linear layers of a layer that keep their input for adapters, where adapters are in no
+    others than those of queries, keys and values and drop nothing; None: every linear layer keeps its input.
+    """
+
+    parameters: int
+    learning: int
+    layers_share: float = 1.0
+    adapted: bool = False  # adapters learn, the other weights do not
+    adapted_inputs: int | None = None
+    drops_out: bool = False  # whether steps have the encoder's own dropout
+    side: TrainedSide = TrainedSide.both
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weights, gradients and moments."""
+        return WEIGHT_BYTES * self.parameters + LEARNING_BYTES * self.learning
+
+    @property
+    def flop_factor(self) -> float:
+        """FLOP of a step by those of a pass forward: backward as much again for inputs, and for own weights."""
+        return 1 + self.layers_share * (1 if self.adapted else 2)
+
+
+def whole(retriever: ModelSize) -> TrainedPart:
+    """All weights learn."""
+    return TrainedPart(retriever.parameters, retriever.parameters)
+
+
+def trained_part(config: Config, retriever: ModelSize) -> TrainedPart:
+    """Return what of the retriever learns: all of it, adapters alone (`lora`), or what is above frozen layers.
+
+    Raises UserError for more frozen layers than there are, and for targets of unknown size. Adapters of a linear layer
+    are rank * (in + out) weights.
+    """
+    frozen, lora = config.retriever.frozen_layers, config.lora
+    if frozen and frozen >= retriever.layers:
+        raise UserError(
+            f"retriever.frozen_layers is {frozen}, but the retriever has {retriever.layers}; expected fewer"
+        )
+    layers = retriever.layers - frozen
+    share = layers / retriever.layers
+    # Beside one encoder that learns as that of queries stands the same one for documents.
+    is_copied = config.retriever.train is TrainedSide.query and config.retriever.query_path is None
+    part = TrainedPart(
+        retriever.parameters * (2 if is_copied else 1),
+        round(retriever.layer_parameters * share) if frozen else retriever.parameters,
+        share,
+        drops_out=config.retriever.dropout,
+        side=config.retriever.train,
+    )
+    if lora.rank is None:
+        return part
+    targets = lora.targets or DEFAULT_TARGETS
+    adapters = layers * lora.rank * sum(_in_and_out(retriever, target) for target in targets)
+    few = not lora.dropout and all(target in _IN_ATTENTION for target in targets)
+    return replace(
+        part,
+        parameters=part.parameters + adapters,
+        learning=adapters,
+        adapted=True,
+        adapted_inputs=len(targets) if few else None,
+    )
+
+
+def known_trained_part(config: Config, retriever: ModelSize) -> TrainedPart | None:
+    """Return what learns; None where adapters are of a size that is not known here."""
+    try:
+        return trained_part(config, retriever)
+    except UserError:
+        return None
+
+
+def _in_and_out(retriever: ModelSize, target: str) -> int:
+    """Return the widths of input and output of a layer's linear layers of this name, together."""
+    width, inner = retriever.attention_width, retriever.intermediate
+    sums = {
+        "q": retriever.hidden + width,
+        "kv": retriever.hidden + (retriever.kv_width or width),
+        "o": width + retriever.hidden,
+        "up": retriever.hidden + inner,
+        "down": inner + retriever.hidden,
+    }
+    kinds = (_IN_ATTENTION | _OTHERS).get(target)
+    if kinds is None:
+        raise UserError(
+            f"lora.targets: the plan does not know the size of {target}; expected some of "
+            f"{', '.join(sorted(_IN_ATTENTION | _OTHERS))}"
+        )
+    return sum(sums[kind] for kind in kinds.split())
+
+
+def train_bytes(
+    retriever: ModelSize, shape: Shape, ranks: int, dtype: str, checkpointed: bool, part: TrainedPart
+) -> float:
+    """Return what one rank holds at most in a step: it takes its share of the queries with their documents.
+
+    The most is held after the forward pass, where layers are computed again, or while weights change; Adam then has as
+    much in hand as the weights that learn. Where chunks are asked for, activations are of one chunk, a text at least;
+    beside them all vectors are kept, which are little.
+    """
+    hidden, size = retriever.hidden, DTYPE_BYTES[dtype]
+    is_chunked = shape.chunk_tokens is not None
+    queries = shape.batch_size / (ranks * shape.micro_batches) * shape.context  # tokens that a rank encodes at a time
+    documents = queries / shape.context * shape.k * shape.document
+    of_sides = {TrainedSide.query: (queries,), TrainedSide.documents: (documents,)}
+    tokens = of_sides.get(part.side, (queries, documents))  # with gradient
+    in_pass = max(shape.chunk_tokens or TOKENS_PER_PASS_WITH_GRADIENT, shape.longest)
+    in_parts = is_chunked or shape.micro_batches > 1
+    gradients = float(GRADIENT_BYTES * part.learning)
+    # Autocast copies the weights of trained layers once in a step where they learn, once in each pass where not.
+    copied = 0.0 if dtype == "float32" else size * retriever.layer_parameters * part.layers_share
+    if checkpointed or is_chunked or not part.adapted:
+        num_copies = float(not (checkpointed and part.adapted))
+    else:
+        num_copies = sum(-(-number // in_pass) for number in tokens)
+
+    # A pass of documents has tensors in hand that no layer keeps.
+    last = min(in_pass, documents)
+    if part.side is TrainedSide.query:  # documents have no gradient; attention may have more in hand
+        passing = max(16 * hidden + 2 * size * retriever.intermediate, 28 * hidden) * last
+    else:
+        if not is_chunked:
+            last = documents % in_pass or last
+        in_hand = PASSING_BYTES * hidden
+        if checkpointed:
+            in_hand += 2 * retriever.intermediate
+        elif part.adapted:
+            in_hand = (16 + 6 * size) * hidden
+        passing = in_hand * last
+    most = num_copies * copied + passing
+    if checkpointed:  # a layer is computed again; gradients are not there yet, unless of an earlier part
+        layer = layer_bytes(retriever, dtype, shape.longest, part) + (8 * size + 12 * part.adapted) * hidden
+        again = layer * min(in_pass, max(tokens)) + copied / retriever.layers - (0.0 if in_parts else gradients)
+        most = max(most, again)
+
+    one_token = token_bytes(retriever, dtype, shape.longest, part, checkpointed=checkpointed)
+    kept = one_token * (min(in_pass, max(tokens)) if is_chunked else sum(tokens))
+    waiting = 0.0
+    if is_chunked and not part.adapted:  # gradients wait in 16 bits: beside earlier parts', or in place of float32
+        waiting = copied * (1 if shape.micro_batches > 1 else -1)
+    sums = gradients if ranks > 1 else 0.0  # DDP's own
+    return UNCOUNTED * (part.num_bytes + sums) + max(gradients, kept + waiting + most)
+
+
+def layer_bytes(model: ModelSize, dtype: str, length: int, part: TrainedPart) -> float:
+    """Return what one layer keeps of a token, in texts of so many tokens, for the backward pass."""
+    width, keys, size = model.attention_width, model.kv_width or model.attention_width, DTYPE_BYTES[dtype]
+    fused = width / 16 + size * length  # sums of the softmax in float32, for heads of 64; the mask of padding
+    if model.gated:
+        attention, norms = (4 + 5 * size) * width + (4 + size) * keys, 27 * model.hidden
+        return fused + attention + norms + 4 * size * model.intermediate
+    attention, norms = 2 * size * (width + keys), 8 * model.hidden + 16
+    if part.adapted_inputs is not None:
+        inputs = part.adapted_inputs if size == 2 else 1
+        return fused + attention + norms + size * (inputs * model.hidden + model.intermediate)
+    inputs = 8 + 4 * part.adapted + 2 * part.drops_out
+    return fused + attention + norms + inputs * model.hidden + 2 * size * model.intermediate
+
+
+def token_bytes(model: ModelSize, dtype: str, length: int, part: TrainedPart, checkpointed: bool) -> float:
+    """Return what all layers keep of a token, or with gradient checkpointing their inputs; with the embeddings."""
+    row = ROW_BYTES * model.hidden
+    if checkpointed:
+        return row * (model.layers + (2 if part.adapted else 1)) + length
+    has_embeddings = part.layers_share == 1 and not part.adapted
+    embeddings = (row + part.drops_out * model.hidden) * has_embeddings
+    return model.layers * part.layers_share * layer_bytes(model, dtype, length, part) + embeddings + length

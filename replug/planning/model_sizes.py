@@ -1,6 +1,7 @@
-"""Sizes of encoders and language models: a table of the well-known, a local config.json, or a parameter count.
+"""Sizes of encoders and language models: a local config.json, a table of well-known models, or a parameter count.
 
-No hub is asked. What a plan needs are the weights in the layers, the width of attention, and the output layer.
+No hub is asked. What a plan needs are the weights in the layers, the width of attention, and the output layer. A folder
+of an encoder says by `modules.json` how wide its vectors are; `models/module_chain.py` reads the same file with torch.
 """
 
 import json
@@ -12,9 +13,8 @@ from typing import Any
 from replug.config.choices import TrainedSide
 from replug.config.errors import UserError
 from replug.config.schema import RetrieverConfig
-from replug.planning.encoder_head import head_size
 
-# What a model that is known by its parameter count alone is taken for: hidden size by layers, and the vocabulary.
+# Hidden size by layers, and the vocabulary, of a model that is known by its parameter count alone.
 ENCODER_ASPECT, ENCODER_VOCABULARY = 64, 30_522  # as BERT-base
 LM_ASPECT, LM_VOCABULARY = 128, 50_257  # as GPT-3 6.7B
 MOST_LAYERS = 200
@@ -24,7 +24,7 @@ MOST_LAYERS = 200
 class ModelSize:
     """Weights and widths. Biases and norms, under 0.2% of the weights, are left out.
 
-    `layer_parameters` are those that every token is multiplied by, without embeddings and output layer.
+    Every token is multiplied by the `layer_parameters`, which do not count embeddings and output layer.
     """
 
     name: str
@@ -55,36 +55,29 @@ class ModelSize:
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
-    """`kv_heads` share keys and values (None: as many as heads); heads are of `width` (None: hidden / heads)."""
-
-    heads: int
-    kv_heads: int | None = None
-    width: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Architecture:
-    """What a config.json says. A `gated` layer has three matrices of `intermediate`.
+    """What a config.json says. `kv_heads` share keys and values (None: as many as heads).
 
-    `tables` are embedding tables of the vocabulary: 2 where the output layer has its own.
+    Heads are of `head_width` (None: hidden / heads). A `gated` layer has three matrices of `intermediate`. There are
+    two `tables` of the vocabulary where the output layer has its own weights.
     """
 
     layers: int
     hidden: int
     intermediate: int
-    attention: Attention
+    heads: int
     vocabulary: int
     positions: int = 0
     gated: bool = False
     tables: int = 1
+    kv_heads: int | None = None
+    head_width: int | None = None
 
     def size(self, name: str) -> ModelSize:
-        heads, kv_heads = self.attention.heads, self.attention.kv_heads or self.attention.heads
-        head_width = self.attention.width or self.hidden // heads
-        width, kv_width = heads * head_width, kv_heads * head_width
-        attention = 2 * self.hidden * (width + kv_width)
-        in_layers = self.layers * (attention + (3 if self.gated else 2) * self.hidden * self.intermediate)
+        head_width = self.head_width or self.hidden // self.heads
+        width, kv_width = self.heads * head_width, (self.kv_heads or self.heads) * head_width
+        feed_forward = (3 if self.gated else 2) * self.hidden * self.intermediate
+        in_layers = self.layers * (2 * self.hidden * (width + kv_width) + feed_forward)
         embeddings = self.hidden * (self.tables * self.vocabulary + self.positions)
         return ModelSize(
             name,
@@ -101,62 +94,48 @@ class Architecture:
 
 
 def _bert(layers: int, hidden: int, vocabulary: int = ENCODER_VOCABULARY) -> Architecture:
-    return Architecture(layers, hidden, 4 * hidden, Attention(hidden // 64 or 1), vocabulary, 512)
+    return Architecture(layers, hidden, 4 * hidden, hidden // 64, vocabulary, 512)
 
 
 def _gpt(layers: int, hidden: int, vocabulary: int = 50_257, positions: int = 0, tables: int = 1) -> Architecture:
-    return Architecture(layers, hidden, 4 * hidden, Attention(hidden // 64), vocabulary, positions, tables=tables)
+    return Architecture(layers, hidden, 4 * hidden, hidden // 64, vocabulary, positions, tables=tables)
 
 
 def _llama(
     layers: int,
     hidden: int,
     intermediate: int,
-    heads: tuple[int, int],
+    heads: int,
+    kv_heads: int,
     vocabulary: int,
     tables: int = 2,
-    head_dim: int | None = None,
+    head_width: int | None = None,
 ) -> Architecture:
-    return Architecture(
-        layers, hidden, intermediate, Attention(*heads, head_dim), vocabulary, gated=True, tables=tables
-    )
+    return Architecture(layers, hidden, intermediate, heads, vocabulary, 0, True, tables, kv_heads, head_width)
 
 
-_BASE, _LARGE, _MINI = _bert(12, 768), _bert(24, 1024), _bert(6, 384)
+_SMALL, _BASE, _LARGE = _bert(12, 384), _bert(12, 768), _bert(24, 1024)
 _XLM = 250_002  # vocabulary of XLM-R
 
 ENCODERS = {
-    "contriever": _BASE,
-    "contriever-msmarco": _BASE,
-    "mcontriever": _bert(12, 768, 119_547),
-    "bert-base-uncased": _BASE,
-    "bert-large-uncased": _LARGE,
-    "all-minilm-l6-v2": _MINI,
-    "all-minilm-l12-v2": _bert(12, 384),
-    "all-mpnet-base-v2": _bert(12, 768, 30_527),
-    "dpr-question_encoder-single-nq-base": _BASE,
-    "dpr-ctx_encoder-single-nq-base": _BASE,
+    **dict.fromkeys(("contriever", "contriever-msmarco", "bert-base-uncased", "snowflake-arctic-embed-m"), _BASE),
+    **dict.fromkeys(("dpr-question_encoder-single-nq-base", "dpr-ctx_encoder-single-nq-base"), _BASE),
     "spar-wiki-bm25-lexmodel-query-encoder": _BASE,
+    "mcontriever": _bert(12, 768, 119_547),
+    "bert-large-uncased": _LARGE,
+    **dict.fromkeys(("all-minilm-l6-v2", "package:minilm", "snowflake-arctic-embed-xs"), _bert(6, 384)),
+    "all-minilm-l12-v2": _SMALL,
+    "all-mpnet-base-v2": _bert(12, 768, 30_527),
     **{
-        f"e5-{size}{v}": a
-        for size, a in (("small", _bert(12, 384)), ("base", _BASE), ("large", _LARGE))
-        for v in ("", "-v2")
+        name.format(size): architecture
+        for size, architecture in (("small", _SMALL), ("base", _BASE), ("large", _LARGE))
+        for name in ("e5-{}", "e5-{}-v2", "bge-{}-en", "bge-{}-en-v1.5", "gte-{}")
     },
     "multilingual-e5-small": _bert(12, 384, _XLM),
     "multilingual-e5-base": _bert(12, 768, _XLM),
     "multilingual-e5-large": _bert(24, 1024, _XLM),
-    **{
-        f"bge-{size}-en{v}": a
-        for size, a in (("small", _bert(12, 384)), ("base", _BASE), ("large", _LARGE))
-        for v in ("", "-v1.5")
-    },
     "bge-m3": _bert(24, 1024, _XLM),
-    **{f"gte-{size}": a for size, a in (("small", _bert(12, 384)), ("base", _BASE), ("large", _LARGE))},
-    "snowflake-arctic-embed-xs": _MINI,
-    "snowflake-arctic-embed-m": _BASE,
-    "snowflake-arctic-embed-l": _LARGE,
-    "package:minilm": _MINI,
-    "stand_in": Architecture(2, 32, 64, Attention(2), 292, 128),
+    "stand_in": Architecture(2, 32, 64, 2, 292, 128),
 }
 
 LMS = {
@@ -165,11 +144,6 @@ LMS = {
     "gpt2-medium": _gpt(24, 1024, positions=1024),
     "gpt2-large": _gpt(36, 1280, positions=1024),
     "gpt2-xl": _gpt(48, 1600, positions=1024),
-    "gpt-neo-125m": _gpt(12, 768, positions=2048),
-    "gpt-neo-1.3b": _gpt(24, 2048, positions=2048),
-    "gpt-neo-2.7b": _gpt(32, 2560, positions=2048),
-    "gpt-j-6b": _gpt(28, 4096, 50_400, tables=2),
-    "gpt-neox-20b": _gpt(44, 6144, 50_432, tables=2),
     "opt-125m": _gpt(12, 768, 50_272, 2050),
     "opt-350m": _gpt(24, 1024, 50_272, 2050),  # its embeddings are of width 512: 7% less in truth
     "opt-1.3b": _gpt(24, 2048, 50_272, 2050),
@@ -184,39 +158,30 @@ LMS = {
     "bloom-3b": _gpt(30, 2560, 250_880),
     "bloom-7b1": _gpt(30, 4096, 250_880),
     "bloom": _gpt(70, 14_336, 250_880),
-    "pythia-70m": _gpt(6, 512, 50_304, tables=2),
     "pythia-160m": _gpt(12, 768, 50_304, tables=2),
     "pythia-410m": _gpt(24, 1024, 50_304, tables=2),
-    "pythia-1b": _gpt(16, 2048, 50_304, tables=2),
     "pythia-1.4b": _gpt(24, 2048, 50_304, tables=2),
-    "pythia-2.8b": _gpt(32, 2560, 50_304, tables=2),
     "pythia-6.9b": _gpt(32, 4096, 50_432, tables=2),
-    "pythia-12b": _gpt(36, 5120, 50_688, tables=2),
-    "phi-2": _gpt(32, 2560, 51_200, tables=2),
-    "llama-2-7b": _llama(32, 4096, 11_008, (32, 32), 32_000),
-    "llama-2-13b": _llama(40, 5120, 13_824, (40, 40), 32_000),
-    "llama-2-70b": _llama(80, 8192, 28_672, (64, 8), 32_000),
-    "llama-3-8b": _llama(32, 4096, 14_336, (32, 8), 128_256),
-    "llama-3-70b": _llama(80, 8192, 28_672, (64, 8), 128_256),
-    "llama-3.2-1b": _llama(16, 2048, 8192, (32, 8), 128_256, 1),
-    "llama-3.2-3b": _llama(28, 3072, 8192, (24, 8), 128_256, 1),
-    "tinyllama-1.1b": _llama(22, 2048, 5632, (32, 4), 32_000),
-    "mistral-7b": _llama(32, 4096, 14_336, (32, 8), 32_000),
-    "qwen2.5-0.5b": _llama(24, 896, 4864, (14, 2), 151_936, 1),
-    "qwen2.5-1.5b": _llama(28, 1536, 8960, (12, 2), 151_936, 1),
-    "qwen2.5-3b": _llama(36, 2048, 11_008, (16, 2), 151_936, 1),
-    "qwen2.5-7b": _llama(28, 3584, 18_944, (28, 4), 152_064),
-    "qwen2.5-14b": _llama(48, 5120, 13_824, (40, 8), 152_064),
-    "qwen2.5-32b": _llama(64, 5120, 27_648, (40, 8), 152_064),
-    "qwen2.5-72b": _llama(80, 8192, 29_568, (64, 8), 152_064),
-    "qwen3-0.6b": _llama(28, 1024, 3072, (16, 8), 151_936, 1, 128),
-    "qwen3-1.7b": _llama(28, 2048, 6144, (16, 8), 151_936, 1, 128),
-    "qwen3-4b": _llama(36, 2560, 9728, (32, 8), 151_936, 1, 128),
-    "qwen3-8b": _llama(36, 4096, 12_288, (32, 8), 151_936, 2, 128),
-    "smollm2-135m": _llama(30, 576, 1536, (9, 3), 49_152, 1),
-    "smollm2-360m": _llama(32, 960, 2560, (15, 5), 49_152, 1),
-    "smollm2-1.7b": _llama(24, 2048, 8192, (32, 32), 49_152, 1),
-    "package:smollm2": _llama(30, 576, 1536, (9, 3), 49_152, 1),
+    "llama-2-7b": _llama(32, 4096, 11_008, 32, 32, 32_000),
+    "llama-2-13b": _llama(40, 5120, 13_824, 40, 40, 32_000),
+    "llama-2-70b": _llama(80, 8192, 28_672, 64, 8, 32_000),
+    "llama-3-8b": _llama(32, 4096, 14_336, 32, 8, 128_256),
+    "llama-3-70b": _llama(80, 8192, 28_672, 64, 8, 128_256),
+    "llama-3.2-1b": _llama(16, 2048, 8192, 32, 8, 128_256, 1),
+    "llama-3.2-3b": _llama(28, 3072, 8192, 24, 8, 128_256, 1),
+    "mistral-7b": _llama(32, 4096, 14_336, 32, 8, 32_000),
+    "qwen2.5-0.5b": _llama(24, 896, 4864, 14, 2, 151_936, 1),
+    "qwen2.5-1.5b": _llama(28, 1536, 8960, 12, 2, 151_936, 1),
+    "qwen2.5-7b": _llama(28, 3584, 18_944, 28, 4, 152_064),
+    "qwen2.5-32b": _llama(64, 5120, 27_648, 40, 8, 152_064),
+    "qwen2.5-72b": _llama(80, 8192, 29_568, 64, 8, 152_064),
+    "qwen3-0.6b": _llama(28, 1024, 3072, 16, 8, 151_936, 1, 128),
+    "qwen3-1.7b": _llama(28, 2048, 6144, 16, 8, 151_936, 1, 128),
+    "qwen3-4b": _llama(36, 2560, 9728, 32, 8, 151_936, 1, 128),
+    "qwen3-8b": _llama(36, 4096, 12_288, 32, 8, 151_936, 2, 128),
+    **dict.fromkeys(("smollm2-135m", "package:smollm2"), _llama(30, 576, 1536, 9, 3, 49_152, 1)),
+    "smollm2-360m": _llama(32, 960, 2560, 15, 5, 49_152, 1),
+    "smollm2-1.7b": _llama(24, 2048, 8192, 32, 32, 49_152, 1),
 }
 # The names of releases that differ from a known size in training only.
 LM_RELEASES = {"llama-3.1-": "llama-3-", "meta-llama-3": "llama-3", "qwen2-": "qwen2.5-"}
@@ -224,13 +189,13 @@ SUFFIXES = r"(-instruct|-chat|-hf|-it|-base|-deduped|-v0\.\d|-v1\.0|-intermediat
 
 
 def encoder_size(path: str, parameters: float | None = None) -> ModelSize:
-    """The retriever named by `retriever.path`. Raises UserError for one that is not known."""
+    """Return the size of the retriever at `retriever.path`. Raises UserError for one that is not known."""
     if parameters is not None:
         return _of_count(path, parameters, ENCODER_ASPECT, ENCODER_VOCABULARY, "--retriever-parameters")
     if (folder := _folder(path)) is not None:
         size = read_architecture(folder, "retriever.path").size(path)
-        head = head_size(folder, size.hidden)
-        return replace(size, parameters=size.parameters + head.parameters, vector_width=head.width)
+        width, dense = head_size(folder, size.hidden)
+        return replace(size, parameters=size.parameters + dense, vector_width=width)
     known = ENCODERS.get(path) or ENCODERS.get(_last_part(path))
     if known is None:
         raise UserError(_unknown("retriever.path", path, "--retriever-parameters 110e6", "facebook/contriever"))
@@ -238,7 +203,7 @@ def encoder_size(path: str, parameters: float | None = None) -> ModelSize:
 
 
 def retriever_size(retriever: RetrieverConfig, parameters: float | None = None) -> ModelSize:
-    """Of `retriever.path`; `parameters` are those of both encoders of a pair, one of which a token passes through."""
+    """Return the size of a retriever. Its `parameters` are those of both encoders of a pair."""
     size, second = encoder_size(retriever.path, parameters), 0
     if retriever.query_path is not None:
         second = encoder_size(retriever.query_path, parameters).parameters
@@ -248,63 +213,90 @@ def retriever_size(retriever: RetrieverConfig, parameters: float | None = None) 
 
 
 def lm_size(path: str, parameters: float | None = None) -> ModelSize:
-    """The LM named by `lm.path`, or by `lm.model` of a server. Raises UserError for one that is not known."""
+    """Return the size of `lm.path`, or of a server's `lm.model`. Raises UserError for one that is not known."""
     if parameters is not None:
         return _of_count(path, parameters, LM_ASPECT, LM_VOCABULARY, "--lm-parameters")
     if path.partition(":")[0] == "stand_in":  # no weights: a nominal size, so that its work grows with the texts
         return ModelSize(path, 1, 1, 1, 1, 0, 1000, 1000)
     if (folder := _folder(path)) is not None:
         return read_architecture(folder, "lm.path").size(path)
-    known = LMS.get(path) or LMS.get(_release(path))
+    name = re.sub(SUFFIXES, "", _last_part(path))
+    for prefix, renamed in LM_RELEASES.items():
+        name = renamed + name.removeprefix(prefix) if name.startswith(prefix) else name
+    known = LMS.get(path) or LMS.get(name)
     if known is None:
         raise UserError(_unknown("lm.path", path, "--lm-parameters 7e9", "gpt2-xl"))
     return known.size(path)
 
 
-def stand_in_seconds(path: str) -> float:
-    """What a stand-in LM sleeps in each call, as its path says; 0 for any other."""
-    name, _, seconds = path.partition(":")
-    return float(seconds or 0) if name == "stand_in" else 0.0
-
-
 def read_architecture(folder: Path, key: str) -> Architecture:
-    """From a folder's config.json, whatever its family calls the fields. Raises UserError where one is missing."""
+    """Read a folder's config.json, whatever its family calls the fields. Raises UserError where one is missing."""
     file = folder / "config.json"
-    try:
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{key}: {file} cannot be read as JSON: {error}") from error
-    hidden = _field(found, file, "hidden_size", "n_embd", "d_model", "dim")
-    attention = Attention(
-        heads=_field(found, file, "num_attention_heads", "n_head", "n_heads"),
-        kv_heads=_optional(found, "num_key_value_heads"),
-        width=_optional(found, "head_dim"),
-    )
+    found = _read_json(file, key, {})
+
+    def optional(*names: str) -> int | None:
+        return next((int(found[name]) for name in names if found.get(name)), None)
+
+    def required(*names: str) -> int:
+        value = optional(*names)
+        if value is None:
+            raise UserError(
+                f"{file} has none of {', '.join(names)}; give the size by --lm-parameters or --retriever-parameters"
+            )
+        return value
+
+    hidden = required("hidden_size", "n_embd", "d_model", "dim")
+    is_rotary = bool({"rope_theta", "rope_parameters"} & found.keys())
     return Architecture(
-        layers=_field(found, file, "num_hidden_layers", "n_layer", "n_layers"),
+        layers=required("num_hidden_layers", "n_layer", "n_layers"),
         hidden=hidden,
-        intermediate=_optional(found, "intermediate_size", "n_inner", "ffn_dim", "hidden_dim") or 4 * hidden,
-        attention=attention,
-        vocabulary=_field(found, file, "vocab_size"),
-        positions=0
-        if {"rope_theta", "rope_parameters"} & found.keys()
-        else _optional(found, "max_position_embeddings", "n_positions") or 0,
+        intermediate=optional("intermediate_size", "n_inner", "ffn_dim", "hidden_dim") or 4 * hidden,
+        heads=required("num_attention_heads", "n_head", "n_heads"),
+        vocabulary=required("vocab_size"),
+        positions=0 if is_rotary else optional("max_position_embeddings", "n_positions") or 0,
         gated=str(found.get("hidden_act")) == "silu",
         tables=1 if found.get("tie_word_embeddings", True) else 2,
+        kv_heads=optional("num_key_value_heads"),
+        head_width=optional("head_dim"),
     )
 
 
-def _field(found: dict[str, Any], file: Path, *names: str) -> int:
-    value = _optional(found, *names)
-    if value is None:
-        raise UserError(
-            f"{file} has none of {', '.join(names)}; give the size by --lm-parameters or --retriever-parameters"
-        )
-    return value
+def head_size(folder: Path, hidden: int) -> tuple[int, int]:
+    """Return the numbers of an encoder's vectors, and the weights of its Dense modules.
+
+    Every mode of the Pooling gives `hidden` numbers; a Dense gives its `out_features`.
+    """
+    key = "retriever.path"
+    modules = _read_json(folder / "modules.json", key, [])
+    if not modules:
+        return hidden * _num_modes(_read_json(folder / "1_Pooling/config.json", key, {})), 0
+    width, parameters = hidden, 0
+    for module in modules:
+        kind = module["type"].rpartition(".")[2]
+        settings = _read_json(folder / module["path"] / "config.json", key, {})
+        if kind == "Pooling":
+            width *= _num_modes(settings)
+        elif kind == "Dense":
+            before, width = width, int(settings.get("out_features", width))
+            parameters += before * width
+    return width, parameters
 
 
-def _optional(found: dict[str, Any], *names: str) -> int | None:
-    return next((int(found[name]) for name in names if found.get(name)), None)
+def _num_modes(pooling: dict[str, Any]) -> int:
+    """Count the modes of a Pooling: named in newer files, a flag each in older ones."""
+    named = pooling.get("pooling_mode")
+    if named:
+        return 1 if isinstance(named, str) else len(named)
+    return max(1, sum(bool(value) for name, value in pooling.items() if name.startswith("pooling_mode_")))
+
+
+def _read_json(file: Path, key: str, missing: Any) -> Any:
+    if not file.is_file():
+        return missing
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{key}: {file} cannot be read as JSON: {error}") from error
 
 
 def _folder(path: str) -> Path | None:
@@ -316,26 +308,19 @@ def _last_part(path: str) -> str:
     return path.rpartition("/")[2].lower()
 
 
-def _release(path: str) -> str:
-    name = re.sub(SUFFIXES, "", _last_part(path))
-    for prefix, known in LM_RELEASES.items():
-        name = known + name.removeprefix(prefix) if name.startswith(prefix) else name
-    return name
-
-
 def _of_count(name: str, parameters: float, aspect: int, vocabulary: int, flag: str) -> ModelSize:
-    """A model of so many parameters in the usual proportions: `aspect` units of width for each layer."""
+    """Return a model of so many parameters in the usual proportions: `aspect` units of width for each layer."""
     if not 1e5 <= parameters <= 1e13:
         raise UserError(f"{flag} is {parameters:g}; expected a number of parameters, such as 110e6 or 7e9")
-    layers = min(range(1, MOST_LAYERS), key=lambda n: abs(_proportioned(n, aspect, vocabulary) - parameters))
+
+    def proportioned(layers: int) -> int:
+        hidden = aspect * layers
+        return 12 * layers * hidden**2 + hidden * vocabulary
+
+    layers = min(range(1, MOST_LAYERS), key=lambda number: abs(proportioned(number) - parameters))
     hidden = aspect * layers
     in_layers = max(round(parameters / 2), round(parameters) - hidden * vocabulary)
     return ModelSize(name, layers, hidden, 4 * hidden, vocabulary, hidden, in_layers, round(parameters))
-
-
-def _proportioned(layers: int, aspect: int, vocabulary: int) -> int:
-    hidden = aspect * layers
-    return 12 * layers * hidden**2 + hidden * vocabulary
 
 
 def _unknown(key: str, path: str, flag: str, example: str) -> str:

@@ -1,80 +1,288 @@
-"""Seconds of a step where roles share GPUs, by a formula: it says which layouts are worth a simulation."""
+"""Hours of a run on GPUs, in closed form: work divided by rates, and the slowest role sets the pace of a step. Pure.
 
-from collections.abc import Mapping
+`pace_of_split` is for roles with GPUs of their own, `pace_of_shared` for roles that share GPUs in time slices. A
+simulation of the same run by discrete events gave the same hours within a thousandth for splits, and 2% to 16% less
+for shared GPUs.
+"""
+
+import math
+import re
 from dataclasses import dataclass
 
-from replug.planning.accelerators import DeviceModel
-from replug.planning.estimate import RECOMPUTED, RING_BETWEEN, RING_WITHIN, Job
-from replug.planning.shared_gpus import CROWDED
-from replug.planning.trained import GRADIENT_BYTES, trained_part
+from replug.config.schema import Config
+from replug.index_workers.kinds import IndexKind, bytes_per_vector, num_lists
+from replug.models.pass_size import LMShape, tokens_per_unit
+from replug.planning.accelerators import Devices
+from replug.planning.memory import GRADIENT_BYTES, trained_part
+from replug.planning.model_sizes import ModelSize, lm_size, retriever_size
+from replug.planning.workload import IndexSize, Shape, Workload, index_size, searched_width, shape_of, work_of
 
+ROLES = ("score", "embed", "train", "search")
+HOST_CORES, HOST_BANDWIDTH = 64, 1e11  # of a node that searches on its processors; bytes a second
+RING_WITHIN, RING_BETWEEN = 1e11, 1e10  # bytes a second of gradients: within a node (NVLink), between nodes (100 Gbit)
+RECOMPUTED = 4 / 3  # work of a training step whose activations are computed twice
+CROWDED = 0.95  # of a GPU's speed while several processes take turns: a guess, it was not measured
 HEADROOM = 1.3  # of a rank beside others: a step also waits for units of pairs that its GPU slows down
+
+# Of one core that searches, measured on a Xeon with AVX512 (docs/benchmarks.md).
+CORE_FLOP = 7e10  # float32 products of an exact search, the reading and the top-k among them
+CENTROID_FLOP = 8.7e9  # products with all centroids, the choice of the nearest among them
+GRAPH = 0.1  # of that, where a graph finds the lists (`IVF32768_HNSW32,...`)
+CODE_RATES = {r"x4fs": 2.3e10, r"RaBitQ": 4e9, r"PQ\d+": 2.6e9, r"SQ(?:fp16|bf16|\d)": 5e9, r"Flat": 1.2e10}  # bytes/s
+CANDIDATE, CANDIDATE_NUMBER = 6e-7, 1.7e-9  # of a document that is ordered by its stored vector, and of each number
+LIST = 5e-7  # of a list that one query looks into
 
 
 @dataclass(frozen=True, slots=True)
-class StepSeconds:
-    """Seconds of one GPU that a step of training takes, by what they go into; refreshes are spread over the steps.
+class Job:
+    """All of a plan that does not depend on the split."""
 
-    `exchange` is what many ranks take to sum their gradients, within a node and between nodes. `lag` is the share of
-    the steps from one refresh to the next that it may take.
-    """
-
-    score: float
-    embed: float
-    train: float
-    encode: float
-    exchange: tuple[float, float] = (0.0, 0.0)
-    lag: float = 1.0
-
-    def chain(self, ranks: float, gpus_of_node: float) -> float:
-        """What comes one after the other in a step: the queries of a batch, a part of it on each rank, the exchange."""
-        exchange = self.exchange[ranks > gpus_of_node] * (ranks - 1) / ranks
-        return self.encode + self.train / ranks + exchange
-
-    def pace(self, gpus: Mapping[str, float], num_gpus: float, gpus_of_node: float) -> float:
-        """Seconds of a step, about, where roles share GPUs: by all the work, by the chain, and by late refreshes."""
-        ranks, score, index = gpus["train"], gpus["score"], gpus["index"]
-        chain, others = self.chain(ranks, gpus_of_node), num_gpus - ranks
-        if score <= others and index <= others:
-            pace = max(chain, (self.score + self.embed) / others)
-        else:
-            whole = self.score + self.embed + self.encode + ranks * (chain - self.encode)
-            pace = self._beside(chain, whole / num_gpus, score if score > others else 0, index if index > others else 0)
-        late = max(0.0, self.embed / index - self.lag * pace / 2)  # while the trainer waits, others' GPUs are idle
-        return pace + late * (1 - index / num_gpus)
-
-    def _beside(self, chain: float, least: float, score: float, index: float) -> float:
-        """By the chain on GPUs where scorers or builders, on so many each, are at work for a part of the time.
-
-        At half their speed that is twice their work. The fixed point is found by halving.
-        """
-        low, high = least, max(least, 3 * HEADROOM * chain / CROWDED)
-        for _ in range(20):
-            pace = (low + high) / 2
-            beside = (min(1.0, 2 * self.score / (score * pace)) if score else 0.0) + (
-                min(1.0, 2 * self.embed / (index * pace)) if index else 0.0
-            )
-            low, high = (pace, high) if HEADROOM * chain * (1 + beside) / CROWDED > pace else (low, pace)
-        return high
+    config: Config
+    shape: Shape
+    retriever: ModelSize
+    lm: ModelSize
+    index: IndexSize
+    work: Workload
 
 
-def step_of(job: Job, accelerator: DeviceModel, efficiency: float) -> StepSeconds:
-    """Of one GPU, by what a step's work goes into.
-
-    Without the first and the last index, which all builders make while nothing else runs.
-    """
-    config, shape, work = job.config, job.shape, job.work
-
-    def rate(dtype: str) -> float:
-        return efficiency * accelerator.peak(accelerator.resolve_dtype(dtype))
-
-    again = 1 + (RECOMPUTED - 1) * (config.train.gradient_checkpointing + (config.train.chunk_tokens is not None))
-    exchanged = 2 * GRADIENT_BYTES * trained_part(config, job.retriever).learning
-    return StepSeconds(
-        score=shape.step.pairs * work.pair / rate(config.lm.dtype.value),
-        embed=shape.num_refreshes * shape.num_documents * work.document / rate(config.index.dtype.value) / shape.steps,
-        train=again * work.train_step / rate(config.train.precision.value),
-        encode=work.encode_batch / rate(config.train.query_precision.value),
-        exchange=(exchanged / RING_WITHIN, exchanged / RING_BETWEEN),
-        lag=1.0 if shape.refresh.fixed_lag is None else shape.refresh.fixed_lag / shape.refresh.every_steps,
+def job_of(
+    config: Config,
+    lm_parameters: float | None = None,
+    retriever_parameters: float | None = None,
+    num_documents: int | None = None,
+) -> Job:
+    """Raises UserError for models of unknown size and a corpus of unknown length."""
+    shape = shape_of(config, num_documents)
+    retriever = retriever_size(config.retriever, retriever_parameters)
+    lm = lm_size(str(config.lm.path or config.lm.model), lm_parameters)
+    searched = searched_width(config, retriever.dim)
+    index = index_size(config, searched, shape.num_documents)
+    flop_factor = trained_part(config, retriever).flop_factor
+    return Job(
+        config, shape, retriever, lm, index, work_of(shape, retriever, lm, index.probed_share, searched, flop_factor)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """GPUs by role. Roles in `shared` are on the same one and take turns; searches are where the index is.
+
+    `gpus_per_replica` of the GPUs in `score` hold one LM together. Where the roles have more GPUs together than there
+    are, they share them (`shares`). The layout decides the last four.
+    """
+
+    score: int
+    embed: int
+    train: int
+    shared: tuple[str, ...] = ()
+    gpus_per_replica: int = 1
+    search_on_gpu: bool = False
+    num_searchers: int | None = None  # side by side; None: one on each node
+    num_builders: int | None = None  # of the GPUs in `embed`, those that build at once; None: all
+    recompute: bool = False  # gradient checkpointing
+
+    @property
+    def replicas(self) -> int:
+        return self.score // self.gpus_per_replica
+
+    @property
+    def builders(self) -> int:
+        return self.num_builders or self.embed
+
+    def searching(self, devices: Devices) -> int:
+        """GPUs, or nodes, that search side by side: searchers of one node share its cores."""
+        searchers = self.num_searchers or devices.nodes
+        return searchers if self.search_on_gpu else min(searchers, devices.nodes)
+
+    def shares(self, devices: Devices) -> bool:
+        """Whether roles have more GPUs together than there are."""
+        return not self.shared and self.score + self.embed + self.train > devices.count
+
+    def by_role(self) -> dict[str, float]:
+        """GPUs by role, one that is shared in equal parts."""
+        counts = {"score": self.score, "embed": self.embed, "train": self.train}
+        return {role: n / len(self.shared) if role in self.shared else float(n) for role, n in counts.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Seconds of one GPU for each activity; `search` is of a batch on all that search."""
+
+    pair: float
+    score: float  # the pairs of a step
+    units: int  # calls to replicas that the pairs of a step are divided into
+    build: float  # the whole corpus
+    train: float  # a step
+    encode: float  # the queries of a batch
+    search: float
+
+    def exchange(self, job: Job, devices: Devices, ranks: int) -> float:
+        """Gradients summed over ranks in a ring: each sends and receives twice its share of the others'."""
+        speed = RING_WITHIN if ranks <= devices.count / devices.nodes else RING_BETWEEN
+        learning = trained_part(job.config, job.retriever).learning
+        return 2 * GRADIENT_BYTES * learning * (ranks - 1) / ranks / speed
+
+
+def seconds_of(job: Job, devices: Devices, split: Split, efficiency: float | None = None) -> Seconds:
+    """Divide the work by the rates that the GPUs reach in the configuration's precisions."""
+    config, shape, work, gpu = job.config, job.shape, job.work, devices.accelerator
+    pair = work.pair / gpu.rate(config.lm.dtype.value, efficiency)
+    unit = tokens_per_unit(LMShape(job.lm.layers, job.lm.hidden), True, config.lm.tokens_per_batch)
+    again = 1 + (split.recompute + (shape.chunk_tokens is not None)) * (RECOMPUTED - 1)
+    return Seconds(
+        pair=pair,
+        score=shape.pairs * pair,
+        units=-(-shape.pairs // max(1, unit // shape.pair)),
+        build=shape.num_documents * work.document / gpu.rate(config.index.dtype.value, efficiency),
+        train=again * work.train_step / gpu.rate(config.train.precision.value, efficiency),
+        encode=work.encode_batch / gpu.rate(config.train.query_precision.value, efficiency),
+        search=search_seconds(job, devices, split, efficiency),
+    )
+
+
+def search_seconds(job: Job, devices: Devices, split: Split, efficiency: float | None = None) -> float:
+    """A batch of queries over parts of the index side by side: the products, or the reading of the vectors.
+
+    GPUs read the vectors that one query looks into. A processor reads what any of the queries looks into once.
+    """
+    shape, index, parts, gpu = job.shape, job.index, split.searching(devices), devices.accelerator
+    share = index.probed_share if split.search_on_gpu else min(1.0, shape.batch_size * index.probed_share)
+    read = shape.num_documents * index.bytes_per_vector * share / parts
+    if split.search_on_gpu:
+        return max(job.work.search_batch / parts / gpu.rate("float16", efficiency), read / gpu.bandwidth)
+    width = searched_width(job.config, job.retriever.dim)
+    cores = core_seconds(index.kind, width, shape.num_documents, shape.batch_size, shape.k, parts) / HOST_CORES
+    return max(cores, read / HOST_BANDWIDTH)
+
+
+def core_seconds(kind: IndexKind, dim: int, num_documents: int, queries: int, k: int, parts: int = 1) -> float:
+    """Seconds of one core for a batch of queries over one of the parts of vectors [num_documents, dim], k each.
+
+    A lossy kind finds lists, reads their codes for each query apart, and orders candidates by stored vectors; each part
+    finds lists and candidates of its own. A kind of unknown codes is taken for an exact search of what it probes.
+    """
+    factory = kind.factory or ""
+    lists = num_lists(factory)
+    share = kind.nprobe / lists if lists else 1.0
+    rate = next((rate for pattern, rate in CODE_RATES.items() if re.search(pattern, factory)), None)
+    if rate is None or factory.startswith("HNSW"):
+        return queries * num_documents / parts * share * 2 * dim / CORE_FLOP
+    size = bytes_per_vector(factory, dim, num_documents)
+    assert size is not None
+    scanned = num_documents / parts * share * size / rate
+    finding = 2 * dim * lists / CENTROID_FLOP * (GRAPH if "_HNSW" in factory else 1)
+    ordering = k * kind.overretrieve * (CANDIDATE + dim * CANDIDATE_NUMBER) if kind.rerank else 0.0
+    return queries * (finding + kind.nprobe * LIST + scanned + ordering)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A split and what comes of it: seconds of a step, and seconds that the trainer waits for late refreshes."""
+
+    split: Split
+    seconds: Seconds
+    step: float
+    waits: float
+    hours: dict[str, float]  # GPU hours of a role's own work; of a search in host memory, hours of nodes
+    stages: dict[str, float]  # hours of the stages, one after the other
+    dominates: str
+
+    @property
+    def wall_hours(self) -> float:
+        return sum(self.stages.values())
+
+
+def estimate(job: Job, devices: Devices, split: Split, efficiency: float | None = None) -> Estimate:
+    """Estimate the run on a split: first index, training, last index, measurements of held-out texts."""
+    shape, seconds = job.shape, seconds_of(job, devices, split, efficiency)
+    step, waits = (
+        (pace_of_shared(job, devices, split, seconds), 0.0)
+        if split.shares(devices)
+        else pace_of_split(job, devices, split, seconds)
+    )
+    exchange, build = seconds.exchange(job, devices, split.train), seconds.build / split.builders
+    heldout = shape.refresh_heldout * (shape.refresh.num_starts + 1) * shape.heldout_k * seconds.pair
+    work = {
+        "score": shape.steps * seconds.score + heldout,
+        "embed": shape.num_builds * seconds.build,
+        "train": shape.steps * (seconds.train + split.train * exchange),
+        "search": split.searching(devices) * shape.steps * seconds.search,
+    }
+    # Seconds at work of the GPUs of a role: no more replicas are busy than there are units in flight.
+    elapsed = {
+        "score": work["score"] / max(1, min(split.replicas, seconds.units * (shape.depth + 1))),
+        "embed": shape.num_builds * build,
+        "train": shape.steps * (seconds.train / split.train + exchange + seconds.encode),
+        "search": shape.steps * seconds.search,
+    }
+    if split.shares(devices):
+        elapsed = {**work, "search": math.inf if seconds.search >= step else 0.0}
+    # Without a document, and with those of three ways to choose them.
+    measuring = shape.heldout * (1 + 3 * shape.heldout_k) * seconds.pair / max(1, split.replicas)
+    stages = {
+        "first_index": build,
+        "training": shape.steps * step + waits,
+        "last_index": build,
+        "measuring": measuring,
+    }
+    return Estimate(
+        split,
+        seconds,
+        step,
+        waits,
+        {role: value / 3600 for role, value in work.items()},
+        {stage: value / 3600 for stage, value in stages.items()},
+        max(ROLES, key=lambda role: (elapsed[role], work[role])),
+    )
+
+
+def pace_of_split(job: Job, devices: Devices, split: Split, seconds: Seconds) -> tuple[float, float]:
+    """Seconds of a step where roles have GPUs of their own, and of waiting for late refreshes in the whole run.
+
+    The slowest of the roles sets the pace, or the time until the scores of a batch are there while `depth` batches are
+    ahead. Roles that are on one GPU together add up.
+    """
+    shape, units = job.shape, seconds.units
+    step = seconds.encode + seconds.train / split.train + seconds.exchange(job, devices, split.train)
+    score, unit = seconds.score / split.replicas, seconds.score / units
+    latency = (step + seconds.search - (-units // split.replicas) * unit) / (shape.depth + 1)
+    together = step + score if {"score", "train"} <= set(split.shared) else 0.0
+    pace = max(step, score, seconds.search, latency, together)
+    late = seconds.build / split.builders - (0 if split.shared else (shape.refresh.fixed_lag or 0) * pace)
+    return pace, shape.refresh.num_starts * max(0.0, late)
+
+
+def pace_of_shared(job: Job, devices: Devices, split: Split, seconds: Seconds) -> float:
+    """Seconds of a step where roles share GPUs: by all the work, by the chain of a step, and by late refreshes.
+
+    Refreshes are spread over the steps. While the trainer waits for one that is late, GPUs without builders are idle.
+    """
+    ranks, score, index, count = split.train, split.score, split.embed, devices.count
+    refresh = job.shape.refresh
+    embed = refresh.num_starts * seconds.build / job.shape.steps
+    train = seconds.train / ranks + seconds.exchange(job, devices, ranks)
+    chain, others = seconds.encode + train, count - ranks  # what comes one after the other in a step
+    if score <= others and index <= others:
+        pace = max(chain, (seconds.score + embed) / others)
+    else:
+        least = (seconds.score + embed + seconds.encode + ranks * train) / count
+        beside = [(seconds.score, score)] if score > others else []
+        beside += [(embed, index)] if index > others else []
+        pace = _pace_beside(chain, least, beside)
+    lag = 1.0 if refresh.fixed_lag is None else refresh.fixed_lag / refresh.every_steps
+    late = max(0.0, embed / index - lag * pace / 2)
+    return max(pace + late * (1 - index / count), seconds.search)
+
+
+def _pace_beside(chain: float, least: float, beside: list[tuple[float, int]]) -> float:
+    """Seconds of a step whose chain is on GPUs where scorers or builders are at work for a part of the time.
+
+    `beside` has the seconds of each such role in a step, and its GPUs. At half their speed that is twice their work.
+    The fixed point is found by halving.
+    """
+    low, high = least, max(least, 3 * HEADROOM * chain / CROWDED)
+    for _ in range(20):
+        pace = (low + high) / 2
+        busy = sum(min(1.0, 2 * work / (gpus * pace)) for work, gpus in beside)
+        low, high = (pace, high) if HEADROOM * chain * (1 + busy) / CROWDED > pace else (low, pace)
+    return high

@@ -1,8 +1,7 @@
 """Bytes that a run leaves on disk: its prepared set, index versions, checkpoints and cache of scores. Pure.
 
-What the files hold is decided in `data/shards.py`, `index_workers/version_store.py`, `train/callbacks.py` and
-`models/score_cache.py`; tests compare the estimate with what these have written. `replug plan` and `replug doctor`
-both take their figures from here.
+The files are written by `data/shards.py`, `index_workers/version_store.py`, `train/callbacks.py` and
+`models/score_cache.py`; tests compare the estimate with them. `replug plan` and `replug doctor` use it.
 """
 
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ SCORE_BYTES = 51  # a row of the cache: key, sum, counts and checksum, in pages 
 
 @dataclass(frozen=True, slots=True)
 class StoredRetriever:
-    """What of the retriever decides how much is stored."""
+    """The numbers of a retriever that decide how much is stored."""
 
     dim: int
     parameters: int
@@ -36,76 +35,63 @@ class StoredRetriever:
     learning: int | None = None  # of the parameters, with adapters; None: all
 
 
-@dataclass(frozen=True, slots=True)
-class StoredIndex:
-    """`code_bytes` are a lossy kind's of each vector, beside its float16 numbers.
-
-    Centroids of `num_lists` are in the quantizer's file and in that of every shard.
-    """
-
-    block_documents: int
-    code_bytes: float = 0.0
-    num_lists: int = 0
-    num_shards: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class MeanRow:
-    """Bytes of a row's texts, and of its id, domain and source together."""
-
-    texts: float
-    names: float = NAME_BYTES
-
-
 def run_bytes(config: Config, shape: Shape, retriever: StoredRetriever, index: IndexSize) -> dict[str, float]:
-    """What a run directory holds at most, by part. A set that is prepared elsewhere takes nothing."""
+    """Return the most that a run directory holds, by part. A set that is prepared elsewhere takes nothing."""
     codes = 0.0 if index.is_exact else index.bytes_per_vector
-    stored = StoredIndex(config.index.block_documents, codes, index.num_lists, index_actors(config.index).num_shards)
-    version, kept = version_bytes(shape.num_documents, retriever, stored), config.checkpoint.keep_last
+    version = version_bytes(
+        shape.num_documents,
+        retriever,
+        config.index.block_documents,
+        code_bytes=codes,
+        num_lists=index.num_lists,
+        num_shards=index_actors(config.index).num_shards,
+    )
+    learning = retriever.parameters if retriever.learning is None else retriever.learning
+    kept = config.checkpoint.keep_last
     return {
         "prepared_set": 0.0 if config.data.prepared else prepared_bytes(shape, retriever),
         "index_versions": most_versions(shape.refresh, shape.checkpoint_every, kept) * version,
-        "checkpoints": float((kept + 1) * checkpoint_bytes(_learning(retriever))),
-        "scores": float(shape.steps * shape.step.pairs * SCORE_BYTES),
+        "checkpoints": float((kept + 1) * FLOAT32 * (1 + ADAM_STATES) * learning),
+        "scores": float(shape.steps * shape.pairs * SCORE_BYTES),
     }
-
-
-def _learning(retriever: StoredRetriever) -> int:
-    return retriever.parameters if retriever.learning is None else retriever.learning
 
 
 def prepared_bytes(shape: Shape, retriever: StoredRetriever) -> float:
     """Documents with their token ids, and training texts without; lengths are those of the configuration."""
-    lengths = shape.lengths
-    document = MeanRow(TEXT_BYTES_PER_TOKEN * lengths.document)
-    query = MeanRow(TEXT_BYTES_PER_TOKEN * (lengths.context + lengths.continuation))
-    tokens = lengths.document + SPECIAL_TOKENS
-    documents = documents_bytes(shape.num_documents, document, tokens, retriever.vocabulary)
-    return documents + windows_bytes(shape.num_queries, query)
+    texts = TEXT_BYTES_PER_TOKEN * shape.document
+    documents = documents_bytes(shape.num_documents, texts, shape.document + SPECIAL_TOKENS, retriever.vocabulary)
+    return documents + windows_bytes(shape.num_queries, TEXT_BYTES_PER_TOKEN * (shape.context + shape.continuation))
 
 
-def documents_bytes(num_documents: int, row: MeanRow, tokens: float, vocabulary: int) -> float:
+def documents_bytes(
+    num_documents: int, text_bytes: float, tokens: float, vocabulary: int, name_bytes: float = NAME_BYTES
+) -> float:
     """Id, text, domain and source of each document, its token ids, and where they end."""
     id_bytes = FLOAT16 if vocabulary < SMALL_VOCABULARY else FLOAT32
-    return num_documents * (row.texts + row.names + 4 * OFFSET_BYTES + tokens * id_bytes + TOKEN_END_BYTES)
+    return num_documents * (text_bytes + name_bytes + 4 * OFFSET_BYTES + tokens * id_bytes + TOKEN_END_BYTES)
 
 
-def windows_bytes(num_windows: int, row: MeanRow) -> float:
+def windows_bytes(num_windows: int, text_bytes: float, name_bytes: float = NAME_BYTES) -> float:
     """Id, context, continuation, domain, source and gold documents of each text."""
-    return num_windows * (row.texts + row.names + 6 * OFFSET_BYTES)
+    return num_windows * (text_bytes + name_bytes + 6 * OFFSET_BYTES)
 
 
-def version_bytes(num_documents: int, retriever: StoredRetriever, index: StoredIndex) -> float:
-    """One index version: its encoder, its float16 vectors, and the files of a lossy kind."""
-    files = -(-num_documents // rows_per_file(num_documents, index.block_documents)) * FILE_BYTES
-    vectors = num_documents * (FLOAT16 * retriever.dim + index.code_bytes)
-    centroids = (index.num_shards + 1) * index.num_lists * FLOAT32 * retriever.dim
+def version_bytes(
+    num_documents: int,
+    retriever: StoredRetriever,
+    block_documents: int,
+    code_bytes: float = 0.0,
+    num_lists: int = 0,
+    num_shards: int = 1,
+) -> float:
+    """One index version: its encoder, its float16 vectors, and a lossy kind's codes.
+
+    Centroids of `num_lists` are in the quantizer's file and in that of every shard.
+    """
+    files = -(-num_documents // rows_per_file(num_documents, block_documents)) * FILE_BYTES
+    vectors = num_documents * (FLOAT16 * retriever.dim + code_bytes)
+    centroids = (num_shards + 1) * num_lists * FLOAT32 * retriever.dim
     return vectors + files + centroids + FLOAT32 * retriever.parameters
-
-
-def checkpoint_bytes(parameters: int) -> int:
-    """Weights that learn and Adam's two moments."""
-    return FLOAT32 * (1 + ADAM_STATES) * parameters
 
 
 class _Version(NamedTuple):

@@ -1,4 +1,4 @@
-"""A plan as tables for a terminal (rich) or a document (Markdown)."""
+"""Plans as tables for a terminal (rich) or a document (Markdown)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,83 +6,98 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
+Plan = dict[str, Any]
 ROLE_NAMES = {"score": "LM scoring", "embed": "embedding", "train": "training", "search": "search"}
-COMPARED = (
-    "run", "wall", "GPUs score/embed/train", "score h", "embed h", "train h", "dominates", "idle score/embed/train",
-    "waits LM/index", "index lag",
-)  # fmt: skip
+COMPARED = ("run", "wall", "GPUs score/embed/train", "score h", "embed h", "train h", "dominates", "dollars")
+COMPARED_EVALUATIONS = ("run", "examples", "LM tokens", "LM h", "embedding tokens", "embedding h", "GPU h", "dollars")
 
 
-def print_plan(title: str, plan: dict[str, Any], console: Console | None = None) -> None:
-    """Everything that `plan_json` has, for people."""
-    console = console or Console()
-    console.print(_roles_table(title, plan))
-    for line in plan_lines(plan):
+def print_plan(title: str, plan: Plan) -> None:
+    """Print everything that the plan of a training or an evaluation has."""
+    console = Console()
+    is_training = "wall" in plan
+    console.print(_roles_table(title, plan) if is_training else _models_table(title, plan))
+    for line in plan_lines(plan) if is_training else evaluation_lines(plan):
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def plan_lines(plan: dict[str, Any]) -> list[str]:
-    """The sentences under the table."""
-    wall, lag, waits = plan["wall"], plan["index_lag"], plan["waits"]
-    stages = ", ".join(f"{name.replace('_', ' ')} {hours(value)}" for name, value in wall.items() if value > 0)
+def plan_lines(plan: Plan) -> list[str]:
+    """The sentences under the table of a training."""
+    refreshes, memory = plan["refreshes"], plan["memory_gb"]
+    stages = ", ".join(f"{name.replace('_', ' ')} {hours(value)}" for name, value in plan["wall"].items())
     lines = [
-        f"ends after {hours(plan['wall_hours'])} ({stages}); {plan['steps_per_minute']:.3g} steps a minute",
-        f"dominated by {ROLE_NAMES[plan['dominates']]}; the trainer waits {hours(waits['scores'])} for the LM and "
-        f"{hours(waits['index'])} for the index",
-        f"index at most {lag['max_steps']:,} steps ({hours(lag['max_hours'])}) old; {lag['refreshes']} refreshes of "
-        f"{hours(lag['build_hours'])}, {lag['skipped']} skipped; searched on the {plan['search_on']}",
+        f"ends after {hours(plan['wall_hours'])} ({stages}); a step takes {plan['step_seconds']:.3g} s",
+        f"dominated by {ROLE_NAMES[plan['dominates']]}",
+        f"{refreshes['count']} refreshes of {hours(refreshes['build_hours'])}, for which the trainer waits "
+        f"{hours(refreshes['wait_hours'])}; the index is searched on the {plan['search_on']}",
         f"disk {gigabytes(plan['disk_gb']['total'])}, of it index versions "
-        f"{gigabytes(plan['disk_gb']['index_versions'])}; between roles {gigabytes(plan['network_gb']['total'])}",
+        f"{gigabytes(plan['disk_gb']['index_versions'])}",
     ]
     if (learning := plan["retriever"]["learning"]) != (parameters := plan["retriever"]["parameters"]):
         lines.append(
             f"{learning:,} weights of the retriever learn beside or among {parameters:,}: one rank takes "
-            f"{gigabytes(plan['memory_gb']['train'])}, {gigabytes(plan['memory_gb']['train_checkpointed'])} with "
-            "gradient checkpointing"
+            f"{gigabytes(memory['train'])}, {gigabytes(memory['train_checkpointed'])} with gradient checkpointing"
         )
-    lines += [_gpu_line(kind) for kind in plan["gpus"]]
+    for kind in plan["gpus"]:
+        where = kind["nodes"][0] if len(kind["nodes"]) == 1 else f"{len(kind['nodes'])} nodes"
+        gpus, each = ("GPUs", " each") if kind["count"] > 1 else ("GPU", "")
+        roles = " + ".join(kind["roles"]) or "idle"
+        lines.append(f"{kind['count']} {gpus} on {where}: {roles}, {kind['gb']:.1f} of {kind['limit_gb']:.1f} GB{each}")
     if plan["dollars"] is not None:
         lines.append(f"{dollars(plan)} dollars, at {plan['price']:g} for an hour of one of {plan['devices']}")
-    if plan["settings"]:
-        lines.append(f"to run it so: {' '.join(plan['settings'])}")
-    return lines + [f"note: {note}" for note in plan["notes"]]
+    return [*lines, f"to run it so: {' '.join(plan['settings'])}", *(f"note: {note}" for note in plan["notes"])]
 
 
-def print_comparison(plans: Sequence[tuple[str, dict[str, Any]]], console: Console | None = None) -> None:
-    table = Table(Column(COMPARED[0], overflow="fold"), *_compared(plans)[1:])
+def evaluation_lines(plan: Plan) -> list[str]:
+    """The sentences under the table of an evaluation."""
+    cost = "" if plan["dollars"] is None else f", {dollars(plan)} dollars"
+    return [
+        f"{plan['examples']:,} examples, {plan['documents']:,} documents: {plan['gpu_hours']:.3g} GPU hours{cost}",
+        f"on {plan['devices']} at least {hours(plan['wall_hours'])}: embedding, and the LMs one after the other",
+        *(f"note: {note}" for note in plan["notes"]),
+    ]
+
+
+def print_comparison(plans: Sequence[tuple[str, Plan]]) -> None:
+    """Print a row for each named plan."""
+    names = _compared(plans)
+    table = Table(Column(names[0], overflow="fold"), *names[1:])
     for name, plan in plans:
-        table.add_row(*comparison_row(name, plan))
-    (console or Console()).print(table)
+        table.add_row(*_row(name, plan)[: len(names)])
+    Console().print(table)
 
 
-def markdown(plans: Sequence[tuple[str, dict[str, Any]]]) -> str:
+def markdown(plans: Sequence[tuple[str, Plan]]) -> str:
     """The comparison as a Markdown table."""
     names = _compared(plans)
-    rows = [names, tuple("---" for _ in names), *(comparison_row(name, plan) for name, plan in plans)]
+    rows = [names, tuple("---" for _ in names), *(_row(name, plan)[: len(names)] for name, plan in plans)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _compared(plans: Sequence[tuple[str, dict[str, Any]]]) -> tuple[str, ...]:
-    """Dollars where a price was told, which is one of all plans."""
-    return COMPARED if plans[0][1]["dollars"] is None else (*COMPARED, "dollars")
+def _compared(plans: Sequence[tuple[str, Plan]]) -> tuple[str, ...]:
+    """The names of the columns; dollars where a price was given, which is one of all plans."""
+    first = plans[0][1]
+    names = COMPARED if "wall" in first else COMPARED_EVALUATIONS
+    return names if first["dollars"] is not None else names[:-1]
 
 
-def comparison_row(name: str, plan: dict[str, Any]) -> tuple[str, ...]:
-    roles, lag = ("score", "embed", "train"), plan["index_lag"]
+def _row(name: str, plan: Plan) -> tuple[str, ...]:
+    of = plan["hours"]
+    if "wall" not in plan:
+        tokens = plan["tokens"]
+        counts = (f"{tokens['score']:.3g}", f"{of['score']:.2g}", f"{tokens['embed']:.3g}", f"{of['embed']:.2g}")
+        return (name, f"{plan['examples']:,}", *counts, f"{plan['gpu_hours']:.2g}", dollars(plan))
     return (
         name,
         hours(plan["wall_hours"]),
-        " / ".join(f"{plan['split'][role]:g}" for role in roles),
-        *(f"{plan['hours'][role]:.3g}" for role in roles),
+        " / ".join(f"{plan['split'][role]:g}" for role in ("score", "embed", "train")),
+        *(f"{of[role]:.3g}" for role in ("score", "embed", "train")),
         plan["dominates"],
-        " / ".join(f"{plan['idle'][role]:.0%}" for role in roles),
-        " / ".join(hours(plan["waits"][cause]) for cause in ("scores", "index")),
-        f"{lag['max_steps']:,} steps, {hours(lag['max_hours'])}",
-        *(() if plan["dollars"] is None else (dollars(plan),)),
+        dollars(plan),
     )
 
 
-def dollars(plan: dict[str, Any]) -> str:
+def dollars(plan: Plan) -> str:
     """In whole dollars from ten on; empty without a price."""
     value = plan["dollars"]
     return "" if value is None else f"{value:,.0f}" if value >= 10 else f"{value:.2f}"
@@ -103,31 +118,30 @@ def gigabytes(value: float) -> str:
     return f"{value * 1e6:.3g} kB"
 
 
-def _roles_table(title: str, plan: dict[str, Any]) -> Table:
-    unit = "machine" if plan["memory_limit_gb"] == 0 else "GPU"
-    table = Table("role", f"{unit}s", "tokens", "FLOP", f"{unit} hours", "idle", f"memory of one {unit}", title=title)
+def _roles_table(title: str, plan: Plan) -> Table:
+    table = Table("role", "GPUs", "tokens", "FLOP", "GPU hours", "memory of one GPU", title=title)
     for role, name in ROLE_NAMES.items():
+        memory = gigabytes(plan["memory_gb"][role])
+        if role == "train":
+            memory += f" ({gigabytes(plan['memory_gb']['train_checkpointed'])} with gradient checkpointing)"
         table.add_row(
             name,
             f"{plan['split'][role]:g}" if role in plan["split"] else f"({plan['search_on']})",
             f"{plan['tokens'][role]:.3g}" if plan["tokens"][role] else "",
             f"{plan['flop'][role]:.2g}",
             f"{plan['hours'][role]:.3g}",
-            f"{plan['idle'][role]:.0%}",
-            _memory_cell(role, plan),
+            f"{memory} in all" if role == "search" else memory,
         )
     return table
 
 
-def _memory_cell(role: str, plan: dict[str, Any]) -> str:
-    needed = gigabytes(plan["memory_gb"][role])
-    if role == "train":
-        return f"{needed} ({gigabytes(plan['memory_gb']['train_checkpointed'])} with gradient checkpointing)"
-    return f"{needed} in all" if role == "search" else needed
-
-
-def _gpu_line(kind: dict[str, Any]) -> str:
-    roles = " + ".join(kind["roles"]) or "idle"
-    where = f"{kind['nodes'][0]}" if len(kind["nodes"]) == 1 else f"{len(kind['nodes'])} nodes"
-    each = f"{kind['gb']:.1f} of {kind['limit_gb']:.1f} GB" + (" each" if kind["count"] > 1 else "")
-    return f"{kind['count']} GPU{'s' if kind['count'] > 1 else ''} on {where}: {roles}, {each}"
+def _models_table(title: str, plan: Plan) -> Table:
+    table = Table("role", "model", "GPUs", "tokens", "FLOP", "GPU hours", title=title)
+    for lm in plan["lms"]:
+        tokens = lm["tokens_read"] + lm["tokens_generated"]
+        table.add_row("LM", lm["name"], str(lm["gpus"]), f"{tokens:.3g}", f"{lm['flop']:.2g}", f"{lm['hours']:.3g}")
+    for one in plan["retrievers"]:
+        role = "queries" if one["is_indexed"] else "embedding"
+        cells = (f"{one['tokens']:.3g}", f"{one['flop']:.2g}", f"{one['hours']:.3g}")
+        table.add_row(f"{role} ({one['name']})", one["path"], "1", *cells)
+    return table

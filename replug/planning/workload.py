@@ -1,4 +1,4 @@
-"""What a run has to compute, store and send: tokens, FLOP and bytes. Pure but for `count_documents`.
+"""What a run computes and reads: tokens, FLOP, and the bytes of its index. Pure but for `count_documents`.
 
 Texts are taken to fill their windows, a document that several queries found is counted for each of them, and a token
 of the retriever is taken for one of the LM.
@@ -15,114 +15,82 @@ from replug.config.schema import Config
 from replug.data.rows import count_rows
 from replug.index_workers.kinds import IndexKind, bytes_per_vector, num_lists, resolve_kind
 from replug.planning.model_sizes import ModelSize
-from replug.planning.trained import TrainedPart, whole
-
-BYTES_PER_TOKEN_OF_TEXT = 4  # of English
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """Of texts, in tokens."""
-
-    context: int
-    continuation: int
-    document: int
-
-    @property
-    def pair(self) -> int:
-        return self.document + self.context + self.continuation
-
-    @property
-    def longest(self) -> int:
-        """Of the texts that the retriever encodes."""
-        return max(self.context, self.document)
-
-
-@dataclass(frozen=True, slots=True)
-class StepShape:
-    """One step: `batch_size` queries with `k` documents each, while `depth` batches are scored ahead of it."""
-
-    batch_size: int
-    k: int
-    depth: int
-    micro_batches: int = 1
-    recompute: bool = False  # gradient checkpointing
-    chunk_tokens: int | None = None  # whose activations are kept at a time, where each chunk is computed twice
-
-    @property
-    def pairs(self) -> int:
-        return self.batch_size * self.k
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOut:
-    """Texts that the LM measures: `windows` after training, by every method with `k` documents."""
-
-    windows: int
-    k: int
-    refresh_windows: int = 0  # before training and at each refresh
-
-    @property
-    def pairs_per_window(self) -> int:
-        """Scored after training in one call: without a document, and with those of three ways to choose them."""
-        return 1 + 3 * self.k
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The numbers of the configuration that cost something."""
+    """The numbers of a configuration that cost something; lengths of texts are in tokens.
 
-    step: StepShape
-    lengths: Lengths
+    After training the LM measures `heldout` texts by every method with `heldout_k` documents, and `refresh_heldout` of
+    them before training and at each refresh.
+    """
+
+    batch_size: int
+    k: int
+    depth: int  # batches scored ahead
+    micro_batches: int
+    chunk_tokens: int | None
+    context: int
+    continuation: int
+    document: int
     num_documents: int
     num_queries: int
     refresh: RefreshPolicy
-    heldout: HeldOut
     checkpoint_every: int
+    heldout: int = 0
+    heldout_k: int = 1
+    refresh_heldout: int = 0
+
+    @property
+    def pairs(self) -> int:
+        """Pairs that the LM scores in a step."""
+        return self.batch_size * self.k
+
+    @property
+    def pair(self) -> int:
+        """Tokens of a pair."""
+        return self.document + self.context + self.continuation
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text that the retriever encodes."""
+        return max(self.context, self.document)
 
     @property
     def steps(self) -> int:
         return self.refresh.max_steps
 
     @property
-    def num_refreshes(self) -> int:
-        return self.refresh.num_starts
-
-    @property
     def num_builds(self) -> int:
-        """One before training, the refreshes, one after."""
-        return self.num_refreshes + 2
+        """Builds of the index: one before training, the refreshes, one after."""
+        return self.refresh.num_starts + 2
 
 
 def shape_of(config: Config, num_documents: int | None = None) -> Shape:
-    """Raises UserError where nothing says how many documents the corpus has; `num_documents` comes first."""
-    train, data, limit = config.train, config.data, config.retriever.max_tokens or 512
+    """Return the shape of a run. Counts the documents where `num_documents` is None."""
+    train, data, evaluate = config.train, config.data, config.evaluate
+    limit, there = config.retriever.max_tokens or 512, config.data.num_heldout
     return Shape(
-        step=StepShape(
-            train.batch_size,
-            config.retrieve.k,
-            train.pipeline_depth,
-            train.micro_batches,
-            train.gradient_checkpointing,
-            train.chunk_tokens,
-        ),
-        lengths=Lengths(min(data.window, limit), data.window, min(data.document_tokens or data.window, limit)),
+        batch_size=train.batch_size,
+        k=config.retrieve.k,
+        depth=train.pipeline_depth,
+        micro_batches=train.micro_batches,
+        chunk_tokens=train.chunk_tokens,
+        context=min(data.window, limit),
+        continuation=data.window,
+        document=min(data.document_tokens or data.window, limit),
         num_documents=num_documents or count_documents(config),
         num_queries=data.num_queries,
         refresh=refresh_policy(config.refresh, train.max_steps, config.retriever.train is not TrainedSide.query),
-        heldout=_heldout(config),
         checkpoint_every=config.checkpoint.every_steps,
+        heldout=there if evaluate.max_windows is None else min(evaluate.max_windows, there),
+        heldout_k=evaluate.k,
+        refresh_heldout=min(evaluate.refresh_windows, there),
     )
 
 
-def _heldout(config: Config) -> HeldOut:
-    evaluate, there = config.evaluate, config.data.num_heldout
-    windows = there if evaluate.max_windows is None else min(evaluate.max_windows, there)
-    return HeldOut(windows, evaluate.k, min(evaluate.refresh_windows, there))
-
-
 def count_documents(config: Config) -> int:
-    """From the prepared set, the file of documents, or data.num_documents."""
+    """Return the documents of the prepared set, of the corpus file, or data.num_documents. Raises UserError without."""
     data = config.data
     for folder in (data.prepared, data.out, f"{config.run_dir}/data"):
         manifest = Path(folder).expanduser() / "manifest.json" if folder else None
@@ -138,9 +106,17 @@ def count_documents(config: Config) -> int:
     return data.num_documents
 
 
+def searched_width(config: Config, width: int) -> int:
+    """Return the dimensions that are stored and searched, of the `width` that the retriever gives."""
+    dims = config.index.dims
+    if dims is not None and dims > width:
+        raise UserError(f"index.dims is {dims}, but the retriever's vectors have {width} numbers; expected no more")
+    return dims or width
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """FLOP of each activity once: a pair scored, a document embedded, a step trained, a batch of queries encoded."""
+    """FLOP of a pair scored, a document embedded, a step trained, a batch of queries encoded, a batch searched."""
 
     pair: float
     document: float
@@ -149,74 +125,54 @@ class Workload:
     search_batch: float
 
 
-def searched_width(config: Config, width: int) -> int:
-    """Numbers of a vector that is stored and searched by, of `width` numbers that the retriever gives."""
-    dims = config.index.dims
-    if dims is not None and dims > width:
-        raise UserError(f"index.dims is {dims}, but the retriever's vectors have {width} numbers; expected no more")
-    return dims or width
-
-
 def work_of(
     shape: Shape,
     retriever: ModelSize,
     lm: ModelSize,
     probed_share: float = 1.0,
     searched: int | None = None,
-    trained: TrainedPart | None = None,
+    flop_factor: float = 3.0,
 ) -> Workload:
-    """`probed_share` is the part of the vectors that a search of a kind with lists looks at, `searched` their width.
+    """Return the FLOP of each activity.
 
-    `trained` is what of the retriever learns. None: the whole width, and all weights.
+    A search reads `probed_share` of the vectors, of which it compares `searched` dimensions (None: all). A training
+    step costs `flop_factor` forward passes.
     """
-    query, document = (n * retriever.flop_per_token(n) for n in (shape.lengths.context, shape.lengths.document))
-    scored = shape.lengths.pair * lm.flop_per_token(shape.lengths.pair)
+    query, document = (tokens * retriever.flop_per_token(tokens) for tokens in (shape.context, shape.document))
     return Workload(
-        pair=scored + shape.lengths.continuation * lm.flop_per_prediction,
+        pair=shape.pair * lm.flop_per_token(shape.pair) + shape.continuation * lm.flop_per_prediction,
         document=document,
-        train_step=(trained or whole(retriever)).flop_factor
-        * shape.step.batch_size
-        * (query + shape.step.k * document),
-        encode_batch=shape.step.batch_size * query,
-        search_batch=2.0 * shape.step.batch_size * (searched or retriever.dim) * shape.num_documents * probed_share,
+        train_step=flop_factor * shape.batch_size * (query + shape.k * document),
+        encode_batch=shape.batch_size * query,
+        search_batch=2.0 * shape.batch_size * (searched or retriever.dim) * shape.num_documents * probed_share,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Of the whole run, by role."""
-
-    score: float
-    embed: float
-    train: float
-    search: float
-
-
-def total_tokens(shape: Shape) -> Totals:
-    """Tokens that pass through a model; what is searched for is counted where it is encoded, in `train`."""
-    trained = shape.step.batch_size * (2 * shape.lengths.context + shape.step.k * shape.lengths.document)
-    return Totals(
-        score=float(shape.steps * shape.step.pairs * shape.lengths.pair),
-        embed=float(shape.num_builds * shape.num_documents * shape.lengths.document),
-        train=float(shape.steps * trained),
-        search=0.0,
-    )
+def total_tokens(shape: Shape) -> dict[str, float]:
+    """Return the tokens that pass through a model in the whole run, by role."""
+    return {
+        "score": float(shape.steps * shape.pairs * shape.pair),
+        "embed": float(shape.num_builds * shape.num_documents * shape.document),
+        "train": float(shape.steps * shape.batch_size * (2 * shape.context + shape.k * shape.document)),
+        "search": 0.0,
+    }
 
 
-def total_flop(shape: Shape, work: Workload) -> Totals:
-    return Totals(
-        score=shape.steps * shape.step.pairs * work.pair,
-        embed=shape.num_builds * shape.num_documents * work.document,
-        train=shape.steps * (work.train_step + work.encode_batch),
-        search=shape.steps * work.search_batch,
-    )
+def total_flop(shape: Shape, work: Workload) -> dict[str, float]:
+    """Return the FLOP of the whole run, by role."""
+    return {
+        "score": shape.steps * shape.pairs * work.pair,
+        "embed": shape.num_builds * shape.num_documents * work.document,
+        "train": shape.steps * (work.train_step + work.encode_batch),
+        "search": shape.steps * work.search_batch,
+    }
 
 
 @dataclass(frozen=True, slots=True)
 class IndexSize:
-    """Bytes of one vector where searches read it, and the share of the vectors that one search reads.
+    """Bytes of a vector where searches read it, and the share of the vectors that one search reads.
 
-    `num_lists` are those of an inverted file, each with a centroid; 0 for a kind without. `kind` is how it is searched.
+    `num_lists` are those of an inverted file, each with a centroid; 0 for a kind without lists.
     """
 
     bytes_per_vector: float
@@ -227,7 +183,7 @@ class IndexSize:
 
 
 def index_size(config: Config, dim: int, num_documents: int) -> IndexSize:
-    """Raises UserError for a kind whose bytes are not known."""
+    """Return the size of the configured index. Raises UserError for a kind whose bytes are not known."""
     index = config.index
     rerank = index.rerank is Rerank.stored
     kind = resolve_kind(index.kind, dim, num_documents, index.nprobe, rerank, index.overretrieve)
@@ -239,19 +195,3 @@ def index_size(config: Config, dim: int, num_documents: int) -> IndexSize:
             f"index.kind is {kind.factory}; its bytes for each vector are not known here: expected a preset, such as pq"
         )
     return IndexSize(size, kind.nprobe / lists if lists else 1.0, is_exact=False, num_lists=lists, kind=kind)
-
-
-def network_gb(shape: Shape, retriever: ModelSize, num_builders: int, searched: int | None = None) -> dict[str, float]:
-    """What roles send one another; within a node it goes through its memory and disk.
-
-    Vectors are of `searched` numbers, None: all.
-    """
-    width = searched or retriever.dim
-    pairs = shape.steps * shape.step.pairs
-    parts = {
-        "texts_to_scorers": pairs * shape.lengths.pair * float(BYTES_PER_TOKEN_OF_TEXT),
-        "queries_to_searchers": shape.steps * shape.step.batch_size * 4.0 * width,
-        "weights_to_builders": shape.num_builds * num_builders * 4.0 * retriever.parameters,
-        "vectors_to_searchers": shape.num_builds * shape.num_documents * 2.0 * width,
-    }
-    return {name: value / 1e9 for name, value in {**parts, "total": sum(parts.values())}.items()}

@@ -25,8 +25,7 @@ from replug.config.load import load_config
 from replug.config.schema import Config
 from replug.index_workers.build import index_settings
 from replug.index_workers.service import IndexService
-from replug.planning.sizes import run_sizes
-from replug.rehearsal.fake_cluster import NO_SPARE_WORKERS
+from replug.planning.memory import run_sizes
 from tests.support.command_line import ROOT
 from tests.support.local_cluster import local_cluster
 from tests.support.stand_in_actors import StandIn, Where, where
@@ -38,9 +37,7 @@ SECONDS = 400  # a process of Ray takes a second to start, of which 66 share two
 @pytest.fixture(scope="module")
 def clusters() -> Iterator[Callable[..., str]]:
     """Those of one shape are started once: a node takes seconds of both cores."""
-    with ExitStack() as started, pytest.MonkeyPatch.context() as environment:
-        for name, value in NO_SPARE_WORKERS.items():
-            environment.setenv(name, value)
+    with ExitStack() as started:
 
         @cache
         def start(*gpus: int) -> str:

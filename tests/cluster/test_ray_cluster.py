@@ -15,7 +15,7 @@ from replug.cluster.ray_cluster import _lay_out, _require_same_gpus, _say
 from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.schema import Config, LMConfig, ScoreConfig
-from replug.planning.sizes import run_sizes
+from replug.planning.memory import run_sizes
 
 A100 = 80e9
 
@@ -201,10 +201,10 @@ def test_what_ray_counts_on_the_commands_node_torch_must_see(monkeypatch):
     _require_same_gpus(lay_out(config, gpus(2), roles=["index"]), config, ["index"], visible=0)
 
 
-def test_where_gpus_may_not_be_shared_more_than_there_is_leaves_nothing_for_auto():
-    assert "resources.train=2 leaves no GPU of 2 for resources.score=auto" in refused(
-        configured("resources.train=2", "index.gpus_per_builder=1"), gpus(2)
-    )
+def test_numbers_that_take_all_gpus_leave_nothing_for_auto_and_the_keys_that_share_are_named():
+    reason = refused(configured("resources.train=2"), gpus(2))
+    assert "resources.train=2 leaves no GPU of 2 for resources.score=auto" in reason
+    assert "or set resources.score and resources.index too, and the roles share the GPUs" in reason
 
 
 def test_what_stays_idle_is_said(capsys):
@@ -259,10 +259,18 @@ def test_gpus_that_are_asked_for_and_do_not_hold_the_vectors_are_refused_with_nu
 
 
 def test_a_trainer_too_large_for_its_gpu_is_refused_with_the_keys_that_make_it_smaller():
-    config, sizes = paper()
+    config, sizes = paper("resources.train=1")
     reason = refused(config, gpus(8, num_bytes=24e9), sizes)
     assert reason.startswith("resources.train: trainer rank 34.4 GB need 34.4 GB, but a GPU has 22.1 GB to give (92%")
     assert "train.gradient_checkpointing=true" in reason
+
+
+def test_auto_takes_more_ranks_where_one_does_not_fit_and_the_others_take_what_is_left():
+    config, sizes = paper("index.gpus_per_searcher=0")
+    assert num_ranks(lay_out(config, gpus(8, num_bytes=40e9), sizes).config) == 1
+    found = lay_out(config, gpus(8, num_bytes=24e9), sizes)
+    assert by_key(found)[TRAINER] == (2, 1.0) and by_key(found)[SCORER] == (5, 1.0)
+    assert "resources.train: trainer rank" in refused(config, gpus(2, num_bytes=8e9), sizes)
 
 
 def test_blue_green_lets_builders_and_searchers_change_places():
@@ -306,9 +314,10 @@ def test_numbers_that_cannot_be_are_refused_by_their_key(override, expected):
 
 
 @pytest.mark.parametrize("counts", [(8,), (4, 4), (8,) * 8], ids=["1x8", "2x4", "8x8"])
-def test_auto_shares_gpus_whose_memory_is_known(counts):
-    (config, sizes), total = paper(), sum(counts)
-    sizes = replace(sizes, choose=lambda _, nodes: {"train": min(8, total / 4), "score": total, "index": total})
+def test_roles_share_gpus_where_their_numbers_are_more_than_there_are(counts):
+    total = sum(counts)
+    ranks = min(8, total // 4)
+    config, sizes = paper(f"resources.train={ranks}", f"resources.score={total}", f"resources.index={total}")
     found = lay_out(config, gpus(*counts, num_bytes=A100), sizes)
     kinds = [sorted(actor.key for actor in gpu.actors) for gpu in found.gpus]
     assert all(len(set(kind)) == len(kind) for kind in kinds)  # no two of a kind
@@ -331,8 +340,6 @@ def test_numbers_above_the_gpus_share_them_and_those_without_a_rank_come_first()
     alone = lay_out(configured("resources.train=1", "resources.score=4", "resources.index=1"), gpus(4))
     assert [[actor.key for actor in gpu.actors] for gpu in alone.gpus][2:] == [[SCORER]] * 2
     assert alone.reserved == alone.gpus  # else Ray puts both scorers on one GPU
-    config = configured("resources.score=4")  # the others are auto
-    assert [len(gpu.actors) for gpu in lay_out(config, gpus(4)).gpus] == [4, 3, 3, 3]
 
 
 def test_what_shared_gpus_do_not_hold_is_refused_with_gigabytes_and_keys():
@@ -341,14 +348,6 @@ def test_what_shared_gpus_do_not_hold_is_refused_with_gigabytes_and_keys():
     reason = refused(config, gpus(8, num_bytes=A100), sizes)
     assert reason.startswith("lm.num_replicas: scorer 2") and "and 66.7 GB are taken" in reason
     assert "resources.score" in reason
-
-
-def test_keys_that_give_an_actor_more_of_a_gpu_keep_auto_from_sharing():
-    for key in ("lm.gpus_per_replica=1", "index.gpus_per_builder=0.5", "index.gpus_per_searcher=0.5"):
-        config, sizes = paper(key)
-        sizes = replace(sizes, choose=lambda _, nodes: pytest.fail("sharing was looked for"))
-        found = lay_out(config, gpus(8, num_bytes=A100), sizes)
-        assert not any(gpu.has(SCORER) and len(gpu.actors) > 1 for gpu in found.gpus)
 
 
 def test_each_process_on_a_shared_gpu_may_take_its_bytes_and_an_equal_part_of_what_is_left():

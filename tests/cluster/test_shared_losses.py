@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from replug.rehearsal.fake_cluster import fake_cluster
 from replug.train.device_rows import totals
 from replug.train.run_dir import RunDirectory
 from tests.support.command_line import ROOT
+from tests.support.fake_cluster import fake_cluster
 
 SPLIT = {"train": 0.5, "index": 0.5, "score": 1}
 SHARED = {"train": 1, "index": 2, "score": 2}

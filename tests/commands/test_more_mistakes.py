@@ -82,7 +82,6 @@ TYPED = [
     ("score lm.path=stand_in --in {config} --out {tmp}", "is a folder; expected a new file"),
     ("ask hello --index {tmp}", "lm.path is missing; expected lm.path=DIR"),
     # pictures, plans
-    ("plan " + str(ROOT / "configs/paper.yaml") + " --gpus 8xA100 --chart {tmp}/x.abc", "has the ending '.abc'"),
     ("plan {config} --gpus 8xTPU", "'TPU' is unknown; expected one of A100"),
     ("plan {config} --gpus A100", "expected COUNTxTYPE with a count of 1 or more"),
     ("plan {config} --efficiency 3", "expected a share of the peak above 0 and up to 1"),

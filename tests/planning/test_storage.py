@@ -23,15 +23,13 @@ from replug.models.black_box_lm import ContinuationScore
 from replug.models.build import load_encoder
 from replug.models.preparing import prepared_set
 from replug.models.score_cache import NewScore, ScoreCache
-from replug.planning.estimate import job_of
 from replug.planning.model_sizes import encoder_size
+from replug.planning.pace import job_of
 from replug.planning.plans import disk_gb
 from replug.planning.storage import (
     FILE_BYTES,
     NAME_BYTES,
     SCORE_BYTES,
-    MeanRow,
-    StoredIndex,
     StoredRetriever,
     documents_bytes,
     most_versions,
@@ -79,7 +77,7 @@ def test_a_prepared_corpus_takes_the_bytes_estimated(prepared: PreparedSet, conf
     names = np.mean([utf8(one.id, one.domain, one.source) for one in documents])
     tokens = np.mean([len(ids) for ids in prepared.corpus.token_ids(range(len(documents)))])
     vocabulary = encoder_size("stand_in").vocabulary
-    estimated = documents_bytes(len(documents), MeanRow(float(texts), float(names)), float(tokens), vocabulary)
+    estimated = documents_bytes(len(documents), float(texts), float(tokens), vocabulary, float(names))
     assert len(documents) > 1000
     assert estimated == pytest.approx(num_bytes(prepared.corpus_path), rel=0.02)
     assert 0.5 < names / NAME_BYTES < 2
@@ -89,7 +87,7 @@ def test_prepared_training_texts_take_the_bytes_estimated(prepared: PreparedSet)
     windows = prepared.queries.windows()
     texts = np.mean([utf8(one.context, one.continuation) for one in windows])
     names = np.mean([utf8(one.id, one.domain, one.source) for one in windows])
-    estimated = windows_bytes(len(windows), MeanRow(float(texts), float(names)))
+    estimated = windows_bytes(len(windows), float(texts), float(names))
     assert estimated == pytest.approx(num_bytes(prepared.folder / "queries.arrow"), rel=0.03)
 
 
@@ -116,13 +114,13 @@ def test_an_index_version_takes_the_bytes_estimated(
     store.publish(plan)
     retriever = StoredRetriever(dim, sum(weight.numel() for weight in encoder.parameters()), vocabulary=292)
     codes = 0.0 if size.is_exact else size.bytes_per_vector
-    estimated = version_bytes(rows, retriever, StoredIndex(config.index.block_documents, codes, size.num_lists, shards))
+    estimated = version_bytes(rows, retriever, config.index.block_documents, codes, size.num_lists, shards)
     assert estimated == pytest.approx(num_bytes(store.folder(0)), rel=0.03)
 
 
 def test_what_lies_beside_the_vectors_grows_with_the_files_and_not_with_the_blocks() -> None:
     vectors, retriever = 36_000_000 * 2 * 768, StoredRetriever(768, 0, 0)
-    assert version_bytes(36_000_000, retriever, StoredIndex(1024)) == vectors + 550 * FILE_BYTES
+    assert version_bytes(36_000_000, retriever, 1024) == vectors + 550 * FILE_BYTES
 
 
 def resolved_factory(config: Config, dim: int, rows: int) -> str | None:
@@ -193,7 +191,7 @@ def test_a_set_that_is_prepared_elsewhere_takes_nothing(paper: Config) -> None:
 
 
 def test_a_larger_vocabulary_takes_four_bytes_for_each_token_id() -> None:
-    small, large = (documents_bytes(1, MeanRow(0.0, 0.0), 10, size) for size in (30_522, 250_002))
+    small, large = (documents_bytes(1, 0.0, 10, size) for size in (30_522, 250_002))
     assert large - small == 20
 
 

@@ -42,7 +42,7 @@ from replug.models.encoder import Encoder
 from replug.models.hardware import check_gpus, multiplies_bfloat16
 from replug.models.lm_source import LMSource
 from replug.models.preparing import prepared_set
-from replug.planning.sizes import run_sizes
+from replug.planning.memory import run_sizes
 from replug.train.data_checks import check_data
 from replug.train.labels.finding import Finder
 from replug.train.labels.scoring import LabelScorer

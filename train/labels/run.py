@@ -25,7 +25,7 @@ from replug.models.ensemble_temperature import write_temperature
 from replug.models.hardware import multiplies_bfloat16
 from replug.models.lm_source import LMSource
 from replug.models.preparing import prepared_set
-from replug.planning.sizes import run_sizes
+from replug.planning.memory import run_sizes
 from replug.train.data_checks import check_data, check_texts
 from replug.train.evaluation import evaluate_heldout
 from replug.train.labels.cross_encoder import distilled

@@ -29,13 +29,16 @@ from replug.models.build import cache_path
 from replug.models.hardware import available_cores, available_memory
 from replug.models.packaged import MINILM, SMOLLM2, SMOLLM2_FILE, packaged_file
 from replug.models.score_cache import ScoreCache
-from replug.planning.automatic import training_sizes
-from replug.planning.encoder_head import head_size
-from replug.planning.memory import search_bytes
-from replug.planning.model_sizes import encoder_size, retriever_size
-from replug.planning.sizes import known_trained_part
+from replug.planning.memory import (
+    LEARNING_BYTES,
+    WEIGHT_BYTES,
+    known_trained_part,
+    run_sizes,
+    search_bytes,
+    whole,
+)
+from replug.planning.model_sizes import encoder_size, head_size, retriever_size
 from replug.planning.storage import FLOAT32, StoredRetriever, run_bytes
-from replug.planning.trained import LEARNING_BYTES, WEIGHT_BYTES, whole
 from replug.planning.workload import IndexSize, index_size, searched_width, shape_of
 from replug.train.run_dir import RunDirectory
 
@@ -248,9 +251,9 @@ def cpus(config: Config) -> Check | None:
 def layout(config: Config, roles: Collection[str] = ROLES) -> Layout[Config]:
     """Of a run on this machine. Raises UserError where its GPUs have no room for it."""
     from replug.cluster.this_machine import this_node
-    from replug.models.hardware import gpu_name, multiplies_bfloat16
+    from replug.models.hardware import multiplies_bfloat16
 
-    sizes = training_sizes(config, num_documents(config), multiplies_bfloat16(), gpu_name())
+    sizes = run_sizes(config, num_documents(config), multiplies_bfloat16())
     return lay_out(config, [this_node()], sizes, roles)
 
 
@@ -259,9 +262,9 @@ def cluster(config: Config) -> Check | None:
     if config.ray.address is None:
         return None
     from replug.cluster.ray_cluster import layout_on_cluster
-    from replug.models.hardware import gpu_name, multiplies_bfloat16
+    from replug.models.hardware import multiplies_bfloat16
 
-    sizes = training_sizes(config, num_documents(config), multiplies_bfloat16(), gpu_name())
+    sizes = run_sizes(config, num_documents(config), multiplies_bfloat16())
     try:
         found = layout_on_cluster(config, sizes)
     except UserError as error:
@@ -336,7 +339,7 @@ def stored_retriever(config: Config) -> StoredRetriever:
     found = model_file(path, "config.json")
     keys = json.loads(found.read_text()) if found else {}
     trained = known_trained_part(config, known)
-    dim = head_size(found.parent, int(keys.get("hidden_size", known.hidden))).width if found else known.dim
+    dim = head_size(found.parent, int(keys.get("hidden_size", known.hidden)))[0] if found else known.dim
     return StoredRetriever(
         dim=searched_width(config, dim),
         learning=trained.learning if trained and trained != whole(known) else None,

@@ -12,17 +12,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from replug.cluster.environment import configure_ray_environment
 from replug.cluster.gpus import Rehearsal
-from replug.config.schema import ScoreConfig
 
 CPUS_OF_NODE = 64  # logical: each actor takes one
 PORTS = range(20_000, 30_000)
 OBJECT_STORE_BYTES = 80 << 20  # Ray takes no less
-# Actors want an environment of their own: workers started ahead would only take the cores.
-NO_SPARE_WORKERS = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
-# All actors of a cluster start on this machine's cores: a process of Ray's that is late is not one that died.
-PATIENT = {"RAY_health_check_timeout_ms": "60000", "RAY_gcs_rpc_server_reconnect_timeout_s": "600"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +78,7 @@ def fake_cluster(nodes: int, gpus: int, memory_gb: float) -> Iterator[FakeCluste
 def _environment(rehearsal: Rehearsal, folder: str) -> Iterator[None]:
     """Ray's files lie in a folder where no other Ray looks for a cluster."""
     before = dict(os.environ)
-    configure_ray_environment(ScoreConfig())
-    os.environ.update({**NO_SPARE_WORKERS, **PATIENT, **rehearsal.environment(), "RAY_TMPDIR": folder})
+    os.environ.update({**rehearsal.environment(), "RAY_TMPDIR": folder})
     try:
         yield
     finally:

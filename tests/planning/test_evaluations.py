@@ -1,0 +1,168 @@
+"""Tokens, hours and dollars of evaluations, against numbers counted by hand."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.load import load_evaluation_config
+from replug.evals.kinds import kind_names
+from replug.planning.accelerators import ACCELERATORS
+from replug.planning.evaluations import count_examples, plan_evaluation, prompts_of
+from replug.planning.model_sizes import encoder_size, lm_size
+from replug.planning.plans import Assumptions
+from tests.support.command_line import ROOT
+
+RATE = 0.35 * 312e12
+OWN = ["data.source=null", "data.corpus=D.jsonl", "retriever.path=facebook/contriever", "lm.path=gpt2"]
+EVALUATIONS = sorted([*ROOT.glob("configs/eval_*.yaml"), *ROOT.glob("configs/paper_tables/*.yaml")])
+
+
+def config_of(name: str, *overrides: str) -> EvaluationConfig:
+    path = "texts.path=T" if name == "lm" else "questions.path=Q.jsonl"
+    return load_evaluation_config(ROOT / f"configs/eval_{name}.yaml", [*OWN, path, *overrides])
+
+
+def planned(name: str, *overrides: str, gpus: str | None = "1xA100", **given: Any) -> dict[str, Any]:
+    assumptions = Assumptions(**{"num_documents": 1000, "num_examples": 100, **given})
+    return plan_evaluation(config_of(name, *overrides), gpus, assumptions)
+
+
+def read_of(name: str, methods: str, num: int, *overrides: str) -> tuple[int, int, int]:
+    """Tokens that a server reads, that local weights read, and that are generated."""
+    prompts = prompts_of(config_of(name, "data.document_tokens=100", f"methods={methods}", *overrides), num)
+    counts = [(one.tokens_read(True), one.tokens_read(False), one.tokens_generated) for one in prompts]
+    whole, once, generated = map(sum, zip(*counts, strict=True))
+    return whole, once, generated
+
+
+@pytest.mark.parametrize(
+    ("methods", "tokens"),
+    [
+        ("[none]", 256),
+        ("[none,replug,replug@3,replug/even]", 256 + 10 * 356),  # a document that several methods read is scored once
+        ("[none,replug@3,bm25@2]", 256 + 5 * 356),
+        ("[replug@10/concat]", 10 * 100 + 256),
+        ("[bm25@16/rerank]", 16 * (100 + 128) + 356),
+        ("[long_context]", 1024),
+    ],
+)
+def test_texts_are_read_after_each_document(methods: str, tokens: int) -> None:
+    assert read_of("lm", methods, 7)[1] == 7 * tokens
+
+
+def test_a_server_reads_demonstrations_in_every_prompt_and_local_weights_once() -> None:
+    shots = 5 * (100 + 5)
+    assert read_of("mmlu", "[none]", 10) == (10 * 4 * (shots + 100 + 1), 10 * (100 + 4), 0)
+    shots = 5 * (100 + 5 + 100)  # each with its document
+    assert read_of("mmlu", "[replug]", 10)[:2] == (100 * 4 * (shots + 200 + 1), 100 * (200 + 4))
+
+
+def test_answers_and_documents_that_the_lm_writes_are_generated() -> None:
+    assert read_of("open_qa", "[replug@3]", 10)[1:] == (30 * 120, 30 * 16)
+    once, generated = read_of("popqa", "[genread]", 10, "questions.shots=0")[1:]
+    assert (once, generated) == (10 * 15 + 10 * (15 + 150), 10 * 150 + 10 * 15)
+
+
+def test_answers_from_passages_are_sampled_and_every_factor_is_scored() -> None:
+    once = (150 + 20, 150 + 20 + 4 * 5, 150 + 20, 150 + 4 * 5, 150 + 4 * 25)
+    assert read_of("internet_nq", "[poe@2]", 3)[1:] == (3 * 2 * sum(once), 3 * 2 * 4 * 5)
+    assert read_of("internet_nq", "[none]", 3)[2] == 3 * 50 * 5
+    assert read_of("internet_fever", "[none,direct@2]", 3)[2] == 0  # labels are scored
+    both = planned("internet_nq", "methods=[poe@2]", "rerank_lm.path=gpt2-xl")
+    assert [lm["name"] for lm in both["lms"]] == ["gpt2", "gpt2-xl"]
+    assert (both["lms"][0]["tokens_generated"] > 0, both["lms"][1]["tokens_generated"]) == (True, 0)
+
+
+@pytest.mark.parametrize("path", EVALUATIONS, ids=lambda path: path.stem)
+def test_every_evaluation_of_this_repository_has_a_plan(path: Path) -> None:
+    own = [one for one in OWN if not ("lms:" in path.read_text() and one.startswith("lm."))]
+    config = load_evaluation_config(path, own)
+    given = Assumptions(retriever_parameters=110e6, num_documents=1000, num_examples=10, price=2.0)
+    plan = plan_evaluation(config, "1xA100", given)
+    assert plan["dollars"] == pytest.approx(2 * plan["gpu_hours"])
+    assert bool(plan["lms"]) == (config.evaluation != "retrieval")
+    json.dumps(plan)
+
+
+def test_every_kind_of_evaluation_has_a_plan() -> None:
+    assert {load_evaluation_config(path, OWN[:3]).evaluation for path in EVALUATIONS} == set(kind_names())
+    with pytest.raises(UserError, match="evaluation: no plan is known of 'chess'; expected one of lm, tokens"):
+        planned("lm", "evaluation=chess")
+
+
+def test_hours_are_flop_over_the_rate_of_a_training_plan() -> None:
+    keys = ("methods=[none,replug]", "data.document_tokens=128", "lm.path=gpt2-xl")
+    plan = planned("lm", *keys, num_documents=36_000_000, num_examples=200)
+    lm, encoder = lm_size("gpt2-xl"), encoder_size("facebook/contriever")
+    flop = 200 * (10 * 384 * lm.flop_per_token(384) + 256 * lm.flop_per_token(256) + 11 * 128 * lm.flop_per_prediction)
+    assert plan["lms"][0]["flop"] == pytest.approx(flop)
+    assert plan["hours"]["score"] == pytest.approx(flop / RATE / 3600)
+    assert plan["hours"]["embed"] == pytest.approx(36_000_000 * 128 * encoder.flop_per_token(128) / RATE / 3600, 1e-4)
+
+
+def test_an_answer_takes_no_less_than_reading_the_weights_for_each_token() -> None:
+    plan = planned("open_qa", "methods=[none]", "lm.path=llama-2-13b")
+    reading = 100 * 16 * 2 * lm_size("llama-2-13b").parameters / ACCELERATORS["A100"].bandwidth
+    assert plan["lms"][0]["flop"] / RATE < reading < plan["hours"]["score"] * 3600
+
+
+def test_an_lm_of_several_gpus_holds_them_all_and_a_price_is_of_each() -> None:
+    with pytest.raises(UserError, match=r"--gpus is 1xA100, but facebook/opt-66b takes 2 of them .* 2xA100"):
+        planned("open_qa", "lm.path=facebook/opt-66b")
+    plan = planned("open_qa", "lm.path=facebook/opt-66b", gpus="4xA100", price=3.0)
+    assert plan["lms"][0]["gpus"] == 2 and any("spread over 2 GPUs" in note for note in plan["notes"])
+    assert plan["dollars"] == pytest.approx(3 * plan["gpu_hours"]) == 12 * plan["wall_hours"]
+
+
+def test_retrievers_are_those_that_are_asked_and_an_index_brings_its_vectors(tmp_path: Path) -> None:
+    assert planned("lm", "methods=[none,bm25]")["retrievers"] == []
+    with pytest.raises(UserError, match="--retriever-parameters"):
+        planned("lm", "retrievers.lsr=runs/lsr", "methods=[replug,lsr]")
+    plan = planned("lm", "retrievers.lsr=runs/lsr", "methods=[replug,lsr]", retriever_parameters=335e6)
+    assert [one["parameters"] > 2e8 for one in plan["retrievers"]] == [False, True]
+    assert any("runs/lsr are counted as embedded" in note for note in plan["notes"])
+    (tmp_path / "index/v000001/encoder").mkdir(parents=True)
+    bert = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "vocab_size": 99}
+    (tmp_path / "index/v000001/encoder/config.json").write_text(json.dumps(bert))
+    (tmp_path / "index/v000001/manifest.json").touch()
+    [indexed] = planned("lm", "methods=[replug]", f"retriever.path={tmp_path}")["retrievers"]
+    assert (indexed["is_indexed"], indexed["tokens"]) == (True, 100 * 128)
+
+
+def test_examples_are_counted_in_files_else_by_keys_else_the_flag_is_named(tmp_path: Path) -> None:
+    (tmp_path / "q.jsonl").write_text('{"question": "?"}\n' * 7)
+    path = f"questions.path={tmp_path / 'q.jsonl'}"
+    assert count_examples(config_of("open_qa", path, "questions.max_questions=null"), None) == 7
+    assert count_examples(config_of("open_qa", path, "questions.max_questions=5"), None) == 5
+    assert count_examples(config_of("open_qa", path), 3) == 3
+    assert count_examples(config_of("mmlu", "questions.max_questions=25"), None) == 25 * 57
+    with pytest.raises(UserError, match=r"questions.max_questions is not set .*--examples N"):
+        count_examples(config_of("open_qa", "questions.max_questions=null"), None)
+
+
+def test_a_prepared_set_tells_its_texts_and_their_lengths(tmp_path: Path) -> None:
+    origin = {"data.window": 64, "data.document_tokens": 100}
+    manifest = {"counts": {"documents": 9, "heldout": 50}, "origin": origin}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    own = [*OWN[2:], "data.source=null", f"data.prepared={tmp_path}", "methods=[none]"]
+    plan = plan_evaluation(load_evaluation_config(ROOT / "configs/eval_lm.yaml", own), "1xA100")
+    assert (plan["examples"], plan["tokens"]["score"]) == (50, 50 * 128)
+    assert "64 + 64 tokens (data.window), a document for 100" in plan["notes"][0]
+
+
+def test_what_is_assumed_is_what_the_evaluations_have() -> None:
+    from replug.answering.answerer import AnsweringOptions
+    from replug.evals import genread, mmlu, mmlu_subjects, open_qa
+    from replug.evals.popqa import shots
+    from replug.planning import evaluations
+
+    options, own = AnsweringOptions(), evaluations
+    assert (len(mmlu.LETTERS), len(mmlu_subjects.CATEGORY_OF)) == (own.LETTERS, own.SUBJECTS)
+    assert own.WRITTEN_TOKENS == genread.MAX_NEW_TOKENS
+    numbers = (mmlu.NUM_DEMONSTRATIONS, open_qa.NUM_DEMONSTRATIONS, shots.NUM_SHOTS)
+    assert tuple(own.SHOTS[kind] for kind in ("mmlu", "open_qa", "popqa")) == numbers
+    assert (options.num_samples, options.num_samples_alone) == (own.SAMPLES, own.SAMPLES_ALONE)

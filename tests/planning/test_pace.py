@@ -1,0 +1,130 @@
+"""The closed form, against numbers that are computed by hand for the paper's run at 35% of the peak."""
+
+import pytest
+
+from replug.config.schema import Config
+from replug.index_workers.kinds import IndexKind, resolve_kind
+from replug.planning.accelerators import parse_devices
+from replug.planning.pace import HOST_CORES, Estimate, Split, core_seconds, estimate, job_of, search_seconds, seconds_of
+from replug.planning.plans import Assumptions, laid_plan
+
+A100 = 0.35 * 312e12
+# Of the run: batch x k pairs of 384 tokens, 36M documents of 128 tokens, 64 x 21 texts of 128 tokens with gradient.
+LM_TOKEN, LM_PREDICTION = 2 * 48 * 12 * 1600**2, 2 * 1600 * 50_257
+ENCODER_TOKEN = 2 * 12 * 12 * 768**2 + 4 * 12 * 768 * 128
+PAIR = (384 * (LM_TOKEN + 4 * 48 * 1600 * 384) + 128 * LM_PREDICTION) / A100
+BUILD = 36_000_000 * 128 * ENCODER_TOKEN / A100
+STEP = 3 * 64 * 21 * 128 * ENCODER_TOKEN / A100
+QUERIES = 64 * 128 * ENCODER_TOKEN / A100
+
+
+def planned(config: Config, gpus: str, split: str) -> Estimate:
+    return laid_plan(config, gpus, given=Assumptions(split=split))[2].estimate
+
+
+def test_seconds_of_each_activity_are_its_flop_over_the_rate(paper: Config) -> None:
+    found = planned(paper, "8xA100", "5/2/1").seconds
+    assert (found.pair, found.build) == (pytest.approx(PAIR), pytest.approx(BUILD))
+    assert (found.train, found.encode) == (pytest.approx(STEP), pytest.approx(QUERIES))
+    assert pytest.approx(2.05, rel=0.005) == BUILD / 3600
+    assert found.units == 128  # calls of 4,096 tokens or more, of ten pairs each
+
+
+def test_the_slowest_role_sets_the_pace_of_a_split(paper: Config) -> None:
+    """Five GPUs score 1,280 pairs of a step in 2.81 s; two build an index in 1.02 hours, before 1,000 steps are done.
+
+    Of 7 refreshes each is late by what it takes longer than its lag.
+    """
+    found, score = planned(paper, "8xA100", "5/2/1"), 1280 * PAIR / 5
+    late = 7 * max(0.0, BUILD / 2 - 1000 * score)
+    assert found.step == pytest.approx(score)
+    assert found.waits == pytest.approx(late)
+    measuring = 200 * 31 * PAIR / 5
+    assert found.wall_hours == pytest.approx((25_000 * score + late + 2 * BUILD / 2 + measuring) / 3600)
+    assert found.dominates == "score"
+
+
+def test_where_scorers_are_many_the_trainer_sets_the_pace(paper: Config) -> None:
+    found = planned(paper, "64xA100", "54/8/2")
+    ring = 2 * 4 * job_of(paper).retriever.parameters * (1 / 2) / 1e11
+    assert found.step == pytest.approx(QUERIES + STEP / 2 + ring)
+    assert found.dominates == "train"
+
+
+def test_refreshes_that_take_longer_than_their_lag_are_waited_for(paper: Config) -> None:
+    paper.refresh.lag_steps = 100
+    found = planned(paper, "8xA100", "5/2/1")
+    assert found.waits == pytest.approx(8 * (BUILD / 2 - 100 * found.step))
+
+
+def test_on_one_gpu_the_roles_work_one_after_the_other(paper: Config) -> None:
+    split = Split(1, 1, 1, ("score", "embed", "train"), search_on_gpu=True)
+    found = estimate(job_of(paper), parse_devices("1xA100"), split)
+    assert found.step == pytest.approx(QUERIES + STEP + 1280 * PAIR)
+    assert found.stages["training"] * 3600 == pytest.approx(25_000 * found.step + 7 * BUILD)
+
+
+# Hours until training and the last index end, of the formula when a simulation by discrete events stood beside it.
+HOURS = {
+    ("8xA100", "5/2/1"): (23.2556, 23.2513),
+    ("8xA100", "6/1/1"): (30.1235, 30.1222),
+    ("8xA100", "8/8/2"): (15.2306, 15.4979),
+    ("8xA100", "8/8/1"): (18.0677, 15.5024),
+    ("64xA100", "60/60/4"): (1.9327, 1.9653),
+    ("64xA100", "48/8/8"): (3.7654, 3.7655),
+    ("8xH100", "8/8/1"): (5.6998, None),
+    ("64xH100", "48/8/8"): (1.1879, None),
+}
+
+
+@pytest.mark.parametrize(("gpus", "split"), HOURS)
+def test_hours_are_those_of_the_formula_and_near_a_simulation(paper: Config, gpus: str, split: str) -> None:
+    found, (formula, simulated) = planned(paper, gpus, split), HOURS[gpus, split]
+    assert found.wall_hours - found.stages["measuring"] == pytest.approx(formula, rel=1e-4)
+    assert simulated is None or found.wall_hours == pytest.approx(simulated, rel=0.17)
+
+
+def test_gradients_between_nodes_travel_ten_times_slower(paper: Config) -> None:
+    job, within, between = job_of(paper), parse_devices("8xA100", 1), parse_devices("8xA100", 8)
+    seconds = seconds_of(job, within, Split(2, 2, 4))
+    assert seconds.exchange(job, between, 4) == pytest.approx(10 * seconds.exchange(job, within, 4))
+
+
+def test_activations_that_are_computed_twice_take_a_third_more(paper: Config) -> None:
+    job, devices = job_of(paper), parse_devices("8xA100")
+    kept, recomputed = (seconds_of(job, devices, Split(6, 1, 1, recompute=on)).train for on in (False, True))
+    assert recomputed == pytest.approx(kept * 4 / 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "dim", "documents", "nprobe", "over", "milliseconds"),
+    [  # of docs/benchmarks.md
+        ("flat_fp16", 384, 1_000_000, None, None, 813),
+        ("pq", 128, 10_000_000, None, 16, 464),
+        ("IVF8192,PQ192x4fs", 384, 1_000_000, 256, 8, 77),
+        ("ivf_sq8", 256, 1_000_000, 128, 4, 132),
+        ("IVF4096,RaBitQfs", 256, 1_000_000, 256, 16, 93),
+    ],
+)
+def test_a_batch_on_a_core_takes_what_was_measured(
+    name: str, dim: int, documents: int, nprobe: int | None, over: int | None, milliseconds: float
+) -> None:
+    kind = resolve_kind(name, dim, documents, nprobe, rerank=True, overretrieve=over)
+    assert 1000 * core_seconds(kind, dim, documents, 64, 20) == pytest.approx(milliseconds, rel=0.3)
+
+
+def test_nodes_search_side_by_side_and_searchers_of_one_share_its_cores(paper: Config) -> None:
+    job, sixteen = job_of(paper), parse_devices("16xA100")
+    assert [Split(1, 1, 1, num_searchers=n).searching(sixteen) for n in (1, 2, 4)] == [1, 2, 2]
+    one, two = (search_seconds(job, sixteen, Split(1, 1, 1, num_searchers=n)) for n in (1, 2))
+    assert one == pytest.approx(50.6 / HOST_CORES, rel=0.01) == 2 * two
+    assert core_seconds(IndexKind("HNSW32,Flat"), 768, 1000, 64, 20) == core_seconds(IndexKind(), 768, 1000, 64, 20)
+
+
+def test_a_search_that_takes_longer_than_a_step_dominates_and_a_note_says_so(paper: Config) -> None:
+    from replug.planning.plans import plan_training
+
+    paper.index.gpus_per_searcher, paper.lm.path = 0.0, "gpt2"
+    plan = plan_training(paper, "8xH100", given=Assumptions(split="5/2/1"))
+    assert plan["dominates"] == "search"
+    assert any("longer than all else of a step" in note for note in plan["notes"])
