@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from datasets import Dataset, concatenate_datasets
 
 from replug.config.errors import UserError
-from replug.data.checked_files import FIX, CheckedFiles, read_mark, read_mark_unchecked, require_own_checksum
 from replug.data.files import reading
+from replug.data.manifest import FIX, CheckedFiles, read_mark
 from replug.data.records import Document, Window
 from replug.data.shards import (
     DOCUMENT_SCHEMA,
@@ -44,7 +44,7 @@ class CorpusStore:
         shards = shard_paths(folder)
         if not shards:
             raise UserError(f"{folder} holds no documents; expected the shards that `replug prepare` writes")
-        self._shards, self._files = shards, CheckedFiles.of_set(folder.parent)
+        self._shards, self._files = shards, CheckedFiles(folder.parent)
         self._files.require(f"{folder.name}/{TOKEN_RULES}")
         tables = [_open_table(path, DOCUMENT_SCHEMA) for path in shards]
         self._require_count(sum(map(len, tables)))
@@ -119,7 +119,7 @@ class WindowStore:
     """Training or held-out texts by row number. Raises UserError for a file that is not what its set says of it."""
 
     def __init__(self, path: Path) -> None:
-        CheckedFiles.of_set(path.parent).require(path.name, WITHOUT_PROOF)
+        CheckedFiles(path.parent).require(path.name, WITHOUT_PROOF)
         self._table = _open_table(path, WINDOW_SCHEMA)
 
     def __len__(self) -> int:
@@ -255,7 +255,7 @@ def read_manifest(folder: Path) -> dict:
     """The manifest of a finished set; raises UserError where it is no such thing."""
     if not (folder / "manifest.json").is_file():
         raise UserError(f"{folder} is not a prepared set: manifest.json is missing; run `replug prepare` again")
-    manifest = read_mark_unchecked(folder / "manifest.json")
+    manifest = read_mark(folder / "manifest.json")
     proof = manifest.get("disjoint")
     if not isinstance(proof, dict) or not {"shared_sources", "equal_texts"} <= proof.keys():
         raise UserError(f"{folder}/manifest.json holds no proof of disjointness; {FIX}")
@@ -263,7 +263,6 @@ def read_manifest(folder: Path) -> dict:
         raise UserError(f"{folder}/manifest.json lists no files; {FIX}")
     if proof["shared_sources"] or proof["equal_texts"]:
         raise UserError(f"{folder}/manifest.json says that corpus and texts overlap; {FIX}")
-    require_own_checksum(folder / "manifest.json", manifest)
     return manifest
 
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from replug.config.errors import UserError
-from replug.data.checked_files import OWN
 from replug.data.files import wrong_files
 from replug.data.progress import Progress
 from replug.data.store import PreparedSet, read_manifest
@@ -35,9 +34,9 @@ def verify_prepared(folder: Path) -> tuple[list[str], list[str]]:
 
 def _not_covered(folder: Path, manifest: dict) -> Iterator[str]:
     """A line that names the files of which no checksum is known."""
-    known = {*manifest["files"], *(["manifest.json"] if OWN in manifest else [])}
+    known = {*manifest["files"], "manifest.json"}
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    if others := [name for name in names if name not in known and not name.startswith("work/")]:
+    if others := [name for name in names if name not in known and not name.startswith(("work/", "."))]:
         yield f"{folder}: not checked, since no checksum of it is known: {', '.join(others)}"
 
 

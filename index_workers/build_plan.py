@@ -108,7 +108,7 @@ def plan_from_json(content: dict[str, Any]) -> BuildPlan:
 
 def manifest_problem(content: dict[str, Any]) -> str | None:
     """What of a manifest cannot be, whoever wrote it: sizes are divided by and counted up to when it is opened."""
-    for name in ("plan", "encoder", "files"):
+    for name in ("plan", "files"):
         if not isinstance(content.get(name), dict):
             return f"{name} is {content.get(name)!r}"
     try:
@@ -121,8 +121,8 @@ def manifest_problem(content: dict[str, Any]) -> str | None:
             return f"{name} is {value!r}"
     if plan.num_shards > plan.num_documents:
         return f"num_shards is {plan.num_shards} for {plan.num_documents} documents"
-    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in content["encoder"]):
-        return "encoder names files elsewhere"
+    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in content["files"]):
+        return "files names files elsewhere"
     if plan.num_files > MOST_FILES or plan.num_shards > MOST_FILES:
         return f"{plan.num_files} files in {plan.num_shards} shards"
     return None

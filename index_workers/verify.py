@@ -13,6 +13,7 @@ from replug.data.store import CorpusStore
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.faiss_index import count_vectors
 from replug.index_workers.vector_files import require_intact
+from replug.index_workers.version_folders import ENCODER
 from replug.index_workers.version_store import VersionStore
 
 
@@ -52,7 +53,7 @@ def _problems(store: VersionStore, version: int) -> Iterator[str]:
     if problem := store.pending_plan_problem(version):
         yield problem
     files = manifest["files"]
-    yield from _encoder_problems(store, plan, manifest["encoder"])
+    yield from _encoder_problems(store, plan, files)
     yield from _corpus_problems(store.corpus_path(plan), plan)
     yield from _file_problems(store, plan, files)
 
@@ -61,7 +62,7 @@ def _file_problems(store: VersionStore, plan: BuildPlan, files: dict) -> Iterato
     progress = Progress(f"checking v{plan.version:06d}", len(files))
     found = 0
     for path in store.files(plan):
-        for problem in _file_problem(store, plan, path, files[path.name]["sha256"]):
+        for problem in _file_problem(store, plan, path, files[path.name]):
             found += 1
             yield problem
         progress.advance()
@@ -88,15 +89,15 @@ def _count_problems(store: VersionStore, plan: BuildPlan) -> Iterator[str]:
             yield f"{store.shard_path(plan.version, shard)} holds {held} vectors, expected {expected}"
 
 
-def _encoder_problems(store: VersionStore, plan: BuildPlan, snapshot: dict[str, str]) -> Iterator[str]:
+def _encoder_problems(store: VersionStore, plan: BuildPlan, files: dict[str, str]) -> Iterator[str]:
     """The weights that embedded the version, and the tokenizer and settings that queries are encoded with."""
-    folder = store.encoder_folder(plan.version)
-    for name, sha256 in snapshot.items():
+    for name in files:
         try:
-            require_intact(folder / name, sha256)
+            if name.startswith(f"{ENCODER}/"):
+                require_intact(store.folder(plan.version) / name, files[name])
         except UserError as error:
             yield str(error)
-    weights = folder / "model.safetensors"
+    weights = store.encoder_folder(plan.version) / "model.safetensors"
     if weights.is_file() and file_sha256(weights) != plan.weights_sha256:
         yield f"{weights} is not of the encoder that embedded this version"
 

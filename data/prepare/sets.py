@@ -15,9 +15,9 @@ from pathlib import Path
 
 from replug.config.errors import UserError
 from replug.config.schema import DataConfig
-from replug.data.checked_files import write_mark
 from replug.data.files import file_sha256, write_json, wrong_files
 from replug.data.folder_lock import sole_writer
+from replug.data.manifest import write_mark
 from replug.data.prepare.assembly import ShardReport, write_ids_of_shard
 from replug.data.prepare.cutting import CutRules, LMBound
 from replug.data.prepare.disjoint import DisjointProof, prove_disjoint, prove_shard, require_disjoint

@@ -15,8 +15,7 @@ from replug.cluster.layout import scorers
 from replug.config.errors import UserError
 from replug.config.load import load_stored_config
 from replug.config.schema import Config
-from replug.data.checked_files import read_mark
-from replug.data.checksums import require_checksums
+from replug.data.manifest import read_mark, require_checksums
 from replug.planning.accelerators import DeviceModel, Devices
 from replug.planning.estimate import (
     Job,

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from replug.config.schema import RetrieverConfig
-from replug.data.files import file_sha256, write_json
+from replug.data.files import file_sha256
+from replug.data.manifest import write_mark
 from replug.data.prepare.assembly import write_ids_of
 from replug.data.records import Document, Window
 from replug.data.shards import (
@@ -72,4 +73,4 @@ def _write_manifest(prepared: Path, counts: dict[str, int]) -> None:
         "disjoint": {"shared_sources": [], "equal_texts": []},
         "files": {str(path.relative_to(prepared)): file_sha256(path) for path in paths},
     }
-    write_json(prepared / "manifest.json", manifest)
+    write_mark(prepared / "manifest.json", manifest)

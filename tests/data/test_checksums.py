@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from replug.config.errors import UserError
-from replug.data.checksums import NAME, add_checksum, checksum_problems, require_checksums, write_checksums, write_last
+from replug.data.manifest import NAME, add_checksum, checksum_problems, require_checksums, write_checksums, write_last
 from replug.models.encoder import Encoder
 from replug.models.encoder_files import POOLING_FILE
 from replug.models.stand_in_encoder import write_stand_in_encoder
@@ -72,7 +72,7 @@ def test_what_says_that_a_folder_is_finished_comes_after_its_checksum(tmp_path: 
     (tmp_path / "table.md").write_text("table")
     write_last(tmp_path / "results.json", {"a": 1}, [tmp_path / "table.md", tmp_path / "not_there"])
     assert json.loads((tmp_path / "results.json").read_text()) == {"a": 1}
-    assert sorted(json.loads((tmp_path / NAME).read_text())) == ["results.json", "table.md"]
+    assert sorted(json.loads((tmp_path / NAME).read_text())["files"]) == ["results.json", "table.md"]
     require_checksums(tmp_path, "mend")
 
 

@@ -9,7 +9,8 @@ from transformers import PreTrainedTokenizerFast
 from replug.config.choices import TooLong
 from replug.config.errors import UserError
 from replug.config.schema import Config
-from replug.data.files import file_sha256, write_json
+from replug.data.files import file_sha256
+from replug.data.manifest import write_mark
 from replug.data.records import Document, Window
 from replug.data.shards import write_documents, write_windows
 from replug.data.store import TEXTS, PreparedSet
@@ -52,7 +53,7 @@ def prepared(folder: Path, document: str, context: str, continuation: str) -> Pr
 
 def marked(folder: Path) -> PreparedSet:
     files = {name: file_sha256(folder / name) for name in TEXTS}
-    write_json(folder / "manifest.json", {"disjoint": {"shared_sources": [], "equal_texts": []}, "files": files})
+    write_mark(folder / "manifest.json", {"disjoint": {"shared_sources": [], "equal_texts": []}, "files": files})
     return PreparedSet(folder)
 
 

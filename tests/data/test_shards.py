@@ -1,6 +1,5 @@
 """The files of a corpus: rows over all shards, and the retriever's own token ids beside them."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 import replug.data.prepare.splits
 from replug.config.errors import UserError
 from replug.data.files import file_sha256
+from replug.data.manifest import read_mark, write_mark
 from replug.data.prepare.sets import repair
 from replug.data.records import Document
 from replug.data.shards import combined_sha256, corpus_sha256, read_documents_of, shard_paths, write_documents
@@ -150,14 +150,15 @@ def test_a_whole_set_needs_no_repair_and_what_a_killed_run_left_in_it_is_removed
 
 def test_a_manifest_without_proof_or_that_is_no_json_is_refused(made):
     path = made.folder / "manifest.json"
-    manifest = json.loads(path.read_text())
+    manifest = read_mark(path)
+    path.write_text("{")
+    with pytest.raises(UserError, match="is not valid JSON"):
+        PreparedSet(made.folder)
     for content, said in (
-        ("{", "is not valid JSON"),
-        ("[]", "no proof of disjointness"),
-        (json.dumps({k: v for k, v in manifest.items() if k != "disjoint"}), "no proof of disjointness"),
-        (json.dumps({**manifest, "disjoint": {**manifest["disjoint"], "equal_texts": ["a"]}}), "overlap"),
+        ({k: v for k, v in manifest.items() if k != "disjoint"}, "no proof of disjointness"),
+        ({**manifest, "disjoint": {**manifest["disjoint"], "equal_texts": ["a"]}}, "overlap"),
     ):
-        path.write_text(content)
+        write_mark(path, content)
         with pytest.raises(UserError, match=said):
             PreparedSet(made.folder)
 

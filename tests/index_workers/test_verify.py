@@ -100,11 +100,7 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
     ),
     "a flipped byte within a string of the manifest": (
         lambda store: flip(manifest(store), manifest(store).read_bytes().index(b"cosine")),
-        "{v}/manifest.json is damaged, its content differs from its own checksum; ",
-    ),
-    "a manifest of an older version": (
-        lambda store: manifest(store).write_text(json.dumps({"plan": {}, "files": {}})),
-        "{v}/manifest.json was written by another version of replug; remove {v} and build it again",
+        "{v}/manifest.json is damaged: its content differs from its own checksum; ",
     ),
     "a block of other dimensions": (
         lambda store: publish_wrong_block(store, VECTORS[4:8, :3]),

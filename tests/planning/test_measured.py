@@ -7,8 +7,7 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.config.load import load_config
-from replug.data.checked_files import write_mark
-from replug.data.checksums import write_checksums
+from replug.data.manifest import write_checksums, write_mark
 from replug.planning.measured import calibrate, devices_of, job_of_run, observe, read_run
 from replug.planning.plans import Plan, make_plan, plan_json
 

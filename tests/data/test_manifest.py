@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from replug.config.errors import UserError
-from replug.data.checked_files import OWN, CheckedFiles, write_mark
 from replug.data.files import file_sha256
+from replug.data.manifest import CheckedFiles, write_mark
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import import_corpus, prepare_rows
 from replug.data.store import ImportedCorpus, PreparedSet
@@ -136,14 +136,6 @@ def test_verify_names_the_files_that_it_does_not_cover(prepared: Path) -> None:
     assert found[1] == f"{prepared}: not checked, since no checksum of it is known: rejected.jsonl"
 
 
-def test_a_set_of_an_older_version_has_a_manifest_that_verify_does_not_cover(prepared: Path) -> None:
-    content = json.loads((prepared / "manifest.json").read_text())
-    del content[OWN]
-    (prepared / "manifest.json").write_text(json.dumps(content))
-    read_all(prepared)
-    assert "no checksum of it is known: manifest.json" in verify_prepared(prepared)[0][1]
-
-
 @pytest.mark.parametrize("name", ["corpus.json", "documents/00000.arrow"])
 @pytest.mark.parametrize("place", PLACES)
 def test_a_flipped_bit_in_imported_documents_is_named(rows: Path, tmp_path: Path, name: str, place: float) -> None:
@@ -155,7 +147,7 @@ def test_a_flipped_bit_in_imported_documents_is_named(rows: Path, tmp_path: Path
 
 
 def test_files_without_a_mark_are_not_compared(tmp_path: Path) -> None:
-    CheckedFiles.of_set(tmp_path).require("queries.arrow")
+    CheckedFiles(tmp_path).require("queries.arrow")
     write_mark(tmp_path / "manifest.json", {"files": {"queries.arrow": "other"}})
     with pytest.raises(UserError, match=r"queries\.arrow is missing"):
-        CheckedFiles.of_set(tmp_path).require("queries.arrow")
+        CheckedFiles(tmp_path).require("queries.arrow")
