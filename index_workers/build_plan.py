@@ -4,15 +4,53 @@ Pure. Two equal plans give the same bytes.
 """
 
 import hashlib
+import importlib.metadata
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from replug.index_workers.file_size import rows_per_file
+from replug.config.errors import UserError
 from replug.index_workers.kinds import IndexKind
+
+FILES = 512  # about so many, as long as each holds a block and no more than the most rows
+MOST_ROWS = 1 << 16  # 100 MB in 768 dimensions; embedded in 8 s by an A100
+
+
+def rows_per_file(num_documents: int, block_documents: int) -> int:
+    """Rows of every file but the last, whole blocks: by the corpus alone, whoever builds it."""
+    wanted = -(-num_documents // (FILES * block_documents))
+    return block_documents * max(1, min(wanted, MOST_ROWS // block_documents))
+
+
+MANIFEST = "manifest.json"  # written last: a version with one is published
+ENCODER = "encoder"
+
+
+def version_folder(root: Path, version: int) -> Path:
+    return root / f"v{version:06d}"
+
+
+def version_numbers(root: Path) -> list[int]:
+    """Versions that were begun, oldest first."""
+    names = (path.name for path in root.glob("v*") if path.is_dir())
+    return sorted(int(name[1:]) for name in names if re.fullmatch(r"v\d{6,}", name))
+
+
+def index_folder(directory: Path) -> Path:
+    """The index of a run directory, or the directory itself."""
+    return directory / "index" if (directory / "index").is_dir() else directory
+
+
+def newest_encoder(directory: Path) -> Path | None:
+    """Of the newest published version in a run directory or an index's folder; None where there is none."""
+    root = index_folder(directory)
+    folders = (version_folder(root, version) for version in reversed(version_numbers(root)))
+    return next((folder / ENCODER for folder in folders if (folder / MANIFEST).is_file()), None)
+
 
 SIZES = ("num_documents", "block_documents", "max_tokens", "dim", "tokens_per_batch", "num_shards")
 MOST, MOST_FILES = 10**12, 10**6  # of any of them; of what they come to
@@ -136,3 +174,18 @@ def reading_identity(modules: str, query_prompt: str, document_prompt: str) -> s
 
 def json_sha256(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def check_faiss() -> None:
+    """Exactly one of faiss-cpu and faiss-gpu must be there: both write the same files."""
+    found = [name for name in ("faiss-cpu", "faiss-gpu") if _version(name)]
+    if len(found) != 1:
+        what = "both faiss-cpu and faiss-gpu are" if found else "neither faiss-cpu nor faiss-gpu is"
+        raise UserError(f"{what} installed; expected one: pip uninstall -y faiss-cpu faiss-gpu; pip install faiss-cpu")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

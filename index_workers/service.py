@@ -22,24 +22,21 @@ import ray
 from ray.exceptions import RayError
 
 from replug.cluster.actor_pool import ActorPool, thread_env
+from replug.cluster.background import in_background
 from replug.cluster.device_use import USE
-from replug.cluster.futures import in_background
 from replug.cluster.gpus import torch_device
-from replug.cluster.liveness import PING_GROUP
 from replug.cluster.packing import BUILDER, SEARCHER
 from replug.cluster.places import place
 from replug.config.errors import RunError, UserError
 from replug.data.progress import Progress
 from replug.data.records import SearchResult
 from replug.data.store import CorpusStore
+from replug.index_workers.answers import Measures, merge_top_k, search_excluding, top_k_overlap
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.builder import Builder, Embedded
-from replug.index_workers.exclusion import search_excluding
-from replug.index_workers.merge import merge_top_k
 from replug.index_workers.searcher import Searcher
-from replug.index_workers.searcher_group import SearcherGroup
+from replug.index_workers.searcher_group import PING_GROUP, SearcherGroup
 from replug.index_workers.version_store import Missing, VersionStore
-from replug.index_workers.watch import Measures, top_k_overlap
 from replug.models.hardware import available_cores
 
 log = logging.getLogger(__name__)

@@ -32,9 +32,17 @@ from replug.config.errors import RunError, UserError
 from replug.data.files import file_sha256, reading, write_json, writing
 from replug.data.manifest import read_mark, write_mark
 from replug.data.shards import shard_paths
-from replug.index_workers.build_plan import BuildPlan, json_sha256, manifest_problem, plan_from_json
-from replug.index_workers.vector_files import MEND, map_vectors, require_intact, write_vectors
-from replug.index_workers.version_folders import ENCODER, MANIFEST, version_folder, version_numbers
+from replug.index_workers.block_files import MEND, map_vectors, require_intact, write_vectors
+from replug.index_workers.build_plan import (
+    ENCODER,
+    MANIFEST,
+    BuildPlan,
+    json_sha256,
+    manifest_problem,
+    plan_from_json,
+    version_folder,
+    version_numbers,
+)
 
 FORMAT = 5
 WEIGHTS = "model.safetensors"

@@ -18,13 +18,18 @@ from replug.config.schema import DataConfig
 from replug.data.files import file_sha256, write_json, wrong_files
 from replug.data.folder_lock import sole_writer
 from replug.data.manifest import write_mark
-from replug.data.prepare.assembly import ShardReport, write_ids_of_shard
+from replug.data.prepare.assembly import (
+    ShardReport,
+    Windows,
+    write_assembly_rules,
+    write_ids_of_shard,
+    write_shards,
+    write_texts,
+)
 from replug.data.prepare.cutting import CutRules, LMBound
-from replug.data.prepare.disjoint import DisjointProof, prove_disjoint, prove_shard, require_disjoint
+from replug.data.prepare.disjoint import DisjointProof, OverlapFilter, prove_disjoint, prove_shard, require_disjoint
 from replug.data.prepare.local_pool import Pool
-from replug.data.prepare.overlap_filter import OverlapFilter
 from replug.data.prepare.reading import Cut, SplitSizes, cut_source, reject_duplicates
-from replug.data.prepare.splits import Windows, write_assembly_rules, write_shards, write_texts
 from replug.data.prepare.work import MARGIN, WorkFolder
 from replug.data.progress import Progress
 from replug.data.records import Document

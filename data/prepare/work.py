@@ -19,7 +19,6 @@ from replug.config.errors import UserError
 from replug.data.files import write_json, wrong_files
 from replug.data.folder_lock import NAME as WRITER
 from replug.data.folder_lock import sole_writer
-from replug.data.prepare.assembly import ShardReport
 from replug.data.prepare.cutting import SourceShardReport
 
 log = logging.getLogger(__name__)
@@ -111,15 +110,8 @@ class WorkFolder:
             mark = self.source_shard(number) / "report.json"
             if mark.is_file():
                 report = SourceShardReport.read(mark)
-                if _intact(self.source_shard(number), report.files):
+                if is_intact(self.source_shard(number), report.files):
                     yield report
-
-    def finished_shards(self) -> Iterator[ShardReport]:
-        """Reports of shards that need not be written again; a damaged one is named and written again."""
-        for mark in sorted((self.folder / "shards").glob("*.json")):
-            report = ShardReport.read(mark)
-            if _intact(self.documents, report.files):
-                yield report
 
     def end(self) -> None:
         shutil.rmtree(self.folder)
@@ -154,7 +146,7 @@ def _require_ours(out: Path) -> None:
             raise UserError(f"{out} holds {name}, which is no part of a prepared set; give another data.out")
 
 
-def _intact(folder: Path, files: dict[str, str]) -> bool:
+def is_intact(folder: Path, files: dict[str, str]) -> bool:
     wrong = wrong_files(folder, files)
     if wrong:
         log.warning(f"{wrong[0]}; making it again")

@@ -9,8 +9,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from replug.data.sources.records import Passed, SourceShard
-from replug.data.sources.rejected import Reason, Rejected
+from replug.data.sources.records import Passed, Reason, Rejected, SourceShard
 
 MAX_LINE_BYTES = 64 << 20
 COMPRESSION = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}

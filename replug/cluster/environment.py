@@ -13,6 +13,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+import psutil
+
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.schema import Config, ScoreConfig
 
@@ -50,3 +52,20 @@ def _write_token() -> Path:
     path.touch(mode=0o600)
     path.write_text(secrets.token_hex(32))
     return path
+
+
+# NCCL takes a bare name for the beginning of one.
+VARIABLES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
+
+
+def use_interface_of(address: str) -> None:
+    """In this process; what the user has set stays."""
+    if (name := interface_of(address)) is not None:
+        for variable, form in VARIABLES.items():
+            os.environ.setdefault(variable, form.format(name))
+
+
+def interface_of(address: str) -> str | None:
+    """None for an address that is none of this machine's."""
+    found = (name for name, known in psutil.net_if_addrs().items() if any(one.address == address for one in known))
+    return next(found, None)

@@ -49,8 +49,8 @@ def _verify(directory: Path) -> tuple[list[str], list[str]]:
     from replug.data.labels import MARK
     from replug.data.manifest import NAME, checksum_problems
     from replug.data.verify import is_prepared_set, verify_prepared
+    from replug.index_workers.build_plan import index_folder, version_numbers
     from replug.index_workers.verify import verify_index
-    from replug.index_workers.version_folders import index_folder, version_numbers
 
     if is_prepared_set(directory):
         return verify_prepared(directory)

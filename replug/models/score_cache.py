@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from replug.config.errors import RunError, UserError
-from replug.data.file_systems import shared_file_system
+from replug.data.files import shared_file_system
 from replug.models.black_box_lm import ContinuationScore, ScoreSum
 
 Key = bytes

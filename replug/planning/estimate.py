@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from replug.cluster.gpu_shares import Sizes
 from replug.config.choices import SwapMode
 from replug.config.schema import Config
-from replug.index_workers.file_size import rows_per_file
+from replug.index_workers.build_plan import rows_per_file
 from replug.index_workers.kinds import IndexKind
 from replug.models.pass_size import LMShape, tokens_per_pass, tokens_per_unit
 from replug.planning import memory

@@ -20,9 +20,9 @@ from replug.config.schema import (
     RetrieverConfig,
     WandbConfig,
 )
-from replug.data.prepare.splits import PIECES_PER_SHARD
+from replug.data.prepare.assembly import PIECES_PER_SHARD
 from replug.data.shards import ROWS_PER_SHARD
-from replug.index_workers.file_size import FILES, rows_per_file
+from replug.index_workers.build_plan import FILES, rows_per_file
 from replug.index_workers.kinds import EXACT, PRESETS, num_lists
 from replug.planning.storage import most_versions
 

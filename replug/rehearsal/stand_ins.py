@@ -17,7 +17,7 @@ from replug.data.shards import (
     write_token_rules,
     write_windows,
 )
-from replug.data.sources.stand_in_texts import stand_in_vocabulary
+from replug.data.sources.built_in_texts import stand_in_vocabulary
 from replug.data.tokenizing import TokenIds
 from replug.models.build import load_encoder
 from replug.models.stand_in_encoder import write_stand_in_encoder

@@ -10,6 +10,7 @@ A host is asked one thing at a time with a pause between, or with the one that i
 
 import asyncio
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
@@ -18,12 +19,96 @@ from importlib.metadata import version
 
 import httpcore
 import httpx
+from protego import Protego
 
-from replug.web.content_coding import ACCEPTED, BoundedBody
-from replug.web.fetch_failure import FetchFailed
-from replug.web.guarded_network import GuardedBackend, HostPort, Resolve, system_addresses
-from replug.web.robots import AGENT, MAX_BYTES, RobotsRules, robots_of
-from replug.web.urls import parse_url, url_problem
+from replug.web.network import FetchFailed, GuardedBackend, HostPort, Resolve, parse_url, system_addresses, url_problem
+
+ACCEPTED = "gzip, deflate"
+WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+ZLIB_HEADER = 0x8  # the low bits of the first byte; some servers send deflate without a header
+
+
+class BoundedBody:
+    """Bytes of one body, at most `limit` of them. Raises FetchFailed where there are more, or they are damaged."""
+
+    def __init__(self, coding: str, limit: int) -> None:
+        self._coding, self._limit = coding.strip().lower(), limit
+        if self._coding not in ("", "identity", *WINDOW_BITS):
+            raise FetchFailed("content_encoding")
+        self._decoder = zlib.decompressobj(WINDOW_BITS[self._coding]) if self._coding in WINDOW_BITS else None
+        self._decoded = bytearray()
+        self._is_begun = False
+
+    def feed(self, piece: bytes) -> None:
+        try:
+            self._decoded += self._decompressed(piece) if self._decoder else piece
+        except zlib.error as error:
+            raise FetchFailed("content_encoding") from error
+        if len(self._decoded) > self._limit:
+            raise FetchFailed("too_large")
+
+    def finish(self) -> bytes:
+        """All of it. Raises FetchFailed where the body broke off."""
+        if self._decoder and self._is_begun and not self._decoder.eof:
+            raise FetchFailed("incomplete")
+        return bytes(self._decoded)
+
+    def _decompressed(self, piece: bytes) -> bytes:
+        """As much of it as the limit leaves room for, and a byte more."""
+        self._choose_form(piece)
+        room, out = self._limit + 1 - len(self._decoded), bytearray()
+        while piece and len(out) < room:  # zlib takes 0 for no limit
+            assert self._decoder is not None
+            if self._decoder.eof:  # gzip may be of several members
+                self._decoder = zlib.decompressobj(WINDOW_BITS[self._coding])
+            out += self._decoder.decompress(piece, room - len(out))
+            piece = self._decoder.unused_data
+        return bytes(out)
+
+    def _choose_form(self, piece: bytes) -> None:
+        if piece and not self._is_begun:
+            self._is_begun = True
+            if self._coding == "deflate" and piece[0] & 0x0F != ZLIB_HEADER:
+                self._decoder = zlib.decompressobj(-zlib.MAX_WBITS)
+
+
+AGENT = "replug"  # what rules may name us by
+MAX_BYTES = 512_000  # RFC 9309 asks for 500 KiB at least
+SECONDS_KEPT = 86_400.0
+ALLOW_ALL, ALLOW_NOTHING = "", "User-agent: *\nDisallow: /"
+
+
+@dataclass(frozen=True, slots=True)
+class RobotsRules:
+    """Of one origin. `is_known` is False where they could not be read."""
+
+    rules: Protego
+    is_known: bool
+    read_at: float
+
+    @property
+    def are_old(self) -> bool:
+        return time.monotonic() - self.read_at > SECONDS_KEPT
+
+    def refusal(self, url: str) -> str | None:
+        """The reason why a URL is not read, None where it may be."""
+        if self.rules.can_fetch(url, AGENT):
+            return None
+        return "robots" if self.is_known else "robots_unreadable"
+
+    @property
+    def crawl_delay(self) -> float:
+        """Seconds between two requests that the site asks for; 0 where it asks for none."""
+        return max(0.0, float(self.rules.crawl_delay(AGENT) or 0.0))
+
+
+def robots_of(status: int | None, body: bytes) -> RobotsRules:
+    """From what was answered to a request for robots.txt; a status of None is no answer."""
+    if status is not None and 200 <= status < 300:
+        return RobotsRules(Protego.parse(body.decode("utf-8", errors="replace")), True, time.monotonic())
+    is_absent = status is not None and 400 <= status < 500
+    return RobotsRules(Protego.parse(ALLOW_ALL if is_absent else ALLOW_NOTHING), is_absent, time.monotonic())
+
 
 CONTENT_TYPES = ("text/html", "application/xhtml+xml", "text/plain")
 REDIRECTS = (301, 302, 303, 307, 308)

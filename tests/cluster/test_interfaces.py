@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from replug.cluster.interfaces import VARIABLES, interface_of, use_interface_of
+from replug.cluster.environment import VARIABLES, interface_of, use_interface_of
 
 ADDRESSES = {"lo": ["127.0.0.1"], "eth0": ["192.168.0.7", "fe80::1"], "ib0": ["10.1.0.7"]}
 

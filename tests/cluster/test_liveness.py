@@ -7,8 +7,8 @@ import time
 import pytest
 import ray
 
-from replug.cluster import liveness
-from replug.cluster.liveness import PING_GROUP, Liveness
+from replug.index_workers import searcher_group as liveness
+from replug.index_workers.searcher_group import PING_GROUP, Liveness
 
 
 class Worker:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from replug.cluster.ray_agents import kill, ray_children
+from replug.cluster.interruption import kill, ray_children
 from replug.cluster.ray_cluster import ray_cluster
 
 NAMED = """

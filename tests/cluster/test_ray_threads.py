@@ -3,7 +3,7 @@
 import threading
 import time
 
-from replug.cluster.ray_threads import start_ray_thread, wait_for_ray_threads
+from replug.cluster.background import start_ray_thread, wait_for_ray_threads
 
 
 def test_threads_that_end_are_waited_for_and_one_that_hangs_is_left_behind() -> None:

@@ -134,7 +134,7 @@ def prepare(out: Path, source: Path) -> None:
 
 def test_a_full_disk_is_named_with_the_file_and_the_rerun_ends_with_the_same_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr("replug.data.sources.shards.SOURCE_SHARD_BYTES", 30_000)
-    monkeypatch.setattr("replug.data.prepare.splits.PIECES_PER_SHARD", 500)
+    monkeypatch.setattr("replug.data.prepare.assembly.PIECES_PER_SHARD", 500)
     source = write_source(tmp_path / "raw.jsonl", 300)
     prepare(tmp_path / "quiet", source)
     expected = contents(tmp_path / "quiet")

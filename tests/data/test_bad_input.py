@@ -15,8 +15,7 @@ import pytest
 import replug.data.sources.lines
 import replug.data.sources.shards
 from replug.config.errors import UserError
-from replug.data.sources.records import SourceShard
-from replug.data.sources.rejected import Reason
+from replug.data.sources.records import Reason, SourceShard
 from replug.data.store import PreparedSet
 from tests.support.packages import ROOT
 from tests.support.preparing import contents, prepare, rows_of, write_jsonl

@@ -12,8 +12,7 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.data import rows
-from replug.data.sources.records import FieldMap, SourceText
-from replug.data.sources.rejected import Rejected
+from replug.data.sources.records import FieldMap, Rejected, SourceText
 from replug.data.sources.shards import plan_source_shards, read_source_shard
 from tests.support.command_line import ROOT
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from replug.data.chunks import cut_positions, split_text
+from replug.data.tokenizing import cut_positions, split_text
 
 Offsets = Callable[[str], list[tuple[int, int]]]
 ODD_ONES = st.sampled_from(" \n\u00e9\u0301\u2028中🙂👩🏽\u200d")

@@ -7,8 +7,13 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.data.hashing import content_hash
-from replug.data.prepare.disjoint import prove_disjoint, prove_shard, prove_windows, require_disjoint
-from replug.data.prepare.overlap_filter import write_overlap_filter
+from replug.data.prepare.disjoint import (
+    prove_disjoint,
+    prove_shard,
+    prove_windows,
+    require_disjoint,
+    write_overlap_filter,
+)
 from replug.data.records import Document, Window
 from replug.data.shards import write_documents
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from replug.data.sources import file_hashes
-from replug.data.sources.file_hashes import content_sha256
-from replug.data.sources.shards import source_fingerprint
+from replug.data.sources import shards
+from replug.data.sources.shards import content_sha256, source_fingerprint
 
 
 @pytest.fixture(autouse=True)
@@ -37,11 +36,11 @@ def test_an_edit_in_the_middle_of_a_file_makes_it_another_source(tmp_path: Path)
 def test_a_large_file_is_read_again_only_where_it_may_have_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_hashes, "LARGE_BYTES", 10)
-    monkeypatch.setattr(file_hashes, "SETTLED_NS", 0)
+    monkeypatch.setattr(shards, "LARGE_BYTES", 10)
+    monkeypatch.setattr(shards, "SETTLED_NS", 0)
     read: list[Path] = []
-    real = file_hashes.file_sha256
-    monkeypatch.setattr(file_hashes, "file_sha256", lambda path: read.append(path) or real(path))
+    real = shards.file_sha256
+    monkeypatch.setattr(shards, "file_sha256", lambda path: read.append(path) or real(path))
     path = tmp_path / "large"
     path.write_bytes(bytes(100))
     first = content_sha256(path)
@@ -55,7 +54,7 @@ def test_a_large_file_is_read_again_only_where_it_may_have_changed(
 
 
 def test_what_was_hashed_just_now_is_not_taken_for_settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_hashes, "LARGE_BYTES", 10)
+    monkeypatch.setattr(shards, "LARGE_BYTES", 10)
     (tmp_path / "large").write_bytes(bytes(100))
     content_sha256(tmp_path / "large")
     assert not (tmp_path / "cache").exists()

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from replug.data import file_systems
-from replug.data.file_systems import shared_file_system
+from replug.data import files
+from replug.data.files import shared_file_system
 
 MOUNTINFO = """\
 21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
@@ -20,8 +20,8 @@ MOUNTINFO = """\
 
 @pytest.fixture(autouse=True)
 def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_systems, "MOUNTS", tmp_path / "mountinfo")
-    file_systems.MOUNTS.write_text(MOUNTINFO)
+    monkeypatch.setattr(files, "MOUNTS", tmp_path / "mountinfo")
+    files.MOUNTS.write_text(MOUNTINFO)
 
 
 @pytest.mark.parametrize(
@@ -46,5 +46,5 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
 
 
 def test_without_linuxs_table_of_mounts_a_path_is_local() -> None:
-    file_systems.MOUNTS.unlink()
+    files.MOUNTS.unlink()
     assert shared_file_system(Path("/home/me")) is None

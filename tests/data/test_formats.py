@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from replug.data.sources import formats as package
-from replug.data.sources.format import Format
-from replug.data.sources.formats import format_of_file, formats, holds_rows
+from replug.data.sources.formats import Format, format_of_file, formats, holds_rows
 from replug.data.sources.records import FieldMap, SourceText
 from replug.data.sources.shards import plan_source_shards, read_source_shard, source_fingerprint
 from tests.support.preparing import contents, prepare, rows_of, write_jsonl
@@ -16,7 +15,7 @@ from tests.support.preparing import contents, prepare, rows_of, write_jsonl
 PAIRS = '''
 """`id: text` on each line."""
 
-from replug.data.sources.format import row_format
+from replug.data.sources.formats import row_format
 from replug.data.sources.lines import byte_ranges, read_lines
 
 
@@ -39,7 +38,7 @@ FORMAT = row_format("pairs", (".pairs",), plan, rows)
 COUNTING = '''
 """`counting:N`, which is no file."""
 
-from replug.data.sources.format import Format
+from replug.data.sources.formats import Format
 from replug.data.sources.records import SourceShard, SourceText
 
 

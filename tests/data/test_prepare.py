@@ -18,7 +18,7 @@ from replug.data.prepare.sets import Tokenizers, prepare_raw, prepare_rows
 from replug.data.prepare.work import require_same
 from replug.data.sampling import Shares, split_of
 from replug.data.shards import corpus_sha256
-from replug.data.sources.stand_in_texts import stand_in_texts
+from replug.data.sources.built_in_texts import stand_in_texts
 from replug.data.store import PreparedSet
 from replug.data.tokenizing import word_tokenizer
 

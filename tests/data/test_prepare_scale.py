@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import replug.data.prepare.assembly
 import replug.data.prepare.cutting
 import replug.data.prepare.reading
 import replug.data.prepare.sets
-import replug.data.prepare.splits
 import replug.data.sources.shards
 from replug.config.errors import RunError, UserError
 from replug.data.hashing import content_hash
@@ -45,7 +45,7 @@ def four() -> Iterator[LocalPool]:
 def small(monkeypatch) -> None:
     """Many source shards, runs and shards."""
     monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", 6000)
-    monkeypatch.setattr(replug.data.prepare.splits, "PIECES_PER_SHARD", 300)
+    monkeypatch.setattr(replug.data.prepare.assembly, "PIECES_PER_SHARD", 300)
     monkeypatch.setattr(replug.data.prepare.cutting, "RUN_CHARACTERS", 4000)
 
 
@@ -85,7 +85,7 @@ def test_one_worker_and_four_give_the_same_bytes(keys, four, small, tmp_path):
     ("rows", "keys"), [*((REPEATED, keys) for keys in KEYS), (UNNAMED, "all"), (UNNAMED, "n-grams")]
 )
 def test_shuffled_rows_in_other_files_and_source_shards_give_the_same_bytes(rows, keys, four, tmp_path, monkeypatch):
-    monkeypatch.setattr(replug.data.prepare.splits, "PIECES_PER_SHARD", 300)
+    monkeypatch.setattr(replug.data.prepare.assembly, "PIECES_PER_SHARD", 300)
     share = {"max_rejected_share": 1.0}
     whole = prepare(tmp_path / "whole", write_jsonl(tmp_path / "raw.jsonl", rows), **share, **KEYS[keys])
     expected = contents(whole.folder)
@@ -129,7 +129,7 @@ def test_of_texts_with_one_id_the_same_is_kept_whatever_the_order(seed, tmp_path
 def test_the_number_of_shards_follows_the_pieces_and_the_set_is_the_same_rows(tmp_path, monkeypatch):
     source = write_jsonl(tmp_path / "raw.jsonl", ROWS)
     whole = prepare(tmp_path / "whole", source)
-    monkeypatch.setattr(replug.data.prepare.splits, "PIECES_PER_SHARD", 100)
+    monkeypatch.setattr(replug.data.prepare.assembly, "PIECES_PER_SHARD", 100)
     parts = prepare(tmp_path / "parts", source)
     assert len(list(parts.corpus_path.glob("*.arrow"))) > 9 > len(list(whole.corpus_path.glob("*.arrow"))) == 1
     assert texts_of(parts) == texts_of(whole)

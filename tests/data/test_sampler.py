@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from replug.data.sampler import QuerySampler
+from replug.data.sampling import QuerySampler
 
 
 def drawn(num_queries: int, batch_size: int, seed: int, steps: int) -> list[int]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import replug.data.prepare.splits
+import replug.data.prepare.assembly
 from replug.config.errors import UserError
 from replug.data.files import file_sha256
 from replug.data.manifest import read_mark, write_mark
@@ -35,7 +35,7 @@ def rows() -> list[dict]:
 @pytest.fixture
 def made(encoder, rows, tmp_path, monkeypatch) -> PreparedSet:
     """Several shards with token ids."""
-    monkeypatch.setattr(replug.data.prepare.splits, "PIECES_PER_SHARD", 80)
+    monkeypatch.setattr(replug.data.prepare.assembly, "PIECES_PER_SHARD", 80)
     return prepare(tmp_path / "set", write_jsonl(tmp_path / "raw.jsonl", rows), token_ids=encoder.token_rule)
 
 

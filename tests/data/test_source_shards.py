@@ -21,10 +21,9 @@ import replug.data.prepare.cutting
 import replug.data.sources.shards
 import replug.data.tokenizing
 from replug.config.errors import UserError
-from replug.data.chunks import split_text
 from replug.data.sources.records import FieldMap, SourceText
 from replug.data.sources.shards import of_split, plan_source_shards, read_source_shard
-from replug.data.tokenizing import load_plain, token_offsets
+from replug.data.tokenizing import load_plain, split_text, token_offsets
 from tests.support.preparing import WORDS, contents, prepare, rows_of, texts_of, write_jsonl
 from tests.support.real_models import real_encoder
 

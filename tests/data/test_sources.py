@@ -7,9 +7,8 @@ import datasets
 import pytest
 
 from replug.data.hashing import content_hash
-from replug.data.sources.package_texts import MIN_CHARACTERS, PACKAGE_TEXTS
-from replug.data.sources.records import FieldMap, SourceText
-from replug.data.sources.rejected import Rejected
+from replug.data.sources.built_in_texts import MIN_CHARACTERS, PACKAGE_TEXTS
+from replug.data.sources.records import FieldMap, Rejected, SourceText
 from replug.data.sources.shards import plan_source_shards, read_source_shard
 
 PILE = FieldMap("text", "meta.id", "meta.pile_set_name")

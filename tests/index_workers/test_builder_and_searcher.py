@@ -15,13 +15,13 @@ from replug.config.errors import UserError
 from replug.data.prepare.assembly import write_ids_of_shard
 from replug.data.records import Document
 from replug.data.shards import corpus_sha256, write_documents, write_token_rules
-from replug.data.sources.stand_in_texts import stand_in_texts
+from replug.data.sources.built_in_texts import stand_in_texts
 from replug.data.store import CorpusStore
 from replug.data.tokenizing import TokenIds
-from replug.index_workers import file_size
+from replug.index_workers import build_plan
+from replug.index_workers.answers import merge_top_k
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.builder import Builder
-from replug.index_workers.merge import merge_top_k
 from replug.index_workers.searcher import Searcher
 from replug.index_workers.version_store import VersionStore
 from replug.models.encoder import Encoder
@@ -180,7 +180,7 @@ def test_files_of_many_blocks_hold_what_a_file_for_each_block_holds(
     store: VersionStore, encoder: Encoder, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
 ) -> None:
     """Passes are cut by block: with 62 documents, two files of three blocks each, the last cut short."""
-    monkeypatch.setattr(file_size, "FILES", 2)
+    monkeypatch.setattr(build_plan, "FILES", 2)
     other = VersionStore(tmp_path / "index")
     plan = make_plan(other, encoder, corpus)
     assert [list(map(len, plan.blocks_of_file(file))) for file in range(plan.num_files)] == [[12, 12, 12], [12, 12, 2]]

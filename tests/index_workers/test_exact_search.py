@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replug.index_workers import exact_search
+from replug.index_workers.answers import merge_top_k
 from replug.index_workers.exact_search import CopiedVectors, ExactShard
-from replug.index_workers.merge import merge_top_k
 from replug.index_workers.vectors import BlockVectors, order_exactly
 
 DIM, BLOCK = 16, 32

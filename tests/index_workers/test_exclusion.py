@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from replug.index_workers.exclusion import MORE, search_excluding
+from replug.index_workers.answers import MORE, search_excluding
 
 RNG = np.random.default_rng(0)
 SIMILARITIES = RNG.standard_normal((3, 120)).astype(np.float32)

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from replug.index_workers.merge import merge_top_k
+from replug.index_workers.answers import merge_top_k
 
 
 def brute_force(similarities: np.ndarray, k: int) -> np.ndarray:

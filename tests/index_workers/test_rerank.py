@@ -7,8 +7,8 @@ import torch
 from replug.data.records import Document, SearchResult
 from replug.data.shards import write_documents
 from replug.data.store import CorpusStore
-from replug.index_workers.exclusion import search_excluding
-from replug.index_workers.rerank import LiveReranker
+from replug.index_workers.answers import search_excluding
+from replug.index_workers.build import LiveReranker
 
 DIM, ROWS = 8, 40
 RNG = np.random.default_rng(0)

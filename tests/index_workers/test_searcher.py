@@ -15,11 +15,12 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.data.files import file_sha256
-from replug.index_workers import build_steps, vector_files, version_store
+from replug.index_workers import block_files, version_store
 from replug.index_workers import searcher as searcher_module
+from replug.index_workers.answers import merge_top_k
 from replug.index_workers.build_plan import BuildPlan
+from replug.index_workers.builder import Builder
 from replug.index_workers.kinds import IndexKind
-from replug.index_workers.merge import merge_top_k
 from replug.index_workers.searcher import Found, Searcher, _Loaded
 from replug.index_workers.version_store import VersionStore
 from tests.support import index_versions
@@ -254,7 +255,7 @@ def test_a_load_reads_each_file_of_its_shard_once_and_no_other(
     plan = replace(EXACT, version=1, kind=kind, num_shards=1 if kind.is_exact else 2)
     publish(store, plan)
     read = []
-    monkeypatch.setattr(vector_files, "file_sha256", lambda path: read.append(path.name) or file_sha256(path))
+    monkeypatch.setattr(block_files, "file_sha256", lambda path: read.append(path.name) or file_sha256(path))
     searcher = Searcher(store.root, 1, 2, threads=1)
     for _ in range(2):
         searcher.load(1)
@@ -313,7 +314,7 @@ def test_the_exact_answer_of_parts_is_that_of_the_whole_whatever_the_kind(store:
     expected = Searcher(store.root, 0, 1, threads=1).search(0, QUERIES, 9)
     for parts in (1, 3, 8):
         found = merge_top_k(
-            [build_steps.search_exactly(store, plan, part, parts, QUERIES, 9) for part in range(parts)], 9
+            [Builder(store.root, 1).search_exactly(plan, part, parts, QUERIES, 9) for part in range(parts)], 9
         )
         np.testing.assert_array_equal(found[0], expected[0])
         np.testing.assert_array_equal(found[1], expected[1])
@@ -321,5 +322,5 @@ def test_the_exact_answer_of_parts_is_that_of_the_whole_whatever_the_kind(store:
 
 def test_the_drift_between_two_versions_is_that_of_their_vectors(store: VersionStore) -> None:
     publish(store, negated := replace(EXACT, version=1), -VECTORS)
-    assert build_steps.drift(store, EXACT, EXACT) == pytest.approx(0, abs=1e-6)
-    assert build_steps.drift(store, EXACT, negated) == pytest.approx(2, abs=1e-6)
+    assert Builder(store.root, 1).drift(EXACT, EXACT) == pytest.approx(0, abs=1e-6)
+    assert Builder(store.root, 1).drift(EXACT, negated) == pytest.approx(2, abs=1e-6)

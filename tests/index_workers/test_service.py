@@ -19,11 +19,11 @@ from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.schema import Config
 from replug.data.store import PreparedSet
+from replug.index_workers.answers import Measures
 from replug.index_workers.build import publish_snapshot
 from replug.index_workers.build_plan import BuildPlan, IndexState
 from replug.index_workers.kinds import IndexKind
 from replug.index_workers.service import IndexService, IndexSettings, WatchedTexts
-from replug.index_workers.watch import Measures
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.preparing import prepared_set

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from replug.index_workers.split_products import SplitQueries
+from replug.index_workers.vectors import SplitQueries
 
 GENERATOR = torch.Generator().manual_seed(0)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from replug.index_workers.block_files import TokenFiles, token_fingerprint
 from replug.index_workers.build_plan import BuildPlan
-from replug.index_workers.token_files import TokenFiles, token_fingerprint
 from replug.models.encoder import Encoder
 from replug.models.stand_in_encoder import write_stand_in_encoder
 

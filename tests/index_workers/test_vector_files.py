@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from replug.config.errors import RunError, UserError
-from replug.index_workers.file_size import MOST_ROWS, rows_per_file
-from replug.index_workers.vector_files import map_vectors, require_intact, write_vectors
+from replug.index_workers.block_files import map_vectors, require_intact, write_vectors
+from replug.index_workers.build_plan import MOST_ROWS, rows_per_file
 from tests.support.command_line import ROOT
 
 VECTORS = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
@@ -98,7 +98,7 @@ from pathlib import Path
 import numpy as np
 from replug.config.errors import RunError
 from replug.index_workers.searcher import Searcher
-from replug.index_workers.vector_files import require_intact
+from replug.index_workers.block_files import require_intact
 from replug.index_workers.version_store import VersionStore
 from tests.support.index_versions import PLAN, save_weights
 

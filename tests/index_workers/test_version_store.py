@@ -14,9 +14,9 @@ import pytest
 
 from replug.config.errors import RunError, UserError
 from replug.data.manifest import read_mark, write_mark
+from replug.index_workers.block_files import MEND
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.kinds import IndexKind
-from replug.index_workers.vector_files import MEND
 from replug.index_workers.version_store import Missing, VersionStore
 from tests.support.index_versions import PLAN, save_weights
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from replug.index_workers.watch import Measures, mean_drift, sample_rows, top_k_overlap
+from replug.index_workers.answers import Measures, mean_drift, sample_rows, top_k_overlap
 
 
 def test_the_overlap_is_the_mean_share_of_documents_in_both_answers_whatever_their_order() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replug.config.errors import RunError, UserError
-from replug.data import file_systems
+from replug.data import files
 from replug.models import score_cache
 from replug.models.black_box_lm import ContinuationScore, ScoreSum
 from replug.models.score_cache import FORMAT, NewScore, ScoreCache, pair_key
@@ -166,7 +166,7 @@ def network(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test's folder lies on NFS, by what the system says."""
     mounts = path.parent / "mountinfo"
     mounts.write_text(f"1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 0:5 / {path.parent} rw - nfs4 server:/x rw\n")
-    monkeypatch.setattr(file_systems, "MOUNTS", mounts)
+    monkeypatch.setattr(files, "MOUNTS", mounts)
     monkeypatch.setattr(score_cache, "SECONDS_TO_WAIT_FOR_WRITERS", 0.1)
 
 
@@ -210,7 +210,7 @@ def test_a_cache_may_move_between_a_local_disk_and_a_network(path: Path, request
     cache.store("lm", unit_of(1))
     assert beside(path) == {"", "-journal"}
     cache.close()
-    file_systems.MOUNTS.write_text("1 0 8:1 / / rw - ext4 /dev/sda1 rw\n")
+    files.MOUNTS.write_text("1 0 8:1 / / rw - ext4 /dev/sda1 rw\n")
     cache = ScoreCache(path)
     cache.store("lm", unit_of(2))
     assert cache.num_rows() == 3 * UNIT

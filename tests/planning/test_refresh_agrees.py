@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from replug.config.refresh_policy import POLICIES, Adopt, RefreshPolicy
+from replug.index_workers.answers import Measures
 from replug.index_workers.service import Refreshed
-from replug.index_workers.watch import Measures
 from replug.planning.simulate import DeviceAllocation, Durations, ScoringSeconds, StageSeconds, simulate
 from replug.planning.workload import HeldOut, Lengths, Shape, StepShape
 from replug.train import refresh

@@ -2,7 +2,7 @@
 
 import pytest
 
-from replug.web.addresses import is_public
+from replug.web.network import is_public
 
 FORBIDDEN = [
     "127.0.0.1", "127.8.9.1", "0.0.0.0", "10.1.2.3", "172.16.0.1", "172.31.255.255", "192.168.0.1",

@@ -2,8 +2,8 @@
 
 import pytest
 
-from replug.web.charset import decode_page
-from replug.web.fetch_failure import FetchFailed
+from replug.web.network import FetchFailed
+from replug.web.pages import decode_page
 
 SENTENCE = "Größe, naïve café und Straße"
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from replug.data.sources.stand_in_texts import stand_in_vocabulary
+from replug.data.sources.built_in_texts import stand_in_vocabulary
 from replug.models.encoder import Encoder
 from replug.models.packaged import resolve_encoder_path
 from replug.models.retrieved import Retrieved
-from replug.web.dense_ranking import first_passages, passages_of_documents, rank_densely
+from replug.web.evidence import first_passages, passages_of_documents, rank_densely
 from replug.web.records import Passage
 
 

@@ -16,10 +16,10 @@ from replug.data.records import Document
 from replug.models.http.request_budget import BudgetSpent, RequestBudget
 from replug.models.retrieved import Retrieved
 from replug.web import search_api
-from replug.web.engine_kinds import EngineParts, engine_names, make_engine
+from replug.web.engines import EngineParts, engine_names, make_engine
 from replug.web.engines.brave import BraveEngine
 from replug.web.engines.google import GoogleEngine
-from replug.web.local_engine import BM25Retriever, LocalEngine
+from replug.web.engines.local import BM25Retriever, LocalEngine
 from replug.web.records import EngineRefused, EngineResult, SearchEngine
 from replug.web.search_api import SearchLimits
 from tests.support.web_site import Route, WebSite, answer, redirect, web_site

@@ -17,11 +17,10 @@ import pytest
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import WebConfig
 from replug.data.records import Document
-from replug.web.build import evidence_finder
-from replug.web.evidence import EvidenceFinder, EvidenceSettings
-from replug.web.local_engine import BM25Retriever, LocalEngine
+from replug.web.engines.local import BM25Retriever, LocalEngine
+from replug.web.evidence import EvidenceFinder, EvidenceSettings, evidence_finder
+from replug.web.pages import KeptPage, Snapshot
 from replug.web.records import EngineRefused, EngineResult, FoundEvidence
-from replug.web.snapshot import KeptPage, Snapshot
 from tests.support.shared_data import shared
 from tests.support.web_site import FOOTER, QUICK, WebSite, answer, article, hostile_pages, searxng, web_site
 
@@ -138,7 +137,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from replug.config.evaluation_schema import WebConfig
-from replug.web.build import evidence_finder
+from replug.web.evidence import evidence_finder
 from replug.web.fetching import FetchLimits
 port, folder = int(sys.argv[1]), Path(sys.argv[2])
 web = WebConfig(engine="searxng", url=f"http://127.0.0.1:{port}", requests_per_second=100, num_results=4)

@@ -8,8 +8,8 @@ from typing import Any
 import httpcore
 import pytest
 
-from replug.web.fetch_failure import FetchFailed
 from replug.web.fetching import Downloaded, Fetcher
+from replug.web.network import FetchFailed
 from tests.support.web_site import QUICK
 
 PUBLIC, OTHER_PUBLIC = "93.184.216.34", "2606:4700::1111"

@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from replug.web.extraction import Extractor
 from replug.web.fetching import USER_AGENT, Fetcher, FetchLimits
-from replug.web.pages import WebPages
-from replug.web.snapshot import KeptPage, Snapshot
+from replug.web.pages import Extractor, KeptPage, Snapshot, WebPages
 from tests.support.web_site import FOOTER, QUICK, WebSite, answer, article, hostile_pages, redirect, web_site
 
 TEXT = "The lighthouse was built in 1871. It stands on a rock in the bay.\nIts keeper was the novelist's aunt."

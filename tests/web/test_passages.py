@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from replug.web.passages import split_passages, tfidf_cosines, tfidf_probabilities
+from replug.web.evidence import split_passages, tfidf_cosines, tfidf_probabilities
 
 
 def test_a_passage_is_six_sentences_and_the_last_is_the_rest() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from replug.config.errors import UserError
+from replug.web.pages import KeptPage, KeptSearch, Snapshot
 from replug.web.records import EngineResult
-from replug.web.snapshot import KeptPage, KeptSearch, Snapshot
 
 PAGE = KeptPage("https://a.test/", "2024-05-01", "https://a.test/x", "Title", "Größe \ud800 \n text", "2020-01-01", 1)
 SEARCH = KeptSearch("engine", "who?", 20, "2024-05-01", (EngineResult("https://a.test/", "A", 1, text="t"),))

@@ -27,7 +27,7 @@ from replug.data.labels import MARK as LABELS_MARK
 from replug.data.labels import LabelledTexts, Labels, labelled_store
 from replug.data.manifest import read_mark, write_mark
 from replug.data.progress import Progress
-from replug.data.sampler import QuerySampler
+from replug.data.sampling import QuerySampler
 from replug.data.store import CorpusStore, PreparedSet, WindowStore
 from replug.models.batching import padded_groups
 from replug.models.build import load_encoder

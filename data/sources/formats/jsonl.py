@@ -3,10 +3,9 @@
 import json
 from collections.abc import Iterator
 
-from replug.data.sources.format import row_format
+from replug.data.sources.formats import row_format
 from replug.data.sources.lines import byte_ranges, read_lines
-from replug.data.sources.records import FieldMap, Passed, Row, SourceShard
-from replug.data.sources.rejected import Reason, Rejected
+from replug.data.sources.records import FieldMap, Passed, Reason, Rejected, Row, SourceShard
 
 
 def _plan(path: str, shard_bytes: int | None) -> Iterator[SourceShard]:

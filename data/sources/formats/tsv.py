@@ -7,10 +7,9 @@ import csv
 from collections.abc import Iterator
 from dataclasses import replace
 
-from replug.data.sources.format import row_format
+from replug.data.sources.formats import row_format
 from replug.data.sources.lines import MAX_LINE_BYTES, byte_ranges, read_lines
-from replug.data.sources.records import FieldMap, Passed, Row, SourceShard
-from replug.data.sources.rejected import Reason, Rejected
+from replug.data.sources.records import FieldMap, Passed, Reason, Rejected, Row, SourceShard
 
 csv.field_size_limit(MAX_LINE_BYTES)  # 128 KB otherwise, less than a long text
 

@@ -1,7 +1,4 @@
-"""Real texts that arrive with Python packages, so that the quickstart needs no download of its own.
-
-`package:numpy_docstrings+transformers_code+wikipedia` names one or more of them; each is a domain.
-"""
+"""TODO."""
 
 import ast
 import bz2
@@ -12,8 +9,34 @@ from collections.abc import Callable, Iterator
 from html import unescape
 from pathlib import Path
 
+import numpy as np
+
 from replug.config.errors import UserError
 from replug.data.sources.records import SourceText
+
+SYLLABLES = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
+NUM_TOPICS, WORDS_PER_TOPIC, WORDS_PER_TEXT, TEXTS_PER_TOPIC = 24, 12, 160, 8
+
+
+def stand_in_vocabulary() -> list[list[str]]:
+    """The words of each topic; no word belongs to two."""
+    words = [first + second for first in SYLLABLES for second in SYLLABLES]
+    order = np.random.default_rng(0).permutation(len(words))[: NUM_TOPICS * WORDS_PER_TOPIC]
+    return [
+        [words[i] for i in order[topic * WORDS_PER_TOPIC : (topic + 1) * WORDS_PER_TOPIC]]
+        for topic in range(NUM_TOPICS)
+    ]
+
+
+def stand_in_texts() -> Iterator[SourceText]:
+    """The same texts at every call."""
+    vocabulary = stand_in_vocabulary()
+    rng = np.random.default_rng(1)
+    for number in range(NUM_TOPICS * TEXTS_PER_TOPIC):
+        topic = number % NUM_TOPICS
+        words = rng.choice(vocabulary[topic], size=WORDS_PER_TEXT)
+        yield SourceText(f"text-{number}", " ".join(words), "odd" if topic % 2 else "even")
+
 
 GENSIM = "gensim==4.4.0"
 WIKIPEDIA_FILE = "gensim/test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
@@ -122,3 +145,45 @@ def _plain_text(wikitext: str) -> str:
     for pattern, replacement in _WIKITEXT:
         wikitext = re.sub(pattern, replacement, wikitext, flags=re.DOTALL)
     return wikitext.strip()
+
+
+TOWNS = (
+    *("Aldermoor", "Birkenau", "Castelrosso", "Dunhollow", "Eskdale", "Fontbrune", "Grimsvik", "Hartwell", "Islebrook"),
+    *("Jarrowby", "Kestrelham", "Lindenau", "Montclair", "Northgate", "Osterfeld", "Pinewater", "Quarrydale"),
+    *("Ravensburg", "Stonecross", "Thornbury", "Ulverton", "Valdoro", "Westerholm", "Yarlsworth", "Zellbrunn"),
+    *("Ashford Vale", "Brightsea", "Copperhill", "Driftwood", "Elmstead"),
+)
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+PLACES = ("beside the old bridge", "in front of the town hall", "under the chestnut trees", "along the harbour wall")
+GOODS = ("apples and cheese", "wool and candles", "fish and bread", "honey and pottery", "flowers and clocks")
+NUM_QUERIES, NUM_DEV = 16, 4
+Row = dict[str, str | list[str]]
+
+
+def example_rows() -> dict[str, list[Row]]:
+    """Rows of `corpus`, `queries`, `dev` and `heldout`: 30, 16, 4 and 10; no text is in two of them."""
+    texts, chosen = list(_texts()), NUM_QUERIES + NUM_DEV
+    splits = {"queries": texts[:NUM_QUERIES], "dev": texts[NUM_QUERIES:chosen], "heldout": texts[chosen:]}
+    return {"corpus": list(_documents()), **splits}
+
+
+def _documents() -> Iterator[Row]:
+    for number, town in enumerate(TOWNS):
+        place, goods = PLACES[number % len(PLACES)], GOODS[number % len(GOODS)]
+        text = f"The market of {town} is held every {_day(number)} {place}. People come to buy {goods}."
+        yield {"id": f"market-{number:02d}", "title": town, "text": text}
+
+
+def _texts() -> Iterator[Row]:
+    for number, town in enumerate(TOWNS):
+        context = f"If you would like to see the market of {town}, come to the town on a"
+        yield {
+            "id": f"visit-{number:02d}",
+            "context": context,
+            "continuation": f" {_day(number)} morning.",
+            "gold": [f"market-{number:02d}"],
+        }
+
+
+def _day(number: int) -> str:
+    return DAYS[(number * 5 + number // len(DAYS)) % len(DAYS)]
