@@ -1,4 +1,4 @@
-"""TODO."""
+"""Answers to searches: merge them, leave out a source, compare them before and after a refresh. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,14 @@
-"""TODO."""
+"""Files of vectors and of token ids, one of each for the same rows of the corpus.
+
+Vectors are float16 [rows, D] as numpy writes them, mapped without a descriptor that stays open. A file that is missing
+or damaged raises UserError; a system that opens or maps no more files raises RunError.
+
+    INDEX/tokens-3f2a9c01d4e5b677/tokens-00000.npy   row lengths, then all rows' ids, then a checksum of both
+
+Token ids are a cache, so that a refresh does not tokenize again. The folder's name is a hash of all that the ids follow
+from, so every version by the same tokenizer over the same corpus shares them. A missing or damaged file is made again
+from the texts.
+"""
 
 import hashlib
 import io

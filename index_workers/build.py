@@ -18,7 +18,7 @@ from replug.index_workers.answers import MORE
 from replug.index_workers.build_plan import BuildPlan, IndexState
 from replug.index_workers.faiss_index import check_kind
 from replug.index_workers.kinds import IndexKind, resolve_kind
-from replug.index_workers.service import IndexService, IndexSettings, Tries, WatchedTexts
+from replug.index_workers.service import IndexService, IndexSettings
 from replug.index_workers.vectors import order_exactly
 from replug.index_workers.version_store import VersionStore, weights_sha256
 from replug.models.encoder import TOKENS_PER_BATCH, Encoder
@@ -80,8 +80,10 @@ def index_settings(config: Config, data: PreparedSet | None = None) -> IndexSett
         gpus_per_builder=actors.gpus_per_builder,
         gpus_per_searcher=actors.gpus_per_searcher,
         blue_green=index.swap is SwapMode.blue_green,
-        tries=Tries(index.max_attempts, index.timeout_seconds),
-        watched=WatchedTexts(tuple(window.context for window in watched), config.retrieve.k),
+        max_attempts=index.max_attempts,
+        timeout_seconds=index.timeout_seconds,
+        watched_texts=tuple(window.context for window in watched),
+        watched_k=config.retrieve.k,
     )
 
 

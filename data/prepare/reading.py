@@ -1,7 +1,5 @@
 """Reading a source: the workers of a pool cut its source shards, and what all of them gave is added up."""
 
-import logging
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +11,7 @@ from replug.data.files import writing
 from replug.data.prepare.cutting import REGISTRY, SourceShardReport, cut_source_shard
 from replug.data.prepare.local_pool import Pool
 from replug.data.prepare.work import WorkFolder
-from replug.data.progress import format_duration
+from replug.data.progress import Progress
 from replug.data.sampling import SPLITS, KeyCounts
 from replug.data.sources.records import (
     ENOUGH_ROWS,
@@ -25,8 +23,6 @@ from replug.data.sources.records import (
     too_many,
     write_rejected,
 )
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +95,17 @@ def cut_source(
     work: WorkFolder, source_shards: Sequence[SourceShard], asked: SplitSizes, pool: Pool, max_rejected: float
 ) -> Cut:
     """Every source shard cut, those of an interrupted run included."""
-    cut, progress = Cut(source_shards, asked, work.margin), CutProgress(source_shards)
+    cut = Cut(source_shards, asked, work.margin)
     for report in work.finished_source_shards(len(source_shards)):
         cut.add(report)
-        progress.advance(report, before=True)
+    progress = Progress("cutting the source", len(source_shards), len(cut.reports))
     todo = [source_shard for source_shard in source_shards if source_shard.number not in cut.reports]
     jobs = (
         (work.rules, work.source_shard(source_shard.number), source_shard, cut.limits()) for source_shard in todo
     )  # limits as they are by then
     for report in pool.run(cut_source_shard, jobs):
         cut.add(report)
-        progress.advance(report)
+        progress.advance(note=f"{cut.texts:,} texts, {cut.tokens:,} tokens")
         if cut.texts >= ENOUGH_ROWS and too_many(cut.rejected, cut.texts, max_rejected):
             break
     _require_few(work, cut, cut.examples(), max_rejected)
@@ -135,40 +131,6 @@ def reject_duplicates(work: WorkFolder, cut: Cut, max_rejected: float) -> None:
         _require_few(work, cut, [*cut.examples(), *cases], max_rejected)
     if unnamed:
         cut.dropped["repeated text"] = unnamed
-
-
-class CutProgress:
-    """Texts, tokens, rate and time left; by bytes where the source says how many it has."""
-
-    def __init__(self, source_shards: Sequence[SourceShard]) -> None:
-        self._sizes = (
-            [source_shard.size for source_shard in source_shards]
-            if all(source_shard.size for source_shard in source_shards)
-            else [1] * len(source_shards)
-        )
-        self._texts = self._tokens = self._done = self._before = self._tokens_before = 0
-        self._start = self._last = time.monotonic()
-
-    def advance(self, report: SourceShardReport, before: bool = False) -> None:
-        """Count a source shard; `before` says that an earlier run cut it."""
-        self._texts += report.texts
-        self._tokens += report.tokens
-        self._done += self._sizes[report.number]
-        if before:
-            self._before, self._tokens_before = self._done, self._tokens
-        now = time.monotonic()
-        if now - self._last > 5 or self._done == sum(self._sizes):
-            self._last = now
-            self._say(max(now - self._start, 1e-9))
-
-    def _say(self, seconds: float) -> None:
-        total, since = sum(self._sizes), max(self._done - self._before, 1)
-        left = seconds / since * (total - self._done)
-        rate = (self._tokens - self._tokens_before) / seconds
-        log.info(
-            f"cutting the source: {100 * self._done / total:.0f}% · {self._texts:,} texts · {self._tokens:,} tokens · "
-            f"{rate:,.0f} tokens/s · {format_duration(left)} left"
-        )
 
 
 KEPT = np.dtype([("id", np.uint64), ("version", np.uint64)])

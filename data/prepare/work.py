@@ -42,6 +42,8 @@ class WorkFolder:
 
     def __init__(self, out: Path, origin: dict[str, object], go_on: bool = True) -> None:
         self.out, self.folder, self.documents = out, out / "work", out / "documents"
+        self.rules, self.assembly = self.folder / "rules.json", self.folder / "assembly.json"
+        self.duplicates, self.overlap_filters = self.folder / "duplicates.npy", self.folder / "overlap_filters"
         self._origin, self._go_on = origin, go_on
         self._held = ExitStack()
 
@@ -81,22 +83,6 @@ class WorkFolder:
         for name in ("shards", "source_shards"):
             _clear(self.folder / name)
         write_json(self.folder / "margin.json", margin)
-
-    @property
-    def rules(self) -> Path:
-        return self.folder / "rules.json"
-
-    @property
-    def assembly(self) -> Path:
-        return self.folder / "assembly.json"
-
-    @property
-    def duplicates(self) -> Path:
-        return self.folder / "duplicates.npy"
-
-    @property
-    def overlap_filters(self) -> Path:
-        return self.folder / "overlap_filters"
 
     def source_shard(self, number: int) -> Path:
         return self.folder / "source_shards" / f"{number:05d}"

@@ -1,4 +1,10 @@
-"""TODO."""
+"""Texts that need no download: made-up ones, those of installed packages, and a small example of one's own data.
+
+`stand_in` keeps each text to its topic's own words, for tests and the debug run.
+`package:numpy_docstrings+transformers_code+wikipedia` names one or more packages' texts; each is a domain.
+`example_rows` are sixty rows that a newcomer can read, train on and replace. Thirty documents say when the markets of
+invented towns are held; a text names a town, and its continuation is the day, which only the document tells.
+"""
 
 import ast
 import bz2
@@ -42,33 +48,11 @@ GENSIM = "gensim==4.4.0"
 WIKIPEDIA_FILE = "gensim/test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
 MIN_CHARACTERS = 1000
 # A corpus of the size of the other texts: the whole library would be nine tenths of every sample.
-MODEL_FAMILIES = [
-    "albert",
-    "bert",
-    "bloom",
-    "codegen",
-    "distilbert",
-    "electra",
-    "gemma",
-    "gpt2",
-    "gpt_neo",
-    "gpt_neox",
-    "gptj",
-    "llama",
-    "mistral",
-    "mixtral",
-    "opt",
-    "phi",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "roberta",
-    "roformer",
-    "stablelm",
-    "starcoder2",
-    "vit",
-    "xglm",
-]
+MODEL_FAMILIES = (
+    "albert", "bert", "bloom", "codegen", "distilbert", "electra", "gemma", "gpt2", "gpt_neo",
+    "gpt_neox", "gptj", "llama", "mistral", "mixtral", "opt", "phi", "phi3", "qwen2",
+    "qwen3", "roberta", "roformer", "stablelm", "starcoder2", "vit", "xglm",
+)  # fmt: skip
 
 NUMPY_FOLDERS = ("lib", "linalg", "polynomial")
 

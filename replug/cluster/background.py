@@ -1,4 +1,7 @@
-"""TODO."""
+"""Work beside the caller: futures that are filled in a thread, and threads that call Ray.
+
+Threads that call Ray are waited for before Ray ends: a call after that ends the process with status 1.
+"""
 
 import threading
 import time

@@ -135,22 +135,16 @@ class FetchLimits:
 
 @dataclass(frozen=True, slots=True)
 class Downloaded:
-    """What a server answered in the end: `url` after redirects, the Content-Type header, and the body unpacked."""
+    """What a server answered: the Content-Type header and the body unpacked.
+
+    `url` is that after redirects. `location` is where a redirect leads, whose body is not read.
+    """
 
     url: str
     status: int
     content_type: str
     body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """Of one request; `location` where it is a redirect, whose body is not read."""
-
-    status: int
-    content_type: str
-    location: str | None
-    body: bytes
+    location: str | None = None
 
 
 class Fetcher:
@@ -213,7 +207,7 @@ class FetchSession:
             answer, took = await self._ask(parsed, seconds, heeds_robots)
             seconds -= took  # one time for a page with all its redirects
             if answer.location is None:
-                return Downloaded(str(parsed), answer.status, answer.content_type, answer.body)
+                return answer
             url = _joined(parsed, answer.location)
         raise FetchFailed("redirect_loop")
 
@@ -250,7 +244,7 @@ class FetchSession:
             return robots_of(None, b"")
         return robots_of(found.status, found.body)
 
-    async def _ask(self, url: httpx.URL, seconds: float, is_page: bool) -> tuple[_Answer, float]:
+    async def _ask(self, url: httpx.URL, seconds: float, is_page: bool) -> tuple[Downloaded, float]:
         """The answer and the seconds that it took, once it is the turn of the host and a place is free."""
         async with self._host_locks[url.host]:
             await asyncio.sleep(self._fetcher.next_turns[url.host] - time.monotonic())
@@ -265,7 +259,7 @@ class FetchSession:
         rules = self._fetcher.robots.get(str(url.copy_with(raw_path=b"/robots.txt")))
         return max(self._limits.delay_seconds, rules.crawl_delay if rules else 0.0)
 
-    async def _exchange(self, url: httpx.URL, seconds: float, is_page: bool) -> _Answer:
+    async def _exchange(self, url: httpx.URL, seconds: float, is_page: bool) -> Downloaded:
         try:
             async with asyncio.timeout(max(0.0, seconds)):
                 return await self._request(url, is_page)
@@ -274,11 +268,11 @@ class FetchSession:
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
             raise FetchFailed(_reason(error)) from error
 
-    async def _request(self, url: httpx.URL, is_page: bool) -> _Answer:
+    async def _request(self, url: httpx.URL, is_page: bool) -> Downloaded:
         target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
         async with self._pool.stream("GET", target, headers=[*HEADERS, (b"Host", url.netloc)]) as response:
             headers = httpx.Headers(response.headers)
-            answer = _Answer(response.status, headers.get("Content-Type", ""), None, b"")
+            answer = Downloaded(str(url), response.status, headers.get("Content-Type", ""), b"")
             if response.status in REDIRECTS:
                 return replace(answer, location=_location(headers))
             if is_page:
@@ -304,7 +298,7 @@ def _location(headers: httpx.Headers) -> str:
     return headers["Location"]
 
 
-def _check_page(answer: _Answer) -> None:
+def _check_page(answer: Downloaded) -> None:
     """Raises FetchFailed for an answer whose body is not worth reading."""
     if answer.status != httpx.codes.OK:
         raise FetchFailed(f"status_{answer.status}")

@@ -1,4 +1,16 @@
-"""TODO."""
+"""Which URLs and addresses a page may be fetched from: public ones only, however they are written.
+
+A page, a redirect or a name server can name any address: the metadata server of a cloud, a router, this machine.
+So it is decided by what an address is. IPv6 is refused but for global unicast (2000::/3) without the parts of it that
+carry or stand for something else; that leaves out loopback, link-local (fe80::/10), unique local (fc00::/7, with the
+metadata address fd00:ec2::254), multicast, and IPv4 addresses in another form, such as ::ffff:127.0.0.1. NAT64
+(64:ff9b::/96) is judged by the IPv4 address inside, since a network without IPv4 reaches all of IPv4 by it. The lists
+are IANA's registries of special-purpose addresses.
+
+A host's name is resolved once for a connection, all its addresses are judged, and the connection goes to exactly one
+of those: no second look-up can give another (DNS rebinding). TLS and the Host header still have the host's name, since
+httpcore takes both from the URL. Every request makes a connection of its own, so every redirect is judged anew.
+"""
 
 import asyncio
 import ipaddress

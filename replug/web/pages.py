@@ -1,8 +1,23 @@
-"""From URLs to pages that have a text: fetched, decoded, stripped of menus, kept. Each URL is tried once a snapshot."""
+"""From URLs to pages that have a text: fetched, decoded, stripped of menus, kept. Each URL is tried once a snapshot.
+
+An encoding is said by a mark, the header or the page itself, else it is guessed. It is a name that a stranger gave, and
+Python has some that are no encoding of texts (`unicode_escape`, `idna`, `utf-7`): only those of a list are taken. Bytes
+that do not fit are shown as U+FFFD and counted: a page of which a tenth is broken is not read. trafilatura takes the
+main text out, in a process of its own (`extraction_process`).
+
+SNAPSHOT/searches/          what an engine answered to a query
+SNAPSHOT/refused_searches/  why it did not; remove the folder to ask again
+SNAPSHOT/pages/             main text, title, final URL, date; not the HTML
+SNAPSHOT/failed_pages/      why a page gave nothing; remove the folder to try these again
+SNAPSHOT/requests.json      the budget: requests to engines so far
+
+An entry of the snapshot is a file with its own checksum, named by a hash of what was asked for and renamed when it is
+whole. An entry that is damaged, or answers something else, is refused by its name: what replaced it would be another
+snapshot. One process at a time writes to a folder.
+"""
 
 import asyncio
 import codecs
-import hashlib
 import json
 import os
 import re
@@ -20,7 +35,7 @@ from typing import Any, Protocol
 import charset_normalizer
 
 from replug.config.errors import RunError, UserError
-from replug.data.files import replace_file
+from replug.data.manifest import read_mark, write_mark
 from replug.models.score_cache import hashed
 from replug.web.extraction_process import READY
 from replug.web.fetching import Downloaded, Fetcher, FetchSession
@@ -46,7 +61,6 @@ class DecodedText:
     """`broken` counts the characters that stand for bytes which did not fit."""
 
     text: str
-    encoding: str
     broken: int
 
 
@@ -89,7 +103,7 @@ def _decoded(body: bytes, encoding: str) -> DecodedText:
     broken = text.count(BROKEN) - body.count(BROKEN.encode()) if encoding == "utf-8" else text.count(BROKEN)
     if broken > MOST_BROKEN * len(text):
         raise FetchFailed("encoding")
-    return DecodedText(text, encoding, broken)
+    return DecodedText(text, broken)
 
 
 SECONDS = 20.0  # of the process's own time
@@ -245,31 +259,15 @@ class Snapshot:
     def _write(self, kind: str, asked: dict[str, Any], entry: dict[str, Any]) -> None:
         path = self._path(kind, asked)
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = _canonical(entry)
-        replace_file(path, f'{{"sha256": "{_sha256(text)}", "entry": {text}}}\n'.encode("ascii"))
+        write_mark(path, entry)
 
 
 def _checked(path: Path, asked: dict[str, Any]) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-        entry = content["entry"]
-        is_sound = content["sha256"] == _sha256(_canonical(entry)) and asked.items() <= entry.items()
-    except (ValueError, KeyError, TypeError, AttributeError):
-        is_sound = False
-    if not is_sound:
-        raise UserError(
-            f"{path} is damaged: its checksum differs; bring the snapshot back, or remove the file to ask again, which "
-            "makes it another snapshot"
-        )
+    mend = "bring the snapshot back, or remove the file to ask again, which makes it another snapshot"
+    entry = read_mark(path, mend)
+    if not asked.items() <= entry.items():
+        raise UserError(f"{path} is damaged: it answers another question; {mend}")
     return entry
-
-
-def _canonical(entry: dict[str, Any]) -> str:
-    return json.dumps(entry, ensure_ascii=True, sort_keys=True)
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 THREADS = 32  # a name look-up that hangs keeps one for half a minute

@@ -61,7 +61,7 @@ def test_it_says_what_it_made_and_how_far_it_was(made):
     last = json.loads(printed.splitlines()[-1])
     manifest = json.loads((out / "manifest.json").read_text())
     assert last == {"prepared": str(out), **manifest["counts"]}
-    assert "100% · 120 texts" in printed and "tokens/s" in printed
+    assert "120 texts, " in printed and " tokens" in printed
     assert "0 shared sources, 0 equal texts" in printed
     assert manifest["rejected"] == {"invalid_json": 1}
     assert json.loads((out / "rejected.jsonl").read_text())["line"] == 121

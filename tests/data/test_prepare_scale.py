@@ -247,18 +247,18 @@ def prepare_again(out: Path, source: Path, keys: dict) -> Path:
 def test_a_killed_worker_is_one_clear_line_and_the_rerun_goes_on(small, tmp_path, monkeypatch):
     source = write_jsonl(tmp_path / "raw.jsonl", REPEATED)
     expected = contents(prepare(tmp_path / "quiet", source, max_rejected_share=1.0).folder)
-    finished = replug.data.prepare.reading.CutProgress.advance
+    finished = replug.data.prepare.reading.Progress.advance
     count = []
 
-    def kill_one(progress: object, report: object, before: bool = False) -> None:
-        finished(progress, report, before)
-        count.append(before)
+    def kill_one(*arguments: object, **keys: object) -> None:
+        finished(*arguments, **keys)
+        count.append(keys)
         if len(count) == 3:
             workers = [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]
             workers[-1].kill()
 
     with monkeypatch.context() as patch:
-        patch.setattr(replug.data.prepare.reading.CutProgress, "advance", kill_one)
+        patch.setattr(replug.data.prepare.reading.Progress, "advance", kill_one)
         with LocalPool(2) as pool, pytest.raises(RunError, match=r"a process of data\.num_workers was killed"):
             prepare(tmp_path / "set", source, pool, max_rejected_share=1.0)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("set/work/source_shards/*/report.json")}

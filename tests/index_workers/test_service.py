@@ -23,7 +23,7 @@ from replug.index_workers.answers import Measures
 from replug.index_workers.build import publish_snapshot
 from replug.index_workers.build_plan import BuildPlan, IndexState
 from replug.index_workers.kinds import IndexKind
-from replug.index_workers.service import IndexService, IndexSettings, WatchedTexts
+from replug.index_workers.service import IndexService, IndexSettings
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.preparing import prepared_set
@@ -52,7 +52,7 @@ def encoder(debug_config: Config) -> Encoder:
 def service(folder: Path, data: PreparedSet, ray_session: None) -> Iterator[IndexService]:
     """One for all tests, since actors take seconds to start; each test takes `versions` of its own."""
     texts = tuple(window.context for window in data.queries.windows(range(16)))
-    settings = IndexSettings(num_shards=2, num_builders=2, threads=1, watched=WatchedTexts(texts, 10))
+    settings = IndexSettings(num_shards=2, num_builders=2, threads=1, watched_texts=texts, watched_k=10)
     service = IndexService(folder / "index", settings)
     yield service
     service.close()
@@ -339,7 +339,7 @@ def test_a_version_that_was_loaded_in_part_does_not_answer_for_the_next_of_its_n
 @pytest.mark.slow
 def test_blue_green_serves_each_version_with_searchers_of_its_own(debug_config, data, encoder, folder):
     texts = tuple(window.context for window in data.queries.windows(range(8)))
-    settings = IndexSettings(threads=1, blue_green=True, watched=WatchedTexts(texts, 10))
+    settings = IndexSettings(threads=1, blue_green=True, watched_texts=texts, watched_k=10)
     service = IndexService(folder / "blue_green", settings)
     try:
         assert service.searchers == []
