@@ -1,6 +1,6 @@
 """Seconds of work are added up by device and role, and a process knows its devices."""
 
-from replug.cluster.device_use import Busy, DeviceUse, devices_of, own_devices
+from replug.cluster.device_use import Busy, DeviceUse, devices_of
 
 
 def test_seconds_add_up_by_device_and_role_and_are_taken_once() -> None:
@@ -14,7 +14,3 @@ def test_seconds_add_up_by_device_and_role_and_are_taken_once() -> None:
 def test_a_process_without_a_gpu_works_on_its_nodes_processors() -> None:
     assert devices_of("a", ["0", "1"]) == ("a:0", "a:1")
     assert devices_of("a", []) == ("a:cpu",)
-
-
-def test_a_process_that_is_no_actor_has_no_devices() -> None:
-    assert own_devices() == ()

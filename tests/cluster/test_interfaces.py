@@ -31,8 +31,3 @@ def test_both_libraries_are_told_and_what_a_user_has_set_stays():
     assert [os.environ[name] for name in VARIABLES] == ["ib0", "=ib0"]
     use_interface_of("192.168.0.7")
     assert os.environ["GLOO_SOCKET_IFNAME"] == "ib0"
-
-
-def test_an_address_of_no_interface_leaves_the_choice_to_the_libraries():
-    use_interface_of("10.1.0.8")
-    assert not set(VARIABLES) & set(os.environ)

@@ -45,13 +45,6 @@ def test_a_run_directory_that_another_node_does_not_see_is_refused_within_second
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_data_that_another_node_does_not_see_is_refused_by_its_path(two_nodes, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "documents").mkdir()
-    with pytest.raises(UserError, match=r"does not see /proc/self/cwd/documents; put run_dir, data"):
-        require_seen_by_all(tmp_path / "run", [OWN_FOLDER / "documents"])
-
-
 def test_a_node_that_does_not_answer_is_warned_of(two_nodes, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(ray_cluster, "LOOK_SECONDS", 0.0)
     require_seen_by_all(tmp_path, [])

@@ -1,6 +1,5 @@
 """Pieces that one tokenizer cuts are bounded by the LM's tokens too: a word of any length may be one token."""
 
-import base64
 import json
 import random
 from pathlib import Path
@@ -16,12 +15,9 @@ from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import Tokenizers, prepare_raw
 from replug.data.store import PreparedSet
 from replug.data.tokenizing import load_plain, pieces_within, word_tokenizer
-from replug.models.build import lm_source
 from replug.models.local.hf_source import HuggingFaceSource
-from replug.models.preparing import LM_TOKENS, data_origin, prepared_set
-from replug.train.data_checks import check_data
-from tests.support.preparing import WORDS, contents, rows_of, texts_of, write_jsonl
-from tests.support.real_models import real_encoder, real_lm
+from replug.models.preparing import LM_TOKENS, data_origin
+from tests.support.preparing import WORDS, contents, rows_of, write_jsonl
 
 CHARACTERS = word_tokenizer(r"[\s\S]")
 ROOT = Path(__file__).parent.parent.parent
@@ -78,15 +74,6 @@ def test_pieces_of_a_text_are_even_and_within_the_bound():
     ]
 
 
-def test_what_has_no_more_bytes_than_the_bound_is_not_tokenized():
-    class Refusing:
-        def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> list:
-            assert texts == []
-            return []
-
-    assert pieces_within(Refusing(), ["é" * 5, "x" * 10], 10) == [["é" * 5], ["x" * 10]]  # type: ignore[arg-type]
-
-
 # From a configuration -------------------------------------------------------------------------------------
 
 
@@ -117,19 +104,6 @@ def test_a_document_and_a_text_share_what_the_lm_holds(held):
     assert 338 + 2 * 338 + 2 <= 1024
 
 
-def test_paper_yaml_is_bounded_by_its_lm(held):
-    held(1024)
-    origin = data_origin(load_config(ROOT / "configs/paper.yaml", ["data.source=stand_in"]))
-    assert origin["lm.path"] == "gpt2-xl" and origin[LM_TOKENS] == [338, 338]
-
-
-def test_texts_cut_by_the_lms_own_tokens_need_no_other_bound(held):
-    held(1024)
-    assert limits(by_retriever("data.tokenizer=lm")) is None
-    held(None)
-    assert limits(by_retriever()) is None
-
-
 def test_pieces_that_the_lm_could_not_hold_together_are_refused(held):
     held(384)
     with pytest.raises(UserError, match=r"data.window, data.document_tokens: a document of 128 tokens.* holds 384"):
@@ -142,15 +116,3 @@ def test_where_nobody_knows_what_the_lm_holds_that_is_said(tmp_path, caplog):
     config.data.tokenizer = "retriever"
     assert replug.models.preparing._lm_bound(config) is None
     assert "what the LM can hold is not known here" in caplog.text
-
-
-def test_words_that_the_retriever_does_not_know_no_longer_stop_a_run(tmp_path, held):
-    rng = random.Random(0)
-    texts = [" ".join(base64.b16encode(rng.randbytes(60)).decode() for _ in range(300)) for _ in range(12)]
-    source = write_jsonl(tmp_path / "raw.jsonl", [{"id": str(i), "text": text} for i, text in enumerate(texts)])
-    models = (f"retriever.path={real_encoder()}", f"lm.path={real_lm()}")
-    config = by_retriever(f"data.source={source}", *models, "data.query_share=0.4")
-    held(1024)
-    prepared = prepared_set(config, tmp_path / "set")
-    check_data(config, prepared, lm_source(config.lm, tmp_path / "spent", tmp_path / "cache"))
-    assert max(map(len, texts_of(prepared)["documents"])) < 1500  # was 15,400 characters, 13,860 tokens

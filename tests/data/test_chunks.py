@@ -41,11 +41,6 @@ TOKENIZERS = {
 }
 
 
-def test_several_tokens_of_the_test_tokenizer_share_one_character():
-    assert BYTE_LEVEL.encode("a🙂").offsets == [(0, 1), (1, 2), (1, 2), (1, 2), (1, 2)]
-    assert len(BYTE_LEVEL.encode("the the").offsets) == 2  # and merges are learnt
-
-
 @pytest.mark.parametrize("offsets", TOKENIZERS.values(), ids=TOKENIZERS)
 def test_pieces_join_back_to_the_text_whatever_it_holds(offsets: Offsets):
     @settings(deadline=None, database=None, max_examples=300)

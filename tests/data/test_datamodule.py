@@ -20,10 +20,6 @@ def test_a_step_of_several_parts_comes_part_by_part():
     assert len(Positions(first=1, max_steps=3, parts=2)) == 6
 
 
-def test_a_finished_run_has_no_steps_left():
-    assert list(Positions(first=7, max_steps=7, parts=1)) == []
-
-
 def test_the_loader_yields_bare_positions_from_the_trainers_own_step():
     module = StepDataModule(max_steps=5)
     assert list(module.train_dataloader()) == [Position(step) for step in range(5)]

@@ -78,13 +78,6 @@ def read(source: object) -> list:
     return [item for shard in plan_source_shards(str(source)) for _, item in read_source_shard(shard, FieldMap())]
 
 
-def test_every_module_of_the_folder_is_a_format_and_no_two_share_a_name_or_suffix():
-    modules = {path.stem for path in Path(package.__file__).parent.glob("*.py")} - {"__init__"}
-    assert set(formats()) == modules == {"jsonl", "tsv", "parquet", "text", "hub", "built_in"}
-    suffixes = [suffix for one in formats().values() for suffix in one.suffixes]
-    assert len(suffixes) == len(set(suffixes)) and all(suffix.startswith(".") for suffix in suffixes)
-
-
 @pytest.mark.parametrize(
     ("name", "expected", "rows"),
     [
@@ -121,11 +114,3 @@ def test_a_new_source_that_is_no_file_is_one_file(add_format):
     assert isinstance(formats()["counting"], Format)
     assert [text.id for text in read("counting:3")] == ["0", "1", "2"]
     assert source_fingerprint("counting:3") is None
-
-
-def test_the_records_import_no_format():
-    """Package texts and stand-ins need the record of a text, not the reading of files."""
-    folder = Path(package.__file__).parents[1]
-    for name in ("records.py", "row_texts.py", "package_texts.py", "stand_in_texts.py", "rejected.py", "lines.py"):
-        code = (folder / name).read_text()
-        assert "sources.formats" not in code and "sources.shards" not in code

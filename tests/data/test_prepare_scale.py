@@ -1,7 +1,6 @@
 """The same bytes whatever the workers, files, source shards and interruptions, and nothing in two splits."""
 
 import itertools
-import json
 import os
 import random
 import signal
@@ -23,7 +22,6 @@ import replug.data.prepare.reading
 import replug.data.prepare.sets
 import replug.data.sources.shards
 from replug.config.errors import RunError, UserError
-from replug.data.hashing import content_hash
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.work import MARGIN, WorkFolder
 from replug.data.sampling import KeyCounts, Shares, bucket_end, buckets, key_ranges, split_of
@@ -124,15 +122,6 @@ def test_of_texts_with_one_id_the_same_is_kept_whatever_the_order(seed, tmp_path
     versions = {row["text"] for row in rows if "-" not in row["id"]}
     kept = {text for text in versions for doc in prepared.corpus.iterate() if doc.source == "3" and doc.text in text}
     assert len(kept) <= 1
-
-
-def test_the_number_of_shards_follows_the_pieces_and_the_set_is_the_same_rows(tmp_path, monkeypatch):
-    source = write_jsonl(tmp_path / "raw.jsonl", ROWS)
-    whole = prepare(tmp_path / "whole", source)
-    monkeypatch.setattr(replug.data.prepare.assembly, "PIECES_PER_SHARD", 100)
-    parts = prepare(tmp_path / "parts", source)
-    assert len(list(parts.corpus_path.glob("*.arrow"))) > 9 > len(list(whole.corpus_path.glob("*.arrow"))) == 1
-    assert texts_of(parts) == texts_of(whole)
 
 
 # Interruptions ------------------------------------------------------------------------------------------
@@ -324,22 +313,6 @@ def test_what_of_an_unfinished_run_is_missing_or_damaged_is_made_again(what, sma
         assert contents(prepare(tmp_path / damage, source).folder) == quiet
 
 
-def test_a_shard_that_an_interrupted_run_wrote_but_did_not_mark_is_no_part_of_the_set(small, tmp_path, monkeypatch):
-    source = write_jsonl(tmp_path / "raw.jsonl", ROWS)
-    keys = {"num_documents": 300}
-    quiet = contents(prepare(tmp_path / "quiet", source, **keys).folder)
-    with monkeypatch.context() as patch:
-        patch.setattr(replug.data.prepare.sets, "reject_duplicates", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            prepare(tmp_path / "set", source, **keys)
-    first = tmp_path / "quiet/documents/00000.arrow"
-    (tmp_path / "set/documents/00033.arrow").write_bytes(first.read_bytes())
-    (tmp_path / "set/documents/00034.arrow.partial").write_bytes(b"half")
-    prepared = prepare(tmp_path / "set", source, **keys)
-    assert contents(prepared.folder) == quiet
-    assert len(prepared.corpus) == 300
-
-
 # Nothing in two splits -----------------------------------------------------------------------------------
 
 BASE = rows_of(200, seed=3)
@@ -406,14 +379,6 @@ def test_thirteen_words_in_common_with_another_split_are_found(loses, wins, shar
         ([wins], 1) if shared >= 13 else (sorted([loses, wins], key=["documents", "queries", "heldout"].index), None)
     )
     assert prepared.manifest["disjoint"]["ngram"] == 13
-
-
-def test_a_text_that_comes_again_on_its_own_split_is_kept_once_and_counted(tmp_path):
-    a, b, c = ids_on("documents", 3)
-    rows = [{"id": name, "text": change(words("twice", 4))} for name, change in ((a, str), (b, changed), (c, str))]
-    prepared = prepare(tmp_path / "set", write_jsonl(tmp_path / "a.jsonl", [*BASE, *rows]))
-    assert sum("twice0" in doc.text.casefold() for doc in prepared.corpus.iterate()) == 1
-    assert prepared.manifest["dropped"]["repeated document"] == 2
 
 
 def test_texts_without_ids_that_come_again_are_counted_and_kept_once(tmp_path):
@@ -491,38 +456,6 @@ def test_ranges_of_keys_cover_all_once(end, candidates, size):
     assert all(before[1] == after[0] for before, after in itertools.pairwise(ranges))
 
 
-@given(order=st.permutations(range(12)), asked=st.integers(1, 60))
-@settings(max_examples=8, deadline=None)
-def test_in_whatever_order_source_shards_arrive_the_bytes_are_the_same(tmp_path_factory, order, asked):
-    class Shuffled:
-        """Cuts source shards in another order, each with the limits of some source shards before."""
-
-        def run(self, function, jobs):  # type: ignore[no-untyped-def]
-            if function is not replug.data.prepare.reading.cut_source_shard:
-                yield from (function(*job) for job in jobs)
-                return
-            waiting, ranks = [], list(order)
-            for job in jobs:
-                waiting.append(job)
-                if len(waiting) > 3:
-                    waiting.sort(key=lambda job: ranks[job[2].number % len(ranks)])
-                    yield function(*waiting.pop(0))
-            yield from (function(*job) for job in reversed(waiting))
-
-    folder = tmp_path_factory.mktemp("order")
-    source = write_jsonl(folder / "raw.jsonl", ROWS[:150])
-    keys = {"num_documents": asked, "num_queries": 5, "num_heldout": 2}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", 6000)
-        plain, other = prepare(folder / "a", source, **keys), prepare(folder / "b", source, Shuffled(), **keys)
-    assert contents(other.folder) == contents(plain.folder)
-    assert len(plain.corpus) == asked
-
-
-def test_equal_texts_have_the_same_place_in_their_split():
-    assert content_hash("A  b\n", 1) == content_hash("a B", 1) != content_hash("a B", 2)
-
-
 @pytest.mark.parametrize("copies", [1, 2, 4, 10])
 def test_a_source_full_of_repetitions_still_gives_the_number_asked_for(copies, tmp_path):
     rows = [{**row, "id": f"{i}-{row['id']}"} for i in range(copies) for row in rows_of(100)]
@@ -566,12 +499,3 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "set").write_text("mine")
     with pytest.raises(UserError, match="is a file"):
         prepare(tmp_path / "set", write_jsonl(tmp_path / "raw.jsonl", ROWS))
-
-
-def test_the_manifest_counts_all_that_became_of_the_source(tmp_path):
-    prepared = prepare(tmp_path / "set", write_jsonl(tmp_path / "raw.jsonl", ROWS))
-    manifest = json.loads((prepared.folder / "manifest.json").read_text())
-    assert manifest["source"]["texts"] == len(ROWS)
-    assert manifest["source"]["tokens"] == sum(len(row["text"].split()) for row in ROWS)
-    assert set(manifest["source"]["pieces"]) == {"documents", "queries", "heldout"}
-    assert sum(manifest["source"]["pieces"]["documents"].values()) == len(prepared.corpus)

@@ -26,17 +26,7 @@ def test_each_pass_takes_every_text_once_though_batches_run_over_its_end(num_que
     assert all(sorted(one) == list(range(num_queries)) for one in passes)
 
 
-def test_a_batch_that_runs_over_the_end_takes_the_rest_and_the_start_of_the_next_pass():
-    small, whole = QuerySampler(10, 4, seed=0), QuerySampler(10, 10, seed=0)
-    straddling = [*whole.rows(0)[8:], *whole.rows(1)[:2]]
-    assert small.rows(2).tolist() == [int(row) for row in straddling]
-
-
 def test_passes_and_seeds_have_orders_of_their_own():
     first, second = QuerySampler(50, 50, seed=0), QuerySampler(50, 50, seed=1)
     orders = {tuple(sampler.rows(step).tolist()) for sampler in (first, second) for step in range(3)}
     assert len(orders) == 6
-
-
-def test_a_batch_holds_the_number_of_texts_asked_for():
-    assert {QuerySampler(5, 3, seed=0).rows(step).shape for step in range(7)} == {(3,)}

@@ -7,11 +7,9 @@ import pytest
 
 import replug.data.prepare.assembly
 from replug.config.errors import UserError
-from replug.data.files import file_sha256
 from replug.data.manifest import read_mark, write_mark
 from replug.data.prepare.sets import repair
-from replug.data.records import Document
-from replug.data.shards import combined_sha256, corpus_sha256, read_documents_of, shard_paths, write_documents
+from replug.data.shards import read_documents_of, shard_paths
 from replug.data.store import CorpusStore, PreparedSet
 from replug.data.verify import verify_prepared
 from replug.models.encoder import Encoder
@@ -79,17 +77,6 @@ def test_texts_sources_and_documents_come_in_the_order_asked_for_over_all_shards
         every[7].id: 7,
         every[-1].id: len(every) - 1,
     }
-
-
-def test_the_hash_of_the_corpus_is_that_of_its_shards(made):
-    hashes = {path.name: file_sha256(path) for path in shard_paths(made.corpus_path)}
-    assert made.corpus_sha256 == combined_sha256(hashes) == corpus_sha256(made.corpus_path)
-
-
-def test_documents_without_token_ids_have_none(tmp_path):
-    write_documents(tmp_path, (Document(str(i), f"text {i}", "all", str(i)) for i in range(10)))
-    corpus = CorpusStore(tmp_path)
-    assert (corpus.tokens_by, corpus.texts([9, 0])) == (None, ["text 9", "text 0"])
 
 
 def test_a_folder_without_shards_is_a_users_error(tmp_path):

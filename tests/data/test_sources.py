@@ -4,7 +4,6 @@ import gzip
 import json
 
 import datasets
-import pytest
 
 from replug.data.hashing import content_hash
 from replug.data.sources.built_in_texts import MIN_CHARACTERS, PACKAGE_TEXTS
@@ -67,11 +66,6 @@ def test_hidden_folders_are_passed_over(tmp_path):
     assert [text.id for text in read(tmp_path)] == ["a.txt"]
 
 
-def test_line_ends_of_text_files_are_kept(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"one\r\ntwo\r\n")
-    assert read(tmp_path)[0].text == "one\r\ntwo\r\n"
-
-
 def test_the_stand_in_texts_are_the_same_at_every_call():
     texts = read("stand_in")
     assert texts == read("stand_in")
@@ -84,12 +78,6 @@ def test_texts_of_a_package_carry_its_name_and_short_ones_are_left_out(monkeypat
     monkeypatch.setitem(PACKAGE_TEXTS, "one", lambda: iter([("a", long), ("b", long[1:])]))
     monkeypatch.setitem(PACKAGE_TEXTS, "two", lambda: iter([("a", long)]))
     assert read("package:two+one") == [SourceText("two/a", long, "two"), SourceText("one/a", long, "one")]
-
-
-@pytest.mark.parametrize("name", sorted(set(PACKAGE_TEXTS) - {"wikipedia"}))
-def test_the_packages_that_we_depend_on_have_texts_with_ids_of_their_own(name):
-    texts = read(f"package:{name}")
-    assert len({text.id for text in texts}) == len(texts) >= 5
 
 
 def test_a_dataset_of_the_hub_is_streamed_with_its_nested_fields(tmp_path, monkeypatch):

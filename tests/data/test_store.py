@@ -1,6 +1,5 @@
 """Rows come back from Arrow files in the order asked for."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,6 @@ import pyarrow as pa
 import pytest
 
 from replug.config.errors import RunError
-from replug.data.files import write_json
 from replug.data.records import Document, Window
 from replug.data.shards import (
     DOCUMENT_SCHEMA,
@@ -48,11 +46,6 @@ def test_documents_come_in_the_order_asked_for_repeated_where_asked_twice(corpus
     assert corpus.texts([]) == []
 
 
-def test_all_documents_are_iterated_in_row_order(corpus):
-    assert len(corpus) == 5
-    assert list(corpus.iterate()) == DOCUMENTS
-
-
 def test_rows_are_found_by_id_and_unknown_ids_are_left_out(corpus):
     assert corpus.rows_of(["d4", "d1", "d4", "nobody"]) == {"d4": 4, "d1": 1}
     assert corpus.rows_of([]) == {}
@@ -70,25 +63,6 @@ def test_more_rows_than_one_batch_holds_are_all_there(tmp_path):
     corpus = CorpusStore(tmp_path / "a")
     assert [doc.id for doc in corpus.iterate()] == [str(i) for i in range(count)]
     assert corpus.texts([count - 1, ROWS_PER_BATCH]) == [str(count - 1), str(ROWS_PER_BATCH)]
-
-
-def test_an_empty_store_holds_nothing(tmp_path):
-    assert write_windows(tmp_path / "a", []) == 0
-    assert (len(WindowStore(tmp_path / "a")), WindowStore(tmp_path / "a").windows()) == (0, [])
-
-
-def test_json_is_written_whole_and_leaves_nothing_beside_it(tmp_path):
-    for content in ({"a": "中🙂"}, {"a": [1, None]}):
-        write_json(tmp_path / "a.json", content)
-        assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == content
-    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
-
-
-def test_json_that_cannot_be_written_leaves_the_earlier_file(tmp_path):
-    write_json(tmp_path / "a.json", 1)
-    with pytest.raises(TypeError):
-        write_json(tmp_path / "a.json", object())
-    assert json.loads((tmp_path / "a.json").read_text()) == 1
 
 
 def test_an_open_corpus_holds_no_descriptors_however_many_shards_it_has(tmp_path):

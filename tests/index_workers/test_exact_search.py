@@ -43,10 +43,6 @@ def test_the_answer_is_that_of_brute_force_however_the_vectors_are_cut(monkeypat
     assert_same(shard_of(VECTORS, block).search(queries, 9), brute_force(VECTORS, queries, 9))
 
 
-def test_one_row_is_found() -> None:
-    assert_same(shard_of(VECTORS[:1]).search(QUERIES, 1), brute_force(VECTORS[:1], QUERIES, 1))
-
-
 @pytest.mark.parametrize("k", [299, 300, 301, 5000])
 def test_no_more_is_found_than_there_is(k: int) -> None:
     rows, similarities = shard_of(VECTORS).search(QUERIES, k)
@@ -61,36 +57,12 @@ def test_an_empty_shard_finds_nothing_and_merges_with_the_others() -> None:
     assert_same(merge_top_k([whole.search(QUERIES, 5), (rows, similarities)], 5), brute_force(VECTORS, QUERIES, 5))
 
 
-def test_no_query_gets_no_answer() -> None:
-    assert shard_of(VECTORS).search(QUERIES[:0], 5)[0].shape == (0, 5)
-
-
-def test_rows_are_those_of_the_corpus() -> None:
-    rows, similarities = shard_of(VECTORS, first_row=1000).search(QUERIES, 5)
-    assert_same((rows - 1000, similarities), brute_force(VECTORS, QUERIES, 5))
-
-
-def test_equal_vectors_come_in_the_order_of_their_rows() -> None:
-    vectors = np.concatenate([VECTORS[:50]] * 5)
-    rows, similarities = shard_of(vectors).search(QUERIES, 10)
-    assert_same((rows, similarities), brute_force(vectors, QUERIES, 10))
-    assert (rows[:, :5] == rows[:, :1] + 50 * np.arange(5)).all()
-
-
 def test_many_equal_vectors_come_in_the_order_of_their_rows_over_any_shards() -> None:
     vectors = np.repeat(VECTORS[:1], 100, axis=0)
     expected = brute_force(vectors, QUERIES, 5)
     assert_same(shard_of(vectors).search(QUERIES, 5), expected)
     halves = [shard_of(vectors[:64]), shard_of(vectors[64:], first_row=64)]
     assert_same(merge_top_k([half.search(QUERIES, 5) for half in halves], 5), expected)
-
-
-@pytest.mark.parametrize("query", [np.zeros(DIM), np.eye(DIM)[3]], ids=["zero", "orthogonal"])
-def test_equal_similarities_of_nought_come_in_the_order_of_their_rows(query: np.ndarray) -> None:
-    vectors = np.repeat(VECTORS[:1], 500, axis=0)
-    vectors[:, 3] = 0
-    queries = query[None].astype(np.float32)
-    assert_same(shard_of(vectors).search(queries, 5), brute_force(vectors, queries, 5))
 
 
 def test_thousands_of_equal_documents_come_in_the_order_of_their_rows_in_little_time() -> None:
@@ -113,13 +85,6 @@ def test_vectors_that_were_copied_are_searched_without_their_files(copied: None)
     assert_same((rows - 1000, similarities), brute_force(VECTORS, QUERIES, 9))
 
 
-def test_equal_documents_are_ordered_without_their_files(copied: None) -> None:
-    vectors = np.repeat(VECTORS[:3], 200, axis=0)
-    shard, expected = shard_of(vectors), brute_force(vectors, QUERIES, 20)
-    vectors[:] = np.nan
-    assert_same(shard.search(QUERIES, 20), expected)
-
-
 @pytest.mark.parametrize("k", [1, 9, 64, 200])
 @pytest.mark.parametrize(("near", "ordered"), [(1, 1), (16, 3), (7, 1000), (16_384, 1024)])
 def test_many_documents_of_few_similarities_are_ordered_however_they_are_cut(
@@ -130,15 +95,6 @@ def test_many_documents_of_few_similarities_are_ordered_however_they_are_cut(
     monkeypatch.setattr(exact_search, "ORDERED_ROWS", ordered)
     vectors = np.repeat(VECTORS[:5], 200, axis=0)
     assert_same(shard_of(vectors).search(QUERIES[:4], k), brute_force(vectors, QUERIES[:4], k))
-
-
-@given(st.integers(1, 40), st.integers(0, 2**32 - 1), st.integers(1, 200))
-@settings(max_examples=60, deadline=None)
-def test_coarse_vectors_of_many_ties_are_ordered_as_by_brute_force(distinct: int, seed: int, k: int) -> None:
-    rng = np.random.default_rng(seed)
-    vectors = rng.integers(-1, 2, (distinct, DIM)).astype(np.float16)[rng.integers(0, distinct, 900)]
-    queries = rng.integers(-1, 2, (5, DIM)).astype(np.float32)
-    assert_same(shard_of(vectors).search(queries, k), brute_force(vectors, queries, k))
 
 
 def test_of_equal_documents_only_the_first_are_ordered_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,16 +146,6 @@ def test_nearly_equal_similarities_are_ordered_by_what_float32_products_would_lo
     assert similarities.tolist() == [[value / 2048 for value in (6, 5, 4, 3, 2, 1)]]
 
 
-def test_many_such_similarities_are_ordered_as_well() -> None:
-    """More than the candidates that are looked at first, and a sum that loses the part before the halves cancel."""
-    vectors = np.zeros((400, DIM), dtype=np.float16)
-    vectors[:, 0], vectors[:, 2] = 60_000, -60_000
-    vectors[:, 1] = RNG.permutation(400) / 2**20
-    query = np.ones((1, DIM), dtype=np.float32)
-    rows, _ = shard_of(vectors).search(query, 5)
-    np.testing.assert_array_equal(rows, brute_force(vectors, query, 5)[0])
-
-
 def test_a_long_document_among_short_ones_is_not_lost_to_rounding() -> None:
     """Its float32 product is 0 and no candidate's, though it is the largest."""
     vectors = np.zeros((400, DIM), dtype=np.float16)
@@ -207,12 +153,6 @@ def test_a_long_document_among_short_ones_is_not_lost_to_rounding() -> None:
     vectors[7, :3] = 60_000, 3 / 2048, -60_000
     query = np.ones((1, DIM), dtype=np.float32)
     assert_same(shard_of(vectors).search(query, 5), brute_force(vectors, query, 5))
-
-
-@pytest.mark.parametrize("queries", [511, 512, 513, 1200])
-def test_any_number_of_queries_is_searched(queries: int) -> None:
-    many = np.tile(QUERIES, (50, 1))[:queries]
-    assert_same(shard_of(VECTORS).search(many, 3), brute_force(VECTORS, many, 3))
 
 
 @pytest.mark.parametrize("stretch", [1, 700, 1 << 22])

@@ -40,11 +40,6 @@ def test_every_query_gets_its_best_documents_of_other_sources() -> None:
         np.testing.assert_array_equal(similarities[query], SIMILARITIES[query, rows[query]])
 
 
-def test_a_source_that_the_corpus_lacks_excludes_nothing() -> None:
-    rows, _ = search_excluding(searching(SIMILARITIES), sources_of(SOURCES), QUERIES, 10, ["x", "y", None], 10)
-    np.testing.assert_array_equal(rows, searching(SIMILARITIES)(QUERIES, 10)[0])
-
-
 def test_more_is_asked_for_until_there_is_enough() -> None:
     names = np.array(["own"] * 50 + ["other"] * 70)
     similarities = np.tile(-np.arange(120, dtype=np.float32), (3, 1))  # its own source is the most similar
@@ -53,12 +48,6 @@ def test_more_is_asked_for_until_there_is_enough() -> None:
     rows, _ = search_excluding(search, sources_of(names), QUERIES, 5, ["own", "none", None], 5)
     assert asked == [5 + MORE, 2 * (5 + MORE), 4 * (5 + MORE), 8 * (5 + MORE)][: len(asked)] and len(asked) == 4
     assert rows.tolist() == [[50, 51, 52, 53, 54], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
-
-
-def test_all_that_other_sources_have_is_enough() -> None:
-    names = np.array(["own"] * 110 + ["other"] * 10)
-    rows, _ = search_excluding(searching(SIMILARITIES), sources_of(names), QUERIES, 10, ["own"] * 3, 10)
-    assert [sorted(found) for found in rows.tolist()] == [list(range(110, 120))] * 3
 
 
 def test_a_corpus_with_too_little_of_other_sources_is_an_error_that_names_the_source() -> None:

@@ -67,7 +67,3 @@ def test_how_many_numbers_are_searched_by_is_part_of_an_indexs_identity(debug_co
     assert identities[0] == f"{identities[1]}:first {DIMS}"
     with pytest.raises(UserError, match=r"holds an index with dim=8, but dim=32 is asked for"):
         require_same_index(debug_config, load_encoder(debug_config.retriever), data, VersionStore(tmp_path / "first"))
-
-
-def test_all_numbers_are_no_prefix(debug_config, tmp_path):
-    assert load_encoder(debug_config.retriever, dims=32).dims is None

@@ -1,6 +1,5 @@
 """An index searched in the process that asks, without Ray."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,19 +56,6 @@ def test_a_moved_run_directory_is_searched_where_it_lies_now(store: VersionStore
     assert len(index.corpus) == ROWS
 
 
-def test_an_index_that_was_moved_alone_is_searched_with_the_corpus_where_it_was(
-    store: VersionStore, tmp_path: Path
-) -> None:
-    index = LocalIndex(store.root.rename(tmp_path / "moved"), threads=1)
-    np.testing.assert_array_equal(index.search(QUERIES, 3)[0], brute_force(VECTORS, 3))
-    assert [doc.text for doc in index.corpus.documents([4])] == ["text 4"]
-
-
-def test_a_relative_path_is_searched_as_well(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(store.root)
-    assert len(LocalIndex(Path(), threads=1).corpus) == ROWS
-
-
 def test_nothing_published_is_refused(store: VersionStore, tmp_path: Path) -> None:
     (store.folder(0) / "manifest.json").unlink()
     for folder in (store.root, tmp_path / "gone"):
@@ -93,17 +79,3 @@ def test_a_corpus_that_is_gone_or_of_another_size_is_refused(store: VersionStore
         remove()
         with pytest.raises(UserError, match=rf"the index's corpus {corpus} is gone; bring it back, or build"):
             LocalIndex(store.root, threads=1)
-
-
-def test_a_corpus_that_is_damaged_is_refused(store: VersionStore) -> None:
-    (store.corpus_path(store.plan(0)) / "00000.arrow").write_bytes(b"not arrow")
-    with pytest.raises(UserError, match=r"documents/00000\.arrow is damaged"):
-        LocalIndex(store.root, threads=1)
-
-
-def test_any_number_of_shards_may_be_empty(store: VersionStore) -> None:
-    publish(store, plan := replace(begin(store, version=1, num_shards=5), num_shards=5))
-    assert [len(plan.rows_of_shard(shard)) for shard in range(5)].count(0) == 2
-    np.testing.assert_array_equal(
-        LocalIndex(store.root, threads=1).search(QUERIES, ROWS)[0], brute_force(VECTORS, ROWS)
-    )

@@ -44,8 +44,3 @@ def test_equal_similarities_come_in_the_order_of_their_rows() -> None:
     rows, similarities = merge_top_k(parts, 3)
     assert rows.tolist() == [[9, 2, 5]]
     assert similarities.tolist() == [[0.9, 0.5, 0.5]]
-
-
-def test_fewer_documents_than_asked_for_give_all_of_them() -> None:
-    rows, _ = merge_top_k([(np.array([[1]]), np.array([[0.1]])), (np.array([[3]]), np.array([[0.2]]))], 5)
-    assert rows.tolist() == [[3, 1]]

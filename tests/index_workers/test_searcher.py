@@ -13,7 +13,6 @@ import numpy as np
 import psutil
 import pytest
 
-from replug.config.errors import UserError
 from replug.data.files import file_sha256
 from replug.index_workers import block_files, version_store
 from replug.index_workers import searcher as searcher_module
@@ -131,17 +130,6 @@ def test_an_error_reaches_every_caller_of_its_batch_and_no_other(recording) -> N
     assert searcher.search(0, query(5), 1)[0].tolist() == [[0]]
 
 
-def test_many_threads_get_what_each_would_get_alone(store: VersionStore) -> None:
-    searcher = Searcher(store.root, 0, 1, threads=1)
-    alone = [searcher.search(0, QUERIES[i : i + 1], 1 + i) for i in range(len(QUERIES))]
-    with ThreadPoolExecutor(16) as threads:
-        for _ in range(5):
-            found = list(threads.map(lambda i: searcher.search(0, QUERIES[i : i + 1], 1 + i), range(len(QUERIES))))
-            for ours, other in zip(found, alone, strict=True):
-                np.testing.assert_array_equal(ours[0], other[0])
-                np.testing.assert_array_equal(ours[1], other[1])
-
-
 LOSSY = {
     "reordered, other k": (IndexKind("IVF16,SQ8", nprobe=1, rerank=True, overretrieve=2), 1, 80),
     "rotated, same k": (IndexKind("OPQ4_16,IVF16,SQ8", nprobe=2), 32, 5),
@@ -183,30 +171,7 @@ def hold_back(loaded: _Loaded) -> tuple[threading.Event, threading.Event]:
     return begun, let_on
 
 
-@pytest.mark.parametrize("is_independent", [True, False])
-def test_every_caller_gets_an_answer_however_their_calls_cross(recording, is_independent: bool) -> None:
-    searcher, shard = recording
-    shard.is_independent = is_independent
-    shard.let_on.set()
-    with ThreadPoolExecutor(16) as threads:
-        for number, (rows, similarities) in enumerate(
-            threads.map(lambda number: searcher.search(0, query(number), 3), range(4000))
-        ):
-            assert rows.tolist() == [[0, 1, 2]]
-            np.testing.assert_array_equal(similarities, number - rows)
-
-
 # Versions -------------------------------------------------------------------------------------------------
-
-
-def test_a_version_is_loaded_when_it_is_first_asked_for(store: VersionStore) -> None:
-    searcher = Searcher(store.root, 0, 1, threads=1)
-    assert searcher.held() == []
-    before = searcher.search(0, QUERIES, 3)
-    assert searcher.held() == [0]
-    again = Searcher(store.root, 0, 1, threads=1).search(0, QUERIES, 3)  # as after kill -9
-    np.testing.assert_array_equal(again[0], before[0])
-    np.testing.assert_array_equal(again[1], before[1])
 
 
 def test_many_threads_load_a_version_once(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,21 +244,6 @@ def test_a_version_that_was_built_anew_is_loaded_anew(store: VersionStore) -> No
     searcher.load(0)
     expected = Searcher(store.root, 0, 1, threads=1).search(0, QUERIES, 3)
     np.testing.assert_array_equal(searcher.search(0, QUERIES, 3)[0], expected[0])
-
-
-@pytest.mark.parametrize("kind", [IndexKind("SQ8"), IndexKind("IVF8,SQ8", nprobe=8, rerank=True, overretrieve=8)])
-def test_the_shards_of_a_lossy_kind_hold_every_document_once(store: VersionStore, kind: IndexKind) -> None:
-    publish(store, plan := replace(EXACT, version=1, kind=kind, num_shards=4))
-    searchers = [Searcher(store.root, shard, 4, threads=1) for shard in range(4)]
-    assert [searcher.load(1) for searcher in searchers] == [len(plan.rows_of_shard(shard)) for shard in range(4)]
-    rows, _ = merge_top_k([searcher.search(1, QUERIES, ROWS) for searcher in searchers], ROWS)
-    assert [sorted(found) for found in rows.tolist()] == [list(range(ROWS))] * len(QUERIES)
-
-
-def test_a_lossy_kind_of_another_number_of_shards_is_refused(store: VersionStore) -> None:
-    publish(store, replace(EXACT, version=1, kind=IndexKind("SQ8"), num_shards=2))
-    with pytest.raises(UserError, match="index version 1 has 2 shards, asked for 3"):
-        Searcher(store.root, 0, 3, threads=1).load(1)
 
 
 # What is built of the vectors -----------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from replug.config.errors import RunError, UserError
 from replug.index_workers import searcher_group
 from replug.index_workers.searcher import Searched
 from replug.index_workers.searcher_group import SearcherGroup
-from replug.index_workers.service import IndexSettings
 
 
 def group(timeout_seconds: float) -> SearcherGroup:
@@ -39,10 +38,6 @@ def test_loading_has_the_time_of_the_configuration_and_is_named_by_its_key(monke
         with pytest.raises(RunError, match=says):
             ask(group(7200.0))
     assert waited == [7200.0] * 3
-
-
-def test_a_version_of_55_gb_has_more_than_ten_minutes_by_default() -> None:
-    assert (IndexSettings().max_attempts, IndexSettings().timeout_seconds) == (3, 3600.0)
 
 
 # A GPU that fails ------------------------------------------------------------------------------------------------

@@ -198,18 +198,6 @@ def test_a_refresh_says_how_it_was_made_and_how_far_the_index_moved(debug_config
     assert 0.01 < refreshed.measures.drift < 2
 
 
-def test_a_commit_frees_the_version_before_on_every_shard(debug_config, data, encoder, service, versions):
-    old, new = next(versions), next(versions)
-    service.build(publish(debug_config, encoder, data, service, old)).result(300)
-    service.prepare(old)
-    service.commit(old)
-    assert held(service) == [[old], [old]]
-    service.refresh(publish(debug_config, encoder, data, service, new), old).result(300)
-    assert held(service) == [[old, new]] * 2
-    service.commit(new)
-    assert held(service) == [[new]] * 2
-
-
 def test_a_lossy_kind_is_measured_against_the_exact_answer(debug_config, data, encoder, service, versions):
     old, coarse, fine = next(versions), next(versions), next(versions)
     service.build(publish(debug_config, encoder, data, service, old)).result(300)
@@ -278,13 +266,6 @@ def test_an_interrupted_build_goes_on_after_its_marked_blocks(debug_config, data
     changed = {name for name, stamp in block_stamps(service, plan).items() if stamp != stamps[name]}
     assert changed == {"vectors-00002.npy"}
     assert service.store.is_published(plan.version)
-
-
-def test_a_version_that_is_not_published_cannot_be_searched(debug_config, data, encoder, service, versions):
-    plan = publish(debug_config, encoder, data, service, next(versions))
-    service.store.begin(plan)
-    with pytest.raises(UserError, match=f"version {plan.version} is not published"):
-        service.search(plan.version, encoder.encode(["x"]).numpy(), 3)
 
 
 def test_a_damaged_file_is_named_without_a_traceback_round_it(debug_config, data, encoder, service, versions):

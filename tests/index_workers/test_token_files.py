@@ -51,11 +51,6 @@ def test_ids_come_back_as_they_were(tmp_path: Path, dtype: type[np.unsignedinteg
     assert [path.name for path in files.folder.iterdir()] == ["tokens-00007.npy"]
 
 
-def test_what_is_not_there_is_none_and_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert TokenFiles(tmp_path, "f").read(0) is None
-    assert capsys.readouterr().err == ""
-
-
 def test_no_flipped_byte_and_no_torn_end_is_ever_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = TokenFiles(tmp_path, "f")
     files.write(0, some_ids())
@@ -79,21 +74,6 @@ def test_a_disk_that_takes_nothing_is_said_and_is_no_error(tmp_path: Path, capsy
     assert files.read(0) is None
     said = capsys.readouterr().err
     assert f"{files.path(0)} cannot be written (File exists); the next refresh will tokenize these again" in said
-
-
-def test_a_full_disk_leaves_no_half_of_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def write_half(path: Path, content: bytes) -> int:
-        with path.open("wb") as file:
-            file.write(content[: len(content) // 2])
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", write_half)
-    files = TokenFiles(tmp_path, "f")
-    files.write(0, some_ids())
-    assert list(files.folder.iterdir()) == []
-    assert "cannot be written (No space left on device)" in capsys.readouterr().err
 
 
 def test_the_folder_follows_from_tokenizer_limit_corpus_and_files_and_from_no_call(

@@ -11,7 +11,7 @@ import pytest
 
 from replug.config.errors import RunError, UserError
 from replug.index_workers.block_files import map_vectors, require_intact, write_vectors
-from replug.index_workers.build_plan import MOST_ROWS, rows_per_file
+from replug.index_workers.build_plan import rows_per_file
 from tests.support.command_line import ROOT
 
 VECTORS = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
@@ -36,14 +36,6 @@ VECTORS = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
 def test_a_large_corpus_has_some_500_files_and_a_small_one_a_file_for_each_block(documents, block, rows, files):
     assert rows_per_file(documents, block) == rows
     assert -(-documents // rows) == files
-
-
-def test_a_file_holds_whole_blocks_and_no_more_rows_than_the_most():
-    for documents in (1, 10**3, 10**5, 10**6, 10**7, 10**8, 10**9):
-        for block in (1, 7, 400, 1024, 4096, 70_000):
-            rows = rows_per_file(documents, block)
-            assert rows % block == 0
-            assert rows == block or rows <= MOST_ROWS
 
 
 # What they hold --------------------------------------------------------------------------------------------
@@ -74,12 +66,6 @@ def test_a_file_that_was_cut_short_is_damaged_and_never_mapped(tmp_path: Path, c
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(UserError, match=rf"{path} is damaged, "):
         map_vectors(path, (20, 3))
-
-
-def test_other_numbers_than_float16_are_said(tmp_path: Path) -> None:
-    np.save(tmp_path / "vectors.npy", VECTORS)
-    with pytest.raises(UserError, match=r"vectors\.npy holds float32 \[20, 3\], expected float16 \[20, 3\]"):
-        map_vectors(tmp_path / "vectors.npy", (20, 3))
 
 
 def test_a_file_that_may_not_be_read_is_neither_missing_nor_damaged(tmp_path: Path) -> None:

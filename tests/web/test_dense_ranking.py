@@ -6,8 +6,7 @@ import pytest
 from replug.data.sources.built_in_texts import stand_in_vocabulary
 from replug.models.encoder import Encoder
 from replug.models.packaged import resolve_encoder_path
-from replug.models.retrieved import Retrieved
-from replug.web.evidence import first_passages, passages_of_documents, rank_densely
+from replug.web.evidence import first_passages, rank_densely
 from replug.web.records import Passage
 
 
@@ -29,16 +28,6 @@ def test_passages_are_ordered_and_weighed_by_similarity():
     )
     assert all(one.url == f"u{one.rank}" and one.fetched == "2026-01-01" for one in ranked)
     assert rank_densely(encoder, question, []) == []
-
-
-def test_documents_are_passages_that_weigh_by_their_similarity():
-    found = passages_of_documents([Retrieved("a", np.log(3.0), "x"), Retrieved("b", 0.0, "y")])
-    assert [(one.doc_id, one.url, one.rank, one.fetched) for one in found] == [
-        ("x", "document:x", 1, None),
-        ("y", "document:y", 2, None),
-    ]
-    assert [one.probability for one in found] == pytest.approx([0.75, 0.25])
-    assert passages_of_documents([]) == []
 
 
 def test_the_first_passages_share_what_they_have_together():

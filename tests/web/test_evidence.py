@@ -178,18 +178,6 @@ def test_passages_are_of_six_sentences_best_cosine_first_at_most_so_many() -> No
     assert sum(passage.probability for passage in found.passages) == pytest.approx(1)
 
 
-def test_ties_are_ordered_by_rank_then_place() -> None:
-    pages = [page(number, f"Zebra {number} eats. Zebra {number} sleeps.") for number in (1, 2)]
-    found = find(Engine(result(1), result(2)), Pages(*pages), question="unknown words", sentences_per_passage=1)
-    assert [passage.text for passage in found.passages] == [
-        "Zebra 1 eats.",
-        "Zebra 1 sleeps.",
-        "Zebra 2 eats.",
-        "Zebra 2 sleeps.",
-    ]
-    assert {passage.probability for passage in found.passages} == {0.25}
-
-
 def test_an_engine_that_refuses_or_finds_nothing_is_counted() -> None:
     assert find(Engine(refusal="rate_limited"), Pages()) == FoundEvidence(
         "the lighthouse", (), {"engine_rate_limited": 1}
@@ -242,11 +230,6 @@ def test_pages_with_the_same_text_or_url_count_once() -> None:
     assert found.failures == {"duplicate": 2}
 
 
-def test_a_page_with_broken_characters_is_used_and_counted() -> None:
-    found = find(Engine(result(1)), Pages(page(1, "Text \ufffd.", broken=1)))
-    assert len(found.passages) == 1 and found.failures == {"kept_with_broken_characters": 1}
-
-
 def test_a_local_engine_needs_no_network_and_no_snapshot(tmp_path: Path) -> None:
     documents = [Document(f"d{number}", " ".join(SENTENCES[number : number + 6]), "", "") for number in range(20)]
     finder = evidence_finder(WebConfig(), tmp_path / "snapshot", LocalEngine(BM25Retriever(documents)))
@@ -256,12 +239,6 @@ def test_a_local_engine_needs_no_network_and_no_snapshot(tmp_path: Path) -> None
     assert all(passage.fetched is None for passage in found.passages)
     assert finder.find("where is the lighthouse") == found
     assert not (tmp_path / "snapshot").exists()
-
-
-def test_a_local_document_longer_than_a_passage_is_split_by_the_same_rule(tmp_path: Path) -> None:
-    engine = LocalEngine(BM25Retriever([Document("d", " ".join(SENTENCES), "", "")]))
-    found = evidence_finder(WebConfig(), tmp_path, engine).find("lighthouse")
-    assert [passage.doc_id for passage in found.passages] == ["d"] * 5
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from replug.web.fetching import USER_AGENT, Fetcher, FetchLimits
 from replug.web.pages import Extractor, KeptPage, Snapshot, WebPages
-from tests.support.web_site import FOOTER, QUICK, WebSite, answer, article, hostile_pages, redirect, web_site
+from tests.support.web_site import QUICK, WebSite, answer, article, hostile_pages, redirect, web_site
 
 TEXT = "The lighthouse was built in 1871. It stands on a rock in the bay.\nIts keeper was the novelist's aunt."
 DEBIAN_DOCS = Path("/usr/share/doc")
@@ -60,14 +60,6 @@ def test_a_hostile_page_does_no_harm_to_the_next(site: WebSite, extractor: Extra
     found = read(site, extractor, tmp_path, "/many_attributes", "/good")
     assert found["/many_attributes"].failure == "extraction_timeout"
     assert found["/good"].text.splitlines()[-1] == "Its keeper was the novelist's aunt."
-
-
-def test_a_page_is_read_without_its_menu_and_footer(site: WebSite, extractor: Extractor, tmp_path: Path) -> None:
-    site.routes["/a"] = answer(article("Lighthouse", TEXT), content_type="text/html; charset=utf-8")
-    page = one(site, extractor, tmp_path, "/a")
-    assert "It stands on a rock in the bay." in page.text
-    assert "Section 3" not in page.text and FOOTER not in page.text
-    assert (page.title, page.final_url, page.failure, page.broken) == ("Lighthouse", site.url + "/a", None, 0)
 
 
 def test_real_documentation_is_fetched_and_read(site: WebSite, extractor: Extractor, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from replug.web.evidence import split_passages, tfidf_cosines, tfidf_probabilities
+from replug.web.evidence import split_passages, tfidf_cosines
 
 
 def test_a_passage_is_six_sentences_and_the_last_is_the_rest() -> None:
@@ -40,9 +40,3 @@ def test_what_shares_no_word_has_cosine_0_also_where_there_are_no_words() -> Non
     assert tfidf_cosines("unknown", ["red fox", "hen"]).tolist() == [0, 0]
     assert tfidf_cosines("", ["red fox"]).tolist() == [0]
     assert tfidf_cosines("red", ["!", "?"]).tolist() == [0, 0]
-
-
-def test_probabilities_are_shares_of_the_sum_and_no_softmax() -> None:
-    assert tfidf_probabilities(np.array([0.6, 0.2, 0.0])).tolist() == pytest.approx([0.75, 0.25, 0.0])
-    assert tfidf_probabilities(np.zeros(4)).tolist() == [0.25] * 4
-    assert tfidf_probabilities(np.zeros(0)).tolist() == []
