@@ -48,7 +48,7 @@ def _verify(directory: Path) -> tuple[list[str], list[str]]:
     """Return what is there and what is wrong, of a folder with a manifest or of a run directory with all it holds."""
     from replug.data.labels import MARK
     from replug.data.manifest import NAME, checksum_problems
-    from replug.data.verify import is_prepared_set, verify_prepared
+    from replug.data.store import is_prepared_set, verify_prepared
     from replug.index_workers.build_plan import index_folder, version_numbers
     from replug.index_workers.verify import verify_index
 

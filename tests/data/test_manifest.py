@@ -21,9 +21,8 @@ from replug.data.manifest import (
 )
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import import_corpus, prepare_rows
-from replug.data.store import ImportedCorpus, PreparedSet
+from replug.data.store import ImportedCorpus, PreparedSet, verify_prepared
 from replug.data.tokenizing import TokenIds, word_tokenizer
-from replug.data.verify import verify_prepared
 from replug.models.encoder import Encoder
 from replug.models.encoder_files import POOLING_FILE
 from replug.models.stand_in_encoder import write_stand_in_encoder

@@ -22,8 +22,7 @@ from replug.data.shards import (
     write_token_rules,
     write_windows,
 )
-from replug.data.store import CorpusStore, PreparedSet, WindowStore, _open_tokens
-from replug.data.verify import verify_prepared
+from replug.data.store import CorpusStore, PreparedSet, WindowStore, _open_tokens, verify_prepared
 from replug.models.encoder import Encoder
 from replug.models.packaged import resolve_encoder_path
 from tests.support.preparing import contents, prepare, rows_of, write_jsonl
