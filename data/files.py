@@ -126,12 +126,8 @@ def file_system(path: Path) -> str:
     nearest, kind = Path("/"), ""
     for line in MOUNTS.read_text().splitlines():
         before, _, after = line.partition(" - ")
-        place = Path(_unescaped(before.split(" ")[4]))
+        name = before.split(" ")[4]  # blanks and backslashes are written in octal
+        place = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), name))
         if real.is_relative_to(place) and len(place.parts) >= len(nearest.parts):
             nearest, kind = place, after.split(" ")[0]
     return kind
-
-
-def _unescaped(text: str) -> str:
-    """Blanks and backslashes are written in octal."""
-    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), text)

@@ -48,11 +48,15 @@ class CorpusStore:
         self._shards, self._files = shards, CheckedFiles(folder.parent)
         self._files.require(f"{folder.name}/{TOKEN_RULES}")
         tables = [_open_table(path, DOCUMENT_SCHEMA) for path in shards]
-        self._require_count(sum(map(len, tables)))
+        found = sum(map(len, tables))
+        if self._files.num_documents not in (None, found):  # a flipped bit may end a shard early
+            self._require(np.arange(len(shards)))
+            raise UserError(f"{folder} holds {found} documents, but {self._files.num_documents} were written; {FIX}")
         self._table = concatenate_datasets(tables)
         self._starts = np.cumsum([0, *map(len, tables)])
-        self._tokens = _open_tokens(folder, shards)
         self.tokens_by = _token_rules(folder)  # fingerprint of the tokenizer whose ids are there, if any are
+        pairs = map(token_paths, shards) if self.tokens_by is not None else ()
+        self._tokens = [(_open_array(tokens), _open_array(ends)) for tokens, ends in pairs]
 
     def __len__(self) -> int:
         return len(self._table)
@@ -88,14 +92,6 @@ class CorpusStore:
     def num_bytes(self) -> np.ndarray:
         """UTF-8 bytes of each document's text; the texts themselves are not read."""
         return _num_bytes(self._table, "text")
-
-    def _require_count(self, found: int) -> None:
-        """A flipped bit may end a shard early."""
-        if self._files.num_documents in (None, found):
-            return
-        self._require(np.arange(len(self._shards)))
-        folder = self._shards[0].parent
-        raise UserError(f"{folder} holds {found} documents, but {self._files.num_documents} were written; {FIX}")
 
     def _columns(self, rows: Sequence[int] | np.ndarray) -> dict[str, list[str]]:
         """The columns of some rows, whose shards are compared with their checksums first."""
@@ -153,14 +149,6 @@ def _token_rules(folder: Path) -> str | None:
         return json.loads(path.read_text())["fingerprint"] if path.is_file() else None
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error}); `replug prepare` makes it again") from error
-
-
-def _open_tokens(folder: Path, shards: Sequence[Path]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Token ids and ends of each shard, mapped."""
-    if not (folder / TOKEN_RULES).is_file():
-        return []
-    paths = (token_paths(shard) for shard in shards)
-    return [(_open_array(tokens), _open_array(ends)) for tokens, ends in paths]
 
 
 def _open_array(path: Path) -> np.ndarray:
@@ -289,21 +277,25 @@ def verify_prepared(folder: Path) -> tuple[list[str], list[str]]:
     try:
         manifest = read_manifest(folder)
         problems = list(_file_problems(folder, manifest["files"]))  # first, since what is damaged may not open
-        problems += [] if problems else list(_count_problems(PreparedSet(folder)))
+        prepared = None if problems else PreparedSet(folder)
     except UserError as error:
         return [], [str(error)]
     counts = manifest["counts"]
+    if prepared is not None:
+        stores = {"documents": prepared.corpus, "queries": prepared.queries, "heldout": prepared.heldout}
+        stores |= {"dev": prepared.dev} if prepared.dev is not None else {}
+        problems += [
+            f"{folder} holds {len(store)} {split}, its manifest says {counts[split]}"
+            for split, store in stores.items()
+            if len(store) != counts[split]
+        ]
     said = ", ".join(f"{count} {split}" for split, count in counts.items())
     found = [f"{folder}: {said}, {'all intact' if not problems else f'wrong in {len(problems)} places'}"]
-    return [*found, *_not_covered(folder, manifest)], problems
-
-
-def _not_covered(folder: Path, manifest: dict) -> Iterator[str]:
-    """A line that names the files of which no checksum is known."""
     known = {*manifest["files"], "manifest.json"}
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     if others := [name for name in names if name not in known and not name.startswith(("work/", "."))]:
-        yield f"{folder}: not checked, since no checksum of it is known: {', '.join(others)}"
+        found.append(f"{folder}: not checked, since no checksum of it is known: {', '.join(others)}")
+    return found, problems
 
 
 def _file_problems(folder: Path, files: dict[str, str]) -> Iterator[str]:
@@ -312,12 +304,3 @@ def _file_problems(folder: Path, files: dict[str, str]) -> Iterator[str]:
         for line in wrong_files(folder, {name: sha256}):
             yield f"{line}; `replug prepare` makes it again"
         progress.advance()
-
-
-def _count_problems(prepared: PreparedSet) -> Iterator[str]:
-    counts = prepared.manifest["counts"]
-    found = {"documents": len(prepared.corpus), "queries": len(prepared.queries), "heldout": len(prepared.heldout)}
-    found |= {"dev": len(prepared.dev)} if prepared.dev is not None else {}
-    for split, number in found.items():
-        if number != counts[split]:
-            yield f"{prepared.folder} holds {number} {split}, its manifest says {counts[split]}"

@@ -177,9 +177,6 @@ class Builder:
         """Opened once for all versions over it: thousands of files take seconds, and twice the mappings."""
         if self._loaded is not None and self._loaded.vectors["corpus_sha256"] == plan.corpus_sha256:
             return self._loaded.corpus
-        return self._load_corpus(plan)
-
-    def _load_corpus(self, plan: BuildPlan) -> CorpusStore:
         path = self._store.corpus_path(plan)
         corpus = CorpusStore(path)
         if len(corpus) != plan.num_documents:

@@ -19,7 +19,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -106,7 +106,8 @@ class VersionStore:
             raise UserError(f"{path} was written by another version of replug; remove {path.parent} and build it again")
         if (problem := manifest_problem(content)) is not None:
             raise UserError(f"{path} is not what `replug index` writes: {problem}; remove {path.parent}")
-        if missing := _unlisted(content):
+        needed = self.files(plan_from_json(content["plan"]))
+        if missing := [path.name for path in needed if path.name not in content["files"]]:
             raise UserError(f"{path} lists no {missing[0]} ({len(missing)} such files)")
         return content
 
@@ -263,8 +264,12 @@ class VersionStore:
             checks = [readers.submit(lambda path: require_intact(path, sha256_of(path)), p) for p in paths]
             try:
                 yield
-            finally:
-                _first_error(checks, readers)
+            finally:  # raise what the first file has wrong, by their order; others need not be compared then
+                try:
+                    for check in checks:
+                        check.result()
+                finally:
+                    readers.shutdown(cancel_futures=True)
 
     def check(self, version: int, paths: Iterable[Path]) -> None:
         """Compare checksums of files of a version; raises UserError naming one that is missing or damaged."""
@@ -334,12 +339,6 @@ class VersionStore:
         return self.folder(version) / "plan.json"
 
 
-def _unlisted(content: dict[str, Any]) -> list[str]:
-    """Files that a manifest's plan needs and that it has no checksum of."""
-    needed = VersionStore(Path()).files(plan_from_json(content["plan"]))
-    return [path.name for path in needed if path.name not in content["files"]]
-
-
 def _save_encoder(save: Callable[[Path], None], folder: Path) -> None:
     """Raise OSError for what the disk does not take: safetensors and tokenizers have error classes of their own."""
     try:
@@ -356,15 +355,6 @@ def weights_sha256(folder: Path) -> str:
     if list(files) == [WEIGHTS]:
         return file_sha256(folder / WEIGHTS)
     return json_sha256({name: file_sha256(path) for name, path in files.items()})
-
-
-def _first_error(checks: list["Future[None]"], readers: ThreadPoolExecutor) -> None:
-    """Wait for all and raise what the first found, by the order of the files; others need not begin then."""
-    try:
-        for check in checks:
-            check.result()
-    finally:
-        readers.shutdown(cancel_futures=True)
 
 
 def _is_marked(names: set[str], path: Path) -> bool:

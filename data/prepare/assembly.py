@@ -7,7 +7,7 @@ keys, in their order.
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -238,7 +238,8 @@ def write_texts(
         so_far = [paths[before] for before in splits[: number + 1]]
         is_last = number == len(splits) - 1
         folder = work.overlap_filters / ("windows" if is_last else split)
-        overlap_filter = write_overlap_filter(folder, _windows_of(so_far), ngram, seed)
+        chosen = (window for path in so_far for window in read_windows_of(path))
+        overlap_filter = write_overlap_filter(folder, chosen, ngram, seed)
     named = {split: paths[split] for split in SPLITS if split in paths}
     domains = {split: Counter(window.domain for window in read_windows_of(path)) for split, path in named.items()}
     return Windows(
@@ -249,15 +250,13 @@ def write_texts(
     )
 
 
-def _windows_of(paths: Sequence[Path]) -> Iterator[Window]:
-    return (window for path in paths for window in read_windows_of(path))
-
-
 def write_shards(work: WorkFolder, cut: Cut, asked: SplitSizes, pool: Pool) -> list[ShardReport]:
     """Shards in the order of their keys until there are enough documents; the last is cut to the number asked for."""
     ranges = _ranges(cut, "documents")
     done = {report.number: report for report in _finished_shards(work)}
-    progress = Progress("writing shards of documents", _num_needed(cut, ranges, asked.documents), len(done))
+    candidates = max(cut.counts["documents"].candidates(), 1)
+    needed = len(ranges) if asked.documents is None else -(-asked.documents * len(ranges) // candidates)
+    progress = Progress("writing shards of documents", min(len(ranges), needed), len(done))
 
     def jobs() -> Iterator[tuple]:
         for number, keys in enumerate(ranges):
@@ -270,7 +269,10 @@ def write_shards(work: WorkFolder, cut: Cut, asked: SplitSizes, pool: Pool) -> l
         done[report.number] = report
         progress.advance(note=f"{sum(report.kept for report in done.values()):,} documents")
     shards = _trimmed(work, done, ranges, asked.documents)
-    _remove_others(work, shards)
+    names = {name for report in shards for name in report.files} | {"tokens.json"}
+    for path in work.documents.iterdir():
+        if path.name not in names:  # an interrupted run wrote and did not mark it, or it is not needed
+            path.unlink()
     return shards
 
 
@@ -286,12 +288,6 @@ def _ranges(cut: Cut, split: str) -> list[tuple[int, int]]:
     """Ranges of keys, each with the pieces of about one shard."""
     counts = cut.counts[split]
     return key_ranges(counts.end(), counts.candidates(), PIECES_PER_SHARD)
-
-
-def _num_needed(cut: Cut, ranges: list[tuple[int, int]], asked: int | None) -> int:
-    """About how many shards there will be."""
-    candidates = max(cut.counts["documents"].candidates(), 1)
-    return len(ranges) if asked is None else min(len(ranges), -(-asked * len(ranges) // candidates))
 
 
 def _enough(done: dict[int, ShardReport], asked: int | None) -> bool:
@@ -321,11 +317,3 @@ def _trimmed(
         shards.append(report)
         left -= rows
     return shards
-
-
-def _remove_others(work: WorkFolder, shards: Sequence[ShardReport]) -> None:
-    """What an interrupted run wrote and did not mark, and what is not needed now."""
-    names = {name for report in shards for name in report.files} | {"tokens.json"}
-    for path in work.documents.iterdir():
-        if path.name not in names:
-            path.unlink()

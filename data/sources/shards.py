@@ -28,6 +28,8 @@ from replug.data.sources.formats import Format, format_of_file, formats, holds_r
 from replug.data.sources.records import FieldMap, Item, Passed, Rejected, SourceShard, SourceText
 
 SOURCE_SHARD_BYTES = 16 << 20
+LARGE_BYTES = 64 << 20  # a smaller one is read in less time than a cache is worth
+SETTLED_NS = 2 * 10**9  # a file that changed just now may change again within the clock's step
 FILES_AT_ONCE = 4  # that are hashed: one stream does not have all that a disk can give
 
 
@@ -79,17 +81,15 @@ def _plan(source: str, shard_bytes: int | None) -> Iterable[SourceShard]:
     if paths is None:
         return hub.FORMAT.plan(source, shard_bytes)
     if Path(source).expanduser().is_file() or all(map(holds_rows, paths)):
-        return (shard for path in paths for shard in _format_of(path).plan(str(path), shard_bytes))
+        return (
+            shard for path in paths for shard in (format_of_file(path) or jsonl.FORMAT).plan(str(path), shard_bytes)
+        )
     return text.plan_tree(paths, _root(source), SOURCE_SHARD_BYTES)
 
 
 def _claimed(source: str) -> Format | None:
     """The format that takes a source for its own, though it names no file."""
     return next((one for one in formats().values() if one.claims(source)), None)
-
-
-def _format_of(path: Path) -> Format:
-    return format_of_file(path) or jsonl.FORMAT
 
 
 def _files(source: str) -> list[Path] | None:
@@ -99,12 +99,13 @@ def _files(source: str) -> list[Path] | None:
         return None
     if "*" in source:
         anchor = Path(path.anchor)
-        found = sorted(file for file in anchor.glob(str(path.relative_to(anchor))) if file.is_file())
-        if not found:
+        matching = sorted(file for file in anchor.glob(str(path.relative_to(anchor))) if file.is_file())
+        if not matching:
             raise UserError(f"data.source: no file matches {source}")
-        return found
+        return matching
     if path.is_dir():
-        return sorted(file for file in path.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(path)))
+        found = (file for file in path.rglob("*") if file.is_file())
+        return sorted(f for f in found if not any(part.startswith(".") for part in f.relative_to(path).parts))
     if path.is_file():
         return [path]
     if source.startswith((".", "/", "~")) or source.count("/") > 1 or holds_rows(path):
@@ -116,14 +117,6 @@ def _root(source: str) -> str:
     """The folder below which files are called by their paths: that of a pattern is what stands before its `*`."""
     path = Path(source.partition("*")[0]).expanduser()
     return str(path.parent if "*" in source and not source.partition("*")[0].endswith("/") else path)
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
-LARGE_BYTES = 64 << 20  # a smaller one is read in less time than a cache is worth
-SETTLED_NS = 2 * 10**9  # a file that changed just now may change again within the clock's step
 
 
 def content_sha256(path: Path) -> str:

@@ -35,18 +35,18 @@ NAME = "this machine"
 
 def this_node() -> Node:
     """Logical CPUs are made for as many actors as there are."""
-    memory_bytes = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    return Node(NAME, math.inf, torch.cuda.device_count(), _smallest_gpu(), memory_bytes, is_driver=True)
-
-
-def _smallest_gpu() -> float | None:
     sizes = (torch.cuda.get_device_properties(n).total_memory for n in range(torch.cuda.device_count()))
-    return min(map(float, sizes), default=None)
+    smallest = min(map(float, sizes), default=None)
+    memory_bytes = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return Node(NAME, math.inf, torch.cuda.device_count(), smallest, memory_bytes, is_driver=True)
 
 
 log = logging.getLogger(__name__)
 
+CODE = Path(__file__).parents[2]  # the folder that workers import `replug` from
+ANSWER_SECONDS = 10.0
 LOOK_SECONDS = 60.0  # for a node to start a process that looks
+AnyConfig = TypeVar("AnyConfig", Config, ScoreConfig)
 
 
 def require_seen_by_all(written: Path, read: Collection[Path]) -> None:
@@ -55,7 +55,9 @@ def require_seen_by_all(written: Path, read: Collection[Path]) -> None:
     That is a file put into the folder `written` now, or one of the files and folders `read`. A node that does not
     answer is warned of.
     """
-    nodes = _other_nodes()
+    here = ray.get_runtime_context().get_node_id()
+    others = (node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here)
+    nodes = [node for node in others if node["Resources"].get("CPU")]  # that actors may be placed on
     if not nodes:
         return
     with _new_file(written) as new:
@@ -70,12 +72,6 @@ def require_seen_by_all(written: Path, read: Collection[Path]) -> None:
             f"ray.address: {'; '.join(problems)}; put run_dir, data and models where all nodes see them by the same "
             "path, or take the node out of the cluster"
         )
-
-
-def _other_nodes() -> list[dict[str, Any]]:
-    """Those that actors may be placed on."""
-    here = ray.get_runtime_context().get_node_id()
-    return [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here and node["Resources"].get("CPU")]
 
 
 @contextmanager
@@ -104,11 +100,6 @@ def _missing(answer: Any, asked: dict[Any, str]) -> list[str]:
     except RayError as error:  # a node that has just left
         log.warning(f"node {asked[answer]} does not say what files it sees: {str(error).splitlines()[0]}")
         return []
-
-
-CODE = Path(__file__).parents[2]  # the folder that workers import `replug` from
-ANSWER_SECONDS = 10.0
-AnyConfig = TypeVar("AnyConfig", Config, ScoreConfig)
 
 
 @contextmanager

@@ -253,21 +253,17 @@ class Snapshot:
     def _read(self, kinds: tuple[str, ...], asked: dict[str, Any]) -> dict[str, Any] | None:
         for path in (self._path(kind, asked) for kind in kinds):
             if path.exists():
-                return _checked(path, asked)
+                mend = "bring the snapshot back, or remove the file to ask again, which makes it another snapshot"
+                entry = read_mark(path, mend)
+                if not asked.items() <= entry.items():
+                    raise UserError(f"{path} is damaged: it answers another question; {mend}")
+                return entry
         return None
 
     def _write(self, kind: str, asked: dict[str, Any], entry: dict[str, Any]) -> None:
         path = self._path(kind, asked)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_mark(path, entry)
-
-
-def _checked(path: Path, asked: dict[str, Any]) -> dict[str, Any]:
-    mend = "bring the snapshot back, or remove the file to ask again, which makes it another snapshot"
-    entry = read_mark(path, mend)
-    if not asked.items() <= entry.items():
-        raise UserError(f"{path} is damaged: it answers another question; {mend}")
-    return entry
 
 
 THREADS = 32  # a name look-up that hangs keeps one for half a minute
