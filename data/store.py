@@ -282,12 +282,12 @@ def verify_prepared(folder: Path) -> tuple[list[str], list[str]]:
         return [], [str(error)]
     counts = manifest["counts"]
     if prepared is not None:
-        stores = {"documents": prepared.corpus, "queries": prepared.queries, "heldout": prepared.heldout}
-        stores |= {"dev": prepared.dev} if prepared.dev is not None else {}
+        held = {"documents": len(prepared.corpus), "queries": len(prepared.queries), "heldout": len(prepared.heldout)}
+        held |= {"dev": len(prepared.dev)} if prepared.dev is not None else {}
         problems += [
-            f"{folder} holds {len(store)} {split}, its manifest says {counts[split]}"
-            for split, store in stores.items()
-            if len(store) != counts[split]
+            f"{folder} holds {number} {split}, its manifest says {counts[split]}"
+            for split, number in held.items()
+            if number != counts[split]
         ]
     said = ", ".join(f"{count} {split}" for split, count in counts.items())
     found = [f"{folder}: {said}, {'all intact' if not problems else f'wrong in {len(problems)} places'}"]

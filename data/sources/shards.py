@@ -81,9 +81,8 @@ def _plan(source: str, shard_bytes: int | None) -> Iterable[SourceShard]:
     if paths is None:
         return hub.FORMAT.plan(source, shard_bytes)
     if Path(source).expanduser().is_file() or all(map(holds_rows, paths)):
-        return (
-            shard for path in paths for shard in (format_of_file(path) or jsonl.FORMAT).plan(str(path), shard_bytes)
-        )
+        named = ((path, format_of_file(path) or jsonl.FORMAT) for path in paths)
+        return (shard for path, one in named for shard in one.plan(str(path), shard_bytes))
     return text.plan_tree(paths, _root(source), SOURCE_SHARD_BYTES)
 
 

@@ -1,4 +1,8 @@
-"""Starting Ray for one run, on loopback, or joining the cluster that `ray.address` names."""
+"""Start Ray for one run, on loopback, or join the cluster that `ray.address` names.
+
+`require_seen_by_all` tells before actors start whether every node of a joined cluster sees the run's files: without a
+shared file system an actor elsewhere fails where it first opens a file, hours into a run.
+"""
 
 import contextlib
 import logging
