@@ -1,4 +1,8 @@
-"""Writing files so that a reader sees all of the old or all of the new; a full disk, or a limit, is named."""
+"""Writing files so that a reader sees all of the old or all of the new; a full disk, or a limit, is named.
+
+Linux says what kind of file system a path lies on. One that several machines share has no memory that is shared
+between them, which SQLite's write-ahead log needs. What is neither known as such nor mounted through FUSE is local.
+"""
 
 import hashlib
 import json

@@ -1,6 +1,9 @@
 """Tokenizers as the JSON text of the `tokenizers` library, which every worker loads by itself, without transformers.
 
 A text is tokenized in segments, so that the longest takes no more memory than the others.
+
+Pieces of a text join back to the original, byte for byte. A cut falls after a token's last character: white space
+before a word belongs to that word, as byte-level tokenizers have it.
 """
 
 import bisect

@@ -1,4 +1,8 @@
-"""From a configuration to an index: what is built of which weights and documents, and how it is searched."""
+"""From a configuration to an index: what is built of which weights and documents, and how it is searched.
+
+`LiveReranker` orders what the index finds by the live encoder: the index's own vectors are as old as the last refresh,
+and a lossy kind's are coarse besides.
+"""
 
 import os
 import tempfile

@@ -2,7 +2,7 @@
 
 On a CPU the vectors stay memory-mapped files and a chunk becomes float32 in one small buffer, so the memory
 taken is the vectors' own. On a GPU they are copied there block by block, no file is read again, and they are
-multiplied as they are (`split_products`); all else is the same. The numbers of an answer are summed on the
+multiplied as they are (`SplitQueries`); all else is the same. The numbers of an answer are summed on the
 processor, by `order_exactly`, whatever found the candidates.
 """
 

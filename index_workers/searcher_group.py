@@ -1,4 +1,9 @@
-"""One searcher actor for each shard, asked together: an answer comes from all of them or not at all."""
+"""One searcher actor for each shard, asked together: an answer comes from all of them or not at all.
+
+An actor that hangs answers no `ping` beside its work. A process that is stopped, or whose machine is gone, keeps its
+connections, and Ray waits for it. Only an actor that answered before counts as silent: one that waits for room, or
+imports, does not yet.
+"""
 
 import logging
 import threading

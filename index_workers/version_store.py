@@ -1,7 +1,7 @@
 """Index versions on disk. A version is its encoder, its vectors, and a manifest that is written last.
 
     INDEX/v000003/encoder/            the snapshot of the retriever that embedded it, loadable by AutoModel
-    INDEX/v000003/vectors-00000.npy   float16 [rows, D], whole blocks (`file_size` says how many)
+    INDEX/v000003/vectors-00000.npy   float16 [rows, D], whole blocks (`build_plan` says how many)
     INDEX/v000003/vectors-00000.json  written after the file: its checksum and rows
     INDEX/v000003/quantizer.faiss     what a lossy kind learnt before vectors were added; handed on to later versions
     INDEX/v000003/shard-00000.faiss   a lossy kind's index over the files of one shard, and its mark

@@ -2,6 +2,13 @@
 
 No source document serves two splits, and no text of one split equals a text of another (by content hash, white space
 and case aside). The windows' hashes are held in memory and the corpus streams past.
+
+What a split must not overlap lies in sorted files of hashes that all workers map, 8 bytes each, so that 800K texts take
+20 MB, and 1 GB more with their 13-grams:
+
+    FILTER/keys.u64      every window's whole text and its continuation alone
+    FILTER/sources.u64   what they were cut from
+    FILTER/ngrams.u64    their n-grams of words, where these are compared
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,8 @@
-"""Reading a source: the workers of a pool cut its source shards, and what all of them gave is added up."""
+"""Reading a source: the workers of a pool cut its source shards, and what all of them gave is added up.
+
+Of texts with one id one keeps it, which follows from its words and not its place. The registers of texts are sorted, so
+that a range of hashes is read from all of them at once and memory does not grow with the source.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,7 @@
-"""The records that reading a source passes on."""
+"""The records that reading a source passes on, and what was rejected of it, by reason.
+
+Every rejected case is counted, and the first hundred of each reason are listed.
+"""
 
 import json
 from collections import Counter

@@ -11,6 +11,9 @@
 
 A folder, or a pattern with `*`, of nothing but files of rows is read as rows; any other folder is a tree of texts. The
 formats are the modules of `data/sources/formats/`.
+
+A source is known by the hash of its files' whole content. A large file is not read again while its inode, size and
+times are those it was hashed with: the time of its last change (ctime) is the system's, which no program sets back.
 """
 
 import hashlib
@@ -62,7 +65,7 @@ def read_with_passed(source_shard: SourceShard, fields: FieldMap) -> Iterator[It
 def source_fingerprint(source: str) -> str | None:
     """Hash over the files' names and contents; None where the source is no file or folder.
 
-    Preparing reads all of them too; large ones are hashed once (`file_hashes`), several at a time.
+    Preparing reads all of them too; large ones are hashed once, several at a time.
     """
     paths = _files(source)
     if paths is None:

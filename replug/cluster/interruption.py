@@ -6,6 +6,9 @@ them the signal is remembered; the next boundary, or the wait that is under way,
 Who waits inside a library for something that hangs (a stopped process, a lost machine) runs no Python, so neither
 handler nor boundary comes. A thread hears of the signal as well, and ends the process when its time is over: it says
 where the run stood, and what is saved.
+
+Ray's agents outlive a raylet that was killed: for up to a minute they try to tell a GCS that is gone. So this process
+kills those that it has made.
 """
 
 import os

@@ -6,6 +6,15 @@
 
 With a snapshot, an engine is asked once for a question and its settings, and a page is fetched once: whoever asks again
 gets the same evidence, without the network. What gave nothing is counted by its reason.
+
+A passage is up to six sentences (Lazaridou et al. 2022, section 2.2), by `sentencex`, which needs no download and whose
+time is linear in the text. A blank line or line break of the main text ends a sentence and not a passage. Nearness to
+the question is the cosine of TF-IDF vectors by scikit-learn's defaults (words of two letters or more in lower case;
+idf = log((1 + N) / (1 + n_w)) + 1), whose N passages are those of this question, as the paper's are. p_tfidf(p|q) is
+the cosine over the sum of the cosines of the passages that are kept, no softmax.
+
+`rank_densely` orders passages by a retriever instead, which may be the one that was tuned to the LM. `Passage.cosine`
+is its similarity then, and `probability` the softmax of the similarities (REPLUG, section 3.2) at a temperature.
 """
 
 from collections import Counter

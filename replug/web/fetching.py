@@ -5,7 +5,12 @@ bounded: a page's time from the first look-up to the last byte, its bytes as sen
 httpcore's bound), its redirects, and how long it may wait for its turn. Redirects are followed here, so that each is
 judged as the first URL was. No proxy, password or cookie is sent, and nothing of the environment is read.
 
-A host is asked one thing at a time with a pause between, or with the one that its robots.txt asks for.
+A host is asked one thing at a time with a pause between, or with the one that its robots.txt asks for. Where there is
+no robots.txt all is allowed, where it cannot be read nothing is (RFC 9309). Its rules are kept in memory for a day;
+`protego` reads them, which knows wildcards and the longest match.
+
+A body is taken out of gzip or deflate, one layer of it, only as far as the limit leaves room: a bomb takes no more
+memory than an honest page.
 """
 
 import asyncio

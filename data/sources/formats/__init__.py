@@ -1,6 +1,6 @@
 """The formats of sources, one module each, found by listing this folder: a new one is one file.
 
-A module here has a `FORMAT` (`data.sources.format.Format`).
+A module here has a `FORMAT`, a `Format`.
 """
 
 import pkgutil
