@@ -1,7 +1,7 @@
 """One writer for a folder: a second process is refused, with the name of the first.
 
 `FOLDER/.writer.json` (for a file `FILE.writer.json`, beside it) is the lock. It names the process that holds it. The
-operating system frees the lock when the process ends, also after kill -9; the file itself stays.
+operating system frees the lock when the process ends, also after kill -9.
 """
 
 import json
@@ -42,10 +42,13 @@ def sole_writer_of_file(path: Path) -> Iterator[None]:
 @contextmanager
 def _locked(what: Path, record: Path) -> Iterator[None]:
     is_new = not record.parent.exists()
-    lock = FileLock(record, timeout=0, fallback_to_soft=False)  # a soft lock would outlive kill -9
+    lock = _lock(record)
     try:
         record.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
+        while not _is_locked(record):  # the holder before removed the file that is locked now
+            lock.release()
+            lock.acquire()
     except Timeout as error:
         raise UserError(
             f"{what} is being written by {_holder(record)}: wait for its end, or give another one"
@@ -58,11 +61,23 @@ def _locked(what: Path, record: Path) -> Iterator[None]:
             record.write_text(json.dumps(_this_process()))
         yield
     finally:
-        if is_new and [path.name for path in record.parent.glob("*")] == [record.name]:
-            record.unlink()  # a command that was refused leaves no empty folder behind
+        record.unlink(missing_ok=True)
+        if is_new:
             with suppress(OSError):
-                record.parent.rmdir()
+                record.parent.rmdir()  # a command that was refused leaves no empty folder behind
         lock.release()
+
+
+def _lock(record: Path) -> FileLock:
+    return FileLock(record, timeout=0, fallback_to_soft=False)  # a soft lock would outlive kill -9
+
+
+def _is_locked(record: Path) -> bool:
+    try:
+        with _lock(record):
+            return False
+    except Timeout:
+        return True
 
 
 def _this_process() -> dict[str, object]:

@@ -3,8 +3,8 @@
 Pure. Two equal plans give the same bytes.
 
 A file of vectors is the unit of a build: what a builder is given, what has a checksum, and what an interrupted build
-has lost at most for each call under way. So a small corpus has many files of a block each, which share out evenly, and a
-large one has few: 36 million documents make 550 files, not 35,157.
+has lost at most for each call under way. So a small corpus has many files of a block each, which share out evenly, and
+a large one has few: 36 million documents make 550 files, not 35,157.
 """
 
 import hashlib

@@ -76,6 +76,7 @@ def test_what_a_killed_process_leaves_does_not_stop_the_next_one(replug: Command
     for _ in range(2):  # and again, on what is finished
         ended = replug(*(word.format(folder) if "{}" in word else word for word in WRITERS["prepare"][0]))
         assert ended.status == 0, ended.printed
+    assert not (folder / "run/data" / NAME).exists()
 
 
 def _content(folder: Path) -> dict[str, bytes]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from replug.config.errors import UserError
+from replug.data import folder_lock
 from replug.data.folder_lock import NAME, sole_writer
 
 HOLD = """
@@ -52,6 +53,23 @@ def test_a_second_process_is_refused_by_the_name_of_the_first_and_kill_frees_the
         process.wait()
     with sole_writer(folder):
         assert json.loads((folder / NAME).read_text())["pid"] == os.getpid()
+    assert not (folder / NAME).exists()
+
+
+def test_a_lock_on_a_file_that_its_holder_removed_is_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acquire, removed = folder_lock.FileLock.acquire, []
+
+    def acquire_and_lose(lock: folder_lock.FileLock) -> object:
+        found = acquire(lock)
+        if not removed:
+            removed.append((tmp_path / NAME).unlink())
+        return found
+
+    monkeypatch.setattr(folder_lock.FileLock, "acquire", acquire_and_lose)
+    with sole_writer(tmp_path):
+        assert f"process {os.getpid()}" in refused(tmp_path)
 
 
 def test_one_process_cannot_take_a_folder_twice_either(tmp_path: Path) -> None:

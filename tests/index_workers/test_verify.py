@@ -1,6 +1,5 @@
 """Every kind of damage is named with its file; what is whole is said to be."""
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -9,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.index_workers.build_plan import json_sha256
+from replug.data.manifest import read_mark, write_mark
 from replug.index_workers.kinds import IndexKind
 from replug.index_workers.verify import verify_index
 from replug.index_workers.version_store import MEND, VersionStore
@@ -200,13 +199,5 @@ def test_a_folder_without_an_index_is_wrong(tmp_path: Path, name: str) -> None:
 def test_a_manifest_that_lists_a_file_less_than_the_plan_needs_is_named(store: VersionStore) -> None:
     plan = store.plan(0)
     store.publish(replace(plan, kind=IndexKind(), num_shards=1))
-    content = json.loads(manifest(store).read_text())
-    content["plan"] = asdict(plan)
-    sign(store, content)
+    write_mark(manifest(store), {**read_mark(manifest(store)), "plan": asdict(plan)})
     assert verify_index(store.root)[1] == [f"{manifest(store)} lists no quantizer.faiss (3 such files)"]
-
-
-def sign(store: VersionStore, content: dict) -> None:
-    """As somebody who edits the manifest by hand and knows how its checksum is made."""
-    content.pop("sha256")
-    manifest(store).write_text(json.dumps({**content, "sha256": json_sha256(content)}))
