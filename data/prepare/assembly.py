@@ -183,16 +183,6 @@ def _loaded_tokenizer(tokenizer: str) -> Tokenizer:
 PIECES_PER_SHARD = 1 << 14
 
 
-@dataclass(frozen=True, slots=True)
-class Windows:
-    """Queries, held-out and development texts as written."""
-
-    counts: dict[str, int]
-    domains: dict[str, dict[str, int]]
-    files: dict[str, str]
-    proof: tuple[list[str], list[str]]  # shared sources, equal texts
-
-
 def write_assembly_rules(work: WorkFolder, num_source_shards: int, token_ids: TokenIds | None) -> None:
     """What every shard is made from."""
     source_shards = [str(work.source_shard(number)) for number in range(num_source_shards)]
@@ -220,8 +210,12 @@ def _forget_other_ids(work: WorkFolder, token_ids: TokenIds | None) -> None:
 
 def write_texts(
     work: WorkFolder, cut: Cut, asked: SplitSizes, dropped: Counter, ngram: int | None, seed: int
-) -> Windows:
-    """Held-out texts, then splits that overlap none before them; and the filter that documents are held against."""
+) -> tuple[dict[str, dict[str, int]], dict[str, str], tuple[list[str], list[str]]]:
+    """Write held-out texts, then splits that overlap none before them, and the filter that documents are held against.
+
+    Returns the numbers of texts of each split by domain, the files with their sha256, and what the proof found: shared
+    sources and equal texts.
+    """
     rules, overlap_filter = load_rules(work.assembly), OverlapFilter.empty()
     proof: tuple[list[str], list[str]] = ([], [])
     splits = [split for split in TEXT_SPLITS if split in asked.splits]
@@ -242,12 +236,8 @@ def write_texts(
         overlap_filter = write_overlap_filter(folder, chosen, ngram, seed)
     named = {split: paths[split] for split in SPLITS if split in paths}
     domains = {split: Counter(window.domain for window in read_windows_of(path)) for split, path in named.items()}
-    return Windows(
-        {split: count.total() for split, count in domains.items()},
-        {split: dict(sorted(count.items())) for split, count in domains.items()},
-        {path.name: file_sha256(path) for path in named.values()},
-        proof,
-    )
+    by_domain = {split: dict(sorted(count.items())) for split, count in domains.items()}
+    return by_domain, {path.name: file_sha256(path) for path in named.values()}, proof
 
 
 def write_shards(work: WorkFolder, cut: Cut, asked: SplitSizes, pool: Pool) -> list[ShardReport]:

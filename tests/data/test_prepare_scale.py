@@ -98,19 +98,6 @@ def test_shuffled_rows_in_other_files_and_source_shards_give_the_same_bytes(rows
         assert found == expected
 
 
-def test_a_text_that_comes_twice_in_two_domains_is_in_the_same_one_whatever_the_order(tmp_path):
-    again = [{**row, "domain": "another"} for row in ROWS]
-    for name, rows in (("a", [*ROWS, *again]), ("b", [*again, *ROWS])):
-        write_jsonl(tmp_path / name / "raw.jsonl", rows)
-    sets = [
-        contents(prepare(tmp_path / f"set-{n}", tmp_path / n / "raw.jsonl", max_rejected_share=1.0).folder)
-        for n in ("a", "b")
-    ]
-    for files in sets:
-        files.pop("rejected.jsonl")
-    assert sets[0] == sets[1]
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_of_texts_with_one_id_the_same_is_kept_whatever_the_order(seed, tmp_path):
     rows = [*ROWS, *({**row, "id": f"{i % 9}"} for i, row in enumerate(rows_of(60, seed=5)))]
@@ -348,22 +335,6 @@ def test_an_equal_text_in_another_split_is_dropped_and_counted(loses, wins, chan
     assert prepared.manifest["dropped"][f"{WHAT[loses]} equal to another split's text"] == 1
 
 
-@pytest.mark.parametrize("wins", ["queries", "heldout"])
-def test_a_document_equal_to_a_continuation_is_dropped(wins, tmp_path):
-    (a,), (b,) = ids_on("documents", 1), ids_on(wins, 1)
-    source = write_jsonl(
-        tmp_path / "a.jsonl",
-        [
-            *BASE,
-            {"id": a, "text": words("tail", 4)},
-            {"id": b, "text": words("head", 4) + " " + words("tail", 4) + " more"},
-        ],
-    )
-    prepared = prepare(tmp_path / "set", source)
-    assert not [doc for doc in prepared.corpus.iterate() if "tail0" in doc.text]
-    assert prepared.manifest["dropped"]["document equal to another split's text"] == 1
-
-
 @pytest.mark.parametrize(("loses", "wins"), PAIRS)
 @pytest.mark.parametrize("shared", [12, 13, 20])
 def test_thirteen_words_in_common_with_another_split_are_found(loses, wins, shared, small, tmp_path):
@@ -379,15 +350,6 @@ def test_thirteen_words_in_common_with_another_split_are_found(loses, wins, shar
         ([wins], 1) if shared >= 13 else (sorted([loses, wins], key=["documents", "queries", "heldout"].index), None)
     )
     assert prepared.manifest["disjoint"]["ngram"] == 13
-
-
-def test_texts_without_ids_that_come_again_are_counted_and_kept_once(tmp_path):
-    rows = [{"text": row["text"]} for row in [*BASE, *BASE[:30]]]
-    prepared = prepare(tmp_path / "set", write_jsonl(tmp_path / "a.jsonl", rows))
-    plain = prepare(tmp_path / "plain", write_jsonl(tmp_path / "b.jsonl", rows[:200]))
-    assert prepared.manifest["dropped"]["repeated text"] == 30
-    assert prepared.manifest["rejected"] == {}
-    assert texts_of(prepared) == texts_of(plain)
 
 
 # Sampling -----------------------------------------------------------------------------------------------
@@ -454,14 +416,6 @@ def test_ranges_of_keys_cover_all_once(end, candidates, size):
     ranges = key_ranges(end, candidates, size)
     assert (ranges[0][0], ranges[-1][1]) == (0, end)
     assert all(before[1] == after[0] for before, after in itertools.pairwise(ranges))
-
-
-@pytest.mark.parametrize("copies", [1, 2, 4, 10])
-def test_a_source_full_of_repetitions_still_gives_the_number_asked_for(copies, tmp_path):
-    rows = [{**row, "id": f"{i}-{row['id']}"} for i in range(copies) for row in rows_of(100)]
-    source = write_jsonl(tmp_path / "raw.jsonl", rows)
-    prepared = prepare(tmp_path / "set", source, num_documents=100, num_queries=10, num_heldout=10)
-    assert prepared.manifest["counts"] == {"documents": 100, "queries": 10, "heldout": 10}
 
 
 def test_two_processes_do_not_prepare_in_one_folder(tmp_path):

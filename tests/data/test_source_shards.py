@@ -8,7 +8,6 @@ import json
 import random
 from pathlib import Path
 
-import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -21,7 +20,7 @@ from replug.config.errors import UserError
 from replug.data.sources.records import FieldMap, SourceText
 from replug.data.sources.shards import of_split, plan_source_shards, read_source_shard
 from replug.data.tokenizing import load_plain
-from tests.support.preparing import WORDS, contents, prepare, rows_of, texts_of, write_jsonl
+from tests.support.preparing import WORDS, contents, prepare, rows_of, write_jsonl
 from tests.support.real_models import real_encoder
 
 ROWS = rows_of(150)
@@ -221,15 +220,6 @@ def test_only_a_dataset_of_the_hub_without_a_split_gets_one(name, named):
     assert of_split(name, "test") == named
 
 
-def test_a_dataset_that_is_not_there_is_a_users_error(hub, monkeypatch):
-    def nothing(*_: object, **__: object) -> None:
-        raise datasets.exceptions.DatasetNotFoundError("Dataset 'corpus' doesn't exist\non the Hub")
-
-    monkeypatch.setattr(datasets, "load_dataset", nothing)
-    with pytest.raises(UserError, match="cannot open the dataset corpus"):
-        plan_source_shards("corpus")
-
-
 WIKI = FieldMap(new_text_at="^ = [^=]")
 
 
@@ -320,13 +310,3 @@ def test_what_is_prepared_is_the_source_byte_for_byte(name, segment, loaded, tmp
             end = start + len(parts[number])
     for window in prepared.queries.windows() + prepared.heldout.windows():
         assert window.context + window.continuation in texts[window.source]
-
-
-def test_small_runs_give_the_same_set(tmp_path, monkeypatch):
-    source = write_jsonl(tmp_path / "a.jsonl", ROWS)
-    whole = prepare(tmp_path / "whole", source)
-    monkeypatch.setattr(replug.data.prepare.cutting, "RUN_CHARACTERS", 500)
-    monkeypatch.setattr(replug.data.prepare.cutting, "CHARACTERS_AT_A_TIME", 100)
-    parts = prepare(tmp_path / "parts", source)
-    assert contents(parts.folder) == contents(whole.folder)
-    assert len(texts_of(parts)["documents"]) > 500

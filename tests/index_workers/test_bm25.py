@@ -95,17 +95,6 @@ def test_a_query_without_a_known_word_gets_the_first_rows_with_score_zero() -> N
         assert scores.tolist() == [[0, 0, 0]]
 
 
-def test_the_queries_of_a_call_do_not_touch_each_other() -> None:
-    queries = ["red sky", "unheardof", "tree", "evening sea"]
-    rows, scores = search(queries, 4)
-    assert rows.shape == scores.shape == (4, 4) and rows.dtype == np.int64 and scores.dtype == np.float32
-    for place, query in enumerate(queries):
-        alone = search([query], 4)
-        np.testing.assert_array_equal(rows[place], alone[0][0])
-        np.testing.assert_array_equal(scores[place], alone[1][0])
-    assert search([], 4)[0].shape == (0, 4)
-
-
 def test_a_corpus_without_words_is_refused() -> None:
     for texts in ([], ["", "the", "a ?"]):
         with pytest.raises(UserError, match="no word that BM25 could search by"):

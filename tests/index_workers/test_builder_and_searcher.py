@@ -104,19 +104,6 @@ def test_the_index_holds_the_encoders_vectors_rounded_to_float16(store: VersionS
     np.testing.assert_allclose(held, encoder.encode(TEXTS).numpy(), atol=1e-3)
 
 
-def test_vectors_of_an_encoder_in_float16_are_eight_times_finer_than_in_bfloat16(
-    encoder: Encoder, corpus: Path, tmp_path: Path
-) -> None:
-    """As written, and rounded there to float16 once more."""
-    exact, errors = encoder.encode(TEXTS).numpy(), {}
-    for dtype in ("float16", "bfloat16"):
-        store = VersionStore(tmp_path / dtype)
-        build(store, make_plan(store, encoder, corpus, dtype=dtype))
-        held = np.concatenate(store.open_vectors(store.plan(0), range(6))).astype(np.float32)
-        errors[dtype] = float(np.linalg.norm(held - exact, axis=1).mean())
-    assert 6 < errors["bfloat16"] / errors["float16"] < 11
-
-
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_a_search_over_any_shards_is_a_brute_force_product(
     store: VersionStore, encoder: Encoder, num_shards: int
@@ -211,16 +198,6 @@ def test_token_ids_that_were_prepared_are_embedded_without_tokenizing(
     assert list(other.root.glob("tokens-*")) == []
 
 
-def test_token_ids_that_were_prepared_with_another_limit_are_not_read(
-    store: VersionStore, encoder: Encoder, corpus: Path, tmp_path: Path
-) -> None:
-    prepared = copy_with_token_ids(corpus, tmp_path / "documents", replace(encoder.token_rule, max_tokens=5))
-    other = VersionStore(tmp_path / "index")
-    build(other, plan := make_plan(other, encoder, prepared))
-    for file in range(plan.num_files):
-        assert other.vectors_path(0, file).read_bytes() == store.vectors_path(0, file).read_bytes()
-
-
 def test_damaged_tokens_are_said_and_made_again_from_the_texts(
     store: VersionStore, encoder: Encoder, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -299,21 +276,6 @@ def test_an_encoder_whose_arithmetic_float16_cannot_hold_is_refused_with_the_key
             continue
         with pytest.raises(ValueError, match=message):
             Builder(store.root, threads=1).embed_file(plan, 0)
-
-
-def test_a_searcher_made_anew_answers_the_same_without_being_told_to_load(
-    store: VersionStore, encoder: Encoder
-) -> None:
-    queries = encoder.encode(QUERIES).numpy()
-    first = Searcher(store.root, 1, 3, threads=1)
-    first.load(0)
-    before = first.search(0, queries, K)
-    for again in (Searcher(store.root, 1, 3, threads=1), first):
-        rows, similarities = again.search(0, queries, K)
-        np.testing.assert_array_equal(rows, before[0])
-        np.testing.assert_array_equal(similarities, before[1])
-    first.release([])
-    np.testing.assert_array_equal(first.search(0, queries, K)[0], before[0])
 
 
 def test_a_searcher_refuses_a_damaged_block_by_name(encoder: Encoder, corpus: Path, tmp_path: Path) -> None:

@@ -50,13 +50,6 @@ def test_no_more_is_found_than_there_is(k: int) -> None:
     assert_same((rows, similarities), brute_force(VECTORS, QUERIES, k))
 
 
-def test_an_empty_shard_finds_nothing_and_merges_with_the_others() -> None:
-    empty, whole = shard_of(VECTORS[:0], first_row=300), shard_of(VECTORS)
-    rows, similarities = empty.search(QUERIES, 5)
-    assert (len(empty), rows.shape, similarities.shape) == (0, (24, 0), (24, 0))
-    assert_same(merge_top_k([whole.search(QUERIES, 5), (rows, similarities)], 5), brute_force(VECTORS, QUERIES, 5))
-
-
 def test_many_equal_vectors_come_in_the_order_of_their_rows_over_any_shards() -> None:
     vectors = np.repeat(VECTORS[:1], 100, axis=0)
     expected = brute_force(vectors, QUERIES, 5)
@@ -153,15 +146,6 @@ def test_a_long_document_among_short_ones_is_not_lost_to_rounding() -> None:
     vectors[7, :3] = 60_000, 3 / 2048, -60_000
     query = np.ones((1, DIM), dtype=np.float32)
     assert_same(shard_of(vectors).search(query, 5), brute_force(vectors, query, 5))
-
-
-@pytest.mark.parametrize("stretch", [1, 700, 1 << 22])
-@pytest.mark.parametrize("rows", [15, 16, 161, 300])
-def test_the_answer_does_not_depend_on_how_products_are_looked_through(monkeypatch, stretch: int, rows: int) -> None:
-    monkeypatch.setattr(exact_search, "STRETCH_PRODUCTS", stretch)
-    monkeypatch.setattr(exact_search, "CHUNK_ROWS", 70)
-    for k in (1, 8, 200):
-        assert_same(shard_of(VECTORS[:rows]).search(QUERIES, k), brute_force(VECTORS[:rows], QUERIES, k))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

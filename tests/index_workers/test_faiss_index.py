@@ -57,11 +57,6 @@ def brute_force(k: int, queries: np.ndarray = QUERIES) -> tuple[np.ndarray, np.n
     return rows + FIRST_ROW, np.take_along_axis(similarities, rows, axis=1)
 
 
-def recall(rows: np.ndarray, k: int) -> float:
-    expected = brute_force(k)[0]
-    return float(np.mean([len(np.intersect1d(a, b)) / k for a, b in zip(rows, expected, strict=True)]))
-
-
 # What can be built ----------------------------------------------------------------------------------------
 
 
@@ -155,16 +150,6 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, folder: Path, kind: IndexKind) -> Fa
     make_shard(folder, kind)
     vectors = BlockVectors(FIRST_ROW, BLOCKS, DIM) if kind.rerank else None
     return FaissShard(folder / "shard.faiss", FIRST_ROW, kind, vectors, on_gpu=True)
-
-
-def test_more_documents_than_a_gpu_looks_for_are_found_by_the_vectors(monkeypatch, tmp_path: Path) -> None:
-    """A search that leaves out a text's own source asks for ever more."""
-    shard = on_gpu(monkeypatch, tmp_path, IndexKind("IVF16,SQ8", nprobe=16, rerank=True, overretrieve=6))
-    rows, similarities = shard.search(QUERIES, 20)
-    np.testing.assert_array_equal(rows, brute_force(20)[0])
-    np.testing.assert_array_equal(similarities, brute_force(20)[1])
-    with pytest.raises(RunError, match="finds fewer than 101 of 600 documents"):
-        on_gpu(monkeypatch, tmp_path, IndexKind("IVF16,SQ8", nprobe=16)).search(QUERIES, 101)
 
 
 @pytest.mark.parametrize(
@@ -263,15 +248,6 @@ def test_two_levels_give_as_many_centroids_as_asked_for(name: str, count: int) -
     centroids = two_level_centroids(vectors.astype(np.float32), count, 3, spherical=True)
     assert centroids.shape == (count, DIM) and centroids.dtype == np.float32
     np.testing.assert_allclose(np.linalg.norm(centroids, axis=1), 1, rtol=1e-5)
-
-
-@pytest.mark.parametrize("factory", ["IVF64,SQ8", "PCAR8,IVF64,SQ8", "OPQ4_16,IVF64,PQ4np", "IVF64_HNSW8,SQ8"])
-def test_an_index_of_very_many_lists_finds_as_much_as_any(monkeypatch, tmp_path: Path, factory: str) -> None:
-    kind = IndexKind(factory, nprobe=16, rerank=True, overretrieve=8)
-    at_once = recall(make_shard(tmp_path, kind).search(QUERIES, 10)[0], 10)
-    monkeypatch.setattr(faiss_index, "MOST_LISTS_AT_ONCE", 16)
-    in_two_levels = recall(make_shard(tmp_path, kind).search(QUERIES, 10)[0], 10)
-    assert in_two_levels > at_once - 0.1  # noise without clusters, nine vectors a list: the worst case
 
 
 # What the disk does not take --------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
 """One shard's searcher: calls answered together, versions held and let go."""
 
-import gc
 import threading
-import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -10,11 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import psutil
 import pytest
 
-from replug.data.files import file_sha256
-from replug.index_workers import block_files, version_store
 from replug.index_workers import searcher as searcher_module
 from replug.index_workers.answers import merge_top_k
 from replug.index_workers.build_plan import BuildPlan
@@ -192,49 +187,6 @@ def test_a_search_under_way_ends_on_the_version_it_began_on(recording) -> None:
         assert searcher.held() == []
         shard.let_on.set()
         assert found.result(20)[0].tolist() == [[0, 1, 2]]
-
-
-def test_a_version_that_is_released_is_no_longer_mapped(store: VersionStore) -> None:
-    publish(store, replace(EXACT, version=1), VECTORS[::-1])
-    searcher = Searcher(store.root, 0, 1, threads=1)
-    for version in (0, 1):
-        searcher.search(version, QUERIES, 3)
-    assert mapped_versions(store) == {"v000000", "v000001"}
-    shard = weakref.ref(searcher._versions[0].shard)
-    searcher.release(keep=[1])
-    gc.collect()
-    assert shard() is None
-    assert mapped_versions(store) == {"v000001"}
-    assert searcher.held() == [1]
-
-
-def mapped_versions(store: VersionStore) -> set[str]:
-    maps = [Path(found.path) for found in psutil.Process().memory_maps()]
-    return {path.parent.name for path in maps if path.is_relative_to(store.root)}
-
-
-@pytest.mark.parametrize("kind", [IndexKind(), IndexKind("SQ8", rerank=True, overretrieve=4), IndexKind("SQ8")])
-def test_a_load_reads_each_file_of_its_shard_once_and_no_other(
-    store: VersionStore, monkeypatch: pytest.MonkeyPatch, kind: IndexKind
-) -> None:
-    plan = replace(EXACT, version=1, kind=kind, num_shards=1 if kind.is_exact else 2)
-    publish(store, plan)
-    read = []
-    monkeypatch.setattr(block_files, "file_sha256", lambda path: read.append(path.name) or file_sha256(path))
-    searcher = Searcher(store.root, 1, 2, threads=1)
-    for _ in range(2):
-        searcher.load(1)
-        searcher.search(1, QUERIES, 3)
-    vectors = [f"vectors-{file:05d}.npy" for file in (3, 4, 5)] if kind.uses_vectors else []
-    assert sorted(read) == [*([] if kind.is_exact else ["shard-00001.faiss"]), *vectors]
-
-
-def test_checksums_are_compared_while_the_files_are_opened(store: VersionStore, monkeypatch) -> None:
-    opened = threading.Event()
-    monkeypatch.setattr(version_store, "require_intact", lambda *_: opened.wait(60) or pytest.fail("one by one"))
-    with store.checking(0, store.vectors_paths(EXACT, range(6))):
-        assert len(store.open_vectors(EXACT, range(6))) == 6
-        opened.set()
 
 
 def test_a_version_that_was_built_anew_is_loaded_anew(store: VersionStore) -> None:

@@ -216,15 +216,6 @@ def test_a_lossy_kind_is_measured_against_the_exact_answer(debug_config, data, e
     assert quantizers[0] == quantizers[1]
 
 
-def test_another_kind_of_a_version_embeds_nothing_again(debug_config, data, encoder, service, versions):
-    plan = publish(debug_config, encoder, data, service, next(versions))
-    service.build(plan).result(300)
-    stamps = block_stamps(service, plan)
-    assert service.build(replace(plan, kind=COARSE, num_shards=2)).result(300) == 0  # documents a second
-    assert block_stamps(service, plan) == stamps
-    assert service.store.plan(plan.version).kind == COARSE
-
-
 def test_a_killed_searcher_comes_back_with_the_live_version(debug_config, data, encoder, service, versions):
     version = next(versions)
     service.build(publish(debug_config, encoder, data, service, version)).result(300)

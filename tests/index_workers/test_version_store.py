@@ -2,10 +2,8 @@
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -193,22 +191,6 @@ def test_another_kind_of_the_same_vectors_keeps_the_vectors_and_drops_the_index_
     assert store.begin(PLAN) == Missing([], False, [])
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"kind": replace(IVF.kind, nprobe=2)}, {"kind": replace(IVF.kind, rerank=True, overretrieve=9)}],
-    ids=["nprobe", "rerank"],
-)
-def test_another_way_of_searching_the_same_files_drops_nothing_but_the_manifest(store, change) -> None:
-    store.begin(IVF)
-    write_files(store, IVF)
-    before = names(store)
-    store.publish(IVF)
-    assert store.begin(replace(IVF, **change)) == Missing([], False, [])
-    assert names(store) == before
-    store.publish(replace(IVF, **change))
-    assert store.plan(3) == replace(IVF, **change)
-
-
 def test_the_newest_quantizer_of_the_same_kind_is_found(store: VersionStore) -> None:
     for version, plan in ((0, SQ8), (1, IVF), (2, SQ8), (4, PLAN), (5, SQ8)):
         plan = replace(plan, version=version)
@@ -262,32 +244,6 @@ def test_a_build_begun_by_another_version_is_refused_in_one_line(store: VersionS
     record.write_text(json.dumps(old))
     with pytest.raises(UserError, match=r"plan\.json was written by another version of replug"):
         store.require_same_vectors(PLAN)
-
-
-def plan_over(corpus: Path, index: Path) -> BuildPlan:
-    corpus.mkdir(parents=True)
-    (corpus / "00000.arrow").write_bytes(b"documents")
-    index.mkdir(parents=True, exist_ok=True)
-    return replace(PLAN, corpus_path=str(corpus), corpus_relative=os.path.relpath(corpus, index))
-
-
-def test_a_corpus_in_the_same_run_directory_moves_with_the_index(tmp_path: Path) -> None:
-    corpus, index = tmp_path / "run" / "data" / "documents", tmp_path / "run" / "index"
-    plan = plan_over(corpus, index)
-    assert VersionStore(index).corpus_path(plan) == corpus
-    (tmp_path / "run").rename(tmp_path / "moved")
-    moved = VersionStore(tmp_path / "moved" / "index").corpus_path(plan)
-    assert moved == tmp_path / "moved" / "data" / "documents"
-
-
-@pytest.mark.parametrize("corpus", ["run/data", "elsewhere"])
-def test_where_only_the_index_is_moved_the_corpus_is_where_it_was(tmp_path: Path, corpus: str) -> None:
-    path = tmp_path / corpus / "documents"
-    plan = plan_over(path, tmp_path / "run" / "index")
-    (tmp_path / "deeper" / "still").mkdir(parents=True)
-    moved = (tmp_path / "run" / "index").rename(tmp_path / "deeper" / "still" / "index")
-    (moved / plan.corpus_relative).resolve().mkdir(parents=True)  # a folder of that name which holds no documents
-    assert VersionStore(moved).corpus_path(plan) == path
 
 
 def test_the_same_corpus_elsewhere_keeps_the_vectors(store: VersionStore) -> None:
@@ -378,16 +334,6 @@ def _refusing_vectors(method: Callable, refuse: Callable) -> Callable:
     return call
 
 
-def test_two_who_remove_at_once_are_not_in_each_others_way(published: VersionStore) -> None:
-    for version in range(4, 24):
-        published.save_snapshot(version, save_weights(b"one"))
-    published.set_aside_all_but({3})
-    with ThreadPoolExecutor(4) as pool:
-        for removed in [pool.submit(published.remove_stale) for _ in range(4)]:
-            removed.result()
-    assert [path.name for path in published.root.iterdir()] == ["v000003"]
-
-
 def test_what_cannot_be_removed_is_named(published: VersionStore, monkeypatch) -> None:
     remove = shutil.rmtree
 
@@ -402,13 +348,3 @@ def test_what_cannot_be_removed_is_named(published: VersionStore, monkeypatch) -
     with pytest.raises(RunError, match=r"v000003\.\w+\.stale cannot be removed: Directory not empty"):
         published.remove_stale()
     assert [path.name[:7] for path in published.root.iterdir()] == ["v000003"]
-
-
-def test_what_is_wrong_with_a_file_is_raised_rather_than_what_its_reader_made_of_it(published: VersionStore) -> None:
-    path = published.vectors_path(3, 1)
-    path.write_bytes(path.read_bytes()[:-1])
-    with (
-        pytest.raises(UserError, match=rf"{path} is damaged, its checksum differs"),
-        published.checking(3, published.vectors_paths(PLAN, range(3))),
-    ):
-        raise ZeroDivisionError
