@@ -18,7 +18,7 @@ from replug.config.errors import UserError
 from replug.data.sources.records import SourceShard
 from replug.data.store import PreparedSet
 from tests.support.packages import ROOT
-from tests.support.preparing import prepare, rows_of, write_jsonl
+from tests.support.preparing import contents, prepare, rows_of, write_jsonl
 
 GOOD = rows_of(60)
 LINES = [json.dumps(row).encode() for row in GOOD]
@@ -138,6 +138,24 @@ def test_a_line_that_is_longer_than_memory_should_hold_is_passed_over_in_parts(t
     prepared = prepare_all(tmp_path, tmp_path / "raw.jsonl")
     assert listed(prepared.folder) == [("too_long", "raw.jsonl", 11), ("invalid_json", "raw.jsonl", 12)]
     assert prepared.manifest["source"]["texts"] == len(GOOD)
+
+
+@pytest.mark.parametrize("blank", [b"", b"\n" * 40])
+@pytest.mark.parametrize("shard_bytes", [200, 1000, 5000])
+def test_lines_are_counted_from_the_beginning_of_the_file_in_whatever_source_shards_it_is_read(
+    blank, shard_bytes, tmp_path, monkeypatch
+):
+    bad = [b"{", b"[1]", blank + b'{"id": "no text"}', b'"a"', b"\xff"]
+    lines = [line for good, line in zip(LINES, [*bad] * 12, strict=True) for line in (good, blank + line, blank)]
+    (tmp_path / "raw.jsonl").write_bytes(b"\n".join(lines) + blank)
+    whole = prepare_all(tmp_path / "whole", tmp_path / "raw.jsonl")
+    monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", shard_bytes)
+    parts = prepare_all(tmp_path / "parts", tmp_path / "raw.jsonl")
+    places = listed(whole.folder)
+    assert len(places) == len(LINES)
+    every = (tmp_path / "raw.jsonl").read_bytes().splitlines()
+    assert all(every[line - 1] in {b.strip(b"\n") for b in bad} for _, _, line in places)
+    assert contents(parts.folder) == contents(whole.folder)
 
 
 def test_a_hundred_of_each_reason_are_listed_and_all_are_counted(tmp_path, monkeypatch):
@@ -323,6 +341,31 @@ def test_a_file_that_is_gone_when_its_source_shard_is_read_is_named(tmp_path, mo
     monkeypatch.setattr(replug.data.prepare.sets, "plan_source_shards", then_remove)
     prepared = prepare_all(tmp_path, tmp_path / "raw")
     assert listed(prepared.folder) == [("unreadable_file", "07.txt", None)]
+
+
+# Fields within fields -----------------------------------------------------------------------------------
+
+PILE = {"text_field": "body.text", "id_field": "meta.id", "domain_field": "meta.pile_set_name"}
+
+
+def pile_row(row: dict, **meta: object) -> dict:
+    return {"body": {"text": row["text"]}, "meta": {"id": row["id"], "pile_set_name": row["domain"], **meta}}
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"body": "words", "meta": {"id": "x"}}, "text_missing"),
+        ({"body": {"text": 5}, "meta": {"id": "x"}}, "text_not_a_string"),
+        ({"body": {"text": "words"}, "meta": {"id": []}}, "id_not_a_string"),
+        ({"body": {"text": "words"}, "meta": {"pile_set_name": ["Books"]}}, "domain_not_a_string"),
+    ],
+)
+def test_fields_within_fields_are_checked_like_others(row, reason, tmp_path):
+    write_jsonl(tmp_path / "raw.jsonl", [*map(pile_row, GOOD), row])
+    prepared = prepare_all(tmp_path, tmp_path / "raw.jsonl", **PILE)
+    assert listed(prepared.folder) == [(reason, "raw.jsonl", 61)]
+    assert set(prepared.manifest["domains"]["documents"]) == {"books", "news", "web"}
 
 
 # How much may be rejected -------------------------------------------------------------------------------
