@@ -34,7 +34,7 @@ configure_ray_environment(Config())  # before Ray is imported, which reads it on
 import ray  # noqa: E402
 
 from replug.data.records import SearchResult, Window  # noqa: E402
-from replug.data.sampler import QuerySampler  # noqa: E402
+from replug.data.sampling import QuerySampler  # noqa: E402
 from replug.index_workers.build_plan import IndexState  # noqa: E402
 from replug.models.black_box_lm import ContinuationScore  # noqa: E402
 from replug.models.caching_lm import CachingLM  # noqa: E402

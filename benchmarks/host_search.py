@@ -25,12 +25,11 @@ from benchmarks.grown_vectors import BLOCK, CPU, blocks_of
 from benchmarks.machine import describe_machine
 from benchmarks.vector_index import memory_of
 from replug.index_workers import faiss_index
+from replug.index_workers.answers import merge_top_k, top_k_overlap
 from replug.index_workers.exact_search import ExactShard
 from replug.index_workers.faiss_index import FaissShard
 from replug.index_workers.kinds import MOST_LISTS_AT_ONCE, IndexKind, num_lists, resolve_kind, training_rows
-from replug.index_workers.merge import merge_top_k
 from replug.index_workers.searcher import Shard
-from replug.index_workers.watch import top_k_overlap
 
 K, BATCH = 20, 64
 CLUSTERS = 4  # of lists, of their square root, in which a vector's list is looked for

@@ -44,11 +44,11 @@ from benchmarks.vector_index import (  # noqa: E402
     timed,
     write_version,
 )
+from replug.index_workers.answers import top_k_overlap  # noqa: E402
 from replug.index_workers.kinds import IndexKind, resolve_kind  # noqa: E402
 from replug.index_workers.searcher import Shard, open_shard  # noqa: E402
 from replug.index_workers.service import IndexService  # noqa: E402
 from replug.index_workers.version_store import VersionStore  # noqa: E402
-from replug.index_workers.watch import top_k_overlap  # noqa: E402
 
 K, BATCH = 20, 64
 RAW_CHUNK_ROWS = (16_384, 65_536, 262_144)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import ray
 
-from replug.index_workers import build_steps
 from replug.index_workers.build_plan import BuildPlan
+from replug.index_workers.builder import Builder
 from replug.index_workers.kinds import IndexKind
 from replug.index_workers.service import IndexService, IndexSettings
 from replug.index_workers.version_store import VersionStore
@@ -51,10 +51,10 @@ def write_version(store: VersionStore, version: int, vectors: np.ndarray, kind: 
             store.write_vectors(version, file, vectors[slice_of(plan.rows_of_file(file))])
     with timed(seconds, "train"):
         if missing.quantizer:
-            build_steps.make_quantizer(store, plan)
+            Builder(store.root, 1).make_quantizer(plan)
     with timed(seconds, "add"):
         for shard in missing.shards:
-            build_steps.build_shard(store, plan, shard)
+            Builder(store.root, 1).build_shard(plan, shard)
     store.publish(plan)
     return seconds
 

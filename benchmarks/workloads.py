@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from replug.data.sources.package_texts import read_package_texts
+from replug.data.sources.built_in_texts import read_package_texts
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,8 @@
-"""Writing files so that a reader sees all of the old or all of the new; a full disk, or a limit, is named."""
+"""Writing files so that a reader sees all of the old or all of the new; a full disk, or a limit, is named.
+
+Linux says what kind of file system a path lies on. One that several machines share has no memory that is shared
+between them, which SQLite's write-ahead log needs. What is neither known as such nor mounted through FUSE is local.
+"""
 
 import hashlib
 import json
@@ -95,3 +99,39 @@ def reading(path: Path) -> Iterator[None]:
     except OSError as error:
         limit = f"; {SYSTEM_LIMIT}" if error.errno in (EMFILE, ENFILE, ENOMEM) else ""
         raise RunError(f"{path} cannot be read: {error.strerror or error}{limit}") from error
+
+
+def cache_dir() -> Path:
+    """$REPLUG_CACHE, else the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("REPLUG_CACHE") or Path(base) / "replug")
+
+
+MOUNTS = Path("/proc/self/mountinfo")
+SHARED = (
+    "9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "ocfs2", "orangefs",
+    "panfs", "pvfs2", "smb3", "smbfs", "virtiofs", "weka",
+)  # fmt: skip
+
+
+def shared_file_system(path: Path) -> str | None:
+    """The type of the file system that `path` will lie on, such as nfs4; None where it is this machine's own."""
+    found = file_system(path)
+    return found if found.startswith(SHARED) else None
+
+
+def file_system(path: Path) -> str:
+    """The type of the mount nearest above a path, there or not; of several at one place the last, which hides the
+    others. Empty where the system has no table of them.
+    """
+    if not MOUNTS.exists():  # another system than Linux
+        return ""
+    real = path.resolve()
+    nearest, kind = Path("/"), ""
+    for line in MOUNTS.read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        name = before.split(" ")[4]  # blanks and backslashes are written in octal
+        place = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), name))
+        if real.is_relative_to(place) and len(place.parts) >= len(nearest.parts):
+            nearest, kind = place, after.split(" ")[0]
+    return kind

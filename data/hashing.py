@@ -1,6 +1,13 @@
-"""Hashes of texts: which are equal, and which is which. Pure, and the same on every machine."""
+"""Hashes of texts: which are equal, and which is which. Pure, and the same on every machine.
 
+N-grams of words, 13 of them as a rule, are those by which decontamination finds overlaps (Brown et al. 2020).
+"""
+
+import functools
 import hashlib
+import re
+
+import numpy as np
 
 
 def normalise(text: str) -> str:
@@ -16,3 +23,46 @@ def content_hash(text: str, seed: int = 0) -> bytes:
 def hash64(text: str) -> int:
     """64 bits of a text's hash, to tell texts apart."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+WORD = re.compile(r"\w+")
+MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so that every word of an n-gram reaches all 64 bits
+ROUNDS = ((np.uint64(33), np.uint64(0xFF51AFD7ED558CCD)), (np.uint64(33), np.uint64(0xC4CEB9FE1A85EC53)))
+
+
+def ngram_hashes(text: str, n: int) -> np.ndarray:
+    """Hashes uint64 of a text's n-grams of words, case and punctuation aside; none where it has fewer words."""
+    words = np.array([_word_hash(word) for word in WORD.findall(text.casefold())], np.uint64)
+    if len(words) < n:
+        return np.empty(0, np.uint64)
+    windows = np.lib.stride_tricks.sliding_window_view(words, n)
+    return _mix((windows * _powers(n)).sum(axis=1, dtype=np.uint64))
+
+
+def overlaps(hashes: np.ndarray, known: np.ndarray) -> bool:
+    """True where one of the hashes is among the known ones, which are sorted."""
+    return bool(is_known(hashes, known).any())
+
+
+def is_known(hashes: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """For each hash whether it is among the known ones, which are sorted and may lie in a mapped file."""
+    if not len(known):
+        return np.zeros(len(hashes), bool)
+    places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
+    return known[places] == hashes
+
+
+@functools.lru_cache(1 << 17)
+def _word_hash(word: str) -> int:
+    return hash64(word)
+
+
+@functools.cache
+def _powers(n: int) -> np.ndarray:
+    return np.array([pow(MULTIPLIER, i, 2**64) for i in range(n)], np.uint64)
+
+
+def _mix(hashes: np.ndarray) -> np.ndarray:
+    for shift, factor in ROUNDS:
+        hashes = (hashes ^ (hashes >> shift)) * factor
+    return hashes

@@ -25,8 +25,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from replug.config.errors import UserError
-from replug.data.checked_files import read_mark, write_mark
-from replug.data.files import file_sha256, writing, wrong_files
+from replug.data.files import file_sha256, writing
+from replug.data.manifest import read_mark, require_checksums, write_mark
 from replug.data.shards import in_batches
 from replug.data.store import PreparedSet, WindowStore
 
@@ -118,8 +118,7 @@ class Labels:
                 f"train.labels: {self.folder} has no development texts; label a prepared set that has some "
                 "(data.num_dev, or data.dev of your own)"
             )
-        for problem in wrong_files(self.folder, {name: self.mark["files"][name]}):
-            raise UserError(f"{problem}; {AGAIN} in an empty folder")
+        require_checksums(self.folder, f"{AGAIN} in an empty folder", [name], MARK)
         return _labelled(pq.read_table(self.folder / name, columns=_numbers(split)))
 
     def rows(self, split: str) -> Iterator[dict[str, Any]]:

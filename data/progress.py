@@ -27,7 +27,7 @@ class Progress:
         """Count finished units; prints when it is time, and always at the end."""
         self.done += units
         now = time.monotonic()
-        if self.done >= self.total or now - self._last >= _pause(now - self._start):
+        if self.done >= self.total or now - self._last >= max(5.0, min(60.0, (now - self._start) / 30)):
             self._last = now
             log.info(self._line(now - self._start, note))
 
@@ -36,8 +36,3 @@ class Progress:
         left = elapsed / finished * (self.total - self.done) if finished else 0.0
         timing = f"{format_duration(left)} left" if self.done < self.total else f"took {format_duration(elapsed)}"
         return f"{self.what}: {self.done}/{self.total} · {timing}{f' · {note}' if note else ''}"
-
-
-def _pause(elapsed: float) -> float:
-    """Seconds from one line to the next."""
-    return max(5.0, min(60.0, elapsed / 30))

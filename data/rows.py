@@ -4,7 +4,6 @@ Documents may also be a table such as DPR's `psgs_w100.tsv`: a header, tabs, quo
 line. Every error names file, line and id. Plain and gzip files are read.
 """
 
-import csv
 import gzip
 import json
 import zlib
@@ -14,9 +13,7 @@ from typing import Any
 
 from replug.config.errors import UserError
 from replug.data.records import Document, Window
-from replug.data.sources.lines import MAX_LINE_BYTES
-
-csv.field_size_limit(MAX_LINE_BYTES)  # 128 KB otherwise, less than a long text
+from replug.data.sources.lines import MAX_LINE_BYTES, json_object, table_cells
 
 
 def read_documents(path: Path) -> Iterator[Document]:
@@ -68,7 +65,9 @@ def read_table(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each row of a table with tabs by the names in its header, with where it stands; blank lines are passed over."""
     header: list[str] | None = None
     for where, line in _lines(path, "a table with a header and tabs"):
-        cells = _cells(line, where)
+        cells = table_cells(line)
+        if isinstance(cells, tuple):
+            raise UserError(f"{where}: {cells[1]}")
         if header is None:
             header = cells
         elif len(cells) != len(header):
@@ -93,15 +92,6 @@ def _lines(path: Path, expected: str) -> Iterator[tuple[str, bytes]]:
         raise UserError(f"{path}: not a whole gzip file after line {number}: {error}") from error
 
 
-def _cells(line: bytes, where: str) -> list[str]:
-    try:
-        return next(csv.reader([line.decode("utf-8-sig").rstrip("\r\n")], delimiter="\t", strict=True))
-    except UnicodeDecodeError as error:
-        raise UserError(f"{where}: not UTF-8 at byte {error.start} of the line; convert the file") from error
-    except csv.Error as error:
-        raise UserError(f"{where}: not valid TSV ({error}); expected a row on each line, quotes doubled") from error
-
-
 def read_json_array(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The objects of a JSON array, named by their places."""
     if not path.is_file():
@@ -120,16 +110,9 @@ def read_json_array(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _object(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line.decode("utf-8-sig"))  # Windows begins files with a byte order mark
-    except UnicodeDecodeError as error:
-        raise UserError(f"{where}: not UTF-8 at byte {error.start} of the line; convert the file") from error
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: not valid JSON: {error.msg} at column {error.colno}") from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets thousands deep
-        raise UserError(f"{where}: not valid JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise UserError(f"{where}: expected a JSON object, found {type(row).__name__}")
+    row = json_object(line)
+    if isinstance(row, tuple):
+        raise UserError(f"{where}: {row[1]}")
     if b"\\ud" in line.lower():
         _require_whole_characters(row, where)
     return row

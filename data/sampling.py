@@ -3,6 +3,8 @@
 A source text's split follows from its id. A piece's place in its split follows from its own words (`piece_key`): the
 set holds the pieces of smallest keys, in their order, so equal pieces are neighbours and cutting to a number is exact.
 While a corpus far larger than the set is read, `KeyCounts` says which keys can no longer be among the smallest.
+
+Which training texts make up which step is a pure function of seed and step too, so resuming needs no state.
 """
 
 import hashlib
@@ -104,3 +106,22 @@ def key_ranges(end: int, candidates: int, per_range: int) -> list[tuple[int, int
 def _fraction(text: str, key: str) -> float:
     digest = hashlib.blake2b(text.encode(), digest_size=8, key=key.encode()).digest()
     return int.from_bytes(digest, "big") / 2**64
+
+
+class QuerySampler:
+    """Endless passes over the training texts, each in its own order; batches run on over the passes' ends."""
+
+    def __init__(self, num_queries: int, batch_size: int, seed: int) -> None:
+        self.num_queries = num_queries
+        self.batch_size = batch_size
+        self.seed = seed
+
+    def rows(self, step: int) -> np.ndarray:
+        """Rows [B] of the training texts for a step, counted from 0."""
+        positions = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
+        epochs, offsets = positions // self.num_queries, positions % self.num_queries
+        orders = {epoch: self._order(epoch) for epoch in np.unique(epochs)}
+        return np.array([orders[epoch][offset] for epoch, offset in zip(epochs, offsets, strict=True)])
+
+    def _order(self, epoch: int) -> np.ndarray:
+        return np.random.default_rng([self.seed, int(epoch)]).permutation(self.num_queries)

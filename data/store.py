@@ -19,8 +19,9 @@ import pyarrow.compute as pc
 from datasets import Dataset, concatenate_datasets
 
 from replug.config.errors import UserError
-from replug.data.checked_files import FIX, CheckedFiles, read_mark, read_mark_unchecked, require_own_checksum
-from replug.data.files import reading
+from replug.data.files import reading, wrong_files
+from replug.data.manifest import FIX, CheckedFiles, read_mark
+from replug.data.progress import Progress
 from replug.data.records import Document, Window
 from replug.data.shards import (
     DOCUMENT_SCHEMA,
@@ -44,14 +45,18 @@ class CorpusStore:
         shards = shard_paths(folder)
         if not shards:
             raise UserError(f"{folder} holds no documents; expected the shards that `replug prepare` writes")
-        self._shards, self._files = shards, CheckedFiles.of_set(folder.parent)
+        self._shards, self._files = shards, CheckedFiles(folder.parent)
         self._files.require(f"{folder.name}/{TOKEN_RULES}")
         tables = [_open_table(path, DOCUMENT_SCHEMA) for path in shards]
-        self._require_count(sum(map(len, tables)))
+        found = sum(map(len, tables))
+        if self._files.num_documents not in (None, found):  # a flipped bit may end a shard early
+            self._require(np.arange(len(shards)))
+            raise UserError(f"{folder} holds {found} documents, but {self._files.num_documents} were written; {FIX}")
         self._table = concatenate_datasets(tables)
         self._starts = np.cumsum([0, *map(len, tables)])
-        self._tokens = _open_tokens(folder, shards)
         self.tokens_by = _token_rules(folder)  # fingerprint of the tokenizer whose ids are there, if any are
+        pairs = map(token_paths, shards) if self.tokens_by is not None else ()
+        self._tokens = [(_open_array(tokens), _open_array(ends)) for tokens, ends in pairs]
 
     def __len__(self) -> int:
         return len(self._table)
@@ -88,14 +93,6 @@ class CorpusStore:
         """UTF-8 bytes of each document's text; the texts themselves are not read."""
         return _num_bytes(self._table, "text")
 
-    def _require_count(self, found: int) -> None:
-        """A flipped bit may end a shard early."""
-        if self._files.num_documents in (None, found):
-            return
-        self._require(np.arange(len(self._shards)))
-        folder = self._shards[0].parent
-        raise UserError(f"{folder} holds {found} documents, but {self._files.num_documents} were written; {FIX}")
-
     def _columns(self, rows: Sequence[int] | np.ndarray) -> dict[str, list[str]]:
         """The columns of some rows, whose shards are compared with their checksums first."""
         self._require(np.searchsorted(self._starts, np.asarray(rows), "right") - 1)
@@ -119,7 +116,7 @@ class WindowStore:
     """Training or held-out texts by row number. Raises UserError for a file that is not what its set says of it."""
 
     def __init__(self, path: Path) -> None:
-        CheckedFiles.of_set(path.parent).require(path.name, WITHOUT_PROOF)
+        CheckedFiles(path.parent).require(path.name, WITHOUT_PROOF)
         self._table = _open_table(path, WINDOW_SCHEMA)
 
     def __len__(self) -> int:
@@ -152,14 +149,6 @@ def _token_rules(folder: Path) -> str | None:
         return json.loads(path.read_text())["fingerprint"] if path.is_file() else None
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error}); `replug prepare` makes it again") from error
-
-
-def _open_tokens(folder: Path, shards: Sequence[Path]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Token ids and ends of each shard, mapped."""
-    if not (folder / TOKEN_RULES).is_file():
-        return []
-    paths = (token_paths(shard) for shard in shards)
-    return [(_open_array(tokens), _open_array(ends)) for tokens, ends in paths]
 
 
 def _open_array(path: Path) -> np.ndarray:
@@ -255,7 +244,7 @@ def read_manifest(folder: Path) -> dict:
     """The manifest of a finished set; raises UserError where it is no such thing."""
     if not (folder / "manifest.json").is_file():
         raise UserError(f"{folder} is not a prepared set: manifest.json is missing; run `replug prepare` again")
-    manifest = read_mark_unchecked(folder / "manifest.json")
+    manifest = read_mark(folder / "manifest.json")
     proof = manifest.get("disjoint")
     if not isinstance(proof, dict) or not {"shared_sources", "equal_texts"} <= proof.keys():
         raise UserError(f"{folder}/manifest.json holds no proof of disjointness; {FIX}")
@@ -263,7 +252,6 @@ def read_manifest(folder: Path) -> dict:
         raise UserError(f"{folder}/manifest.json lists no files; {FIX}")
     if proof["shared_sources"] or proof["equal_texts"]:
         raise UserError(f"{folder}/manifest.json says that corpus and texts overlap; {FIX}")
-    require_own_checksum(folder / "manifest.json", manifest)
     return manifest
 
 
@@ -274,3 +262,45 @@ def _require_files(folder: Path, manifest: dict) -> None:
     for name in TEXTS:  # otherwise the proof would be of any texts
         if name not in manifest["files"]:
             raise UserError(f"{folder}/manifest.json has no checksum of {name}; {FIX}")
+
+
+def is_prepared_set(folder: Path) -> bool:
+    """True for a folder whose manifest holds a proof of disjointness, or that is still being prepared."""
+    try:
+        return "disjoint" in json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return (folder / "work" / "plan.json").is_file() or (folder / "queries.arrow").is_file()
+
+
+def verify_prepared(folder: Path) -> tuple[list[str], list[str]]:
+    """A line of what is there, and a line for each thing that is wrong: checksums, counts."""
+    try:
+        manifest = read_manifest(folder)
+        problems = list(_file_problems(folder, manifest["files"]))  # first, since what is damaged may not open
+        prepared = None if problems else PreparedSet(folder)
+    except UserError as error:
+        return [], [str(error)]
+    counts = manifest["counts"]
+    if prepared is not None:
+        held = {"documents": len(prepared.corpus), "queries": len(prepared.queries), "heldout": len(prepared.heldout)}
+        held |= {"dev": len(prepared.dev)} if prepared.dev is not None else {}
+        problems += [
+            f"{folder} holds {number} {split}, its manifest says {counts[split]}"
+            for split, number in held.items()
+            if number != counts[split]
+        ]
+    said = ", ".join(f"{count} {split}" for split, count in counts.items())
+    found = [f"{folder}: {said}, {'all intact' if not problems else f'wrong in {len(problems)} places'}"]
+    known = {*manifest["files"], "manifest.json"}
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    if others := [name for name in names if name not in known and not name.startswith(("work/", "."))]:
+        found.append(f"{folder}: not checked, since no checksum of it is known: {', '.join(others)}")
+    return found, problems
+
+
+def _file_problems(folder: Path, files: dict[str, str]) -> Iterator[str]:
+    progress = Progress(f"checking {folder}", len(files))
+    for name, sha256 in files.items():
+        for line in wrong_files(folder, {name: sha256}):
+            yield f"{line}; `replug prepare` makes it again"
+        progress.advance()

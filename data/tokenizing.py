@@ -1,6 +1,9 @@
 """Tokenizers as the JSON text of the `tokenizers` library, which every worker loads by itself, without transformers.
 
 A text is tokenized in segments, so that the longest takes no more memory than the others.
+
+Pieces of a text join back to the original, byte for byte. A cut falls after a token's last character: white space
+before a word belongs to that word, as byte-level tokenizers have it.
 """
 
 import bisect
@@ -10,11 +13,34 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 from tokenizers import Encoding, Regex, Tokenizer, models, pre_tokenizers
 
-from replug.data.chunks import split_text
+
+class Offsets(Protocol):
+    """(start, end) characters of each token."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, token: int, /) -> tuple[int, int]: ...
+
+
+def cut_positions(offsets: Offsets, tokens_per_piece: int) -> list[int]:
+    """Character positions between pieces of `tokens_per_piece` tokens, given each token's (start, end).
+
+    A character that several tokens share stays whole, in the earlier piece.
+    """
+    ends = [offsets[i - 1][1] for i in range(tokens_per_piece, len(offsets), tokens_per_piece)]
+    return sorted(set(ends))
+
+
+def split_text(text: str, offsets: Offsets, tokens_per_piece: int) -> list[str]:
+    """Pieces of a text; their concatenation is the text."""
+    cuts = [0, *(cut for cut in cut_positions(offsets, tokens_per_piece) if 0 < cut < len(text)), len(text)]
+    return [text[start:end] for start, end in itertools.pairwise(cuts) if end > start]
+
 
 SEGMENT_CHARACTERS = 1 << 17  # a text is tokenized in parts of at most this length, cut before white space
 

@@ -1,22 +1,74 @@
-"""From a configuration to an index: what is built of which weights and documents, and how it is searched."""
+"""From a configuration to an index: what is built of which weights and documents, and how it is searched.
+
+`LiveReranker` orders what the index finds by the live encoder: the index's own vectors are as old as the last refresh,
+and a lossy kind's are coarse besides.
+"""
 
 import os
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
 
 from replug.cluster.layout import index_actors
 from replug.config.choices import Rerank, SwapMode
 from replug.config.schema import Config
-from replug.data.store import Corpus, PreparedSet
+from replug.data.records import SearchResult
+from replug.data.store import Corpus, CorpusStore, PreparedSet
+from replug.index_workers.answers import MORE
 from replug.index_workers.build_plan import BuildPlan, IndexState
-from replug.index_workers.exclusion import MORE
 from replug.index_workers.faiss_index import check_kind
 from replug.index_workers.kinds import IndexKind, resolve_kind
-from replug.index_workers.rerank import LIVE_OVERRETRIEVE, LiveReranker, Search
-from replug.index_workers.service import IndexService, IndexSettings, Tries, WatchedTexts
+from replug.index_workers.service import IndexService, IndexSettings
+from replug.index_workers.vectors import order_exactly
 from replug.index_workers.version_store import VersionStore, weights_sha256
 from replug.models.encoder import TOKENS_PER_BATCH, Encoder
 from replug.models.hardware import TOKENS_PER_PASS_GPU, dtype_name
+
+LIVE_OVERRETRIEVE = 4  # candidates that are embedded for each document asked for, where nobody says otherwise
+
+
+class Search(Protocol):
+    """The k nearest documents to query vectors [B, D] in one version, none of a query's excluded source.
+
+    At least `at_least` (default: k) where the corpus has no more of other sources.
+    """
+
+    def __call__(
+        self,
+        version: int,
+        queries: np.ndarray,
+        k: int,
+        exclude: Sequence[str | None] | None = None,
+        at_least: int | None = None,
+    ) -> SearchResult: ...
+
+
+class LiveReranker:
+    """Asks the index for `overretrieve` times as many documents and embeds them now."""
+
+    def __init__(
+        self, search: Search, encode: Callable[[Sequence[str]], Tensor], corpus: CorpusStore, overretrieve: int
+    ) -> None:
+        self._search, self._encode, self._corpus, self._over = search, encode, corpus, overretrieve
+
+    def __call__(
+        self,
+        version: int,
+        queries: np.ndarray,
+        k: int,
+        exclude: Sequence[str | None] | None = None,
+        at_least: int | None = None,
+    ) -> SearchResult:
+        found = self._search(version, queries, min(k * self._over, len(self._corpus)), exclude, at_least or k)
+        rows, places = np.unique(found.doc_rows, return_inverse=True)  # a document is embedded once
+        vectors = self._encode(self._corpus.texts(rows)).numpy()
+        candidates = vectors[places.reshape(found.doc_rows.shape)]
+        return SearchResult(*order_exactly(queries, found.doc_rows, candidates, k), found.index_version)
+
 
 WATCHED_TEXTS = 64  # by which every refresh is measured: recall, overlap
 
@@ -32,8 +84,10 @@ def index_settings(config: Config, data: PreparedSet | None = None) -> IndexSett
         gpus_per_builder=actors.gpus_per_builder,
         gpus_per_searcher=actors.gpus_per_searcher,
         blue_green=index.swap is SwapMode.blue_green,
-        tries=Tries(index.max_attempts, index.timeout_seconds),
-        watched=WatchedTexts(tuple(window.context for window in watched), config.retrieve.k),
+        max_attempts=index.max_attempts,
+        timeout_seconds=index.timeout_seconds,
+        watched_texts=tuple(window.context for window in watched),
+        watched_k=config.retrieve.k,
     )
 
 

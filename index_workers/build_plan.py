@@ -1,18 +1,60 @@
 """What an index version is built of: which documents, which weights, how, and how its rows lie in files and shards.
 
 Pure. Two equal plans give the same bytes.
+
+A file of vectors is the unit of a build: what a builder is given, what has a checksum, and what an interrupted build
+has lost at most for each call under way. So a small corpus has many files of a block each, which share out evenly, and
+a large one has few: 36 million documents make 550 files, not 35,157.
 """
 
 import hashlib
+import importlib.metadata
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from replug.index_workers.file_size import rows_per_file
+from replug.config.errors import UserError
 from replug.index_workers.kinds import IndexKind
+
+FILES = 512  # about so many, as long as each holds a block and no more than the most rows
+MOST_ROWS = 1 << 16  # 100 MB in 768 dimensions; embedded in 8 s by an A100
+
+
+def rows_per_file(num_documents: int, block_documents: int) -> int:
+    """Rows of every file but the last, whole blocks: by the corpus alone, whoever builds it."""
+    wanted = -(-num_documents // (FILES * block_documents))
+    return block_documents * max(1, min(wanted, MOST_ROWS // block_documents))
+
+
+MANIFEST = "manifest.json"  # written last: a version with one is published
+ENCODER = "encoder"
+
+
+def version_folder(root: Path, version: int) -> Path:
+    return root / f"v{version:06d}"
+
+
+def version_numbers(root: Path) -> list[int]:
+    """Versions that were begun, oldest first."""
+    names = (path.name for path in root.glob("v*") if path.is_dir())
+    return sorted(int(name[1:]) for name in names if re.fullmatch(r"v\d{6,}", name))
+
+
+def index_folder(directory: Path) -> Path:
+    """The index of a run directory, or the directory itself."""
+    return directory / "index" if (directory / "index").is_dir() else directory
+
+
+def newest_encoder(directory: Path) -> Path | None:
+    """Of the newest published version in a run directory or an index's folder; None where there is none."""
+    root = index_folder(directory)
+    folders = (version_folder(root, version) for version in reversed(version_numbers(root)))
+    return next((folder / ENCODER for folder in folders if (folder / MANIFEST).is_file()), None)
+
 
 SIZES = ("num_documents", "block_documents", "max_tokens", "dim", "tokens_per_batch", "num_shards")
 MOST, MOST_FILES = 10**12, 10**6  # of any of them; of what they come to
@@ -108,7 +150,7 @@ def plan_from_json(content: dict[str, Any]) -> BuildPlan:
 
 def manifest_problem(content: dict[str, Any]) -> str | None:
     """What of a manifest cannot be, whoever wrote it: sizes are divided by and counted up to when it is opened."""
-    for name in ("plan", "encoder", "files"):
+    for name in ("plan", "files"):
         if not isinstance(content.get(name), dict):
             return f"{name} is {content.get(name)!r}"
     try:
@@ -121,8 +163,8 @@ def manifest_problem(content: dict[str, Any]) -> str | None:
             return f"{name} is {value!r}"
     if plan.num_shards > plan.num_documents:
         return f"num_shards is {plan.num_shards} for {plan.num_documents} documents"
-    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in content["encoder"]):
-        return "encoder names files elsewhere"
+    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in content["files"]):
+        return "files names files elsewhere"
     if plan.num_files > MOST_FILES or plan.num_shards > MOST_FILES:
         return f"{plan.num_files} files in {plan.num_shards} shards"
     return None
@@ -136,3 +178,18 @@ def reading_identity(modules: str, query_prompt: str, document_prompt: str) -> s
 
 def json_sha256(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def check_faiss() -> None:
+    """Exactly one of faiss-cpu and faiss-gpu must be there: both write the same files."""
+    found = [name for name in ("faiss-cpu", "faiss-gpu") if _version(name)]
+    if len(found) != 1:
+        what = "both faiss-cpu and faiss-gpu are" if found else "neither faiss-cpu nor faiss-gpu is"
+        raise UserError(f"{what} installed; expected one: pip uninstall -y faiss-cpu faiss-gpu; pip install faiss-cpu")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -5,6 +5,7 @@ often, the bytes are the same. One call computes while another reads its documen
 A builder that is killed has lost the files that it was at: at most a 256th of the corpus, or 130,000 documents.
 """
 
+import shutil
 import threading
 import time
 from collections.abc import Sequence
@@ -18,9 +19,13 @@ from replug.cluster.device_use import Busy, own_devices
 from replug.cluster.gpus import keep_to_memory_share
 from replug.config.errors import UserError
 from replug.data.store import CorpusStore
-from replug.index_workers import build_steps
+from replug.index_workers import faiss_index
+from replug.index_workers.answers import mean_drift, sample_rows
+from replug.index_workers.block_files import TokenFiles, token_fingerprint
 from replug.index_workers.build_plan import BuildPlan
-from replug.index_workers.token_files import TokenFiles, token_fingerprint
+from replug.index_workers.exact_search import ExactShard
+from replug.index_workers.kinds import training_rows
+from replug.index_workers.vectors import BlockVectors
 from replug.index_workers.version_store import VersionStore, weights_sha256
 from replug.models.encoder import Encoder
 from replug.models.hardware import DTYPES, default_device
@@ -84,18 +89,46 @@ class Builder:
             return encoder.encode_tokens(ids, plan.tokens_per_batch, plan.query_prompt).numpy()
 
     def make_quantizer(self, plan: BuildPlan) -> None:
-        build_steps.make_quantizer(self._store, plan)
+        """Take over the quantizer of the version that the plan names, or train one on a sample of this one's vectors.
+
+        This and what follows can be done again, by any builder, with the same result.
+        """
+        store = self._store
+
+        def save(partial: Path) -> int:
+            if plan.quantizer_from is not None:
+                before = store.quantizer_path(plan.quantizer_from)
+                store.check(plan.quantizer_from, [before])
+                shutil.copyfile(before, partial)
+                return 0
+            assert plan.kind.factory is not None
+            rows = training_rows(plan.kind.factory, plan.num_documents)
+            return faiss_index.train_quantizer(plan.kind, self._vectors(plan).take(rows), partial)
+
+        store.write_marked(store.quantizer_path(plan.version), save)
 
     def build_shard(self, plan: BuildPlan, shard: int) -> None:
-        build_steps.build_shard(self._store, plan, shard)
+        """Fill the trained index with one shard's vectors, those of a file in memory at a time."""
+        store, files = self._store, plan.files_of_shard(shard)
+        quantizer = store.quantizer_path(plan.version)
+        store.check(plan.version, [quantizer, *store.vectors_paths(plan, files)])
+        vectors = store.open_vectors(plan, files)
+        store.write_marked(store.shard_path(plan.version, shard), lambda out: faiss_index.fill(quantizer, vectors, out))
 
     def search_exactly(
         self, plan: BuildPlan, part: int, parts: int, queries: np.ndarray, k: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        return build_steps.search_exactly(self._store, plan, part, parts, queries, k)
+        """Return rows and similarities [B, <=k] by the float16 vectors of one part of a version, whatever its kind."""
+        return ExactShard(self._vectors(plan, part, parts), torch.device("cpu")).search(queries, k)
 
     def drift(self, previous: BuildPlan, plan: BuildPlan) -> float:
-        return build_steps.drift(self._store, previous, plan)
+        """Return 1 - mean cosine between the vectors that two versions have of the same documents, over a sample."""
+        rows = sample_rows(plan.num_documents)
+        return mean_drift(self._vectors(previous).take(rows), self._vectors(plan).take(rows))
+
+    def _vectors(self, plan: BuildPlan, part: int = 0, parts: int = 1) -> BlockVectors:
+        vectors = self._store.open_vectors(plan, plan.files_of_shard(part, parts))
+        return BlockVectors(plan.rows_of_shard(part, parts).start, vectors, plan.dim)
 
     def _file_ids(self, loaded: _Loaded, plan: BuildPlan, file: int) -> list[np.ndarray]:
         if loaded.has_token_ids:
@@ -144,9 +177,6 @@ class Builder:
         """Opened once for all versions over it: thousands of files take seconds, and twice the mappings."""
         if self._loaded is not None and self._loaded.vectors["corpus_sha256"] == plan.corpus_sha256:
             return self._loaded.corpus
-        return self._load_corpus(plan)
-
-    def _load_corpus(self, plan: BuildPlan) -> CorpusStore:
         path = self._store.corpus_path(plan)
         corpus = CorpusStore(path)
         if len(corpus) != plan.num_documents:

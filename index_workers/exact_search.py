@@ -2,7 +2,7 @@
 
 On a CPU the vectors stay memory-mapped files and a chunk becomes float32 in one small buffer, so the memory
 taken is the vectors' own. On a GPU they are copied there block by block, no file is read again, and they are
-multiplied as they are (`split_products`); all else is the same. The numbers of an answer are summed on the
+multiplied as they are (`SplitQueries`); all else is the same. The numbers of an answer are summed on the
 processor, by `order_exactly`, whatever found the candidates.
 """
 
@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from replug.index_workers.merge import merge_top_k
-from replug.index_workers.split_products import SplitQueries
-from replug.index_workers.vectors import BlockVectors, order_exactly
+from replug.index_workers.answers import merge_top_k
+from replug.index_workers.vectors import BlockVectors, SplitQueries, order_exactly
 
 # Rows of a chunk: on a CPU its float32 vectors stay in the processor's cache, nearly; a GPU wants few launches.
 CHUNK_ROWS, CHUNK_ROWS_GPU = 4_096, 262_144

@@ -10,9 +10,9 @@ from replug.config.errors import UserError
 from replug.data.records import Document
 from replug.data.shards import shard_paths
 from replug.data.store import CorpusStore
+from replug.index_workers.answers import merge_top_k
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.faiss_index import set_search_threads
-from replug.index_workers.merge import merge_top_k
 from replug.index_workers.searcher import open_shard
 from replug.index_workers.version_store import VersionStore, weights_sha256
 from replug.models.encoder import Encoder, require_finite_vectors

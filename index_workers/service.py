@@ -22,24 +22,21 @@ import ray
 from ray.exceptions import RayError
 
 from replug.cluster.actor_pool import ActorPool, thread_env
+from replug.cluster.background import in_background
 from replug.cluster.device_use import USE
-from replug.cluster.futures import in_background
 from replug.cluster.gpus import torch_device
-from replug.cluster.liveness import PING_GROUP
 from replug.cluster.packing import BUILDER, SEARCHER
 from replug.cluster.places import place
 from replug.config.errors import RunError, UserError
 from replug.data.progress import Progress
 from replug.data.records import SearchResult
 from replug.data.store import CorpusStore
+from replug.index_workers.answers import Measures, merge_top_k, search_excluding, top_k_overlap
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.builder import Builder, Embedded
-from replug.index_workers.exclusion import search_excluding
-from replug.index_workers.merge import merge_top_k
 from replug.index_workers.searcher import Searcher
-from replug.index_workers.searcher_group import SearcherGroup
+from replug.index_workers.searcher_group import PING_GROUP, SearcherGroup
 from replug.index_workers.version_store import Missing, VersionStore
-from replug.index_workers.watch import Measures, top_k_overlap
 from replug.models.hardware import available_cores
 
 log = logging.getLogger(__name__)
@@ -53,26 +50,12 @@ BUILDER_CALLS = 2  # of one builder at once: while one file is computed, the nex
 RETURN_MEMORY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(2**20)}
 
 
-@dataclass(frozen=True, slots=True)
-class Tries:
-    """How often a file, one step of a lossy kind's build, or loading a version is tried, and how long each time."""
-
-    max_attempts: int = 3
-    timeout_seconds: float = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class WatchedTexts:
-    """Texts by whose first `k` documents every refresh is measured."""
-
-    texts: tuple[str, ...] = ()
-    k: int = 20
-
-
 @dataclass(frozen=True)
 class IndexSettings:
     """How many actors of which kind; the fields are those of the `index` section.
 
+    A file, one step of a lossy kind's build, and loading a version are each tried `max_attempts` times, for
+    `timeout_seconds` each. The first `watched_k` documents of `watched_texts` measure every refresh.
     `blue_green` searches a new version with new actors, which take the builders' place in the cluster; else the
     same searchers hold two versions during a swap.
     """
@@ -83,8 +66,10 @@ class IndexSettings:
     gpus_per_builder: float = 0.0
     gpus_per_searcher: float = 0.0
     blue_green: bool = False
-    tries: Tries = Tries()
-    watched: WatchedTexts = WatchedTexts()
+    max_attempts: int = 3
+    timeout_seconds: float = 3600.0
+    watched_texts: tuple[str, ...] = ()
+    watched_k: int = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +105,8 @@ class IndexService:
                 settings.num_builders,
                 "index builder",
                 max_in_flight=BUILDER_CALLS,
-                max_attempts=settings.tries.max_attempts,
-                timeout_seconds=settings.tries.timeout_seconds,
+                max_attempts=settings.max_attempts,
+                timeout_seconds=settings.timeout_seconds,
             )
         return self._builders
 
@@ -215,7 +200,7 @@ class IndexService:
         rate = self._build(plan, missing)
         seconds = time.monotonic() - start
         ask = self._questions(plan, previous)
-        for _ in range(self._settings.tries.max_attempts - 1):
+        for _ in range(self._settings.max_attempts - 1):
             try:
                 return Refreshed(self._load(plan.version, previous, ask), seconds, rate)
             except (RunError, RayError) as error:  # not what is wrong with a file: that stays
@@ -290,7 +275,7 @@ class IndexService:
 
         In two parts, since with blue_green there are no builders when the searchers are there.
         """
-        texts, k = self._settings.watched.texts, min(self._settings.watched.k, plan.num_documents)
+        texts, k = self._settings.watched_texts, min(self._settings.watched_k, plan.num_documents)
         if not texts:
             return Measures
         queries = self.builders.submit("encode", plan, texts).result()
@@ -320,7 +305,7 @@ class IndexService:
         return self._make_group()
 
     def _make_group(self) -> SearcherGroup:
-        return SearcherGroup(self._make_searcher, self._settings.num_shards, self._settings.tries.timeout_seconds)
+        return SearcherGroup(self._make_searcher, self._settings.num_shards, self._settings.timeout_seconds)
 
     def _make_searcher(self, shard: int) -> Any:
         gpus, env = self._settings.gpus_per_searcher, {**thread_env(self._threads)["env_vars"], **RETURN_MEMORY}

@@ -10,9 +10,9 @@ from replug.data.files import file_sha256
 from replug.data.progress import Progress
 from replug.data.shards import corpus_sha256, shard_paths
 from replug.data.store import CorpusStore
+from replug.index_workers.block_files import require_intact
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.faiss_index import count_vectors
-from replug.index_workers.vector_files import require_intact
 from replug.index_workers.version_store import VersionStore
 
 
@@ -45,31 +45,30 @@ def _describe(store: VersionStore, version: int) -> str:
 
 def _problems(store: VersionStore, version: int) -> Iterator[str]:
     try:
-        manifest, plan = store.manifest(version), store.plan(version)
+        files, plan = store.manifest(version)["files"], store.plan(version)
     except UserError as error:
         yield str(error)
         return
     if problem := store.pending_plan_problem(version):
         yield problem
-    files = manifest["files"]
-    yield from _encoder_problems(store, plan, manifest["encoder"])
-    yield from _corpus_problems(store.corpus_path(plan), plan)
-    yield from _file_problems(store, plan, files)
-
-
-def _file_problems(store: VersionStore, plan: BuildPlan, files: dict) -> Iterator[str]:
-    progress = Progress(f"checking v{plan.version:06d}", len(files))
-    found = 0
-    for path in store.files(plan):
-        for problem in _file_problem(store, plan, path, files[path.name]["sha256"]):
+    progress, found = Progress(f"checking v{version:06d}", len(files)), 0
+    for name, sha256 in files.items():
+        for problem in _file_problem(store, plan, name, sha256):
             found += 1
             yield problem
         progress.advance()
-    if not found:
-        yield from _count_problems(store, plan)
+    weights = store.encoder_folder(version) / "model.safetensors"
+    if weights.is_file() and file_sha256(weights) != plan.weights_sha256:
+        yield f"{weights} is not of the encoder that embedded this version"
+    yield from _corpus_problems(store.corpus_path(plan), plan)
+    for shard in range(0 if found or plan.kind.is_exact else plan.num_shards):
+        held, expected = count_vectors(store.shard_path(version, shard)), len(plan.rows_of_shard(shard))
+        if held != expected:
+            yield f"{store.shard_path(version, shard)} holds {held} vectors, expected {expected}"
 
 
-def _file_problem(store: VersionStore, plan: BuildPlan, path: Path, sha256: str) -> Iterator[str]:
+def _file_problem(store: VersionStore, plan: BuildPlan, name: str, sha256: str) -> Iterator[str]:
+    path = store.folder(plan.version) / name
     try:
         require_intact(path, sha256)
         if path.suffix == ".npy":
@@ -78,27 +77,6 @@ def _file_problem(store: VersionStore, plan: BuildPlan, path: Path, sha256: str)
                 yield f"{path} holds numbers that are not finite"
     except UserError as error:
         yield str(error)
-
-
-def _count_problems(store: VersionStore, plan: BuildPlan) -> Iterator[str]:
-    """A lossy kind's index holds as many vectors as its shard has documents."""
-    for shard in range(0 if plan.kind.is_exact else plan.num_shards):
-        held, expected = count_vectors(store.shard_path(plan.version, shard)), len(plan.rows_of_shard(shard))
-        if held != expected:
-            yield f"{store.shard_path(plan.version, shard)} holds {held} vectors, expected {expected}"
-
-
-def _encoder_problems(store: VersionStore, plan: BuildPlan, snapshot: dict[str, str]) -> Iterator[str]:
-    """The weights that embedded the version, and the tokenizer and settings that queries are encoded with."""
-    folder = store.encoder_folder(plan.version)
-    for name, sha256 in snapshot.items():
-        try:
-            require_intact(folder / name, sha256)
-        except UserError as error:
-            yield str(error)
-    weights = folder / "model.safetensors"
-    if weights.is_file() and file_sha256(weights) != plan.weights_sha256:
-        yield f"{weights} is not of the encoder that embedded this version"
 
 
 def _corpus_problems(path: Path, plan: BuildPlan) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """Index versions on disk. A version is its encoder, its vectors, and a manifest that is written last.
 
     INDEX/v000003/encoder/            the snapshot of the retriever that embedded it, loadable by AutoModel
-    INDEX/v000003/vectors-00000.npy   float16 [rows, D], whole blocks (`file_size` says how many)
-    INDEX/v000003/vectors-00000.json  written after the file: its checksum
+    INDEX/v000003/vectors-00000.npy   float16 [rows, D], whole blocks (`build_plan` says how many)
+    INDEX/v000003/vectors-00000.json  written after the file: its checksum and rows
     INDEX/v000003/quantizer.faiss     what a lossy kind learnt before vectors were added; handed on to later versions
     INDEX/v000003/shard-00000.faiss   a lossy kind's index over the files of one shard, and its mark
     INDEX/v000003/manifest.json       written when everything is there: the version is published
@@ -19,7 +19,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,12 +30,21 @@ import numpy as np
 
 from replug.config.errors import RunError, UserError
 from replug.data.files import file_sha256, reading, write_json, writing
+from replug.data.manifest import read_mark, write_mark
 from replug.data.shards import shard_paths
-from replug.index_workers.build_plan import BuildPlan, json_sha256, manifest_problem, plan_from_json
-from replug.index_workers.vector_files import MEND, map_vectors, require_intact, write_vectors
-from replug.index_workers.version_folders import ENCODER, MANIFEST, version_folder, version_numbers
+from replug.index_workers.block_files import MEND, map_vectors, require_intact, write_vectors
+from replug.index_workers.build_plan import (
+    ENCODER,
+    MANIFEST,
+    BuildPlan,
+    json_sha256,
+    manifest_problem,
+    plan_from_json,
+    version_folder,
+    version_numbers,
+)
 
-FORMAT = 4
+FORMAT = 5
 WEIGHTS = "model.safetensors"
 READERS = 4  # files whose checksums are compared at once: one stream does not have all that a disk can give
 
@@ -87,19 +96,18 @@ class VersionStore:
         return plan_from_json(self.manifest(version)["plan"])
 
     def manifest(self, version: int) -> dict[str, Any]:
-        """`plan` and `files`, each file with its checksum and rows; raises UserError where it is missing or damaged."""
+        """Return `plan` and `files`, the checksum of each file. Raises UserError if it is missing or damaged."""
         path = self._manifest_path(version)
         if not path.is_file():
             raise UserError(f"index version {version} is not published: {path} is missing")
-        content = _read_json(path)
-        digest = content.pop("sha256", None)
-        if digest is not None and digest != json_sha256(content):
-            raise UserError(f"{path} is damaged, its content differs from its own checksum; {MEND}")
-        if digest is None or content["format"] != FORMAT:
+        with reading(path):
+            content = read_mark(path, MEND)
+        if content.get("format") != FORMAT:
             raise UserError(f"{path} was written by another version of replug; remove {path.parent} and build it again")
         if (problem := manifest_problem(content)) is not None:
             raise UserError(f"{path} is not what `replug index` writes: {problem}; remove {path.parent}")
-        if missing := _unlisted(content):
+        needed = self.files(plan_from_json(content["plan"]))
+        if missing := [path.name for path in needed if path.name not in content["files"]]:
             raise UserError(f"{path} lists no {missing[0]} ({len(missing)} such files)")
         return content
 
@@ -207,15 +215,16 @@ class VersionStore:
 
     def publish(self, plan: BuildPlan) -> None:
         """Mark a version as searchable; raises RunError where a file of it is not marked or its rows are not right."""
-        files = {path.name: _read_json(_mark(path)) for path in self.files(plan)}
-        rows = sum(files[self.vectors_path(plan.version, file).name]["rows"] for file in range(plan.num_files))
+        marks = {path.name: _read_json(_mark(path)) for path in self.files(plan)}
+        rows = sum(marks[self.vectors_path(plan.version, file).name]["rows"] for file in range(plan.num_files))
         if rows != plan.num_documents:
             raise RunError(f"{self.folder(plan.version)}: its files hold {rows} rows, expected {plan.num_documents}")
         self._remove_partials(plan.version)
         encoder = self.encoder_folder(plan.version)
-        snapshot = {str(p.relative_to(encoder)): file_sha256(p) for p in sorted(encoder.rglob("*")) if p.is_file()}
-        content = {"format": FORMAT, "plan": asdict(plan), "encoder": snapshot, "files": files}
-        write_json(self._manifest_path(plan.version), {**content, "sha256": json_sha256(content)})
+        snapshot = (path for path in sorted(encoder.rglob("*")) if path.is_file())
+        files = {str(path.relative_to(encoder.parent)): file_sha256(path) for path in snapshot}
+        files |= {name: mark["sha256"] for name, mark in marks.items()}
+        write_mark(self._manifest_path(plan.version), {"format": FORMAT, "plan": asdict(plan), "files": files})
 
     def latest_quantizer(self, factory: str | None, before: int) -> int | None:
         """The newest version before this one that is published with a quantizer of this kind."""
@@ -250,13 +259,17 @@ class VersionStore:
         So each is read from the disk once. A file that is missing or damaged is raised as such, whatever the
         block made of it.
         """
-        mark_of = self._marks(version)
+        sha256_of = self._checksums(version)
         with ThreadPoolExecutor(READERS) as readers:
-            checks = [readers.submit(lambda path: require_intact(path, mark_of(path)["sha256"]), p) for p in paths]
+            checks = [readers.submit(lambda path: require_intact(path, sha256_of(path)), p) for p in paths]
             try:
                 yield
-            finally:
-                _first_error(checks, readers)
+            finally:  # raise what the first file has wrong, by their order; others need not be compared then
+                try:
+                    for check in checks:
+                        check.result()
+                finally:
+                    readers.shutdown(cancel_futures=True)
 
     def check(self, version: int, paths: Iterable[Path]) -> None:
         """Compare checksums of files of a version; raises UserError naming one that is missing or damaged."""
@@ -268,13 +281,14 @@ class VersionStore:
 
         Raises UserError naming a file that is missing or another one.
         """
-        for name, sha256 in self.manifest(version)["encoder"].items():
-            require_intact(self.encoder_folder(version) / name, sha256)
+        for name, sha256 in self.manifest(version)["files"].items():
+            if name.startswith(f"{ENCODER}/"):
+                require_intact(self.folder(version) / name, sha256)
 
-    def _marks(self, version: int) -> Callable[[Path], dict[str, Any]]:
-        """What was marked of each file: by the manifest, or while the version is being built by the file's own mark."""
+    def _checksums(self, version: int) -> Callable[[Path], str]:
+        """Return what looks a file's checksum up: in the manifest, or in its own mark while the version is built."""
         if not self.is_published(version):
-            return lambda path: _read_json(_mark(path))
+            return lambda path: _read_json(_mark(path))["sha256"]
         files = self.manifest(version)["files"]
         return lambda path: files[path.name]
 
@@ -325,12 +339,6 @@ class VersionStore:
         return self.folder(version) / "plan.json"
 
 
-def _unlisted(content: dict[str, Any]) -> list[str]:
-    """Files that a manifest's plan needs and that it has no checksum of."""
-    needed = VersionStore(Path()).files(plan_from_json(content["plan"]))
-    return [path.name for path in needed if path.name not in content["files"]]
-
-
 def _save_encoder(save: Callable[[Path], None], folder: Path) -> None:
     """Raise OSError for what the disk does not take: safetensors and tokenizers have error classes of their own."""
     try:
@@ -347,15 +355,6 @@ def weights_sha256(folder: Path) -> str:
     if list(files) == [WEIGHTS]:
         return file_sha256(folder / WEIGHTS)
     return json_sha256({name: file_sha256(path) for name, path in files.items()})
-
-
-def _first_error(checks: list["Future[None]"], readers: ThreadPoolExecutor) -> None:
-    """Wait for all and raise what the first found, by the order of the files; others need not begin then."""
-    try:
-        for check in checks:
-            check.result()
-    finally:
-        readers.shutdown(cancel_futures=True)
 
 
 def _is_marked(names: set[str], path: Path) -> bool:

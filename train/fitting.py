@@ -15,17 +15,16 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers.logger import Logger
 
-from replug.cluster.futures import InlineExecutor, in_background
+from replug.cluster.background import InlineExecutor, in_background, note_ray_thread
 from replug.cluster.gpu_shares import trains_on_gpu
 from replug.cluster.gpus import num_gpus
 from replug.cluster.interruption import Interruption, ignore_signals
 from replug.cluster.layout import num_ranks
-from replug.cluster.ray_threads import note_ray_thread
 from replug.config.choices import LMScore, Rerank, TrainedSide
 from replug.config.errors import UserError
 from replug.config.refresh_policy import refresh_policy
 from replug.config.schema import Config
-from replug.data.sampler import QuerySampler
+from replug.data.sampling import QuerySampler
 from replug.data.store import PreparedSet
 from replug.index_workers.build import document_search, publish_snapshot
 from replug.index_workers.service import Refreshed

@@ -16,10 +16,10 @@ import numpy as np
 from replug.cluster.interruption import LOOK_SECONDS, wait_for
 from replug.config.errors import RunError
 from replug.data.records import RetrievedBatch, ScoredBatch
-from replug.data.sampler import QuerySampler
+from replug.data.sampling import QuerySampler
 from replug.data.store import CorpusStore, WindowStore
+from replug.index_workers.build import Search
 from replug.index_workers.build_plan import IndexState
-from replug.index_workers.rerank import Search
 from replug.models.black_box_lm import ScoreSum
 from replug.models.encoder import require_finite_vectors
 from replug.models.prompt import PromptTemplate

@@ -15,9 +15,9 @@ from typing import Any
 from replug.cluster.interruption import LOOK_SECONDS, wait_for
 from replug.config.errors import Interrupted, RunError
 from replug.config.refresh_policy import RefreshPolicy, Start
+from replug.index_workers.answers import Measures
 from replug.index_workers.build_plan import BuildPlan, IndexState
 from replug.index_workers.service import IndexService, Refreshed
-from replug.index_workers.watch import Measures
 from replug.train.step_clock import StepClock
 
 log = logging.getLogger(__name__)

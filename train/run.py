@@ -24,8 +24,7 @@ from replug.data.labels import Labels
 from replug.data.store import PreparedSet
 from replug.evals.evidence import RetrievedDocuments
 from replug.index_workers.build import index_kind
-from replug.index_workers.build_plan import IndexState
-from replug.index_workers.installation import check_faiss
+from replug.index_workers.build_plan import IndexState, check_faiss
 from replug.models.build import lm_source
 from replug.models.hardware import check_gpus, multiplies_bfloat16
 from replug.models.preparing import data_folder, prepared_set

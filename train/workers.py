@@ -5,7 +5,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from replug.cluster.shared_files import require_seen_by_all
+from replug.cluster.ray_cluster import require_seen_by_all
 from replug.config.schema import Config
 from replug.data.folder_lock import sole_writer
 from replug.data.store import PreparedSet

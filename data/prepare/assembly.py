@@ -18,11 +18,24 @@ from tokenizers import Tokenizer
 
 from replug.data.files import file_sha256, write_json
 from replug.data.hashing import hash64
-from replug.data.prepare.cutting import KINDS
-from replug.data.prepare.overlap_filter import OverlapFilter
-from replug.data.prepare.sorted_runs import iterate, read_range
+from replug.data.prepare.cutting import KINDS, iterate, read_range
+from replug.data.prepare.disjoint import OverlapFilter, prove_windows, write_overlap_filter
+from replug.data.prepare.local_pool import Pool
+from replug.data.prepare.reading import Cut, SplitSizes
+from replug.data.prepare.work import WorkFolder, is_intact
+from replug.data.progress import Progress
 from replug.data.records import Document, Window
-from replug.data.shards import DOCUMENT_SCHEMA, read_documents_of, token_paths, write_rows, write_token_ids
+from replug.data.sampling import SPLITS, TEXT_SPLITS, key_ranges
+from replug.data.shards import (
+    DOCUMENT_SCHEMA,
+    read_documents_of,
+    read_windows_of,
+    token_paths,
+    write_rows,
+    write_token_ids,
+    write_token_rules,
+    write_windows,
+)
 from replug.data.tokenizing import TokenIds, ids_of_texts, load_plain
 
 ROWS_AT_A_TIME = 1000
@@ -165,3 +178,132 @@ def _parse_rules(text: str) -> AssemblyRules:
 @lru_cache(1)
 def _loaded_tokenizer(tokenizer: str) -> Tokenizer:
     return load_plain(tokenizer)
+
+
+PIECES_PER_SHARD = 1 << 14
+
+
+def write_assembly_rules(work: WorkFolder, num_source_shards: int, token_ids: TokenIds | None) -> None:
+    """What every shard is made from."""
+    source_shards = [str(work.source_shard(number)) for number in range(num_source_shards)]
+    rules = AssemblyRules(source_shards, str(work.duplicates), str(work.overlap_filters), token_ids)
+    write_json(work.assembly, asdict(rules))
+    _forget_other_ids(work, token_ids)
+
+
+def _forget_other_ids(work: WorkFolder, token_ids: TokenIds | None) -> None:
+    """Shards that an earlier run wrote with the token ids of another retriever are written again."""
+    path, fingerprint = work.documents / "tokens.json", token_ids.fingerprint if token_ids else None
+    try:
+        before = json.loads(path.read_text())["fingerprint"]
+    except (OSError, ValueError):  # damaged; the shards have checksums of their own
+        before = None
+    for report in [ShardReport.read(mark) for mark in (work.folder / "shards").glob("*.json")]:
+        has_ids = len(report.files) > 1
+        if has_ids != (fingerprint is not None) or (has_ids and before not in (None, fingerprint)):
+            work.shard_mark(report.number).unlink()
+    if fingerprint is None:
+        path.unlink(missing_ok=True)
+    elif before != fingerprint:
+        write_token_rules(work.documents, fingerprint)
+
+
+def write_texts(
+    work: WorkFolder, cut: Cut, asked: SplitSizes, dropped: Counter, ngram: int | None, seed: int
+) -> tuple[dict[str, dict[str, int]], dict[str, str], tuple[list[str], list[str]]]:
+    """Write held-out texts, then splits that overlap none before them, and the filter that documents are held against.
+
+    Returns the numbers of texts of each split by domain, the files with their sha256, and what the proof found: shared
+    sources and equal texts.
+    """
+    rules, overlap_filter = load_rules(work.assembly), OverlapFilter.empty()
+    proof: tuple[list[str], list[str]] = ([], [])
+    splits = [split for split in TEXT_SPLITS if split in asked.splits]
+    paths = {split: work.out / f"{split}.arrow" for split in splits}
+    for number, split in enumerate(splits):
+        path, made = paths[split], work.folder / f"{split}.arrow"
+        write_windows(
+            made, choose_windows(rules, split, _ranges(cut, split), getattr(asked, split), overlap_filter, dropped)
+        )
+        if not path.is_file() or file_sha256(path) != file_sha256(made):  # one that is whole stays as it is
+            made.replace(path)
+        for found, more in zip(proof, prove_windows(read_windows_of(path), overlap_filter, seed, split), strict=True):
+            found += more
+        so_far = [paths[before] for before in splits[: number + 1]]
+        is_last = number == len(splits) - 1
+        folder = work.overlap_filters / ("windows" if is_last else split)
+        chosen = (window for path in so_far for window in read_windows_of(path))
+        overlap_filter = write_overlap_filter(folder, chosen, ngram, seed)
+    named = {split: paths[split] for split in SPLITS if split in paths}
+    domains = {split: Counter(window.domain for window in read_windows_of(path)) for split, path in named.items()}
+    by_domain = {split: dict(sorted(count.items())) for split, count in domains.items()}
+    return by_domain, {path.name: file_sha256(path) for path in named.values()}, proof
+
+
+def write_shards(work: WorkFolder, cut: Cut, asked: SplitSizes, pool: Pool) -> list[ShardReport]:
+    """Shards in the order of their keys until there are enough documents; the last is cut to the number asked for."""
+    ranges = _ranges(cut, "documents")
+    done = {report.number: report for report in _finished_shards(work)}
+    candidates = max(cut.counts["documents"].candidates(), 1)
+    needed = len(ranges) if asked.documents is None else -(-asked.documents * len(ranges) // candidates)
+    progress = Progress("writing shards of documents", min(len(ranges), needed), len(done))
+
+    def jobs() -> Iterator[tuple]:
+        for number, keys in enumerate(ranges):
+            if _enough(done, asked.documents):
+                return
+            if number not in done:
+                yield work.assembly, work.documents, number, keys, None, work.shard_mark(number)
+
+    for report in pool.run(write_shard, jobs()):
+        done[report.number] = report
+        progress.advance(note=f"{sum(report.kept for report in done.values()):,} documents")
+    shards = _trimmed(work, done, ranges, asked.documents)
+    names = {name for report in shards for name in report.files} | {"tokens.json"}
+    for path in work.documents.iterdir():
+        if path.name not in names:  # an interrupted run wrote and did not mark it, or it is not needed
+            path.unlink()
+    return shards
+
+
+def _finished_shards(work: WorkFolder) -> Iterator[ShardReport]:
+    """Reports of shards that need not be written again; a damaged one is named and written again."""
+    for mark in sorted((work.folder / "shards").glob("*.json")):
+        report = ShardReport.read(mark)
+        if is_intact(work.documents, report.files):
+            yield report
+
+
+def _ranges(cut: Cut, split: str) -> list[tuple[int, int]]:
+    """Ranges of keys, each with the pieces of about one shard."""
+    counts = cut.counts[split]
+    return key_ranges(counts.end(), counts.candidates(), PIECES_PER_SHARD)
+
+
+def _enough(done: dict[int, ShardReport], asked: int | None) -> bool:
+    """True where the shards before the first that is missing hold enough."""
+    number, kept = 0, 0
+    while number in done:
+        kept += done[number].kept
+        number += 1
+    return asked is not None and kept >= asked
+
+
+def _trimmed(
+    work: WorkFolder, done: dict[int, ShardReport], ranges: list[tuple[int, int]], asked: int | None
+) -> list[ShardReport]:
+    """The shards that are needed, the last of them cut; the others are no longer marked."""
+    left = sum(report.kept for report in done.values()) if asked is None else asked
+    shards: list[ShardReport] = []
+    for number in sorted(done):
+        report = done[number]
+        rows = min(report.kept, left)
+        if rows == 0:
+            work.shard_mark(number).unlink()  # its files go with all that are not needed
+            continue
+        if rows != report.rows:
+            mark = work.shard_mark(number)
+            report = write_shard(work.assembly, work.documents, number, ranges[number], rows, mark)
+        shards.append(report)
+        left -= rows
+    return shards

@@ -1,21 +1,32 @@
-"""Reading a source: the workers of a pool cut its source shards, and what all of them gave is added up."""
+"""Reading a source: the workers of a pool cut its source shards, and what all of them gave is added up.
 
-import logging
-import time
+Of texts with one id one keeps it, which follows from its words and not its place. The registers of texts are sorted, so
+that a range of hashes is read from all of them at once and memory does not grow with the source.
+"""
+
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from replug.data.prepare.cutting import SourceShardReport, cut_source_shard
-from replug.data.prepare.duplicates import find_duplicates, rejected_duplicates
+import numpy as np
+
+from replug.data.files import writing
+from replug.data.prepare.cutting import REGISTRY, SourceShardReport, cut_source_shard
 from replug.data.prepare.local_pool import Pool
 from replug.data.prepare.work import WorkFolder
-from replug.data.progress import format_duration
+from replug.data.progress import Progress
 from replug.data.sampling import SPLITS, KeyCounts
-from replug.data.sources.records import SourceShard
-from replug.data.sources.rejected import ENOUGH_ROWS, Rejected, require_few_rejected, too_many, write_rejected
-
-log = logging.getLogger(__name__)
+from replug.data.sources.records import (
+    ENOUGH_ROWS,
+    EXAMPLES,
+    Reason,
+    Rejected,
+    SourceShard,
+    require_few_rejected,
+    too_many,
+    write_rejected,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +99,17 @@ def cut_source(
     work: WorkFolder, source_shards: Sequence[SourceShard], asked: SplitSizes, pool: Pool, max_rejected: float
 ) -> Cut:
     """Every source shard cut, those of an interrupted run included."""
-    cut, progress = Cut(source_shards, asked, work.margin), CutProgress(source_shards)
+    cut = Cut(source_shards, asked, work.margin)
     for report in work.finished_source_shards(len(source_shards)):
         cut.add(report)
-        progress.advance(report, before=True)
+    progress = Progress("cutting the source", len(source_shards), len(cut.reports))
     todo = [source_shard for source_shard in source_shards if source_shard.number not in cut.reports]
     jobs = (
         (work.rules, work.source_shard(source_shard.number), source_shard, cut.limits()) for source_shard in todo
     )  # limits as they are by then
     for report in pool.run(cut_source_shard, jobs):
         cut.add(report)
-        progress.advance(report)
+        progress.advance(note=f"{cut.texts:,} texts, {cut.tokens:,} tokens")
         if cut.texts >= ENOUGH_ROWS and too_many(cut.rejected, cut.texts, max_rejected):
             break
     _require_few(work, cut, cut.examples(), max_rejected)
@@ -126,35 +137,64 @@ def reject_duplicates(work: WorkFolder, cut: Cut, max_rejected: float) -> None:
         cut.dropped["repeated text"] = unnamed
 
 
-class CutProgress:
-    """Texts, tokens, rate and time left; by bytes where the source says how many it has."""
+KEPT = np.dtype([("id", np.uint64), ("version", np.uint64)])
+TEXTS_AT_A_TIME = 1 << 20
 
-    def __init__(self, source_shards: Sequence[SourceShard]) -> None:
-        self._sizes = (
-            [source_shard.size for source_shard in source_shards]
-            if all(source_shard.size for source_shard in source_shards)
-            else [1] * len(source_shards)
-        )
-        self._texts = self._tokens = self._done = self._before = self._tokens_before = 0
-        self._start = self._last = time.monotonic()
 
-    def advance(self, report: SourceShardReport, before: bool = False) -> None:
-        """Count a source shard; `before` says that an earlier run cut it."""
-        self._texts += report.texts
-        self._tokens += report.tokens
-        self._done += self._sizes[report.number]
-        if before:
-            self._before, self._tokens_before = self._done, self._tokens
-        now = time.monotonic()
-        if now - self._last > 5 or self._done == sum(self._sizes):
-            self._last = now
-            self._say(max(now - self._start, 1e-9))
+def find_duplicates(folders: Sequence[Path], num_texts: int, out: Path) -> tuple[int, int, list[tuple[int, int]]]:
+    """Write `out`: the version kept of each id that occurs twice.
 
-    def _say(self, seconds: float) -> None:
-        total, since = sum(self._sizes), max(self._done - self._before, 1)
-        left = seconds / since * (total - self._done)
-        rate = (self._tokens - self._tokens_before) / seconds
-        log.info(
-            f"cutting the source: {100 * self._done / total:.0f}% · {self._texts:,} texts · {self._tokens:,} tokens · "
-            f"{rate:,.0f} tokens/s · {format_duration(left)} left"
-        )
+    Returns how many texts came again under an id that was given, how many without one (their words are their id), and
+    source shard and line of the first hundred of the former.
+    """
+    registers = [
+        (source_shard, path)
+        for source_shard, folder in enumerate(folders)
+        for path in sorted(folder.glob("texts-*.npy"))
+    ]
+    number = max(1, -(-num_texts // TEXTS_AT_A_TIME))
+    kept, places, again = [], [], [0, 0]
+    for part in range(number):
+        low, high = 2**64 * part // number, 2**64 * (part + 1) // number
+        rows = _rows_between(registers, low, high)
+        repeated = np.flatnonzero(rows["id"][1:] == rows["id"][:-1]) + 1
+        kept.append(_first_versions(rows, repeated))
+        named = rows["named"][repeated]
+        again[0] += int(named.sum())
+        again[1] += int((~named).sum())
+        places += [(int(row["source_shard"]), int(row["line"])) for row in rows[repeated[named]]]
+        places = sorted(places)[:EXAMPLES]
+    with writing(out):
+        np.save(out, np.concatenate(kept), allow_pickle=False)
+    return again[0], again[1], places
+
+
+def rejected_duplicates(places: Sequence[tuple[int, int]], files: Sequence[str]) -> list[Rejected]:
+    """The listed cases, by the first file of their source shard."""
+    detail = "another text has this id; data.id_field must name a field that tells all texts apart"
+    return [Rejected(Reason.duplicate_id, files[source_shard], line, detail) for source_shard, line in places]
+
+
+def _rows_between(registers: list[tuple[int, Path]], low: int, high: int) -> np.ndarray:
+    """Rows of all registers with low <= id < high, sorted by id, version, source shard and line."""
+    kind = np.dtype([*REGISTRY.descr, ("source_shard", np.int64)])
+    parts = [np.empty(0, kind)]
+    for source_shard, path in registers:
+        register = np.load(path, mmap_mode="r", allow_pickle=False)
+        start = np.searchsorted(register["id"], np.uint64(low))
+        stop = len(register) if high == 2**64 else np.searchsorted(register["id"], np.uint64(high))
+        part = np.empty(stop - start, kind)
+        for name in REGISTRY.names or ():
+            part[name] = register[name][start:stop]
+        part["source_shard"] = source_shard
+        parts.append(part)
+    return np.sort(np.concatenate(parts), order=("id", "version", "source_shard", "line"))
+
+
+def _first_versions(rows: np.ndarray, repeated: np.ndarray) -> np.ndarray:
+    """For each id that occurs again its first version; rows are sorted."""
+    ids = np.unique(rows["id"][repeated])
+    first = np.searchsorted(rows["id"], ids)
+    kept = np.empty(len(ids), KEPT)
+    kept["id"], kept["version"] = ids, rows["version"][first]
+    return kept

@@ -15,16 +15,20 @@ from pathlib import Path
 
 from replug.config.errors import UserError
 from replug.config.schema import DataConfig
-from replug.data.checked_files import write_mark
 from replug.data.files import file_sha256, write_json, wrong_files
 from replug.data.folder_lock import sole_writer
-from replug.data.prepare.assembly import ShardReport, write_ids_of_shard
+from replug.data.manifest import write_mark
+from replug.data.prepare.assembly import (
+    ShardReport,
+    write_assembly_rules,
+    write_ids_of_shard,
+    write_shards,
+    write_texts,
+)
 from replug.data.prepare.cutting import CutRules, LMBound
-from replug.data.prepare.disjoint import DisjointProof, prove_disjoint, prove_shard, require_disjoint
+from replug.data.prepare.disjoint import DisjointProof, OverlapFilter, prove_disjoint, prove_shard, require_disjoint
 from replug.data.prepare.local_pool import Pool
-from replug.data.prepare.overlap_filter import OverlapFilter
 from replug.data.prepare.reading import Cut, SplitSizes, cut_source, reject_duplicates
-from replug.data.prepare.splits import Windows, write_assembly_rules, write_shards, write_texts
 from replug.data.prepare.work import MARGIN, WorkFolder
 from replug.data.progress import Progress
 from replug.data.records import Document
@@ -63,13 +67,16 @@ class Splits:
     """What was cut, and what of it was written."""
 
     cut: Cut
-    windows: Windows
+    domains: dict[str, dict[str, int]]  # of texts
+    files: dict[str, str]  # of texts, names and sha256
+    proof: tuple[list[str], list[str]]  # of texts: shared sources, equal texts
     shards: list[ShardReport]
     dropped: Counter
 
     @property
     def counts(self) -> dict[str, int]:
-        return {"documents": sum(report.rows for report in self.shards), **self.windows.counts}
+        texts = {split: sum(count.values()) for split, count in self.domains.items()}
+        return {"documents": sum(report.rows for report in self.shards), **texts}
 
     def falls_short(self, asked: SplitSizes) -> bool:
         """True where a split has fewer than asked for, although the source may have more."""
@@ -110,11 +117,11 @@ def _make_splits(
     reject_duplicates(work, cut, config.max_rejected_share)
     write_assembly_rules(work, len(source_shards), token_ids)
     dropped = Counter(cut.dropped)
-    windows = write_texts(work, cut, asked, dropped, config.ngram_overlap, seed)
+    domains, files, proof = write_texts(work, cut, asked, dropped, config.ngram_overlap, seed)
     shards = write_shards(work, cut, asked, pool)
     for report in shards:
         dropped.update(report.dropped)
-    return Splits(cut, windows, shards, dropped)
+    return Splits(cut, domains, files, proof, shards, dropped)
 
 
 def _cut_rules(config: DataConfig, seed: int, tokenizers: Tokenizers) -> CutRules:
@@ -194,7 +201,7 @@ def _counts(counts: dict[str, int], dropped: Counter) -> str:
 
 def _prove(work: WorkFolder, splits: Splits, seed: int, pool: Pool) -> DisjointProof:
     """Compare the files as they were written; raises UserError where they overlap."""
-    sources, texts = (list(found) for found in splits.windows.proof)
+    sources, texts = (list(found) for found in splits.proof)
     paths = [work.documents / f"{report.number:05d}.arrow" for report in splits.shards]
     overlap_filter = work.overlap_filters / "windows"
     progress = Progress("proving that no text is in two splits", len(paths))
@@ -216,13 +223,13 @@ def _finish(
 ) -> PreparedSet:
     """Write the manifest, last of all, and remove the work."""
     cut, documents = splits.cut, Counter[str]()
-    files = dict(splits.windows.files)
+    files = dict(splits.files)
     for report in splits.shards:
         documents.update(report.domains)
         files |= {f"documents/{name}": sha256 for name, sha256 in report.files.items()}
     if token_ids is not None:
         files["documents/tokens.json"] = file_sha256(work.documents / "tokens.json")
-    domains = {"documents": dict(sorted(documents.items())), **splits.windows.domains}
+    domains = {"documents": dict(sorted(documents.items())), **splits.domains}
     _say_domains(cut, domains)
     pieces = {split: dict(sorted(cut.domains[split].items())) for split in splits.counts}
     manifest = {

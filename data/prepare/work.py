@@ -19,7 +19,6 @@ from replug.config.errors import UserError
 from replug.data.files import write_json, wrong_files
 from replug.data.folder_lock import NAME as WRITER
 from replug.data.folder_lock import sole_writer
-from replug.data.prepare.assembly import ShardReport
 from replug.data.prepare.cutting import SourceShardReport
 
 log = logging.getLogger(__name__)
@@ -43,6 +42,8 @@ class WorkFolder:
 
     def __init__(self, out: Path, origin: dict[str, object], go_on: bool = True) -> None:
         self.out, self.folder, self.documents = out, out / "work", out / "documents"
+        self.rules, self.assembly = self.folder / "rules.json", self.folder / "assembly.json"
+        self.duplicates, self.overlap_filters = self.folder / "duplicates.npy", self.folder / "overlap_filters"
         self._origin, self._go_on = origin, go_on
         self._held = ExitStack()
 
@@ -83,22 +84,6 @@ class WorkFolder:
             _clear(self.folder / name)
         write_json(self.folder / "margin.json", margin)
 
-    @property
-    def rules(self) -> Path:
-        return self.folder / "rules.json"
-
-    @property
-    def assembly(self) -> Path:
-        return self.folder / "assembly.json"
-
-    @property
-    def duplicates(self) -> Path:
-        return self.folder / "duplicates.npy"
-
-    @property
-    def overlap_filters(self) -> Path:
-        return self.folder / "overlap_filters"
-
     def source_shard(self, number: int) -> Path:
         return self.folder / "source_shards" / f"{number:05d}"
 
@@ -111,15 +96,8 @@ class WorkFolder:
             mark = self.source_shard(number) / "report.json"
             if mark.is_file():
                 report = SourceShardReport.read(mark)
-                if _intact(self.source_shard(number), report.files):
+                if is_intact(self.source_shard(number), report.files):
                     yield report
-
-    def finished_shards(self) -> Iterator[ShardReport]:
-        """Reports of shards that need not be written again; a damaged one is named and written again."""
-        for mark in sorted((self.folder / "shards").glob("*.json")):
-            report = ShardReport.read(mark)
-            if _intact(self.documents, report.files):
-                yield report
 
     def end(self) -> None:
         shutil.rmtree(self.folder)
@@ -154,7 +132,7 @@ def _require_ours(out: Path) -> None:
             raise UserError(f"{out} holds {name}, which is no part of a prepared set; give another data.out")
 
 
-def _intact(folder: Path, files: dict[str, str]) -> bool:
+def is_intact(folder: Path, files: dict[str, str]) -> bool:
     wrong = wrong_files(folder, files)
     if wrong:
         log.warning(f"{wrong[0]}; making it again")

@@ -1,7 +1,9 @@
 """Lines of files, compressed or not, in ranges of bytes: what the formats with a row on each line share."""
 
+import csv
 import gzip
 import io
+import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +11,10 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from replug.data.sources.records import Passed, SourceShard
-from replug.data.sources.rejected import Reason, Rejected
+from replug.data.sources.records import Passed, Reason, Rejected, SourceShard
 
 MAX_LINE_BYTES = 64 << 20
+csv.field_size_limit(MAX_LINE_BYTES)  # 128 KB otherwise, less than a long text
 COMPRESSION = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 
 UNREADABLE = (EOFError, OSError, zlib.error, pa.ArrowInvalid)  # what reading a damaged file raises
@@ -52,6 +54,31 @@ def read_lines(source_shard: SourceShard) -> Iterator[Line]:
                     yield (number, line) if line.strip() else Passed(number)
     except UNREADABLE as error:
         yield Rejected(Reason.damaged_file, name, number, f"unreadable after this line: {error}")
+
+
+def json_object(line: bytes) -> dict[str, Any] | tuple[Reason, str]:
+    """Return the object of a line of JSON, or why it is none."""
+    try:
+        row = json.loads(line.decode("utf-8-sig"))  # Windows begins files with a byte order mark
+    except UnicodeDecodeError as error:
+        return Reason.not_utf8, f"not UTF-8 at byte {error.start} of the line; convert the file"
+    except json.JSONDecodeError as error:
+        return Reason.invalid_json, f"not valid JSON: {error.msg} at column {error.colno}"
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets thousands deep
+        return Reason.invalid_json, f"not valid JSON: {error}"
+    if not isinstance(row, dict):
+        return Reason.not_an_object, f"expected a JSON object, found {type(row).__name__}"
+    return row
+
+
+def table_cells(line: bytes) -> list[str] | tuple[Reason, str]:
+    """Return the cells of a line of a table with tabs, or why there are none."""
+    try:
+        return next(csv.reader([line.decode("utf-8-sig").rstrip("\r\n")], delimiter="\t", strict=True))
+    except UnicodeDecodeError as error:
+        return Reason.not_utf8, f"not UTF-8 at byte {error.start} of the line; convert the file"
+    except csv.Error as error:
+        return Reason.invalid_tsv, f"not valid TSV ({error}); expected a row on each line, quotes doubled"
 
 
 def skip_line(file: BinaryIO) -> None:

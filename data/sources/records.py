@@ -1,9 +1,88 @@
-"""The records that reading a source passes on."""
+"""The records that reading a source passes on, and what was rejected of it, by reason.
 
+Every rejected case is counted, and the first hundred of each reason are listed.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
-from replug.data.sources.rejected import Rejected
+from replug.config.errors import UserError
+from replug.data.files import replace_file
+
+EXAMPLES = 100  # listed for each reason
+ENOUGH_ROWS = 10_000  # after so many rows the share is judged while the source is still being read
+
+
+class Reason(StrEnum):
+    not_utf8 = "not_utf8"
+    invalid_json = "invalid_json"
+    not_an_object = "not_an_object"
+    invalid_tsv = "invalid_tsv"
+    wrong_columns = "wrong_columns"
+    damaged_file = "damaged_file"
+    unreadable_file = "unreadable_file"
+    text_missing = "text_missing"
+    text_not_a_string = "text_not_a_string"
+    text_empty = "text_empty"
+    half_surrogate = "half_surrogate"
+    nul_character = "nul_character"
+    too_long = "too_long"
+    id_not_a_string = "id_not_a_string"
+    id_empty = "id_empty"
+    domain_not_a_string = "domain_not_a_string"
+    duplicate_id = "duplicate_id"
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """One row or file that was not taken. `line` counts from 1; 0 stands for the whole file."""
+
+    reason: Reason
+    file: str
+    line: int
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.file}{f':{self.line}' if self.line else ''}: {self.detail} ({self.reason.value})"
+
+
+def write_rejected(path: Path, examples: Iterable[Rejected]) -> None:
+    """`rejected.jsonl`: the first hundred of each reason, in the order of the files."""
+    listed: Counter[str] = Counter()
+    lines = []
+    for case in examples:
+        listed[case.reason.value] += 1
+        if listed[case.reason.value] <= EXAMPLES:
+            row = {"reason": case.reason.value, "file": case.file, "line": case.line or None, "detail": case.detail}
+            lines.append(json.dumps(row, ensure_ascii=True))
+    replace_file(path, "".join(f"{line}\n" for line in lines).encode())
+
+
+def too_many(counts: Counter[str], num_rows: int, limit: float) -> bool:
+    """True where more than a share `limit` of all rows was rejected."""
+    return counts.total() > limit * (num_rows + counts.total())
+
+
+def require_few_rejected(
+    counts: Counter[str], examples: Iterable[Rejected], num_rows: int, limit: float, listed_in: Path
+) -> None:
+    """Raise UserError with the first cases where more than a share `limit` of the rows was rejected."""
+    rejected = counts.total()
+    if not too_many(counts, num_rows, limit):
+        return
+    first: dict[str, Rejected] = {}
+    for case in examples:
+        first.setdefault(case.reason.value, case)
+    raise UserError(
+        f"{rejected} of {num_rows + rejected} rows of data.source were rejected, more than "
+        f"data.max_rejected_share={limit:g} allows: {'; '.join(str(case) for case in list(first.values())[:3])}. "
+        f"Counts: {dict(counts)}; the first of each are listed in {listed_in}"
+    )
 
 
 @dataclass(frozen=True, slots=True)

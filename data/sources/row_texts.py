@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from replug.data.hashing import content_hash
-from replug.data.sources.records import FieldMap, Item, Passed, Row, SourceText
-from replug.data.sources.rejected import Reason, Rejected
+from replug.data.sources.records import FieldMap, Item, Passed, Reason, Rejected, Row, SourceText
 
 MAX_NAME_CHARACTERS = 4096  # of an id or a domain, which are kept for every piece of a text
 

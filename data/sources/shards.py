@@ -11,23 +11,28 @@
 
 A folder, or a pattern with `*`, of nothing but files of rows is read as rows; any other folder is a tree of texts. The
 formats are the modules of `data/sources/formats/`.
+
+A source is known by the hash of its files' whole content. A large file is not read again while its inode, size and
+times are those it was hashed with: the time of its last change (ctime) is the system's, which no program sets back.
 """
 
 import hashlib
+import json
 import os
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from replug.config.errors import UserError
-from replug.data.sources.file_hashes import content_sha256
-from replug.data.sources.format import Format
-from replug.data.sources.formats import format_of_file, formats, holds_rows, hub, jsonl, text
-from replug.data.sources.records import FieldMap, Item, Passed, SourceShard, SourceText
-from replug.data.sources.rejected import Rejected
+from replug.config.errors import RunError, UserError
+from replug.data.files import cache_dir, file_sha256, write_json
+from replug.data.sources.formats import Format, format_of_file, formats, holds_rows, hub, jsonl, text
+from replug.data.sources.records import FieldMap, Item, Passed, Rejected, SourceShard, SourceText
 
 SOURCE_SHARD_BYTES = 16 << 20
+LARGE_BYTES = 64 << 20  # a smaller one is read in less time than a cache is worth
+SETTLED_NS = 2 * 10**9  # a file that changed just now may change again within the clock's step
 FILES_AT_ONCE = 4  # that are hashed: one stream does not have all that a disk can give
 
 
@@ -60,7 +65,7 @@ def read_with_passed(source_shard: SourceShard, fields: FieldMap) -> Iterator[It
 def source_fingerprint(source: str) -> str | None:
     """Hash over the files' names and contents; None where the source is no file or folder.
 
-    Preparing reads all of them too; large ones are hashed once (`file_hashes`), several at a time.
+    Preparing reads all of them too; large ones are hashed once, several at a time.
     """
     paths = _files(source)
     if paths is None:
@@ -79,17 +84,14 @@ def _plan(source: str, shard_bytes: int | None) -> Iterable[SourceShard]:
     if paths is None:
         return hub.FORMAT.plan(source, shard_bytes)
     if Path(source).expanduser().is_file() or all(map(holds_rows, paths)):
-        return (shard for path in paths for shard in _format_of(path).plan(str(path), shard_bytes))
+        named = ((path, format_of_file(path) or jsonl.FORMAT) for path in paths)
+        return (shard for path, one in named for shard in one.plan(str(path), shard_bytes))
     return text.plan_tree(paths, _root(source), SOURCE_SHARD_BYTES)
 
 
 def _claimed(source: str) -> Format | None:
     """The format that takes a source for its own, though it names no file."""
     return next((one for one in formats().values() if one.claims(source)), None)
-
-
-def _format_of(path: Path) -> Format:
-    return format_of_file(path) or jsonl.FORMAT
 
 
 def _files(source: str) -> list[Path] | None:
@@ -99,12 +101,13 @@ def _files(source: str) -> list[Path] | None:
         return None
     if "*" in source:
         anchor = Path(path.anchor)
-        found = sorted(file for file in anchor.glob(str(path.relative_to(anchor))) if file.is_file())
-        if not found:
+        matching = sorted(file for file in anchor.glob(str(path.relative_to(anchor))) if file.is_file())
+        if not matching:
             raise UserError(f"data.source: no file matches {source}")
-        return found
+        return matching
     if path.is_dir():
-        return sorted(file for file in path.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(path)))
+        found = (file for file in path.rglob("*") if file.is_file())
+        return sorted(f for f in found if not any(part.startswith(".") for part in f.relative_to(path).parts))
     if path.is_file():
         return [path]
     if source.startswith((".", "/", "~")) or source.count("/") > 1 or holds_rows(path):
@@ -118,5 +121,37 @@ def _root(source: str) -> str:
     return str(path.parent if "*" in source and not source.partition("*")[0].endswith("/") else path)
 
 
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+def content_sha256(path: Path) -> str:
+    """Of all of the file."""
+    stamp = _stamp(path)
+    if stamp["size"] < LARGE_BYTES:
+        return file_sha256(path)
+    kept = cache_dir() / "file_hashes" / f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]}.json"
+    if (known := _read(kept)) is not None and known["stamp"] == stamp:
+        return known["sha256"]
+    sha256 = file_sha256(path)
+    if _stamp(path) != stamp:
+        raise RunError(f"{path} was changed while it was read; run again when nobody writes it")
+    if time.time_ns() - stamp["changed_ns"] > SETTLED_NS:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_json(kept, {"stamp": stamp, "sha256": sha256})
+    return sha256
+
+
+def _stamp(path: Path) -> dict[str, int]:
+    status = path.stat()
+    return {
+        "inode": status.st_ino,
+        "size": status.st_size,
+        "modified_ns": status.st_mtime_ns,
+        "changed_ns": status.st_ctime_ns,
+    }
+
+
+def _read(path: Path) -> dict | None:
+    """None where there is none, or a damaged one: the file is read again."""
+    try:
+        known = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return known if isinstance(known, dict) and known.keys() == {"stamp", "sha256"} else None

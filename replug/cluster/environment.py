@@ -2,6 +2,9 @@
 
 A cluster of our own listens on loopback only, and takes work only with a token that lies in a file of this
 user's, so that nobody else on the machine or the network can send it code.
+
+gloo and NCCL look for the network interface by the host's name, which on many machines resolves to loopback: then ranks
+on other nodes wait in vain. Ray's address of the node is one by which the others reach it.
 """
 
 import atexit
@@ -12,6 +15,8 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
+
+import psutil
 
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.schema import Config, ScoreConfig
@@ -50,3 +55,20 @@ def _write_token() -> Path:
     path.touch(mode=0o600)
     path.write_text(secrets.token_hex(32))
     return path
+
+
+# NCCL takes a bare name for the beginning of one.
+VARIABLES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
+
+
+def use_interface_of(address: str) -> None:
+    """In this process; what the user has set stays."""
+    if (name := interface_of(address)) is not None:
+        for variable, form in VARIABLES.items():
+            os.environ.setdefault(variable, form.format(name))
+
+
+def interface_of(address: str) -> str | None:
+    """None for an address that is none of this machine's."""
+    found = (name for name, known in psutil.net_if_addrs().items() if any(one.address == address for one in known))
+    return next(found, None)

@@ -6,6 +6,9 @@ them the signal is remembered; the next boundary, or the wait that is under way,
 Who waits inside a library for something that hangs (a stopped process, a lost machine) runs no Python, so neither
 handler nor boundary comes. A thread hears of the signal as well, and ends the process when its time is over: it says
 where the run stood, and what is saved.
+
+Ray's agents outlive a raylet that was killed: for up to a minute they try to tell a GCS that is gone. So this process
+kills those that it has made.
 """
 
 import os
@@ -13,7 +16,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -21,8 +24,25 @@ from typing import TypeVar
 
 import psutil
 
-from replug.cluster.ray_agents import kill, ray_children
 from replug.config.errors import Interrupted
+
+
+def ray_children() -> list[psutil.Process]:
+    """Processes below this one that Ray has named: agents and workers of clusters that this process has made."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.name().startswith("ray::"):
+                found.append(process)
+    return found
+
+
+def kill(processes: Iterable[psutil.Process]) -> None:
+    """Those that are still there."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
 
 Result = TypeVar("Result")
 

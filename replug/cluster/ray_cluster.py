@@ -1,39 +1,109 @@
-"""Starting Ray for one run, on loopback, or joining the cluster that `ray.address` names."""
+"""Start Ray for one run, on loopback, or join the cluster that `ray.address` names.
+
+`require_seen_by_all` tells before actors start whether every node of a joined cluster sees the run's files: without a
+shared file system an actor elsewhere fails where it first opens a file, hours into a run.
+"""
 
 import contextlib
 import logging
+import math
 import os
+import secrets
 import socket
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import ray
+import torch
 from ray._private.services import find_gcs_addresses  # what ray.init itself looks for `auto` by
-from ray.exceptions import AuthenticationError
+from ray.exceptions import AuthenticationError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from replug.cluster import gpus, layout, places
+from replug.cluster.background import wait_for_ray_threads
 from replug.cluster.environment import private_folder
 from replug.cluster.gpu_shares import ROLES, Sizes, trains_on_gpu
-from replug.cluster.interruption import Interruption
+from replug.cluster.interruption import Interruption, kill, ray_children
 from replug.cluster.layout import Layout
 from replug.cluster.layout_messages import NoRoom
 from replug.cluster.packing import Node
-from replug.cluster.ray_agents import kill, ray_children
-from replug.cluster.ray_threads import wait_for_ray_threads
-from replug.cluster.this_machine import this_node
 from replug.config.errors import UserError
 from replug.config.schema import Config, ScoreConfig
 
-log = logging.getLogger(__name__)
+NAME = "this machine"
 
+
+def this_node() -> Node:
+    """Logical CPUs are made for as many actors as there are."""
+    sizes = (torch.cuda.get_device_properties(n).total_memory for n in range(torch.cuda.device_count()))
+    smallest = min(map(float, sizes), default=None)
+    memory_bytes = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return Node(NAME, math.inf, torch.cuda.device_count(), smallest, memory_bytes, is_driver=True)
+
+
+log = logging.getLogger(__name__)
 
 CODE = Path(__file__).parents[2]  # the folder that workers import `replug` from
 ANSWER_SECONDS = 10.0
+LOOK_SECONDS = 60.0  # for a node to start a process that looks
 AnyConfig = TypeVar("AnyConfig", Config, ScoreConfig)
+
+
+def require_seen_by_all(written: Path, read: Collection[Path]) -> None:
+    """Raise UserError naming each other node with room for actors, and what it does not see.
+
+    That is a file put into the folder `written` now, or one of the files and folders `read`. A node that does not
+    answer is warned of.
+    """
+    here = ray.get_runtime_context().get_node_id()
+    others = (node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here)
+    nodes = [node for node in others if node["Resources"].get("CPU")]  # that actors may be placed on
+    if not nodes:
+        return
+    with _new_file(written) as new:
+        names = [str(path.absolute()) for path in (new, *read)]
+        asked = {_ask(node, names): node["NodeManagerAddress"] for node in nodes}
+        done, silent = ray.wait(list(asked), num_returns=len(asked), timeout=LOOK_SECONDS)
+        problems = [f"node {asked[answer]} does not see {path}" for answer in done for path in _missing(answer, asked)]
+    for answer in silent:
+        log.warning(f"node {asked[answer]} does not say within {LOOK_SECONDS:g} s whether it sees {written}")
+    if problems:
+        raise UserError(
+            f"ray.address: {'; '.join(problems)}; put run_dir, data and models where all nodes see them by the same "
+            "path, or take the node out of the cluster"
+        )
+
+
+@contextmanager
+def _new_file(folder: Path) -> Iterator[Path]:
+    """One that no node can have looked for yet: file systems remember for a while what was not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"seen-{secrets.token_hex(8)}"
+    path.touch()
+    try:
+        yield path
+    finally:
+        path.unlink()
+
+
+def _ask(node: dict[str, Any], names: list[str]) -> Any:
+    def missing(names: list[str]) -> list[str]:  # travels by value: a node may not have this module either
+        return [name for name in names if not os.path.exists(name)]  # noqa: PTH110
+
+    there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    return ray.remote(num_cpus=0)(missing).options(scheduling_strategy=there).remote(names)
+
+
+def _missing(answer: Any, asked: dict[Any, str]) -> list[str]:
+    try:
+        return list(ray.get(answer))
+    except RayError as error:  # a node that has just left
+        log.warning(f"node {asked[answer]} does not say what files it sees: {str(error).splitlines()[0]}")
+        return []
 
 
 @contextmanager

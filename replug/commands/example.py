@@ -13,8 +13,8 @@ from replug.config.paths import require_folder
 
 def example(out: Annotated[Path, typer.Argument(help="The folder to write.")]) -> None:
     """Write sixty rows of JSON Lines in the form of your own data, and print the command that trains on them."""
-    from replug.data.example_rows import example_rows
     from replug.data.files import replace_file
+    from replug.data.sources.built_in_texts import example_rows
 
     require_folder("OUT", out)
     if out.exists() and any(out.iterdir()):

@@ -19,7 +19,7 @@ def index(config: ConfigFile, overrides: Overrides = None) -> None:
 def run_index(config: Config) -> None:
     """Embed the corpus as version 0 of `index.out`, or go on with it; another kind is built of the same vectors."""
     from replug.data.folder_lock import sole_writer
-    from replug.index_workers.installation import check_faiss
+    from replug.index_workers.build_plan import check_faiss
     from replug.models.hardware import check_gpus
     from replug.train.run_dir import RunDirectory
 

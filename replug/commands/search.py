@@ -44,8 +44,8 @@ def run_search(directories: list[Path], text: str, k: int, as_json: bool) -> Non
 
 def _search_one(directory: Path, text: str, k: int) -> list[dict]:
     """The newest published version's answer, without Ray."""
+    from replug.index_workers.build_plan import index_folder
     from replug.index_workers.local_index import LocalIndex
-    from replug.index_workers.version_folders import index_folder
     from replug.models.hardware import available_cores
 
     index = LocalIndex(index_folder(directory), available_cores())

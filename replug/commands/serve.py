@@ -62,7 +62,7 @@ def run_serve(directory: Path, overrides: list[str], k: int, place: tuple[str, i
     token = token_for(place[0])
     _require_known(directory, overrides)
     config = config_of(directory, overrides)
-    from replug.index_workers.version_folders import index_folder
+    from replug.index_workers.build_plan import index_folder
     from replug.models.build import lm_source
     from replug.serving.index_holder import state_of
     from replug.serving.run import Address, Served, serve

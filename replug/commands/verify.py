@@ -11,11 +11,10 @@ from replug.config.plain_text import plain_line
 
 
 def verify(
-    path: Annotated[Path, typer.Argument(help="An index, a prepared set, a run directory, or a cache of LM scores.")],
-    delete_wrong: Annotated[
-        bool, typer.Option("--delete-wrong", help="Of a cache: delete the rows that are wrong.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Of a cache: one JSON object.")] = False,
+    path: Annotated[
+        Path, typer.Argument(help="A run directory, prepared set, labels, index, encoder, or cache of LM scores.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print what a cache holds as one JSON object.")] = False,
 ) -> None:
     """Check every checksum, count and dimension; exits with 0, or names what is wrong.
 
@@ -28,9 +27,9 @@ def verify(
     if path.is_file():
         from replug.commands.checks.scores import verify_scores
 
-        return verify_scores(path, delete_wrong, as_json)
-    if delete_wrong or as_json:
-        raise UserError(f"{path} is no file; expected --delete-wrong and --json with a cache of scores")
+        return verify_scores(path, as_json)
+    if as_json:
+        raise UserError(f"{path} is a folder; expected --json with a cache of scores")
     return run_verify(path)
 
 
@@ -46,31 +45,26 @@ def run_verify(directory: Path) -> None:
 
 
 def _verify(directory: Path) -> tuple[list[str], list[str]]:
-    """What is there and what is wrong of a prepared set, an index, or of a run directory with all that it holds."""
-    from replug.data.verify import is_prepared_set, verify_prepared
+    """Return what is there and what is wrong, of a folder with a manifest or of a run directory with all it holds."""
+    from replug.data.labels import MARK
+    from replug.data.manifest import NAME, checksum_problems
+    from replug.data.store import is_prepared_set, verify_prepared
+    from replug.index_workers.build_plan import index_folder, version_numbers
     from replug.index_workers.verify import verify_index
-    from replug.index_workers.version_folders import index_folder
 
     if is_prepared_set(directory):
         return verify_prepared(directory)
-    found, problems = verify_index(index_folder(directory))
-    if is_prepared_set(directory / "data"):
-        of_set = verify_prepared(directory / "data")
-        found, problems = found + of_set[0], problems + of_set[1]
-    for folder in (directory, directory / "retriever", directory / "best"):
-        of_folder = _verify_checksums(folder)
-        found, problems = found + of_folder[0], problems + of_folder[1]
+    found, problems = verify_prepared(directory / "data") if is_prepared_set(directory / "data") else ([], [])
+    for folder in (directory, directory / "labels", directory / "retriever", directory / "best"):
+        name = MARK if (folder / "queries.parquet").is_file() else NAME
+        if (folder / name).is_file():
+            wrong = checksum_problems(folder, manifest=name)
+            found.append(f"{folder}: {'all intact' if not wrong else f'wrong in {len(wrong)} places'}")
+            problems += wrong
+    if version_numbers(index_folder(directory)) or not found:
+        of_index = verify_index(index_folder(directory))
+        found, problems = of_index[0] + found, of_index[1] + problems
     return found, problems
-
-
-def _verify_checksums(folder: Path) -> tuple[list[str], list[str]]:
-    """Of a folder that has some: a run's results, and encoders that it wrote."""
-    from replug.data.checksums import NAME, checksum_problems
-
-    if not (folder / NAME).is_file():
-        return [], []
-    problems = checksum_problems(folder)
-    return [f"{folder}: {'all intact' if not problems else f'wrong in {len(problems)} places'}"], problems
 
 
 COMMAND = Command(verify, Group.look, place=3)

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from replug.data.hashing import content_hash
-from replug.data.prepare.ngrams import WORD, is_known, ngram_hashes
+from replug.data.hashing import WORD, content_hash, is_known, ngram_hashes
 from replug.data.records import Document
 
 MOST_WORDS, LEAST_WORDS = 13, 8  # of an n-gram

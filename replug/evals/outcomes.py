@@ -1,11 +1,12 @@
 """The outcomes of an evaluation in its folder: a row for each example while it runs, and at the end a table of all.
 
-outcomes.jsonl     {"id", "group", "source", "methods": {method: {"numbers", "detail"}}} of every example, as it came,
-                   with a checksum; no source where none is known
+outcomes.jsonl     {"id", "group", "source", "methods": {method: {"numbers", "detail"}}} of every example, as it came;
+                   no source where none is known
 examples.parquet   a row for each example and method: question, references, gold, prompt, documents, weights, numbers
                    and what the LM said
 """
 
+import json
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -15,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from replug.config.errors import RunError, UserError
-from replug.data.checked_lines import checked_line, read_checked_line
 from replug.data.files import replace_file, writing
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.models.ensemble import document_weights
@@ -29,15 +29,15 @@ Row = dict[str, Any]
 
 
 class OutcomeFile:
-    """Rows as JSON lines, in the order they came, each with a checksum. What is torn or damaged is no row of it.
+    """Rows as JSON lines, in the order they came. A torn line, which a kill leaves, is removed when the file is opened.
 
-    Such lines are removed when the file is opened, and said. Raises RunError where the disk does not take a row.
+    Raises RunError if the disk does not take a row.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        read = [(line, read_checked_line(line) if line.endswith(b"\n") else None) for line in lines]
+        read = [(line, _row(line)) for line in lines]
         self.rows = [row for _, row in read if row is not None]
         if len(self.rows) < len(lines):
             self._remove_damaged(read)
@@ -51,7 +51,7 @@ class OutcomeFile:
     def append(self, row: Row) -> None:
         try:
             with self.path.open("ab") as file:
-                file.write(checked_line(row))
+                file.write(json.dumps(row, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")
         except OSError as error:
             raise RunError(f"{self.path} cannot be written: {error.strerror or error}") from error
         self.rows.append(row)
@@ -70,6 +70,14 @@ class OutcomeFile:
                 )
             found.setdefault(row[key], row)
         return found
+
+
+def _row(line: bytes) -> Row | None:
+    """None for what is not a whole line."""
+    try:
+        return json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:
+        return None
 
 
 def outcomes_of(folder: Path, measured: str) -> OutcomeFile:

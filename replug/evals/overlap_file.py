@@ -1,6 +1,6 @@
 """The overlap of an evaluation with its corpus, measured once and kept: the whole corpus is read for it.
 
-found/overlaps.jsonl   what was found, as one line with a checksum; of other texts or documents it is measured again
+found/overlaps.jsonl   what was found, as JSON; of other texts or documents it is measured again
 leakage.json           the same of the examples that results are of
 """
 
@@ -11,8 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from replug.config.evaluation_schema import EvaluationConfig
-from replug.data.checked_lines import checked_line, read_checked_line
-from replug.data.files import replace_file, write_json
+from replug.data.files import read_json, write_json
 from replug.data.progress import Progress
 from replug.data.records import Document
 from replug.data.store import Corpus
@@ -26,13 +25,13 @@ def overlaps_with(config: EvaluationConfig, corpus: Corpus, task: Measured, path
     """Of every example of a task, as the file has it where it is of the same texts and documents."""
     examples = compared_examples(task)
     digest = _digest(examples, corpus.corpus_sha256, config.exclude_own_source)
-    kept = read_checked_line(path.read_bytes()) if path.is_file() else None
+    kept = read_json(path, "remove it") if path.is_file() else None
     if kept is not None and kept.pop("digest", None) == digest:
         return Overlaps(**kept)
     progress = Progress("comparing with the corpus", len(corpus.corpus))
     found = find_overlaps(examples, _advancing(corpus, progress), config.exclude_own_source)
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, checked_line({"digest": digest, **asdict(found)}))
+    write_json(path, {"digest": digest, **asdict(found)})
     return found
 
 

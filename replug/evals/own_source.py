@@ -7,7 +7,7 @@ import numpy as np
 from replug.config.errors import UserError
 from replug.data.store import Corpus
 from replug.evals.evidence import RetrievedDocuments
-from replug.index_workers.exclusion import search_excluding
+from replug.index_workers.answers import search_excluding
 
 Find = Callable[[int], RetrievedDocuments]  # the k best documents of every example
 

@@ -9,8 +9,8 @@ from rich.markdown import Markdown
 
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import Method
-from replug.data.checksums import require_checksums, write_last
 from replug.data.files import replace_file
+from replug.data.manifest import require_checksums, write_last
 from replug.evals.comparison import Measurements, Results, compare, main_metric, markdown_table
 from replug.evals.evidence import EvidenceBook
 from replug.evals.figures import draw_methods, draw_sweep, to_svg

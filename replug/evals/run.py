@@ -41,7 +41,7 @@ from replug.evals.overlap_file import overlaps_with
 from replug.evals.rerank import reranked
 from replug.evals.results_files import show_results, write_results
 from replug.evals.search import find_all, needs_building, open_searches
-from replug.index_workers.installation import check_faiss
+from replug.index_workers.build_plan import check_faiss
 from replug.models import build as models_build
 from replug.models.build import cache_path, prompt_template
 from replug.models.caching_lm import CachingLM

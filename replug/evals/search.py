@@ -21,10 +21,9 @@ from replug.evals.own_source import find_others
 from replug.evals.retrieval import RECALL_DEPTH
 from replug.index_workers.bm25 import BM25Index, search_bm25
 from replug.index_workers.build import build_version, index_settings, require_same_index
-from replug.index_workers.build_plan import IndexState
+from replug.index_workers.build_plan import IndexState, index_folder
 from replug.index_workers.local_index import LocalIndex, query_encoder_folder
 from replug.index_workers.service import IndexService
-from replug.index_workers.version_folders import index_folder
 from replug.index_workers.version_store import VersionStore
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder, require_finite_vectors

@@ -16,8 +16,8 @@ from rich.markdown import Markdown
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import REPLUG
 from replug.config.rules import evaluation_methods
-from replug.data.checksums import require_checksums, write_checksums
 from replug.data.files import replace_file
+from replug.data.manifest import require_checksums, write_checksums
 from replug.evals.folder import EvaluationFolder
 from replug.evals.run import evaluate
 

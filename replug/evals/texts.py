@@ -12,8 +12,7 @@ from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import LONG_CONTEXT
 from replug.config.rules import evaluation_methods
 from replug.config.schema import LMConfig
-from replug.data.sources.records import FieldMap, SourceText
-from replug.data.sources.rejected import Rejected
+from replug.data.sources.records import FieldMap, Rejected, SourceText
 from replug.data.sources.shards import of_split, plan_source_shards, read_source_shard
 from replug.data.store import Corpus, PreparedSet
 from replug.data.tokenizing import load_plain, token_offsets

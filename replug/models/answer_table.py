@@ -1,20 +1,17 @@
 """A table of answers in the file of scores: what an LM was asked once is read from here.
 
 A row is what one prompt, or one mixture of prompts, was answered with. The texts that were asked are not stored, only
-a hash of all that the answer follows from; the answer is, since it is what is read back. Each row has a checksum of its
-own: a damaged text would otherwise be an answer like any other. A stored row is never replaced: what one process has
-read, another reads too.
+a hash of all that the answer follows from; the answer is, since it is what is read back. A stored row is never
+replaced: what one process has read, another reads too.
 """
 
-import hashlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from replug.config.errors import RunError
 from replug.models.score_cache import LOGPROBS_DTYPE, Key, ScoreCache
 
 Answer = TypeVar("Answer")
@@ -34,9 +31,9 @@ class AnswerTable(ABC, Generic[Answer]):
         self._file = scores
 
     def answers(self, keys: Sequence[Key]) -> dict[Key, Answer]:
-        """Answers of those keys that are stored. Raises RunError for a row that is not what was stored."""
-        rows = self._file.select(f"SELECT key, {self._checked} FROM {self.table} WHERE key IN ({{}})", keys)
-        return {key: self._answer(key, checksum, values) for key, checksum, *values in rows}
+        """Return the answers of those keys that are stored."""
+        rows = self._file.select(f"SELECT key, {', '.join(self.columns)} FROM {self.table} WHERE key IN ({{}})", keys)
+        return {key: self._from_values(*values) for key, *values in rows}
 
     def store(self, identity: str, answers: Mapping[Key, Answer], hits: int = 0, misses: int = 0) -> None:
         """Add answers of a model, and to its counts of what it was asked, in one transaction.
@@ -44,35 +41,14 @@ class AnswerTable(ABC, Generic[Answer]):
         Answers with numbers that are not finite are left out: whoever asked has them, and asks again.
         """
         now = int(time.time())
-        places = ", ".join("?" * (4 + len(self.columns)))
-        insert = f"INSERT INTO {self.table} (key, model, created, {self._checked}) VALUES ({places})"
+        places = ", ".join("?" * (3 + len(self.columns)))
+        columns = ", ".join(("key", "model", "created", *self.columns))
         with self._file.transaction() as database:
             model = self._file.count(identity, hits, misses)
-            rows = [(key, self._values(answer)) for key, answer in answers.items() if self._is_sound(answer)]
             database.executemany(
-                f"{insert} ON CONFLICT (key) DO NOTHING",
-                [(key, model, now, _checksum(key, row), *row) for key, row in rows],
+                f"INSERT INTO {self.table} ({columns}) VALUES ({places}) ON CONFLICT (key) DO NOTHING",
+                [(key, model, now, *self._values(answer)) for key, answer in answers.items() if self._is_sound(answer)],
             )
-
-    def num_rows(self) -> int:
-        return self._file.num_rows(self.table)
-
-    def check_rows(self) -> Iterator[tuple[Key, str | None]]:
-        """Every key, with what is wrong with its row."""
-        return self._file.checked_rows(self.table, self._checked, _mistake)
-
-    def delete_rows(self, keys: Sequence[Key]) -> None:
-        self._file.delete_rows(keys, self.table)
-
-    @property
-    def _checked(self) -> str:
-        """The columns that a reader wants."""
-        return ", ".join(("checksum", *self.columns))
-
-    def _answer(self, key: Key, checksum: bytes, values: Sequence) -> Answer:
-        if checksum != _checksum(key, values):
-            raise RunError(f"{self._file.path}: an answer is damaged; `replug verify {self._file.path}` says more")
-        return self._from_values(*values)
 
     @abstractmethod
     def _values(self, answer: Answer) -> tuple:
@@ -93,12 +69,3 @@ def as_bytes(numbers: np.ndarray) -> bytes:
 
 def as_array(numbers: bytes) -> np.ndarray:
     return np.frombuffer(numbers, dtype=LOGPROBS_DTYPE)
-
-
-def _mistake(key: Key, checksum: bytes, *values: object) -> str | None:
-    return None if checksum == _checksum(key, values) else "its answer is not what was stored"
-
-
-def _checksum(key: Key, values: Sequence) -> bytes:
-    """Of a row with its key. SQLite keeps no types, so a damaged row may hold anything."""
-    return hashlib.blake2b(repr((key, *values)).encode(), digest_size=8).digest()

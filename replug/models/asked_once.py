@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from replug.cluster.futures import attempt, outcome
+from replug.cluster.background import attempt, outcome
 from replug.models.score_cache import HitCounts, Key
 from replug.models.score_writer import UnitWriter
 

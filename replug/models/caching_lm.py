@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from replug.cluster.futures import attempt, outcome
+from replug.cluster.background import attempt, outcome
 from replug.config.errors import RunError
 from replug.models.asked_once import AskedOnce
 from replug.models.black_box_lm import AsyncLM, ContinuationScore, ScoreSum

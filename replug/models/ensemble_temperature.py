@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from replug.config.errors import UserError
-from replug.data.checked_files import read_mark, write_mark
-from replug.data.checksums import NAME as CHECKSUMS
-from replug.data.checksums import add_checksum
+from replug.data.manifest import NAME as CHECKSUMS
+from replug.data.manifest import add_checksum, read_mark, write_mark
 
 FILE = "ensemble.json"
 FORMAT = 1

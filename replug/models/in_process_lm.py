@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from replug.cluster.futures import InlineExecutor
+from replug.cluster.background import InlineExecutor
 from replug.models.black_box_lm import ContinuationScore, LocalLM
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.pass_size import LMShape, tokens_per_unit

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from replug.config.errors import UserError
 from replug.config.schema import LoRAConfig
-from replug.data.checksums import write_checksums
+from replug.data.manifest import write_checksums
 from replug.models.frozen_layers import frozen_part, layers_of
 
 if TYPE_CHECKING:

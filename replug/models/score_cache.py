@@ -10,9 +10,6 @@ has a rollback journal instead, and one process at a time has the file to itself
 A stored row is replaced only when its tokens join it: what one process has read, another reads too. Scores that are
 not finite are never stored; whoever asked for them names the text.
 
-Each row has a checksum of its own, compared whenever it is read: a flipped bit would otherwise be a score like any
-other.
-
 Keys of one continuation begin alike, so that the rows of one query lie side by side: a training step of 64 queries
 of 20 documents changes some 64 pages of the file, where random keys changed 1,280.
 """
@@ -20,23 +17,22 @@ of 20 documents changes some 64 pages of the file, where random keys changed 1,2
 import hashlib
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from replug.config.errors import RunError, UserError
-from replug.data.file_systems import shared_file_system
+from replug.data.files import shared_file_system
 from replug.models.black_box_lm import ContinuationScore, ScoreSum
 
 Key = bytes
 
 # In the file's header: "RPLG", and the version of what follows.
 APPLICATION_ID = 0x52504C47
-FORMAT = 4
+FORMAT = 5
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS models (
     id INTEGER PRIMARY KEY, identity TEXT NOT NULL UNIQUE, fingerprint BLOB,
@@ -44,32 +40,31 @@ CREATE TABLE IF NOT EXISTS models (
 );
 CREATE TABLE IF NOT EXISTS scores (
     key BLOB PRIMARY KEY, model INTEGER NOT NULL, sum REAL NOT NULL, num_tokens INTEGER NOT NULL,
-    created INTEGER NOT NULL, logprobs BLOB, checksum BLOB NOT NULL
+    created INTEGER NOT NULL, logprobs BLOB
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS generations (
-    key BLOB PRIMARY KEY, model INTEGER NOT NULL, created INTEGER NOT NULL, checksum BLOB NOT NULL,
+    key BLOB PRIMARY KEY, model INTEGER NOT NULL, created INTEGER NOT NULL,
     text BLOB NOT NULL, logprobs BLOB NOT NULL, entropies BLOB,
     num_prompts INTEGER NOT NULL, prompt_tokens INTEGER, answer_tokens INTEGER
 );
 CREATE TABLE IF NOT EXISTS samples (
-    key BLOB PRIMARY KEY, model INTEGER NOT NULL, created INTEGER NOT NULL, checksum BLOB NOT NULL,
+    key BLOB PRIMARY KEY, model INTEGER NOT NULL, created INTEGER NOT NULL,
     texts TEXT NOT NULL, logprobs BLOB NOT NULL, num_tokens TEXT NOT NULL
 );
 """
 TABLES_OF_ANSWERS = ("generations", "samples")
 # Tokens join a row that has only its sum; every other row stays as the first writer left it.
 INSERT = """
-INSERT INTO scores (key, model, sum, num_tokens, created, logprobs, checksum) VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT INTO scores (key, model, sum, num_tokens, created, logprobs) VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (key) DO UPDATE SET
     model = excluded.model, sum = excluded.sum, num_tokens = excluded.num_tokens,
-    created = excluded.created, logprobs = excluded.logprobs, checksum = excluded.checksum
+    created = excluded.created, logprobs = excluded.logprobs
 WHERE scores.logprobs IS NULL AND excluded.logprobs IS NOT NULL
 """
 ADD_SERVED = """
 INSERT INTO models (identity, fingerprint) VALUES (?, ?)
 ON CONFLICT (identity) DO UPDATE SET fingerprint = excluded.fingerprint
 """
-SCORE = "sum, num_tokens, logprobs"
 KEYS_PER_QUERY = 500
 SQLITE_HEADER = b"SQLite format 3\0"  # what every file of SQLite begins with
 SECONDS_TO_WAIT_FOR_WRITERS = 60.0
@@ -159,14 +154,13 @@ class ScoreCache:
 
     def sums(self, keys: Sequence[Key]) -> dict[Key, ScoreSum]:
         """Sums of those keys that are stored, with tokens or without."""
-        rows = self.select(f"SELECT key, checksum, {SCORE} FROM scores WHERE key IN ({{}})", keys)
-        return {key: ScoreSum(*self._intact(key, *row)[:2]) for key, *row in rows}
+        rows = self.select("SELECT key, sum, num_tokens FROM scores WHERE key IN ({})", keys)
+        return {key: ScoreSum(total, num_tokens) for key, total, num_tokens in rows}
 
     def scores(self, keys: Sequence[Key]) -> dict[Key, ContinuationScore]:
         """Scores of those keys that are stored with their tokens."""
-        query = f"SELECT key, checksum, {SCORE} FROM scores WHERE logprobs IS NOT NULL AND key IN ({{}})"
-        read = {key: self._intact(key, *row) for key, *row in self.select(query, keys)}
-        return {key: ContinuationScore(np.frombuffer(row[2], LOGPROBS_DTYPE)) for key, row in read.items()}
+        rows = self.select("SELECT key, logprobs FROM scores WHERE logprobs IS NOT NULL AND key IN ({})", keys)
+        return {key: ContinuationScore(np.frombuffer(logprobs, LOGPROBS_DTYPE)) for key, logprobs in rows}
 
     def store(self, identity: str, scores: Iterable[NewScore], hits: int = 0, misses: int = 0) -> None:
         """Add scores of a model, and to its counts of pairs asked for, in one transaction."""
@@ -217,34 +211,8 @@ class ScoreCache:
             return str(error)
         return None if found == "ok" else " ".join(found.split())
 
-    def check_rows(self) -> Iterator[tuple[Key, str | None]]:
-        """Every key, with what is wrong with its row."""
-        return self.checked_rows("scores", f"checksum, {SCORE}", _mistake)
-
-    def checked_rows(
-        self, table: str, columns: str, mistake: Callable[..., str | None]
-    ) -> Iterator[tuple[Key, str | None]]:
-        """Every key of a table, with what `mistake(key, *columns)` finds wrong with its row."""
-        with self._explained():
-            models = {model for (model,) in self._database.execute("SELECT id FROM models")}
-            for key, model, *values in self._database.execute(f"SELECT key, model, {columns} FROM {table}"):
-                yield key, mistake(key, *values) if model in models else "it is of no model that the file knows"
-
-    def delete_rows(self, keys: Sequence[Key], table: str = "scores") -> None:
-        with self.transaction() as database:
-            database.executemany(f"DELETE FROM {table} WHERE key = ?", [(key,) for key in keys])
-
-    def compact(self) -> None:
-        """Give the space of deleted rows back to the disk; takes as much again while it works."""
-        with self._explained():
-            self._database.execute("VACUUM")
-            self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-
     def count(self, identity: str, hits: int, misses: int) -> int:
-        """Add to a model's counts, within a transaction; returns its number in the file.
-
-        It is looked up at each write: `replug verify --delete-wrong` may be at work too.
-        """
+        """Add to a model's counts, within a transaction; returns its number in the file."""
         self._database.execute("INSERT INTO models (identity) VALUES (?) ON CONFLICT DO NOTHING", (identity,))
         self._database.execute(
             "UPDATE models SET hits = hits + ?, misses = misses + ? WHERE identity = ?", (hits, misses, identity)
@@ -271,12 +239,6 @@ class ScoreCache:
         known = [seconds for seconds in times if seconds is not None]
         first, last = min(known, default=None), max(known, default=None)
         return ModelUse(identity, rows, with_tokens, generations, samples, hits, misses, first, last)
-
-    def _intact(self, key: Key, checksum: object, *row: Any) -> Sequence[Any]:
-        """The row, as SCORE names it. Raises RunError where it is not what was stored."""
-        if checksum != _checksum(key, *row):
-            raise RunError(f"{self.path}: a row is damaged; `replug verify {self.path}` says more")
-        return row
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -397,13 +359,7 @@ def _is_damage(error: Exception) -> bool:
 
 def _row(new: NewScore, model: int, now: int) -> tuple:
     logprobs = new.score.token_logprobs.astype(LOGPROBS_DTYPE).tobytes() if new.with_tokens else None
-    score = float(new.score.sum_logprob), int(new.score.num_tokens), logprobs
-    return new.key, model, score[0], score[1], now, logprobs, _checksum(new.key, *score)
-
-
-def _checksum(key: Key, *score: object) -> bytes:
-    """Of a row with its key. SQLite keeps no types, so a damaged row may hold anything."""
-    return hashlib.blake2b(repr((key, *score)).encode(), digest_size=4).digest()
+    return new.key, model, float(new.score.sum_logprob), int(new.score.num_tokens), now, logprobs
 
 
 def _is_sound(score: ContinuationScore) -> bool:
@@ -415,22 +371,3 @@ def _is_alike(then: np.ndarray, now: np.ndarray) -> bool:
         return False
     difference = np.abs(then - now)
     return bool(difference.max() <= MAX_FINGERPRINT_NATS and difference.mean() <= MEAN_FINGERPRINT_NATS)
-
-
-def _mistake(key: Key, checksum: object, *score: object) -> str | None:
-    """What is wrong with a row: with its values, or that they are others than were stored."""
-    return _wrong_value(*score) or (None if checksum == _checksum(key, *score) else "it is not what was stored")
-
-
-def _wrong_value(total: object, num_tokens: object, logprobs: object) -> str | None:
-    if not isinstance(num_tokens, int) or num_tokens <= 0:
-        return "its number of tokens is not above 0"
-    if not isinstance(total, float) or not np.isfinite(total):
-        return "its sum is not finite"
-    if logprobs is None:
-        return None
-    if not isinstance(logprobs, bytes) or len(logprobs) != 4 * num_tokens:
-        return "it holds another number of log-probs than tokens"
-    if ContinuationScore(np.frombuffer(logprobs, LOGPROBS_DTYPE)).sum_logprob != total:
-        return "its log-probs do not add up to its sum"
-    return None

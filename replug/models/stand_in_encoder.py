@@ -14,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from replug.data.files import as_other_files
-from replug.data.sources.stand_in_texts import stand_in_vocabulary
+from replug.data.sources.built_in_texts import stand_in_vocabulary
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 VERSION = 1

@@ -18,7 +18,7 @@ from replug.config.rules import evaluation_methods, has_rerank_lm, lm_problems
 from replug.config.schema import LMConfig
 from replug.data.files import read_json
 from replug.data.rows import count_rows
-from replug.index_workers.version_folders import newest_encoder
+from replug.index_workers.build_plan import newest_encoder
 from replug.planning.accelerators import Devices, check_efficiency, parse_devices
 from replug.planning.memory import DTYPE_BYTES, gpus_for, scoring_bytes
 from replug.planning.model_sizes import ModelSize, encoder_size, lm_size

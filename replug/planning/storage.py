@@ -10,7 +10,7 @@ from typing import NamedTuple
 from replug.cluster.layout import index_actors
 from replug.config.refresh_policy import RefreshPolicy, Start
 from replug.config.schema import Config
-from replug.index_workers.file_size import rows_per_file
+from replug.index_workers.build_plan import rows_per_file
 from replug.planning.workload import IndexSize, Shape
 
 FLOAT32, FLOAT16 = 4, 2

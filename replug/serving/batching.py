@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from replug.cluster.futures import attempt
+from replug.cluster.background import attempt
 from replug.serving.errors import ApiError
 from replug.serving.metrics import Metrics
 

@@ -16,9 +16,9 @@ from types import FrameType
 
 import uvicorn
 
-from replug.cluster.futures import in_background
+from replug.cluster.background import in_background
 from replug.config.errors import UserError
-from replug.index_workers.version_folders import index_folder
+from replug.index_workers.build_plan import index_folder
 from replug.models.black_box_lm import BlackBoxLM
 from replug.models.lm_source import LMSource
 from replug.models.local.local_source import LocalSource

@@ -1,26 +1,117 @@
 """From a question to its passages: an engine is asked, its pages are read, and their passages ordered by TF-IDF.
 
-    finder = evidence_finder(config.web, folder)       # web/build.py
+    finder = evidence_finder(config.web, folder)       # web/evidence.py
     found = finder.find("who wrote the art of war")
     found.passages[0].text, found.passages[0].url, found.failures
 
 With a snapshot, an engine is asked once for a question and its settings, and a page is fetched once: whoever asks again
 gets the same evidence, without the network. What gave nothing is counted by its reason.
+
+A passage is up to six sentences (Lazaridou et al. 2022, section 2.2), by `sentencex`, which needs no download and whose
+time is linear in the text. A blank line or line break of the main text ends a sentence and not a passage. Nearness to
+the question is the cosine of TF-IDF vectors by scikit-learn's defaults (words of two letters or more in lower case;
+idf = log((1 + N) / (1 + n_w)) + 1), whose N passages are those of this question, as the paper's are. p_tfidf(p|q) is
+the cosine over the sum of the cosines of the passages that are kept, no softmax.
+
+`rank_densely` orders passages by a retriever instead, which may be the one that was tuned to the LM. `Passage.cosine`
+is its similarity then, and `probability` the softmax of the similarities (REPLUG, section 3.2) at a temperature.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
+import sentencex
+from sklearn.feature_extraction.text import TfidfVectorizer
 
 from replug.config.errors import UserError
-from replug.web.pages import PageSource
-from replug.web.passages import split_passages, tfidf_cosines, tfidf_probabilities
+from replug.config.evaluation_schema import WebConfig
+from replug.config.rules import web_problems
+from replug.models.encoder import Encoder
+from replug.models.encoder_retriever import EncoderRetriever
+from replug.models.ensemble import document_weights
+from replug.models.http.request_budget import RequestBudget
+from replug.models.retrieved import Retrieved
+from replug.web.engines import EngineParts, make_engine
+from replug.web.fetching import Fetcher, FetchLimits
+from replug.web.network import HostPort, is_of_host
+from replug.web.pages import BUDGET, Extractor, KeptPage, KeptSearch, PageSource, Snapshot, WebPages
 from replug.web.records import EngineRefused, EngineResult, FoundEvidence, Passage, SearchEngine
-from replug.web.snapshot import KeptPage, KeptSearch, Snapshot
-from replug.web.urls import is_of_host
+
+
+def rank_densely(
+    encoder: Encoder, question: str, passages: Sequence[Passage], temperature: float = 1.0
+) -> list[Passage]:
+    """The passages, the most similar to the question first; equal ones in the order they were given."""
+    if not passages:
+        return []
+    retriever = EncoderRetriever(encoder, [passage.text for passage in passages])
+    [found] = retriever.retrieve([question], len(passages))
+    return weighed([(passages[int(one.id)], one.similarity) for one in found], temperature)
+
+
+def passages_of_documents(documents: Sequence[Retrieved], temperature: float = 1.0) -> list[Passage]:
+    """Documents that a retriever found, each a whole passage, the most similar first."""
+    passages = [
+        Passage(one.text, f"document:{one.id}", "", None, rank, one.similarity, 0.0, one.id)
+        for rank, one in enumerate(documents, start=1)
+    ]
+    return weighed([(passage, passage.cosine) for passage in passages], temperature)
+
+
+def weighed(passages: Sequence[tuple[Passage, float]], temperature: float = 1.0) -> list[Passage]:
+    """With these similarities, and their softmax at this temperature as weights."""
+    weights = document_weights([similarity for _, similarity in passages], temperature).tolist()
+    return [
+        replace(passage, cosine=similarity, probability=weight)
+        for (passage, similarity), weight in zip(passages, weights, strict=True)
+    ]
+
+
+def first_passages(passages: Sequence[Passage], k: int) -> list[Passage]:
+    """The first `k` as if no others had been found: a weight is its share of theirs, even where these are all 0."""
+    kept = passages[:k]
+    total = sum(passage.probability for passage in kept)
+    return [replace(passage, probability=passage.probability / total if total else 1 / len(kept)) for passage in kept]
+
+
+LANGUAGE = "en"
+
+
+def split_passages(text: str, sentences_per_passage: int) -> list[str]:
+    """Texts of so many sentences, the last of the rest; white space is single."""
+    sentences = [
+        " ".join(sentence.split())
+        for line in text.splitlines()
+        if line.strip()
+        for sentence in sentencex.segment(LANGUAGE, line)
+    ]
+    sentences = [sentence for sentence in sentences if sentence]
+    starts = range(0, len(sentences), sentences_per_passage)
+    return [" ".join(sentences[start : start + sentences_per_passage]) for start in starts]
+
+
+def tfidf_cosines(question: str, passages: Sequence[str]) -> np.ndarray:
+    """Cosines float64 [N] in 0 to 1 of each passage with the question; 0 where they share no word."""
+    vectorizer = TfidfVectorizer()
+    words_of = vectorizer.build_analyzer()
+    if not any(words_of(passage) for passage in passages):
+        return np.zeros(len(passages))  # which scikit-learn refuses
+    vectors = vectorizer.fit_transform(passages)
+    return np.clip((vectors @ vectorizer.transform([question]).T).toarray()[:, 0], 0.0, 1.0)
+
+
+def tfidf_probabilities(cosines: np.ndarray) -> np.ndarray:
+    """p_tfidf(p|q) [N]: shares of the sum; even where all are 0."""
+    total = cosines.sum()
+    return cosines / total if total > 0 else np.full(len(cosines), 1.0 / max(1, len(cosines)))
+
+
+LOCAL = "local"
+LIMITS = FetchLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,3 +253,38 @@ def _passage(part: tuple[_Page, str], cosine: float, probability: float) -> Pass
     page, text = part
     result = page.result
     return Passage(text, page.url, page.title, page.fetched, result.rank, cosine, probability, result.doc_id)
+
+
+def evidence_finder(
+    web: WebConfig,
+    folder: Path,
+    local: SearchEngine | None = None,
+    limits: FetchLimits = LIMITS,
+    exempt: Collection[HostPort] = (),
+) -> EvidenceFinder:
+    """`local` is what web.engine=local searches by. The snapshot lies in `folder` unless `web.snapshot` says where.
+
+    Pages come from public addresses only, and from the pairs of host and port in `exempt`: tests name their own servers
+    there, and no configuration can. Raises UserError for what the section has wrong, or the environment lacks.
+    """
+    for problem in web_problems(web):
+        raise UserError(problem)
+    snapshot = Snapshot(Path(web.snapshot).expanduser() if web.snapshot else folder)
+    budget_file = None if web.engine == LOCAL else snapshot.folder / BUDGET
+    budget = RequestBudget(budget_file, web.max_requests, section="web")
+    engine = make_engine(EngineParts(web, budget, local))
+    if web.engine == LOCAL:
+        return EvidenceFinder(engine, evidence_settings(web))
+    pages = WebPages(Fetcher(limits, exempt), Extractor(), snapshot)
+    return EvidenceFinder(engine, evidence_settings(web), pages, snapshot)
+
+
+def evidence_settings(web: WebConfig) -> EvidenceSettings:
+    return EvidenceSettings(
+        num_results=web.num_results,
+        max_passages=web.max_passages,
+        sentences_per_passage=web.sentences_per_passage,
+        before=web.before,
+        site=web.site,
+        blocked_hosts=tuple(web.blocked_hosts),
+    )

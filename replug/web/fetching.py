@@ -5,11 +5,17 @@ bounded: a page's time from the first look-up to the last byte, its bytes as sen
 httpcore's bound), its redirects, and how long it may wait for its turn. Redirects are followed here, so that each is
 judged as the first URL was. No proxy, password or cookie is sent, and nothing of the environment is read.
 
-A host is asked one thing at a time with a pause between, or with the one that its robots.txt asks for.
+A host is asked one thing at a time with a pause between, or with the one that its robots.txt asks for. Where there is
+no robots.txt all is allowed, where it cannot be read nothing is (RFC 9309). Its rules are kept in memory for a day;
+`protego` reads them, which knows wildcards and the longest match.
+
+A body is taken out of gzip or deflate, one layer of it, only as far as the limit leaves room: a bomb takes no more
+memory than an honest page.
 """
 
 import asyncio
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
@@ -18,12 +24,96 @@ from importlib.metadata import version
 
 import httpcore
 import httpx
+from protego import Protego
 
-from replug.web.content_coding import ACCEPTED, BoundedBody
-from replug.web.fetch_failure import FetchFailed
-from replug.web.guarded_network import GuardedBackend, HostPort, Resolve, system_addresses
-from replug.web.robots import AGENT, MAX_BYTES, RobotsRules, robots_of
-from replug.web.urls import parse_url, url_problem
+from replug.web.network import FetchFailed, GuardedBackend, HostPort, Resolve, parse_url, system_addresses, url_problem
+
+ACCEPTED = "gzip, deflate"
+WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+ZLIB_HEADER = 0x8  # the low bits of the first byte; some servers send deflate without a header
+
+
+class BoundedBody:
+    """Bytes of one body, at most `limit` of them. Raises FetchFailed where there are more, or they are damaged."""
+
+    def __init__(self, coding: str, limit: int) -> None:
+        self._coding, self._limit = coding.strip().lower(), limit
+        if self._coding not in ("", "identity", *WINDOW_BITS):
+            raise FetchFailed("content_encoding")
+        self._decoder = zlib.decompressobj(WINDOW_BITS[self._coding]) if self._coding in WINDOW_BITS else None
+        self._decoded = bytearray()
+        self._is_begun = False
+
+    def feed(self, piece: bytes) -> None:
+        try:
+            self._decoded += self._decompressed(piece) if self._decoder else piece
+        except zlib.error as error:
+            raise FetchFailed("content_encoding") from error
+        if len(self._decoded) > self._limit:
+            raise FetchFailed("too_large")
+
+    def finish(self) -> bytes:
+        """All of it. Raises FetchFailed where the body broke off."""
+        if self._decoder and self._is_begun and not self._decoder.eof:
+            raise FetchFailed("incomplete")
+        return bytes(self._decoded)
+
+    def _decompressed(self, piece: bytes) -> bytes:
+        """As much of it as the limit leaves room for, and a byte more."""
+        self._choose_form(piece)
+        room, out = self._limit + 1 - len(self._decoded), bytearray()
+        while piece and len(out) < room:  # zlib takes 0 for no limit
+            assert self._decoder is not None
+            if self._decoder.eof:  # gzip may be of several members
+                self._decoder = zlib.decompressobj(WINDOW_BITS[self._coding])
+            out += self._decoder.decompress(piece, room - len(out))
+            piece = self._decoder.unused_data
+        return bytes(out)
+
+    def _choose_form(self, piece: bytes) -> None:
+        if piece and not self._is_begun:
+            self._is_begun = True
+            if self._coding == "deflate" and piece[0] & 0x0F != ZLIB_HEADER:
+                self._decoder = zlib.decompressobj(-zlib.MAX_WBITS)
+
+
+AGENT = "replug"  # what rules may name us by
+MAX_BYTES = 512_000  # RFC 9309 asks for 500 KiB at least
+SECONDS_KEPT = 86_400.0
+ALLOW_ALL, ALLOW_NOTHING = "", "User-agent: *\nDisallow: /"
+
+
+@dataclass(frozen=True, slots=True)
+class RobotsRules:
+    """Of one origin. `is_known` is False where they could not be read."""
+
+    rules: Protego
+    is_known: bool
+    read_at: float
+
+    @property
+    def are_old(self) -> bool:
+        return time.monotonic() - self.read_at > SECONDS_KEPT
+
+    def refusal(self, url: str) -> str | None:
+        """The reason why a URL is not read, None where it may be."""
+        if self.rules.can_fetch(url, AGENT):
+            return None
+        return "robots" if self.is_known else "robots_unreadable"
+
+    @property
+    def crawl_delay(self) -> float:
+        """Seconds between two requests that the site asks for; 0 where it asks for none."""
+        return max(0.0, float(self.rules.crawl_delay(AGENT) or 0.0))
+
+
+def robots_of(status: int | None, body: bytes) -> RobotsRules:
+    """From what was answered to a request for robots.txt; a status of None is no answer."""
+    if status is not None and 200 <= status < 300:
+        return RobotsRules(Protego.parse(body.decode("utf-8", errors="replace")), True, time.monotonic())
+    is_absent = status is not None and 400 <= status < 500
+    return RobotsRules(Protego.parse(ALLOW_ALL if is_absent else ALLOW_NOTHING), is_absent, time.monotonic())
+
 
 CONTENT_TYPES = ("text/html", "application/xhtml+xml", "text/plain")
 REDIRECTS = (301, 302, 303, 307, 308)
@@ -50,22 +140,16 @@ class FetchLimits:
 
 @dataclass(frozen=True, slots=True)
 class Downloaded:
-    """What a server answered in the end: `url` after redirects, the Content-Type header, and the body unpacked."""
+    """What a server answered: the Content-Type header and the body unpacked.
+
+    `url` is that after redirects. `location` is where a redirect leads, whose body is not read.
+    """
 
     url: str
     status: int
     content_type: str
     body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """Of one request; `location` where it is a redirect, whose body is not read."""
-
-    status: int
-    content_type: str
-    location: str | None
-    body: bytes
+    location: str | None = None
 
 
 class Fetcher:
@@ -128,7 +212,7 @@ class FetchSession:
             answer, took = await self._ask(parsed, seconds, heeds_robots)
             seconds -= took  # one time for a page with all its redirects
             if answer.location is None:
-                return Downloaded(str(parsed), answer.status, answer.content_type, answer.body)
+                return answer
             url = _joined(parsed, answer.location)
         raise FetchFailed("redirect_loop")
 
@@ -165,7 +249,7 @@ class FetchSession:
             return robots_of(None, b"")
         return robots_of(found.status, found.body)
 
-    async def _ask(self, url: httpx.URL, seconds: float, is_page: bool) -> tuple[_Answer, float]:
+    async def _ask(self, url: httpx.URL, seconds: float, is_page: bool) -> tuple[Downloaded, float]:
         """The answer and the seconds that it took, once it is the turn of the host and a place is free."""
         async with self._host_locks[url.host]:
             await asyncio.sleep(self._fetcher.next_turns[url.host] - time.monotonic())
@@ -180,7 +264,7 @@ class FetchSession:
         rules = self._fetcher.robots.get(str(url.copy_with(raw_path=b"/robots.txt")))
         return max(self._limits.delay_seconds, rules.crawl_delay if rules else 0.0)
 
-    async def _exchange(self, url: httpx.URL, seconds: float, is_page: bool) -> _Answer:
+    async def _exchange(self, url: httpx.URL, seconds: float, is_page: bool) -> Downloaded:
         try:
             async with asyncio.timeout(max(0.0, seconds)):
                 return await self._request(url, is_page)
@@ -189,11 +273,11 @@ class FetchSession:
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
             raise FetchFailed(_reason(error)) from error
 
-    async def _request(self, url: httpx.URL, is_page: bool) -> _Answer:
+    async def _request(self, url: httpx.URL, is_page: bool) -> Downloaded:
         target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
         async with self._pool.stream("GET", target, headers=[*HEADERS, (b"Host", url.netloc)]) as response:
             headers = httpx.Headers(response.headers)
-            answer = _Answer(response.status, headers.get("Content-Type", ""), None, b"")
+            answer = Downloaded(str(url), response.status, headers.get("Content-Type", ""), b"")
             if response.status in REDIRECTS:
                 return replace(answer, location=_location(headers))
             if is_page:
@@ -219,7 +303,7 @@ def _location(headers: httpx.Headers) -> str:
     return headers["Location"]
 
 
-def _check_page(answer: _Answer) -> None:
+def _check_page(answer: Downloaded) -> None:
     """Raises FetchFailed for an answer whose body is not worth reading."""
     if answer.status != httpx.codes.OK:
         raise FetchFailed(f"status_{answer.status}")

@@ -28,7 +28,7 @@ class Passage:
 
     `fetched` is the ISO date on which the page was kept, None for a local corpus; `rank` is its page's in the
     engine's results; `cosine` is of TF-IDF vectors with the question; `probability` is p_tfidf(p|q), the cosines
-    over their sum, even where all are 0. Where a retriever orders passages both are its own (`web.dense_ranking`).
+    over their sum, even where all are 0. Where a retriever orders passages both are its own (`rank_densely`).
     """
 
     text: str

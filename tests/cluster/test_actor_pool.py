@@ -99,12 +99,6 @@ def test_a_replica_that_hangs_while_it_starts_is_replaced_beside_one_that_works(
     assert pool.quarantined == {}
 
 
-def test_calls_that_wait_for_the_only_replica_which_hangs_learn_why(make_pool):
-    pool = make_pool(numbered([actor()]), validate=accept, start_timeout_seconds=0.05)
-    with pytest.raises(ActorPoolError, match=r"all replicas are quarantined \(0: .* it was not up 0\.05 s after"):
-        pool.submit("square", 3).result(SOON)
-
-
 def test_calls_for_which_no_replica_finds_room_learn_what_became_of_the_others(make_pool):
     pending, broken = actor(__ray_ready__=None), actor(probe=task_error(OSError("no weights in /lm")))
     pool = make_pool(numbered([pending], [broken]), 2, validate=accept, start_timeout_seconds=0.05)
@@ -148,12 +142,3 @@ def test_the_call_at_which_the_dispatcher_fails_ends_with_the_others(make_pool):
     for future in [pool.submit("square", x) for x in range(3)]:
         with pytest.raises(ActorPoolError, match="worker: the pool failed: TypeError: no error can be made of it"):
             future.result(SOON)
-
-
-def test_also_what_is_no_exception_ends_the_calls(make_pool):
-    def leave(number: int, result: Any) -> None:
-        raise SystemExit("leaving")
-
-    pool = make_pool(numbered([good()]), validate=leave)
-    with pytest.raises(ActorPoolError, match="worker: the pool failed: SystemExit: leaving"):
-        pool.submit("square", 3).result(SOON)

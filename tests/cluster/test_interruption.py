@@ -106,25 +106,10 @@ def test_outside_the_steps_it_ends_at_once_though_the_main_thread_hangs(by, ends
 SAVING = "replug: Ctrl-C: saving the step that is under way; again ends at once, without it\n"
 
 
-def test_ctrl_c_has_its_time_as_well(begun):
-    status, said, _ = interrupted("hangs", [signal.SIGINT], begun)
-    assert status == 130
-    assert said == SAVING + (
-        "replug: interrupted by Ctrl-C; after 1 s it still waits in its start; step 7 is saved; "
-        "the same command goes on\n"
-    )
-
-
 @pytest.mark.parametrize("how", ["hangs", "runs"])
 def test_a_second_ctrl_c_ends_at_once_wherever_the_main_thread_is(how, begun):
     status, said, _ = interrupted(how, [signal.SIGINT, signal.SIGINT], begun)
     assert (status, said) == (130, SAVING)
-
-
-def test_ctrl_c_after_another_signal_is_the_first(begun):
-    status, said, _ = interrupted("hangs", [signal.SIGTERM, signal.SIGINT], begun)
-    assert status == 75
-    assert "interrupted by SIGTERM; after 1 s" in said
 
 
 def test_a_run_that_answers_the_signal_is_left_to_itself(begun):

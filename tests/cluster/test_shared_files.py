@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from replug.cluster import shared_files
-from replug.cluster.shared_files import require_seen_by_all
+from replug.cluster import ray_cluster
+from replug.cluster.ray_cluster import require_seen_by_all
 from replug.config.errors import UserError
 from tests.support.local_cluster import local_cluster
 
@@ -45,14 +45,7 @@ def test_a_run_directory_that_another_node_does_not_see_is_refused_within_second
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_data_that_another_node_does_not_see_is_refused_by_its_path(two_nodes, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "documents").mkdir()
-    with pytest.raises(UserError, match=r"does not see /proc/self/cwd/documents; put run_dir, data"):
-        require_seen_by_all(tmp_path / "run", [OWN_FOLDER / "documents"])
-
-
 def test_a_node_that_does_not_answer_is_warned_of(two_nodes, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(shared_files, "ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr(ray_cluster, "LOOK_SECONDS", 0.0)
     require_seen_by_all(tmp_path, [])
     assert re.search(r"node \S+ does not say within 0 s whether it sees", capsys.readouterr().err)

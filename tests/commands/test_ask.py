@@ -14,12 +14,12 @@ from replug.answering.rerankers import RERANKERS
 from replug.answering.shots import OWN_SHOTS
 from replug.answering.weights import FittedWeights, WeightsFile
 from replug.data.records import Document
-from replug.data.sources.stand_in_texts import stand_in_vocabulary
+from replug.data.sources.built_in_texts import stand_in_vocabulary
 from replug.index_workers.version_store import VersionStore
 from replug.models.generation import GenerationOptions
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.policy import Policy
-from replug.web import build
+from replug.web import evidence as build
 from tests.support.command_line import CommandLine
 from tests.support.real_models import real_encoder, real_lm
 from tests.support.small_index import write_small_index

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.data.sources.stand_in_texts import stand_in_texts
+from replug.data.sources.built_in_texts import stand_in_texts
 from replug.index_workers.version_store import MEND, VersionStore
 from replug.models.encoder import Encoder
 from replug.models.stand_in_encoder import write_stand_in_encoder

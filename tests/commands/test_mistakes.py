@@ -21,7 +21,7 @@ from replug.config.schema import DataConfig
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import Tokenizers, prepare_raw, prepare_rows
 from replug.data.rows import read_documents, read_windows
-from replug.data.sources.package_texts import PACKAGE_TEXTS
+from replug.data.sources.built_in_texts import PACKAGE_TEXTS
 from replug.data.store import PreparedSet
 from replug.data.tokenizing import word_tokenizer
 from replug.models.packaged import packaged_file, resolve_encoder_path, resolve_lm_path

@@ -61,7 +61,7 @@ def test_it_says_what_it_made_and_how_far_it_was(made):
     last = json.loads(printed.splitlines()[-1])
     manifest = json.loads((out / "manifest.json").read_text())
     assert last == {"prepared": str(out), **manifest["counts"]}
-    assert "100% · 120 texts" in printed and "tokens/s" in printed
+    assert "120 texts, " in printed and " tokens" in printed
     assert "0 shared sources, 0 equal texts" in printed
     assert manifest["rejected"] == {"invalid_json": 1}
     assert json.loads((out / "rejected.jsonl").read_text())["line"] == 121
@@ -134,7 +134,7 @@ def prepare(out: Path, source: Path) -> None:
 
 def test_a_full_disk_is_named_with_the_file_and_the_rerun_ends_with_the_same_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr("replug.data.sources.shards.SOURCE_SHARD_BYTES", 30_000)
-    monkeypatch.setattr("replug.data.prepare.splits.PIECES_PER_SHARD", 500)
+    monkeypatch.setattr("replug.data.prepare.assembly.PIECES_PER_SHARD", 500)
     source = write_source(tmp_path / "raw.jsonl", 300)
     prepare(tmp_path / "quiet", source)
     expected = contents(tmp_path / "quiet")

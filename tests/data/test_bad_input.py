@@ -16,7 +16,6 @@ import replug.data.sources.lines
 import replug.data.sources.shards
 from replug.config.errors import UserError
 from replug.data.sources.records import SourceShard
-from replug.data.sources.rejected import Reason
 from replug.data.store import PreparedSet
 from tests.support.packages import ROOT
 from tests.support.preparing import contents, prepare, rows_of, write_jsonl
@@ -99,12 +98,6 @@ def test_a_bad_line_is_counted_and_listed_with_its_place_and_the_others_are_take
     (case,) = listed(prepared.folder)
     expected = (11, 22) if reason == "duplicate_id" else (11,)
     assert case[:2] == (reason, "raw.jsonl") and case[2] in expected
-
-
-def test_there_are_at_least_25_kinds_of_bad_lines_and_every_reason_of_a_row_is_among_them():
-    assert len(BAD_LINES) >= 25
-    rows = set(Reason) - {"invalid_tsv", "wrong_columns", "damaged_file", "unreadable_file"}
-    assert {reason for _, reason in BAD_LINES.values()} == rows
 
 
 def test_bad_lines_of_all_kinds_together_leave_the_set_of_the_good_lines_alone(tmp_path):
@@ -285,15 +278,6 @@ def test_a_bad_line_of_a_table_is_counted_and_listed_with_its_place(line, reason
     assert prepared.manifest["source"]["texts"] == len(GOOD)
 
 
-def test_a_table_whose_first_line_is_bad_gives_the_same_in_many_source_shards_as_in_one(tmp_path, monkeypatch):
-    (tmp_path / "raw.tsv").write_bytes("\n".join(['"', *TSV]).encode())
-    whole = prepare_all(tmp_path / "whole", tmp_path / "raw.tsv")
-    monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", 500)
-    parts = prepare_all(tmp_path / "parts", tmp_path / "raw.tsv")
-    assert whole.manifest["rejected"] == {"invalid_tsv": 1}
-    assert contents(parts.folder) == contents(whole.folder)
-
-
 BAD_TEXTS = {
     "an empty file": (b"", "text_empty"),
     "a blank file": (b" \n\n", "text_empty"),
@@ -404,20 +388,6 @@ def test_the_share_that_may_be_rejected_is_of_all_rows(share, stops, tmp_path):
             prepare(tmp_path / "set", tmp_path / "raw.jsonl", max_rejected_share=share)
     else:
         prepare(tmp_path / "set", tmp_path / "raw.jsonl", max_rejected_share=share)
-
-
-def test_duplicate_ids_count_towards_what_may_be_rejected(tmp_path):
-    write_jsonl(tmp_path / "raw.jsonl", [*GOOD, *({**row, "id": "same"} for row in rows_of(20, seed=1))])
-    with pytest.raises(UserError, match="another text has this id"):
-        prepare(tmp_path / "set", tmp_path / "raw.jsonl")
-
-
-def test_a_source_of_nothing_but_bad_rows_says_so(tmp_path):
-    (tmp_path / "raw.jsonl").write_text("{\n" * 9)
-    with pytest.raises(UserError, match="9 of 9 rows"):
-        prepare(tmp_path / "a", tmp_path / "raw.jsonl")
-    with pytest.raises(UserError, match="0 documents, 0 queries, 0 held-out texts"):
-        prepare_all(tmp_path, tmp_path / "raw.jsonl")
 
 
 @pytest.mark.parametrize("name", ["raw.jsonl", "raw.tsv", "raw.parquet"])

@@ -12,8 +12,7 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.data import rows
-from replug.data.sources.records import FieldMap, SourceText
-from replug.data.sources.rejected import Rejected
+from replug.data.sources.records import FieldMap, Rejected, SourceText
 from replug.data.sources.shards import plan_source_shards, read_source_shard
 from tests.support.command_line import ROOT
 
@@ -59,19 +58,6 @@ def test_a_value_that_all_rows_share_is_made_for_one_row_at_a_time(name, tmp_pat
     megabytes, found = read(source, max_characters=1 << 19, domain=name if "." in name else "domain")
     assert found == {"too_long": 256}
     assert megabytes < 500
-
-
-def test_shared_values_and_own_ones_are_read_as_they_are(tmp_path):
-    texts = ["one", "two", "one", None, "three"] * 100
-    nested = [{"domain": f"d{i % 2}", "other": ["x"] * 3} for i in range(500)]
-    table = pa.table({"text": texts, "id": [str(i) for i in range(500)], "meta": nested, "unused": ["u"] * 500})
-    pq.write_table(table, tmp_path / "a.parquet", row_group_size=70)
-    fields = FieldMap(domain="meta.domain")
-    shards = plan_source_shards(str(tmp_path / "a.parquet"))
-    found = [item for shard in shards for _, item in read_source_shard(shard, fields)]
-    kept = [(item.id, item.text, item.domain) for item in found if isinstance(item, SourceText)]
-    assert kept == [(str(i), text, f"d{i % 2}") for i, text in enumerate(texts) if text]
-    assert sum(isinstance(item, Rejected) for item in found) == 100
 
 
 def test_a_text_of_many_lines_is_held_no_longer_than_it_may_be(tmp_path):

@@ -9,12 +9,12 @@ from transformers import PreTrainedTokenizerFast
 from replug.config.choices import TooLong
 from replug.config.errors import UserError
 from replug.config.schema import Config
-from replug.data.files import file_sha256, write_json
+from replug.data.files import file_sha256
+from replug.data.manifest import write_mark
 from replug.data.records import Document, Window
 from replug.data.shards import write_documents, write_windows
 from replug.data.store import TEXTS, PreparedSet
 from replug.models.local.hf_source import HuggingFaceSource
-from replug.models.local.stand_in_lm import StandInSource
 from replug.models.preparing import LM_TOKENS
 from replug.train.data_checks import check_data
 
@@ -52,7 +52,7 @@ def prepared(folder: Path, document: str, context: str, continuation: str) -> Pr
 
 def marked(folder: Path) -> PreparedSet:
     files = {name: file_sha256(folder / name) for name in TEXTS}
-    write_json(folder / "manifest.json", {"disjoint": {"shared_sources": [], "equal_texts": []}, "files": files})
+    write_mark(folder / "manifest.json", {"disjoint": {"shared_sources": [], "equal_texts": []}, "files": files})
     return PreparedSet(folder)
 
 
@@ -65,19 +65,6 @@ def test_a_document_that_leaves_no_room_is_named_with_the_text_and_the_limit(tmp
     with pytest.raises(UserError, match=r"document d has 70 tokens and text q .* holds 100") as caught:
         check_data(config, data, source)
     assert "\n" not in str(caught.value)
-
-
-def test_a_document_with_room_for_the_longest_text_passes(tmp_path, config, source):
-    check_data(config, prepared(tmp_path / "set", words(40), words(20), " " + words(20)), source)
-
-
-def test_short_texts_are_not_measured_in_bytes_where_their_tokens_would_fit(tmp_path, config, source):
-    # 60 + 4 + 4 tokens, though the texts have 19 and 20 bytes
-    check_data(config, prepared(tmp_path / "set", words(60), words(4), " " + words(4)), source)
-
-
-def test_the_stand_in_has_no_limit(tmp_path, config):
-    check_data(config, prepared(tmp_path / "set", words(5000), "one", " two"), StandInSource())
 
 
 def test_where_documents_are_cut_only_a_continuation_that_fills_the_lm_is_refused(tmp_path, config, source):

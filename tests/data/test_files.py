@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from replug.config.errors import UserError
-from replug.data.files import read_json, replace_file
+from replug.data import files
+from replug.data.files import read_json, replace_file, shared_file_system
 
 
 def test_a_link_in_the_way_is_replaced_and_what_it_points_to_stays(tmp_path: Path) -> None:
@@ -21,3 +22,46 @@ def test_json_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "lm.json").write_text('{"identity": "a')
     with pytest.raises(UserError, match=r"lm\.json is damaged, it is not valid JSON .*; mend it"):
         read_json(tmp_path / "lm.json", "mend it")
+
+
+MOUNTINFO = """\
+21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+22 21 0:5 / /home rw,relatime shared:2 master:1 - nfs4 server:/home rw,vers=4.2
+23 22 0:6 / /home/local rw - xfs /dev/nvme0n1 rw
+24 21 0:7 / /scratch rw - lustre 10.0.0.1@tcp:/scratch rw
+25 21 0:8 / /with\\040blank rw - fuse.sshfs me@host:/ rw
+26 21 0:9 / /over rw - nfs server:/over rw
+27 26 0:10 / /over rw - tmpfs tmpfs rw
+"""
+
+
+@pytest.fixture(autouse=True)
+def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MOUNTS", tmp_path / "mountinfo")
+    files.MOUNTS.write_text(MOUNTINFO)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/data/scores.sqlite", None),
+        ("/home/me/scores.sqlite", "nfs4"),
+        ("/home/local/scores.sqlite", None),
+        ("/homes/scores.sqlite", None),
+        ("/scratch/run", "lustre"),
+        ("/with blank/x", "fuse.sshfs"),
+        ("/over/x", None),  # what was mounted last hides the other
+    ],
+)
+def test_the_mount_nearest_above_a_path_says_what_it_lies_on(path: str, kind: str | None) -> None:
+    assert shared_file_system(Path(path)) == kind
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/scratch")
+    assert shared_file_system(tmp_path / "link" / "scores.sqlite") == "lustre"
+
+
+def test_without_linuxs_table_of_mounts_a_path_is_local() -> None:
+    files.MOUNTS.unlink()
+    assert shared_file_system(Path("/home/me")) is None

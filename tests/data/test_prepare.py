@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import random
 from collections import Counter
 from pathlib import Path
 
@@ -11,18 +10,16 @@ import pytest
 import replug.data.prepare.sets
 from replug.config.errors import UserError
 from replug.config.schema import DataConfig
-from replug.data.checked_files import write_mark
 from replug.data.files import file_sha256
+from replug.data.manifest import write_mark
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import Tokenizers, prepare_raw, prepare_rows
 from replug.data.prepare.work import require_same
 from replug.data.sampling import Shares, split_of
-from replug.data.shards import corpus_sha256
-from replug.data.sources.stand_in_texts import stand_in_texts
+from replug.data.sources.built_in_texts import stand_in_texts
 from replug.data.store import PreparedSet
 from replug.data.tokenizing import word_tokenizer
 
-FILES = ("documents/00000.arrow", "queries.arrow", "heldout.arrow")
 SHARES = Shares(0.2, 0.1, None)  # the schema's
 WORDS = Tokenizers(word_tokenizer(r"\s*\S+|\s+"))
 
@@ -66,39 +63,7 @@ def test_texts_are_dealt_as_they_always_were():
     assert [i for i in dealt if dealt[i] == "heldout"] == [11, 37]
 
 
-def test_the_splits_get_their_shares():
-    counts = Counter(split_of(str(i), 0, SHARES) for i in range(10_000))
-    assert abs(counts["queries"] - 2000) < 160  # four standard deviations
-    assert abs(counts["heldout"] - 1000) < 120
-
-
-def test_another_seed_puts_texts_into_other_splits():
-    splits = [[split_of(str(i), seed, SHARES) for i in range(100)] for seed in (0, 1)]
-    assert splits[0] != splits[1]
-
-
 # Raw texts ----------------------------------------------------------------------------------------------
-
-
-def test_the_same_texts_give_the_same_files_byte_for_byte(tmp_path):
-    first, second = prepare(tmp_path / "a"), prepare(tmp_path / "b")
-    assert contents(first) == contents(second)
-    assert contents(prepare(tmp_path / "c", seed=1)) != contents(first)
-
-
-def test_preparing_again_over_an_earlier_set_replaces_it(tmp_path):
-    prepare(tmp_path / "a", seed=1)
-    assert contents(prepare(tmp_path / "a")) == contents(prepare(tmp_path / "b"))
-
-
-def test_the_order_of_the_source_texts_changes_nothing(tmp_path):
-    texts = [(text.id, text.text) for text in stand_in_texts()]
-    shuffled = random.Random(0).sample(texts, len(texts))
-    sets = []
-    for name, order in (("a", texts), ("b", shuffled)):
-        (tmp_path / name).mkdir()
-        sets.append(contents(prepare_texts(tmp_path / name, dict(order), window=16)))
-    assert sets[0] == sets[1]
 
 
 def test_no_source_is_in_two_splits_and_the_proof_says_so(tmp_path):
@@ -124,12 +89,6 @@ def test_documents_and_texts_are_parts_of_their_source_and_as_long_as_asked(tmp_
         assert window.context + window.continuation in sources[window.source].text
         assert (len(window.context.split()), len(window.continuation.split())) == (8, 8)
         assert window.domain == sources[window.source].domain
-
-
-def test_each_split_is_trimmed_to_the_number_asked_for(tmp_path):
-    prepared = prepare(tmp_path / "a", num_documents=50, num_queries=20, num_heldout=7)
-    assert (len(prepared.corpus), len(prepared.queries), len(prepared.heldout)) == (50, 20, 7)
-    assert prepared.manifest["counts"] == {"documents": 50, "queries": 20, "heldout": 7}
 
 
 def test_a_smaller_set_is_a_part_of_the_larger_one(tmp_path):
@@ -191,14 +150,6 @@ def test_planted_duplicates_are_dropped_and_counted(tmp_path):
 # The manifest -------------------------------------------------------------------------------------------
 
 
-def test_the_manifest_holds_each_files_checksum(tmp_path):
-    prepared = prepare(tmp_path / "a")
-    assert set(prepared.manifest["files"]) == set(contents(prepared)) - {"manifest.json"} == set(FILES)
-    sums = {name: hashlib.sha256((tmp_path / "a" / name).read_bytes()).hexdigest() for name in FILES}
-    assert prepared.manifest["files"] == sums
-    assert prepared.corpus_sha256 == corpus_sha256(tmp_path / "a" / "documents")
-
-
 def test_a_set_serves_only_what_it_was_made_from(tmp_path):
     prepared = prepare(tmp_path / "a", seed=3)
     origin = prepared.manifest["origin"]
@@ -226,12 +177,6 @@ def test_the_manifest_is_written_last(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="not a prepared set"):
         PreparedSet(tmp_path / "a")
     assert contents(prepare(tmp_path / "a")) == contents(prepare(tmp_path / "b"))  # and is gone on with
-
-
-def test_a_set_of_which_only_the_manifest_is_missing_is_made_anew(tmp_path):
-    prepare(tmp_path / "a")
-    (tmp_path / "a" / "manifest.json").rename(tmp_path / "a" / "manifest.json.partial")
-    assert contents(prepare(tmp_path / "a")) == contents(prepare(tmp_path / "b"))
 
 
 # The user's rows ----------------------------------------------------------------------------------------

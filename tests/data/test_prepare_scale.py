@@ -1,7 +1,6 @@
 """The same bytes whatever the workers, files, source shards and interruptions, and nothing in two splits."""
 
 import itertools
-import json
 import os
 import random
 import signal
@@ -17,13 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import replug.data.prepare.assembly
 import replug.data.prepare.cutting
 import replug.data.prepare.reading
 import replug.data.prepare.sets
-import replug.data.prepare.splits
 import replug.data.sources.shards
 from replug.config.errors import RunError, UserError
-from replug.data.hashing import content_hash
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.work import MARGIN, WorkFolder
 from replug.data.sampling import KeyCounts, Shares, bucket_end, buckets, key_ranges, split_of
@@ -45,7 +43,7 @@ def four() -> Iterator[LocalPool]:
 def small(monkeypatch) -> None:
     """Many source shards, runs and shards."""
     monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", 6000)
-    monkeypatch.setattr(replug.data.prepare.splits, "PIECES_PER_SHARD", 300)
+    monkeypatch.setattr(replug.data.prepare.assembly, "PIECES_PER_SHARD", 300)
     monkeypatch.setattr(replug.data.prepare.cutting, "RUN_CHARACTERS", 4000)
 
 
@@ -85,7 +83,7 @@ def test_one_worker_and_four_give_the_same_bytes(keys, four, small, tmp_path):
     ("rows", "keys"), [*((REPEATED, keys) for keys in KEYS), (UNNAMED, "all"), (UNNAMED, "n-grams")]
 )
 def test_shuffled_rows_in_other_files_and_source_shards_give_the_same_bytes(rows, keys, four, tmp_path, monkeypatch):
-    monkeypatch.setattr(replug.data.prepare.splits, "PIECES_PER_SHARD", 300)
+    monkeypatch.setattr(replug.data.prepare.assembly, "PIECES_PER_SHARD", 300)
     share = {"max_rejected_share": 1.0}
     whole = prepare(tmp_path / "whole", write_jsonl(tmp_path / "raw.jsonl", rows), **share, **KEYS[keys])
     expected = contents(whole.folder)
@@ -100,19 +98,6 @@ def test_shuffled_rows_in_other_files_and_source_shards_give_the_same_bytes(rows
         assert found == expected
 
 
-def test_a_text_that_comes_twice_in_two_domains_is_in_the_same_one_whatever_the_order(tmp_path):
-    again = [{**row, "domain": "another"} for row in ROWS]
-    for name, rows in (("a", [*ROWS, *again]), ("b", [*again, *ROWS])):
-        write_jsonl(tmp_path / name / "raw.jsonl", rows)
-    sets = [
-        contents(prepare(tmp_path / f"set-{n}", tmp_path / n / "raw.jsonl", max_rejected_share=1.0).folder)
-        for n in ("a", "b")
-    ]
-    for files in sets:
-        files.pop("rejected.jsonl")
-    assert sets[0] == sets[1]
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_of_texts_with_one_id_the_same_is_kept_whatever_the_order(seed, tmp_path):
     rows = [*ROWS, *({**row, "id": f"{i % 9}"} for i, row in enumerate(rows_of(60, seed=5)))]
@@ -124,15 +109,6 @@ def test_of_texts_with_one_id_the_same_is_kept_whatever_the_order(seed, tmp_path
     versions = {row["text"] for row in rows if "-" not in row["id"]}
     kept = {text for text in versions for doc in prepared.corpus.iterate() if doc.source == "3" and doc.text in text}
     assert len(kept) <= 1
-
-
-def test_the_number_of_shards_follows_the_pieces_and_the_set_is_the_same_rows(tmp_path, monkeypatch):
-    source = write_jsonl(tmp_path / "raw.jsonl", ROWS)
-    whole = prepare(tmp_path / "whole", source)
-    monkeypatch.setattr(replug.data.prepare.splits, "PIECES_PER_SHARD", 100)
-    parts = prepare(tmp_path / "parts", source)
-    assert len(list(parts.corpus_path.glob("*.arrow"))) > 9 > len(list(whole.corpus_path.glob("*.arrow"))) == 1
-    assert texts_of(parts) == texts_of(whole)
 
 
 # Interruptions ------------------------------------------------------------------------------------------
@@ -247,18 +223,18 @@ def prepare_again(out: Path, source: Path, keys: dict) -> Path:
 def test_a_killed_worker_is_one_clear_line_and_the_rerun_goes_on(small, tmp_path, monkeypatch):
     source = write_jsonl(tmp_path / "raw.jsonl", REPEATED)
     expected = contents(prepare(tmp_path / "quiet", source, max_rejected_share=1.0).folder)
-    finished = replug.data.prepare.reading.CutProgress.advance
+    finished = replug.data.prepare.reading.Progress.advance
     count = []
 
-    def kill_one(progress: object, report: object, before: bool = False) -> None:
-        finished(progress, report, before)
-        count.append(before)
+    def kill_one(*arguments: object, **keys: object) -> None:
+        finished(*arguments, **keys)
+        count.append(keys)
         if len(count) == 3:
             workers = [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]
             workers[-1].kill()
 
     with monkeypatch.context() as patch:
-        patch.setattr(replug.data.prepare.reading.CutProgress, "advance", kill_one)
+        patch.setattr(replug.data.prepare.reading.Progress, "advance", kill_one)
         with LocalPool(2) as pool, pytest.raises(RunError, match=r"a process of data\.num_workers was killed"):
             prepare(tmp_path / "set", source, pool, max_rejected_share=1.0)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("set/work/source_shards/*/report.json")}
@@ -324,22 +300,6 @@ def test_what_of_an_unfinished_run_is_missing_or_damaged_is_made_again(what, sma
         assert contents(prepare(tmp_path / damage, source).folder) == quiet
 
 
-def test_a_shard_that_an_interrupted_run_wrote_but_did_not_mark_is_no_part_of_the_set(small, tmp_path, monkeypatch):
-    source = write_jsonl(tmp_path / "raw.jsonl", ROWS)
-    keys = {"num_documents": 300}
-    quiet = contents(prepare(tmp_path / "quiet", source, **keys).folder)
-    with monkeypatch.context() as patch:
-        patch.setattr(replug.data.prepare.sets, "reject_duplicates", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            prepare(tmp_path / "set", source, **keys)
-    first = tmp_path / "quiet/documents/00000.arrow"
-    (tmp_path / "set/documents/00033.arrow").write_bytes(first.read_bytes())
-    (tmp_path / "set/documents/00034.arrow.partial").write_bytes(b"half")
-    prepared = prepare(tmp_path / "set", source, **keys)
-    assert contents(prepared.folder) == quiet
-    assert len(prepared.corpus) == 300
-
-
 # Nothing in two splits -----------------------------------------------------------------------------------
 
 BASE = rows_of(200, seed=3)
@@ -375,22 +335,6 @@ def test_an_equal_text_in_another_split_is_dropped_and_counted(loses, wins, chan
     assert prepared.manifest["dropped"][f"{WHAT[loses]} equal to another split's text"] == 1
 
 
-@pytest.mark.parametrize("wins", ["queries", "heldout"])
-def test_a_document_equal_to_a_continuation_is_dropped(wins, tmp_path):
-    (a,), (b,) = ids_on("documents", 1), ids_on(wins, 1)
-    source = write_jsonl(
-        tmp_path / "a.jsonl",
-        [
-            *BASE,
-            {"id": a, "text": words("tail", 4)},
-            {"id": b, "text": words("head", 4) + " " + words("tail", 4) + " more"},
-        ],
-    )
-    prepared = prepare(tmp_path / "set", source)
-    assert not [doc for doc in prepared.corpus.iterate() if "tail0" in doc.text]
-    assert prepared.manifest["dropped"]["document equal to another split's text"] == 1
-
-
 @pytest.mark.parametrize(("loses", "wins"), PAIRS)
 @pytest.mark.parametrize("shared", [12, 13, 20])
 def test_thirteen_words_in_common_with_another_split_are_found(loses, wins, shared, small, tmp_path):
@@ -406,23 +350,6 @@ def test_thirteen_words_in_common_with_another_split_are_found(loses, wins, shar
         ([wins], 1) if shared >= 13 else (sorted([loses, wins], key=["documents", "queries", "heldout"].index), None)
     )
     assert prepared.manifest["disjoint"]["ngram"] == 13
-
-
-def test_a_text_that_comes_again_on_its_own_split_is_kept_once_and_counted(tmp_path):
-    a, b, c = ids_on("documents", 3)
-    rows = [{"id": name, "text": change(words("twice", 4))} for name, change in ((a, str), (b, changed), (c, str))]
-    prepared = prepare(tmp_path / "set", write_jsonl(tmp_path / "a.jsonl", [*BASE, *rows]))
-    assert sum("twice0" in doc.text.casefold() for doc in prepared.corpus.iterate()) == 1
-    assert prepared.manifest["dropped"]["repeated document"] == 2
-
-
-def test_texts_without_ids_that_come_again_are_counted_and_kept_once(tmp_path):
-    rows = [{"text": row["text"]} for row in [*BASE, *BASE[:30]]]
-    prepared = prepare(tmp_path / "set", write_jsonl(tmp_path / "a.jsonl", rows))
-    plain = prepare(tmp_path / "plain", write_jsonl(tmp_path / "b.jsonl", rows[:200]))
-    assert prepared.manifest["dropped"]["repeated text"] == 30
-    assert prepared.manifest["rejected"] == {}
-    assert texts_of(prepared) == texts_of(plain)
 
 
 # Sampling -----------------------------------------------------------------------------------------------
@@ -491,46 +418,6 @@ def test_ranges_of_keys_cover_all_once(end, candidates, size):
     assert all(before[1] == after[0] for before, after in itertools.pairwise(ranges))
 
 
-@given(order=st.permutations(range(12)), asked=st.integers(1, 60))
-@settings(max_examples=8, deadline=None)
-def test_in_whatever_order_source_shards_arrive_the_bytes_are_the_same(tmp_path_factory, order, asked):
-    class Shuffled:
-        """Cuts source shards in another order, each with the limits of some source shards before."""
-
-        def run(self, function, jobs):  # type: ignore[no-untyped-def]
-            if function is not replug.data.prepare.reading.cut_source_shard:
-                yield from (function(*job) for job in jobs)
-                return
-            waiting, ranks = [], list(order)
-            for job in jobs:
-                waiting.append(job)
-                if len(waiting) > 3:
-                    waiting.sort(key=lambda job: ranks[job[2].number % len(ranks)])
-                    yield function(*waiting.pop(0))
-            yield from (function(*job) for job in reversed(waiting))
-
-    folder = tmp_path_factory.mktemp("order")
-    source = write_jsonl(folder / "raw.jsonl", ROWS[:150])
-    keys = {"num_documents": asked, "num_queries": 5, "num_heldout": 2}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", 6000)
-        plain, other = prepare(folder / "a", source, **keys), prepare(folder / "b", source, Shuffled(), **keys)
-    assert contents(other.folder) == contents(plain.folder)
-    assert len(plain.corpus) == asked
-
-
-def test_equal_texts_have_the_same_place_in_their_split():
-    assert content_hash("A  b\n", 1) == content_hash("a B", 1) != content_hash("a B", 2)
-
-
-@pytest.mark.parametrize("copies", [1, 2, 4, 10])
-def test_a_source_full_of_repetitions_still_gives_the_number_asked_for(copies, tmp_path):
-    rows = [{**row, "id": f"{i}-{row['id']}"} for i in range(copies) for row in rows_of(100)]
-    source = write_jsonl(tmp_path / "raw.jsonl", rows)
-    prepared = prepare(tmp_path / "set", source, num_documents=100, num_queries=10, num_heldout=10)
-    assert prepared.manifest["counts"] == {"documents": 100, "queries": 10, "heldout": 10}
-
-
 def test_two_processes_do_not_prepare_in_one_folder(tmp_path):
     first, second = (WorkFolder(tmp_path / "set", {"seed": 0}) for _ in range(2))
     with first, pytest.raises(UserError, match="is being written by process"):
@@ -566,12 +453,3 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "set").write_text("mine")
     with pytest.raises(UserError, match="is a file"):
         prepare(tmp_path / "set", write_jsonl(tmp_path / "raw.jsonl", ROWS))
-
-
-def test_the_manifest_counts_all_that_became_of_the_source(tmp_path):
-    prepared = prepare(tmp_path / "set", write_jsonl(tmp_path / "raw.jsonl", ROWS))
-    manifest = json.loads((prepared.folder / "manifest.json").read_text())
-    assert manifest["source"]["texts"] == len(ROWS)
-    assert manifest["source"]["tokens"] == sum(len(row["text"].split()) for row in ROWS)
-    assert set(manifest["source"]["pieces"]) == {"documents", "queries", "heldout"}
-    assert sum(manifest["source"]["pieces"]["documents"].values()) == len(prepared.corpus)

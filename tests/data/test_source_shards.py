@@ -4,28 +4,23 @@ import bz2
 import csv
 import gzip
 import io
-import itertools
 import json
 import random
 from pathlib import Path
 
-import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import replug.data.prepare.cutting
 import replug.data.sources.shards
 import replug.data.tokenizing
 from replug.config.errors import UserError
-from replug.data.chunks import split_text
 from replug.data.sources.records import FieldMap, SourceText
 from replug.data.sources.shards import of_split, plan_source_shards, read_source_shard
-from replug.data.tokenizing import load_plain, token_offsets
-from tests.support.preparing import WORDS, contents, prepare, rows_of, texts_of, write_jsonl
+from replug.data.tokenizing import load_plain
+from tests.support.preparing import WORDS, contents, prepare, rows_of, write_jsonl
 from tests.support.real_models import real_encoder
 
 ROWS = rows_of(150)
@@ -116,14 +111,6 @@ def write_form(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("shard_bytes", [90, 777, 1 << 20])
-@pytest.mark.parametrize("form", FORMS)
-def test_every_form_gives_the_same_texts_in_source_shards_of_any_size(form, shard_bytes, tmp_path, monkeypatch):
-    monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", shard_bytes)
-    found = read(write_form(tmp_path / "raw", FORMS[form]))
-    assert len(found) == len(ROWS) and set(found) == EXPECTED
-
-
 @pytest.mark.parametrize("form", ["gzip", "Parquet of many row groups", "tsv", "all kinds"])
 def test_every_form_gives_the_same_set_byte_for_byte(form, tmp_path, monkeypatch):
     plain = prepare(tmp_path / "plain", write_jsonl(tmp_path / "raw.jsonl", ROWS))
@@ -158,17 +145,6 @@ def test_a_tree_of_texts_gives_the_same_in_source_shards_of_any_size(tmp_path, m
     monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", 3000)
     assert len(plan_source_shards(str(tmp_path / "raw"))) > 5
     assert read(tmp_path / "raw") == whole
-
-
-def test_a_table_may_hold_texts_as_long_as_others(tmp_path):
-    long = "word " * 100_000
-    write_form(tmp_path, {"a.tsv": tsv([{"id": "a", "text": long, "domain": "web"}])})
-    assert read(tmp_path / "a.tsv") == [SourceText("a", long, "web")]
-
-
-def test_quotes_doubled_within_quotes_are_read(tmp_path):
-    (tmp_path / "a.tsv").write_text('id\ttext\ttitle\n1\t"""Aaron"" is a\tname"\t"T"\n')
-    assert read(tmp_path / "a.tsv") == [SourceText("1", '"Aaron" is a\tname', "all")]
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -244,20 +220,6 @@ def test_only_a_dataset_of_the_hub_without_a_split_gets_one(name, named):
     assert of_split(name, "test") == named
 
 
-def test_a_file_has_no_split(tmp_path):
-    path = str(write_jsonl(tmp_path / "raw.jsonl", ROWS))
-    assert of_split(path, "test") == path
-
-
-def test_a_dataset_that_is_not_there_is_a_users_error(hub, monkeypatch):
-    def nothing(*_: object, **__: object) -> None:
-        raise datasets.exceptions.DatasetNotFoundError("Dataset 'corpus' doesn't exist\non the Hub")
-
-    monkeypatch.setattr(datasets, "load_dataset", nothing)
-    with pytest.raises(UserError, match="cannot open the dataset corpus"):
-        plan_source_shards("corpus")
-
-
 WIKI = FieldMap(new_text_at="^ = [^=]")
 
 
@@ -296,16 +258,6 @@ def test_wikitexts_articles_are_whole_in_each_of_its_forms(tmp_path, monkeypatch
     assert all(text.text.lstrip(" \n").startswith("= Title") for text in found["wiki.jsonl"])
 
 
-def test_wikitext_gives_the_same_set_from_the_hub_as_from_its_file(hub, tmp_path):
-    lines = wiki_lines(texts=100)
-    keys = {"new_text_at": WIKI.new_text_at}
-    write_jsonl(hub / "train-00000-of-00001.jsonl", [{"text": line} for line in lines])
-    (tmp_path / "wiki.train.tokens").write_text("".join(lines), encoding="utf-8", newline="")
-    from_file = prepare(tmp_path / "a", tmp_path / "wiki.train.tokens", **keys)
-    from_hub = prepare(tmp_path / "b", "corpus", **keys)
-    assert contents(from_hub.folder) == contents(from_file.folder)
-
-
 # Cutting ------------------------------------------------------------------------------------------------
 
 
@@ -330,59 +282,6 @@ def minilm() -> str:
 @pytest.fixture(scope="module")
 def loaded() -> dict[str, Tokenizer]:
     return {"bpe": load_plain(byte_bpe()), "words": load_plain(WORDS), "minilm": load_plain(minilm())}
-
-
-ANY = st.characters(exclude_categories=["Cs"])  # all planes, unassigned and private ones too
-PIECES = st.sampled_from(
-    [
-        " ",
-        "\n",
-        "\t",
-        "\u3000",
-        "the",
-        " the cat",
-        "é",
-        "e\u0301",
-        "中文",
-        "🙂",
-        "👩‍👩‍👧",
-        "\U0010ffff",
-        "\u200d",
-        "ß",
-        "İ",
-        "[SEP]",
-    ]
-)
-TEXTS = st.one_of(st.text(ANY, max_size=60), st.lists(st.one_of(PIECES, ANY), max_size=60).map("".join))
-
-
-@pytest.mark.parametrize("name", ["bpe", "words", "minilm"])
-@given(text=TEXTS, size=st.integers(1, 9), segment=st.sampled_from([1, 2, 7, 30, 1 << 17]))
-@settings(max_examples=150, deadline=None)
-def test_pieces_of_any_text_join_back_to_it_and_are_cut_at_borders_of_tokens(loaded, name, text, size, segment):
-    before, replug.data.tokenizing.SEGMENT_CHARACTERS = replug.data.tokenizing.SEGMENT_CHARACTERS, segment
-    try:
-        (offsets,) = token_offsets(loaded[name], [text])
-    finally:
-        replug.data.tokenizing.SEGMENT_CHARACTERS = before
-    pieces = split_text(text, offsets, size)
-    assert "".join(pieces) == text and all(pieces)
-    ends = {end for _, end in offsets}
-    assert set(itertools.accumulate(map(len, pieces))) - {len(text)} <= ends
-    assert len(pieces) <= max(1, -(-len(offsets) // size))
-
-
-@given(texts=st.lists(TEXTS, max_size=5), segment=st.sampled_from([1, 3, 1 << 17]))
-@settings(max_examples=60, deadline=None)
-def test_tokens_of_words_and_bytes_decode_to_the_text_whatever_the_segments(loaded, texts, segment):
-    before, replug.data.tokenizing.SEGMENT_CHARACTERS = replug.data.tokenizing.SEGMENT_CHARACTERS, segment
-    try:
-        offsets = token_offsets(loaded["words"], texts)
-    finally:
-        replug.data.tokenizing.SEGMENT_CHARACTERS = before
-    for text, spans in zip(texts, offsets, strict=True):
-        assert "".join(text[start:end] for start, end in spans) == text
-        assert loaded["bpe"].decode(loaded["bpe"].encode(text).ids) == text
 
 
 UNICODE_ROWS = [
@@ -411,13 +310,3 @@ def test_what_is_prepared_is_the_source_byte_for_byte(name, segment, loaded, tmp
             end = start + len(parts[number])
     for window in prepared.queries.windows() + prepared.heldout.windows():
         assert window.context + window.continuation in texts[window.source]
-
-
-def test_small_runs_give_the_same_set(tmp_path, monkeypatch):
-    source = write_jsonl(tmp_path / "a.jsonl", ROWS)
-    whole = prepare(tmp_path / "whole", source)
-    monkeypatch.setattr(replug.data.prepare.cutting, "RUN_CHARACTERS", 500)
-    monkeypatch.setattr(replug.data.prepare.cutting, "CHARACTERS_AT_A_TIME", 100)
-    parts = prepare(tmp_path / "parts", source)
-    assert contents(parts.folder) == contents(whole.folder)
-    assert len(texts_of(parts)["documents"]) > 500

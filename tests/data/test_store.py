@@ -1,25 +1,31 @@
 """Rows come back from Arrow files in the order asked for."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from replug.config.errors import RunError
-from replug.data.files import write_json
+import replug.data.prepare.assembly
+from replug.config.errors import RunError, UserError
+from replug.data.manifest import read_mark, write_mark
+from replug.data.prepare.sets import repair
 from replug.data.records import Document, Window
 from replug.data.shards import (
     DOCUMENT_SCHEMA,
     ROWS_PER_BATCH,
+    read_documents_of,
+    shard_paths,
     write_documents,
     write_rows,
     write_token_ids,
     write_token_rules,
     write_windows,
 )
-from replug.data.store import CorpusStore, WindowStore, _open_tokens
+from replug.data.store import CorpusStore, PreparedSet, WindowStore, _open_tokens, verify_prepared
+from replug.models.encoder import Encoder
+from replug.models.packaged import resolve_encoder_path
+from tests.support.preparing import contents, prepare, rows_of, write_jsonl
 
 DOCUMENTS = [Document(f"d{i}", f"text {i} 🙂", "odd" if i % 2 else "even", f"s{i // 2}") for i in range(5)]
 WINDOWS = [
@@ -48,11 +54,6 @@ def test_documents_come_in_the_order_asked_for_repeated_where_asked_twice(corpus
     assert corpus.texts([]) == []
 
 
-def test_all_documents_are_iterated_in_row_order(corpus):
-    assert len(corpus) == 5
-    assert list(corpus.iterate()) == DOCUMENTS
-
-
 def test_rows_are_found_by_id_and_unknown_ids_are_left_out(corpus):
     assert corpus.rows_of(["d4", "d1", "d4", "nobody"]) == {"d4": 4, "d1": 1}
     assert corpus.rows_of([]) == {}
@@ -70,25 +71,6 @@ def test_more_rows_than_one_batch_holds_are_all_there(tmp_path):
     corpus = CorpusStore(tmp_path / "a")
     assert [doc.id for doc in corpus.iterate()] == [str(i) for i in range(count)]
     assert corpus.texts([count - 1, ROWS_PER_BATCH]) == [str(count - 1), str(ROWS_PER_BATCH)]
-
-
-def test_an_empty_store_holds_nothing(tmp_path):
-    assert write_windows(tmp_path / "a", []) == 0
-    assert (len(WindowStore(tmp_path / "a")), WindowStore(tmp_path / "a").windows()) == (0, [])
-
-
-def test_json_is_written_whole_and_leaves_nothing_beside_it(tmp_path):
-    for content in ({"a": "中🙂"}, {"a": [1, None]}):
-        write_json(tmp_path / "a.json", content)
-        assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == content
-    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
-
-
-def test_json_that_cannot_be_written_leaves_the_earlier_file(tmp_path):
-    write_json(tmp_path / "a.json", 1)
-    with pytest.raises(TypeError):
-        write_json(tmp_path / "a.json", object())
-    assert json.loads((tmp_path / "a.json").read_text()) == 1
 
 
 def test_an_open_corpus_holds_no_descriptors_however_many_shards_it_has(tmp_path):
@@ -119,3 +101,150 @@ def test_a_system_without_descriptors_is_not_called_a_damaged_corpus(tmp_path, m
         RunError, match=r"00000\.tokens\.npy cannot be read: Too many open files; this is a limit of the"
     ):
         _open_tokens(tmp_path / "documents", [tmp_path / "documents/00000.arrow"])
+
+
+ODD = ["[SEP] a [MASK] b", "é e\u0301 中文 🙂", "\u200d\ufeff x", "UPPER lower", "bada gafu \x01 kelo"]
+
+
+@pytest.fixture(scope="module", params=["stand_in", "package:minilm"])
+def encoder(request) -> Encoder:
+    return Encoder(resolve_encoder_path(request.param))
+
+
+@pytest.fixture
+def rows() -> list[dict]:
+    odd = [{"id": f"odd{i}", "text": (text + " ") * (i + 2)} for i, text in enumerate(ODD * 12)]
+    return [*rows_of(60), *odd]
+
+
+@pytest.fixture
+def made(encoder, rows, tmp_path, monkeypatch) -> PreparedSet:
+    """Several shards with token ids."""
+    monkeypatch.setattr(replug.data.prepare.assembly, "PIECES_PER_SHARD", 80)
+    return prepare(tmp_path / "set", write_jsonl(tmp_path / "raw.jsonl", rows), token_ids=encoder.token_rule)
+
+
+def again(made: PreparedSet, encoder: Encoder | None) -> PreparedSet:
+    rule = encoder.token_rule if encoder else None
+    return prepare(made.folder, made.folder.parent / "raw.jsonl", token_ids=rule)
+
+
+def test_token_ids_are_those_of_the_encoder_over_all_shards(made, encoder):
+    corpus = made.corpus
+    assert len(shard_paths(made.corpus_path)) > 4
+    assert corpus.tokens_by == encoder.token_rule.fingerprint
+    rows = np.random.default_rng(0).integers(0, len(corpus), 700)
+    for chosen in (rows, rows.tolist(), range(len(corpus)), [len(corpus) - 1, 0, 0], []):
+        expected = encoder.token_ids(corpus.texts(chosen))
+        found = corpus.token_ids(chosen)
+        assert [row.tolist() for row in found] == [row.tolist() for row in expected]
+        assert all(row.dtype == np.uint16 for row in found)
+
+
+@pytest.mark.parametrize("limit", [3, 5, 128])
+def test_token_ids_are_cut_as_the_encoder_cuts(limit, tmp_path, rows):
+    encoder = Encoder(resolve_encoder_path("stand_in"), max_tokens=limit)
+    source = write_jsonl(tmp_path / "raw.jsonl", rows)
+    corpus = prepare(tmp_path / "set", source, token_ids=encoder.token_rule, document_tokens=30).corpus
+    found = corpus.token_ids(range(len(corpus)))
+    assert [row.tolist() for row in found] == [
+        row.tolist() for row in encoder.token_ids(corpus.texts(range(len(corpus))))
+    ]
+    assert max(map(len, found)) == min(limit, max(map(len, found)))
+
+
+def test_texts_sources_and_documents_come_in_the_order_asked_for_over_all_shards(made):
+    every = [doc for shard in shard_paths(made.corpus_path) for doc in read_documents_of(shard)]
+    rows = np.random.default_rng(1).permutation(len(every)).tolist()
+    assert list(made.corpus.iterate()) == every
+    assert made.corpus.documents(rows) == [every[row] for row in rows]
+    assert made.corpus.texts(rows) == [every[row].text for row in rows]
+    assert made.corpus.sources(np.array(rows)) == [every[row].source for row in rows]
+    assert made.corpus.rows_of([every[7].id, every[-1].id, "no such id"]) == {
+        every[7].id: 7,
+        every[-1].id: len(every) - 1,
+    }
+
+
+def test_a_folder_without_shards_is_a_users_error(tmp_path):
+    with pytest.raises(UserError, match="holds no documents"):
+        CorpusStore(tmp_path)
+
+
+# Damage -------------------------------------------------------------------------------------------------
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+FILES = ("documents/00001.arrow", "documents/00001.tokens.npy", "documents/00001.ends.npy", "documents/tokens.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        *((name, flip) for name in (*FILES, "queries.arrow", "heldout.arrow")),
+        *((name, Path.unlink) for name in (FILES[1], FILES[3], "heldout.arrow")),
+        *((name, damage) for name in FILES[:2] for damage in (cut, empty)),
+    ],
+)
+def test_damage_is_named_and_mended_and_other_files_are_left_as_they_are(name, damage, made, encoder):
+    before = contents(made.folder)
+    damage(made.folder / name)
+    _, problems = verify_prepared(made.folder)
+    assert problems and name in problems[0]
+    others = {path: path.stat() for path in made.folder.rglob("*") if path.is_file() and "00001" not in path.name}
+    assert repair(made.folder, {"seed": 0})
+    again(made, encoder)
+    assert contents(made.folder) == before
+    assert verify_prepared(made.folder)[1] == []
+    for path, then in others.items():
+        if path.name != "manifest.json" and path != made.folder / name:
+            assert (path.stat().st_ino, path.stat().st_mtime_ns) == (then.st_ino, then.st_mtime_ns), path
+
+
+def test_a_whole_set_needs_no_repair_and_what_a_killed_run_left_in_it_is_removed(made):
+    before = contents(made.folder)
+    (made.folder / "work/source_shards/00000").mkdir(parents=True)
+    (made.folder / "work/source_shards/00000/documents-0000.arrow").write_bytes(b"left")
+    assert not repair(made.folder, {"seed": 0})
+    assert contents(made.folder) == before
+
+
+def test_a_manifest_without_proof_or_that_is_no_json_is_refused(made):
+    path = made.folder / "manifest.json"
+    manifest = read_mark(path)
+    path.write_text("{")
+    with pytest.raises(UserError, match="is not valid JSON"):
+        PreparedSet(made.folder)
+    for content, said in (
+        ({k: v for k, v in manifest.items() if k != "disjoint"}, "no proof of disjointness"),
+        ({**manifest, "disjoint": {**manifest["disjoint"], "equal_texts": ["a"]}}, "overlap"),
+    ):
+        write_mark(path, content)
+        with pytest.raises(UserError, match=said):
+            PreparedSet(made.folder)
+
+
+def test_another_retriever_over_an_unfinished_set_mixes_no_token_ids(made, encoder, rows, tmp_path):
+    other = Encoder(resolve_encoder_path("stand_in"), max_tokens=4)
+    source = tmp_path / "raw.jsonl"
+    expected = {
+        name: contents(prepare(tmp_path / name, source, token_ids=rule).folder)
+        for name, rule in (("other", other.token_rule), ("none", None))
+    }
+    for name, now in (("other", other), ("none", None)):
+        (made.folder / "documents/00002.arrow").unlink()
+        repair(made.folder, {"seed": 0})
+        assert contents(again(made, now).folder) == expected[name]

@@ -162,19 +162,6 @@ def test_rows_of_other_examples_and_two_examples_of_one_id_are_refused(tmp_path)
         run_task(twice, book(["none", "replug"]), OutcomeFile(tmp_path / "new.jsonl"), "lengths")
 
 
-def test_a_flip_of_any_bit_in_a_row_has_it_measured_again(tmp_path, capsys):
-    path = tmp_path / "outcomes.jsonl"
-    expected = run_task(Numbered(), no_documents(), OutcomeFile(path), "numbers")
-    whole = path.read_bytes()
-    end = len(whole.splitlines(keepends=True)[0])
-    for place in range(end):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
-        task = Numbered()
-        assert run_task(task, no_documents(), OutcomeFile(path), "numbers") == expected
-        assert 0 in task.asked and set(task.asked) <= {0, 1}, "a newline that is gone takes the row behind it along"
-    assert f"{path}:1 is damaged, and what it says is done again" in capsys.readouterr().err
-
-
 def test_other_texts_or_documents_under_the_same_names_are_refused(tmp_path):
     folder = EvaluationFolder(tmp_path)
     folder.claim_inputs(["a query"], [], "documents")

@@ -119,18 +119,14 @@ def test_a_window_is_compared_with_its_context_and_alone():
     assert compared_examples(task_of(windows(1))) == [ComparedTexts("w0", (LONG, LONG[100:]), "s0")]
 
 
-def test_what_was_found_is_kept_and_measured_again_for_other_texts_or_where_it_is_damaged(corpus, tmp_path, capfd):
+def test_what_was_found_is_kept_and_measured_again_for_other_texts(corpus, tmp_path):
     config, path = EvaluationConfig(evaluation="lm", out="x"), tmp_path / "found/overlaps.jsonl"
     first = overlaps_with(config, corpus, task_of(windows()), path)
     assert first.reasons["w0"] == ["source", "equal text", "n-gram"] and first.num_documents == 30
-    written = path.read_bytes()
     corpus.corpus = None  # is not read again
     assert overlaps_with(config, corpus, task_of(windows()), path) == first
     with pytest.raises(TypeError):
         overlaps_with(config, corpus, task_of(windows(3)), path)
-    path.write_bytes(written.replace(b"equal text", b"equal texs"))
-    with pytest.raises(TypeError):
-        overlaps_with(config, corpus, task_of(windows()), path)
     write_leakage(tmp_path / "leakage.json", first, ["w1", "w3"])
     assert '"share": 0.5' in (tmp_path / "leakage.json").read_text()
 

@@ -1,10 +1,6 @@
 """BM25 against the formula worked out word by word and against `bm25s`; its order, its memory."""
 
-import gzip
-import json
 import math
-import tracemalloc
-from pathlib import Path
 
 import bm25s
 import numpy as np
@@ -32,7 +28,6 @@ WORDS = [
     ["evening", "green", "sky", "blue", "tree", "blue", "tree"],
     ["red", "sky", "over", "sea"],
 ]
-WIKIPEDIA = Path(__file__).parents[3] / "shared" / "data" / "mini_wikipedia.jsonl.gz"
 
 
 def brute_force(query: list[str], k1: float = 1.5, b: float = 0.75) -> list[float]:
@@ -100,21 +95,6 @@ def test_a_query_without_a_known_word_gets_the_first_rows_with_score_zero() -> N
         assert scores.tolist() == [[0, 0, 0]]
 
 
-def test_the_queries_of_a_call_do_not_touch_each_other() -> None:
-    queries = ["red sky", "unheardof", "tree", "evening sea"]
-    rows, scores = search(queries, 4)
-    assert rows.shape == scores.shape == (4, 4) and rows.dtype == np.int64 and scores.dtype == np.float32
-    for place, query in enumerate(queries):
-        alone = search([query], 4)
-        np.testing.assert_array_equal(rows[place], alone[0][0])
-        np.testing.assert_array_equal(scores[place], alone[1][0])
-    assert search([], 4)[0].shape == (0, 4)
-
-
-def test_where_there_are_fewer_documents_there_are_fewer_columns() -> None:
-    assert search(["red"], 100)[0].shape == (1, len(TEXTS))
-
-
 def test_a_corpus_without_words_is_refused() -> None:
     for texts in ([], ["", "the", "a ?"]):
         with pytest.raises(UserError, match="no word that BM25 could search by"):
@@ -143,35 +123,6 @@ def test_rows_and_scores_are_those_of_an_index_of_the_whole_to_the_last_bit(
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_memory_follows_from_the_chunk_and_not_from_the_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An index of the whole took 2 KiB for each document while it was built."""
-    monkeypatch.setattr(bm25, "CHUNK_DOCUMENTS", 500)
-    peaks = []
-    for size in (2_000, 16_000):
-        tracemalloc.start()
-        search_bm25(lambda size=size: (f"{TEXTS[row % 7]} word{row}" for row in range(size)), ["red sky"], 10)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[1] < 1.2 * peaks[0]
-
-
-@pytest.mark.skipif(not WIKIPEDIA.exists(), reason=f"{WIKIPEDIA} is not here; it is no part of the repository")
-def test_gold_is_found_among_ten_thousand_passages() -> None:
-    with gzip.open(WIKIPEDIA, "rt", encoding="utf-8") as file:
-        passages = [json.loads(line) for line in file]
-    rows_of = {passage["id"]: row for row, passage in enumerate(passages)}
-    with gzip.open(WIKIPEDIA.with_name("nq_open_gold.jsonl.gz"), "rt", encoding="utf-8") as file:
-        questions = [json.loads(line) for line in file][:300]
-    texts = [f"{passage['title']}\n{passage['text']}" for passage in passages]
-    asked = [question["question"] for question in questions]
-    rows, scores = search(asked, 20, texts)
-    for ours, theirs in zip((rows, scores), by_bm25s(texts, asked, 20), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-    gold = [{rows_of[doc] for doc in question["gold"]} for question in questions]
-    hits = [bool(wanted & set(found)) for wanted, found in zip(gold, rows.tolist(), strict=True)]
-    assert np.mean(hits) > 0.8
-
-
 def test_an_index_in_memory_gives_the_same_scores_and_documents(made_up: list[str]) -> None:
     index = BM25Index(made_up)
     for query in ("w3 w70 w71 w3", "w499 unheardof", made_up[5]):
@@ -181,8 +132,3 @@ def test_an_index_in_memory_gives_the_same_scores_and_documents(made_up: list[st
         assert sorted(rows[above]) == sorted(expected_rows[0][above])
     assert index.search("unheardof", 5000)[1].tolist() == [0] * len(made_up)
     assert BM25Index(TEXTS).search("", 3)[1].tolist() == [0, 0, 0]
-
-
-def test_an_index_of_no_words_is_refused() -> None:
-    with pytest.raises(UserError, match="holds no word that BM25 could search by"):
-        BM25Index(["", "?!"])

@@ -15,13 +15,13 @@ from replug.config.errors import UserError
 from replug.data.prepare.assembly import write_ids_of_shard
 from replug.data.records import Document
 from replug.data.shards import corpus_sha256, write_documents, write_token_rules
-from replug.data.sources.stand_in_texts import stand_in_texts
+from replug.data.sources.built_in_texts import stand_in_texts
 from replug.data.store import CorpusStore
 from replug.data.tokenizing import TokenIds
-from replug.index_workers import file_size
+from replug.index_workers import build_plan
+from replug.index_workers.answers import merge_top_k
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.builder import Builder
-from replug.index_workers.merge import merge_top_k
 from replug.index_workers.searcher import Searcher
 from replug.index_workers.version_store import VersionStore
 from replug.models.encoder import Encoder
@@ -104,19 +104,6 @@ def test_the_index_holds_the_encoders_vectors_rounded_to_float16(store: VersionS
     np.testing.assert_allclose(held, encoder.encode(TEXTS).numpy(), atol=1e-3)
 
 
-def test_vectors_of_an_encoder_in_float16_are_eight_times_finer_than_in_bfloat16(
-    encoder: Encoder, corpus: Path, tmp_path: Path
-) -> None:
-    """As written, and rounded there to float16 once more."""
-    exact, errors = encoder.encode(TEXTS).numpy(), {}
-    for dtype in ("float16", "bfloat16"):
-        store = VersionStore(tmp_path / dtype)
-        build(store, make_plan(store, encoder, corpus, dtype=dtype))
-        held = np.concatenate(store.open_vectors(store.plan(0), range(6))).astype(np.float32)
-        errors[dtype] = float(np.linalg.norm(held - exact, axis=1).mean())
-    assert 6 < errors["bfloat16"] / errors["float16"] < 11
-
-
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_a_search_over_any_shards_is_a_brute_force_product(
     store: VersionStore, encoder: Encoder, num_shards: int
@@ -128,23 +115,6 @@ def test_a_search_over_any_shards_is_a_brute_force_product(
     rows, similarities = search(store, queries, num_shards)
     np.testing.assert_array_equal(rows, expected)
     np.testing.assert_allclose(similarities, np.take_along_axis(products, expected, axis=1), atol=1e-5)
-
-
-def test_every_shard_answers_from_its_own_part_and_with_all_of_it_where_it_is_small(
-    store: VersionStore, encoder: Encoder
-) -> None:
-    queries, found = encoder.encode(QUERIES).numpy(), []
-    for shard in range(6):
-        rows, similarities = Searcher(store.root, shard, 6, threads=1).search(0, queries, NUM_DOCUMENTS)
-        assert (np.diff(similarities, axis=1) <= 0).all()
-        found.append(sorted(rows[0].tolist()))
-    assert [row for part in found for row in part] == list(range(NUM_DOCUMENTS))
-
-
-def test_more_shards_than_blocks_give_the_same_answer(store: VersionStore, encoder: Encoder) -> None:
-    queries = encoder.encode(QUERIES).numpy()
-    rows, _ = search(store, queries, num_shards=8)
-    np.testing.assert_array_equal(rows, search(store, queries, num_shards=1)[0])
 
 
 def test_a_block_has_the_same_bytes_whoever_embeds_it(
@@ -180,7 +150,7 @@ def test_files_of_many_blocks_hold_what_a_file_for_each_block_holds(
     store: VersionStore, encoder: Encoder, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
 ) -> None:
     """Passes are cut by block: with 62 documents, two files of three blocks each, the last cut short."""
-    monkeypatch.setattr(file_size, "FILES", 2)
+    monkeypatch.setattr(build_plan, "FILES", 2)
     other = VersionStore(tmp_path / "index")
     plan = make_plan(other, encoder, corpus)
     assert [list(map(len, plan.blocks_of_file(file))) for file in range(plan.num_files)] == [[12, 12, 12], [12, 12, 2]]
@@ -190,11 +160,6 @@ def test_files_of_many_blocks_hold_what_a_file_for_each_block_holds(
     monkeypatch.undo()
     expected = np.concatenate(store.open_vectors(store.plan(0), range(6)))
     assert held.tobytes() == expected.tobytes()
-
-
-def test_a_builder_encodes_other_texts_by_the_encoder_of_a_version(store: VersionStore, encoder: Encoder) -> None:
-    vectors = Builder(store.root, threads=1).encode(store.plan(0), QUERIES)
-    np.testing.assert_allclose(vectors, encoder.encode(QUERIES).numpy(), atol=1e-6)
 
 
 def test_later_versions_do_not_tokenize_again(
@@ -231,16 +196,6 @@ def test_token_ids_that_were_prepared_are_embedded_without_tokenizing(
     for file in range(plan.num_files):
         assert other.vectors_path(0, file).read_bytes() == store.vectors_path(0, file).read_bytes()
     assert list(other.root.glob("tokens-*")) == []
-
-
-def test_token_ids_that_were_prepared_with_another_limit_are_not_read(
-    store: VersionStore, encoder: Encoder, corpus: Path, tmp_path: Path
-) -> None:
-    prepared = copy_with_token_ids(corpus, tmp_path / "documents", replace(encoder.token_rule, max_tokens=5))
-    other = VersionStore(tmp_path / "index")
-    build(other, plan := make_plan(other, encoder, prepared))
-    for file in range(plan.num_files):
-        assert other.vectors_path(0, file).read_bytes() == store.vectors_path(0, file).read_bytes()
 
 
 def test_damaged_tokens_are_said_and_made_again_from_the_texts(
@@ -294,29 +249,6 @@ def test_a_builder_follows_the_plan_to_other_weights(encoder: Encoder, corpus: P
         np.testing.assert_allclose(block, model.encode(TEXTS[12:24]).numpy(), atol=1e-3)
 
 
-def test_a_builder_opens_the_corpus_once_for_all_versions(
-    encoder: Encoder, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_stand_in_encoder(tmp_path / "other", seed=1)
-    store, builder = VersionStore(tmp_path / "index"), Builder(tmp_path / "index", threads=1)
-    builder.embed_file(make_plan(store, encoder, corpus, version=0), 0)
-    other = make_plan(store, Encoder(str(tmp_path / "other"), max_tokens=100), corpus, version=1)
-    monkeypatch.setattr("replug.index_workers.builder.CorpusStore", lambda *_: pytest.fail("opened again"))
-    builder.embed_file(other, 0)
-
-
-def test_a_builder_follows_the_plan_to_another_token_limit(encoder: Encoder, corpus: Path, tmp_path: Path) -> None:
-    store = VersionStore(tmp_path / "index")
-    plan = make_plan(store, encoder, corpus)
-    builder = Builder(store.root, threads=1)
-    builder.embed_file(plan, 0)
-    shorter = replace(plan, max_tokens=16)
-    store.begin(shorter)
-    builder.embed_file(shorter, 0)
-    expected = Encoder(str(store.encoder_folder(0)), max_tokens=16).encode(TEXTS[:12]).numpy()
-    np.testing.assert_allclose(np.load(store.folder(0) / "vectors-00000.npy"), expected, atol=1e-3)
-
-
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 def test_vectors_that_float16_cannot_hold_are_refused_and_not_written(corpus: Path, tmp_path: Path) -> None:
     write_stand_in_encoder(tmp_path / "encoder")
@@ -344,32 +276,6 @@ def test_an_encoder_whose_arithmetic_float16_cannot_hold_is_refused_with_the_key
             continue
         with pytest.raises(ValueError, match=message):
             Builder(store.root, threads=1).embed_file(plan, 0)
-
-
-def test_a_searcher_made_anew_answers_the_same_without_being_told_to_load(
-    store: VersionStore, encoder: Encoder
-) -> None:
-    queries = encoder.encode(QUERIES).numpy()
-    first = Searcher(store.root, 1, 3, threads=1)
-    first.load(0)
-    before = first.search(0, queries, K)
-    for again in (Searcher(store.root, 1, 3, threads=1), first):
-        rows, similarities = again.search(0, queries, K)
-        np.testing.assert_array_equal(rows, before[0])
-        np.testing.assert_array_equal(similarities, before[1])
-    first.release([])
-    np.testing.assert_array_equal(first.search(0, queries, K)[0], before[0])
-
-
-def test_a_searcher_refuses_a_version_that_is_not_published(
-    store: VersionStore, encoder: Encoder, corpus: Path, tmp_path: Path
-) -> None:
-    other = VersionStore(tmp_path / "index")
-    plan = make_plan(other, encoder, corpus)
-    Builder(other.root, threads=1).embed_file(plan, 0)
-    searcher = Searcher(other.root, 0, 1, threads=1)
-    with pytest.raises(UserError, match="index version 0 is not published"):
-        searcher.search(0, np.zeros((1, encoder.dim)), 1)
 
 
 def test_a_searcher_refuses_a_damaged_block_by_name(encoder: Encoder, corpus: Path, tmp_path: Path) -> None:

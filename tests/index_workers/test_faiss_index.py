@@ -18,12 +18,11 @@ from replug.index_workers.faiss_index import (
     FaissShard,
     check_kind,
     fill,
-    refused_on_gpu,
     set_search_threads,
     train_quantizer,
     two_level_centroids,
 )
-from replug.index_workers.kinds import PRESETS, IndexKind, resolve_kind
+from replug.index_workers.kinds import IndexKind, resolve_kind
 from replug.index_workers.vectors import BlockVectors
 from replug.index_workers.version_store import VersionStore
 from replug.models.hardware import available_cores
@@ -58,11 +57,6 @@ def brute_force(k: int, queries: np.ndarray = QUERIES) -> tuple[np.ndarray, np.n
     return rows + FIRST_ROW, np.take_along_axis(similarities, rows, axis=1)
 
 
-def recall(rows: np.ndarray, k: int) -> float:
-    expected = brute_force(k)[0]
-    return float(np.mean([len(np.intersect1d(a, b)) / k for a, b in zip(rows, expected, strict=True)]))
-
-
 # What can be built ----------------------------------------------------------------------------------------
 
 
@@ -94,11 +88,6 @@ def test_a_corpus_too_small_to_train_on_is_refused_with_both_numbers(factory: st
     check_kind(IndexKind(factory), DIM, least)
 
 
-@pytest.mark.parametrize("factory", [None, "Flat", "HNSW8"])
-def test_what_needs_no_training_needs_no_documents(factory: str | None) -> None:
-    check_kind(IndexKind(factory), DIM, 1)
-
-
 @pytest.mark.parametrize("factory", ["IDMap,Flat", "IVF16,SQ8,RFlat", "IVF4,PQ4x12"])
 def test_what_could_not_be_filled_or_searched_is_refused_beforehand(factory: str) -> None:
     with pytest.raises(UserError, match=f"index.kind is {factory}"):
@@ -116,27 +105,12 @@ REFUSED += ["IVF16,PQ32x6", "IVF16,PQ6", "IVF16,PQ192", "IVF16,SQbf16", "IVF16,F
 REFUSED += ["IVF16_HNSW8,SQ8", "IVF16,RaBitQ", "IVF16,RaBitQfs", "PCA32,SQ8", "OPQ16_64,PQ16", "IVF256(RCQ2x4),SQ8"]
 
 
-@pytest.mark.parametrize("factory", COPIED)
-def test_what_faiss_copies_to_a_gpu_may_be_searched_there(factory: str) -> None:
-    check_kind(IndexKind(factory), 192, 100_000, k_on_gpu=20)
-
-
 @pytest.mark.parametrize("factory", REFUSED)
 def test_what_faiss_does_not_copy_to_a_gpu_is_refused_with_what_would_do(factory: str) -> None:
     check_kind(IndexKind(factory), 192, 100_000)
     with pytest.raises(UserError, match="which FAISS cannot hold on a GPU") as caught:
         check_kind(IndexKind(factory), 192, 100_000, k_on_gpu=20)
     assert f"index.kind is {factory}" in str(caught.value) and "set index.gpus_per_searcher=0" in str(caught.value)
-
-
-@pytest.mark.parametrize(("name", "copied"), [("sq8", False), ("pq", False), ("ivf_sq8", True), ("ivf_pq", False)])
-def test_of_the_presets_a_gpu_holds_lists_of_scalars(name: str, copied: bool) -> None:
-    index = faiss.index_factory(768, PRESETS[name](768, 4096), faiss.METRIC_INNER_PRODUCT)
-    assert (refused_on_gpu(index) is None) == copied
-
-
-def test_every_preset_is_in_the_table_of_what_a_gpu_holds() -> None:
-    assert set(PRESETS) == {"sq8", "pq", "ivf_sq8", "ivf_pq"}
 
 
 @pytest.mark.skipif(not hasattr(faiss, "StandardGpuResources"), reason="this FAISS knows no GPU")
@@ -178,24 +152,6 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, folder: Path, kind: IndexKind) -> Fa
     return FaissShard(folder / "shard.faiss", FIRST_ROW, kind, vectors, on_gpu=True)
 
 
-def test_more_documents_than_a_gpu_looks_for_are_found_by_the_vectors(monkeypatch, tmp_path: Path) -> None:
-    """A search that leaves out a text's own source asks for ever more."""
-    shard = on_gpu(monkeypatch, tmp_path, IndexKind("IVF16,SQ8", nprobe=16, rerank=True, overretrieve=6))
-    rows, similarities = shard.search(QUERIES, 20)
-    np.testing.assert_array_equal(rows, brute_force(20)[0])
-    np.testing.assert_array_equal(similarities, brute_force(20)[1])
-    with pytest.raises(RunError, match="finds fewer than 101 of 600 documents"):
-        on_gpu(monkeypatch, tmp_path, IndexKind("IVF16,SQ8", nprobe=16)).search(QUERIES, 101)
-
-
-def test_more_lists_than_a_gpu_looks_into_are_not_asked_of_it(monkeypatch, tmp_path: Path) -> None:
-    shard = on_gpu(monkeypatch, tmp_path, IndexKind("IVF128,SQ8", nprobe=1, rerank=True))
-    monkeypatch.setattr(faiss_index, "MOST_ON_GPU", 4)
-    shard = FaissShard(tmp_path / "shard.faiss", FIRST_ROW, shard._kind, shard._vectors, on_gpu=True)
-    rows, _ = shard.search(QUERIES[:4], 4)
-    assert rows.shape == (4, 4) and (rows >= FIRST_ROW).all()
-
-
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
@@ -231,19 +187,6 @@ def test_every_document_is_found_once_whatever_the_lists_hold(tmp_path: Path, fa
     assert (np.diff(similarities, axis=1) <= 0).all()
 
 
-def test_one_list_at_a_time_still_gives_k_documents(tmp_path: Path) -> None:
-    shard = make_shard(tmp_path, IndexKind("IVF64,SQ8", nprobe=1))
-    rows, _ = shard.search(QUERIES, 100)  # a list holds about nine
-    assert [len(set(found)) for found in rows.tolist()] == [100] * len(QUERIES)
-
-
-def test_more_lists_find_more(tmp_path: Path) -> None:
-    found = [
-        recall(make_shard(tmp_path, IndexKind("IVF16,SQ8", nprobe)).search(QUERIES, 10)[0], 10) for nprobe in (1, 16)
-    ]
-    assert found[0] < 0.9 < found[1]
-
-
 @pytest.mark.parametrize("factory", FACTORIES)
 def test_reordered_by_the_stored_vectors_the_similarities_are_exact(tmp_path: Path, factory: str) -> None:
     """As many candidates as there are documents make the whole answer exact."""
@@ -251,13 +194,6 @@ def test_reordered_by_the_stored_vectors_the_similarities_are_exact(tmp_path: Pa
     rows, similarities = shard.search(QUERIES, 10)
     np.testing.assert_array_equal(rows, brute_force(10)[0])
     np.testing.assert_array_equal(similarities, brute_force(10)[1])
-
-
-def test_reordering_finds_more_than_the_quantizer_alone(tmp_path: Path) -> None:
-    coarse = make_shard(tmp_path, IndexKind("OPQ4_16,PQ4np")).search(QUERIES, 10)[0]
-    exact = make_shard(tmp_path, IndexKind("OPQ4_16,PQ4np", rerank=True, overretrieve=8)).search(QUERIES, 10)[0]
-    assert recall(coarse, 10) < recall(exact, 10)
-    assert recall(exact, 10) > 0.9
 
 
 def test_a_shard_without_blocks_finds_nothing(tmp_path: Path) -> None:
@@ -280,12 +216,6 @@ def test_a_preset_for_vectors_as_encoders_give_them_is_trained_in_seconds(tmp_pa
     kind = resolve_kind(name, 384, ROWS, None, True, None)
     sample = np.random.default_rng(0).standard_normal((ROWS, 384)).astype(np.float16)
     assert train_quantizer(kind, sample, tmp_path / "quantizer.faiss") == ROWS
-
-
-@pytest.mark.parametrize("name", ["sq8", "pq", "ivf_sq8", "ivf_pq"])
-def test_a_preset_with_its_own_defaults_finds_nearly_all(tmp_path: Path, name: str) -> None:
-    shard = make_shard(tmp_path, resolve_kind(name, DIM, ROWS, None, True, None))
-    assert recall(shard.search(QUERIES, 10)[0], 10) > 0.95
 
 
 def test_a_graph_that_reaches_fewer_documents_than_asked_for_leaves_it_to_the_vectors(tmp_path: Path) -> None:
@@ -320,31 +250,6 @@ def test_two_levels_give_as_many_centroids_as_asked_for(name: str, count: int) -
     np.testing.assert_allclose(np.linalg.norm(centroids, axis=1), 1, rtol=1e-5)
 
 
-def test_centroids_of_two_levels_are_nearly_as_near_as_those_of_one() -> None:
-    vectors = (CLUSTERED / np.linalg.norm(CLUSTERED, axis=1, keepdims=True)).astype(np.float32)
-    whole = faiss.Kmeans(DIM, 60, niter=10, spherical=True)
-    whole.train(vectors)
-    nearest = [
-        (vectors @ c.T).max(axis=1).mean() for c in (whole.centroids, two_level_centroids(vectors, 60, 10, True))
-    ]
-    assert nearest[1] > nearest[0] - 0.01
-
-
-@pytest.mark.parametrize("factory", ["IVF64,SQ8", "PCAR8,IVF64,SQ8", "OPQ4_16,IVF64,PQ4np", "IVF64_HNSW8,SQ8"])
-def test_an_index_of_very_many_lists_finds_as_much_as_any(monkeypatch, tmp_path: Path, factory: str) -> None:
-    kind = IndexKind(factory, nprobe=16, rerank=True, overretrieve=8)
-    at_once = recall(make_shard(tmp_path, kind).search(QUERIES, 10)[0], 10)
-    monkeypatch.setattr(faiss_index, "MOST_LISTS_AT_ONCE", 16)
-    in_two_levels = recall(make_shard(tmp_path, kind).search(QUERIES, 10)[0], 10)
-    assert in_two_levels > at_once - 0.1  # noise without clusters, nine vectors a list: the worst case
-
-
-def test_lists_that_are_no_centroids_are_trained_as_faiss_does(monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(faiss_index, "MOST_LISTS_AT_ONCE", 16)
-    monkeypatch.setattr(faiss_index, "two_level_centroids", None)
-    make_shard(tmp_path, IndexKind("IVF64(RCQ2x3),SQ8", nprobe=8))
-
-
 # What the disk does not take --------------------------------------------------------------------------------
 
 
@@ -368,8 +273,3 @@ def test_an_index_file_that_the_disk_does_not_take_is_an_error_that_names_it(tmp
         store.write_marked(path, lambda partial: fill(quantizer, BLOCKS, partial))
     assert [found.name for found in tmp_path.glob("shard-*")] == []
     store.write_marked(path, lambda partial: fill(quantizer, BLOCKS, partial))
-
-
-def test_a_folder_that_is_gone_is_an_error_of_the_disk(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No such file or directory"):
-        train_quantizer(IndexKind("SQ8"), VECTORS, tmp_path / "gone" / "quantizer.faiss")

@@ -1,6 +1,5 @@
 """An index's folder from somebody else, whose manifest agrees with itself: what it asks for is refused in one line."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import pytest
 
 from replug.config.errors import RunError, UserError
-from replug.index_workers.build_plan import json_sha256
+from replug.data.manifest import read_mark, write_mark
 from replug.index_workers.local_index import LocalIndex
 from replug.index_workers.version_store import VersionStore
 from tests.support.index_versions import begin, publish, write_corpus
@@ -25,10 +24,9 @@ def root(tmp_path: Path) -> Path:
 def sign(root: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """As whoever writes the manifest can."""
     path = root / "v000000/manifest.json"
-    content = json.loads(path.read_text())
-    content.pop("sha256")
+    content = read_mark(path)
     change(content)
-    path.write_text(json.dumps({**content, "sha256": json_sha256(content)}))
+    write_mark(path, content)
 
 
 PLANS: dict[str, dict[str, Any]] = {
@@ -58,11 +56,10 @@ def test_a_plan_that_cannot_be_is_refused(name: str, root: Path) -> None:
 
 MANIFESTS: dict[str, Callable[[dict[str, Any]], object]] = {
     "no plan": lambda content: content.pop("plan"),
-    "no encoder": lambda content: content.pop("encoder"),
     "no files": lambda content: content.pop("files"),
     "a plan that is a list": lambda content: content.update(plan=[]),
-    "files of another folder": lambda content: content.update(files={"../../x.npy": {"sha256": "0", "rows": 1}}),
-    "an encoder elsewhere": lambda content: content["encoder"].update({"../../../../../../etc/hostname": "0"}),
+    "files of another folder": lambda content: content.update(files={"../../x.npy": "0"}),
+    "an encoder elsewhere": lambda content: content["files"].update({"encoder/../../../../../../etc/hostname": "0"}),
 }
 
 

@@ -5,12 +5,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from replug.config.errors import UserError
+from replug.config.schema import Config
+from replug.data.prepare.assembly import write_ids_of_shard
+from replug.data.records import Document
+from replug.data.shards import corpus_sha256, write_documents, write_token_rules
+from replug.data.store import CorpusStore, PreparedSet
+from replug.index_workers.build import publish_snapshot, require_same_index
+from replug.index_workers.build_plan import BuildPlan, IndexState
+from replug.index_workers.builder import Builder
 from replug.index_workers.kinds import IndexKind
-from replug.index_workers.local_index import LocalIndex
+from replug.index_workers.local_index import IndexRetriever, LocalIndex, retriever_identity
 from replug.index_workers.version_store import VersionStore
+from replug.models.build import load_encoder
+from replug.models.encoder import Encoder
+from tests.support.encoder_folders import write_chain, write_encoder
 from tests.support.index_versions import LOSSY, ROWS, VECTORS, begin, flip, publish, write_corpus
+from tests.support.preparing import debug_set
 
 QUERIES = np.random.default_rng(1).standard_normal((3, VECTORS.shape[1])).astype(np.float32)
 
@@ -57,19 +70,6 @@ def test_a_moved_run_directory_is_searched_where_it_lies_now(store: VersionStore
     assert len(index.corpus) == ROWS
 
 
-def test_an_index_that_was_moved_alone_is_searched_with_the_corpus_where_it_was(
-    store: VersionStore, tmp_path: Path
-) -> None:
-    index = LocalIndex(store.root.rename(tmp_path / "moved"), threads=1)
-    np.testing.assert_array_equal(index.search(QUERIES, 3)[0], brute_force(VECTORS, 3))
-    assert [doc.text for doc in index.corpus.documents([4])] == ["text 4"]
-
-
-def test_a_relative_path_is_searched_as_well(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(store.root)
-    assert len(LocalIndex(Path(), threads=1).corpus) == ROWS
-
-
 def test_nothing_published_is_refused(store: VersionStore, tmp_path: Path) -> None:
     (store.folder(0) / "manifest.json").unlink()
     for folder in (store.root, tmp_path / "gone"):
@@ -95,15 +95,124 @@ def test_a_corpus_that_is_gone_or_of_another_size_is_refused(store: VersionStore
             LocalIndex(store.root, threads=1)
 
 
-def test_a_corpus_that_is_damaged_is_refused(store: VersionStore) -> None:
-    (store.corpus_path(store.plan(0)) / "00000.arrow").write_bytes(b"not arrow")
-    with pytest.raises(UserError, match=r"documents/00000\.arrow is damaged"):
-        LocalIndex(store.root, threads=1)
+DIMS = 8
+TEXT_QUERIES = ["mida furo", "pelo tana", "furo furo mida"]
 
 
-def test_any_number_of_shards_may_be_empty(store: VersionStore) -> None:
-    publish(store, plan := replace(begin(store, version=1, num_shards=5), num_shards=5))
-    assert [len(plan.rows_of_shard(shard)) for shard in range(5)].count(0) == 2
-    np.testing.assert_array_equal(
-        LocalIndex(store.root, threads=1).search(QUERIES, ROWS)[0], brute_force(VECTORS, ROWS)
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedSet:
+    return debug_set(tmp_path_factory.mktemp("data"), "data.num_documents=100")
+
+
+def build(config: Config, data: PreparedSet, root: Path, dims: int | None, kind: str) -> LocalIndex:
+    config = replace(config, index=replace(config.index, dims=dims, kind=kind, overretrieve=len(data.corpus)))
+    store, builder = VersionStore(root), Builder(root, threads=1)
+    root.mkdir()
+    plan = publish_snapshot(config, load_encoder(config.retriever, dims=dims), data, store, IndexState(0, 0))
+    store.begin(plan)
+    for file in range(plan.num_files):
+        builder.embed_file(plan, file)
+    if not plan.kind.is_exact:
+        builder.make_quantizer(plan)
+        for shard in range(plan.num_shards):
+            builder.build_shard(plan, shard)
+    store.publish(plan)
+    return LocalIndex(root, threads=1)
+
+
+@pytest.mark.parametrize("kind", ["flat_fp16", "sq8"])
+def test_a_search_is_exact_search_by_truncated_vectors_of_length_one(debug_config, data, tmp_path, kind):
+    """A lossy kind's candidates are ordered by the stored vectors, so that its similarities are the exact ones too."""
+    index = build(debug_config, data, tmp_path / "index", DIMS, kind)
+    whole = load_encoder(debug_config.retriever)
+    texts = [document.text for document in data.corpus.iterate()]
+    queries, documents = (whole.encode(of).numpy()[:, :DIMS] for of in (TEXT_QUERIES, texts))
+    queries, documents = (of / np.linalg.norm(of, axis=1, keepdims=True) for of in (queries, documents))
+    expected = queries.astype(np.float64) @ documents.astype(np.float16).astype(np.float64).T
+    rows, similarities = index.search(index.query_encoder().encode(TEXT_QUERIES).numpy(), 5)
+    assert index.plan.dim == index.plan.dims == DIMS
+    np.testing.assert_allclose(similarities, np.sort(-expected)[:, :5] * -1, atol=1e-5)
+    np.testing.assert_allclose(np.take_along_axis(expected, rows, axis=1), similarities, atol=1e-5)
+    [found] = IndexRetriever(index).retrieve(TEXT_QUERIES[:1], 5)
+    assert [document.similarity for document in found] == similarities[0].tolist()
+
+
+def test_how_many_numbers_are_searched_by_is_part_of_an_indexs_identity(debug_config, data, tmp_path):
+    first = build(debug_config, data, tmp_path / "first", DIMS, "flat_fp16")
+    whole = build(debug_config, data, tmp_path / "whole", None, "flat_fp16")
+    assert first.plan.weights_sha256 == whole.plan.weights_sha256
+    identities = [retriever_identity(index.plan, index.root) for index in (first, whole)]
+    assert identities[0] == f"{identities[1]}:first {DIMS}"
+    with pytest.raises(UserError, match=r"holds an index with dim=8, but dim=32 is asked for"):
+        require_same_index(debug_config, load_encoder(debug_config.retriever), data, VersionStore(tmp_path / "first"))
+
+
+TEXTS = [f"w{n} w{n + 7} w{n + 9}" for n in range(12)]
+PROMPTS = {"query": "query : ", "passage": "passage : "}
+
+
+@pytest.fixture
+def encoder(tmp_path: Path) -> Encoder:
+    write_encoder(tmp_path / "encoder", "bert")
+    pooling = {"pooling_mode": ["mean", "cls"], "include_prompt": False}
+    write_chain(tmp_path / "encoder", pooling, ["Dense"], PROMPTS)
+    return Encoder(str(tmp_path / "encoder"))
+
+
+def built(root: Path, encoder: Encoder, has_token_ids: bool) -> tuple[VersionStore, BuildPlan]:
+    corpus = root / "documents"
+    write_documents(corpus, [Document(f"d{row}", text, "x", "s") for row, text in enumerate(TEXTS)])
+    if has_token_ids:
+        write_ids_of_shard(corpus / "00000.arrow", encoder.token_rule)
+        write_token_rules(corpus, encoder.token_rule.fingerprint)
+    store = VersionStore(root / "index")
+    plan = BuildPlan(
+        version=0,
+        step=0,
+        weights_sha256=store.save_snapshot(0, encoder.save),
+        corpus_path=str(corpus),
+        corpus_sha256=corpus_sha256(corpus),
+        num_documents=len(TEXTS),
+        block_documents=4,
+        similarity=encoder.similarity,
+        max_tokens=encoder.max_tokens,
+        dim=encoder.dim,
+        modules=encoder.pooling,
+        query_prompt=encoder.prompts.query,
+        document_prompt=encoder.prompts.document,
+        dtype="float32",
+        tokens_per_batch=64,
     )
+    store.begin(plan)
+    threads, builder = torch.get_num_threads(), Builder(store.root, threads=1)
+    for file in range(plan.num_files):
+        builder.embed_file(plan, file)
+    torch.testing.assert_close(torch.from_numpy(builder.encode(plan, TEXTS)), encoder.encode_query(TEXTS))
+    torch.set_num_threads(threads)
+    store.publish(plan)
+    return store, plan
+
+
+@pytest.mark.parametrize("has_token_ids", [False, True], ids=["texts", "prepared tokens"])
+def test_documents_and_queries_have_each_their_prompt(tmp_path: Path, encoder: Encoder, has_token_ids: bool) -> None:
+    store, plan = built(tmp_path, encoder, has_token_ids)
+    assert (CorpusStore(tmp_path / "documents").tokens_by is not None) is has_token_ids
+    held = np.concatenate(store.open_vectors(plan, range(plan.num_files)))
+    np.testing.assert_allclose(held, encoder.encode_document(TEXTS), atol=1e-3)
+    [found] = IndexRetriever(LocalIndex(store.root, threads=1)).retrieve(["w3 w9"], 2)
+    similarities = encoder.encode_query(["w3 w9"]) @ encoder.encode_document(TEXTS).T
+    np.testing.assert_allclose(
+        [one.similarity for one in found], similarities[0].sort(descending=True).values[:2], atol=2e-3
+    )
+
+
+@pytest.mark.parametrize("change", [{"document_prompt": "x"}, {"query_prompt": ""}, {"modules": "mean"}])
+def test_another_prompt_or_chain_is_another_index(tmp_path: Path, encoder: Encoder, change: dict[str, str]) -> None:
+    store, plan = built(tmp_path, encoder, has_token_ids=False)
+    other = replace(plan, **change)  # type: ignore[arg-type]
+    assert other.retriever != plan.retriever
+    [(name, value)] = change.items()
+    with pytest.raises(UserError, match=f"holds an index with {name}=.*, but {name}={value} is asked for"):
+        store.require_same_vectors(other)
+    with pytest.raises(UserError, match=f"has {name} "):
+        Builder(store.root, torch.get_num_threads()).embed_file(other, 0)

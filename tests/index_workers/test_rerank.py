@@ -7,8 +7,8 @@ import torch
 from replug.data.records import Document, SearchResult
 from replug.data.shards import write_documents
 from replug.data.store import CorpusStore
-from replug.index_workers.exclusion import search_excluding
-from replug.index_workers.rerank import LiveReranker
+from replug.index_workers.answers import search_excluding
+from replug.index_workers.build import LiveReranker
 
 DIM, ROWS = 8, 40
 RNG = np.random.default_rng(0)
@@ -61,27 +61,10 @@ def test_candidates_are_ordered_by_their_live_vectors(parts):
     assert found.similarities.dtype == np.float32
 
 
-def test_a_document_is_embedded_once_however_many_queries_find_it(parts):
-    parts.reranker(4)(0, QUERIES, 8)
-    (texts,) = parts.encoded
-    assert len(texts) == len(set(texts)) < 5 * 32
-
-
-def test_with_the_whole_corpus_as_candidates_the_answer_is_the_live_one(parts):
-    found = parts.reranker(1000)(0, QUERIES, 6)
-    assert parts.asked[0][1] == ROWS
-    np.testing.assert_array_equal(found.doc_rows, ranked(LIVE, np.tile(np.arange(ROWS), (5, 1)), 6))
-
-
 def test_what_is_excluded_is_left_to_the_index(parts):
     exclude = ["a", None, "b", None, None]
     parts.reranker(2)(1, QUERIES, 3, exclude)
     assert parts.asked == [(1, 6, exclude, 3)]
-
-
-def test_fewer_than_k_are_enough_where_the_caller_says_so(parts):
-    parts.reranker(2)(1, QUERIES, 3, ["a"] * 5, at_least=1)
-    assert parts.asked == [(1, 6, ["a"] * 5, 1)]
 
 
 def test_a_corpus_with_enough_documents_but_fewer_candidates_of_other_sources_is_enough(parts):

@@ -1,8 +1,6 @@
 """One shard's searcher: calls answered together, versions held and let go."""
 
-import gc
 import threading
-import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -10,16 +8,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import psutil
 import pytest
 
-from replug.config.errors import UserError
-from replug.data.files import file_sha256
-from replug.index_workers import build_steps, vector_files, version_store
 from replug.index_workers import searcher as searcher_module
+from replug.index_workers.answers import merge_top_k
 from replug.index_workers.build_plan import BuildPlan
+from replug.index_workers.builder import Builder
 from replug.index_workers.kinds import IndexKind
-from replug.index_workers.merge import merge_top_k
 from replug.index_workers.searcher import Found, Searcher, _Loaded
 from replug.index_workers.version_store import VersionStore
 from tests.support import index_versions
@@ -130,17 +125,6 @@ def test_an_error_reaches_every_caller_of_its_batch_and_no_other(recording) -> N
     assert searcher.search(0, query(5), 1)[0].tolist() == [[0]]
 
 
-def test_many_threads_get_what_each_would_get_alone(store: VersionStore) -> None:
-    searcher = Searcher(store.root, 0, 1, threads=1)
-    alone = [searcher.search(0, QUERIES[i : i + 1], 1 + i) for i in range(len(QUERIES))]
-    with ThreadPoolExecutor(16) as threads:
-        for _ in range(5):
-            found = list(threads.map(lambda i: searcher.search(0, QUERIES[i : i + 1], 1 + i), range(len(QUERIES))))
-            for ours, other in zip(found, alone, strict=True):
-                np.testing.assert_array_equal(ours[0], other[0])
-                np.testing.assert_array_equal(ours[1], other[1])
-
-
 LOSSY = {
     "reordered, other k": (IndexKind("IVF16,SQ8", nprobe=1, rerank=True, overretrieve=2), 1, 80),
     "rotated, same k": (IndexKind("OPQ4_16,IVF16,SQ8", nprobe=2), 32, 5),
@@ -182,30 +166,7 @@ def hold_back(loaded: _Loaded) -> tuple[threading.Event, threading.Event]:
     return begun, let_on
 
 
-@pytest.mark.parametrize("is_independent", [True, False])
-def test_every_caller_gets_an_answer_however_their_calls_cross(recording, is_independent: bool) -> None:
-    searcher, shard = recording
-    shard.is_independent = is_independent
-    shard.let_on.set()
-    with ThreadPoolExecutor(16) as threads:
-        for number, (rows, similarities) in enumerate(
-            threads.map(lambda number: searcher.search(0, query(number), 3), range(4000))
-        ):
-            assert rows.tolist() == [[0, 1, 2]]
-            np.testing.assert_array_equal(similarities, number - rows)
-
-
 # Versions -------------------------------------------------------------------------------------------------
-
-
-def test_a_version_is_loaded_when_it_is_first_asked_for(store: VersionStore) -> None:
-    searcher = Searcher(store.root, 0, 1, threads=1)
-    assert searcher.held() == []
-    before = searcher.search(0, QUERIES, 3)
-    assert searcher.held() == [0]
-    again = Searcher(store.root, 0, 1, threads=1).search(0, QUERIES, 3)  # as after kill -9
-    np.testing.assert_array_equal(again[0], before[0])
-    np.testing.assert_array_equal(again[1], before[1])
 
 
 def test_many_threads_load_a_version_once(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,49 +189,6 @@ def test_a_search_under_way_ends_on_the_version_it_began_on(recording) -> None:
         assert found.result(20)[0].tolist() == [[0, 1, 2]]
 
 
-def test_a_version_that_is_released_is_no_longer_mapped(store: VersionStore) -> None:
-    publish(store, replace(EXACT, version=1), VECTORS[::-1])
-    searcher = Searcher(store.root, 0, 1, threads=1)
-    for version in (0, 1):
-        searcher.search(version, QUERIES, 3)
-    assert mapped_versions(store) == {"v000000", "v000001"}
-    shard = weakref.ref(searcher._versions[0].shard)
-    searcher.release(keep=[1])
-    gc.collect()
-    assert shard() is None
-    assert mapped_versions(store) == {"v000001"}
-    assert searcher.held() == [1]
-
-
-def mapped_versions(store: VersionStore) -> set[str]:
-    maps = [Path(found.path) for found in psutil.Process().memory_maps()]
-    return {path.parent.name for path in maps if path.is_relative_to(store.root)}
-
-
-@pytest.mark.parametrize("kind", [IndexKind(), IndexKind("SQ8", rerank=True, overretrieve=4), IndexKind("SQ8")])
-def test_a_load_reads_each_file_of_its_shard_once_and_no_other(
-    store: VersionStore, monkeypatch: pytest.MonkeyPatch, kind: IndexKind
-) -> None:
-    plan = replace(EXACT, version=1, kind=kind, num_shards=1 if kind.is_exact else 2)
-    publish(store, plan)
-    read = []
-    monkeypatch.setattr(vector_files, "file_sha256", lambda path: read.append(path.name) or file_sha256(path))
-    searcher = Searcher(store.root, 1, 2, threads=1)
-    for _ in range(2):
-        searcher.load(1)
-        searcher.search(1, QUERIES, 3)
-    vectors = [f"vectors-{file:05d}.npy" for file in (3, 4, 5)] if kind.uses_vectors else []
-    assert sorted(read) == [*([] if kind.is_exact else ["shard-00001.faiss"]), *vectors]
-
-
-def test_checksums_are_compared_while_the_files_are_opened(store: VersionStore, monkeypatch) -> None:
-    opened = threading.Event()
-    monkeypatch.setattr(version_store, "require_intact", lambda *_: opened.wait(60) or pytest.fail("one by one"))
-    with store.checking(0, store.vectors_paths(EXACT, range(6))):
-        assert len(store.open_vectors(EXACT, range(6))) == 6
-        opened.set()
-
-
 def test_a_version_that_was_built_anew_is_loaded_anew(store: VersionStore) -> None:
     searcher = Searcher(store.root, 0, 1, threads=1)
     searcher.load(0)
@@ -278,21 +196,6 @@ def test_a_version_that_was_built_anew_is_loaded_anew(store: VersionStore) -> No
     searcher.load(0)
     expected = Searcher(store.root, 0, 1, threads=1).search(0, QUERIES, 3)
     np.testing.assert_array_equal(searcher.search(0, QUERIES, 3)[0], expected[0])
-
-
-@pytest.mark.parametrize("kind", [IndexKind("SQ8"), IndexKind("IVF8,SQ8", nprobe=8, rerank=True, overretrieve=8)])
-def test_the_shards_of_a_lossy_kind_hold_every_document_once(store: VersionStore, kind: IndexKind) -> None:
-    publish(store, plan := replace(EXACT, version=1, kind=kind, num_shards=4))
-    searchers = [Searcher(store.root, shard, 4, threads=1) for shard in range(4)]
-    assert [searcher.load(1) for searcher in searchers] == [len(plan.rows_of_shard(shard)) for shard in range(4)]
-    rows, _ = merge_top_k([searcher.search(1, QUERIES, ROWS) for searcher in searchers], ROWS)
-    assert [sorted(found) for found in rows.tolist()] == [list(range(ROWS))] * len(QUERIES)
-
-
-def test_a_lossy_kind_of_another_number_of_shards_is_refused(store: VersionStore) -> None:
-    publish(store, replace(EXACT, version=1, kind=IndexKind("SQ8"), num_shards=2))
-    with pytest.raises(UserError, match="index version 1 has 2 shards, asked for 3"):
-        Searcher(store.root, 0, 3, threads=1).load(1)
 
 
 # What is built of the vectors -----------------------------------------------------------------------------
@@ -313,7 +216,7 @@ def test_the_exact_answer_of_parts_is_that_of_the_whole_whatever_the_kind(store:
     expected = Searcher(store.root, 0, 1, threads=1).search(0, QUERIES, 9)
     for parts in (1, 3, 8):
         found = merge_top_k(
-            [build_steps.search_exactly(store, plan, part, parts, QUERIES, 9) for part in range(parts)], 9
+            [Builder(store.root, 1).search_exactly(plan, part, parts, QUERIES, 9) for part in range(parts)], 9
         )
         np.testing.assert_array_equal(found[0], expected[0])
         np.testing.assert_array_equal(found[1], expected[1])
@@ -321,5 +224,5 @@ def test_the_exact_answer_of_parts_is_that_of_the_whole_whatever_the_kind(store:
 
 def test_the_drift_between_two_versions_is_that_of_their_vectors(store: VersionStore) -> None:
     publish(store, negated := replace(EXACT, version=1), -VECTORS)
-    assert build_steps.drift(store, EXACT, EXACT) == pytest.approx(0, abs=1e-6)
-    assert build_steps.drift(store, EXACT, negated) == pytest.approx(2, abs=1e-6)
+    assert Builder(store.root, 1).drift(EXACT, EXACT) == pytest.approx(0, abs=1e-6)
+    assert Builder(store.root, 1).drift(EXACT, negated) == pytest.approx(2, abs=1e-6)

@@ -1,7 +1,9 @@
 """How long searchers are waited for, what is said of those that do not answer, and a GPU that fails."""
 
 import os
+import signal
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +18,9 @@ from ray.exceptions import GetTimeoutError, RayTaskError
 from replug.cluster.device_use import USE, Busy
 from replug.config.errors import RunError, UserError
 from replug.index_workers import searcher_group
+from replug.index_workers import searcher_group as liveness
 from replug.index_workers.searcher import Searched
-from replug.index_workers.searcher_group import SearcherGroup
-from replug.index_workers.service import IndexSettings, Tries
+from replug.index_workers.searcher_group import PING_GROUP, Liveness, SearcherGroup
 
 
 def group(timeout_seconds: float) -> SearcherGroup:
@@ -39,10 +41,6 @@ def test_loading_has_the_time_of_the_configuration_and_is_named_by_its_key(monke
         with pytest.raises(RunError, match=says):
             ask(group(7200.0))
     assert waited == [7200.0] * 3
-
-
-def test_a_version_of_55_gb_has_more_than_ten_minutes_by_default() -> None:
-    assert IndexSettings().tries == Tries(3, 3600.0)
 
 
 # A GPU that fails ------------------------------------------------------------------------------------------------
@@ -138,3 +136,35 @@ def test_any_other_error_is_raised_and_no_searcher_is_killed(killed: list[int], 
     with pytest.raises(expected):
         SearcherGroup([Searcher(0, 1, error), Searcher(1)].__getitem__, 2, 60.0).load(3, 10)
     assert killed == []
+
+
+class Worker:
+    def ping(self) -> None:
+        pass
+
+    def work(self, seconds: float) -> int:
+        time.sleep(seconds)
+        return os.getpid()
+
+
+@pytest.mark.timeout(180)
+def test_an_actor_that_hangs_is_replaced_and_one_that_works_long_is_not(ray_session, monkeypatch):
+    monkeypatch.setattr(liveness, "SILENT_SECONDS", 4.0)
+    worker = ray.remote(concurrency_groups=dict(PING_GROUP))(Worker)
+    actors = [worker.options(num_cpus=0, max_restarts=-1, max_task_retries=-1).remote() for _ in range(2)]
+    hung, busy = (ray.get(actor.work.remote(0)) for actor in actors)
+    looks = Liveness(actors)
+    answers = [actors[0].work.remote(0.5), actors[1].work.remote(8)]
+    while not looks._asked.get(0) or looks._asked[0].heard is None:
+        assert looks.replace_silent() == []
+        time.sleep(0.1)
+    os.kill(hung, signal.SIGSTOP)
+    replaced: list[int] = []
+    while not replaced:
+        time.sleep(0.2)
+        replaced = looks.replace_silent()
+    assert replaced == [0]
+    _, second = ray.get(answers, timeout=120)
+    assert second == busy
+    for actor in actors:
+        ray.kill(actor)

@@ -19,11 +19,11 @@ from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.schema import Config
 from replug.data.store import PreparedSet
+from replug.index_workers.answers import Measures
 from replug.index_workers.build import publish_snapshot
 from replug.index_workers.build_plan import BuildPlan, IndexState
 from replug.index_workers.kinds import IndexKind
-from replug.index_workers.service import IndexService, IndexSettings, WatchedTexts
-from replug.index_workers.watch import Measures
+from replug.index_workers.service import IndexService, IndexSettings
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.preparing import prepared_set
@@ -52,7 +52,7 @@ def encoder(debug_config: Config) -> Encoder:
 def service(folder: Path, data: PreparedSet, ray_session: None) -> Iterator[IndexService]:
     """One for all tests, since actors take seconds to start; each test takes `versions` of its own."""
     texts = tuple(window.context for window in data.queries.windows(range(16)))
-    settings = IndexSettings(num_shards=2, num_builders=2, threads=1, watched=WatchedTexts(texts, 10))
+    settings = IndexSettings(num_shards=2, num_builders=2, threads=1, watched_texts=texts, watched_k=10)
     service = IndexService(folder / "index", settings)
     yield service
     service.close()
@@ -198,18 +198,6 @@ def test_a_refresh_says_how_it_was_made_and_how_far_the_index_moved(debug_config
     assert 0.01 < refreshed.measures.drift < 2
 
 
-def test_a_commit_frees_the_version_before_on_every_shard(debug_config, data, encoder, service, versions):
-    old, new = next(versions), next(versions)
-    service.build(publish(debug_config, encoder, data, service, old)).result(300)
-    service.prepare(old)
-    service.commit(old)
-    assert held(service) == [[old], [old]]
-    service.refresh(publish(debug_config, encoder, data, service, new), old).result(300)
-    assert held(service) == [[old, new]] * 2
-    service.commit(new)
-    assert held(service) == [[new]] * 2
-
-
 def test_a_lossy_kind_is_measured_against_the_exact_answer(debug_config, data, encoder, service, versions):
     old, coarse, fine = next(versions), next(versions), next(versions)
     service.build(publish(debug_config, encoder, data, service, old)).result(300)
@@ -226,15 +214,6 @@ def test_a_lossy_kind_is_measured_against_the_exact_answer(debug_config, data, e
     assert ours.similarities.tolist() == exactly.similarities.tolist()
     quantizers = [service.store.quantizer_path(version).read_bytes() for version in (coarse, fine)]
     assert quantizers[0] == quantizers[1]
-
-
-def test_another_kind_of_a_version_embeds_nothing_again(debug_config, data, encoder, service, versions):
-    plan = publish(debug_config, encoder, data, service, next(versions))
-    service.build(plan).result(300)
-    stamps = block_stamps(service, plan)
-    assert service.build(replace(plan, kind=COARSE, num_shards=2)).result(300) == 0  # documents a second
-    assert block_stamps(service, plan) == stamps
-    assert service.store.plan(plan.version).kind == COARSE
 
 
 def test_a_killed_searcher_comes_back_with_the_live_version(debug_config, data, encoder, service, versions):
@@ -278,13 +257,6 @@ def test_an_interrupted_build_goes_on_after_its_marked_blocks(debug_config, data
     changed = {name for name, stamp in block_stamps(service, plan).items() if stamp != stamps[name]}
     assert changed == {"vectors-00002.npy"}
     assert service.store.is_published(plan.version)
-
-
-def test_a_version_that_is_not_published_cannot_be_searched(debug_config, data, encoder, service, versions):
-    plan = publish(debug_config, encoder, data, service, next(versions))
-    service.store.begin(plan)
-    with pytest.raises(UserError, match=f"version {plan.version} is not published"):
-        service.search(plan.version, encoder.encode(["x"]).numpy(), 3)
 
 
 def test_a_damaged_file_is_named_without_a_traceback_round_it(debug_config, data, encoder, service, versions):
@@ -339,7 +311,7 @@ def test_a_version_that_was_loaded_in_part_does_not_answer_for_the_next_of_its_n
 @pytest.mark.slow
 def test_blue_green_serves_each_version_with_searchers_of_its_own(debug_config, data, encoder, folder):
     texts = tuple(window.context for window in data.queries.windows(range(8)))
-    settings = IndexSettings(threads=1, blue_green=True, watched=WatchedTexts(texts, 10))
+    settings = IndexSettings(threads=1, blue_green=True, watched_texts=texts, watched_k=10)
     service = IndexService(folder / "blue_green", settings)
     try:
         assert service.searchers == []

@@ -72,7 +72,7 @@ def path(tmp_path: Path) -> Path:
 def stored(path: Path) -> int:
     """Answers in the file, as another process sees them."""
     scores = ScoreCache(path)
-    number = GenerationCache(scores).num_rows()
+    number = scores.num_rows("generations")
     scores.close()
     return number
 

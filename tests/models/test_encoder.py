@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from replug.config.errors import UserError
-from replug.data.sources.stand_in_texts import stand_in_texts, stand_in_vocabulary
+from replug.data.sources.built_in_texts import stand_in_texts, stand_in_vocabulary
 from replug.index_workers.version_store import weights_sha256
 from replug.models.batching import token_budget_batches
 from replug.models.encoder import Encoder

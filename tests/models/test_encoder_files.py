@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from replug.config.errors import UserError
-from replug.data.sources.stand_in_texts import stand_in_vocabulary
+from replug.data.sources.built_in_texts import stand_in_vocabulary
 from replug.models.encoder import Encoder
 from replug.models.stand_in_encoder import write_stand_in_encoder
 from tests.support.dpr_folders import write_dpr

@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.config.errors import RunError
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.generation_cache import GenerationCache, generation_key
-from replug.models.score_cache import Key, NewScore, ScoreCache
+from replug.models.score_cache import NewScore, ScoreCache
 
 OPTIONS = GenerationOptions(8, stop="\n", temperature=0.7, top_p=0.9, seed=3)
 ASKED = ("lm", ["one", "two"], [0.25, 0.75], OPTIONS)
@@ -76,7 +75,7 @@ def test_a_stored_answer_is_never_replaced(cache: GenerationCache) -> None:
 def test_an_answer_with_numbers_that_are_not_finite_is_not_stored(cache: GenerationCache, field: str) -> None:
     for wrong in (np.nan, -np.inf):
         cache.store("lm", {KEY: replace(ANSWER, **{field: np.array([-1.0, wrong], np.float32)})})
-    assert cache.num_rows() == 0
+    assert not cache.answers([KEY])
 
 
 # Keys ---------------------------------------------------------------------------------------------------
@@ -140,45 +139,3 @@ def test_an_lm_that_only_generated_has_dates(cache: GenerationCache, scores: Sco
     assert (use.rows, use.generations) == (0, 1)
     assert use.oldest is not None
     assert use.oldest == use.newest
-
-
-# Damage -------------------------------------------------------------------------------------------------
-
-KEYS: list[Key] = [generation_key("lm", [str(number)], [1.0], OPTIONS) for number in range(5)]
-WRONG = [
-    "text = CAST('two  words' AS BLOB)",
-    "text = 5",
-    "logprobs = zeroblob(8)",
-    "logprobs = x'00'",
-    "entropies = NULL",
-    "prompt_tokens = 18",
-    "num_prompts = 'many'",
-    "answer_tokens = 0",
-    "checksum = 0",
-    "checksum = (SELECT o.checksum FROM generations AS o WHERE o.key <> generations.key)",
-]
-
-
-@pytest.mark.parametrize("change", WRONG)
-def test_a_changed_row_is_found_is_answered_with_to_nobody_and_can_be_deleted(
-    cache: GenerationCache, path: Path, change: str
-) -> None:
-    cache.store("lm", dict.fromkeys(KEYS, ANSWER))
-    assert [mistake for _, mistake in cache.check_rows()] == [None] * 5
-    with sqlite3.connect(path) as database:
-        database.execute(f"UPDATE generations SET {change} WHERE key = ?", (KEYS[3],))
-    database.close()
-    wrong = {key: mistake for key, mistake in cache.check_rows() if mistake}
-    assert wrong == {KEYS[3]: "its answer is not what was stored"}
-    with pytest.raises(RunError, match=f"{path}: an answer is damaged; `replug verify {path}` says more"):
-        cache.answers(KEYS)
-    cache.delete_rows(list(wrong))
-    assert set(cache.answers(KEYS)) == {*KEYS[:3], KEYS[4]}
-
-
-def test_a_row_of_no_model_is_found(cache: GenerationCache, path: Path) -> None:
-    cache.store("lm", {KEY: ANSWER})
-    with sqlite3.connect(path) as database:
-        database.execute("UPDATE generations SET model = 7")
-    database.close()
-    assert dict(cache.check_rows()) == {KEY: "it is of no model that the file knows"}

@@ -10,7 +10,7 @@ from transformers import AutoModel, MPNetConfig, MPNetModel
 
 from replug.config.errors import UserError
 from replug.config.schema import LoRAConfig
-from replug.data.checksums import checksum_problems
+from replug.data.manifest import checksum_problems
 from replug.models.encoder import Encoder
 from replug.models.frozen_layers import freeze_layers, frozen_part, layers_of
 from replug.models.lora import ADAPTER, adapter_settings, add_adapters, keep_adapter, merged
@@ -86,7 +86,7 @@ def test_peft_loads_the_adapter_that_is_kept_beside_the_merged_weights(encoder_f
 
     encoder = adapted(encoder_folder)
     encoder.save(tmp_path / "merged")
-    assert "adapter/adapter_model.safetensors" in json.loads((tmp_path / "merged/checksums.json").read_text())
+    assert "adapter/adapter_model.safetensors" in json.loads((tmp_path / "merged/checksums.json").read_text())["files"]
     by_peft = PeftModel.from_pretrained(AutoModel.from_pretrained(encoder_folder), tmp_path / "merged" / ADAPTER)
     ids = torch.tensor([[2, 5, 6, 3]])
     with torch.inference_mode():

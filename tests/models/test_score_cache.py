@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replug.config.errors import RunError, UserError
-from replug.data import file_systems
+from replug.data import files
 from replug.models import score_cache
 from replug.models.black_box_lm import ContinuationScore, ScoreSum
 from replug.models.score_cache import FORMAT, NewScore, ScoreCache, pair_key
@@ -166,7 +166,7 @@ def network(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test's folder lies on NFS, by what the system says."""
     mounts = path.parent / "mountinfo"
     mounts.write_text(f"1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 0:5 / {path.parent} rw - nfs4 server:/x rw\n")
-    monkeypatch.setattr(file_systems, "MOUNTS", mounts)
+    monkeypatch.setattr(files, "MOUNTS", mounts)
     monkeypatch.setattr(score_cache, "SECONDS_TO_WAIT_FOR_WRITERS", 0.1)
 
 
@@ -210,7 +210,7 @@ def test_a_cache_may_move_between_a_local_disk_and_a_network(path: Path, request
     cache.store("lm", unit_of(1))
     assert beside(path) == {"", "-journal"}
     cache.close()
-    file_systems.MOUNTS.write_text("1 0 8:1 / / rw - ext4 /dev/sda1 rw\n")
+    files.MOUNTS.write_text("1 0 8:1 / / rw - ext4 /dev/sda1 rw\n")
     cache = ScoreCache(path)
     cache.store("lm", unit_of(2))
     assert cache.num_rows() == 3 * UNIT
@@ -280,91 +280,6 @@ def test_damage_found_when_reading_names_the_file_and_the_command(path: Path) ->
 
 def test_damage_of_the_first_page_is_found_at_opening(path: Path) -> None:
     refused(damaged(path, 0), "no cache of scores")
-
-
-def test_a_sound_file_has_no_damage_and_no_wrong_rows(cache: ScoreCache) -> None:
-    cache.store("lm", [*unit_of(0), *unit_of(1, with_tokens=True)])
-    assert cache.damage() is None
-    checked = dict(cache.check_rows())
-    assert set(checked) == {key_of(row) for row in range(2 * UNIT)}
-    assert set(checked.values()) == {None}
-
-
-WRONG = [
-    ("num_tokens = 0", "its number of tokens is not above 0"),
-    ("num_tokens = 'five'", "its number of tokens is not above 0"),
-    ("sum = 9e999", "its sum is not finite"),
-    ("sum = 'much'", "its sum is not finite"),
-    ("num_tokens = 6", "another number of log-probs than tokens"),
-    ("logprobs = x'00'", "another number of log-probs than tokens"),
-    ("logprobs = 5", "another number of log-probs than tokens"),
-    ("sum = sum - 1e-3", "its log-probs do not add up to its sum"),
-    ("logprobs = zeroblob(20)", "its log-probs do not add up to its sum"),
-    ("checksum = x'00'", "it is not what was stored"),
-    ("model = 7", "of no model that the file knows"),
-]
-
-
-@pytest.mark.parametrize(("change", "says"), WRONG, ids=lambda case: case)
-def test_a_wrong_row_is_found_and_can_be_deleted(cache: ScoreCache, path: Path, change: str, says: str) -> None:
-    cache.store("lm", unit_of(0, with_tokens=True))
-    with sqlite3.connect(path) as database:
-        database.execute(f"UPDATE scores SET {change} WHERE key = ?", (key_of(3),))
-    wrong = {key: mistake for key, mistake in cache.check_rows() if mistake}
-    assert list(wrong) == [key_of(3)]
-    assert says in wrong[key_of(3)]
-    cache.delete_rows(list(wrong))
-    assert cache.num_rows() == UNIT - 1
-    assert not any(mistake for _, mistake in cache.check_rows())
-
-
-def test_a_row_whose_tokens_are_cut_short_is_not_answered_with(cache: ScoreCache, path: Path) -> None:
-    cache.store("lm", unit_of(0, with_tokens=True))
-    with sqlite3.connect(path) as database:
-        database.execute("UPDATE scores SET logprobs = x'00000000' WHERE key = ?", (key_of(3),))
-    with pytest.raises(RunError, match="verify"):
-        cache.scores([key_of(3)])
-
-
-def test_a_sum_without_its_tokens_that_was_changed_is_answered_with_to_nobody(cache: ScoreCache, path: Path) -> None:
-    """Nothing in such a row contradicts it but its checksum."""
-    cache.store("lm", unit_of(0))
-    with sqlite3.connect(path) as database:
-        database.execute("UPDATE scores SET sum = sum * 2 WHERE key = ?", (key_of(3),))
-    assert {key: mistake for key, mistake in cache.check_rows() if mistake} == {key_of(3): "it is not what was stored"}
-    with pytest.raises(RunError, match=f"{path}: a row is damaged; `replug verify {path}` says more"):
-        cache.sums([key_of(3)])
-    assert cache.sums([key_of(2)])
-
-
-def test_a_flipped_bit_in_the_file_gives_no_wrong_score(path: Path) -> None:
-    """At random places: the score is the one that was stored, or is asked for again, or an error is raised."""
-    cache = ScoreCache(path)
-    for number in range(20):
-        cache.store("lm", unit_of(number, with_tokens=bool(number % 2)))
-    cache.close()
-    whole, keys = path.read_bytes(), [key_of(row) for row in range(20 * UNIT)]
-    expected = {key_of(row): score_of(row).summed() for row in range(20 * UNIT)}
-    rng = np.random.default_rng(0)
-    for place, bit in zip(rng.integers(len(whole), size=300), rng.integers(8, size=300), strict=True):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << int(bit))]) + whole[place + 1 :])
-        for extra in ("-wal", "-shm"):
-            path.with_name(path.name + extra).unlink(missing_ok=True)
-        assert _answers(path, keys).items() <= expected.items()
-
-
-def _answers(path: Path, keys: list[bytes]) -> dict:
-    try:
-        cache = ScoreCache(path)
-    except UserError:
-        return {}
-    try:
-        tokens = {key: score.summed() for key, score in cache.scores(keys).items()}
-        return cache.sums(keys) | tokens
-    except RunError:
-        return {}
-    finally:
-        cache.close()
 
 
 # What the file holds, and less of it --------------------------------------------------------------------

@@ -12,13 +12,13 @@ from replug.config.load import load_config
 from replug.config.refresh_policy import AtLag, RefreshPolicy
 from replug.config.schema import Config
 from replug.data.store import PreparedSet
+from replug.index_workers.answers import Measures
 from replug.index_workers.build import build_plan
 from replug.index_workers.build_plan import IndexState
-from replug.index_workers.build_steps import build_shard, make_quantizer
+from replug.index_workers.builder import build_shard, make_quantizer
 from replug.index_workers.kinds import resolve_kind
 from replug.index_workers.service import Refreshed
 from replug.index_workers.version_store import VersionStore
-from replug.index_workers.watch import Measures
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.build import load_encoder
 from replug.models.preparing import prepared_set

@@ -45,18 +45,6 @@ REFUSED = [
     ({"gpus-per-socket": "2"}, r"--gpus-per-socket: how many sockets"),
     ({"gres": "gpu:2", "gpus-per-node": "4"}, r"they differ .*--gres 2, --gpus-per-node 4"),
 ]
-GIVEN = [
-    # variables of a step, GPUs that it sees
-    ({}, 0),
-    ({"CUDA_VISIBLE_DEVICES": "0"}, 0),  # a left-over of the user's shell: SLURM gave none
-    ({"SLURM_GPUS_ON_NODE": "0", "CUDA_VISIBLE_DEVICES": "NoDevFiles"}, 0),
-    ({"SLURM_GPUS_ON_NODE": "4"}, 4),
-    ({"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 4),
-    ({"SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "GPU-5a-1,GPU-77-2"}, 2),
-    ({"SLURM_JOB_GPUS": "0,1,2,3"}, 4),
-    ({"SLURM_JOB_GPUS": "0-3", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 4),
-    ({"SLURM_JOB_GPUS": "0,1,2,3", "SLURM_STEP_GPUS": "2,3"}, 2),
-]
 
 
 @pytest.mark.parametrize(("options", "num_nodes", "expected"), ASKED, ids=str)
@@ -68,11 +56,6 @@ def test_every_spelling_of_gpus_is_counted(options, num_nodes, expected):
 def test_what_cannot_be_counted_is_refused_by_name(options, message):
     with pytest.raises(ValueError, match=message):
         gpus_per_node(options, 2)
-
-
-@pytest.mark.parametrize(("environment", "expected"), GIVEN, ids=str)
-def test_a_step_counts_what_slurm_gave_it(environment, expected):
-    assert gpus_of_step(environment) == expected
 
 
 @pytest.mark.parametrize("shown", ["0,1", "", "NoDevFiles"])

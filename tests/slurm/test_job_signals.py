@@ -78,14 +78,6 @@ def test_a_signal_to_the_steps_puts_the_job_back_and_it_goes_on(slurm, jobs):
     assert not job.files()
 
 
-def test_a_signal_to_the_script_is_handed_on(slurm, jobs):
-    job = jobs["batch"]
-    slurm.run("scancel", "--signal=USR1", "--batch", job.number)  # as SLURM does before the time is up
-    slurm.wait_for(job.number, "PENDING", seconds=30)
-    assert slurm.field(job.number, "Restarts") == "1"
-    assert "asked by SIGUSR1" in job.log
-
-
 def test_a_cancelled_job_ends_and_leaves_nothing_behind(slurm, jobs):
     job = jobs["cancelled"]
     (folder,) = job.files()

@@ -11,8 +11,8 @@ import numpy as np
 
 from replug.data.records import Document
 from replug.data.shards import corpus_sha256, write_documents
-from replug.index_workers import build_steps
 from replug.index_workers.build_plan import BuildPlan
+from replug.index_workers.builder import Builder
 from replug.index_workers.kinds import IndexKind
 from replug.index_workers.version_store import VersionStore
 from tests.support.small_disk import space_of
@@ -85,9 +85,9 @@ def publish(store: VersionStore, plan: BuildPlan, vectors: np.ndarray = VECTORS)
         rows = plan.rows_of_file(file)
         store.write_vectors(plan.version, file, vectors[rows.start : rows.stop])
     if not plan.kind.is_exact:
-        build_steps.make_quantizer(store, plan)
+        Builder(store.root, 1).make_quantizer(plan)
         for shard in range(plan.num_shards):
-            build_steps.build_shard(store, plan, shard)
+            Builder(store.root, 1).build_shard(plan, shard)
     store.publish(plan)
 
 

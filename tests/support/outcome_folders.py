@@ -10,7 +10,6 @@ import numpy as np
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import config_to_yaml
 from replug.config.schema import DataConfig, LMConfig, RetrieverConfig
-from replug.data.checked_lines import checked_line
 
 RELATIONS = ("author", "capital", "genre", "occupation", "sport")
 Rows = Sequence[Mapping[str, Any]]
@@ -32,11 +31,11 @@ def write_evaluation(
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(config_to_yaml(config))
     (folder / "lm.json").write_text(json.dumps({"identity": f"{lm}:float32"}))
-    (folder / "outcomes.jsonl").write_bytes(b"".join(checked_line(row) for row in rows))
+    (folder / "outcomes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "results.json").write_text("{}")
     if seconds:
         timed = {name: {"numbers": {"seconds": s, "evidence_seconds": s / 10}} for name, s in seconds.items()}
-        (folder / "latency.jsonl").write_bytes(checked_line({"id": "a", "group": "x", "methods": timed}))
+        (folder / "latency.jsonl").write_text(json.dumps({"id": "a", "group": "x", "methods": timed}) + "\n")
     return folder
 
 

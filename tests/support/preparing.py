@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import replug.data.prepare.splits
+import replug.data.prepare.assembly
 import replug.data.sources.shards
 from replug.config.load import load_config
 from replug.config.schema import DataConfig
@@ -82,6 +82,6 @@ def texts_of(prepared: PreparedSet) -> dict[str, list[str]]:
 def prepare_apart(out: str, source: str, num_workers: int, sizes: Sequence[int], keys: dict) -> None:
     """In a process and a process group of its own, with small source shards and shards."""
     os.setpgrp()
-    replug.data.sources.shards.SOURCE_SHARD_BYTES, replug.data.prepare.splits.PIECES_PER_SHARD = sizes
+    replug.data.sources.shards.SOURCE_SHARD_BYTES, replug.data.prepare.assembly.PIECES_PER_SHARD = sizes
     with LocalPool(num_workers) as pool:
         prepare(Path(out), source, pool, **keys)

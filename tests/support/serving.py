@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from replug.data.sources.stand_in_texts import stand_in_vocabulary
+from replug.data.sources.built_in_texts import stand_in_vocabulary
 from replug.models.black_box_lm import BlackBoxLM
 from replug.serving.app import create_app
 from replug.serving.index_holder import IndexHolder, open_served_index, state_of

@@ -5,9 +5,9 @@ from concurrent.futures import Executor, Future
 
 import numpy as np
 
-from replug.cluster.futures import InlineExecutor
+from replug.cluster.background import InlineExecutor
 from replug.data.records import RetrievedBatch, ScoredBatch, SearchResult
-from replug.data.sampler import QuerySampler
+from replug.data.sampling import QuerySampler
 from replug.data.store import PreparedSet
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate

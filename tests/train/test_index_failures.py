@@ -23,7 +23,7 @@ from replug.data.store import PreparedSet
 from replug.index_workers.build import publish_snapshot
 from replug.index_workers.build_plan import BuildPlan, IndexState
 from replug.index_workers.local_index import LocalIndex
-from replug.index_workers.service import IndexService, IndexSettings, WatchedTexts
+from replug.index_workers.service import IndexService, IndexSettings
 from replug.index_workers.version_store import Missing
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
@@ -53,7 +53,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedSet:
 @pytest.fixture(scope="module")
 def service(disk: SmallDisk, ray_session: None) -> Iterator[IndexService]:
     """One for all tests, since actors take seconds to start; each test takes `versions` of its own."""
-    settings = IndexSettings(num_shards=2, num_builders=2, threads=1, watched=WatchedTexts(("a text",), 5))
+    settings = IndexSettings(num_shards=2, num_builders=2, threads=1, watched_texts=("a text",), watched_k=5)
     service = IndexService(disk.folder, settings)
     yield service
     service.close()

@@ -8,7 +8,7 @@ from huggingface_hub import ModelCard
 from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.schema import LoRAConfig
-from replug.data.checksums import checksum_problems, write_checksums
+from replug.data.manifest import checksum_problems, write_checksums
 from replug.models.encoder import Encoder
 from replug.models.ensemble_temperature import EnsembleTemperature, write_temperature
 from replug.models.lora import add_adapters

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from replug.cluster.futures import InlineExecutor
+from replug.cluster.background import InlineExecutor
 from replug.config.choices import Precision
 from replug.data.datamodule import Position
 from replug.index_workers.build_plan import IndexState

@@ -9,9 +9,9 @@ import pytest
 
 from replug.config.errors import Interrupted, RunError
 from replug.config.refresh_policy import AtLag, WhenReady
+from replug.index_workers.answers import Measures
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import Refreshed
-from replug.index_workers.watch import Measures
 from replug.train.refresh import RefreshController, StaleIndexError
 from replug.train.step_clock import StepClock
 

@@ -8,8 +8,8 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.config.load import load_config
-from replug.data.checked_files import OWN, read_mark, write_mark
 from replug.data.files import file_sha256
+from replug.data.manifest import read_mark, write_mark
 from replug.data.store import PreparedSet
 from replug.models.build import lm_source
 from replug.models.preparing import prepared_set
@@ -36,9 +36,7 @@ def given(data: Path) -> list[str]:
 
 
 def write_manifest(data: Path, files: dict[str, str]) -> None:
-    """With other checksums, and its own checksum as well."""
-    content = read_mark(data / "manifest.json")
-    write_mark(data / "manifest.json", {**{name: of for name, of in content.items() if name != OWN}, "files": files})
+    write_mark(data / "manifest.json", {**read_mark(data / "manifest.json"), "files": files})
 
 
 @pytest.mark.parametrize("name", ["queries.arrow", "heldout.arrow"])

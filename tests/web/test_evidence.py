@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -12,16 +13,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import WebConfig
 from replug.data.records import Document
-from replug.web.build import evidence_finder
-from replug.web.evidence import EvidenceFinder, EvidenceSettings
-from replug.web.local_engine import BM25Retriever, LocalEngine
-from replug.web.records import EngineRefused, EngineResult, FoundEvidence
-from replug.web.snapshot import KeptPage, Snapshot
+from replug.data.sources.built_in_texts import stand_in_vocabulary
+from replug.models.encoder import Encoder
+from replug.models.packaged import resolve_encoder_path
+from replug.web.engines.local import BM25Retriever, LocalEngine
+from replug.web.evidence import (
+    EvidenceFinder,
+    EvidenceSettings,
+    evidence_finder,
+    first_passages,
+    rank_densely,
+    split_passages,
+    tfidf_cosines,
+)
+from replug.web.pages import KeptPage, Snapshot
+from replug.web.records import EngineRefused, EngineResult, FoundEvidence, Passage
 from tests.support.shared_data import shared
 from tests.support.web_site import FOOTER, QUICK, WebSite, answer, article, hostile_pages, searxng, web_site
 
@@ -138,7 +150,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from replug.config.evaluation_schema import WebConfig
-from replug.web.build import evidence_finder
+from replug.web.evidence import evidence_finder
 from replug.web.fetching import FetchLimits
 port, folder = int(sys.argv[1]), Path(sys.argv[2])
 web = WebConfig(engine="searxng", url=f"http://127.0.0.1:{port}", requests_per_second=100, num_results=4)
@@ -177,18 +189,6 @@ def test_passages_are_of_six_sentences_best_cosine_first_at_most_so_many() -> No
     assert {passage.text.count("told.") for passage in found.passages} == {6}
     assert found.passages[0].cosine > found.passages[-1].cosine > 0
     assert sum(passage.probability for passage in found.passages) == pytest.approx(1)
-
-
-def test_ties_are_ordered_by_rank_then_place() -> None:
-    pages = [page(number, f"Zebra {number} eats. Zebra {number} sleeps.") for number in (1, 2)]
-    found = find(Engine(result(1), result(2)), Pages(*pages), question="unknown words", sentences_per_passage=1)
-    assert [passage.text for passage in found.passages] == [
-        "Zebra 1 eats.",
-        "Zebra 1 sleeps.",
-        "Zebra 2 eats.",
-        "Zebra 2 sleeps.",
-    ]
-    assert {passage.probability for passage in found.passages} == {0.25}
 
 
 def test_an_engine_that_refuses_or_finds_nothing_is_counted() -> None:
@@ -243,11 +243,6 @@ def test_pages_with_the_same_text_or_url_count_once() -> None:
     assert found.failures == {"duplicate": 2}
 
 
-def test_a_page_with_broken_characters_is_used_and_counted() -> None:
-    found = find(Engine(result(1)), Pages(page(1, "Text \ufffd.", broken=1)))
-    assert len(found.passages) == 1 and found.failures == {"kept_with_broken_characters": 1}
-
-
 def test_a_local_engine_needs_no_network_and_no_snapshot(tmp_path: Path) -> None:
     documents = [Document(f"d{number}", " ".join(SENTENCES[number : number + 6]), "", "") for number in range(20)]
     finder = evidence_finder(WebConfig(), tmp_path / "snapshot", LocalEngine(BM25Retriever(documents)))
@@ -257,12 +252,6 @@ def test_a_local_engine_needs_no_network_and_no_snapshot(tmp_path: Path) -> None
     assert all(passage.fetched is None for passage in found.passages)
     assert finder.find("where is the lighthouse") == found
     assert not (tmp_path / "snapshot").exists()
-
-
-def test_a_local_document_longer_than_a_passage_is_split_by_the_same_rule(tmp_path: Path) -> None:
-    engine = LocalEngine(BM25Retriever([Document("d", " ".join(SENTENCES), "", "")]))
-    found = evidence_finder(WebConfig(), tmp_path, engine).find("lighthouse")
-    assert [passage.doc_id for passage in found.passages] == ["d"] * 5
 
 
 @pytest.mark.parametrize(
@@ -288,3 +277,64 @@ def test_what_a_section_has_wrong_is_said_before_anything_is_asked(
     monkeypatch.delenv("REPLUG_SEARCH_API_KEY", raising=False)
     with pytest.raises(UserError, match=message):
         evidence_finder(replace(WebConfig(), **changes), tmp_path)
+
+
+def test_a_passage_is_six_sentences_and_the_last_is_the_rest() -> None:
+    text = " ".join(f"Sentence number {number} is here." for number in range(14))
+    passages = split_passages(text, 6)
+    assert [passage.count(".") for passage in passages] == [6, 6, 2]
+    assert " ".join(passages) == text
+
+
+def test_abbreviations_end_no_sentence_and_lines_end_one_but_no_passage() -> None:
+    text = "Dr. Smith of the U.S. Army met J. R. R. Tolkien.\n\nA heading\nIt cost  $3.5 million."
+    assert split_passages(text, 1) == [
+        "Dr. Smith of the U.S. Army met J. R. R. Tolkien.",
+        "A heading",
+        "It cost $3.5 million.",
+    ]
+    assert len(split_passages(text, 6)) == 1
+    assert split_passages(" \n ", 6) == []
+
+
+def test_cosines_equal_a_computation_by_hand() -> None:
+    """Passages "red fox", "red hen", question "red fox cub": idf of red is 1, of fox 1 + log(3 / 2); cub is unknown."""
+    fox = 1 + math.log(3 / 2)
+    passage, question = np.array([1, fox, 0]), np.array([1, fox, 0])
+    other = np.array([1, 0, fox])
+    expected = [1.0, other @ question / np.linalg.norm(other) / np.linalg.norm(question)]
+    assert tfidf_cosines("Red fox cub?", ["red fox", "Red hen."]) == pytest.approx(expected)
+    assert passage @ question == pytest.approx(np.linalg.norm(question) ** 2)
+
+
+def test_what_shares_no_word_has_cosine_0_also_where_there_are_no_words() -> None:
+    assert tfidf_cosines("unknown", ["red fox", "hen"]).tolist() == [0, 0]
+    assert tfidf_cosines("", ["red fox"]).tolist() == [0]
+    assert tfidf_cosines("red", ["!", "?"]).tolist() == [0, 0]
+
+
+def passages(*texts: str, probability: float = 0.25) -> list[Passage]:
+    return [Passage(text, f"u{row}", "t", "2026-01-01", row, 0.1, probability) for row, text in enumerate(texts, 1)]
+
+
+def test_passages_are_ordered_and_weighed_by_similarity():
+    topics = [" ".join(topic) for topic in stand_in_vocabulary()[:3]]
+    encoder, question = Encoder(resolve_encoder_path("stand_in")), topics[2][:20]
+    ranked = rank_densely(encoder, question, passages(*topics))
+    vectors, query = encoder.encode(topics).numpy(), encoder.encode([question]).numpy()[0]
+    expected = sorted((float(vector @ query), row) for row, vector in enumerate(vectors, 1))[::-1]
+    assert [one.rank for one in ranked] == [row for _, row in expected]
+    similarities = np.array([similarity for similarity, _ in expected])
+    np.testing.assert_allclose([one.cosine for one in ranked], similarities, atol=1e-5)
+    np.testing.assert_allclose(
+        [one.probability for one in ranked], np.exp(similarities) / np.exp(similarities).sum(), atol=1e-5
+    )
+    assert all(one.url == f"u{one.rank}" and one.fetched == "2026-01-01" for one in ranked)
+    assert rank_densely(encoder, question, []) == []
+
+
+def test_the_first_passages_share_what_they_have_together():
+    kept = first_passages([*passages("a", probability=0.3), *passages("b", probability=0.1), *passages("c")], 2)
+    assert [one.probability for one in kept] == pytest.approx([0.75, 0.25])
+    assert [one.probability for one in first_passages(passages("a", "b", probability=0.0), 2)] == [0.5, 0.5]
+    assert first_passages([], 3) == []

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from replug.web.extraction import Extractor
+from replug.config.errors import UserError
 from replug.web.fetching import USER_AGENT, Fetcher, FetchLimits
-from replug.web.pages import WebPages
-from replug.web.snapshot import KeptPage, Snapshot
-from tests.support.web_site import FOOTER, QUICK, WebSite, answer, article, hostile_pages, redirect, web_site
+from replug.web.network import FetchFailed
+from replug.web.pages import Extractor, KeptPage, KeptSearch, Snapshot, WebPages, decode_page
+from replug.web.records import EngineResult
+from tests.support.web_site import QUICK, WebSite, answer, article, hostile_pages, redirect, web_site
 
 TEXT = "The lighthouse was built in 1871. It stands on a rock in the bay.\nIts keeper was the novelist's aunt."
 DEBIAN_DOCS = Path("/usr/share/doc")
@@ -62,14 +63,6 @@ def test_a_hostile_page_does_no_harm_to_the_next(site: WebSite, extractor: Extra
     found = read(site, extractor, tmp_path, "/many_attributes", "/good")
     assert found["/many_attributes"].failure == "extraction_timeout"
     assert found["/good"].text.splitlines()[-1] == "Its keeper was the novelist's aunt."
-
-
-def test_a_page_is_read_without_its_menu_and_footer(site: WebSite, extractor: Extractor, tmp_path: Path) -> None:
-    site.routes["/a"] = answer(article("Lighthouse", TEXT), content_type="text/html; charset=utf-8")
-    page = one(site, extractor, tmp_path, "/a")
-    assert "It stands on a rock in the bay." in page.text
-    assert "Section 3" not in page.text and FOOTER not in page.text
-    assert (page.title, page.final_url, page.failure, page.broken) == ("Lighthouse", site.url + "/a", None, 0)
 
 
 def test_real_documentation_is_fetched_and_read(site: WebSite, extractor: Extractor, tmp_path: Path) -> None:
@@ -178,3 +171,106 @@ def test_a_server_of_this_machine_is_read_only_where_the_caller_names_it(
     assert pages.read([f"{site.url}/a", "http://127.0.0.1/a"])[0].failure == "url_port"
     assert pages.read(["http://127.0.0.1/a"])[0].failure == "forbidden_address"
     assert not site.requests
+
+
+SENTENCE = "Größe, naïve café und Straße"
+
+
+def meta(encoding: str) -> bytes:
+    return f"<html><head><meta charset='{encoding}'></head><body>".encode()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "windows-1252", "iso-8859-15", "utf-16"])
+def test_the_header_says_the_encoding(encoding: str) -> None:
+    found = decode_page(SENTENCE.encode(encoding), f'text/html; charset="{encoding}"')
+    assert (found.text, found.broken) == (SENTENCE, 0)
+
+
+@pytest.mark.parametrize(
+    "text, encoding", [(SENTENCE, "iso-8859-1"), ("灯台は岩の上", "shift_jis"), ("Маяк", "koi8-r")]
+)
+def test_the_page_says_the_encoding_where_the_header_does_not(text: str, encoding: str) -> None:
+    assert decode_page(meta(encoding) + text.encode(encoding), "text/html").text.endswith(text)
+
+
+@pytest.mark.parametrize("encoding", ["unicode_escape", "utf-7", "idna", "hex", "rot13", "zip", "../x", "no-such"])
+def test_a_name_that_is_no_encoding_of_pages_is_not_used(encoding: str) -> None:
+    text = f"{SENTENCE} \\u0041 +AEE-"
+    assert decode_page(text.encode(), f"text/html; charset={encoding}").text == text
+
+
+def test_a_page_that_says_nothing_is_guessed() -> None:
+    assert decode_page(SENTENCE.encode(), "text/html").text == SENTENCE
+    russian = "Маяк стоит на скале в бухте. Его построили в прошлом веке. " * 20
+    assert decode_page(russian.encode("cp1251"), "text/html").text == russian
+
+
+def test_broken_bytes_are_counted_and_the_text_stays() -> None:
+    found = decode_page(b"A page with one \xff and another \xfe of them", "text/html; charset=utf-8")
+    assert (found.text, found.broken) == ("A page with one \ufffd and another \ufffd of them", 2)
+
+
+def test_a_page_that_is_mostly_broken_is_not_read() -> None:
+    with pytest.raises(FetchFailed, match="encoding"):
+        decode_page(bytes(range(128, 256)) * 10, "text/html; charset=utf-8")
+
+
+PAGE = KeptPage("https://a.test/", "2024-05-01", "https://a.test/x", "Title", "Größe \ud800 \n text", "2020-01-01", 1)
+SEARCH = KeptSearch("engine", "who?", 20, "2024-05-01", (EngineResult("https://a.test/", "A", 1, text="t"),))
+
+
+def only_file(folder: Path) -> Path:
+    (path,) = (path for path in folder.rglob("*") if path.is_file())
+    return path
+
+
+def test_pages_and_searches_come_back_as_they_were(tmp_path: Path) -> None:
+    Snapshot(tmp_path).keep_page(PAGE)
+    Snapshot(tmp_path).keep_search(SEARCH)
+    assert Snapshot(tmp_path).page(PAGE.url) == PAGE
+    assert Snapshot(tmp_path).search("engine", "who?", 20) == SEARCH
+    assert Snapshot(tmp_path).page("https://b.test/") is None
+    assert Snapshot(tmp_path).search("engine", "who?", 10) is None
+    assert Snapshot(tmp_path).search("other", "who?", 20) is None
+
+
+def test_failures_lie_in_folders_of_their_own(tmp_path: Path) -> None:
+    Snapshot(tmp_path).keep_page(KeptPage("https://a.test/", "2024-05-01", failure="timeout"))
+    Snapshot(tmp_path).keep_search(replace(SEARCH, results=(), refusal="rate_limited"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["failed_pages", "refused_searches"]
+    page, search = Snapshot(tmp_path).page("https://a.test/"), Snapshot(tmp_path).search("engine", "who?", 20)
+    assert page is not None and search is not None
+    assert (page.failure, search.refusal) == ("timeout", "rate_limited")
+
+
+def test_a_flipped_bit_is_refused_by_name_wherever_it_is(tmp_path: Path) -> None:
+    Snapshot(tmp_path).keep_page(PAGE)
+    path = only_file(tmp_path)
+    whole = path.read_bytes()
+    for place in range(0, len(whole) - 1, 7):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(UserError, match=path.name):
+            Snapshot(tmp_path).page(PAGE.url)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"sha256": 1, "entry": 2}', b"\xff"])
+def test_what_is_no_entry_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    Snapshot(tmp_path).keep_page(PAGE)
+    only_file(tmp_path).write_bytes(content)
+    with pytest.raises(UserError, match="is damaged"):
+        Snapshot(tmp_path).page(PAGE.url)
+
+
+def test_an_entry_of_another_page_is_refused(tmp_path: Path) -> None:
+    Snapshot(tmp_path / "a").keep_page(PAGE)
+    Snapshot(tmp_path / "b").keep_page(replace(PAGE, url="https://b.test/"))
+    only_file(tmp_path / "a").write_bytes(only_file(tmp_path / "b").read_bytes())
+    with pytest.raises(UserError, match="is damaged"):
+        Snapshot(tmp_path / "a").page(PAGE.url)
+
+
+def test_a_file_that_was_not_finished_is_not_there(tmp_path: Path) -> None:
+    Snapshot(tmp_path).keep_page(PAGE)
+    path = only_file(tmp_path)
+    path.rename(path.with_name(path.name + ".partial"))
+    assert Snapshot(tmp_path).page(PAGE.url) is None

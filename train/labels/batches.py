@@ -6,7 +6,7 @@ import numpy as np
 
 from replug.data.labels import LabelledTexts
 from replug.data.records import RetrievedBatch, ScoredBatch
-from replug.data.sampler import QuerySampler
+from replug.data.sampling import QuerySampler
 
 NO_INDEX = -1
 

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 
 from replug.config.errors import NotFiniteError, UserError
 from replug.config.schema import Config
-from replug.data.checked_files import read_mark, write_mark
 from replug.data.files import file_sha256, replace_file, wrong_files
 from replug.data.labels import MARK as LABELS_MARK
 from replug.data.labels import LabelledTexts, Labels, labelled_store
+from replug.data.manifest import read_mark, write_mark
 from replug.data.progress import Progress
-from replug.data.sampler import QuerySampler
+from replug.data.sampling import QuerySampler
 from replug.data.store import CorpusStore, PreparedSet, WindowStore
 from replug.models.batching import padded_groups
 from replug.models.build import load_encoder

@@ -18,7 +18,7 @@ from replug.config.rules import FIT
 from replug.config.schema import Config
 from replug.data.files import read_json, write_json
 from replug.data.labels import LabelledTexts, Labels
-from replug.data.sampler import QuerySampler
+from replug.data.sampling import QuerySampler
 from replug.data.store import PreparedSet
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder

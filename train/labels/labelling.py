@@ -15,8 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from replug.cluster.interruption import Interruption
-from replug.cluster.ray_cluster import ray_cluster
-from replug.cluster.shared_files import require_seen_by_all
+from replug.cluster.ray_cluster import ray_cluster, require_seen_by_all
 from replug.config.errors import UserError
 from replug.config.label_rules import labelling_problems
 from replug.config.schema import Config
@@ -34,8 +33,7 @@ from replug.data.labels import (
 )
 from replug.data.store import PreparedSet
 from replug.index_workers.build import build_version, index_settings
-from replug.index_workers.build_plan import IndexState
-from replug.index_workers.installation import check_faiss
+from replug.index_workers.build_plan import IndexState, check_faiss
 from replug.index_workers.service import IndexService
 from replug.models.build import lm_source, load_encoder, opened_lm, prompt_template
 from replug.models.encoder import Encoder

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
-from replug.data.sources.format import Format
-from replug.data.sources.package_texts import read_package_texts
+from replug.data.sources.built_in_texts import read_package_texts, stand_in_texts
+from replug.data.sources.formats import Format
 from replug.data.sources.records import FieldMap, Item, SourceShard
-from replug.data.sources.stand_in_texts import stand_in_texts
 
 PACKAGE = "package:"
 

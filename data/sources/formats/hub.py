@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import httpx
 
 from replug.config.errors import RunError, UserError
-from replug.data.sources.format import row_format
+from replug.data.sources.formats import row_format
 from replug.data.sources.records import FieldMap, Row, SourceShard
 
 TRAIN = "train"

@@ -11,9 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from replug.data.sources.format import row_format
-from replug.data.sources.records import FieldMap, Row, SourceShard
-from replug.data.sources.rejected import Reason, Rejected
+from replug.data.sources.formats import row_format
+from replug.data.sources.records import FieldMap, Reason, Rejected, Row, SourceShard
 
 ROWS_AT_A_TIME = 256
 BATCH_BYTES = 1 << 28

@@ -9,10 +9,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from replug.data.sources.format import Format
+from replug.data.sources.formats import Format
 from replug.data.sources.lines import UNREADABLE, open_file, skip_line
-from replug.data.sources.records import FieldMap, Item, Row, SourceShard, SourceText
-from replug.data.sources.rejected import Reason, Rejected
+from replug.data.sources.records import FieldMap, Item, Reason, Rejected, Row, SourceShard, SourceText
 from replug.data.sources.row_texts import checked_text, joined_texts
 
 BYTES_OF_A_CHARACTER = 4  # at most, in UTF-8

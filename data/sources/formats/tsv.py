@@ -3,16 +3,12 @@
 A source shard is a range of bytes of a file, or a file where it is compressed.
 """
 
-import csv
 from collections.abc import Iterator
 from dataclasses import replace
 
-from replug.data.sources.format import row_format
-from replug.data.sources.lines import MAX_LINE_BYTES, byte_ranges, read_lines
-from replug.data.sources.records import FieldMap, Passed, Row, SourceShard
-from replug.data.sources.rejected import Reason, Rejected
-
-csv.field_size_limit(MAX_LINE_BYTES)  # 128 KB otherwise, less than a long text
+from replug.data.sources.formats import row_format
+from replug.data.sources.lines import byte_ranges, read_lines, table_cells
+from replug.data.sources.records import FieldMap, Passed, Reason, Rejected, Row, SourceShard
 
 
 def _plan(path: str, shard_bytes: int | None) -> Iterator[SourceShard]:
@@ -26,9 +22,9 @@ def _rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
         if isinstance(line, Rejected | Passed):
             yield line
             continue
-        cells = _cells(line[1])
-        if cells is None:
-            yield Rejected(Reason.invalid_tsv, name, line[0], "not UTF-8, or a quote that does not end")
+        cells = table_cells(line[1])
+        if isinstance(cells, tuple):
+            yield Rejected(Reason.invalid_tsv, name, line[0], cells[1])
         elif header is None:
             header = cells
             yield Passed(line[0])
@@ -41,14 +37,7 @@ def _rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
 def _header(source_shard: SourceShard) -> list[str] | None:
     """The first line of the file that is a row."""
     lines = (line for line in read_lines(replace(source_shard, start=0, stop=None)) if isinstance(line, tuple))
-    return next((cells for _, line in lines if (cells := _cells(line)) is not None), None)
-
-
-def _cells(line: bytes) -> list[str] | None:
-    try:
-        return next(csv.reader([line.decode("utf-8-sig").rstrip("\r\n")], delimiter="\t", strict=True))
-    except (UnicodeDecodeError, csv.Error):
-        return None
+    return next((cells for _, line in lines if isinstance(cells := table_cells(line), list)), None)
 
 
 FORMAT = row_format("tsv", (".tsv",), _plan, _rows)

@@ -17,7 +17,7 @@ from replug.models.generation import Generated, GenerationOptions
 from replug.models.lm_source import LMSource
 from replug.models.policy import Policy
 from replug.models.replug_lm import Decision, ReplugLM
-from replug.web.dense_ranking import passages_of_documents
+from replug.web.evidence import passages_of_documents
 from replug.web.records import FoundEvidence, Passage
 
 NEW_TOKENS, NEW_TOKENS_OF_TEMPLATE = 32, 64

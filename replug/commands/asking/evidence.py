@@ -8,14 +8,13 @@ from pathlib import Path
 from replug.commands.asking.options import LOCAL, AskOptions
 from replug.config.evaluation_schema import AskConfig
 from replug.data.rows import read_documents
+from replug.index_workers.build_plan import index_folder
 from replug.index_workers.local_index import IndexRetriever, LocalIndex
-from replug.index_workers.version_folders import index_folder
 from replug.models.build import load_encoder
 from replug.models.ensemble_temperature import own_temperature
 from replug.models.hardware import available_cores
-from replug.web.build import evidence_finder
-from replug.web.dense_ranking import first_passages, passages_of_documents, rank_densely
-from replug.web.local_engine import BM25Retriever, LocalEngine
+from replug.web.engines.local import BM25Retriever, LocalEngine
+from replug.web.evidence import evidence_finder, first_passages, passages_of_documents, rank_densely
 from replug.web.records import FoundEvidence, Passage, SearchEngine
 
 log = logging.getLogger(__name__)

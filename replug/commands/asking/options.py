@@ -71,7 +71,7 @@ def _problems(options: AskOptions, decoding: Decoding, overrides: Sequence[str])
 
 
 def _engine_problems(options: AskOptions) -> Iterator[str]:
-    from replug.web.engine_kinds import engine_names
+    from replug.web.engines import engine_names
 
     engine, places = options.engine, [place for place in (options.index, options.corpus) if place is not None]
     if engine is not None and engine not in engine_names():

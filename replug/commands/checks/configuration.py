@@ -23,8 +23,8 @@ from replug.config.choices import SwapMode
 from replug.config.errors import UserError
 from replug.config.paths import check_paths
 from replug.config.schema import Config
-from replug.data.file_systems import file_system, shared_file_system
-from replug.index_workers.installation import check_faiss
+from replug.data.files import file_system, shared_file_system
+from replug.index_workers.build_plan import check_faiss
 from replug.models.build import cache_path
 from replug.models.hardware import available_cores, available_memory
 from replug.models.packaged import MINILM, SMOLLM2, SMOLLM2_FILE, packaged_file
@@ -250,7 +250,7 @@ def cpus(config: Config) -> Check | None:
 
 def layout(config: Config, roles: Collection[str] = ROLES) -> Layout[Config]:
     """Of a run on this machine. Raises UserError where its GPUs have no room for it."""
-    from replug.cluster.this_machine import this_node
+    from replug.cluster.ray_cluster import this_node
     from replug.models.hardware import multiplies_bfloat16
 
     sizes = run_sizes(config, num_documents(config), multiplies_bfloat16())

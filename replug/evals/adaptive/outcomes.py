@@ -18,8 +18,7 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import flatten, load_stored_evaluation_config
 from replug.config.methods import NONE
-from replug.data.checked_lines import read_checked_line
-from replug.data.checksums import require_checksums
+from replug.data.manifest import require_checksums
 from replug.data.rows import require_new
 from replug.evals.adaptive.costs import COUNTED, WayCosts
 from replug.evals.adaptive.protocol import Questions
@@ -146,7 +145,9 @@ def _with_those_inside(path: Path) -> Iterator[EvaluationFolder]:
 def _read(folder: EvaluationFolder) -> AnsweredQuestions:
     if not folder.results.is_file():
         raise UserError(f"{folder.path} holds no finished evaluation (results.json is missing); run it to the end")
-    require_checksums(folder.path, "run the evaluation again", [folder.config.name, folder.lm.name])
+    require_checksums(
+        folder.path, "run the evaluation again", [folder.config.name, folder.lm.name, folder.outcomes.name]
+    )
     config = load_stored_evaluation_config(folder.config)
     identity = json.loads(folder.lm.read_text())["identity"]
     if identity is None:
@@ -187,10 +188,10 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if not path.is_file():
         raise UserError(f"{path} does not exist; expected what `replug evaluate` wrote")
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        row = read_checked_line(line)
-        if row is None:
-            raise UserError(f"{path}:{number} is damaged, or of another version of replug: run the evaluation again")
-        yield f"{path}:{number}", row
+        try:
+            yield f"{path}:{number}", json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{path}:{number} is not valid JSON: run the evaluation again") from error
 
 
 def _field(row: Mapping[str, Any], name: str, kind: Any, where: str) -> Any:

@@ -78,7 +78,7 @@ def _demonstrations(config: EvaluationConfig) -> list[str]:
 def _with_evidence(
     config: EvaluationConfig, prepared: Prepared, queries: Sequence[str], local: SearchEngine | None = None
 ) -> Prepared:
-    from replug.web.build import (
+    from replug.web.evidence import (
         evidence_finder,
     )  # scikit-learn takes seconds, which looking for problems can do without
 

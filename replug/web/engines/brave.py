@@ -6,7 +6,7 @@ so that a page whose date nobody gives is not used with `web.before`.
 
 from datetime import date, timedelta
 
-from replug.web.engine_kinds import EngineParts
+from replug.web.engines import EngineParts
 from replug.web.records import EngineResult
 from replug.web.search_api import ApiAddress, SearchApi, entries_at, query_of, ranked, required_key, search_limits
 

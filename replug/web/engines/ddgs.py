@@ -8,7 +8,7 @@ for the user to know.
 import asyncio
 
 from replug.config.errors import UserError
-from replug.web.engine_kinds import EngineParts
+from replug.web.engines import EngineParts
 from replug.web.records import EngineRefused, EngineResult
 from replug.web.search_api import RequestPace, query_of, ranked
 

@@ -6,7 +6,7 @@ the dates of pages decide all the same.
 
 from datetime import date, timedelta
 
-from replug.web.engine_kinds import EngineParts
+from replug.web.engines import EngineParts
 from replug.web.records import EngineResult
 from replug.web.search_api import ApiAddress, SearchApi, entries_at, ranked, required_key, search_limits
 

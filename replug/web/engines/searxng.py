@@ -4,7 +4,7 @@ It has no limit by date, so with `web.before` the dates of results and pages dec
 engines gave, some ten to thirty results: further pages are asked for until there are enough.
 """
 
-from replug.web.engine_kinds import EngineParts
+from replug.web.engines import EngineParts
 from replug.web.records import EngineRefused, EngineResult
 from replug.web.search_api import ApiAddress, SearchApi, entries_at, query_of, ranked, search_limits
 

@@ -1,11 +1,15 @@
-"""Pieces that one tokenizer cuts are bounded by the LM's tokens too: a word of any length may be one token."""
+"""Texts are cut at borders of tokens into pieces that join back, and that the LM can hold."""
 
-import base64
 import json
 import random
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 import replug.models.preparing
 from replug.config.errors import UserError
@@ -15,13 +19,91 @@ from replug.data.prepare.cutting import LMBound
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import Tokenizers, prepare_raw
 from replug.data.store import PreparedSet
-from replug.data.tokenizing import load_plain, pieces_within, word_tokenizer
-from replug.models.build import lm_source
+from replug.data.tokenizing import cut_positions, load_plain, pieces_within, split_text, word_tokenizer
 from replug.models.local.hf_source import HuggingFaceSource
-from replug.models.preparing import LM_TOKENS, data_origin, prepared_set
-from replug.train.data_checks import check_data
-from tests.support.preparing import WORDS, contents, rows_of, texts_of, write_jsonl
-from tests.support.real_models import real_encoder, real_lm
+from replug.models.preparing import LM_TOKENS, data_origin
+from tests.support.preparing import WORDS, contents, rows_of, write_jsonl
+
+Offsets = Callable[[str], list[tuple[int, int]]]
+ODD_ONES = st.sampled_from(" \n\u00e9\u0301\u2028中🙂👩🏽\u200d")
+ALL_PLANES = st.text(st.one_of(st.characters(max_codepoint=0x7F), ODD_ONES, st.characters(codec="utf-8")))
+ASCII = st.text(st.characters(max_codepoint=0x7F))
+
+
+def words(text: str) -> list[tuple[int, int]]:
+    return [match.span() for match in re.finditer(r"\s*\S+|\s+", text)]
+
+
+def byte_level(trim: bool) -> Tokenizer:
+    """Bytes with a few merges; most characters beyond ASCII take several tokens, as in GPT-2's vocabulary."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=trim)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=290, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(["the cat and the hat", "über die Brücke", "the bat, the rat"], trainer)
+    return tokenizer
+
+
+BYTE_LEVEL, TRIMMED = byte_level(trim=False), byte_level(trim=True)
+TOKENIZERS = {
+    "words": words,
+    "byte-level": lambda text: BYTE_LEVEL.encode(text).offsets,
+    "byte-level, white space trimmed": lambda text: TRIMMED.encode(text).offsets,
+}
+
+
+@pytest.mark.parametrize("offsets", TOKENIZERS.values(), ids=TOKENIZERS)
+def test_pieces_join_back_to_the_text_whatever_it_holds(offsets: Offsets):
+    @settings(deadline=None, database=None, max_examples=300)
+    @given(ALL_PLANES, st.integers(1, 5))
+    def check(text: str, tokens: int) -> None:
+        pieces = split_text(text, offsets(text), tokens)
+        assert "".join(pieces) == text
+        assert all(pieces)
+
+    check()
+
+
+@pytest.mark.parametrize("name", ["words", "byte-level"])
+def test_pieces_of_plain_text_hold_the_set_number_of_tokens_and_the_last_no_more(name: str):
+    @settings(deadline=None, database=None, max_examples=300)
+    @given(ASCII, st.integers(1, 5))
+    def check(text: str, tokens: int) -> None:
+        offsets = TOKENIZERS[name](text)
+        ends = [end for _, end in offsets]
+        counts, start = [], 0
+        for piece in split_text(text, offsets, tokens):
+            counts.append(sum(start < end <= start + len(piece) for end in ends))
+            start += len(piece)
+        assert sum(counts) == len(offsets)
+        assert all(count == tokens for count in counts[:-1])
+        assert all(0 < count <= tokens for count in counts[-1:])
+
+    check()
+
+
+def test_white_space_goes_with_the_word_after_it():
+    assert split_text("one two  three\nfour five", words("one two  three\nfour five"), 2) == [
+        "one two",
+        "  three\nfour",
+        " five",
+    ]
+
+
+def test_a_character_that_tokens_share_stays_whole_in_the_earlier_piece():
+    # "a" is one token and the face four, so the third token ends inside it
+    assert split_text("a🙂b", BYTE_LEVEL.encode("a🙂b").offsets, 3) == ["a🙂", "b"]
+    assert cut_positions([(0, 1), (1, 2), (1, 2), (1, 2), (1, 2), (2, 3)], 2) == [2]
+
+
+def test_a_text_shorter_than_a_piece_stays_whole_and_an_empty_one_gives_none():
+    assert split_text("one two", words("one two"), 5) == ["one two"]
+    assert split_text("one two", words("one two"), 2) == ["one two"]
+    assert split_text("", [], 3) == []
+
 
 CHARACTERS = word_tokenizer(r"[\s\S]")
 ROOT = Path(__file__).parent.parent.parent
@@ -78,15 +160,6 @@ def test_pieces_of_a_text_are_even_and_within_the_bound():
     ]
 
 
-def test_what_has_no_more_bytes_than_the_bound_is_not_tokenized():
-    class Refusing:
-        def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> list:
-            assert texts == []
-            return []
-
-    assert pieces_within(Refusing(), ["é" * 5, "x" * 10], 10) == [["é" * 5], ["x" * 10]]  # type: ignore[arg-type]
-
-
 # From a configuration -------------------------------------------------------------------------------------
 
 
@@ -117,19 +190,6 @@ def test_a_document_and_a_text_share_what_the_lm_holds(held):
     assert 338 + 2 * 338 + 2 <= 1024
 
 
-def test_paper_yaml_is_bounded_by_its_lm(held):
-    held(1024)
-    origin = data_origin(load_config(ROOT / "configs/paper.yaml", ["data.source=stand_in"]))
-    assert origin["lm.path"] == "gpt2-xl" and origin[LM_TOKENS] == [338, 338]
-
-
-def test_texts_cut_by_the_lms_own_tokens_need_no_other_bound(held):
-    held(1024)
-    assert limits(by_retriever("data.tokenizer=lm")) is None
-    held(None)
-    assert limits(by_retriever()) is None
-
-
 def test_pieces_that_the_lm_could_not_hold_together_are_refused(held):
     held(384)
     with pytest.raises(UserError, match=r"data.window, data.document_tokens: a document of 128 tokens.* holds 384"):
@@ -142,15 +202,3 @@ def test_where_nobody_knows_what_the_lm_holds_that_is_said(tmp_path, caplog):
     config.data.tokenizer = "retriever"
     assert replug.models.preparing._lm_bound(config) is None
     assert "what the LM can hold is not known here" in caplog.text
-
-
-def test_words_that_the_retriever_does_not_know_no_longer_stop_a_run(tmp_path, held):
-    rng = random.Random(0)
-    texts = [" ".join(base64.b16encode(rng.randbytes(60)).decode() for _ in range(300)) for _ in range(12)]
-    source = write_jsonl(tmp_path / "raw.jsonl", [{"id": str(i), "text": text} for i, text in enumerate(texts)])
-    models = (f"retriever.path={real_encoder()}", f"lm.path={real_lm()}")
-    config = by_retriever(f"data.source={source}", *models, "data.query_share=0.4")
-    held(1024)
-    prepared = prepared_set(config, tmp_path / "set")
-    check_data(config, prepared, lm_source(config.lm, tmp_path / "spent", tmp_path / "cache"))
-    assert max(map(len, texts_of(prepared)["documents"])) < 1500  # was 15,400 characters, 13,860 tokens

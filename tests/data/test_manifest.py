@@ -1,4 +1,4 @@
-"""One flipped bit in any file of a prepared set: whoever reads the file names it, and `replug verify` does too."""
+"""One flipped bit in a file that has a checksum: whoever reads the file names it, and `replug verify` does too."""
 
 import json
 import shutil
@@ -8,13 +8,24 @@ from pathlib import Path
 import pytest
 
 from replug.config.errors import UserError
-from replug.data.checked_files import OWN, CheckedFiles, write_mark
 from replug.data.files import file_sha256
+from replug.data.manifest import (
+    NAME,
+    CheckedFiles,
+    add_checksum,
+    checksum_problems,
+    require_checksums,
+    write_checksums,
+    write_last,
+    write_mark,
+)
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import import_corpus, prepare_rows
-from replug.data.store import ImportedCorpus, PreparedSet
+from replug.data.store import ImportedCorpus, PreparedSet, verify_prepared
 from replug.data.tokenizing import TokenIds, word_tokenizer
-from replug.data.verify import verify_prepared
+from replug.models.encoder import Encoder
+from replug.models.encoder_files import POOLING_FILE
+from replug.models.stand_in_encoder import write_stand_in_encoder
 
 NUM_DOCUMENTS = 5
 
@@ -103,12 +114,6 @@ def test_every_way_to_read_documents_compares_them_first(prepared: Path, read: C
         read(opened)
 
 
-def test_queries_that_were_replaced_by_held_out_texts_are_refused(prepared: Path) -> None:
-    shutil.copy(prepared / "heldout.arrow", prepared / "queries.arrow")
-    with pytest.raises(UserError, match=r"queries\.arrow is damaged: its checksum differs"):
-        PreparedSet(prepared)
-
-
 def test_a_manifest_whose_proof_or_checksums_were_changed_is_refused(prepared: Path) -> None:
     shutil.copy(prepared / "heldout.arrow", prepared / "queries.arrow")
     content = json.loads((prepared / "manifest.json").read_text())
@@ -136,14 +141,6 @@ def test_verify_names_the_files_that_it_does_not_cover(prepared: Path) -> None:
     assert found[1] == f"{prepared}: not checked, since no checksum of it is known: rejected.jsonl"
 
 
-def test_a_set_of_an_older_version_has_a_manifest_that_verify_does_not_cover(prepared: Path) -> None:
-    content = json.loads((prepared / "manifest.json").read_text())
-    del content[OWN]
-    (prepared / "manifest.json").write_text(json.dumps(content))
-    read_all(prepared)
-    assert "no checksum of it is known: manifest.json" in verify_prepared(prepared)[0][1]
-
-
 @pytest.mark.parametrize("name", ["corpus.json", "documents/00000.arrow"])
 @pytest.mark.parametrize("place", PLACES)
 def test_a_flipped_bit_in_imported_documents_is_named(rows: Path, tmp_path: Path, name: str, place: float) -> None:
@@ -155,7 +152,86 @@ def test_a_flipped_bit_in_imported_documents_is_named(rows: Path, tmp_path: Path
 
 
 def test_files_without_a_mark_are_not_compared(tmp_path: Path) -> None:
-    CheckedFiles.of_set(tmp_path).require("queries.arrow")
+    CheckedFiles(tmp_path).require("queries.arrow")
     write_mark(tmp_path / "manifest.json", {"files": {"queries.arrow": "other"}})
     with pytest.raises(UserError, match=r"queries\.arrow is missing"):
-        CheckedFiles.of_set(tmp_path).require("queries.arrow")
+        CheckedFiles(tmp_path).require("queries.arrow")
+
+
+def flip_at(path: Path, place: int, bit: int = 0) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def test_a_file_that_is_another_one_or_gone_is_named_and_a_folder_without_checksums_is_taken_as_it_is(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a").write_text("a")
+    (tmp_path / "b").write_text("b")
+    assert checksum_problems(tmp_path) == []
+    write_checksums(tmp_path)
+    require_checksums(tmp_path, "mend")
+    flip_at(tmp_path / "a", 0)
+    (tmp_path / "b").unlink()
+    assert checksum_problems(tmp_path) == [
+        f"{tmp_path / 'a'} is damaged: its checksum differs",
+        f"{tmp_path / 'b'} is missing",
+    ]
+    assert checksum_problems(tmp_path, ["b"]) == [f"{tmp_path / 'b'} is missing"]
+    with pytest.raises(UserError, match="a is damaged: its checksum differs; mend"):
+        require_checksums(tmp_path, "mend")
+
+
+def test_any_flip_in_the_checksums_themselves_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_text("a")
+    write_checksums(tmp_path)
+    whole = (tmp_path / NAME).read_bytes()
+    inside = range(whole.index(b'"'), whole.rindex(b'"') + 1)
+    for place in inside:
+        for bit in range(8):
+            (tmp_path / NAME).write_bytes(whole)
+            flip_at(tmp_path / NAME, place, bit)
+            same = _read(tmp_path / NAME) == json.loads(whole)  # as where a blank between two names is another blank
+            assert bool(checksum_problems(tmp_path)) != same, (place, bit)
+
+
+def _read(path: Path) -> object:
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError:
+        return None
+
+
+def test_a_file_that_is_added_later_has_a_checksum_and_the_others_keep_theirs(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_text("a")
+    write_checksums(tmp_path)
+    flip_at(tmp_path / "weights", 0)
+    (tmp_path / "README.md").write_text("b")
+    add_checksum(tmp_path / "README.md")
+    assert checksum_problems(tmp_path) == [f"{tmp_path / 'weights'} is damaged: its checksum differs"]
+    flip_at(tmp_path / "README.md", 0)
+    assert f"{tmp_path / 'README.md'} is damaged: its checksum differs" in checksum_problems(tmp_path)
+
+
+def test_what_says_that_a_folder_is_finished_comes_after_its_checksum(tmp_path: Path) -> None:
+    (tmp_path / "table.md").write_text("table")
+    write_last(tmp_path / "results.json", {"a": 1}, [tmp_path / "table.md", tmp_path / "not_there"])
+    assert json.loads((tmp_path / "results.json").read_text()) == {"a": 1}
+    assert sorted(json.loads((tmp_path / NAME).read_text())["files"]) == ["results.json", "table.md"]
+    require_checksums(tmp_path, "mend")
+
+
+def test_one_flip_in_any_file_of_an_encoder_that_we_wrote_is_named_when_it_is_loaded(tmp_path: Path) -> None:
+    write_stand_in_encoder(tmp_path / "own")
+    Encoder(str(tmp_path / "own")).save(tmp_path / "saved")
+    files = [path for path in sorted((tmp_path / "saved").rglob("*")) if path.is_file() and path.name != NAME]
+    assert {"model.safetensors", "tokenizer.json", "config.json"} < {path.name for path in files}
+    assert tmp_path / "saved" / POOLING_FILE in files
+    for path in files:
+        whole = path.read_bytes()
+        flip_at(path, len(whole) // 2)
+        with pytest.raises(UserError, match=f"{path} is damaged: its checksum differs; bring it back"):
+            Encoder(str(tmp_path / "saved"))
+        path.write_bytes(whole)
+    assert Encoder(str(tmp_path / "saved")).dim == Encoder(str(tmp_path / "own")).dim

@@ -1,10 +1,38 @@
-"""Work done at once, and work done beside: two ways of getting a Future, and what came of one."""
+"""Work beside the caller: futures that are filled in a thread, and threads that call Ray.
 
+Threads that call Ray are waited for before Ray ends: a call after that ends the process with status 1.
+"""
+
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future
 from typing import Any, TypeVar
+from weakref import WeakSet
 
-from replug.cluster.ray_threads import start_ray_thread
+SECONDS = 5.0  # for all of them; one that waits for what hangs is left behind
+
+_threads: "WeakSet[threading.Thread]" = WeakSet()
+
+
+def start_ray_thread(target: Callable[..., None], *args: Any, name: str) -> None:
+    """A daemon thread."""
+    thread = threading.Thread(target=target, args=args, daemon=True, name=name)
+    _threads.add(thread)
+    thread.start()
+
+
+def note_ray_thread() -> None:
+    """That this thread, which somebody else started, calls Ray."""
+    _threads.add(threading.current_thread())
+
+
+def wait_for_ray_threads(seconds: float = SECONDS) -> None:
+    """Until all of them have ended, or the time is over."""
+    end = time.monotonic() + seconds
+    for thread in list(_threads):
+        thread.join(max(0.0, end - time.monotonic()))
+
 
 Result = TypeVar("Result")
 

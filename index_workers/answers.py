@@ -1,8 +1,21 @@
-"""Leaving out a caller's own source: what was cut from the text that is to be predicted would be a leak. Pure."""
+"""Answers to searches: merge them, leave out a source, compare them before and after a refresh. Pure."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+
+
+def merge_top_k(parts: Sequence[tuple[np.ndarray, np.ndarray]], k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows [B, k] and similarities [B, k], best first, from every shard's rows and similarities [B, <=k].
+
+    Equal similarities come in the order of their rows.
+    """
+    rows = np.concatenate([rows for rows, _ in parts], axis=1)
+    similarities = np.concatenate([similarities for _, similarities in parts], axis=1)
+    order = np.lexsort((rows, -similarities), axis=1)[:, :k]
+    return np.take_along_axis(rows, order, axis=1), np.take_along_axis(similarities, order, axis=1)
+
 
 Search = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 MORE = 8  # documents asked for beyond k at first
@@ -51,3 +64,30 @@ def _allowed(
 def _first_k(values: np.ndarray, allowed: np.ndarray, k: int) -> np.ndarray:
     order = np.argsort(~allowed, axis=1, kind="stable")[:, :k]
     return np.take_along_axis(values, order, axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """All between 0 and 1 but `drift`, 1 - cosine, which reaches 2. A first version has nothing to be compared with."""
+
+    recall: float = 1.0
+    overlap: float = 1.0
+    drift: float = 0.0
+
+
+def top_k_overlap(rows: np.ndarray, others: np.ndarray) -> float:
+    """Mean share of each query's documents [B, K] that the other answer [B, K] has too."""
+    shares = [len(np.intersect1d(a, b)) / len(a) for a, b in zip(rows, others, strict=True)]
+    return float(np.mean(shares))
+
+
+def mean_drift(vectors: np.ndarray, others: np.ndarray) -> float:
+    """1 - mean cosine between the two vectors [N, D] of each document."""
+    a, b = vectors.astype(np.float64), others.astype(np.float64)
+    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    return float(1 - np.mean((a * b).sum(axis=1) / np.maximum(norms, 1e-12)))
+
+
+def sample_rows(num_documents: int, at_most: int = 4096) -> np.ndarray:
+    """Rows of the documents whose drift is measured: evenly spread, the same at every refresh."""
+    return np.unique(np.linspace(0, num_documents - 1, min(num_documents, at_most)).round().astype(np.int64))

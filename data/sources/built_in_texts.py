@@ -1,0 +1,173 @@
+"""Texts that need no download: made-up ones, those of installed packages, and a small example of one's own data.
+
+`stand_in` keeps each text to its topic's own words, for tests and the debug run.
+`package:numpy_docstrings+transformers_code+wikipedia` names one or more packages' texts; each is a domain.
+`example_rows` are sixty rows that a newcomer can read, train on and replace. Thirty documents say when the markets of
+invented towns are held; a text names a town, and its continuation is the day, which only the document tells.
+"""
+
+import ast
+import bz2
+import importlib.metadata
+import importlib.util
+import re
+from collections.abc import Callable, Iterator
+from html import unescape
+from pathlib import Path
+
+import numpy as np
+
+from replug.config.errors import UserError
+from replug.data.sources.records import SourceText
+
+SYLLABLES = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
+NUM_TOPICS, WORDS_PER_TOPIC, WORDS_PER_TEXT, TEXTS_PER_TOPIC = 24, 12, 160, 8
+
+
+def stand_in_vocabulary() -> list[list[str]]:
+    """The words of each topic; no word belongs to two."""
+    words = [first + second for first in SYLLABLES for second in SYLLABLES]
+    order = np.random.default_rng(0).permutation(len(words))[: NUM_TOPICS * WORDS_PER_TOPIC]
+    return [
+        [words[i] for i in order[topic * WORDS_PER_TOPIC : (topic + 1) * WORDS_PER_TOPIC]]
+        for topic in range(NUM_TOPICS)
+    ]
+
+
+def stand_in_texts() -> Iterator[SourceText]:
+    """The same texts at every call."""
+    vocabulary = stand_in_vocabulary()
+    rng = np.random.default_rng(1)
+    for number in range(NUM_TOPICS * TEXTS_PER_TOPIC):
+        topic = number % NUM_TOPICS
+        words = rng.choice(vocabulary[topic], size=WORDS_PER_TEXT)
+        yield SourceText(f"text-{number}", " ".join(words), "odd" if topic % 2 else "even")
+
+
+GENSIM = "gensim==4.4.0"
+WIKIPEDIA_FILE = "gensim/test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
+MIN_CHARACTERS = 1000
+# A corpus of the size of the other texts: the whole library would be nine tenths of every sample.
+MODEL_FAMILIES = (
+    "albert", "bert", "bloom", "codegen", "distilbert", "electra", "gemma", "gpt2", "gpt_neo",
+    "gpt_neox", "gptj", "llama", "mistral", "mixtral", "opt", "phi", "phi3", "qwen2",
+    "qwen3", "roberta", "roformer", "stablelm", "starcoder2", "vit", "xglm",
+)  # fmt: skip
+
+NUMPY_FOLDERS = ("lib", "linalg", "polynomial")
+
+
+def read_package_texts(names: str) -> Iterator[SourceText]:
+    """The texts of `a+b`, in the order named; short ones are left out."""
+    for name in names.split("+"):
+        if name not in PACKAGE_TEXTS:
+            raise UserError(f"data.source: package:{name} is unknown; expected {', '.join(PACKAGE_TEXTS)}")
+        for identifier, text in PACKAGE_TEXTS[name]():
+            if len(text) >= MIN_CHARACTERS:
+                yield SourceText(f"{name}/{identifier}", text, name)
+
+
+def numpy_docstrings() -> Iterator[tuple[str, str]]:
+    """The docstrings of the installed numpy library, one text for each module."""
+    root = _package_folder("numpy")
+    for folder in NUMPY_FOLDERS:
+        for path in sorted((root / folder).glob("*.py")):
+            yield str(path.relative_to(root)), _docstrings(path.read_text(encoding="utf-8"))
+
+
+def transformers_code() -> Iterator[tuple[str, str]]:
+    """The definitions of well-known models in the installed transformers library, one text for each."""
+    folder = _package_folder("transformers") / "models"
+    for name in MODEL_FAMILIES:
+        yield name, (folder / name / f"modeling_{name}.py").read_text(encoding="utf-8")
+
+
+def wikipedia() -> Iterator[tuple[str, str]]:
+    """A hundred articles of the English Wikipedia, from gensim's test data."""
+    try:
+        path = Path(str(importlib.metadata.distribution("gensim").locate_file(WIKIPEDIA_FILE)))
+    except importlib.metadata.PackageNotFoundError:
+        raise UserError(f"the package gensim is not installed: pip install --no-deps {GENSIM}") from None
+    with bz2.open(path, "rt", encoding="utf-8") as file:
+        pages = file.read()
+    for page in re.finditer(r"<title>(.*?)</title>.*?<text[^>]*>(.*?)</text>", pages, re.DOTALL):
+        yield unescape(page[1]), _plain_text(unescape(page[2]))
+
+
+PACKAGE_TEXTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
+    "numpy_docstrings": numpy_docstrings,
+    "transformers_code": transformers_code,
+    "wikipedia": wikipedia,
+}
+
+
+def _package_folder(name: str) -> Path:
+    spec = importlib.util.find_spec(name)
+    assert spec is not None and spec.origin is not None, f"{name} is a dependency of ours"
+    return Path(spec.origin).parent
+
+
+def _docstrings(code: str) -> str:
+    nodes = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.FunctionDef | ast.ClassDef))
+    pairs = ((node.name, ast.get_docstring(node) or "") for node in nodes)
+    return "\n\n".join(f"{name}\n{doc}" for name, doc in pairs if doc)
+
+
+# Templates, tables, references and tags of wikitext; what stays is prose.
+_WIKITEXT = (
+    (r"<ref[^>]*/>|<ref.*?</ref>|<!--.*?-->", ""),
+    (r"\{\{[^{}]*\}\}", ""),
+    (r"\{\{[^{}]*\}\}", ""),
+    (r"\{\|.*?\|\}", ""),
+    (r"<[^>]+>", ""),
+    (r"\[\[(?:[^|\]]*\|)?([^\]]*)\]\]", r"\1"),
+    (r"'{2,}", ""),
+)
+
+
+def _plain_text(wikitext: str) -> str:
+    for pattern, replacement in _WIKITEXT:
+        wikitext = re.sub(pattern, replacement, wikitext, flags=re.DOTALL)
+    return wikitext.strip()
+
+
+TOWNS = (
+    *("Aldermoor", "Birkenau", "Castelrosso", "Dunhollow", "Eskdale", "Fontbrune", "Grimsvik", "Hartwell", "Islebrook"),
+    *("Jarrowby", "Kestrelham", "Lindenau", "Montclair", "Northgate", "Osterfeld", "Pinewater", "Quarrydale"),
+    *("Ravensburg", "Stonecross", "Thornbury", "Ulverton", "Valdoro", "Westerholm", "Yarlsworth", "Zellbrunn"),
+    *("Ashford Vale", "Brightsea", "Copperhill", "Driftwood", "Elmstead"),
+)
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+PLACES = ("beside the old bridge", "in front of the town hall", "under the chestnut trees", "along the harbour wall")
+GOODS = ("apples and cheese", "wool and candles", "fish and bread", "honey and pottery", "flowers and clocks")
+NUM_QUERIES, NUM_DEV = 16, 4
+Row = dict[str, str | list[str]]
+
+
+def example_rows() -> dict[str, list[Row]]:
+    """Rows of `corpus`, `queries`, `dev` and `heldout`: 30, 16, 4 and 10; no text is in two of them."""
+    texts, chosen = list(_texts()), NUM_QUERIES + NUM_DEV
+    splits = {"queries": texts[:NUM_QUERIES], "dev": texts[NUM_QUERIES:chosen], "heldout": texts[chosen:]}
+    return {"corpus": list(_documents()), **splits}
+
+
+def _documents() -> Iterator[Row]:
+    for number, town in enumerate(TOWNS):
+        place, goods = PLACES[number % len(PLACES)], GOODS[number % len(GOODS)]
+        text = f"The market of {town} is held every {_day(number)} {place}. People come to buy {goods}."
+        yield {"id": f"market-{number:02d}", "title": town, "text": text}
+
+
+def _texts() -> Iterator[Row]:
+    for number, town in enumerate(TOWNS):
+        context = f"If you would like to see the market of {town}, come to the town on a"
+        yield {
+            "id": f"visit-{number:02d}",
+            "context": context,
+            "continuation": f" {_day(number)} morning.",
+            "gold": [f"market-{number:02d}"],
+        }
+
+
+def _day(number: int) -> str:
+    return DAYS[(number * 5 + number // len(DAYS)) % len(DAYS)]

@@ -1,0 +1,110 @@
+"""The network interface, the threads and agents of Ray, and the seconds that devices are busy."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from replug.cluster.background import start_ray_thread, wait_for_ray_threads
+from replug.cluster.device_use import Busy, DeviceUse, devices_of
+from replug.cluster.environment import VARIABLES, interface_of, use_interface_of
+from replug.cluster.interruption import kill, ray_children
+from replug.cluster.ray_cluster import ray_cluster
+
+ADDRESSES = {"lo": ["127.0.0.1"], "eth0": ["192.168.0.7", "fe80::1"], "ib0": ["10.1.0.7"]}
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with three interfaces, on which nobody has chosen any."""
+    known = {name: [SimpleNamespace(address=one) for one in found] for name, found in ADDRESSES.items()}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: known)
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(("address", "name"), [("10.1.0.7", "ib0"), ("127.0.0.1", "lo"), ("10.1.0.8", None)])
+def test_the_interface_is_that_of_the_nodes_address(address, name):
+    assert interface_of(address) == name
+
+
+def test_both_libraries_are_told_and_what_a_user_has_set_stays():
+    use_interface_of("10.1.0.7")
+    assert [os.environ[name] for name in VARIABLES] == ["ib0", "=ib0"]
+    use_interface_of("192.168.0.7")
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "ib0"
+
+
+def test_threads_that_end_are_waited_for_and_one_that_hangs_is_left_behind() -> None:
+    ended, never = threading.Event(), threading.Event()
+    start_ray_thread(lambda: (time.sleep(0.2), ended.set()), name="ends")
+    wait_for_ray_threads(10)
+    assert ended.is_set()
+    start_ray_thread(never.wait, name="hangs")
+    begun = time.monotonic()
+    wait_for_ray_threads(0.2)
+    assert 0.15 < time.monotonic() - begun < 5
+    never.set()
+
+
+NAMED = """
+import ctypes, sys, time
+ctypes.CDLL(None).prctl(15, sys.argv[1].encode())  # PR_SET_NAME
+print(1, flush=True)
+time.sleep(60)
+"""
+
+
+def named(name: str) -> subprocess.Popen:
+    process = subprocess.Popen([sys.executable, "-c", NAMED, name], stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline()
+    return process
+
+
+def test_rays_processes_below_this_one_are_killed_and_others_are_not() -> None:
+    agent, other = named("ray::RuntimeEnvAgent"), named("wandb-core")
+    try:
+        found = ray_children()
+        assert agent.pid in [process.pid for process in found]
+        assert other.pid not in [process.pid for process in found]
+        mine = [process for process in found if process.pid == agent.pid]
+        kill(mine)
+        assert agent.wait(timeout=10) == -9
+        kill(mine)  # it is gone
+        time.sleep(0.1)
+        assert other.poll() is None
+    finally:
+        for process in (agent, other):
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.slow
+def test_a_cluster_that_ends_leaves_the_agents_of_another_of_this_process_alone(debug_config) -> None:
+    with named("ray::RuntimeEnvAgent") as other:
+        before = ray_children()
+        with ray_cluster(debug_config, roles=()):
+            started = [child for child in ray_children() if child not in before]
+            assert started
+        assert not any(child.is_running() for child in started)
+        assert other.poll() is None
+        other.kill()
+
+
+def test_seconds_add_up_by_device_and_role_and_are_taken_once() -> None:
+    use = DeviceUse()
+    for role, busy in (("score", Busy(2.0, ("a:0",))), ("score", Busy(1.0, ("a:0", "a:1"))), ("embed", Busy(4.0, ()))):
+        use.note(role, busy)
+    assert use.take() == {"a:0": {"score": 3.0}, "a:1": {"score": 1.0}}
+    assert use.take() == {}
+
+
+def test_a_process_without_a_gpu_works_on_its_nodes_processors() -> None:
+    assert devices_of("a", ["0", "1"]) == ("a:0", "a:1")
+    assert devices_of("a", []) == ("a:cpu",)

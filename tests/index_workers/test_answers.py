@@ -1,0 +1,131 @@
+"""Answers are merged, leave out a source, and are compared before and after a refresh."""
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from replug.index_workers.answers import MORE, mean_drift, merge_top_k, sample_rows, search_excluding, top_k_overlap
+
+
+def brute_force(similarities: np.ndarray, k: int) -> np.ndarray:
+    """Rows [B, k] by falling similarity, equals by rising row."""
+    order = [sorted(range(len(values)), key=lambda row: (-values[row], row))[:k] for values in similarities]
+    return np.array(order)
+
+
+def split(similarities: np.ndarray, bounds: list[int], k: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """What each shard would answer: its own best k, or all it has."""
+    parts = []
+    for start, end in itertools.pairwise(bounds):
+        rows = brute_force(similarities[:, start:end], k)
+        parts.append((rows + start, np.take_along_axis(similarities[:, start:end], rows, axis=1)))
+    return parts
+
+
+@pytest.mark.parametrize("levels", [3, 1000], ids=["many ties", "few ties"])
+@pytest.mark.parametrize("seed", range(8))
+def test_the_answer_is_that_of_sorting_everything_whatever_the_sharding(levels: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    similarities = (rng.integers(levels, size=(4, 40)) - levels / 2).astype(np.float32)
+    k = int(rng.integers(1, 41))
+    expected = brute_force(similarities, k)
+    cuts = np.sort(rng.choice(np.arange(1, 40), size=3, replace=False)).tolist()
+    for bounds in ([0, 40], [0, 2, 40], [0, *cuts, 40]):
+        parts = split(similarities, bounds, k)
+        for order in (parts, parts[::-1]):
+            rows, values = merge_top_k(order, k)
+            np.testing.assert_array_equal(rows, expected)
+            np.testing.assert_array_equal(values, np.take_along_axis(similarities, expected, axis=1))
+
+
+def test_equal_similarities_come_in_the_order_of_their_rows() -> None:
+    parts = [(np.array([[7, 5]]), np.array([[0.5, 0.5]])), (np.array([[2, 9]]), np.array([[0.5, 0.9]]))]
+    rows, similarities = merge_top_k(parts, 3)
+    assert rows.tolist() == [[9, 2, 5]]
+    assert similarities.tolist() == [[0.9, 0.5, 0.5]]
+
+
+RNG = np.random.default_rng(0)
+SIMILARITIES = RNG.standard_normal((3, 120)).astype(np.float32)
+SOURCES = np.array([f"s{i}" for i in RNG.integers(6, size=120)])
+
+
+def searching(similarities: np.ndarray, asked: list[int] | None = None) -> Callable:
+    """An index over rows whose similarities are given; notes how many documents are asked for."""
+
+    def search(queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        if asked is not None:
+            asked.append(k)
+        rows = np.argsort(-similarities, axis=1, kind="stable")[:, :k]
+        return rows, np.take_along_axis(similarities, rows, axis=1)
+
+    return search
+
+
+def sources_of(names: np.ndarray) -> Callable[[np.ndarray], list[str]]:
+    return lambda rows: [str(names[row]) for row in rows]
+
+
+QUERIES = np.zeros((3, 4), dtype=np.float32)
+
+
+def test_every_query_gets_its_best_documents_of_other_sources() -> None:
+    exclude = ["s1", None, "s5"]
+    rows, similarities = search_excluding(searching(SIMILARITIES), sources_of(SOURCES), QUERIES, 10, exclude, 10)
+    for query, source in enumerate(exclude):
+        order = np.argsort(-SIMILARITIES[query], kind="stable")
+        assert rows[query].tolist() == [row for row in order if SOURCES[row] != source][:10]
+        np.testing.assert_array_equal(similarities[query], SIMILARITIES[query, rows[query]])
+
+
+def test_more_is_asked_for_until_there_is_enough() -> None:
+    names = np.array(["own"] * 50 + ["other"] * 70)
+    similarities = np.tile(-np.arange(120, dtype=np.float32), (3, 1))  # its own source is the most similar
+    asked: list[int] = []
+    search = searching(similarities, asked)
+    rows, _ = search_excluding(search, sources_of(names), QUERIES, 5, ["own", "none", None], 5)
+    assert asked == [5 + MORE, 2 * (5 + MORE), 4 * (5 + MORE), 8 * (5 + MORE)][: len(asked)] and len(asked) == 4
+    assert rows.tolist() == [[50, 51, 52, 53, 54], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
+
+
+def test_a_corpus_with_too_little_of_other_sources_is_an_error_that_names_the_source() -> None:
+    names = np.array(["own"] * 111 + ["other"] * 9)
+    with pytest.raises(ValueError, match="the corpus has fewer than 10 documents that are not of source own"):
+        search_excluding(searching(SIMILARITIES), sources_of(names), QUERIES, 10, [None, "own", "other"], 10)
+
+
+def test_where_the_corpus_has_fewer_than_k_all_that_there_is_will_do_if_it_is_enough() -> None:
+    names = np.array(["own"] * 111 + ["other"] * 9)
+    search, exclude = searching(SIMILARITIES), ["own", None, "own"]
+    rows, similarities = search_excluding(search, sources_of(names), QUERIES, 30, exclude, at_least=9)
+    assert rows.shape == similarities.shape == (3, 9)
+    assert [sorted(rows[query]) for query in (0, 2)] == [list(range(111, 120))] * 2
+    np.testing.assert_array_equal(rows[1], search(QUERIES, 9)[0][1])
+    np.testing.assert_array_equal(similarities, np.take_along_axis(SIMILARITIES, rows, axis=1))
+    with pytest.raises(ValueError, match=r"^the corpus has fewer than 10 documents that are not of source own$"):
+        search_excluding(search, sources_of(names), QUERIES, 30, exclude, at_least=10)
+
+
+def test_the_overlap_is_the_mean_share_of_documents_in_both_answers_whatever_their_order() -> None:
+    rows = np.array([[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4]])
+    others = np.array([[4, 3, 2, 1], [1, 2, 8, 9], [6, 7, 8, 9]])
+    assert top_k_overlap(rows, others) == pytest.approx((1 + 0.5 + 0) / 3)
+
+
+def test_the_drift_is_one_minus_the_cosine_whatever_the_lengths() -> None:
+    before = np.array([[1, 0], [0, 2], [3, 0], [1, 1]], dtype=np.float16)
+    after = np.array([[5, 0], [0, -1], [0, 1], [1, 1]], dtype=np.float16)
+    assert mean_drift(before, before) == pytest.approx(0, abs=1e-12)
+    assert mean_drift(before, after) == pytest.approx((0 + 2 + 1 + 0) / 4)
+
+
+def test_vectors_whose_squares_float16_cannot_hold_are_compared_all_the_same() -> None:
+    large = np.full((2, 3), 60_000, dtype=np.float16)
+    assert mean_drift(large, large) == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize(("documents", "at_most", "rows"), [(5, 9, [0, 1, 2, 3, 4]), (9, 3, [0, 4, 8]), (1, 9, [0])])
+def test_the_sample_is_spread_evenly_and_never_more_than_there_is(documents: int, at_most: int, rows: list) -> None:
+    assert sample_rows(documents, at_most).tolist() == rows
