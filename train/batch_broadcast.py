@@ -51,8 +51,7 @@ class Share:
             doc_rows=found.doc_rows[rows],
             similarities=found.similarities[rows],
         )
-        weights = None if batch.weights is None else batch.weights[rows]
-        return ScoredBatch(retrieved, batch.sum_logprobs[rows], batch.num_tokens[rows], weights)
+        return ScoredBatch(retrieved, batch.sum_logprobs[rows], batch.num_tokens[rows])
 
 
 class BatchChannel:

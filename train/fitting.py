@@ -210,7 +210,6 @@ def loss_settings(config: Config) -> LossSettings:
         loss.direction.value,
         loss.contrastive,
         loss.in_batch,
-        loss.anchor,
         _loss_dims(config),
     )
 
@@ -221,7 +220,7 @@ def _loss_dims(config: Config) -> tuple[int, ...]:
     return tuple(sorted(config.retriever.dims, reverse=True)) or searched
 
 
-def lsr_module(config: Config, encoder: Encoder, data: PreparedSet, loss: LossSettings | None = None) -> LSRModule:
+def lsr_module(config: Config, encoder: Encoder, data: PreparedSet) -> LSRModule:
     """`encoder` is trained, of a pair the side that is asked for.
 
     Where one encoder has both sides and documents stay as they are, a copy of it as it is encodes them.
@@ -231,25 +230,15 @@ def lsr_module(config: Config, encoder: Encoder, data: PreparedSet, loss: LossSe
     documents = freeze_sides(config.retriever.train, encoder)
     if config.loss.lm_score is LMScore.probability:
         log.warning("loss.lm_score=probability underflows beyond a few tokens and makes Q uniform; try mean_logprob")
-    prepare_encoder(config, encoder)
-    optimizer = optimizer_settings(config, config.train.max_steps)
-    return LSRModule(
-        encoder, data.queries, data.corpus, loss or loss_settings(config), optimizer, config.seed, documents
-    )
-
-
-def prepare_encoder(config: Config, encoder: Encoder) -> None:
-    """Which of its weights learn, and how a step with gradient is computed."""
     train = config.train
     adapter_dropout = config.lora.rank is not None and config.lora.dropout > 0
     memory = (train.gradient_checkpointing, train.compile, adapter_dropout, train.chunk_tokens)
     encoder.prepare_training(config.retriever.dropout, *memory)
     choose_trained_weights(config, encoder)
-
-
-def optimizer_settings(config: Config, steps: int) -> OptimizerSettings:
-    train = config.train
-    return OptimizerSettings(train.optimizer.value, train.lr, train.weight_decay, train.warmup_ratio, steps)
+    optimizer = OptimizerSettings(
+        train.optimizer.value, train.lr, train.weight_decay, train.warmup_ratio, train.max_steps
+    )
+    return LSRModule(encoder, data.queries, data.corpus, loss_settings(config), optimizer, config.seed, documents)
 
 
 def batch_pipeline(

@@ -28,11 +28,11 @@ LICENSE_ID = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 HERE = "THIS_FOLDER"  # stands for the name of a folder that may lie anywhere
 DATA_KEYS = ("source", "corpus", "queries", "heldout", "dev", "prepared")
 SETTINGS = (
-    *("loss.gamma", "loss.beta", "loss.lm_score", "loss.direction", "loss.contrastive", "loss.anchor", "retrieve.k"),
+    *("loss.gamma", "loss.beta", "loss.lm_score", "loss.direction", "loss.contrastive", "retrieve.k"),
     *("retriever.similarity", "retriever.max_tokens", "retriever.train", "train.max_steps", "train.epochs"),
     *("retriever.frozen_layers", "retriever.dims", "index.dims", "lora.rank", "lora.alpha", "lora.dropout"),
     *("lora.targets", "train.batch_size", "train.lr", "train.optimizer", "train.warmup_ratio", "train.labels"),
-    *("loss.cross_encoder", "refresh.every_steps", "seed"),
+    *("refresh.every_steps", "seed"),
 )
 SIDES = {
     TrainedSide.both: "Tuned for queries and documents.",

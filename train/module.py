@@ -6,15 +6,14 @@ batches knows the rest.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from replug.data.datamodule import Position
@@ -24,16 +23,7 @@ from replug.models.encoder import Encoder
 from replug.models.hardware import to_device
 from replug.train.batch_broadcast import BatchSource, Share
 from replug.train.finite import require_finite_gradient, require_finite_losses
-from replug.train.loss import (
-    LossTerms,
-    contrastive_losses,
-    entropy,
-    kl_divergence,
-    kl_lm_retriever,
-    lm_scores,
-    log_likelihood,
-    text_losses,
-)
+from replug.train.loss import contrastive_losses, entropy, kl_lm_retriever, lm_scores, log_likelihood, text_losses
 from replug.train.matryoshka import mean_over_prefixes, prefix_pairs
 from replug.train.trained_weights import bring_back_untrained, leave_out_untrained
 
@@ -48,7 +38,6 @@ class LossSettings:
     direction: str
     contrastive: float = 0.0  # weight
     in_batch: bool = False
-    anchor: float = 0.0  # weight
     dims: tuple[int, ...] = ()  # first numbers of the vectors that the loss is the mean over, most first; (): all
 
 
@@ -142,12 +131,13 @@ class LSRModule(pl.LightningModule):
         by_prefix = self._by_prefix(scored.retrieved)
         with torch.autocast(self.device.type, enabled=False):
             log_q = log_likelihood(self._lm_scores(scored), self._loss.beta)
-            terms = [self._terms(similarities, others, log_q, scored) for similarities, others in by_prefix]
-            weights = self._weights(scored)
-            losses = mean_over_prefixes([of.total(self._loss.contrastive, self._loss.anchor, weights) for of in terms])
+            terms = [self._terms(similarities, others, log_q) for similarities, others in by_prefix]
+            losses = mean_over_prefixes([losses for losses, _ in terms])
             loss, log_p = losses.mean(), log_likelihood(by_prefix[0][0], self._loss.gamma)
             self._losses.append(losses.detach())
-            self._metrics.append({**_metrics(loss, log_q, log_p, scored), **_lever_metrics(terms[0])})
+            self._metrics.append(_metrics(loss, log_q, log_p, scored))
+            if (contrastive := terms[0][1]) is not None:
+                self._metrics[-1]["train/contrastive"] = contrastive.detach().mean()
         assert log_p.dtype == log_q.dtype == loss.dtype == torch.float32
         self._is_last = position.is_last
         return loss
@@ -234,27 +224,26 @@ class LSRModule(pl.LightningModule):
             ids = self.documents.document_ids(self._corpus, rows)
             return self.documents.encode_with_gradient(ids, prompt=self.documents.prompts.document)
 
-    def _terms(self, similarities: Tensor, others: Tensor | None, log_q: Tensor, scored: ScoredBatch) -> LossTerms:
+    def _terms(self, similarities: Tensor, others: Tensor | None, log_q: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return each text's loss and its contrastive term [B]; None where that is not asked for."""
         settings = self._loss
-        log_p = log_likelihood(similarities, settings.gamma)
-        terms = LossTerms(text_losses(log_q, log_p, settings.direction))
-        if settings.contrastive:
-            more = None if others is None else others / settings.gamma
-            terms = replace(terms, contrastive=contrastive_losses(similarities / settings.gamma, log_q, more))
-        if settings.anchor:
-            before = self._there(scored.retrieved.similarities)
-            terms = replace(terms, anchor=kl_divergence(log_likelihood(before, settings.gamma), log_p))
-        return terms
-
-    def _weights(self, scored: ScoredBatch) -> Tensor | None:
-        return None if scored.weights is None else self._there(scored.weights)
+        kl = text_losses(log_q, log_likelihood(similarities, settings.gamma), settings.direction)
+        if not settings.contrastive:
+            return kl, None
+        more = None if others is None else others / settings.gamma
+        contrastive = contrastive_losses(similarities / settings.gamma, log_q, more)
+        return kl + settings.contrastive * contrastive, contrastive
 
     def _there(self, numbers: np.ndarray) -> Tensor:
         """As float32 on the device."""
         return to_device(torch.from_numpy(numbers).float(), self.device)
 
     def configure_optimizers(self) -> Any:
-        optimizer, schedule = scheduled_optimizer(self.encoder.parameters(), self._optimizer)
+        settings = self._optimizer
+        kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[settings.kind]
+        trained = [weight for weight in self.encoder.parameters() if weight.requires_grad]
+        optimizer = kind(trained, lr=settings.lr, weight_decay=settings.weight_decay)
+        schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, settings))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _lm_scores(self, scored: ScoredBatch) -> Tensor:
@@ -265,14 +254,6 @@ def inner_products(queries: Tensor, documents: Tensor) -> Tensor:
     """[B, K] of vectors [B, D] and [B, K, D], in float32: autocast would compute them in bfloat16."""
     with torch.autocast(queries.device.type, enabled=False):
         return torch.einsum("bd,bkd->bk", queries.float(), documents.float())
-
-
-def scheduled_optimizer(weights: Iterable[Tensor], settings: OptimizerSettings) -> tuple[Optimizer, LambdaLR]:
-    """Of the weights that learn, at the schedule's first rate."""
-    kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[settings.kind]
-    trained = [weight for weight in weights if weight.requires_grad]
-    optimizer = kind(trained, lr=settings.lr, weight_decay=settings.weight_decay)
-    return optimizer, LambdaLR(optimizer, lambda step: learning_rate_factor(step, settings))
 
 
 def learning_rate_factor(step: int, settings: OptimizerSettings) -> float:
@@ -312,11 +293,6 @@ def _index_metrics(batch: RetrievedBatch) -> dict[str, float | Tensor]:
         "index/age_steps": float(batch.step - batch.index_step),
         "pipeline/query_age_steps": float(batch.step - batch.query_step),
     }
-
-
-def _lever_metrics(terms: LossTerms) -> dict[str, float | Tensor]:
-    asked = {"train/contrastive": terms.contrastive, "train/anchor": terms.anchor}
-    return {name: losses.detach().mean() for name, losses in asked.items() if losses is not None}
 
 
 def rank_correlation(log_q: Tensor, log_p: Tensor) -> Tensor:

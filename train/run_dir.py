@@ -9,7 +9,6 @@ dev_best/          of a training on labels the weights that did best on developm
 labels/            of train.labels=auto, what `replug label` writes
 first/             there with label.tuned, the run of the first training, whose queries find candidates
 labels.json        which labels it trains on: a hash of their mark
-cross_encoder/     with loss.cross_encoder, what it says of the labelled candidates
 best/              the weights whose documents helped most on held-out text during training, and best.json
 data_check.json    which set was found to fit which LM, so that a resumed run does not count its tokens again
 run_times.json     seconds that the stages of the run took, those before an interruption included
@@ -81,7 +80,6 @@ class RunDirectory:
         self.labels = path / "labels"
         self.first = path / "first"
         self.labels_mark = path / "labels.json"
-        self.cross_encoder = path / "cross_encoder"
         self.times = path / "run_times.json"
         self.found_before = path / "heldout_before.npz"
         self.found_after = path / "heldout_after.npz"

@@ -1,17 +1,15 @@
 """The LSR loss and its gradients against plain Python, written out from the formulas."""
 
 import math
-import re
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from replug.config.choices import Direction, LMScore
+from replug.config.choices import LMScore
 from replug.train import loss as losses
 from replug.train.loss import (
-    LOSSES,
     entropy,
     kl_lm_retriever,
     kl_retriever_lm,
@@ -19,7 +17,6 @@ from replug.train.loss import (
     log_likelihood,
     lsr_loss,
 )
-from tests.support.packages import ROOT, modules
 
 GAMMA, BETA = 0.5, 0.25
 SIMILARITIES = [[0.9, 0.2, 0.4], [-0.1, 0.3, 0.3]]  # two queries, three documents

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from replug.data.labels import LabelledTexts
 from replug.data.records import RetrievedBatch, ScoredBatch
 from replug.data.sampler import QuerySampler
@@ -20,11 +18,9 @@ class LabelledBatches:
 
     texts: LabelledTexts
     sampler: QuerySampler
-    weights: np.ndarray | None = None  # [N] of the texts
 
     def take(self, step: int) -> ScoredBatch:
         """The batch of a step."""
         rows, texts = self.sampler.rows(step), self.texts
         found = RetrievedBatch(step, step, NO_INDEX, 0, rows, texts.doc_rows[rows], texts.similarities[rows])
-        weights = None if self.weights is None else self.weights[rows]
-        return ScoredBatch(found, texts.sum_logprobs[rows], texts.num_tokens[rows], weights)
+        return ScoredBatch(found, texts.sum_logprobs[rows], texts.num_tokens[rows])

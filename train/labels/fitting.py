@@ -31,8 +31,7 @@ from replug.train.labels.callbacks import DevWatch, LabelBoundary, LookRules
 from replug.train.labels.dev import DevLook, DevTexts, Mixed
 from replug.train.labels.dev_best import DevBest
 from replug.train.labels.document_vectors import candidate_vectors
-from replug.train.labels.targets import beta_for_entropy, document_scores, gains, query_weights
-from replug.train.module import LossSettings, LSRModule
+from replug.train.module import LSRModule
 from replug.train.ranks import RankEnvironment
 from replug.train.retriever_files import save_retriever
 from replug.train.run_dir import MEND, RunDirectory
@@ -52,7 +51,6 @@ class LabelTraining:
     lm: str
     texts: LabelledTexts
     batches: LabelledBatches
-    loss: LossSettings
     dev: DevTexts | None
 
     @property
@@ -62,13 +60,9 @@ class LabelTraining:
 
     @staticmethod
     def of(config: Config, labels: Labels, data: PreparedSet) -> "LabelTraining":
-        """Raises UserError where a lever has nothing to work with."""
         texts = labels.texts("queries")
-        loss = label_loss(config, texts)
-        weights = query_weights(gains(texts, loss.lm_score)) if config.loss.weigh_queries else None
         sampler = QuerySampler(len(texts), config.train.batch_size, config.seed)
-        batches = LabelledBatches(texts, sampler, weights)
-        return LabelTraining(labels.origin.lm, texts, batches, loss, _dev(config, labels, data, loss))
+        return LabelTraining(labels.origin.lm, texts, LabelledBatches(texts, sampler), _dev(config, labels, data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,27 +101,17 @@ def label_steps(config: Config, num_texts: int) -> Config:
     return replace(config, train=replace(config.train, max_steps=steps))
 
 
-def label_loss(config: Config, texts: LabelledTexts) -> LossSettings:
-    """With beta from an entropy where that is asked for."""
-    settings = loss_settings(config)
-    if config.loss.beta_entropy is None:
-        return settings
-    beta = beta_for_entropy(document_scores(texts, settings.lm_score), config.loss.beta_entropy)
-    log.info(f"loss.beta is {beta:.4g}, which gives Q {config.loss.beta_entropy:.0%} of the maximal entropy")
-    return replace(settings, beta=beta)
-
-
-def _dev(config: Config, labels: Labels, data: PreparedSet, loss: LossSettings) -> DevTexts | None:
+def _dev(config: Config, labels: Labels, data: PreparedSet) -> DevTexts | None:
     if not labels.has_dev:
         return None
     given = config.ensemble.temperature
     mixed = Mixed(config.evaluate.k, float(given) if isinstance(given, int | float) else None)
-    return DevTexts(labels.texts("dev"), data.require_dev(), data.corpus, loss, mixed)
+    return DevTexts(labels.texts("dev"), data.require_dev(), data.corpus, loss_settings(config), mixed)
 
 
 def label_module(config: Config, encoder: Encoder, data: PreparedSet, training: LabelTraining) -> LSRModule:
     """The online loop's, on the labels' batches. Documents that stay as they are are embedded here, once."""
-    module = lsr_module(config, encoder, data, training.loss)
+    module = lsr_module(config, encoder, data)
     module.attach(training.batches)
     if module.frozen_documents is not None:
         module.look_documents_up(candidate_vectors(module.frozen_documents, data.corpus, training.rows).of)
