@@ -43,7 +43,7 @@ from replug.models.pair_tokens import TokenizedCall  # noqa: E402
 from replug.models.prompt import PromptTemplate  # noqa: E402
 from replug.models.scorer_pool import Answer, ScorerPool  # noqa: E402
 from replug.train.pipeline import BatchPipeline, Horizon, RetrievalStage, ScoringStage  # noqa: E402
-from replug.train.step_clock import StepClock  # noqa: E402
+from replug.train.step_metrics import StepClock  # noqa: E402
 
 K = 20
 TOKENS_PER_SECOND, MEAN_TOKENS = 25_000, 218  # of a replica; of a pair

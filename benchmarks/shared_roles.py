@@ -38,7 +38,7 @@ from replug.planning.shared_gpus import simulate_shared
 from replug.planning.simulate import Durations, ScoringSeconds, SimulatedRun, StageSeconds, simulate
 from replug.planning.split import fitting_splits, settings_of
 from replug.rehearsal.fake_cluster import fake_cluster
-from replug.train.device_rows import totals
+from replug.train.figures import totals
 from replug.train.run_dir import RunDirectory
 
 ROOT = Path(__file__).parent.parent

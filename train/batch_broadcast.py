@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Protocol
 
+import pytorch_lightning as pl
 import torch.distributed as dist
 
 from replug.data.records import ScoredBatch
@@ -54,14 +55,17 @@ class Share:
         return ScoredBatch(retrieved, batch.sum_logprobs[rows], batch.num_tokens[rows])
 
 
-class BatchChannel:
-    """Carries batches from rank 0 to all ranks. Over gloo: a broadcast that waits must not keep a GPU busy."""
+class BatchChannel(pl.Callback):
+    """Carries batches from rank 0 to all ranks. Over gloo: a broadcast that waits must not keep a GPU busy.
+
+    Opened where the ranks have just met: rank 0 may then take hours to its first batch.
+    """
 
     def __init__(self) -> None:
         self._group: Any = None
 
-    def open(self) -> None:
-        """A collective: all ranks open it where they have just met, before rank 0 does what takes long."""
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """A collective."""
         self._group = dist.new_group(backend="gloo", timeout=BATCH_PATIENCE)
 
     def carry(self, scored: ScoredBatch | None) -> ScoredBatch:

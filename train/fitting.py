@@ -32,26 +32,16 @@ from replug.index_workers.service import Refreshed
 from replug.models.build import load_encoder, located
 from replug.models.encoder import Encoder
 from replug.train.batch_broadcast import BatchChannel, BatchReceiver, BatchSender
-from replug.train.callbacks import (
-    BestRetriever,
-    Checkpointer,
-    OpenChannel,
-    OwnSettings,
-    StepBoundary,
-    StepProgress,
-    TemperatureCheck,
-)
-from replug.train.checkpoints import CheckpointWriter
-from replug.train.device_shares import DeviceShares
+from replug.train.callbacks import BestRetriever, OwnSettings, StepBoundary, StepProgress, TemperatureCheck
+from replug.train.checkpoints import Checkpointer, CheckpointWriter
 from replug.train.evaluation import heldout_bpb
 from replug.train.module import LossSettings, LSRModule, OptimizerSettings
 from replug.train.pipeline import BatchPipeline, Horizon, RetrievalStage, ScoringStage
 from replug.train.ranks import OtherRanks, RankEnvironment, other_ranks
 from replug.train.refresh import RefreshController
 from replug.train.run_dir import CheckpointMark, RunDirectory
-from replug.train.sides import freeze_sides
-from replug.train.step_clock import StepClock
-from replug.train.trained_weights import choose_trained_weights
+from replug.train.step_metrics import DeviceShares, StepClock
+from replug.train.trained_weights import choose_trained_weights, freeze_sides
 from replug.train.trainer import (
     lightning_trainer,
     quieten_lightning,
@@ -100,7 +90,7 @@ def fit(
         module.attach(parts.pipeline)
         if others.num_others:
             channel = BatchChannel()
-            callbacks.append(OpenChannel(channel))
+            callbacks.append(channel)
             module.attach(BatchSender(parts.pipeline, channel))
         trainer = lightning_trainer(config, run.path, callbacks, loggers, others.environment)
         forget_after(run, newest)
@@ -131,7 +121,7 @@ def fit_as_other_rank(job: RankJob, environment: RankEnvironment) -> None:
     module = lsr_module(job.config, encoder, PreparedSet(job.prepared))
     channel = BatchChannel()
     module.attach(BatchReceiver(channel))
-    callbacks = [OwnSettings(ignore_signals, trainer_threads(job.config)), OpenChannel(channel)]
+    callbacks = [OwnSettings(ignore_signals, trainer_threads(job.config)), channel]
     run_trainer(lightning_trainer(job.config, job.run, callbacks, [], environment), job.config, module, job.checkpoint)
 
 
@@ -184,7 +174,9 @@ def _callbacks(
         devices,
         TemperatureCheck(parts.pipeline, loss_settings(config)),
         StepProgress(config.train.max_steps),
-        Checkpointer(writer, parts.refresh, workers.index.prune, config.checkpoint.every_steps, parts.clock),
+        Checkpointer(
+            writer, parts.refresh.versions_in_use, workers.index.prune, config.checkpoint.every_steps, parts.clock
+        ),
     ]
 
 

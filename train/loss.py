@@ -70,11 +70,6 @@ def text_losses(log_q: Tensor, log_p: Tensor, direction: str) -> Tensor:
     return LOSSES[direction](log_q.detach(), log_p)
 
 
-def lsr_loss(log_q: Tensor, log_p: Tensor, direction: str) -> Tensor:
-    """Its mean over the batch, a scalar in nats."""
-    return text_losses(log_q, log_p, direction).mean()
-
-
 def contrastive_losses(scores: Tensor, log_q: Tensor, others: Tensor | None = None) -> Tensor:
     """InfoNCE on the LM's best document of each query, nats [B].
 

@@ -6,10 +6,15 @@ depends on it.
 """
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import ModelCardData, try_to_load_from_cache
 
 from replug.config.choices import TrainedSide
 from replug.config.errors import UserError
@@ -20,7 +25,7 @@ from replug.data.files import replace_file
 from replug.models.encoder_files import QUERY_FOLDER
 from replug.models.ensemble_temperature import PAPER, temperature_in
 from replug.models.lora import ADAPTER
-from replug.train.card_metadata import card_metadata
+from replug.models.packaged import resolve_encoder_path
 from replug.train.results import METHODS, interval_lines, label_lines, room_lines, temperature_lines
 
 FILE = "README.md"
@@ -220,3 +225,62 @@ def _retrieval_table(retrieval: dict[str, dict[str, float]]) -> list[str]:
         "|---" * (len(names) + 1) + "|",
         *(f"| {of} | {' | '.join(f'{values[name]:.3f}' for name in names)} |" for of, values in retrieval.items()),
     ]
+
+
+log = logging.getLogger(__name__)
+
+UNKNOWN = "unknown"  # a licence id of the hub: that the field is empty is said, not left out
+TAGS = ["sentence-transformers", "sentence-similarity", "feature-extraction", "replug-lsr"]
+OF_THE_BASE = ("license", "license_name", "license_link", "language")
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-]+(?:\.\d[\w-]*)*")  # a version may stand in it, a file's suffix may not
+FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)\n---\s*$", re.MULTILINE | re.DOTALL)
+
+
+def card_metadata(config: Config, license_id: str | None) -> ModelCardData:
+    """`license_id` instead of the base's licence, where it is given."""
+    base = _of_the_base(config.retriever.path)
+    said: dict[str, Any] = {"license": license_id} if license_id else {name: base.get(name) for name in OF_THE_BASE[:3]}
+    return ModelCardData(
+        **{**said, "license": said["license"] or UNKNOWN},
+        language=base.get("language"),
+        library_name="sentence-transformers",
+        pipeline_tag="sentence-similarity",
+        base_model=base_name(config),
+        datasets=_datasets(config),
+        tags=TAGS,
+    )
+
+
+def base_name(config: Config) -> str | None:
+    """The name on the hub of the retriever that was tuned."""
+    path = config.retriever.path
+    return None if Path(path).expanduser().exists() or ":" in path or path == "stand_in" else path
+
+
+def _datasets(config: Config) -> list[str] | None:
+    """`data.source`, where it is a dataset on the hub."""
+    name = (config.data.source or "").partition(":")[0]
+    is_dataset = HUB_NAME.fullmatch(name) and not Path(name).expanduser().exists()
+    return [name] if is_dataset else None
+
+
+def _of_the_base(path: str) -> Mapping[str, Any]:
+    """The front matter of the base's card; empty where there is none here, or none that can be read."""
+    card = _base_card(path)
+    found = FRONT_MATTER.search(card.read_text(encoding="utf-8", errors="replace")) if card else None
+    if found is None:
+        return {}
+    try:
+        content = yaml.safe_load(found[1])
+    except yaml.YAMLError:
+        log.warning(f"{card} has a front matter that is no YAML: its licence and language are not taken over")
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _base_card(path: str) -> Path | None:
+    folder = Path(resolve_encoder_path(path))
+    if folder.is_dir():
+        return folder / "README.md" if (folder / "README.md").is_file() else None
+    cached = try_to_load_from_cache(str(folder), "README.md")
+    return Path(cached) if isinstance(cached, str) else None

@@ -23,7 +23,7 @@ from replug.index_workers.rerank import Search
 from replug.models.black_box_lm import ScoreSum
 from replug.models.encoder import require_finite_vectors
 from replug.models.prompt import PromptTemplate
-from replug.train.step_clock import StepClock
+from replug.train.step_metrics import StepClock
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from replug.evals.figures import to_svg
 from replug.evals.page import CSS
 from replug.evals.retrieval import RECALL_AT
 from replug.train import figures
-from replug.train.device_rows import devices_in, totals
+from replug.train.figures import devices_in, totals
 from replug.train.results import METHODS, label_lines, result_lines
 
 # Of the metrics under `scoring/`, those that say how the LM was used, with how they read.

@@ -39,8 +39,7 @@ from replug.data.checksums import NAME as CHECKSUMS
 from replug.data.checksums import require_checksums, write_last
 from replug.data.files import file_sha256, read_json, replace_file, write_json, writing
 from replug.data.folder_lock import NAME as WRITER
-from replug.train.environment import describe_environment
-from replug.train.provenance import provenance_lines
+from replug.train.environment import describe_environment, provenance_lines
 
 log = logging.getLogger(__name__)
 

@@ -4,19 +4,22 @@ What does not learn is in no checkpoint, which is small then: it holds the hash 
 it has them from `retriever.path`.
 """
 
+import copy
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from replug.config.choices import TrainedSide
 from replug.config.errors import RunError, UserError
 from replug.config.schema import Config
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
+from replug.models.encoder_files import QUERY_FOLDER, mark_query_side
 from replug.models.frozen_layers import freeze_layers, frozen_part
-from replug.models.lora import adapter_settings, add_adapters
-from replug.train.sides import freeze_sides
+from replug.models.lora import adapter_settings, add_adapters, keep_adapter
 
 UNTRAINED = "untrained_sha256"  # in a checkpoint that holds the weights alone that learn
 PREFIX = "encoder."  # of the retriever's weights in a module's state
@@ -102,3 +105,41 @@ def _sha256(weights: Mapping[str, Tensor]) -> str:
         digest.update(name.encode())
         digest.update(weight.detach().cpu().numpy().tobytes())
     return digest.hexdigest()
+
+
+def freeze_sides(side: TrainedSide, encoder: Encoder) -> Encoder | None:
+    """Freeze what is not trained of a pair; with documents alone an encoder is one.
+
+    Returns what encodes documents where one encoder has both sides and these stay as they are, else None.
+    """
+    if side is TrainedSide.documents:
+        encoder.freeze_queries()
+    if side is not TrainedSide.query:
+        return None
+    if encoder.own_queries is None:
+        return copy.deepcopy(encoder).requires_grad_(False).eval()
+    encoder.freeze_documents()
+    return None
+
+
+def save_retriever(
+    folder: Path, encoder: Encoder, side: TrainedSide, documents: Encoder | None = None, source: Path | None = None
+) -> None:
+    """`documents` encodes documents, as it was, where one encoder had both sides and its queries alone were tuned.
+
+    `source` is the folder that `encoder` was read from, whose adapters are kept. Queries tuned alone are marked: an
+    index that was made before holds the documents' vectors as they are, and they search it.
+    """
+    (encoder if documents is None else _pair(documents, encoder)).save(folder)
+    if source is not None:
+        keep_adapter(source, folder if documents is None else folder / QUERY_FOLDER)
+    if side is TrainedSide.query:
+        mark_query_side(folder)
+
+
+def _pair(documents: Encoder, queries: Encoder) -> Encoder:
+    """A copy, with the temperature that was fitted to the queries."""
+    pair = copy.deepcopy(documents).cpu()
+    pair.pair_with(queries)
+    pair.temperature = queries.temperature
+    return pair

@@ -19,10 +19,10 @@ from replug.config.schema import Config
 from replug.data.datamodule import StepDataModule
 from replug.models.hardware import available_cores, multiplies_bfloat16
 from replug.train.batch_broadcast import COLLECTIVE_PATIENCE
-from replug.train.callbacks import JsonLinesLogger
 from replug.train.module import LSRModule
 from replug.train.ranks import RankEnvironment
 from replug.train.run_dir import RunDirectory
+from replug.train.step_metrics import JsonLinesLogger
 
 
 def quieten_lightning() -> None:

@@ -1,6 +1,5 @@
 """Index kinds: what a name in the configuration becomes."""
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,6 @@ from replug.index_workers.kinds import (
     resolve_kind,
     training_rows,
 )
-from tests.support.packages import ROOT, modules
 
 
 def resolve(name: str, num_documents: int = 100_000, nprobe: int | None = None, rerank: bool = True) -> IndexKind:

@@ -12,7 +12,7 @@ from replug.planning.simulate import DeviceAllocation, Durations, ScoringSeconds
 from replug.planning.workload import HeldOut, Lengths, Shape, StepShape
 from replug.train import refresh
 from replug.train.refresh import RefreshController
-from replug.train.step_clock import StepClock
+from replug.train.step_metrics import StepClock
 
 STEPS, STEP_SECONDS = 60, 10.0
 Event = tuple[int, str]

@@ -13,7 +13,7 @@ from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
 from replug.train.module import LSRModule
 from replug.train.pipeline import BatchPipeline, Horizon, RetrievalStage, ScoringStage
-from replug.train.step_clock import StepClock
+from replug.train.step_metrics import StepClock
 
 
 class InlineLM(StandInLM):

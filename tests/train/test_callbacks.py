@@ -8,8 +8,9 @@ import torch
 
 from replug.config.errors import Interrupted, NotFiniteError, RunError
 from replug.data.datamodule import Position
-from replug.train.callbacks import Checkpointer, StepBoundary
-from replug.train.step_clock import StepClock
+from replug.train.callbacks import StepBoundary
+from replug.train.checkpoints import Checkpointer
+from replug.train.step_metrics import StepClock
 
 
 class Calls:
@@ -64,8 +65,7 @@ def trainer(step: int) -> Any:
 
 
 def checkpointer(writer: Writer, pruned: list[set[int]], is_restored: bool = True) -> Checkpointer:
-    refresh = SimpleNamespace(versions_in_use=lambda: {2, 3})
-    made = Checkpointer(writer, refresh, pruned.append, every_steps=4, clock=StepClock())  # type: ignore[arg-type]
+    made = Checkpointer(writer, lambda: {2, 3}, pruned.append, every_steps=4, clock=StepClock())  # type: ignore[arg-type]
     if is_restored:
         made.on_train_start(SimpleNamespace(), SimpleNamespace())
     return made

@@ -12,8 +12,7 @@ from replug.config.errors import NotFiniteError
 from replug.data.datamodule import Position
 from replug.index_workers.build_plan import IndexState
 from replug.models.encoder import require_finite_vectors
-from replug.train.finite import require_finite_weights
-from replug.train.module import LSRModule
+from replug.train.module import LSRModule, require_finite_weights
 from replug.train.pipeline import BatchPipeline
 from replug.train.run_dir import RunDirectory
 from tests.support.command_line import BASE, ROOT

@@ -14,8 +14,7 @@ import torch.distributed as dist
 
 from replug.config.errors import RunError
 from replug.train import heartbeat, ranks
-from replug.train.heartbeat import Heartbeats, beating
-from replug.train.ranks import other_ranks
+from replug.train.ranks import Heartbeats, beating, other_ranks
 
 
 def test_a_rank_is_silent_from_its_last_beat_on(monkeypatch):

@@ -30,7 +30,7 @@ from replug.models.encoder import Encoder
 from replug.models.preparing import prepared_set
 from replug.train.fitting import refresh_controller
 from replug.train.refresh import RefreshController, StaleIndexError
-from replug.train.step_clock import StepClock
+from replug.train.step_metrics import StepClock
 from tests.support.command_line import ROOT
 from tests.support.index_versions import flip, written_before
 from tests.support.small_disk import SmallDisk, small_disk, space_of

@@ -15,7 +15,7 @@ from replug.train.loss import (
     kl_retriever_lm,
     lm_scores,
     log_likelihood,
-    lsr_loss,
+    text_losses,
 )
 
 GAMMA, BETA = 0.5, 0.25
@@ -50,7 +50,7 @@ def by_hand(direction: str) -> tuple[float, list[list[float]]]:
 def loss_of(direction: str) -> tuple[Tensor, Tensor, Tensor]:
     similarities = torch.tensor(SIMILARITIES, dtype=torch.float64, requires_grad=True)
     scores = torch.tensor(LM_SCORES, dtype=torch.float64, requires_grad=True)
-    loss = lsr_loss(log_likelihood(scores, BETA), log_likelihood(similarities, GAMMA), direction)
+    loss = text_losses(log_likelihood(scores, BETA), log_likelihood(similarities, GAMMA), direction).mean()
     return loss, similarities, scores
 
 
@@ -83,7 +83,7 @@ def test_the_loss_is_the_mean_over_queries_and_not_over_their_documents(directio
     of_each = DIRECTIONS[direction](log_q, log_p)
     assert of_each.shape == (2,)
     assert loss == pytest.approx(of_each.sum().item() / 2)
-    assert lsr_loss(log_q.repeat(5, 1), log_p.repeat(5, 1), direction).item() == pytest.approx(loss)
+    assert text_losses(log_q.repeat(5, 1), log_p.repeat(5, 1), direction).mean().item() == pytest.approx(loss)
     target, given = (log_q, log_p) if direction == "kl_lm_retriever" else (log_p, log_q)
     torchs = torch.nn.functional.kl_div(given, target, reduction="batchmean", log_target=True)
     assert loss == pytest.approx(torchs.item())
@@ -93,7 +93,7 @@ def test_the_loss_is_the_mean_over_queries_and_not_over_their_documents(directio
 def test_equal_distributions_have_no_loss_and_no_gradient(direction: str) -> None:
     similarities = torch.tensor(SIMILARITIES, dtype=torch.float64, requires_grad=True)
     log_q = log_likelihood(similarities.detach() * 3, 3 * GAMMA)
-    loss = lsr_loss(log_q, log_likelihood(similarities, GAMMA), direction)
+    loss = text_losses(log_q, log_likelihood(similarities, GAMMA), direction).mean()
     loss.backward()
     assert loss.item() == pytest.approx(0, abs=1e-12)
     assert similarities.grad.abs().max() < 1e-12
@@ -103,7 +103,7 @@ def test_equal_distributions_have_no_loss_and_no_gradient(direction: str) -> Non
 def test_one_hot_distributions_stay_finite_in_float32(direction: str) -> None:
     similarities = torch.tensor([[500.0, 0.0, -500.0]], requires_grad=True)
     log_q = log_likelihood(torch.tensor([[-3000.0, -10.0, -9000.0]]), 0.1)
-    loss = lsr_loss(log_q, log_likelihood(similarities, 1.0), direction)
+    loss = text_losses(log_q, log_likelihood(similarities, 1.0), direction).mean()
     loss.backward()
     assert torch.isfinite(loss)
     assert torch.isfinite(similarities.grad).all()

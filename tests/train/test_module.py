@@ -8,7 +8,7 @@ from replug.data.datamodule import Position
 from replug.data.records import ScoredBatch
 from replug.index_workers.build_plan import IndexState
 from replug.models.black_box_lm import ContinuationScore
-from replug.train.loss import log_likelihood, lsr_loss
+from replug.train.loss import log_likelihood, text_losses
 from replug.train.module import LSRModule, OptimizerSettings, learning_rate_factor
 from replug.train.pipeline import ScoreError
 from tests.support.training import InlineLM, pipeline_for
@@ -100,7 +100,7 @@ def test_the_loss_is_that_of_the_formula(module, data):
     scored = pipeline.peek(0)
     log_q = log_likelihood(torch.tensor(scored.sum_logprobs / scored.num_tokens[:, None]).float(), 0.5)
     log_p = log_likelihood(module.similarities(scored.retrieved).detach(), 0.02)
-    expected = lsr_loss(log_q, log_p, "kl_lm_retriever")
+    expected = text_losses(log_q, log_p, "kl_lm_retriever").mean()
     torch.testing.assert_close(one_step(module).detach(), expected)
 
 

@@ -14,9 +14,9 @@ from replug.data.datamodule import Position
 from replug.index_workers.build_plan import IndexState
 from replug.models.encoder_modules import CLS, MEAN, EncoderHead, Pooling
 from replug.train.fitting import batch_pipeline
-from replug.train.loss import log_likelihood, lsr_loss
+from replug.train.loss import log_likelihood, text_losses
 from replug.train.module import inner_products
-from replug.train.step_clock import StepClock
+from replug.train.step_metrics import StepClock
 from tests.support.training import InlineLM, pipeline_for
 
 
@@ -55,7 +55,7 @@ def test_the_loss_is_that_of_float32_to_the_last_bit(module, scored, same_vector
     with autocast():
         loss = module.training_step(Position(0), 0)
     assert loss.dtype == torch.float32
-    assert loss.item() == lsr_loss(log_q, log_p, "kl_lm_retriever").item()
+    assert loss.item() == text_losses(log_q, log_p, "kl_lm_retriever").mean().item()
 
 
 def test_similarities_of_the_real_encoder_are_float32_and_tell_documents_apart(module, scored):

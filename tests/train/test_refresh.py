@@ -13,7 +13,7 @@ from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import Refreshed
 from replug.index_workers.watch import Measures
 from replug.train.refresh import RefreshController, StaleIndexError
-from replug.train.step_clock import StepClock
+from replug.train.step_metrics import StepClock
 
 
 def refreshed(version: int) -> Refreshed:

@@ -27,10 +27,9 @@ from replug.models.lm_source import LMSource
 from replug.models.preparing import prepared_set
 from replug.planning.sizes import run_sizes
 from replug.train.data_checks import check_data, check_texts
-from replug.train.evaluation import evaluate_heldout
+from replug.train.evaluation import evaluate_heldout, found_before, found_by, measured_encoder, write_examples
 from replug.train.labels.fitting import LabelTraining, fit_labels, label_module
 from replug.train.labels.labelling import label_origin
-from replug.train.measuring import found_before, found_tuned, measured_encoder, write_examples
 from replug.train.model_card import write_model_card
 from replug.train.run_dir import MEND, RunDirectory, StageTimes
 from replug.train.trained_weights import check_training
@@ -126,7 +125,7 @@ def _after(config: Config, run: RunDirectory, data: PreparedSet, workers: Worker
     if run.found_after.exists():
         return RetrievedDocuments.load(run.found_after)
     tuned = load_encoder(config.retriever, run.retriever, config.index.dims)
-    found = found_tuned(config, data, workers, tuned, IndexState(1, config.train.max_steps))
+    found = found_by(config, data, workers, tuned, IndexState(1, config.train.max_steps))
     if tuned.temperature is not None:  # fitted again, to what a search of the whole corpus finds
         write_temperature(run.retriever, tuned.temperature)
     found.save(run.found_after)

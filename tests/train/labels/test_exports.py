@@ -9,9 +9,8 @@ import pytest
 
 from replug.models.preparing import prepared_set
 from replug.train.fitting import loss_settings
-from replug.train.labels.distill_kl import write_distill_kl
-from replug.train.labels.flagembedding import write_flagembedding
-from replug.train.labels.targets import document_scores
+from replug.train.labels.dev import document_scores
+from replug.train.labels.exports import write_distill_kl, write_flagembedding
 from tests.support.labels import write_stand_in_labels
 
 

@@ -189,7 +189,7 @@ def test_documents_that_stay_as_they_are_are_embedded_once_with_the_vectors_that
     data = prepared_set(config, tmp_path / "unused")
     training = LabelTraining.of(config, Labels(labelled / "labels"), data)
     module = label_module(config, load_encoder(config.retriever), data, training)
-    batch = training.batches.take(0).retrieved
+    batch = training.take(0).retrieved
     assert module.vectors_of is not None and set(batch.doc_rows.flat) <= set(training.rows)
     looked_up, look = module.similarities(batch), training.dev.similarities(module.encoder, module.vectors_of)
     assert looked_up.requires_grad
@@ -229,7 +229,6 @@ def test_the_batches_are_those_of_the_online_sampler(labelled):
     config = configured(labelled, labelled / "unused")
     data = prepared_set(config, labelled / "set")
     training = LabelTraining.of(config, Labels(labelled / "labels"), data)
-    batches = training.batches
-    batch = batches.take(5)
-    assert (batch.retrieved.query_rows == batches.sampler.rows(5)).all()
+    batch = training.take(5)
+    assert (batch.retrieved.query_rows == training.sampler.rows(5)).all()
     assert (batch.retrieved.doc_rows == training.texts.doc_rows[batch.retrieved.query_rows]).all()

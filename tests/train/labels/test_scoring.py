@@ -15,7 +15,7 @@ from replug.models.local.stand_in_lm import StandInLM
 from replug.models.preparing import prepared_set
 from replug.models.prompt import PromptTemplate
 from replug.train.labels.candidates import Candidates
-from replug.train.labels.scoring import TEXTS_PER_CALL, LabelScorer
+from replug.train.labels.labelling import TEXTS_PER_CALL, LabelScorer
 from replug.train.pipeline import ScoreError
 from tests.support.labels import LabellingLM
 

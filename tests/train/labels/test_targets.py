@@ -3,7 +3,7 @@
 import numpy as np
 
 from replug.data.labels import LabelledTexts
-from replug.train.labels.targets import document_scores
+from replug.train.labels.dev import document_scores
 
 TEXTS = LabelledTexts(
     doc_rows=np.array([[0, 1], [2, 3], [4, 5]]),

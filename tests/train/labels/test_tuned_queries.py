@@ -11,9 +11,9 @@ from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.schema import Config
 from replug.models.build import load_encoder
-from replug.train.labels.tuned_queries import load_tuned_queries
-from replug.train.retriever_files import save_retriever
+from replug.train.labels.labelling import load_tuned_queries
 from replug.train.run_dir import RunDirectory
+from replug.train.trained_weights import save_retriever
 from tests.support.command_line import ROOT
 
 
