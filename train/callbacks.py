@@ -62,7 +62,7 @@ class StepBoundary(pl.Callback):
         if not batch.is_first:
             return
         self._check()
-        if self._refresh.at_boundary(batch.step) is not None:
+        if self._refresh.at_boundary(batch.step):
             live, measures, bpb = self._refresh.live, self._refresh.last.measures, self._refresh.heldout_bpb
             log.info(
                 f"step {batch.step}: swapped to index v{live.version} (weights of step {live.step}); recall "
@@ -100,7 +100,7 @@ def _index_metrics(refresh: RefreshController, step: int) -> dict[str, float]:
 
     Logged at every step: Lightning would repeat a value that is logged now and then.
     """
-    last, swap = refresh.last, refresh.last_swap
+    last = refresh.last
     heldout = {} if refresh.heldout_bpb is None else {"heldout/bpb": refresh.heldout_bpb}
     return {
         **heldout,
@@ -111,8 +111,8 @@ def _index_metrics(refresh: RefreshController, step: int) -> dict[str, float]:
         **{f"index/{name}": value for name, value in asdict(last.measures).items()},
         "index/swap_build_seconds": last.build_seconds,
         "index/swap_documents_per_second": last.documents_per_second,
-        "index/swap_wait_seconds": swap.wait_seconds,
-        "index/swap_ms": swap.switch_ms,
+        "index/swap_wait_seconds": refresh.swap_wait_seconds,
+        "index/swap_ms": refresh.swap_ms,
         "index/refreshes_skipped": float(refresh.num_skipped),
         "index/refreshes_failed": float(refresh.num_failed),
     }

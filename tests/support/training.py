@@ -12,7 +12,7 @@ from replug.data.store import PreparedSet
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
 from replug.train.module import LSRModule
-from replug.train.pipeline import BatchPipeline, Horizon, RetrievalStage, ScoringStage
+from replug.train.pipeline import BatchPipeline, RetrievalStage
 from replug.train.step_metrics import StepClock
 
 
@@ -51,9 +51,11 @@ def pipeline_for(
         QuerySampler(len(data.queries), 4, 0),
         data,
         RetrievalStage(module.encode_queries, search or exact_search(module, data), executor or InlineExecutor(), k=5),
-        ScoringStage(lm.submit_sums, PromptTemplate("\n")),
-        Horizon(depth, steps),
-        StepClock(),
+        score=lm.submit_sums,
+        template=PromptTemplate("\n"),
+        depth=depth,
+        max_steps=steps,
+        clock=StepClock(),
     )
     module.attach(pipeline)
     return pipeline

@@ -1,6 +1,5 @@
 """The loss at several prefixes, worked out by hand, and in the module."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -14,17 +13,10 @@ from replug.data.store import PreparedSet
 from replug.models.build import load_encoder
 from replug.models.vector_prefix import first_numbers
 from replug.train.fitting import lsr_module
-from replug.train.loss import log_likelihood, text_losses
-from replug.train.matryoshka import mean_over_prefixes, prefix_pairs
 from replug.train.module import LSRModule
 from replug.train.trained_weights import check_training
 from tests.support.preparing import debug_set
 from tests.support.training import Given, batch_of
-
-HALF = math.sqrt(0.5)
-QUERY = torch.tensor([[HALF, 0, HALF, 0]], dtype=torch.float64)
-DOCUMENTS = torch.tensor([[1, 0, 0, 0], [0, HALF, HALF, 0]], dtype=torch.float64)
-
 
 # Pure ---------------------------------------------------------------------------------------------------
 
@@ -36,19 +28,6 @@ def test_a_prefix_is_a_unit_vector_again_unless_similarities_are_inner_products(
     assert first_numbers(vectors, None, "cosine") is vectors is first_numbers(vectors, 3, "cosine")
     with pytest.raises(ValueError, match="vectors of 3 numbers have no first 4"):
         first_numbers(vectors, 4, "cosine")
-
-
-def test_the_loss_is_the_mean_of_those_at_each_prefix():
-    """Similarities are (cos 45, cos 60) of whole vectors, and (1, 0) of the first two numbers."""
-    log_q = torch.tensor([[0.5, 0.5]], dtype=torch.float64).log()
-    losses = [
-        text_losses(log_q, log_likelihood(queries @ documents.T, 1.0), "kl_lm_retriever")
-        for queries, documents in prefix_pairs(QUERY, DOCUMENTS, [4, 2], "cosine")
-    ]
-    whole = -math.log(2) - 0.5 * (HALF + 0.5) + math.log(math.exp(HALF) + math.exp(0.5))
-    first_two = -math.log(2) - 0.5 * (1 + 0) + math.log(math.e + 1)
-    assert [float(loss) for loss in losses] == pytest.approx([whole, first_two])
-    assert float(mean_over_prefixes(losses)) == pytest.approx((whole + first_two) / 2)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from replug.train.temperature import entropy_share, temperature_for_entropy_share, temperature_warning
+from replug.train.callbacks import entropy_share, half_entropy_temperature, temperature_warning
 
 SCORES = np.random.default_rng(0).normal(size=(6, 10))
 
@@ -23,35 +23,30 @@ def test_the_temperature_divides_the_scores() -> None:
     assert shares == sorted(shares)
 
 
-@pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
-def test_the_advised_temperature_gives_the_share_asked_for(share: float, scale: float) -> None:
-    temperature = temperature_for_entropy_share(SCORES * scale, share)
-    assert entropy_share(SCORES * scale, temperature) == pytest.approx(share, abs=1e-6)
-    assert temperature_for_entropy_share(SCORES, share) == pytest.approx(temperature / scale, rel=1e-6)
-
-
-def test_half_the_entropy_is_the_default() -> None:
-    assert entropy_share(SCORES, temperature_for_entropy_share(SCORES)) == pytest.approx(0.5, abs=1e-6)
+def test_the_advised_temperature_gives_half_of_the_entropy(scale: float) -> None:
+    temperature = half_entropy_temperature(SCORES * scale)
+    assert entropy_share(SCORES * scale, temperature) == pytest.approx(0.5, abs=1e-6)
+    assert half_entropy_temperature(SCORES) == pytest.approx(temperature / scale, rel=1e-6)
 
 
 @pytest.mark.parametrize(("temperature", "shape"), [(1e4, "nearly uniform"), (1e-4, "nearly one-hot")])
 def test_a_warning_names_the_distribution_the_key_its_value_and_a_better_one(temperature: float, shape: str) -> None:
     text = temperature_warning("Q", "loss.beta", SCORES, temperature)
-    better = temperature_for_entropy_share(SCORES)
+    better = half_entropy_temperature(SCORES)
     assert text.startswith(f"Q is {shape} at loss.beta={temperature:g}: ")
     assert f"{entropy_share(SCORES, temperature):.1%} of the maximal entropy" in text
     assert text.endswith(f"loss.beta={better:.2g} would give half of it")
 
 
 def test_there_is_no_warning_in_the_middle() -> None:
-    assert temperature_warning("Q", "loss.beta", SCORES, temperature_for_entropy_share(SCORES)) is None
+    assert temperature_warning("Q", "loss.beta", SCORES, half_entropy_temperature(SCORES)) is None
     assert temperature_warning("Q", "loss.beta", SCORES, 0.5) is None
 
 
 def test_equal_scores_are_called_equal_and_no_temperature_is_advised() -> None:
     equal = np.repeat([[1.0], [-3.0]], 4, axis=1)
-    assert temperature_for_entropy_share(equal) is None
+    assert half_entropy_temperature(equal) is None
     text = temperature_warning("P_R", "loss.gamma", equal, 0.1)
     assert (
         text
