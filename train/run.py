@@ -46,7 +46,7 @@ from replug.train.labels.labelling import label
 from replug.train.labels.run import train_on_labels
 from replug.train.model_card import write_model_card
 from replug.train.module import LSRModule
-from replug.train.report import Logged, write_report
+from replug.train.report import write_report
 from replug.train.results import print_results, weights_of
 from replug.train.run_dir import RunDirectory, StageTimes
 from replug.train.trained_weights import check_training, save_retriever
@@ -216,8 +216,15 @@ def show_results(run: RunDirectory) -> dict:
     run.require_intact()
     results = json.loads(run.results.read_text())
     made_by = run.provenance()
-    logged = Logged(run.read_metrics(), run.read_device_use())
-    write_report(run.report, results, logged, run.examples, run.path / "config.yaml", made_by)
+    write_report(
+        run.report,
+        results,
+        metrics=run.read_metrics(),
+        device_use=run.read_device_use(),
+        examples_path=run.examples,
+        config_path=run.path / "config.yaml",
+        made_by=made_by,
+    )
     print_results(results)
     for line in made_by:
         print(line)

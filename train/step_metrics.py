@@ -17,6 +17,7 @@ from replug.cluster.device_use import USE, Busy, BusySeconds, DeviceUse, add_sec
 from replug.config.errors import RunError
 from replug.data.datamodule import Position
 
+ROWS = 100  # of a run's device_use.jsonl, at least: few enough to look at, and small where there are many devices
 CAUSES = ("retrieve", "wait_scores", "wait_index", "refresh", "checkpoint")  # of the main thread; the rest is training
 
 
@@ -34,11 +35,8 @@ class StepClock:
         try:
             yield
         finally:
-            self.add(cause, time.monotonic() - start)
-
-    def add(self, cause: str, seconds: float) -> None:
-        with self._lock:
-            self._seconds[cause] = self._seconds.get(cause, 0.0) + seconds
+            with self._lock:
+                self._seconds[cause] = self._seconds.get(cause, 0.0) + time.monotonic() - start
 
     def start(self) -> None:
         """Begin a step now."""
@@ -59,17 +57,20 @@ class StepClock:
         }
 
 
-ROWS = 100  # of a run, at least: few enough to look at, and small where there are many devices
-RankDevices = Callable[[], Sequence[tuple[str, ...]]]  # of each rank, rank 0's first
-
-
 class DeviceShares(pl.Callback):
-    """Adds up who worked where, and writes it every so many steps. Rank 0's; its state is what is not written yet.
+    """What each device did meanwhile: `device_use.jsonl`, and the metrics `devices/...`. Rank 0's.
 
-    All ranks are taken to be at work as long as rank 0 trains, which ends with the slowest; it alone encodes queries.
+    A row of the file is of some steps: the last of them, their seconds, and of those the busy ones by device and role.
+    Work counts in the steps in which its result arrived. So a file of vectors that took longer than these steps is more
+    than they have room for, and the shares of a long run are right where those of a single step are not. Roles that
+    take turns on a GPU are each busy until their work is done, with the turns of the others in it: their shares may add
+    up above 1. All ranks are taken to be at work as long as rank 0 trains, which ends with the slowest; it alone
+    encodes queries. `ranks` gives the devices of each rank, rank 0's first. The state is what is not written yet.
     """
 
-    def __init__(self, path: Path, max_steps: int, ranks: RankDevices, use: DeviceUse = USE) -> None:
+    def __init__(
+        self, path: Path, max_steps: int, ranks: Callable[[], Sequence[tuple[str, ...]]], use: DeviceUse = USE
+    ) -> None:
         self._path, self._ranks, self._use = path, ranks, use
         self._every = max(1, max_steps // ROWS)
         self._seconds = 0.0
@@ -83,7 +84,13 @@ class DeviceShares(pl.Callback):
     ) -> None:
         if not batch.is_last:
             return
-        self._add({name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("time/")})
+        times = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("time/")}
+        for rank, devices in enumerate(self._ranks()):
+            encoded = times["time/retrieve_seconds"] if rank == 0 else 0.0
+            self._use.note("train", Busy(times["time/train_seconds"] + encoded, devices))
+        self._seconds += times["time/step_seconds"]
+        for device, role, seconds in _flat(self._use.take()):
+            add_seconds(self._busy, device, role, seconds)
         if (batch.step + 1) % self._every == 0 or batch.step + 1 == trainer.max_steps:
             self._write(trainer, batch.step)
 
@@ -93,14 +100,6 @@ class DeviceShares(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._seconds, self._busy = state_dict["seconds"], deepcopy(state_dict["busy"])
-
-    def _add(self, times: dict[str, float]) -> None:
-        for rank, devices in enumerate(self._ranks()):
-            encoded = times["time/retrieve_seconds"] if rank == 0 else 0.0
-            self._use.note("train", Busy(times["time/train_seconds"] + encoded, devices))
-        self._seconds += times["time/step_seconds"]
-        for device, role, seconds in _flat(self._use.take()):
-            add_seconds(self._busy, device, role, seconds)
 
     def _write(self, trainer: pl.Trainer, step: int) -> None:
         append_row(self._path, {"step": step, "seconds": self._seconds, "busy": self._busy})

@@ -1,7 +1,7 @@
-"""Which weights of the retriever learn: all, adapters alone (`lora`), or those above frozen layers; in checkpoints too.
+"""Which sides and weights of the retriever learn; what of them is in a checkpoint, and in the tuned retriever's folder.
 
-What does not learn is in no checkpoint, which is small then: it holds the hash of those weights, and who goes on from
-it has them from `retriever.path`.
+All weights learn, or adapters alone (`lora`), or those above frozen layers. Checkpoints hold only the trainable weights
+and a hash of the others, which a resumed run has from `retriever.path`.
 """
 
 import copy
@@ -9,8 +9,6 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from replug.config.choices import TrainedSide
 from replug.config.errors import RunError, UserError
@@ -55,7 +53,11 @@ def choose_trained_weights(config: Config, encoder: Encoder) -> None:
             freeze_layers(backbone, frozen_layers)
     else:
         return
-    encoder.untrained_sha256 = _sha256({n: w for n, w in encoder.named_parameters() if not w.requires_grad})
+    digest = hashlib.sha256()  # of names and numbers
+    for name, weight in sorted((n, w) for n, w in encoder.named_parameters() if not w.requires_grad):
+        digest.update(name.encode())
+        digest.update(weight.detach().cpu().numpy().tobytes())
+    encoder.untrained_sha256 = digest.hexdigest()
 
 
 def leave_out_untrained(encoder: Encoder, checkpoint: dict[str, Any]) -> None:
@@ -98,15 +100,6 @@ def _trained_names(encoder: Encoder) -> set[str]:
     return {PREFIX + name for name, weight in encoder.named_parameters() if weight.requires_grad}
 
 
-def _sha256(weights: Mapping[str, Tensor]) -> str:
-    """Of names and numbers."""
-    digest = hashlib.sha256()
-    for name, weight in sorted(weights.items()):
-        digest.update(name.encode())
-        digest.update(weight.detach().cpu().numpy().tobytes())
-    return digest.hexdigest()
-
-
 def freeze_sides(side: TrainedSide, encoder: Encoder) -> Encoder | None:
     """Freeze what is not trained of a pair; with documents alone an encoder is one.
 
@@ -130,16 +123,13 @@ def save_retriever(
     `source` is the folder that `encoder` was read from, whose adapters are kept. Queries tuned alone are marked: an
     index that was made before holds the documents' vectors as they are, and they search it.
     """
-    (encoder if documents is None else _pair(documents, encoder)).save(folder)
+    saved = encoder
+    if documents is not None:  # a copy, with the temperature that was fitted to the queries
+        saved = copy.deepcopy(documents).cpu()
+        saved.pair_with(encoder)
+        saved.temperature = encoder.temperature
+    saved.save(folder)
     if source is not None:
         keep_adapter(source, folder if documents is None else folder / QUERY_FOLDER)
     if side is TrainedSide.query:
         mark_query_side(folder)
-
-
-def _pair(documents: Encoder, queries: Encoder) -> Encoder:
-    """A copy, with the temperature that was fitted to the queries."""
-    pair = copy.deepcopy(documents).cpu()
-    pair.pair_with(queries)
-    pair.temperature = queries.temperature
-    return pair
