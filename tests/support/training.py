@@ -2,15 +2,19 @@
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 
 import numpy as np
 
 from replug.cluster.futures import InlineExecutor
+from replug.config.schema import Config
 from replug.data.records import RetrievedBatch, ScoredBatch, SearchResult
 from replug.data.sampler import QuerySampler
 from replug.data.store import PreparedSet
+from replug.models.build import load_encoder
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
+from replug.train.fitting import lsr_module
 from replug.train.module import LSRModule
 from replug.train.pipeline import BatchPipeline, RetrievalStage
 from replug.train.step_metrics import StepClock
@@ -59,6 +63,16 @@ def pipeline_for(
     )
     module.attach(pipeline)
     return pipeline
+
+
+def module_given(config: Config, data: PreparedSet, batch: ScoredBatch | None = None, **sections: dict) -> LSRModule:
+    """A module that gets the same batch at every step. `sections` are changed keys by section of the configuration."""
+    changed = {name: replace(getattr(config, name), **keys) for name, keys in sections.items()}
+    config = replace(config, **changed)
+    module = lsr_module(config, load_encoder(config.retriever, dims=config.index.dims), data)
+    module.attach(Given(batch or batch_of()))
+    module.log_dict = lambda *args, **kwargs: None  # type: ignore[method-assign]
+    return module
 
 
 class Given:

@@ -10,6 +10,7 @@ from torch import Tensor
 from replug.config.choices import LMScore
 from replug.train import loss as losses
 from replug.train.loss import (
+    contrastive_losses,
     entropy,
     kl_lm_retriever,
     kl_retriever_lm,
@@ -147,3 +148,18 @@ def test_the_literal_probability_underflows_to_a_uniform_distribution_over_128_t
 def test_the_entropy_of_known_distributions_is_exact() -> None:
     log_p = torch.tensor([[0.5, 0.25, 0.25], [1 / 3, 1 / 3, 1 / 3]], dtype=torch.float64).log()
     assert entropy(log_p).tolist() == pytest.approx([1.5 * math.log(2), math.log(3)])
+
+
+TWO_SCORES = torch.tensor([[1.0, 2.0], [0.0, 3.0]], dtype=torch.float64)
+TWO_LOG_Q = torch.tensor([[0.9, 0.1], [0.2, 0.8]], dtype=torch.float64).log()
+
+
+def test_the_contrastive_term_is_info_nce_on_the_lms_best_document():
+    expected = [math.log(math.exp(1) + math.exp(2)) - 1, math.log(1 + math.exp(3)) - 3]
+    assert contrastive_losses(TWO_SCORES, TWO_LOG_Q).tolist() == pytest.approx(expected)
+
+
+def test_other_documents_of_the_batch_stand_against_the_best_one_and_minus_infinity_is_none():
+    others = torch.tensor([[0.5, -math.inf], [-math.inf, -math.inf]], dtype=torch.float64)
+    expected = [math.log(math.exp(1) + math.exp(2) + math.exp(0.5)) - 1, math.log(1 + math.exp(3)) - 3]
+    assert contrastive_losses(TWO_SCORES, TWO_LOG_Q, others).tolist() == pytest.approx(expected)
