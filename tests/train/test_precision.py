@@ -102,17 +102,10 @@ def test_the_pipeline_encodes_queries_as_the_key_says(key, autocast, debug_confi
     given = []
     monkeypatch.setattr(module, "encode_queries", lambda texts, autocast: given.append(autocast))
     config = replace(debug_config, train=replace(debug_config.train, query_precision=Precision(key)))
-    workers = SimpleNamespace(index=SimpleNamespace(search=None), lm=StandInSums(), template=None)
+    workers = SimpleNamespace(index=SimpleNamespace(search=None), lm=SimpleNamespace(submit_sums=None), template=None)
     pipeline = batch_pipeline(config, module, data, workers, InlineExecutor(), StepClock(), lambda: None)
     pipeline._retrieval.encode(["a"])
     assert given == [autocast]
-
-
-class StandInSums:
-    """An LM that is not asked."""
-
-    def submit_sums(self, prefixes, continuations):
-        raise NotImplementedError
 
 
 def test_inner_products_are_float32_under_the_autocast_of_a_gpu():
