@@ -66,9 +66,6 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-SHOWN_COMMIT = 12
-
-
 def provenance_lines(config: Config, environment: Mapping[str, Any], lm_identity: str | None) -> list[str]:
     """Of a run by its configuration, its environment.json and the identity of its LM."""
     lm = f"{config.lm.model} at {config.lm.url}" if config.lm.url else _sized(str(config.lm.path), lm_size)
@@ -90,5 +87,5 @@ def _code(environment: Mapping[str, Any]) -> str:
     commit = environment.get("git_commit")
     changed = " with changes" if environment.get("git_dirty") else ""
     packages = environment.get("packages", {})
-    said = f"commit {commit[:SHOWN_COMMIT]}{changed}" if commit else "no git checkout"
+    said = f"commit {commit[:12]}{changed}" if commit else "no git checkout"
     return ", ".join([said, *(f"{name} {packages[name]}" for name in ("torch", "transformers") if name in packages)])

@@ -3,6 +3,9 @@
 Rank 0 is the process that was started; it alone retrieves, scores, refreshes and writes. The others are on whichever
 node has room, so one command trains on one machine or many. Each rank counts as a node of its own for Lightning,
 which then need not know how many there are on which machine.
+
+Each other rank counts in the process group's store, and rank 0 looks. A process that is stopped, or whose machine is
+gone without a word, keeps its connections. Who waits for it would wait for as long as a batch may take.
 """
 
 import logging
@@ -33,6 +36,9 @@ from replug.config.errors import RunError
 log = logging.getLogger(__name__)
 
 
+BEAT_SECONDS = 2.0
+SILENT_SECONDS = 120.0  # of a rank that counted before: a loaded machine delays a beat by seconds
+CONNECT = timedelta(minutes=10)  # until rank 0 has opened the store
 LOOK_SECONDS = 1.0
 NOTICE_SECONDS = 60.0  # for rank 0 to notice by its connections that the others were killed; a GPU's may not tell
 QUIET_SECONDS = 10.0  # of a rank that beats every few: worth a word where a run ends before it is sure
@@ -188,7 +194,8 @@ class OtherRanks:
             try:
                 ray.get(fit)
             except RayError as error:
-                return f"trainer rank {self._fits[fit]} died: {_last_line(error)}"
+                last_line = str(error).strip().splitlines()[-1].strip()
+                return f"trainer rank {self._fits[fit]} died: {last_line}"
         return None
 
     def _watch(self) -> None:
@@ -244,15 +251,6 @@ def open_store(address: str) -> TCPStore:
         listener.listen(1024)
         port = int(listener.getsockname()[1])
         return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-
-
-def _last_line(error: RayError) -> str:
-    return str(error).strip().splitlines()[-1].strip()
-
-
-BEAT_SECONDS = 2.0
-SILENT_SECONDS = 120.0  # of a rank that counted before: a loaded machine delays a beat by seconds
-CONNECT = timedelta(minutes=10)  # until rank 0 has opened the store
 
 
 @contextmanager
