@@ -30,7 +30,7 @@ from replug.index_workers.build import document_search, publish_snapshot
 from replug.index_workers.service import Refreshed
 from replug.models.build import load_encoder, located
 from replug.models.encoder import Encoder
-from replug.train.batch_broadcast import BatchChannel, BatchReceiver, BatchSender
+from replug.train.batch_broadcast import BatchChannel
 from replug.train.callbacks import BestRetriever, OwnSettings, StepBoundary, StepProgress, TemperatureCheck
 from replug.train.checkpoints import Checkpointer, CheckpointWriter
 from replug.train.evaluation import heldout_bpb
@@ -111,9 +111,9 @@ def fit(
         ]
         module.attach(pipeline)
         if others.num_others:
-            channel = BatchChannel()
+            channel = BatchChannel(pipeline)
             callbacks.append(channel)
-            module.attach(BatchSender(pipeline, channel))
+            module.attach(channel)
         trainer = lightning_trainer(config, run.path, callbacks, loggers, others.environment)
         forget_after(run, newest)
         with interruption.deferred(lambda: f"{others.silence}step {writer.newest_step} is the newest that is saved"):
@@ -142,7 +142,7 @@ def fit_as_other_rank(job: RankJob, environment: RankEnvironment) -> None:
     encoder = load_encoder(job.config.retriever, dims=job.config.index.dims)
     module = lsr_module(job.config, encoder, PreparedSet(job.prepared))
     channel = BatchChannel()
-    module.attach(BatchReceiver(channel))
+    module.attach(channel)
     callbacks = [OwnSettings(ignore_signals, trainer_threads(job.config)), channel]
     run_trainer(lightning_trainer(job.config, job.run, callbacks, [], environment), job.config, module, job.checkpoint)
 
