@@ -42,8 +42,8 @@ from replug.models.local.stand_in_lm import StandInLM, StandInSource  # noqa: E4
 from replug.models.pair_tokens import TokenizedCall  # noqa: E402
 from replug.models.prompt import PromptTemplate  # noqa: E402
 from replug.models.scorer_pool import Answer, ScorerPool  # noqa: E402
-from replug.train.pipeline import BatchPipeline, Horizon, RetrievalStage, ScoringStage  # noqa: E402
-from replug.train.step_clock import StepClock  # noqa: E402
+from replug.train.pipeline import BatchPipeline, RetrievalStage  # noqa: E402
+from replug.train.step_metrics import StepClock  # noqa: E402
 
 K = 20
 TOKENS_PER_SECOND, MEAN_TOKENS = 25_000, 218  # of a replica; of a pair
@@ -139,10 +139,18 @@ def measure(pool: ScorerPool, case: Case, steps: int, file: Path) -> tuple[float
     lm = CachingLM(pool, file)
     with ThreadPoolExecutor(1) as executor:
         retrieval = RetrievalStage(encode, search, executor, K)
-        scoring = ScoringStage(lm.submit_sums, PromptTemplate(""))
         max_steps = steps + case.depth + 1
         sampler = QuerySampler(case.queries * max_steps, case.queries, 0)
-        pipeline = BatchPipeline(sampler, Data, retrieval, scoring, Horizon(case.depth, max_steps), StepClock())
+        pipeline = BatchPipeline(
+            sampler,
+            Data,
+            retrieval,
+            score=lm.submit_sums,
+            template=PromptTemplate(""),
+            depth=case.depth,
+            max_steps=max_steps,
+            clock=StepClock(),
+        )
         borders = train(pipeline, steps, 0.1 * case.lm_seconds)
         for step in range(steps, steps + case.depth):
             pipeline.take(step)

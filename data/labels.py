@@ -87,7 +87,6 @@ class LabelledTexts:
 
     doc_rows: np.ndarray  # [N, K] int64
     sum_logprobs: np.ndarray  # [N, K] float64
-    sum_logprobs_alone: np.ndarray  # [N] float64
     num_tokens: np.ndarray  # [N] int64
     similarities: np.ndarray  # [N, K] float32: of the retriever as it was
     token_logprobs: tuple[np.ndarray, ...] = ()  # of each text [K, T] float32; development texts alone
@@ -181,7 +180,7 @@ def labelled_store(data: PreparedSet, split: str) -> WindowStore:
 
 
 def _numbers(split: str) -> list[str]:
-    named = ["doc_rows", "sum_logprobs", "sum_logprob_alone", "num_tokens", "similarities"]
+    named = ["doc_rows", "sum_logprobs", "num_tokens", "similarities"]
     return [*named, *(name for name, _ in TOKEN_FIELDS)] if split == "dev" else named
 
 
@@ -194,7 +193,6 @@ def _labelled(table: pa.Table) -> LabelledTexts:
     return LabelledTexts(
         _matrix(table, "doc_rows", np.int64),
         _matrix(table, "sum_logprobs", np.float64),
-        np.array(table.column("sum_logprob_alone"), np.float64),
         np.array(table.column("num_tokens"), np.int64),
         _matrix(table, "similarities", np.float32),
         *tokens,

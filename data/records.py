@@ -54,12 +54,8 @@ class RetrievedBatch:
 
 @dataclass(frozen=True, slots=True)
 class ScoredBatch:
-    """A retrieved batch with what the LM said of it: nats [B, K] and continuation lengths [B].
-
-    `weights` [B] are of the texts, where they are not all 1.
-    """
+    """A retrieved batch with what the LM said of it: nats [B, K] and continuation lengths [B]."""
 
     retrieved: RetrievedBatch
     sum_logprobs: np.ndarray
     num_tokens: np.ndarray
-    weights: np.ndarray | None = None

@@ -6,12 +6,12 @@ same documents of the same index version, whatever their number. Each rank takes
 
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Protocol
 
+import pytorch_lightning as pl
 import torch.distributed as dist
 
 from replug.data.records import ScoredBatch
-from replug.train.pipeline import BatchPipeline
 
 # Other ranks wait for a batch as long as rank 0 waits for the LM or for a refresh, and these have time limits of their
 # own. A rank that died is noticed by its connection, one that hangs by its heartbeat.
@@ -51,43 +51,25 @@ class Share:
             doc_rows=found.doc_rows[rows],
             similarities=found.similarities[rows],
         )
-        weights = None if batch.weights is None else batch.weights[rows]
-        return ScoredBatch(retrieved, batch.sum_logprobs[rows], batch.num_tokens[rows], weights)
+        return ScoredBatch(retrieved, batch.sum_logprobs[rows], batch.num_tokens[rows])
 
 
-class BatchChannel:
-    """Carries batches from rank 0 to all ranks. Over gloo: a broadcast that waits must not keep a GPU busy."""
+class BatchChannel(pl.Callback):
+    """A `BatchSource` that carries what `source` gives on rank 0 to all ranks; the others have no source.
 
-    def __init__(self) -> None:
-        self._group: Any = None
+    Over gloo: a broadcast that waits must not keep a GPU busy. Opened where the ranks have just met: rank 0 may then
+    take hours to its first batch.
+    """
 
-    def open(self) -> None:
-        """A collective: all ranks open it where they have just met, before rank 0 does what takes long."""
+    def __init__(self, source: BatchSource | None = None) -> None:
+        self._source, self._group = source, None
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """A collective."""
         self._group = dist.new_group(backend="gloo", timeout=BATCH_PATIENCE)
 
-    def carry(self, scored: ScoredBatch | None) -> ScoredBatch:
-        """What rank 0 gives, on every rank."""
-        messages = [scored]
+    def take(self, step: int) -> ScoredBatch:
+        messages = [self._source.take(step) if self._source is not None else None]
         dist.broadcast_object_list(messages, src=0, group=self._group)
         assert messages[0] is not None
         return messages[0]
-
-
-class BatchSender:
-    """Rank 0's source: takes a batch from the pipeline and sends it to the other ranks."""
-
-    def __init__(self, pipeline: BatchPipeline, channel: BatchChannel) -> None:
-        self._pipeline, self._channel = pipeline, channel
-
-    def take(self, step: int) -> ScoredBatch:
-        return self._channel.carry(self._pipeline.take(step))
-
-
-class BatchReceiver:
-    """Every other rank's source: receives what rank 0 sends."""
-
-    def __init__(self, channel: BatchChannel) -> None:
-        self._channel = channel
-
-    def take(self, step: int) -> ScoredBatch:
-        return self._channel.carry(None)

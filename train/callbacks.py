@@ -1,35 +1,30 @@
 """Everything periodic, as Lightning callbacks: the step boundary, checkpoints, metrics and progress."""
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.loggers.logger import Logger, rank_zero_experiment
-from pytorch_lightning.utilities import rank_zero_only
 
-from replug.config.errors import NotFiniteError, RunError, UserError
 from replug.data.datamodule import Position
 from replug.data.progress import Progress
-from replug.data.records import RetrievedBatch, ScoredBatch
+from replug.data.records import RetrievedBatch
 from replug.index_workers.build_plan import IndexState
-from replug.train.batch_broadcast import BatchChannel
-from replug.train.checkpoints import CheckpointWriter
-from replug.train.finite import require_finite_weights
+from replug.models.ensemble import log_softmax
 from replug.train.loss import lm_scores
 from replug.train.module import LossSettings
 from replug.train.pipeline import BatchPipeline
 from replug.train.refresh import RefreshController
 from replug.train.run_dir import RunDirectory
-from replug.train.step_clock import StepClock
-from replug.train.temperature import temperature_warning
+from replug.train.step_metrics import StepClock
 
 log = logging.getLogger(__name__)
+
+NEARLY_UNIFORM, NEARLY_ONE_HOT = 0.995, 0.05  # shares of the maximal entropy
 
 
 class StepBoundary(pl.Callback):
@@ -67,8 +62,13 @@ class StepBoundary(pl.Callback):
         if not batch.is_first:
             return
         self._check()
-        if self._refresh.at_boundary(batch.step) is not None:
-            log.info(_describe_swap(batch.step, self._refresh))
+        if self._refresh.at_boundary(batch.step):
+            live, measures, bpb = self._refresh.live, self._refresh.last.measures, self._refresh.heldout_bpb
+            log.info(
+                f"step {batch.step}: swapped to index v{live.version} (weights of step {live.step}); recall "
+                f"{measures.recall:.3f}, {measures.overlap:.0%} of the documents found stay, vectors moved by "
+                f"{measures.drift:.4f}" + ("" if bpb is None else f"; held-out {bpb:.4f} bits per byte")
+            )
             self._best.offer(self._refresh.live, self._refresh.heldout_bpb)
         self._pipeline.advance(batch.step, self._refresh.live)
 
@@ -95,21 +95,12 @@ class StepBoundary(pl.Callback):
         self._restored = state_dict
 
 
-def _describe_swap(step: int, refresh: RefreshController) -> str:
-    live, measures = refresh.live, refresh.last.measures
-    return (
-        f"step {step}: swapped to index v{live.version} (weights of step {live.step}); recall {measures.recall:.3f}, "
-        f"{measures.overlap:.0%} of the documents found stay, vectors moved by {measures.drift:.4f}"
-        + ("" if refresh.heldout_bpb is None else f"; held-out {refresh.heldout_bpb:.4f} bits per byte")
-    )
-
-
 def _index_metrics(refresh: RefreshController, step: int) -> dict[str, float]:
     """What serves now, how it was made and what it is like; and the refreshes that came to nothing.
 
     Logged at every step: Lightning would repeat a value that is logged now and then.
     """
-    last, swap = refresh.last, refresh.last_swap
+    last = refresh.last
     heldout = {} if refresh.heldout_bpb is None else {"heldout/bpb": refresh.heldout_bpb}
     return {
         **heldout,
@@ -120,8 +111,8 @@ def _index_metrics(refresh: RefreshController, step: int) -> dict[str, float]:
         **{f"index/{name}": value for name, value in asdict(last.measures).items()},
         "index/swap_build_seconds": last.build_seconds,
         "index/swap_documents_per_second": last.documents_per_second,
-        "index/swap_wait_seconds": swap.wait_seconds,
-        "index/swap_ms": swap.switch_ms,
+        "index/swap_wait_seconds": refresh.swap_wait_seconds,
+        "index/swap_ms": refresh.swap_ms,
         "index/refreshes_skipped": float(refresh.num_skipped),
         "index/refreshes_failed": float(refresh.num_failed),
     }
@@ -163,7 +154,11 @@ class OwnSettings(pl.Callback):
 
 
 class TemperatureCheck(pl.Callback):
-    """Before the first step: do gamma and beta suit its scores? Those in flight behind it go on meanwhile."""
+    """Before the first step: do gamma and beta suit its scores? Those in flight behind it go on meanwhile.
+
+    A temperature far too high makes every document equally good, and one far too low keeps a single one: either way the
+    retriever learns nothing of the rest. Half the maximal entropy is a sound middle.
+    """
 
     def __init__(self, pipeline: BatchPipeline, loss: LossSettings) -> None:
         self._pipeline, self._loss = pipeline, loss
@@ -173,113 +168,45 @@ class TemperatureCheck(pl.Callback):
     ) -> None:
         if batch.step > 0 or not batch.is_first:
             return
-        for warning in self._warnings(self._pipeline.peek(batch.step)):
-            log.warning(f"{warning}")
-
-    def _warnings(self, scored: ScoredBatch) -> list[str]:
+        scored = self._pipeline.peek(batch.step)
         sums, counts = torch.from_numpy(scored.sum_logprobs), torch.from_numpy(scored.num_tokens)
         similarities = scored.retrieved.similarities
         z = lm_scores(sums, counts, self._loss.lm_score).numpy()
-        found = [
+        for warning in (
             temperature_warning("Q, the LM's likelihood of the documents,", "loss.beta", z, self._loss.beta),
             temperature_warning("P_R, the retrieval likelihood,", "loss.gamma", similarities, self._loss.gamma),
-        ]
-        return [warning for warning in found if warning is not None]
+        ):
+            if warning is not None:
+                log.warning(warning)
 
 
-class OpenChannel(pl.Callback):
-    """Opens the channel for batches where the ranks have just met: rank 0 may then take hours to its first batch."""
-
-    def __init__(self, channel: BatchChannel) -> None:
-        self._channel = channel
-
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._channel.open()
+def entropy_share(scores: np.ndarray, temperature: float) -> float:
+    """Mean entropy of softmax(scores / temperature) as a share of the maximum, log K, for K of at least 2."""
+    log_p = log_softmax(np.asarray(scores, dtype=np.float64) / temperature)
+    entropies = -(np.exp(log_p) * np.where(np.isfinite(log_p), log_p, 0.0)).sum(axis=-1)
+    return float(entropies.mean() / np.log(log_p.shape[-1]))
 
 
-class IndexUse(Protocol):
-    """Who says which index versions are in use: the refreshes, or nobody."""
+def half_entropy_temperature(scores: np.ndarray) -> float | None:
+    """Return the temperature that gives half of the maximal entropy; None where ties keep the entropy above it."""
+    low, high = -20.0, 20.0  # natural logarithms of the temperature; entropy rises with it
+    if entropy_share(scores, np.exp(low)) > 0.5:
+        return None
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if entropy_share(scores, np.exp(middle)) < 0.5 else (low, middle)
+    return float(np.exp((low + high) / 2))
 
-    def versions_in_use(self) -> set[int]: ...
 
-
-class Checkpointer(pl.Callback):
-    """Has a checkpoint written every so many steps, and where a run ends before its last. Rank 0's.
-
-    An index version stays on disk while the live index or a kept checkpoint uses it.
-    """
-
-    def __init__(
-        self,
-        writer: CheckpointWriter,
-        refresh: IndexUse,
-        prune_versions: Callable[[set[int]], None],
-        every_steps: int,
-        clock: StepClock,
-    ) -> None:
-        self._writer, self._refresh, self._prune_versions = writer, refresh, prune_versions
-        self._every, self._clock = every_steps, clock
-        self._is_restored = False
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """By now the step boundary has restored what a checkpoint says; it comes before in the list of callbacks."""
-        self._is_restored = True
-
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Position, batch_idx: int
-    ) -> None:
-        """A checkpoint that could not be written ends the run at the next boundary."""
-        if batch.is_first and self._writer.collect():
-            self._prune()
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Position, batch_idx: int
-    ) -> None:
-        is_end = trainer.global_step == trainer.max_steps or trainer.should_stop
-        if batch.is_last and (trainer.global_step % self._every == 0 or is_end):
-            with self._clock.measure("checkpoint"):
-                self._finish()
-                self._begin(trainer, pl_module)
-                if is_end:
-                    self._finish()
-
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """A run that cannot go on (pre-empted, no LM answers, a budget is spent) loses none of its steps.
-
-        One that fails before it is restored saves nothing: a checkpoint would say that half of the run was all of it.
-        One whose numbers are not finite would fail again. Where the disk is full, the newest checkpoint is what counts.
-        """
-        is_meant = isinstance(exception, RunError | UserError) and not isinstance(exception, NotFiniteError)
-        if not is_meant or not self._is_restored:
-            return
-        # Lightning takes every checkpoint for one of a step's end, where that step is not counted yet, and adds it.
-        trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step - 1
-        try:
-            self._save(trainer, pl_module)
-        except RunError as error:
-            log.warning(f"step {trainer.global_step} is not saved, step {self._writer.newest_step} is: {error}")
-        else:
-            log.info(f"saved step {trainer.global_step}: the same command goes on from there")
-
-    def _save(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Nothing where no step was done since the newest: half of what it brings back may be there."""
-        self._finish()
-        if trainer.global_step > self._writer.newest_step:
-            self._begin(trainer, module)
-            self._finish()
-
-    def _begin(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Not `trainer.save_checkpoint`, which ends in a barrier."""
-        require_finite_weights(module.parameters(), trainer.global_step)
-        state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-        self._writer.begin(trainer.global_step, state, self._refresh.versions_in_use())
-
-    def _finish(self) -> None:
-        if self._writer.finish():
-            self._prune()
-
-    def _prune(self) -> None:
-        self._prune_versions(self._refresh.versions_in_use() | self._writer.versions())
+def temperature_warning(name: str, key: str, scores: np.ndarray, temperature: float) -> str | None:
+    """What to tell the user about `key`, or None where the distribution is neither flat nor one-hot."""
+    share = entropy_share(scores, temperature)
+    if NEARLY_ONE_HOT < share < NEARLY_UNIFORM:
+        return None
+    shape = "nearly uniform" if share >= NEARLY_UNIFORM else "nearly one-hot"
+    better = half_entropy_temperature(scores)
+    advice = "its scores are equal or nearly so" if better is None else f"{key}={better:.2g} would give half of it"
+    return f"{name} is {shape} at {key}={temperature:g}: {share:.1%} of the maximal entropy; {advice}"
 
 
 class BestRetriever:
@@ -294,44 +221,6 @@ class BestRetriever:
         if heldout_bpb is None or (best is not None and best <= heldout_bpb):
             return
         self._run.keep_best(self._encoder_folder(index.version), heldout_bpb, index.step)
-
-
-class JsonLinesLogger(Logger):
-    """`metrics.jsonl`: one object for every logged step, written and flushed at once."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._path = path
-
-    @property
-    def name(self) -> str:
-        return "metrics"
-
-    @property
-    def version(self) -> int:
-        return 0
-
-    @property
-    @rank_zero_experiment
-    def experiment(self) -> None:
-        return None
-
-    @rank_zero_only
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """The run directory's config.yaml holds them."""
-
-    @rank_zero_only
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        append_row(self._path, {"step": step, **{k: v for k, v in metrics.items() if k != "epoch"}})
-
-
-def append_row(path: Path, row: dict[str, Any]) -> None:
-    """One line of JSON. Raises RunError where it cannot be written."""
-    try:
-        with path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-    except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 class StepProgress(pl.Callback):

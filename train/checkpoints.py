@@ -5,15 +5,24 @@ the disk, marks it and removes what is too old. No other rank takes part, so non
 """
 
 import hashlib
+import logging
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import pytorch_lightning as pl
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 
+from replug.config.errors import NotFiniteError, RunError, UserError
+from replug.data.datamodule import Position
 from replug.data.files import persist, writing
+from replug.train.module import require_finite_weights
 from replug.train.run_dir import CheckpointMark, RunDirectory
+from replug.train.step_metrics import StepClock
+
+log = logging.getLogger(__name__)
 
 
 class CheckpointWriter:
@@ -92,3 +101,78 @@ def _save(state: dict[str, Any], path: Path) -> str:
 def _copied(state: dict[str, Any]) -> dict[str, Any]:
     """As it is now, in host memory: the next step changes weights and moments in place."""
     return apply_to_collection(state, torch.Tensor, lambda tensor: tensor.detach().to("cpu", copy=True))
+
+
+class Checkpointer(pl.Callback):
+    """Has a checkpoint written every so many steps, and where a run ends before its last. Rank 0's.
+
+    An index version stays on disk while the live index or a kept checkpoint uses it.
+    """
+
+    def __init__(
+        self,
+        writer: CheckpointWriter,
+        versions_in_use: Callable[[], set[int]],
+        prune_versions: Callable[[set[int]], None],
+        every_steps: int,
+        clock: StepClock,
+    ) -> None:
+        self._writer, self._versions_in_use, self._prune_versions = writer, versions_in_use, prune_versions
+        self._every, self._clock = every_steps, clock
+        self._is_restored = False
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """By now the step boundary has restored what a checkpoint says; it comes before in the list of callbacks."""
+        self._is_restored = True
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Position, batch_idx: int
+    ) -> None:
+        """A checkpoint that could not be written ends the run at the next boundary."""
+        if batch.is_first and self._writer.collect():
+            self._prune()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Position, batch_idx: int
+    ) -> None:
+        is_end = trainer.global_step == trainer.max_steps or trainer.should_stop
+        if batch.is_last and (trainer.global_step % self._every == 0 or is_end):
+            with self._clock.measure("checkpoint"):
+                self._finish()
+                self._begin(trainer, pl_module)
+                if is_end:
+                    self._finish()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """A run that cannot go on (pre-empted, no LM answers, a budget is spent) loses none of its steps.
+
+        One that fails before it is restored saves nothing: a checkpoint would say that half of the run was all of it.
+        One whose numbers are not finite would fail again. Where the disk is full, the newest checkpoint is what counts.
+        """
+        is_meant = isinstance(exception, RunError | UserError) and not isinstance(exception, NotFiniteError)
+        if not is_meant or not self._is_restored:
+            return
+        # Lightning takes every checkpoint for one of a step's end, where that step is not counted yet, and adds it.
+        trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step - 1
+        try:  # nothing where no step was done since the newest: half of what it brings back may be there
+            self._finish()
+            if trainer.global_step > self._writer.newest_step:
+                self._begin(trainer, pl_module)
+                self._finish()
+        except RunError as error:
+            log.warning(f"step {trainer.global_step} is not saved, step {self._writer.newest_step} is: {error}")
+        else:
+            log.info(f"saved step {trainer.global_step}: the same command goes on from there")
+
+    def _begin(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Not `trainer.save_checkpoint`, which ends in a barrier."""
+        require_finite_weights(module.parameters(), trainer.global_step)
+        state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        self._writer.begin(trainer.global_step, state, self._versions_in_use())
+
+    def _finish(self) -> None:
+        if self._writer.finish():
+            self._prune()
+
+    def _prune(self) -> None:
+        self._prune_versions(self._versions_in_use() | self._writer.versions())

@@ -30,7 +30,13 @@ def check_data(config: Config, data: PreparedSet, source: LMSource, mark: Path |
     check_texts(config, data)
     if source.max_tokens is None or (tokenizer := source.tokenizer()) is None:
         return  # no limit, or nothing to count with: a server refuses what it cannot hold
-    asked = _question(config, data, source.max_tokens)
+    asked = {  # all that the lengths and what is allowed follow from
+        "set": file_sha256(data.folder / "manifest.json"),
+        "lm": config.lm.tokenizer or config.lm.path,
+        "max_tokens": source.max_tokens,
+        "separator": config.lm.separator,
+        "too_long": config.lm.too_long.value,
+    }
     if mark is not None and mark.is_file() and json.loads(mark.read_text()) == asked:
         return
     _LengthCheck(config, data, tokenizer, source.max_tokens).run()
@@ -46,35 +52,18 @@ def check_texts(config: Config, data: PreparedSet) -> None:
         raise UserError(
             f"retrieve.k or evaluate.k asks for {wanted} documents, but the corpus holds {len(data.corpus)}"
         )
-    _check_gold(data)
-    require_windows_apart(_streamed(data.queries), _streamed(data.heldout))
-    if data.dev is not None:
-        require_windows_apart(_streamed(data.queries), _streamed(data.dev), ("training", "development"))
-        require_windows_apart(_streamed(data.heldout), _streamed(data.dev), ("held-out", "development"))
-
-
-def _question(config: Config, data: PreparedSet, max_tokens: int) -> dict[str, object]:
-    """All that the lengths and what is allowed follow from."""
-    lm = config.lm
-    return {
-        "set": file_sha256(data.folder / "manifest.json"),
-        "lm": lm.tokenizer or lm.path,
-        "max_tokens": max_tokens,
-        "separator": lm.separator,
-        "too_long": lm.too_long.value,
-    }
-
-
-def _check_gold(data: PreparedSet) -> None:
     named = {doc: text for store in data.texts for doc, text in store.gold().items()}
-    if not named:
-        return  # no id of the corpus need be read, which for 36M documents are gigabytes
-    missing = set(named) - set(data.corpus.rows_of(named))
+    # Without gold documents no id of the corpus need be read, which for 36M documents are gigabytes.
+    missing = set(named) - set(data.corpus.rows_of(named)) if named else None
     if missing:
         doc = min(missing)
         raise UserError(
             f"text {named[doc]} names gold document {doc!r}, which is not in the corpus ({len(missing)} such ids)"
         )
+    require_windows_apart(_streamed(data.queries), _streamed(data.heldout))
+    if data.dev is not None:
+        require_windows_apart(_streamed(data.queries), _streamed(data.dev), ("training", "development"))
+        require_windows_apart(_streamed(data.heldout), _streamed(data.dev), ("held-out", "development"))
 
 
 class _LengthCheck:
@@ -88,16 +77,15 @@ class _LengthCheck:
 
     def run(self) -> None:
         """Raises UserError for a text or document that is too long."""
-        if self._bound is not None and self._fits(*self._bound):
-            return
+        if self._bound is not None:
+            document, window = self._bound
+            added = len(self._ids([""])[0])  # what begins and ends a text, which preparing does not count
+            if (window if self._cuts else document + 2 * window + 3 * added + self._between) < self._limit:
+                return
         if self._cuts:
             self._check_continuations()
         else:
             self._check_documents()
-
-    def _fits(self, document: int, window: int) -> bool:
-        added = len(self._ids([""])[0])  # what begins and ends a text, which preparing does not count
-        return (window if self._cuts else document + 2 * window + 3 * added + self._between) < self._limit
 
     def _check_continuations(self) -> None:
         """Documents and contexts are cut to fit, continuations never."""

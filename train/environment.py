@@ -1,4 +1,4 @@
-"""What a run ran on: versions, commit, machine. Written into every run directory."""
+"""What a run ran on and how it was made: versions, commit, machine, command. Written into every run directory."""
 
 import importlib.metadata
 import json
@@ -7,7 +7,13 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
+
+from replug.config.errors import UserError
+from replug.config.schema import Config
+from replug.planning.model_sizes import ModelSize, encoder_size, lm_size
 
 PACKAGES = [
     "torch",
@@ -58,3 +64,28 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()
+
+
+def provenance_lines(config: Config, environment: Mapping[str, Any], lm_identity: str | None) -> list[str]:
+    """Of a run by its configuration, its environment.json and the identity of its LM."""
+    lm = f"{config.lm.model} at {config.lm.url}" if config.lm.url else _sized(str(config.lm.path), lm_size)
+    models = f"retriever {_sized(config.retriever.path, encoder_size)}; LM {lm}"
+    lines = [f"models: {models}{f', identity {lm_identity}' if lm_identity else ''}"]
+    if command := environment.get("command"):
+        lines.append(f"command: {command}")
+    return [*lines, f"code: {_code(environment)}"]
+
+
+def _sized(path: str, size_of: Callable[[str], ModelSize]) -> str:
+    try:
+        return f"{path} ({size_of(path).parameters / 1e6:,.1f}M parameters)"
+    except UserError:  # no table knows it; the plan asks the user, who need not know it here
+        return path
+
+
+def _code(environment: Mapping[str, Any]) -> str:
+    commit = environment.get("git_commit")
+    changed = " with changes" if environment.get("git_dirty") else ""
+    packages = environment.get("packages", {})
+    said = f"commit {commit[:12]}{changed}" if commit else "no git checkout"
+    return ", ".join([said, *(f"{name} {packages[name]}" for name in ("torch", "transformers") if name in packages)])

@@ -16,8 +16,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
+
+from replug.config.choices import TrainedSide
 from replug.config.methods import RANDOM, Method, parse_methods
+from replug.config.rules import FIT
 from replug.config.schema import Config
+from replug.data.files import write_json
 from replug.data.records import Window
 from replug.data.store import PreparedSet
 from replug.evals.comparison import Measurements
@@ -25,29 +30,25 @@ from replug.evals.ensemble_temperatures import fit_ensemble
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, random_documents
 from replug.evals.kinds import PromptedLM
 from replug.evals.loop import Task, outcome_rows, run_task
-from replug.evals.outcomes import Row, outcomes_of, write_examples
+from replug.evals.outcomes import Row, outcomes_of
+from replug.evals.outcomes import write_examples as write_outcomes
 from replug.evals.retrieval import RECALL_DEPTH, gold_rows
 from replug.evals.tasks.lm import BITS_PER_BYTE, LanguageModelling, window_examples
 from replug.evals.tasks.retrieval import Retrieval
-from replug.index_workers.build import document_search
+from replug.index_workers.build import build_version, document_search
+from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import IndexService
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder, require_finite_vectors
-from replug.models.ensemble_temperature import EnsembleTemperature, own_temperature
+from replug.models.ensemble_temperature import EnsembleTemperature, own_temperature, write_temperature
 from replug.train.results import bpb_results, ensemble_results, headroom_results, retrieval_results
+from replug.train.run_dir import RunDirectory
 from replug.train.workers import Workers
 
 log = logging.getLogger(__name__)
 
+NUM_EXAMPLES = 6  # held-out texts shown in the report with what each retriever finds
 Found = Mapping[str, RetrievedDocuments]  # by method, for all held-out texts
-
-
-def search_heldout(
-    config: Config, data: PreparedSet, index: IndexService, encoder: Encoder, version: int
-) -> RetrievedDocuments:
-    """The documents of every held-out text, as many as any measurement needs."""
-    k = min(len(data.corpus), max(config.evaluate.k, RECALL_DEPTH))
-    return _search(config, data, index, encoder, version, data.heldout.windows(), k)
 
 
 def evaluate_heldout(config: Config, data: PreparedSet, workers: Workers, found: Found, folder: Path) -> dict:
@@ -68,20 +69,6 @@ def evaluate_heldout(config: Config, data: PreparedSet, workers: Workers, found:
     of_gold = {name: of.of(with_gold) for name, of in found.items()}
     rows = _retrieve(data, [everything[row] for row in with_gold], of_gold, folder / "retrieval")
     return {**results, "retrieval": retrieval_results(rows)}
-
-
-def fit_on_development(
-    config: Config, data: PreparedSet, workers: Workers, encoder: Encoder, version: int, name: str
-) -> EnsembleTemperature:
-    """The temperature of an encoder's ensemble by the development texts, whose documents are of an index version.
-
-    `name` is what readers call the encoder.
-    """
-    windows = data.require_dev().windows()
-    k = min(len(data.corpus), config.evaluate.k)
-    found = _search(config, data, workers.index, encoder, version, windows, k)
-    asked = PromptedLM(workers.lm, workers.template, workers.lm)
-    return fit_ensemble(asked, windows, data.corpus, found, Method(name, name, k, False))
 
 
 def heldout_bpb(config: Config, data: PreparedSet, workers: Workers, version: int, count: int) -> float:
@@ -161,5 +148,82 @@ def _measure(task: Task, book: EvidenceBook, folder: Path, measured: dict[str, s
     """The outcomes of every example, those that the folder holds of the same measurement included."""
     outcomes = outcomes_of(folder, json.dumps(measured))
     rows = run_task(task, book, outcomes, what)
-    write_examples(folder / "examples.parquet", rows, book, task)
+    write_outcomes(folder / "examples.parquet", rows, book, task)
     return rows
+
+
+def measured_encoder(config: Config, path: Path | None = None) -> Encoder:
+    """Return the retriever of the configuration, or another of its kind, with the temperature that is asked for.
+
+    One that is to be fitted has none until then.
+    """
+    encoder, asked = load_encoder(config.retriever, path, config.index.dims), config.ensemble.temperature
+    if asked is not None:
+        encoder.temperature = None if asked == FIT else EnsembleTemperature(float(asked))
+    return encoder
+
+
+def found_before(config: Config, run: RunDirectory, data: PreparedSet, workers: Workers) -> RetrievedDocuments:
+    """Return what the retriever finds for the held-out texts as it was: index version 0."""
+    saved = run.found_before
+    if saved.exists():
+        return RetrievedDocuments.load(saved)
+    found = found_by(config, data, workers, measured_encoder(config), IndexState(0, 0), "replug")
+    found.save(saved)
+    return found
+
+
+def found_best(config: Config, run: RunDirectory, data: PreparedSet, workers: Workers) -> dict[str, RetrievedDocuments]:
+    """Return what the weights find that did best while training, where they are asked for and are not the last ones."""
+    best = run.best_weights() if config.evaluate.best else None
+    if best is None or best["step"] == config.train.max_steps:
+        return {}
+    version = workers.index.store.versions()[-1] + 1
+    index = IndexState(version, best["step"])
+    found = found_by(config, data, workers, measured_encoder(config, run.best), index, "best")
+    workers.index.store.remove_all_but({*workers.index.store.versions()} - {version})
+    return {"best": found}
+
+
+def found_by(
+    config: Config, data: PreparedSet, workers: Workers, encoder: Encoder, index: IndexState, name: str = "lsr"
+) -> RetrievedDocuments:
+    """Return what an encoder finds for the held-out texts in an index of its own, and its ensemble's temperature.
+
+    Where documents stay as they are, the index is version 0, which is theirs. A temperature that is fitted, to the
+    development texts and what is found for them, becomes the encoder's. It is saved with the encoder where the index's
+    version is, too. `name` is what readers call the encoder.
+    """
+    is_built = config.retriever.train is not TrainedSide.query or index.version == 0
+    if is_built:
+        build_version(config, encoder, data, workers.index, index)
+    version, k = index.version if is_built else 0, min(len(data.corpus), config.evaluate.k)
+    if config.ensemble.temperature == FIT:
+        windows = data.require_dev().windows()
+        found = _search(config, data, workers.index, encoder, version, windows, k)
+        asked = PromptedLM(workers.lm, workers.template, workers.lm)
+        encoder.temperature = fit_ensemble(asked, windows, data.corpus, found, Method(name, name, k, False))
+        if is_built:
+            write_temperature(workers.index.store.encoder_folder(version), encoder.temperature, is_listed=False)
+    most = min(len(data.corpus), max(config.evaluate.k, RECALL_DEPTH))  # as many as any measurement needs
+    found = _search(config, data, workers.index, encoder, version, data.heldout.windows(), most)
+    return replace(found, temperature=own_temperature(encoder))
+
+
+def write_examples(run: RunDirectory, data: PreparedSet, before: RetrievedDocuments, after: RetrievedDocuments) -> None:
+    """Write a few held-out texts with the documents that each retriever ranks first, those that changed most first."""
+    is_same = before.doc_rows[:, 0] == after.doc_rows[:, 0]
+    rows = np.argsort(is_same, kind="stable")[:NUM_EXAMPLES].tolist()
+    examples = []
+    for row, window in zip(rows, data.heldout.windows(rows), strict=True):
+        found = {name: _shown(data, of, row) for name, of in (("before", before), ("after", after))}
+        examples.append({"context": window.context, "continuation": window.continuation, **found})
+    write_json(run.examples, examples)
+
+
+def _shown(data: PreparedSet, found: RetrievedDocuments, row: int, k: int = 3) -> list[dict]:
+    documents = data.corpus.documents(found.doc_rows[row, :k])
+    return [
+        {"id": doc.id, "text": doc.text, "similarity": float(similarity)}
+        for doc, similarity in zip(documents, found.similarities[row], strict=False)
+    ]

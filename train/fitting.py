@@ -6,12 +6,11 @@ Rank 0 has the pipeline, the refreshes and the files. The others have the module
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers.logger import Logger
 
@@ -30,27 +29,17 @@ from replug.index_workers.build import document_search, publish_snapshot
 from replug.index_workers.service import Refreshed
 from replug.models.build import load_encoder, located
 from replug.models.encoder import Encoder
-from replug.train.batch_broadcast import BatchChannel, BatchReceiver, BatchSender
-from replug.train.callbacks import (
-    BestRetriever,
-    Checkpointer,
-    OpenChannel,
-    OwnSettings,
-    StepBoundary,
-    StepProgress,
-    TemperatureCheck,
-)
-from replug.train.checkpoints import CheckpointWriter
-from replug.train.device_shares import DeviceShares
+from replug.train.batch_broadcast import BatchChannel
+from replug.train.callbacks import BestRetriever, OwnSettings, StepBoundary, StepProgress, TemperatureCheck
+from replug.train.checkpoints import Checkpointer, CheckpointWriter
 from replug.train.evaluation import heldout_bpb
 from replug.train.module import LossSettings, LSRModule, OptimizerSettings
-from replug.train.pipeline import BatchPipeline, Horizon, RetrievalStage, ScoringStage
-from replug.train.ranks import OtherRanks, RankEnvironment, other_ranks
+from replug.train.pipeline import BatchPipeline, RetrievalStage
+from replug.train.ranks import RankEnvironment, other_ranks
 from replug.train.refresh import RefreshController
 from replug.train.run_dir import CheckpointMark, RunDirectory
-from replug.train.sides import freeze_sides
-from replug.train.step_clock import StepClock
-from replug.train.trained_weights import choose_trained_weights
+from replug.train.step_metrics import DeviceShares, StepClock
+from replug.train.trained_weights import choose_trained_weights, freeze_sides
 from replug.train.trainer import (
     lightning_trainer,
     quieten_lightning,
@@ -87,27 +76,50 @@ def fit(
 
     Raises Interrupted where a signal asked for it, RunError where the run cannot go on; both have saved the step.
     """
-    newest = run.newest_checkpoint()
+    newest, every, clock = run.newest_checkpoint(), config.checkpoint.every_steps, StepClock()
+    job = RankJob(
+        replace(config, retriever=located(config.retriever)),
+        run.path.absolute(),
+        data.folder.absolute(),
+        newest.path.absolute() if newest else None,
+    )
+    gpus = min(1.0, float(config.resources.train)) if trains_on_gpu(config, num_gpus() > 0) else 0.0
     with (
-        _start_other_ranks(config, run, data, newest) as others,
+        other_ranks(partial(fit_as_other_rank, job), num_ranks(config), gpus, trainer_threads(config)) as others,
         _one_thread("retrieve") as background,
         CheckpointWriter(run, config.checkpoint.keep_last, newest.step if newest else 0) as writer,
     ):
-        parts = _parts(config, module, data, workers, background, _both(interruption.check, others.check))
-        devices = DeviceShares(run.device_use, config.train.max_steps, others.devices)
-        callbacks = _callbacks(config, run, workers, parts, interruption, writer, devices)
-        module.attach(parts.pipeline)
+
+        def check() -> None:
+            interruption.check()
+            others.check()
+
+        def lm_metrics() -> dict[str, float]:
+            return {**workers.lm.metrics(), "truncated": float(workers.template.num_truncated)}
+
+        pipeline = batch_pipeline(config, module, data, workers, background, clock, check)
+        refresh = refresh_controller(config, module, data, workers, clock, pipeline.settle, check)
+        best = BestRetriever(run, workers.index.store.encoder_folder)
+        callbacks = [  # in the order they act
+            OwnSettings(interruption.install, trainer_threads(config)),
+            StepBoundary(refresh, pipeline, best, clock, lm_metrics, check),
+            DeviceShares(run.device_use, config.train.max_steps, others.devices),
+            TemperatureCheck(pipeline, loss_settings(config)),
+            StepProgress(config.train.max_steps),
+            Checkpointer(writer, refresh.versions_in_use, workers.index.prune, every, clock),
+        ]
+        module.attach(pipeline)
         if others.num_others:
-            channel = BatchChannel()
-            callbacks.append(OpenChannel(channel))
-            module.attach(BatchSender(parts.pipeline, channel))
+            channel = BatchChannel(pipeline)
+            callbacks.append(channel)
+            module.attach(channel)
         trainer = lightning_trainer(config, run.path, callbacks, loggers, others.environment)
         forget_after(run, newest)
         with interruption.deferred(lambda: f"{others.silence}step {writer.newest_step} is the newest that is saved"):
             run_trainer(trainer, config, module, newest.path if newest else None)
             require_all_steps(trainer, config)
             interruption.check()  # a signal that came during the last step; its checkpoint is there
-        return parts.refresh.next_version()
+        return refresh.next_version()
 
 
 @contextmanager
@@ -129,8 +141,8 @@ def fit_as_other_rank(job: RankJob, environment: RankEnvironment) -> None:
     encoder = load_encoder(job.config.retriever, dims=job.config.index.dims)
     module = lsr_module(job.config, encoder, PreparedSet(job.prepared))
     channel = BatchChannel()
-    module.attach(BatchReceiver(channel))
-    callbacks = [OwnSettings(ignore_signals, trainer_threads(job.config)), OpenChannel(channel)]
+    module.attach(channel)
+    callbacks = [OwnSettings(ignore_signals, trainer_threads(job.config)), channel]
     run_trainer(lightning_trainer(job.config, job.run, callbacks, [], environment), job.config, module, job.checkpoint)
 
 
@@ -142,66 +154,10 @@ def forget_after(run: RunDirectory, newest: CheckpointMark | None) -> None:
         log.info(f"resuming at step {newest.step}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """What rank 0 alone has: batches ahead of the steps, refreshes beside them, and the time that steps take."""
-
-    pipeline: BatchPipeline
-    refresh: RefreshController
-    clock: StepClock
-    check: Callable[[], None]
-
-
-def _parts(
-    config: Config,
-    module: LSRModule,
-    data: PreparedSet,
-    workers: Workers,
-    background: Executor,
-    check: Callable[[], None],
-) -> _Parts:
-    clock = StepClock()
-    pipeline = batch_pipeline(config, module, data, workers, background, clock, check)
-    refresh = refresh_controller(config, module, data, workers, clock, pipeline.settle, check)
-    return _Parts(pipeline, refresh, clock, check)
-
-
-def _callbacks(
-    config: Config,
-    run: RunDirectory,
-    workers: Workers,
-    parts: _Parts,
-    interruption: Interruption,
-    writer: CheckpointWriter,
-    devices: DeviceShares,
-) -> list[pl.Callback]:
-    """Rank 0's, in the order they act."""
-    best = BestRetriever(run, workers.index.store.encoder_folder)
-    return [
-        OwnSettings(interruption.install, trainer_threads(config)),
-        StepBoundary(parts.refresh, parts.pipeline, best, parts.clock, partial(_lm_metrics, workers), parts.check),
-        devices,
-        TemperatureCheck(parts.pipeline, loss_settings(config)),
-        StepProgress(config.train.max_steps),
-        Checkpointer(writer, parts.refresh, workers.index.prune, config.checkpoint.every_steps, parts.clock),
-    ]
-
-
-def _lm_metrics(workers: Workers) -> dict[str, float]:
-    counts = {"truncated": float(workers.template.num_truncated)}
-    return {**workers.lm.metrics(), **counts}
-
-
-def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
-    def check() -> None:
-        first()
-        second()
-
-    return check
-
-
 def loss_settings(config: Config) -> LossSettings:
+    """Return the loss's settings. Its prefixes are those asked for, the most first; else those that are searched by."""
     loss = config.loss
+    searched = (config.index.dims,) if config.index.dims is not None else ()
     return LossSettings(
         loss.gamma,
         loss.beta,
@@ -209,18 +165,11 @@ def loss_settings(config: Config) -> LossSettings:
         loss.direction.value,
         loss.contrastive,
         loss.in_batch,
-        loss.anchor,
-        _loss_dims(config),
+        tuple(sorted(config.retriever.dims, reverse=True)) or searched,
     )
 
 
-def _loss_dims(config: Config) -> tuple[int, ...]:
-    """Those asked for, the most first; else those that are searched by."""
-    searched = (config.index.dims,) if config.index.dims is not None else ()
-    return tuple(sorted(config.retriever.dims, reverse=True)) or searched
-
-
-def lsr_module(config: Config, encoder: Encoder, data: PreparedSet, loss: LossSettings | None = None) -> LSRModule:
+def lsr_module(config: Config, encoder: Encoder, data: PreparedSet) -> LSRModule:
     """`encoder` is trained, of a pair the side that is asked for.
 
     Where one encoder has both sides and documents stay as they are, a copy of it as it is encodes them.
@@ -230,25 +179,15 @@ def lsr_module(config: Config, encoder: Encoder, data: PreparedSet, loss: LossSe
     documents = freeze_sides(config.retriever.train, encoder)
     if config.loss.lm_score is LMScore.probability:
         log.warning("loss.lm_score=probability underflows beyond a few tokens and makes Q uniform; try mean_logprob")
-    prepare_encoder(config, encoder)
-    optimizer = optimizer_settings(config, config.train.max_steps)
-    return LSRModule(
-        encoder, data.queries, data.corpus, loss or loss_settings(config), optimizer, config.seed, documents
-    )
-
-
-def prepare_encoder(config: Config, encoder: Encoder) -> None:
-    """Which of its weights learn, and how a step with gradient is computed."""
     train = config.train
     adapter_dropout = config.lora.rank is not None and config.lora.dropout > 0
     memory = (train.gradient_checkpointing, train.compile, adapter_dropout, train.chunk_tokens)
     encoder.prepare_training(config.retriever.dropout, *memory)
     choose_trained_weights(config, encoder)
-
-
-def optimizer_settings(config: Config, steps: int) -> OptimizerSettings:
-    train = config.train
-    return OptimizerSettings(train.optimizer.value, train.lr, train.weight_decay, train.warmup_ratio, steps)
+    optimizer = OptimizerSettings(
+        train.optimizer.value, train.lr, train.weight_decay, train.warmup_ratio, train.max_steps
+    )
+    return LSRModule(encoder, data.queries, data.corpus, loss_settings(config), optimizer, config.seed, documents)
 
 
 def batch_pipeline(
@@ -268,10 +207,18 @@ def batch_pipeline(
         k=config.retrieve.k,
         exclude_own_source=config.retrieve.exclude_own_source,
     )
-    scoring = ScoringStage(workers.lm.submit_sums, workers.template)
     sampler = QuerySampler(len(data.queries), config.train.batch_size, config.seed)
-    horizon = Horizon(config.train.pipeline_depth, config.train.max_steps)
-    return BatchPipeline(sampler, data, retrieval, scoring, horizon, clock, check)
+    return BatchPipeline(
+        sampler,
+        data,
+        retrieval,
+        score=workers.lm.submit_sums,
+        template=workers.template,
+        depth=config.train.pipeline_depth,
+        max_steps=config.train.max_steps,
+        clock=clock,
+        check=check,
+    )
 
 
 def refresh_controller(
@@ -285,39 +232,15 @@ def refresh_controller(
 ) -> RefreshController:
     policy = refresh_policy(config.refresh, config.train.max_steps, config.retriever.train is not TrainedSide.query)
     publish = partial(publish_snapshot, config, module.encoder, data, workers.index.store)
-    measure = partial(measure_heldout, config, data, workers)
-    return RefreshController(workers.index, policy, publish, measure, clock, settle, check)
-
-
-def measure_heldout(
-    config: Config, data: PreparedSet, workers: Workers, version: int, ready: "Future[Refreshed]"
-) -> "Future[float | None]":
-    """Bits per byte of the last held-out texts with the documents of a version, once it is ready, in the background.
-
-    None where documents stay as they are: the one version is of the weights before the first step.
-    """
+    # Where documents stay as they are, the one version is of the weights before the first step.
     is_fixed = config.retriever.train is TrainedSide.query
     count = 0 if is_fixed else min(config.evaluate.refresh_windows, len(data.heldout))
 
-    def measure() -> float | None:
-        ready.result()
-        return heldout_bpb(config, data, workers, version, count) if count else None
+    def measure(version: int, ready: "Future[Refreshed]") -> "Future[float | None]":
+        def bpb() -> float | None:
+            ready.result()
+            return heldout_bpb(config, data, workers, version, count) if count else None
 
-    return in_background(measure, "held-out")
+        return in_background(bpb, "held-out")
 
-
-def _gpus_of_a_rank(config: Config) -> float:
-    return min(1.0, float(config.resources.train)) if trains_on_gpu(config, num_gpus() > 0) else 0.0
-
-
-def _start_other_ranks(
-    config: Config, run: RunDirectory, data: PreparedSet, newest: CheckpointMark | None
-) -> AbstractContextManager[OtherRanks]:
-    job = RankJob(
-        replace(config, retriever=located(config.retriever)),
-        run.path.absolute(),
-        data.folder.absolute(),
-        newest.path.absolute() if newest else None,
-    )
-    fit_there = partial(fit_as_other_rank, job)
-    return other_ranks(fit_there, num_ranks(config), _gpus_of_a_rank(config), trainer_threads(config))
+    return RefreshController(workers.index, policy, publish, measure, clock, settle, check)

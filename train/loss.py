@@ -6,18 +6,16 @@ Shapes: B queries, K documents of each.
     Q(d | x, y) = softmax over d of z(d, x, y) / beta
     loss        = mean over the batch of KL(Q || P_R)        (ACL text; the arXiv text has KL(P_R || Q))
 
-Levers beside it, each off at its default (LossTerms): a weight of each query, a contrastive term and an anchor,
+A contrastive term may stand beside the divergence (`loss.contrastive`, off by default):
 
-    loss of a query = weight * (KL + contrastive * C) + anchor * A
+    loss of a query = KL + contrastive * C
     C = -log softmax over its documents, and others', of s / gamma, at the document of the highest Q     (InfoNCE)
-    A = KL(P_base || P_R), P_base by the similarities of the retriever as it was
 
 Only P_R carries a gradient. The distributions are handled as logarithms throughout. To add a loss: a function and its
 line in `LOSSES`, and its name in `configs.choices.Direction`; likewise `LM_SCORES` and `configs.choices.LMScore`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -72,11 +70,6 @@ def text_losses(log_q: Tensor, log_p: Tensor, direction: str) -> Tensor:
     return LOSSES[direction](log_q.detach(), log_p)
 
 
-def lsr_loss(log_q: Tensor, log_p: Tensor, direction: str) -> Tensor:
-    """Its mean over the batch, a scalar in nats."""
-    return text_losses(log_q, log_p, direction).mean()
-
-
 def contrastive_losses(scores: Tensor, log_q: Tensor, others: Tensor | None = None) -> Tensor:
     """InfoNCE on the LM's best document of each query, nats [B].
 
@@ -85,21 +78,6 @@ def contrastive_losses(scores: Tensor, log_q: Tensor, others: Tensor | None = No
     """
     every = scores if others is None else torch.cat([scores, others], dim=-1)
     return -log_softmax(every, dim=-1).gather(-1, log_q.argmax(-1, keepdim=True)).squeeze(-1)
-
-
-@dataclass(frozen=True, slots=True)
-class LossTerms:
-    """The parts of each query's loss, nats [B]; what is None is not asked for."""
-
-    kl: Tensor
-    contrastive: Tensor | None = None
-    anchor: Tensor | None = None
-
-    def total(self, contrastive: float, anchor: float, weights: Tensor | None) -> Tensor:
-        """The loss of each query [B]. The weights say how much the LM teaches, so the anchor has none."""
-        taught = self.kl if self.contrastive is None else self.kl + contrastive * self.contrastive
-        taught = taught if weights is None else weights * taught
-        return taught if self.anchor is None else taught + anchor * self.anchor
 
 
 def entropy(log_p: Tensor) -> Tensor:

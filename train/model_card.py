@@ -1,15 +1,20 @@
 """README.md of a tuned retriever: what it is, how it is used, how it was made, and what it is worth.
 
-Hubs read its front matter (`train/card_metadata.py`), people the rest. Its figures are those of the run's
+Hubs read its front matter (huggingface_hub's `ModelCardData`), people the rest. Its figures are those of the run's
 `results.json`, with their intervals. No checksum is kept of it: people fill in what a run does not know, and no vector
 depends on it.
 """
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import ModelCardData, try_to_load_from_cache
 
 from replug.config.choices import TrainedSide
 from replug.config.errors import UserError
@@ -20,19 +25,24 @@ from replug.data.files import replace_file
 from replug.models.encoder_files import QUERY_FOLDER
 from replug.models.ensemble_temperature import PAPER, temperature_in
 from replug.models.lora import ADAPTER
-from replug.train.card_metadata import card_metadata
+from replug.models.packaged import resolve_encoder_path
 from replug.train.results import METHODS, interval_lines, label_lines, room_lines, temperature_lines
 
 FILE = "README.md"
+UNKNOWN = "unknown"  # a licence id of the hub: that the field is empty is said, not left out
+TAGS = ["sentence-transformers", "sentence-similarity", "feature-extraction", "replug-lsr"]
+OF_THE_BASE = ("license", "license_name", "license_link", "language")
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-]+(?:\.\d[\w-]*)*")  # a version may stand in it, a file's suffix may not
+FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)\n---\s*$", re.MULTILINE | re.DOTALL)
 LICENSE_ID = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 HERE = "THIS_FOLDER"  # stands for the name of a folder that may lie anywhere
 DATA_KEYS = ("source", "corpus", "queries", "heldout", "dev", "prepared")
 SETTINGS = (
-    *("loss.gamma", "loss.beta", "loss.lm_score", "loss.direction", "loss.contrastive", "loss.anchor", "retrieve.k"),
+    *("loss.gamma", "loss.beta", "loss.lm_score", "loss.direction", "loss.contrastive", "retrieve.k"),
     *("retriever.similarity", "retriever.max_tokens", "retriever.train", "train.max_steps", "train.epochs"),
     *("retriever.frozen_layers", "retriever.dims", "index.dims", "lora.rank", "lora.alpha", "lora.dropout"),
     *("lora.targets", "train.batch_size", "train.lr", "train.optimizer", "train.warmup_ratio", "train.labels"),
-    *("loss.cross_encoder", "refresh.every_steps", "seed"),
+    *("refresh.every_steps", "seed"),
 )
 SIDES = {
     TrainedSide.both: "Tuned for queries and documents.",
@@ -101,6 +111,9 @@ def write_model_card(
 ) -> None:
     """Beside an encoder's files. `weights` says of which step they are; `results` are the run's, once it has ended."""
     metadata = card_metadata(config, published.license_id)
+    given = {name: getattr(config.data, name) for name in DATA_KEYS}  # where texts and documents came from
+    said = ", ".join(f"{name} {plain_line(str(value))}" for name, value in given.items() if value)
+    data_lines = [f"data: {said}"] if said else []
     parts = [
         ["---", *metadata.to_yaml().splitlines(), "---"],
         ["# A retriever tuned to a language model"],
@@ -108,7 +121,7 @@ def write_model_card(
         ["## How to use it"],
         [(USAGE_OF_A_PAIR if (folder / QUERY_FOLDER).is_dir() else USAGE).format(name=published.name or HERE)],
         ["## How it was made"],
-        [*(f"- {line}" for line in made_by), *(f"- {line}" for line in _data_lines(config))],
+        [f"- {line}" for line in (*made_by, *data_lines)],
         _settings_table(config),
         *(_measured(dict(results)) if results is not None else []),
     ]
@@ -118,7 +131,9 @@ def write_model_card(
 
 def _what_it_is(folder: Path, config: Config, weights: str) -> Iterator[str]:
     yield "Tuned by REPLUG LSR ([Shi et al. 2023](https://arxiv.org/abs/2301.12652)) from the retriever below, for"
-    yield f"the LM below. Weights of {weights}. Similarity: {_similarity(folder)}."
+    file = folder / "config_sentence_transformers.json"  # as sentence-transformers will compare its vectors
+    similarity = json.loads(file.read_text()).get("similarity_fn_name") if file.is_file() else None
+    yield f"the LM below. Weights of {weights}. Similarity: {similarity or 'cosine'}."
     yield SIDES[config.retriever.train]
     yield from _what_learnt(folder, config)
     known = temperature_in(str(folder))
@@ -152,20 +167,6 @@ def _adapter(folder: Path, lora: LoRAConfig) -> str:
 
 def _listed(of: Iterable[object]) -> str:
     return ", ".join(plain_line(str(one)) for one in of)
-
-
-def _similarity(folder: Path) -> str:
-    """As sentence-transformers will compare its vectors."""
-    file = folder / "config_sentence_transformers.json"
-    known = json.loads(file.read_text()).get("similarity_fn_name") if file.is_file() else None
-    return known or "cosine"
-
-
-def _data_lines(config: Config) -> list[str]:
-    """Where texts and documents came from, by the keys of the configuration."""
-    given = {name: getattr(config.data, name) for name in DATA_KEYS}
-    said = [f"{name} {plain_line(str(value))}" for name, value in given.items() if value]
-    return [f"data: {', '.join(said)}"] if said else []
 
 
 def _settings_table(config: Config) -> list[str]:
@@ -220,3 +221,52 @@ def _retrieval_table(retrieval: dict[str, dict[str, float]]) -> list[str]:
         "|---" * (len(names) + 1) + "|",
         *(f"| {of} | {' | '.join(f'{values[name]:.3f}' for name in names)} |" for of, values in retrieval.items()),
     ]
+
+
+log = logging.getLogger(__name__)
+
+
+def card_metadata(config: Config, license_id: str | None) -> ModelCardData:
+    """Return the card's front matter, with `license_id` instead of the base's licence, where it is given.
+
+    Only what is known is said. The base model and a dataset are named where they are names on the hub and no files of
+    this machine. Licence and language are the base's own, where its folder or the hub's cache holds its card. Nothing
+    is fetched: a card is written at the end of a run too, which no network may break.
+    """
+    source = (config.data.source or "").partition(":")[0]
+    is_dataset = HUB_NAME.fullmatch(source) and not Path(source).expanduser().exists()
+    base = _of_the_base(config.retriever.path)
+    said: dict[str, Any] = {"license": license_id} if license_id else {name: base.get(name) for name in OF_THE_BASE[:3]}
+    return ModelCardData(
+        **{**said, "license": said["license"] or UNKNOWN},
+        language=base.get("language"),
+        library_name="sentence-transformers",
+        pipeline_tag="sentence-similarity",
+        base_model=base_name(config),
+        datasets=[source] if is_dataset else None,
+        tags=TAGS,
+    )
+
+
+def base_name(config: Config) -> str | None:
+    """The name on the hub of the retriever that was tuned."""
+    path = config.retriever.path
+    return None if Path(path).expanduser().exists() or ":" in path or path == "stand_in" else path
+
+
+def _of_the_base(path: str) -> Mapping[str, Any]:
+    """The front matter of the base's card; empty where there is none here, or none that can be read."""
+    folder, card = Path(resolve_encoder_path(path)), None
+    if folder.is_dir():
+        card = folder / "README.md" if (folder / "README.md").is_file() else None
+    elif isinstance(cached := try_to_load_from_cache(str(folder), "README.md"), str):
+        card = Path(cached)
+    found = FRONT_MATTER.search(card.read_text(encoding="utf-8", errors="replace")) if card else None
+    if found is None:
+        return {}
+    try:
+        content = yaml.safe_load(found[1])
+    except yaml.YAMLError:
+        log.warning(f"{card} has a front matter that is no YAML: its licence and language are not taken over")
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -7,34 +7,24 @@ batches knows the rest.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from replug.config.errors import NotFiniteError
 from replug.data.datamodule import Position
 from replug.data.records import RetrievedBatch, ScoredBatch
 from replug.data.store import CorpusStore, WindowStore
 from replug.models.encoder import Encoder
 from replug.models.hardware import to_device
+from replug.models.vector_prefix import first_numbers
 from replug.train.batch_broadcast import BatchSource, Share
-from replug.train.finite import require_finite_gradient, require_finite_losses
-from replug.train.loss import (
-    LossTerms,
-    contrastive_losses,
-    entropy,
-    kl_divergence,
-    kl_lm_retriever,
-    lm_scores,
-    log_likelihood,
-    text_losses,
-)
-from replug.train.matryoshka import mean_over_prefixes, prefix_pairs
+from replug.train.loss import contrastive_losses, entropy, kl_lm_retriever, lm_scores, log_likelihood, text_losses
 from replug.train.trained_weights import bring_back_untrained, leave_out_untrained
 
 VectorsOf = Callable[[np.ndarray], Tensor]  # [U, D] of the corpus' rows [U]
@@ -48,7 +38,6 @@ class LossSettings:
     direction: str
     contrastive: float = 0.0  # weight
     in_batch: bool = False
-    anchor: float = 0.0  # weight
     dims: tuple[int, ...] = ()  # first numbers of the vectors that the loss is the mean over, most first; (): all
 
 
@@ -134,28 +123,40 @@ class LSRModule(pl.LightningModule):
         if position.is_first:
             self._batch, self._metrics, self._losses = self.batches.take(position.step), [], []
         assert self._batch is not None
-        share = self._share(position)
+        ranks = self._num_ranks
+        share = Share(self.global_rank if ranks > 1 else 0, ranks, position.part, position.parts)
         scored = share.of(self._batch)
         # Dropout's randomness follows from the step and the share, so a resumed run draws the same.
         torch.manual_seed(hash((self._seed, position.step, share.rank, share.part)) % 2**63)
         self.encoder.train_mode()
         by_prefix = self._by_prefix(scored.retrieved)
         with torch.autocast(self.device.type, enabled=False):
-            log_q = log_likelihood(self._lm_scores(scored), self._loss.beta)
-            terms = [self._terms(similarities, others, log_q, scored) for similarities, others in by_prefix]
-            weights = self._weights(scored)
-            losses = mean_over_prefixes([of.total(self._loss.contrastive, self._loss.anchor, weights) for of in terms])
+            sums, counts = self._there(scored.sum_logprobs), self._there(scored.num_tokens)
+            log_q = log_likelihood(lm_scores(sums, counts, self._loss.lm_score), self._loss.beta)
+            terms = [self._terms(similarities, others, log_q) for similarities, others in by_prefix]
+            losses = torch.stack([losses for losses, _ in terms]).mean(0)  # [B], over the prefixes
             loss, log_p = losses.mean(), log_likelihood(by_prefix[0][0], self._loss.gamma)
             self._losses.append(losses.detach())
-            self._metrics.append({**_metrics(loss, log_q, log_p, scored), **_lever_metrics(terms[0])})
+            self._metrics.append(_metrics(loss, log_q, log_p, scored))
+            if (contrastive := terms[0][1]) is not None:
+                self._metrics[-1]["train/contrastive"] = contrastive.detach().mean()
         assert log_p.dtype == log_q.dtype == loss.dtype == torch.float32
         self._is_last = position.is_last
         return loss
 
     def on_after_backward(self) -> None:
         """Metrics are fetched from the device here: the backward pass is launched, and nothing waits behind it."""
-        if self._is_last:
-            self._log(self._mean_metrics())
+        if not self._is_last:
+            return
+        metrics = self._mean_metrics()
+        # All ranks have the same means, so all end here where the loss is no number, before the gradient is used.
+        if not math.isfinite(metrics["train/loss"]):
+            assert self._batch is not None
+            losses = torch.cat(self._losses)
+            if self._num_ranks > 1:
+                losses = self.trainer.strategy.all_gather(losses).flatten()  # in the batch's order
+            require_finite_losses(losses.cpu().numpy(), self._batch.retrieved, self._queries, self._corpus)
+        self.log_dict(metrics)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         leave_out_untrained(self.encoder, checkpoint)
@@ -168,20 +169,6 @@ class LSRModule(pl.LightningModule):
         assert self._batch is not None
         require_finite_gradient(self.encoder.parameters(), self._batch.retrieved, self._queries)
 
-    def _share(self, position: Position) -> Share:
-        ranks = self._num_ranks
-        return Share(self.global_rank if ranks > 1 else 0, ranks, position.part, position.parts)
-
-    def _log(self, metrics: dict[str, float | Tensor]) -> None:
-        """All ranks have the same means, so all end here where the loss is no number, before the gradient is used."""
-        if not math.isfinite(metrics["train/loss"]):
-            assert self._batch is not None
-            losses = torch.cat(self._losses)
-            if self._num_ranks > 1:
-                losses = self.trainer.strategy.all_gather(losses).flatten()  # in the batch's order
-            require_finite_losses(losses.cpu().numpy(), self._batch.retrieved, self._queries, self._corpus)
-        self.log_dict(metrics)
-
     @property
     def _num_ranks(self) -> int:
         return self.trainer.world_size if self._trainer is not None else 1
@@ -189,7 +176,10 @@ class LSRModule(pl.LightningModule):
     def _mean_metrics(self) -> dict[str, float | Tensor]:
         """Means over the parts of the step and over the ranks, all of which have texts of the same number."""
         names = list(self._metrics[0])
-        means = torch.tensor(_numbers(self._metrics), device=self.device).mean(0)
+        values = [value for part in self._metrics for value in part.values() if isinstance(value, Tensor)]
+        fetched = iter(torch.stack(values).tolist())  # in one fetch from the device
+        numbers = [[next(fetched) if isinstance(v, Tensor) else v for v in part.values()] for part in self._metrics]
+        means = torch.tensor(numbers, device=self.device).mean(0)
         if self._num_ranks > 1:
             means = self.trainer.strategy.reduce(means, reduce_op="mean")
         return dict(zip(names, means.cpu(), strict=True))
@@ -200,20 +190,27 @@ class LSRModule(pl.LightningModule):
         return inner_products(queries, documents[places])
 
     def _by_prefix(self, batch: RetrievedBatch) -> list[tuple[Tensor, Tensor | None]]:
-        """Similarities [B, K] at each prefix, the longest first; and where `in_batch` asks those of others [B, U]."""
+        """Return similarities [B, K] at each prefix, the longest first; with `in_batch` those of others [B, U] too.
+
+        The loss is the mean over the prefixes n of that by the first n numbers of the vectors (Matryoshka
+        Representation Learning, Kusupati et al. 2022). Each prefix is a retriever of its own: with cosine similarity
+        its vectors have the length 1 again, so that P_R is that of an index of the first n dimensions. All weigh alike,
+        as in sentence-transformers' MatryoshkaLoss, which takes their sum where this takes their mean, so that a
+        learning rate suits any number of them. Of others, a query's own documents have minus infinity.
+        """
         if not self._loss.dims and not self._loss.in_batch:
             return [(self.similarities(batch), None)]
         queries, documents, places = self._encoded(batch)
-        pairs = prefix_pairs(queries, documents, self._loss.dims, self.encoder.similarity)
-        return [(inner_products(q, d[places]), self._others(q, d, places)) for q, d in pairs]
-
-    def _others(self, queries: Tensor, documents: Tensor, places: Tensor) -> Tensor | None:
-        """Similarities of all the batch's documents [B, U], where a query's own have minus infinity."""
-        if not self._loss.in_batch:
-            return None
-        with torch.autocast(self.device.type, enabled=False):
-            every = queries.float() @ documents.float().T
-        return every.scatter(1, places, -torch.inf)
+        prefixes: Sequence[int | None] = self._loss.dims or [None]
+        found: list[tuple[Tensor, Tensor | None]] = []
+        for count in prefixes:
+            q, d = (first_numbers(vectors, count, self.encoder.similarity) for vectors in (queries, documents))
+            others = None
+            if self._loss.in_batch:
+                with torch.autocast(self.device.type, enabled=False):
+                    others = (q.float() @ d.float().T).scatter(1, places, -torch.inf)
+            found.append((inner_products(q, d[places]), others))
+        return found
 
     def _encoded(self, batch: RetrievedBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Vectors of the queries [B, D], of the U documents [U, D], and which of these each query has [B, K]."""
@@ -234,45 +231,33 @@ class LSRModule(pl.LightningModule):
             ids = self.documents.document_ids(self._corpus, rows)
             return self.documents.encode_with_gradient(ids, prompt=self.documents.prompts.document)
 
-    def _terms(self, similarities: Tensor, others: Tensor | None, log_q: Tensor, scored: ScoredBatch) -> LossTerms:
+    def _terms(self, similarities: Tensor, others: Tensor | None, log_q: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return each text's loss and its contrastive term [B]; None where that is not asked for."""
         settings = self._loss
-        log_p = log_likelihood(similarities, settings.gamma)
-        terms = LossTerms(text_losses(log_q, log_p, settings.direction))
-        if settings.contrastive:
-            more = None if others is None else others / settings.gamma
-            terms = replace(terms, contrastive=contrastive_losses(similarities / settings.gamma, log_q, more))
-        if settings.anchor:
-            before = self._there(scored.retrieved.similarities)
-            terms = replace(terms, anchor=kl_divergence(log_likelihood(before, settings.gamma), log_p))
-        return terms
-
-    def _weights(self, scored: ScoredBatch) -> Tensor | None:
-        return None if scored.weights is None else self._there(scored.weights)
+        kl = text_losses(log_q, log_likelihood(similarities, settings.gamma), settings.direction)
+        if not settings.contrastive:
+            return kl, None
+        more = None if others is None else others / settings.gamma
+        contrastive = contrastive_losses(similarities / settings.gamma, log_q, more)
+        return kl + settings.contrastive * contrastive, contrastive
 
     def _there(self, numbers: np.ndarray) -> Tensor:
         """As float32 on the device."""
         return to_device(torch.from_numpy(numbers).float(), self.device)
 
     def configure_optimizers(self) -> Any:
-        optimizer, schedule = scheduled_optimizer(self.encoder.parameters(), self._optimizer)
+        settings = self._optimizer
+        kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[settings.kind]
+        trained = [weight for weight in self.encoder.parameters() if weight.requires_grad]
+        optimizer = kind(trained, lr=settings.lr, weight_decay=settings.weight_decay)
+        schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, settings))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-    def _lm_scores(self, scored: ScoredBatch) -> Tensor:
-        return lm_scores(self._there(scored.sum_logprobs), self._there(scored.num_tokens), self._loss.lm_score)
 
 
 def inner_products(queries: Tensor, documents: Tensor) -> Tensor:
     """[B, K] of vectors [B, D] and [B, K, D], in float32: autocast would compute them in bfloat16."""
     with torch.autocast(queries.device.type, enabled=False):
         return torch.einsum("bd,bkd->bk", queries.float(), documents.float())
-
-
-def scheduled_optimizer(weights: Iterable[Tensor], settings: OptimizerSettings) -> tuple[Optimizer, LambdaLR]:
-    """Of the weights that learn, at the schedule's first rate."""
-    kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[settings.kind]
-    trained = [weight for weight in weights if weight.requires_grad]
-    optimizer = kind(trained, lr=settings.lr, weight_decay=settings.weight_decay)
-    return optimizer, LambdaLR(optimizer, lambda step: learning_rate_factor(step, settings))
 
 
 def learning_rate_factor(step: int, settings: OptimizerSettings) -> float:
@@ -286,6 +271,11 @@ def learning_rate_factor(step: int, settings: OptimizerSettings) -> float:
 def _metrics(loss: Tensor, log_q: Tensor, log_p: Tensor, scored: ScoredBatch) -> dict[str, float | Tensor]:
     batch, log_p = scored.retrieved, log_p.detach()
     means = scored.sum_logprobs / scored.num_tokens[:, None]
+    of_index = {
+        "index/version": float(batch.index_version),
+        "index/age_steps": float(batch.step - batch.index_step),
+        "pipeline/query_age_steps": float(batch.step - batch.query_step),
+    }
     return {
         "train/loss": loss.detach(),
         "train/kl": kl_lm_retriever(log_q, log_p).mean(),
@@ -296,27 +286,8 @@ def _metrics(loss: Tensor, log_q: Tensor, log_p: Tensor, scored: ScoredBatch) ->
         "retriever/entropy": entropy(log_p).mean(),
         "retriever/top1_mass": log_p.exp().amax(-1).mean(),
         "retriever/rank_correlation": rank_correlation(log_q, log_p),
-        **(_index_metrics(batch) if batch.index_version >= 0 else {}),
+        **(of_index if batch.index_version >= 0 else {}),
     }
-
-
-def _numbers(parts: Sequence[dict[str, float | Tensor]]) -> list[list[float]]:
-    """The metrics of each part as numbers, in one fetch from the device."""
-    fetched = iter(torch.stack([v for part in parts for v in part.values() if isinstance(v, Tensor)]).tolist())
-    return [[next(fetched) if isinstance(v, Tensor) else v for v in part.values()] for part in parts]
-
-
-def _index_metrics(batch: RetrievedBatch) -> dict[str, float | Tensor]:
-    return {
-        "index/version": float(batch.index_version),
-        "index/age_steps": float(batch.step - batch.index_step),
-        "pipeline/query_age_steps": float(batch.step - batch.query_step),
-    }
-
-
-def _lever_metrics(terms: LossTerms) -> dict[str, float | Tensor]:
-    asked = {"train/contrastive": terms.contrastive, "train/anchor": terms.anchor}
-    return {name: losses.detach().mean() for name, losses in asked.items() if losses is not None}
 
 
 def rank_correlation(log_q: Tensor, log_p: Tensor) -> Tensor:
@@ -327,3 +298,36 @@ def rank_correlation(log_q: Tensor, log_p: Tensor) -> Tensor:
     q, p = (scores[:, :, None] - scores[:, None, :] for scores in (log_q, log_p))
     compared = q != 0
     return (q.sign() * p.sign()).sum() / compared.sum().clamp(min=1)
+
+
+CAUSES = "expected a finite number: is train.lr too high, or are loss.gamma and loss.beta too low?"
+
+
+def require_finite_losses(losses: np.ndarray, batch: RetrievedBatch, queries: WindowStore, corpus: CorpusStore) -> None:
+    """Of the texts of a batch [B]; the message names those that are not, and the documents of the first."""
+    bad = np.flatnonzero(~np.isfinite(losses))
+    if len(bad):
+        texts = [window.id for window in queries.windows(batch.query_rows[bad])]
+        documents = [document.id for document in corpus.documents(batch.doc_rows[bad[0]])]
+        raise NotFiniteError(
+            f"step {batch.step}: the loss of {len(bad)} of {len(losses)} texts is not finite ({losses[bad[0]]}): "
+            f"{', '.join(texts)}; documents of the first: {', '.join(documents)}; {CAUSES}"
+        )
+
+
+def require_finite_gradient(parameters: Iterable[Tensor], batch: RetrievedBatch, queries: WindowStore) -> None:
+    """Before an optimizer takes it into the weights."""
+    if not _are_finite([weight.grad for weight in parameters if weight.grad is not None]):
+        texts = ", ".join(window.id for window in queries.windows(batch.query_rows))
+        raise NotFiniteError(f"step {batch.step}: the gradient is not finite; its texts are {texts}; {CAUSES}")
+
+
+def require_finite_weights(parameters: Iterable[Tensor], step: int) -> None:
+    """Before they are written."""
+    if not _are_finite([weight.detach() for weight in parameters]):
+        raise NotFiniteError(f"the weights after {step} steps are not finite, and are not saved; {CAUSES}")
+
+
+def _are_finite(tensors: Sequence[Tensor]) -> bool:
+    """By the largest magnitude, in which what is no number stays: one look at the device for all of them."""
+    return bool(torch.isfinite(torch.nn.utils.get_total_norm(tensors, norm_type=math.inf)))

@@ -23,7 +23,7 @@ from replug.index_workers.build_plan import IndexState
 from replug.models.black_box_lm import ScoreSum
 from replug.models.encoder import require_finite_vectors
 from replug.models.prompt import PromptTemplate
-from replug.train.step_clock import StepClock
+from replug.train.step_metrics import StepClock
 
 log = logging.getLogger(__name__)
 
@@ -57,22 +57,6 @@ class RetrievalStage:
     exclude_own_source: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ScoringStage:
-    """How texts are put to the LM: `score` takes prefixes and continuations."""
-
-    score: Callable[[Sequence[str], Sequence[str]], Scores]
-    template: PromptTemplate
-
-
-@dataclass(frozen=True, slots=True)
-class Horizon:
-    """How many batches are ahead of the step that trains, and the step after which there is none."""
-
-    depth: int
-    max_steps: int
-
-
 class TrainingTexts(Protocol):
     """Where queries and documents are read."""
 
@@ -81,9 +65,10 @@ class TrainingTexts(Protocol):
 
 
 class BatchPipeline:
-    """Keeps `horizon.depth` batches in flight, and no more: so the LM's pool never has more than that to do.
+    """Keeps `depth` batches in flight, and no more: so the LM's pool never has more than that to do.
 
-    `check` is called while a step waits, to raise what should end the wait.
+    `score` takes prefixes and continuations. There is no batch after step `max_steps`. `check` is called while a step
+    waits, to raise what should end the wait.
     """
 
     def __init__(
@@ -91,13 +76,17 @@ class BatchPipeline:
         sampler: QuerySampler,
         data: TrainingTexts,
         retrieval: RetrievalStage,
-        scoring: ScoringStage,
-        horizon: Horizon,
+        *,
+        score: Callable[[Sequence[str], Sequence[str]], Scores],
+        template: PromptTemplate,
+        depth: int,
+        max_steps: int,
         clock: StepClock,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self._sampler, self._queries, self._corpus = sampler, data.queries, data.corpus
-        self._retrieval, self._scoring, self._horizon = retrieval, scoring, horizon
+        self._retrieval, self._score, self._template = retrieval, score, template
+        self._depth, self._max_steps = depth, max_steps
         self._clock, self._check_run = clock, check
         self.pairs_per_step = sampler.batch_size * retrieval.k
         self._in_flight: dict[int, _InFlight] = {}
@@ -106,19 +95,15 @@ class BatchPipeline:
     def advance(self, step: int, index: IndexState) -> None:
         """At the boundary before `step`: put into flight all that should be by now."""
         with self._clock.measure("retrieve"):
-            for ahead in range(step, min(step + self._horizon.depth, self._horizon.max_steps - 1) + 1):
+            for ahead in range(step, min(step + self._depth, self._max_steps - 1) + 1):
                 if ahead not in self._in_flight:
                     self._in_flight[ahead] = self._begin(ahead, step, index)
 
     def take(self, step: int) -> ScoredBatch:
         """The scored batch of a step, waiting for the LM where it is late."""
-        scored = self._result(step)
+        scored = self.peek(step)
         del self._in_flight[step]
         return scored
-
-    def peek(self, step: int) -> ScoredBatch:
-        """As `take`, but the batch stays in flight."""
-        return self._result(step)
 
     def settle(self) -> None:
         """Wait until the searches under way have ended; the index may free their version after.
@@ -134,7 +119,10 @@ class BatchPipeline:
         A batch whose search failed, or does not end in a run that ends, has none. The resumed run searches for it with
         the weights it resumes with, and its `query_step` says so.
         """
-        self._settle_or_give_up()
+        try:
+            self.settle()
+        except RuntimeError:  # whatever ends the run is raised at its next boundary too
+            self._searching(SEARCH_SECONDS_AT_THE_END)  # a searcher that hangs holds it up for a moment only
         failed = {step: why for step, batch in self._in_flight.items() if (why := _why_not_found(batch)) is not None}
         for step, why in failed.items():
             log.warning(f"step {step}: its search failed, a resumed run searches again with newer weights: {why}")
@@ -142,18 +130,14 @@ class BatchPipeline:
 
     def restore(self, batches: Sequence[RetrievedBatch]) -> None:
         """Put the batches of a checkpoint into flight again; the LM scores them anew, or from its cache."""
-        self._in_flight = {batch.step: self._submitted(_found(batch)) for batch in batches}
+        for batch in batches:
+            found: Future[RetrievedBatch] = Future()
+            found.set_result(batch)
+            self._in_flight[batch.step] = self._submitted(found)
 
     def _searching(self, seconds: float) -> bool:
         """Whether a search is still under way, so many seconds later at most."""
         return bool(wait([batch.retrieved for batch in self._in_flight.values()], timeout=seconds).not_done)
-
-    def _settle_or_give_up(self) -> None:
-        """As `settle`; where the run is to end, a searcher that hangs holds it up for a moment only."""
-        try:
-            self.settle()
-        except RuntimeError:  # whatever ends the run is raised at its next boundary too
-            self._searching(SEARCH_SECONDS_AT_THE_END)
 
     def _begin(self, step: int, query_step: int, index: IndexState) -> _InFlight:
         rows = self._sampler.rows(step)
@@ -192,11 +176,12 @@ class BatchPipeline:
         prefixes, continuations = [], []
         for window, doc_rows in zip(self._queries.windows(batch.query_rows), batch.doc_rows, strict=True):
             for text in self._corpus.texts(doc_rows):
-                prefixes.append(self._scoring.template.prefix(text, window.context, window.continuation))
+                prefixes.append(self._template.prefix(text, window.context, window.continuation))
                 continuations.append(window.continuation)
-        return self._scoring.score(prefixes, continuations)
+        return self._score(prefixes, continuations)
 
-    def _result(self, step: int) -> ScoredBatch:
+    def peek(self, step: int) -> ScoredBatch:
+        """As `take`, but the batch stays in flight."""
         batch = self._in_flight[step]
         with self._clock.measure("wait_scores"):
             retrieved = wait_for(batch.retrieved, self._check_run)
@@ -204,19 +189,16 @@ class BatchPipeline:
         shape = retrieved.doc_rows.shape
         sums = np.array([score.sum_logprob for score in scores]).reshape(shape)
         counts = np.array([score.num_tokens for score in scores]).reshape(shape)[:, 0]
-        self._check(retrieved, sums)
-        return ScoredBatch(retrieved, sums, counts)
-
-    def _check(self, batch: RetrievedBatch, sums: np.ndarray) -> None:
         bad = np.argwhere(~np.isfinite(sums))
         if len(bad):
             query, doc = bad[0]
-            window = self._queries.windows(batch.query_rows[[query]])[0]
-            document = self._corpus.documents(batch.doc_rows[query, [doc]])[0]
+            window = self._queries.windows(retrieved.query_rows[[query]])[0]
+            document = self._corpus.documents(retrieved.doc_rows[query, [doc]])[0]
             raise ScoreError(
                 f"the LM's score of text {window.id} after document {document.id} is {sums[query, doc]}; "
-                f"expected a finite number (step {batch.step})"
+                f"expected a finite number (step {step})"
             )
+        return ScoredBatch(retrieved, sums, counts)
 
 
 def _why_not_found(batch: _InFlight) -> str | None:
@@ -224,9 +206,3 @@ def _why_not_found(batch: _InFlight) -> str | None:
         return "the searchers do not answer"
     error = batch.retrieved.exception()
     return None if error is None else str(error)
-
-
-def _found(batch: RetrievedBatch) -> Future[RetrievedBatch]:
-    done: Future[RetrievedBatch] = Future()
-    done.set_result(batch)
-    return done

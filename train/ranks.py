@@ -3,6 +3,9 @@
 Rank 0 is the process that was started; it alone retrieves, scores, refreshes and writes. The others are on whichever
 node has room, so one command trains on one machine or many. Each rank counts as a node of its own for Lightning,
 which then need not know how many there are on which machine.
+
+Each other rank counts in the process group's store, and rank 0 looks. A process that is stopped, or whose machine is
+gone without a word, keeps its connections. Who waits for it would wait for as long as a batch may take.
 """
 
 import logging
@@ -11,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +23,7 @@ import torch
 import torch.distributed as dist
 from pytorch_lightning.plugins.environments import ClusterEnvironment
 from ray.exceptions import RayError
-from torch.distributed import TCPStore
+from torch.distributed import DistError, TCPStore
 
 from replug.cluster.actor_pool import thread_env
 from replug.cluster.device_use import devices_of, own_devices
@@ -29,11 +32,13 @@ from replug.cluster.gpus import keep_to_memory_share
 from replug.cluster.packing import TRAINER
 from replug.cluster.places import device_of, gpu_of_rank_0, memory_share, place
 from replug.config.errors import RunError
-from replug.train.heartbeat import SILENT_SECONDS, Heartbeats, beating
 
 log = logging.getLogger(__name__)
 
 
+BEAT_SECONDS = 2.0
+SILENT_SECONDS = 120.0  # of a rank that counted before: a loaded machine delays a beat by seconds
+CONNECT = timedelta(minutes=10)  # until rank 0 has opened the store
 LOOK_SECONDS = 1.0
 NOTICE_SECONDS = 60.0  # for rank 0 to notice by its connections that the others were killed; a GPU's may not tell
 QUIET_SECONDS = 10.0  # of a rank that beats every few: worth a word where a run ends before it is sure
@@ -189,7 +194,8 @@ class OtherRanks:
             try:
                 ray.get(fit)
             except RayError as error:
-                return f"trainer rank {self._fits[fit]} died: {_last_line(error)}"
+                last_line = str(error).strip().splitlines()[-1].strip()
+                return f"trainer rank {self._fits[fit]} died: {last_line}"
         return None
 
     def _watch(self) -> None:
@@ -247,5 +253,42 @@ def open_store(address: str) -> TCPStore:
         return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
-def _last_line(error: RayError) -> str:
-    return str(error).strip().splitlines()[-1].strip()
+@contextmanager
+def beating(rank: int, address: str, port: int) -> Iterator[None]:
+    """Count in the background while the block runs."""
+    ended = threading.Event()
+    threading.Thread(target=_beat, args=(_key(rank), address, port, ended), daemon=True, name="heartbeat").start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _beat(key: str, address: str, port: int, ended: threading.Event) -> None:
+    with suppress(DistError):  # rank 0 has ended, and this process ends with it
+        store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=CONNECT)
+        while True:
+            store.add(key, 1)
+            if ended.wait(BEAT_SECONDS):
+                return
+
+
+class Heartbeats:
+    """What rank 0 hears of the others, once the process group's store is open."""
+
+    def __init__(self, address: str, port: int) -> None:
+        self._store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=CONNECT)
+        self._heard: dict[int, tuple[int, float]] = {}  # the count, and when it was new
+
+    def silent_seconds(self, rank: int) -> float:
+        """For how long the rank has not counted; 0 before it began to."""
+        if not self._store.check([_key(rank)]):
+            return 0.0
+        count, now = self._store.add(_key(rank), 0), time.monotonic()
+        if rank not in self._heard or self._heard[rank][0] != count:
+            self._heard[rank] = (count, now)
+        return now - self._heard[rank][1]
+
+
+def _key(rank: int) -> str:
+    return f"replug/heartbeat/{rank}"

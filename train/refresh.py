@@ -18,7 +18,7 @@ from replug.config.refresh_policy import RefreshPolicy, Start
 from replug.index_workers.answers import Measures
 from replug.index_workers.build_plan import BuildPlan, IndexState
 from replug.index_workers.service import IndexService, Refreshed
-from replug.train.step_clock import StepClock
+from replug.train.step_metrics import StepClock
 
 log = logging.getLogger(__name__)
 
@@ -38,14 +38,6 @@ class _Pending:
     @property
     def futures(self) -> "list[Future[Any]]":
         return [self.ready, self.heldout]
-
-
-@dataclass(frozen=True, slots=True)
-class SwapTimes:
-    """One hot swap, for metrics: how long the boundary waited for the refresh, and for the switch itself."""
-
-    wait_seconds: float = 0.0
-    switch_ms: float = 0.0
 
 
 # Bits per byte of held-out texts with the documents that a version and its weights find, measured beside the training.
@@ -77,17 +69,31 @@ class RefreshController:
         self._pending: _Pending | None = None
         self._last_error: BaseException | None = None
         self._is_resumed = False
-        self.last, self.last_swap = Refreshed(Measures(), 0.0, 0.0), SwapTimes()  # those of the live version
+        self.last = Refreshed(Measures(), 0.0, 0.0)  # of the live version
+        self.swap_wait_seconds = self.swap_ms = 0.0  # the boundary waited for the refresh, and for the switch itself
         self.num_skipped = self.num_failed = 0
 
-    def at_boundary(self, step: int) -> SwapTimes | None:
-        """Adopt what is due, start what is due, and refuse to go on with an index that is too old."""
-        swap = self._recover(step) or self._adopt(step)
-        self._trigger(step)
+    def at_boundary(self, step: int) -> bool:
+        """Adopt what is due, start what is due, and refuse to go on with an index that is too old.
+
+        Returns whether another version is live now.
+        """
+        is_adopted = self._recover(step) or self._adopt(step)
+        pending = self._pending.index if self._pending else None
+        start = self._policy.start(step, self.live.step, pending.step if pending else None)
+        if start is Start.skip and pending:
+            self.num_skipped += 1
+            log.warning(f"step {step}: skipping a refresh, v{pending.version} is still being built")
+        elif start is Start.begin:
+            self._start(IndexState(self.live.version + 1, step))
         if self._policy.adopts_at_start:
-            swap = self._adopt(step) or swap
-        self._check_age(step)
-        return swap
+            is_adopted = self._adopt(step) or is_adopted
+        if self._last_error is not None and self._policy.is_too_old(step, self.live.step):
+            raise StaleIndexError(
+                f"step {step}: index v{self.live.version} is {step - self.live.step} steps old, more than "
+                f"refresh.max_age_steps ({self._policy.max_age_steps}), because its refresh failed: {self._last_error}"
+            ) from self._last_error
+        return is_adopted
 
     def start(self) -> None:
         """Serve version 0, and measure it: what a lossy kind finds is not what exact search would."""
@@ -146,15 +152,6 @@ class RefreshController:
         pending = {self._pending.index.version} if self._pending else set()
         return {self.live.version, max(0, self.live.version - 1)} | pending
 
-    def _trigger(self, step: int) -> None:
-        pending = self._pending.index if self._pending else None
-        start = self._policy.start(step, self.live.step, pending.step if pending else None)
-        if start is Start.skip and pending:
-            self.num_skipped += 1
-            log.warning(f"step {step}: skipping a refresh, v{pending.version} is still being built")
-        elif start is Start.begin:
-            self._start(IndexState(self.live.version + 1, step))
-
     def _start(self, index: IndexState) -> None:
         try:
             with self._clock.measure("refresh"):  # the weights are written; the workers do the rest
@@ -166,61 +163,44 @@ class RefreshController:
         ready = self._service.refresh(plan, self.live.version)
         return _Pending(index, ready, self._measure_heldout(index.version, ready))
 
-    def _recover(self, step: int) -> SwapTimes | None:
+    def _recover(self, step: int) -> bool:
         is_resumed, self._is_resumed = self._is_resumed, False
         if not is_resumed or self._last_error is None or not self._policy.is_too_old(step, self.live.step):
-            return None
+            return False
         if self._pending is None:
             self._start(IndexState(self.live.version + 1, step))
-        return self._adopt_pending(step) if self._pending else None
+        return self._pending is not None and self._adopt_pending(self._pending, step)
 
-    def _adopt(self, step: int) -> SwapTimes | None:
-        return self._adopt_pending(step) if self._pending and self._is_due(self._pending, step) else None
-
-    def _adopt_pending(self, step: int) -> SwapTimes | None:
-        assert self._pending is not None
-        start, pending = time.monotonic(), self._pending
-        with self._clock.measure("wait_index"):
-            error = self._wait(pending)
-        if error is None:
-            heldout = _measured(pending)
-            return self._switch(pending, heldout, step, time.monotonic() - start)
-        self._pending = None
-        self._fail(step, pending.index, error)
-        return None
-
-    def _wait(self, pending: _Pending) -> BaseException | None:
-        """Until version and measurement are there; returns what the refresh failed by."""
-        while wait(pending.futures, timeout=LOOK_SECONDS).not_done:
-            self._check_run()
-        return pending.ready.exception()
-
-    def _fail(self, step: int, index: IndexState, error: BaseException) -> None:
-        self._last_error = error
-        self.num_failed += 1
-        log.warning(f"step {step}: refresh v{index.version} failed, going on with v{self.live.version}: {error}")
-
-    def _is_due(self, pending: _Pending, step: int) -> bool:
+    def _adopt(self, step: int) -> bool:
+        pending = self._pending
+        if pending is None:
+            return False
         is_ready = all(future.done() for future in pending.futures)
-        return self._policy.is_due(step, self.live.step, pending.index.step, is_ready)
+        is_due = self._policy.is_due(step, self.live.step, pending.index.step, is_ready)
+        return is_due and self._adopt_pending(pending, step)
 
-    def _switch(self, pending: _Pending, heldout: float | None, step: int, waited: float) -> SwapTimes:
-        start = time.monotonic()
+    def _adopt_pending(self, pending: _Pending, step: int) -> bool:
+        begun = time.monotonic()
+        with self._clock.measure("wait_index"):  # until version and measurement are there
+            while wait(pending.futures, timeout=LOOK_SECONDS).not_done:
+                self._check_run()
+        if (error := pending.ready.exception()) is not None:
+            self._pending = None
+            self._fail(step, pending.index, error)
+            return False
+        heldout, ended = _measured(pending), time.monotonic()
         self._before_switch()  # nothing has changed yet: an interruption until here ends the run at this step
         self.live, self.last = pending.index, pending.ready.result()
         self.heldout_bpb, self.adopted_step = heldout, step
         self._pending = self._last_error = None
         self._service.commit(self.live.version)
-        self.last_swap = SwapTimes(waited, 1000 * (time.monotonic() - start))
-        return self.last_swap
+        self.swap_wait_seconds, self.swap_ms = ended - begun, 1000 * (time.monotonic() - ended)
+        return True
 
-    def _check_age(self, step: int) -> None:
-        if self._last_error is not None and self._policy.is_too_old(step, self.live.step):
-            raise StaleIndexError(
-                f"step {step}: index v{self.live.version} is {step - self.live.step} steps old, more than "
-                "refresh.max_age_steps "
-                f"({self._policy.max_age_steps}), because its refresh failed: {self._last_error}"
-            ) from self._last_error
+    def _fail(self, step: int, index: IndexState, error: BaseException) -> None:
+        self._last_error = error
+        self.num_failed += 1
+        log.warning(f"step {step}: refresh v{index.version} failed, going on with v{self.live.version}: {error}")
 
 
 def _measured(pending: _Pending) -> float | None:

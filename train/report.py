@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -12,7 +11,7 @@ from replug.evals.figures import to_svg
 from replug.evals.page import CSS
 from replug.evals.retrieval import RECALL_AT
 from replug.train import figures
-from replug.train.device_rows import devices_in, totals
+from replug.train.figures import devices_in, totals
 from replug.train.results import METHODS, label_lines, result_lines
 
 # Of the metrics under `scoring/`, those that say how the LM was used, with how they read.
@@ -63,32 +62,29 @@ DEVICES_NOTE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Logged:
-    """The rows of `metrics.jsonl` and of `device_use.jsonl`."""
-
-    metrics: Sequence[dict]
-    device_use: Sequence[dict] = ()
-
-
 def write_report(
     path: Path,
     results: dict,
-    logged: Logged,
+    *,
+    metrics: Sequence[dict],
+    device_use: Sequence[dict] = (),
     examples_path: Path,
     config_path: Path,
     made_by: Sequence[str] = (),
 ) -> None:
-    """Write the page; it loads nothing from elsewhere. `made_by` are lines that say how the run was made."""
+    """Write the page; it loads nothing from elsewhere.
+
+    `metrics` and `device_use` are the rows of these files. `made_by` are lines that say how the run was made.
+    """
     examples = json.loads(examples_path.read_text()) if examples_path.exists() else []
     sections = [
         "".join(f"<p class=muted>{escape(line)}</p>" for line in made_by),
         "".join(f"<p>{escape(line)}</p>" for line in label_lines(results)),
         _bpb_section(results) if "bpb" in results else "",
         _retrieval_section(results),
-        _curves_section(logged.metrics, is_online="labels" not in results),
-        _devices_section(logged.device_use),
-        _index_section(logged.metrics),
+        _curves_section(metrics, is_online="labels" not in results),
+        _devices_section(device_use),
+        _index_section(metrics),
         _examples_section(examples),
         f"<h2>Configuration</h2><details><summary>resolved</summary><pre>{escape(config_path.read_text())}</pre></details>",
     ]
@@ -102,48 +98,35 @@ def write_report(
 def _bpb_section(results: dict) -> str:
     methods = [method for method in METHODS if method in results["bpb"]["all"]]
     head = "".join(f"<th>{escape(METHODS[method])}</th>" for method in methods)
-    rows = "".join(_bpb_row(name, values, methods) for name, values in results["bpb"].items())
+    rows = ""
+    for name, values in results["bpb"].items():
+        best = min(values[method] for method in methods)
+        marked = (f"<td{' class=best' if values[of] == best else ''}>{values[of]:.4f}</td>" for of in methods)
+        rows += f"<tr><td>{escape(name)}</td>{''.join(marked)}</tr>"
+    drawings = to_svg(partial(figures.draw_bpb, results=results), width=9)
+    if results["intervals"]:
+        drawings += to_svg(partial(figures.draw_intervals, results=results), width=9, height=1.8)
+    if results.get("headroom"):
+        height = 1.2 + 0.5 * len(results["headroom"])
+        drawing = to_svg(partial(figures.draw_headroom, results=results), width=9, height=height)
+        drawings += f"<p class=muted>{HEADROOM_NOTE}</p>{drawing}"
     lines = "".join(f"<p>{escape(line)}</p>" for line in result_lines(results))
     return (
         f"<h2>Bits per byte on {results['num_windows']} held-out texts</h2><p class=muted>Lower is better; "
         f"the best of a row is bold. Intervals: paired bootstrap over the texts' sources.</p>"
-        f"<table><tr><th></th>{head}</tr>{rows}</table>{lines}"
-        + to_svg(partial(figures.draw_bpb, results=results), width=9)
-        + (_intervals_figure(results) if results["intervals"] else "")
-        + (_headroom_figure(results) if results.get("headroom") else "")
+        f"<table><tr><th></th>{head}</tr>{rows}</table>{lines}{drawings}"
     )
-
-
-def _intervals_figure(results: dict) -> str:
-    return to_svg(partial(figures.draw_intervals, results=results), width=9, height=1.8)
-
-
-def _headroom_figure(results: dict) -> str:
-    height = 1.2 + 0.5 * len(results["headroom"])
-    return f"<p class=muted>{HEADROOM_NOTE}</p>" + to_svg(
-        partial(figures.draw_headroom, results=results), width=9, height=height
-    )
-
-
-def _bpb_row(name: str, values: dict[str, float], methods: list[str]) -> str:
-    best = min(values[method] for method in methods)
-    cells = "".join(
-        f"<td{' class=best' if values[method] == best else ''}>{values[method]:.4f}</td>" for method in methods
-    )
-    return f"<tr><td>{escape(name)}</td>{cells}</tr>"
 
 
 def _retrieval_section(results: dict) -> str:
     if "retrieval" not in results:
         return ""
     head = "".join(f"<th>R@{k}</th>" for k in RECALL_AT)
-    rows = "".join(_recall_row(name, values) for name, values in results["retrieval"].items())
+    rows = "".join(
+        f"<tr><td>{escape(name)}</td>{''.join(f'<td>{value:.3f}</td>' for value in values.values())}</tr>"
+        for name, values in results["retrieval"].items()
+    )
     return f"<h2>Gold documents found</h2><table><tr><th>retriever</th>{head}</tr>{rows}</table>"
-
-
-def _recall_row(name: str, values: dict[str, float]) -> str:
-    cells = "".join(f"<td>{value:.3f}</td>" for value in values.values())
-    return f"<tr><td>{escape(name)}</td>{cells}</tr>"
 
 
 def _curves_section(metrics: Sequence[dict], is_online: bool) -> str:
@@ -189,16 +172,15 @@ def _index_section(metrics: Sequence[dict]) -> str:
     if not rows:
         return ""
     head = "".join(f"<th>{title}</th>" for title, _, _ in INDEX_COLUMNS)
-    body = "".join(_index_row(rows[version]) for version in sorted(rows))
+    body = "".join(
+        f"<tr>{''.join(f'<td>{text.format(rows[version][key])}</td>' for _, key, text in INDEX_COLUMNS)}</tr>"
+        for version in sorted(rows)
+    )
     last = metrics[-1]
     return (
         f"<h2>The index</h2><p class=muted>{INDEX_NOTE} Refreshes skipped: {last['index/refreshes_skipped']:.0f}; "
         f"failed: {last['index/refreshes_failed']:.0f}.</p><table><tr>{head}</tr>{body}</table>"
     )
-
-
-def _index_row(row: dict) -> str:
-    return f"<tr>{''.join(f'<td>{text.format(row[key])}</td>' for _, key, text in INDEX_COLUMNS)}</tr>"
 
 
 def _throughput_line(metrics: Sequence[dict]) -> str:
@@ -218,14 +200,11 @@ def _scoring_line(metrics: Sequence[dict]) -> str:
     busy = [row for row in metrics if row.get("scoring/busy_share")]
     if not busy:
         return ""
-    means = [text.format(_mean(busy, f"scoring/{key}")) for key, text in SCORING_MEANS if f"scoring/{key}" in busy[0]]
+    known = [(f"scoring/{key}", text) for key, text in SCORING_MEANS if f"scoring/{key}" in busy[0]]
+    means = [text.format(sum(row[key] for row in busy) / len(busy)) for key, text in known]
     last = metrics[-1]
     counts = [f"{last[f'scoring/{key}']:,.0f} {text}" for key, text in SCORING_COUNTS if last.get(f"scoring/{key}")]
     return f"<p class=muted>The LM: {'; '.join(means + counts)}.</p>"
-
-
-def _mean(rows: Sequence[dict], key: str) -> float:
-    return sum(row[key] for row in rows) / len(rows)
 
 
 def _examples_section(examples: Sequence[dict]) -> str:

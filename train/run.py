@@ -30,19 +30,24 @@ from replug.models.hardware import check_gpus, multiplies_bfloat16
 from replug.models.preparing import data_folder, prepared_set
 from replug.planning.memory import run_sizes
 from replug.train.data_checks import check_data
-from replug.train.evaluation import evaluate_heldout
+from replug.train.evaluation import (
+    evaluate_heldout,
+    found_before,
+    found_best,
+    found_by,
+    measured_encoder,
+    write_examples,
+)
 from replug.train.fitting import fit, lsr_module
 from replug.train.labels.fitting import label_steps
 from replug.train.labels.labelling import label
 from replug.train.labels.run import train_on_labels
-from replug.train.measuring import found_before, found_best, found_tuned, measured_encoder, write_examples
 from replug.train.model_card import write_model_card
 from replug.train.module import LSRModule
-from replug.train.report import Logged, write_report
+from replug.train.report import write_report
 from replug.train.results import print_results, weights_of
-from replug.train.retriever_files import save_retriever
 from replug.train.run_dir import RunDirectory, StageTimes
-from replug.train.trained_weights import check_training
+from replug.train.trained_weights import check_training, save_retriever
 from replug.train.trainer import loggers_of, publish, quieten_lightning
 from replug.train.workers import Workers, start_workers
 
@@ -191,7 +196,7 @@ def _evaluate(config: Config, run: RunDirectory) -> None:
         start_workers(laid_out, lm, data, run.evaluation / "index", run.scores) as workers,
     ):
         found = {
-            name: found_tuned(laid_out, data, workers, measured_encoder(config, path), IndexState(number, 0), name)
+            name: found_by(laid_out, data, workers, measured_encoder(config, path), IndexState(number, 0), name)
             for number, (name, path) in enumerate(paths.items())  # the first is the retriever as it was
         }
         results = evaluate_heldout(laid_out, data, workers, found, run.evaluation)
@@ -209,8 +214,15 @@ def show_results(run: RunDirectory) -> dict:
     run.require_intact()
     results = json.loads(run.results.read_text())
     made_by = run.provenance()
-    logged = Logged(run.read_metrics(), run.read_device_use())
-    write_report(run.report, results, logged, run.examples, run.path / "config.yaml", made_by)
+    write_report(
+        run.report,
+        results,
+        metrics=run.read_metrics(),
+        device_use=run.read_device_use(),
+        examples_path=run.examples,
+        config_path=run.path / "config.yaml",
+        made_by=made_by,
+    )
     print_results(results)
     for line in made_by:
         print(line)
@@ -236,7 +248,7 @@ def _after(
     version = fit(config, run, data, workers, module, loggers, interruption)
     times.next("last_index")
     module.encoder.cpu().eval()
-    found = found_tuned(config, data, workers, module.encoder, IndexState(version, config.train.max_steps))
+    found = found_by(config, data, workers, module.encoder, IndexState(version, config.train.max_steps))
     save_retriever(run.retriever, module.encoder, config.retriever.train, module.frozen_documents)
     found.save(saved)
     # Only now: a checkpoint may need other versions until then, and the newest is kept.

@@ -9,7 +9,6 @@ dev_best/          of a training on labels the weights that did best on developm
 labels/            of train.labels=auto, what `replug label` writes
 first/             there with label.tuned, the run of the first training, whose queries find candidates
 labels.json        which labels it trains on: a hash of their mark
-cross_encoder/     with loss.cross_encoder, what it says of the labelled candidates
 best/              the weights whose documents helped most on held-out text during training, and best.json
 data_check.json    which set was found to fit which LM, so that a resumed run does not count its tokens again
 run_times.json     seconds that the stages of the run took, those before an interruption included
@@ -40,8 +39,7 @@ from replug.data.files import file_sha256, read_json, replace_file, write_json, 
 from replug.data.folder_lock import NAME as WRITER
 from replug.data.manifest import NAME as CHECKSUMS
 from replug.data.manifest import require_checksums, write_last
-from replug.train.environment import describe_environment
-from replug.train.provenance import provenance_lines
+from replug.train.environment import describe_environment, provenance_lines
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +79,6 @@ class RunDirectory:
         self.labels = path / "labels"
         self.first = path / "first"
         self.labels_mark = path / "labels.json"
-        self.cross_encoder = path / "cross_encoder"
         self.times = path / "run_times.json"
         self.found_before = path / "heldout_before.npz"
         self.found_after = path / "heldout_after.npz"

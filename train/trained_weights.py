@@ -1,22 +1,23 @@
-"""Which weights of the retriever learn: all, adapters alone (`lora`), or those above frozen layers; in checkpoints too.
+"""Which sides and weights of the retriever learn; what of them is in a checkpoint, and in the tuned retriever's folder.
 
-What does not learn is in no checkpoint, which is small then: it holds the hash of those weights, and who goes on from
-it has them from `retriever.path`.
+All weights learn, or adapters alone (`lora`), or those above frozen layers. Checkpoints hold only the trainable weights
+and a hash of the others, which a resumed run has from `retriever.path`.
 """
 
+import copy
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
+from replug.config.choices import TrainedSide
 from replug.config.errors import RunError, UserError
 from replug.config.schema import Config
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
+from replug.models.encoder_files import QUERY_FOLDER, mark_query_side
 from replug.models.frozen_layers import freeze_layers, frozen_part
-from replug.models.lora import adapter_settings, add_adapters
-from replug.train.sides import freeze_sides
+from replug.models.lora import adapter_settings, add_adapters, keep_adapter
 
 UNTRAINED = "untrained_sha256"  # in a checkpoint that holds the weights alone that learn
 PREFIX = "encoder."  # of the retriever's weights in a module's state
@@ -52,7 +53,11 @@ def choose_trained_weights(config: Config, encoder: Encoder) -> None:
             freeze_layers(backbone, frozen_layers)
     else:
         return
-    encoder.untrained_sha256 = _sha256({n: w for n, w in encoder.named_parameters() if not w.requires_grad})
+    digest = hashlib.sha256()  # of names and numbers
+    for name, weight in sorted((n, w) for n, w in encoder.named_parameters() if not w.requires_grad):
+        digest.update(name.encode())
+        digest.update(weight.detach().cpu().numpy().tobytes())
+    encoder.untrained_sha256 = digest.hexdigest()
 
 
 def leave_out_untrained(encoder: Encoder, checkpoint: dict[str, Any]) -> None:
@@ -95,10 +100,36 @@ def _trained_names(encoder: Encoder) -> set[str]:
     return {PREFIX + name for name, weight in encoder.named_parameters() if weight.requires_grad}
 
 
-def _sha256(weights: Mapping[str, Tensor]) -> str:
-    """Of names and numbers."""
-    digest = hashlib.sha256()
-    for name, weight in sorted(weights.items()):
-        digest.update(name.encode())
-        digest.update(weight.detach().cpu().numpy().tobytes())
-    return digest.hexdigest()
+def freeze_sides(side: TrainedSide, encoder: Encoder) -> Encoder | None:
+    """Freeze what is not trained of a pair; with documents alone an encoder is one.
+
+    Returns what encodes documents where one encoder has both sides and these stay as they are, else None.
+    """
+    if side is TrainedSide.documents:
+        encoder.freeze_queries()
+    if side is not TrainedSide.query:
+        return None
+    if encoder.own_queries is None:
+        return copy.deepcopy(encoder).requires_grad_(False).eval()
+    encoder.freeze_documents()
+    return None
+
+
+def save_retriever(
+    folder: Path, encoder: Encoder, side: TrainedSide, documents: Encoder | None = None, source: Path | None = None
+) -> None:
+    """`documents` encodes documents, as it was, where one encoder had both sides and its queries alone were tuned.
+
+    `source` is the folder that `encoder` was read from, whose adapters are kept. Queries tuned alone are marked: an
+    index that was made before holds the documents' vectors as they are, and they search it.
+    """
+    saved = encoder
+    if documents is not None:  # a copy, with the temperature that was fitted to the queries
+        saved = copy.deepcopy(documents).cpu()
+        saved.pair_with(encoder)
+        saved.temperature = encoder.temperature
+    saved.save(folder)
+    if source is not None:
+        keep_adapter(source, folder if documents is None else folder / QUERY_FOLDER)
+    if side is TrainedSide.query:
+        mark_query_side(folder)

@@ -19,10 +19,10 @@ from replug.config.schema import Config
 from replug.data.datamodule import StepDataModule
 from replug.models.hardware import available_cores, multiplies_bfloat16
 from replug.train.batch_broadcast import COLLECTIVE_PATIENCE
-from replug.train.callbacks import JsonLinesLogger
 from replug.train.module import LSRModule
 from replug.train.ranks import RankEnvironment
 from replug.train.run_dir import RunDirectory
+from replug.train.step_metrics import JsonLinesLogger
 
 
 def quieten_lightning() -> None:
@@ -35,7 +35,7 @@ def lightning_trainer(
     config: Config, folder: Path, callbacks: list[pl.Callback], loggers: list[Logger], environment: RankEnvironment
 ) -> pl.Trainer:
     train, ranks = config.train, environment.world_size()
-    on_gpu = trainer_device(config) == "cuda"
+    on_gpu = torch_device(trains_on_gpu(config, num_gpus() > 0)) == "cuda"
     return pl.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
         devices=[environment.device] if on_gpu else 1,
@@ -80,11 +80,6 @@ def _ddp(environment: RankEnvironment, on_gpu: bool) -> DDPStrategy:
         timeout=COLLECTIVE_PATIENCE,
         broadcast_buffers=False,  # the encoder has none that training changes
     )
-
-
-def trainer_device(config: Config) -> str:
-    """cuda or cpu."""
-    return torch_device(trains_on_gpu(config, num_gpus() > 0))
 
 
 def trainer_threads(config: Config) -> int:

@@ -80,7 +80,7 @@ class _Found:
     def write(self, folder: Path, published: "Published") -> None:
         from replug.models.build import load_encoder
         from replug.train.model_card import write_model_card
-        from replug.train.retriever_files import save_retriever
+        from replug.train.trained_weights import save_retriever
 
         results = json.loads(self.run.results.read_text()) if self.run.is_finished else None
         side, is_alone = self.config.retriever.train, self.encoder.own_queries is None

@@ -37,11 +37,11 @@ def label(
     labels = make_labels(loaded, out.expanduser())
     print(f"labels: {labels.folder}")
     if flagembedding is not None:
-        from replug.train.labels.flagembedding import write_flagembedding
+        from replug.train.labels.exports import write_flagembedding
 
         _export(write_flagembedding, flagembedding, labels, loaded)
     if sentence_transformers is not None:
-        from replug.train.labels.distill_kl import write_distill_kl
+        from replug.train.labels.exports import write_distill_kl
 
         _export(write_distill_kl, sentence_transformers, labels, loaded)
 

@@ -58,7 +58,6 @@ class DType(Enum):
 class ServerAPI(Enum):
     echo = "echo"
     prompt_logprobs = "prompt_logprobs"
-    answers = "answers"
 
 
 class TooLong(Enum):

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
-from replug.config.choices import LMScore, Rerank, TrainedSide
+from replug.config.choices import Rerank, TrainedSide
 from replug.config.schema import Config
 
 OWN_LABELS = "auto"  # of `train.labels`: made in the run directory
-LINEAR = (LMScore.mean_logprob, LMScore.sum_logprob)  # in the sum of log-probs, so a sum can be had for every score
 
 
 def label_problems(config: Config) -> Iterator[str]:
@@ -29,10 +28,6 @@ def _without_labels(config: Config) -> Iterator[str]:
         "train.epochs": config.train.epochs,
         "train.dev_every_steps": config.train.dev_every_steps,
         "train.patience": config.train.patience,
-        "loss.beta_entropy": config.loss.beta_entropy is not None,
-        "loss.weigh_queries": config.loss.weigh_queries,
-        "loss.anchor": config.loss.anchor,
-        "loss.cross_encoder": config.loss.cross_encoder,
         "evaluate.heldout=false": not config.evaluate.heldout,
     }
     for key, value in asked.items():
@@ -47,15 +42,6 @@ def _with_labels(config: Config) -> Iterator[str]:
     ranks = config.resources.train
     if isinstance(ranks, int | float) and ranks > 1:
         yield f"resources.train is {ranks:g} with train.labels; expected 1 or auto: labels are trained on by one rank"
-    if config.loss.beta_entropy in (0.0, 1.0):
-        yield f"loss.beta_entropy is {config.loss.beta_entropy:g}; expected a share between 0 and 1, such as 0.5"
-    if config.loss.weigh_queries and config.loss.lm_score is LMScore.probability:
-        yield "loss.weigh_queries is true with loss.lm_score=probability, which underflows; expected mean_logprob"
-    if config.loss.cross_encoder and config.loss.lm_score not in LINEAR:
-        yield (
-            f"loss.cross_encoder is {config.loss.cross_encoder} with loss.lm_score={config.loss.lm_score.value}; "
-            f"expected {' or '.join(score.value for score in LINEAR)}, which takes every score"
-        )
 
 
 def labelling_problems(config: Config, makes_first: bool = False) -> Iterator[str]:

@@ -53,7 +53,6 @@ def check_rules(config: AnyConfig, needs_lm: bool = True, needs_retriever: bool 
 def _score_problems(config: ScoreConfig) -> Iterator[str]:
     yield from _out_of_range(config)
     yield from _lm_problems(config.lm)
-    yield from scoring_problems(config.lm, "`replug score` asks for scores")
 
 
 def _ask_problems(config: AskConfig) -> Iterator[str]:
@@ -77,7 +76,6 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
     asks_none = config.train.labels is not None and not config.evaluate.heldout
     if (needs_lm and not asks_none) or config.lm.path or config.lm.url:
         yield from _lm_problems(config.lm)
-        yield from scoring_problems(config.lm, "training learns from scores")
     if config.retrieve.k < 2:
         yield f"retrieve.k is {config.retrieve.k}; expected at least 2: one document alone gives no gradient"
     yield from _data_problems(config.data)
@@ -167,20 +165,6 @@ def lm_problems(config: EvaluationConfig) -> Iterator[str]:
     yield from _lms_problems(config) if config.lms else _lm_problems(config.lm)
 
 
-def scores_nothing(lm: LMConfig) -> bool:
-    """Whether the LM is a server that shows answers and gives no log-probs of a text."""
-    return bool(lm.url) and lm.api is ServerAPI.answers
-
-
-def scoring_problems(lm: LMConfig, what: str, key: str = "lm") -> Iterator[str]:
-    """Where `what` has texts scored."""
-    if scores_nothing(lm):
-        yield (
-            f"{key}.api is answers, a server that scores no text, and {what}; expected {key}.api=echo or "
-            f"{key}.api=prompt_logprobs of a server that does, or {key}.path"
-        )
-
-
 def has_rerank_lm(config: EvaluationConfig | AskConfig) -> bool:
     """Whether another LM than the one that answers says how good answers are."""
     return bool(config.rerank_lm.path or config.rerank_lm.url)
@@ -192,7 +176,6 @@ def rerank_lm_problems(config: EvaluationConfig | AskConfig) -> Iterator[str]:
         yield "rerank_lm.path is missing, but other keys of rerank_lm are set; expected rerank_lm.path or rerank_lm.url"
     if has_rerank_lm(config):
         yield from (problem.replace("lm.", "rerank_lm.") for problem in _lm_problems(config.rerank_lm))
-        yield from scoring_problems(config.rerank_lm, "reranking asks for scores", "rerank_lm")
 
 
 def _lms_problems(config: EvaluationConfig) -> Iterator[str]:

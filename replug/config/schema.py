@@ -125,10 +125,7 @@ class LMConfig:
     )
     url: str | None = key(None, "OpenAI-compatible server, such as http://127.0.0.1:8000/v1", resumable=True)
     model: str | None = key(None, "the name under which the server at lm.url serves the LM")
-    api: ServerAPI = key(
-        ServerAPI.echo,
-        "how the server gives prompt log-probs: echo, or prompt_logprobs (vLLM); answers: it gives none",
-    )
+    api: ServerAPI = key(ServerAPI.echo, "how the server gives log-probs of a prompt: echo, or prompt_logprobs (vLLM)")
     tokenizer: str | None = key(
         None, "folder or hub name of the server's tokenizer; token ids are sent instead of text"
     )
@@ -188,13 +185,6 @@ class LossConfig:
     direction: Direction = key(Direction.kl_lm_retriever, "KL(Q || P_R), the ACL text; the arXiv text has KL(P_R || Q)")
     contrastive: float = key(0.0, "weight of -log P_R of the document that the LM finds best, beside the KL", FROM_0)
     in_batch: bool = key(False, "in that term, the batch's other documents stand against it too")
-    # With train.labels alone:
-    beta_entropy: float | None = key(None, "beta is what gives Q this share of the maximal entropy", SHARE)
-    weigh_queries: bool = key(False, "a text weighs what its best document adds to the LM's score without any, or 0")
-    anchor: float = key(0.0, "weight of KL(P of the retriever as it was || P_R), against forgetting", FROM_0)
-    cross_encoder: int = key(
-        0, "passes in which a cross-encoder learns the LM's scores, whose own are then those of Q; 0: the LM's", FROM_0
-    )
 
 
 @dataclass

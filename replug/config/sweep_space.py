@@ -2,7 +2,7 @@
 
     loss.gamma=[0.03,0.05,0.1]     these values
     train.lr=log(1e-5,1e-3)        anything between, evenly in the logarithm; with --samples
-    loss.anchor=uniform(0,0.5)     anything between; with --samples
+    loss.contrastive=uniform(0,1)  anything between; with --samples
 
 Everything else of the form key=VALUE is the same for all trials.
 """

@@ -13,12 +13,10 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import INTERNET_QA, Method
 from replug.config.rules import (
-    FIT,
     evaluation_methods,
     has_rerank_lm,
     lm_problems,
     rerank_lm_problems,
-    scoring_problems,
 )
 from replug.data.store import Corpus
 from replug.evals import tasks
@@ -87,14 +85,13 @@ class EvaluationKind:
     the results what is more than metrics by method, writes what goes with it, and returns lines for the table.
     `reranks` says that it may have another LM for that, `rerank_lm`. `searches` are what is found for every example
     beside the methods. `has_sources` says that examples are cut from texts, whose own documents can be left out.
-    `scores` says that texts are scored, which not every server does. `demonstrations` names those that a configuration
-    draws, in order; None where they are fixed. Metrics of such a kind are means of the numbers that are called so.
+    `demonstrations` names those that a configuration draws, in order; None where they are fixed. Metrics of such a kind
+    are means of the numbers that are called so.
     """
 
     make_dataset: Callable[[EvaluationConfig, Corpus | None], EvalDataset]
     problems: Callable[[EvaluationConfig, Sequence[Method]], Iterable[str]]
     asks_lm: bool = True
-    scores: bool = True
     reranks: bool = False
     has_sources: bool = False
     searches: Callable[[EvaluationConfig], Sequence[Method]] = lambda config: ()
@@ -124,7 +121,6 @@ def check_evaluation(config: EvaluationConfig) -> EvaluationKind:
 def _lm_problems(config: EvaluationConfig, kind: EvaluationKind) -> Iterable[str]:
     if kind.asks_lm:
         yield from lm_problems(config)
-        yield from _scoring_problems(config, kind)
         yield from rerank_lm_problems(config) if kind.reranks else ()
     elif config.lms:
         yield f"lms is set, but evaluation={config.evaluation} asks no LM; expected none"
@@ -158,17 +154,6 @@ def _demonstration_problems(config: EvaluationConfig, kind: EvaluationKind) -> I
         yield f"{name} is set, but questions.shots is 0, so that none is shown; expected shots, or no seeds"
     if config.lms and len(keys.demonstration_seeds) > 1:
         yield f"lms and several {name} are set; expected one of the two: give lm.path, and each LM an out of its own"
-
-
-def _scoring_problems(config: EvaluationConfig, kind: EvaluationKind) -> Iterable[str]:
-    """What a server cannot do that shows answers only."""
-    if kind.scores:
-        yield from scoring_problems(config.lm, f"evaluation={config.evaluation} asks for scores (open_qa does not)")
-    if config.ensemble.temperature == FIT:
-        yield from scoring_problems(config.lm, "ensemble.temperature=fit asks for scores")
-    for method in evaluation_methods(config):
-        if method.is_reranked:
-            yield from scoring_problems(config.lm, f"the method {method.name} asks for scores")
 
 
 def _rerank_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterable[str]:

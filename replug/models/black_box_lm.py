@@ -27,10 +27,6 @@ class UnscorableText(ValueError, RunError):
     """A text that this LM cannot score. It would be refused again, so nobody retries."""
 
 
-class UnsettledAnswer(UnscorableText):
-    """An answer of several prompts that what a server shows does not settle, where it scores no candidates."""
-
-
 @dataclass(frozen=True, slots=True)
 class ScoreSum:
     """What training needs of a score: the continuation's log-probability (nats) and its length in tokens."""

@@ -13,10 +13,10 @@ pytestmark = pytest.mark.nightly
 
 SCRIPT = """
 import time
-import ray
+import ray  # noqa: E402
 from ray.cluster_utils import Cluster
-from replug.models.local.stand_in_lm import StandInSource
-from replug.models.scorer_pool import ScorerPool
+from replug.models.local.stand_in_lm import StandInSource  # noqa: E402
+from replug.models.scorer_pool import ScorerPool  # noqa: E402
 
 def until(holds):
     end = time.monotonic() + 60

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.train.device_rows import totals
+from replug.train.figures import totals
 from replug.train.run_dir import RunDirectory
 from tests.support.command_line import ROOT
 from tests.support.fake_cluster import fake_cluster

@@ -6,21 +6,12 @@ from replug.config.errors import UserError
 from replug.config.load import load_config
 from tests.support.packages import ROOT
 
-WITHOUT = (
-    *("train.epochs=2", "train.patience=1", "loss.anchor=0.1", "loss.weigh_queries=true", "loss.beta_entropy=0.5"),
-    "loss.cross_encoder=1",
-)
+WITHOUT = ("train.epochs=2", "train.patience=1")
 CONTRADICTING = {
     "loss.in_batch=true": "loss.contrastive is 0",
     "loss.in_batch=true loss.contrastive=1 train.micro_batches=2": "train.micro_batches is 2 with loss.in_batch",
     "retriever.train=query index.rerank=live": "index.rerank is live with retriever.train=query",
     "train.labels=x resources.train=2": "labels are trained on by one rank",
-    "train.labels=x loss.beta_entropy=1.0": "a share between 0 and 1, such as 0.5",
-    "train.labels=x loss.weigh_queries=true loss.lm_score=probability": "which underflows",
-    "train.labels=x loss.cross_encoder=2 loss.lm_score=probability": (
-        "loss.cross_encoder is 2 with loss.lm_score=probability; expected mean_logprob or sum_logprob"
-    ),
-    "train.labels=x loss.cross_encoder=1 loss.lm_score=inverse_perplexity": "expected mean_logprob or sum_logprob",
     "train.labels=auto label.tuned=4": "label.tuned is 4 with retriever.train=both; expected query",
     "train.labels=auto label.tuned_path=x": "label.tuned_path is x, but label.tuned is 0",
     "train.labels=auto label.tuned=4 retriever.train=query retriever.query_path=x": "expected one encoder, and no pair",

@@ -12,14 +12,14 @@ def test_lists_and_ranges_are_swept_and_the_rest_is_fixed() -> None:
             "loss.gamma=[0.03, 1e-1]",
             "train.labels=x",
             "train.lr=log(1e-5,1e-3)",
-            "loss.anchor=uniform(0,0.5)",
+            "loss.contrastive=uniform(0,1)",
             "seed=[1,2]",
         ]
     )
     assert list(space.items()) == [
         ("loss.gamma", Choices((0.03, 0.1))),
         ("train.lr", Range(1e-5, 1e-3, is_log=True)),
-        ("loss.anchor", Range(0.0, 0.5, is_log=False)),
+        ("loss.contrastive", Range(0.0, 1.0, is_log=False)),
         ("seed", Choices((1, 2))),
     ]
     assert fixed == ["train.labels=x"]

@@ -88,7 +88,7 @@ import numpy as np
 from replug.config.errors import RunError
 from replug.index_workers.searcher import Searcher
 from replug.index_workers.block_files import require_intact
-from replug.index_workers.version_store import VersionStore
+from replug.index_workers.version_store import VersionStore  # noqa: E402
 from tests.support.index_versions import PLAN, save_weights
 
 store = VersionStore(Path(sys.argv[1]))

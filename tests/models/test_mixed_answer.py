@@ -11,8 +11,7 @@ from replug.models.generation import GenerationOptions
 from replug.models.http.completions_api import ShownAnswer
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
-from replug.models.http.token_names import TokenNames
-from replug.models.http.top_tokens import TopTokens, contenders, is_likeliest, mixed_logprob, not_shown
+from replug.models.http.top_tokens import TokenNames, TopTokens, contenders, is_likeliest, mixed_logprob, not_shown
 from replug.models.local.hf_lm import HuggingFaceLM
 from tests.support.fault_server import server_spec
 from tests.support.hf_server import HFServer

@@ -38,7 +38,7 @@ from replug.planning.storage import (
 )
 from replug.planning.workload import index_size
 from replug.train.refresh import RefreshController
-from replug.train.step_clock import StepClock
+from replug.train.step_metrics import StepClock
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = [

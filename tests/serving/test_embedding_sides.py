@@ -13,7 +13,7 @@ from replug.models.encoder import Encoder
 from replug.models.local.stand_in_lm import StandInLM
 from replug.serving.limits import ServingLimits
 from replug.serving.prompting import Prompting
-from replug.train.retriever_files import save_retriever
+from replug.train.trained_weights import save_retriever
 from tests.support.dpr_folders import write_dpr_pair
 from tests.support.serving import TEXTS, opener, served
 from tests.support.small_index import write_small_index

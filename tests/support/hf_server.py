@@ -25,7 +25,7 @@ class HFServer(FaultServer):
 
     def _choice(self, index: int, words: list[Any], payload: dict, sample: int) -> dict:
         new = self._continue(words, payload["max_tokens"])
-        echo = bool(payload.get("echo")) and self.mode != "no_echo"
+        echo = bool(payload.get("echo"))
         shown = [*words, *new] if echo else new
         by_id = payload.get("return_tokens_as_token_ids", False)
         logprobs = self._logprobs([*words, *new])  # [T, V]

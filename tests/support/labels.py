@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,8 @@ from replug.data.store import PreparedSet
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.build import load_encoder
 from replug.models.prompt import PromptTemplate
-from replug.train.labels.candidates import Found, Wanted, any_document, mix_candidates
-from replug.train.labels.labelling import label_origin
-from replug.train.labels.scoring import LabelScorer
+from replug.train.labels.candidates import any_document, mix_candidates
+from replug.train.labels.labelling import LabelScorer, label_origin
 from tests.support.training import InlineLM
 
 
@@ -43,9 +43,16 @@ def write_stand_in_labels(
         store = labelled_store(data, split)
         similarities = encoder.encode([window.context for window in store.windows()]).numpy() @ vectors.T
         dense = np.argsort(-similarities, axis=1, kind="stable")[:, : config.label.dense]
-        wanted = Wanted(config.label.dense, 0, config.label.random)
-        found = Found(dense, *(np.empty((len(store), 0), np.int64) for _ in range(2)))
-        candidates = mix_candidates(wanted, found, len(data.corpus), config.seed, any_document)
+        none = np.empty((len(store), 0), np.int64)
+        candidates = mix_candidates(
+            replace(config.label, bm25=0, tuned=0),
+            dense=dense,
+            bm25=none,
+            tuned=none,
+            num_documents=len(data.corpus),
+            seed=config.seed,
+            allowed=any_document,
+        )
         own = np.take_along_axis(similarities, candidates.doc_rows, axis=1)
         rows = scorer.rows(split, store, candidates, own)
         write_labels(folder / f"{split}.parquet", rows, DEV_SCHEMA if split == "dev" else SCHEMA)

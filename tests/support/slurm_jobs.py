@@ -19,7 +19,7 @@ import os, signal, sys, time
 if os.environ.get("SLURM_RESTART_COUNT"):
     print("goes on and ends", flush=True)
     sys.exit(0)
-import ray
+import ray  # noqa: E402
 ray.init(address=sys.argv[-1].partition("=")[2], log_to_driver=False)
 asked = []
 for number in (signal.SIGTERM, signal.SIGUSR1):  # after Ray's own

@@ -2,18 +2,22 @@
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 
 import numpy as np
 
 from replug.cluster.background import InlineExecutor
+from replug.config.schema import Config
 from replug.data.records import RetrievedBatch, ScoredBatch, SearchResult
 from replug.data.sampling import QuerySampler
 from replug.data.store import PreparedSet
+from replug.models.build import load_encoder
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
+from replug.train.fitting import lsr_module
 from replug.train.module import LSRModule
-from replug.train.pipeline import BatchPipeline, Horizon, RetrievalStage, ScoringStage
-from replug.train.step_clock import StepClock
+from replug.train.pipeline import BatchPipeline, RetrievalStage
+from replug.train.step_metrics import StepClock
 
 
 class InlineLM(StandInLM):
@@ -51,12 +55,24 @@ def pipeline_for(
         QuerySampler(len(data.queries), 4, 0),
         data,
         RetrievalStage(module.encode_queries, search or exact_search(module, data), executor or InlineExecutor(), k=5),
-        ScoringStage(lm.submit_sums, PromptTemplate("\n")),
-        Horizon(depth, steps),
-        StepClock(),
+        score=lm.submit_sums,
+        template=PromptTemplate("\n"),
+        depth=depth,
+        max_steps=steps,
+        clock=StepClock(),
     )
     module.attach(pipeline)
     return pipeline
+
+
+def module_given(config: Config, data: PreparedSet, batch: ScoredBatch | None = None, **sections: dict) -> LSRModule:
+    """A module that gets the same batch at every step. `sections` are changed keys by section of the configuration."""
+    changed = {name: replace(getattr(config, name), **keys) for name, keys in sections.items()}
+    config = replace(config, **changed)
+    module = lsr_module(config, load_encoder(config.retriever, dims=config.index.dims), data)
+    module.attach(Given(batch or batch_of()))
+    module.log_dict = lambda *args, **kwargs: None  # type: ignore[method-assign]
+    return module
 
 
 class Given:
@@ -69,10 +85,10 @@ class Given:
         return self._batch
 
 
-def batch_of(weights: np.ndarray | None = None) -> ScoredBatch:
+def batch_of() -> ScoredBatch:
     """Two texts of three documents each, the third of both the same."""
     rows = np.array([[0, 1, 2], [3, 4, 2]])
     similarities = np.array([[0.3, 0.1, 0.2], [0.1, 0.2, 0.3]], np.float32)
     found = RetrievedBatch(0, 0, -1, 0, np.array([0, 1]), rows, similarities)
     sums = np.array([[-30.0, -60.0, -20.0], [-50.0, -10.0, -40.0]])
-    return ScoredBatch(found, sums, np.array([16, 16]), weights)
+    return ScoredBatch(found, sums, np.array([16, 16]))

@@ -1,11 +1,14 @@
 """Runs that train a part of the retriever, through the whole loop: they refresh, are broken off, go on, are exported.
 
-A full disk breaks them off, as in `test_checkpoint_writer.py`, so that both commands run in this process.
+A full disk breaks them off, as in `test_checkpoints.py`, so that both commands run in this process.
 """
 
 import errno
 import json
 import os
+import signal
+import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +19,9 @@ import torch
 from replug.index_workers.local_index import IndexRetriever, LocalIndex
 from replug.models.encoder import Encoder
 from replug.models.lora import ADAPTER
-from tests.support.command_line import CommandLine, arguments
-from tests.support.runs import metrics, what_must_be_equal
+from tests.support.command_line import CommandLine, arguments, wait_for
+from tests.support.dpr_folders import write_dpr_pair
+from tests.support.runs import metrics, wait_for_step, what_must_be_equal
 
 SHORT = (
     *("train.max_steps=8", "checkpoint.every_steps=2", "refresh.every_steps=3", "refresh.lag_steps=1"),
@@ -63,7 +67,9 @@ def require_searched_by_the_tuned(run: Path, kind: Kind) -> None:
     documents = tuned if kind.is_refreshed else Encoder("stand_in")
     index = LocalIndex(run / "index", threads=1)
     assert (index.plan.dims, index.plan.dim) == (kind.dims, tuned.dim)
-    [found] = IndexRetriever(index).find([QUERY], 3)
+    retriever = IndexRetriever(index)
+    assert (":queries by " in retriever.identity) is not kind.is_refreshed
+    [found] = retriever.find([QUERY], 3)
     expected = documents.encode_document([one.document.text for one in found]) @ tuned.encode_query([QUERY])[0]
     np.testing.assert_allclose([one.similarity for one in found], expected, atol=2e-3)
 
@@ -125,3 +131,42 @@ def test_broken_off_it_goes_on_with_the_same_losses_to_the_same_retriever(
     assert torch.equal(tuned, expected)
     require_searched_by_the_tuned(run, kind)
     require_exported(replug, run, tmp_path / "exported", kind)
+
+
+# Pairs of encoders ---------------------------------------------------------------------------------------
+
+
+def pair_keys(folder: Path) -> tuple[str, ...]:
+    documents, queries = write_dpr_pair(folder)
+    return f"retriever.path={documents}", f"retriever.query_path={queries}", "retriever.similarity=dot"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("side", ["both", "query", "documents"])
+def test_a_run_of_a_pair_saves_and_searches_with_both(replug: CommandLine, tmp_path: Path, side: str) -> None:
+    run, keys = tmp_path / "run", pair_keys(tmp_path)
+    refresh = ("train.max_steps=6", "refresh.every_steps=2", "refresh.lag_steps=1")
+    replug.finish(run, *keys, *refresh, f"retriever.train={side}", "retriever.query_prompt=furo")
+    versions = {row["index/live_version"] for row in metrics(run)}
+    assert (versions == {0.0}) is (side == "query")
+    index, tuned = LocalIndex(run / "index", threads=1), Encoder(str(run / "retriever"))
+    assert (index.plan.query_prompt, index.plan.modules) == ("furo", "cls; queries cls")
+    [found] = IndexRetriever(index).retrieve(["mida furo"], 3)
+    _, similarities = index.search(tuned.encode_query(["mida furo"]).numpy(), 3)
+    np.testing.assert_allclose([document.similarity for document in found], similarities[0], rtol=1e-5)
+    assert {"replug", "lsr"} <= json.loads((run / "results.json").read_text())["bpb"]["all"].keys()
+
+
+@pytest.mark.nightly
+def test_a_run_of_a_pair_that_is_killed_goes_on_with_the_losses_it_would_have_had(
+    replug: CommandLine, begin: Callable[..., subprocess.Popen], tmp_path: Path
+) -> None:
+    keys = (*pair_keys(tmp_path), "train.max_steps=12", "checkpoint.every_steps=2", "refresh.every_steps=4")
+    keys = (*keys, "refresh.lag_steps=1", "lm.path=stand_in:0.05")
+    replug.finish(tmp_path / "whole", *keys)
+    process = begin(tmp_path / "killed", *keys)
+    wait_for_step(tmp_path / "killed", 5, process)
+    os.kill(process.pid, signal.SIGKILL)
+    wait_for(process, status=-signal.SIGKILL)
+    assert "resuming at step" in replug.finish(tmp_path / "killed", *keys)
+    assert what_must_be_equal(tmp_path / "killed") == what_must_be_equal(tmp_path / "whole")

@@ -1,15 +1,18 @@
-"""When a run's state is brought back and when it is saved: what the other ranks wait for meanwhile."""
+"""When a run's state is brought back and when it is saved; and advice on temperatures before the first step."""
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from replug.config.errors import Interrupted, NotFiniteError, RunError
 from replug.data.datamodule import Position
-from replug.train.callbacks import Checkpointer, StepBoundary
-from replug.train.step_clock import StepClock
+from replug.train.callbacks import StepBoundary, entropy_share, half_entropy_temperature, temperature_warning
+from replug.train.checkpoints import Checkpointer
+from replug.train.step_metrics import StepClock
 
 
 class Calls:
@@ -64,8 +67,7 @@ def trainer(step: int) -> Any:
 
 
 def checkpointer(writer: Writer, pruned: list[set[int]], is_restored: bool = True) -> Checkpointer:
-    refresh = SimpleNamespace(versions_in_use=lambda: {2, 3})
-    made = Checkpointer(writer, refresh, pruned.append, every_steps=4, clock=StepClock())  # type: ignore[arg-type]
+    made = Checkpointer(writer, lambda: {2, 3}, pruned.append, every_steps=4, clock=StepClock())  # type: ignore[arg-type]
     if is_restored:
         made.on_train_start(SimpleNamespace(), SimpleNamespace())
     return made
@@ -114,3 +116,42 @@ def test_where_the_disk_is_full_the_checkpoint_that_counts_is_named(capsys):
     checkpointer(Writer(newest_step=4, is_full=True), []).on_exception(trainer(8), module(), RunError("full"))
     said = "step 8 is not saved, step 4 is: step-8.partial cannot be written: No space left on device"
     assert said in capsys.readouterr().err
+
+
+# Temperatures --------------------------------------------------------------------------------------------
+
+SCORES = np.random.default_rng(0).normal(size=(6, 10))
+
+
+def test_the_entropy_share_of_known_distributions_is_exact() -> None:
+    assert entropy_share(np.full((2, 5), 3.0), 0.1) == pytest.approx(1)
+    assert entropy_share(np.array([[0.0, -1e6, -1e6]]), 1.0) == pytest.approx(0)
+    assert entropy_share(np.log([[0.5, 0.25, 0.25]]), 1.0) == pytest.approx(1.5 * math.log(2) / math.log(3))
+    assert entropy_share(np.array([[0.0, 0.0], [0.0, -1e6]]), 1.0) == pytest.approx(0.5)  # the mean of both
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_the_advised_temperature_gives_half_of_the_entropy(scale: float) -> None:
+    temperature = half_entropy_temperature(SCORES * scale)
+    assert entropy_share(SCORES * scale, temperature) == pytest.approx(0.5, abs=1e-6)
+    assert half_entropy_temperature(SCORES) == pytest.approx(temperature / scale, rel=1e-6)
+    assert temperature_warning("Q", "loss.beta", SCORES * scale, temperature) is None
+
+
+@pytest.mark.parametrize(("temperature", "shape"), [(1e4, "nearly uniform"), (1e-4, "nearly one-hot")])
+def test_a_warning_names_the_distribution_the_key_its_value_and_a_better_one(temperature: float, shape: str) -> None:
+    text = temperature_warning("Q", "loss.beta", SCORES, temperature)
+    better = half_entropy_temperature(SCORES)
+    assert text.startswith(f"Q is {shape} at loss.beta={temperature:g}: ")
+    assert f"{entropy_share(SCORES, temperature):.1%} of the maximal entropy" in text
+    assert text.endswith(f"loss.beta={better:.2g} would give half of it")
+
+
+def test_equal_scores_are_called_equal_and_no_temperature_is_advised() -> None:
+    equal = np.repeat([[1.0], [-3.0]], 4, axis=1)
+    assert half_entropy_temperature(equal) is None
+    text = temperature_warning("P_R", "loss.gamma", equal, 0.1)
+    assert (
+        text
+        == "P_R is nearly uniform at loss.gamma=0.1: 100.0% of the maximal entropy; its scores are equal or nearly so"
+    )

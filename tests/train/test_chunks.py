@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -106,11 +105,3 @@ def test_the_backward_pass_has_one_chunk_in_memory_after_the_other(make, monkeyp
     assert len(forward) > 4
     loss.backward()
     assert runs[len(forward) :] == forward[::-1]
-
-
-def test_frozen_documents_and_vectors_alone_need_no_second_pass(make) -> None:
-    module = make(CHUNK)
-    with torch.no_grad():
-        ids = module.encoder.token_ids(["mida furo", "furo"])
-        vectors = module.encoder.encode_with_gradient(ids)
-    np.testing.assert_allclose(vectors.numpy(), module.encoder.encode_tokens(ids).numpy(), atol=1e-6)

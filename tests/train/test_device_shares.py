@@ -9,11 +9,9 @@ import pytest
 from replug.cluster.device_use import Busy, DeviceUse
 from replug.data.datamodule import Position
 from replug.evals.figures import to_svg
-from replug.train.callbacks import JsonLinesLogger
-from replug.train.device_rows import devices_in, share_of, totals
-from replug.train.device_shares import DeviceShares
-from replug.train.figures import draw_device
+from replug.train.figures import devices_in, draw_device, share_of, totals
 from replug.train.run_dir import RunDirectory
+from replug.train.step_metrics import DeviceShares, JsonLinesLogger
 
 RANKS = [("a:0",), ("b:0",)]
 

@@ -41,6 +41,14 @@ def test_a_finished_run_of_other_keys_is_not_shown_as_this_one(
     assert "bits per byte" not in ended.output
 
 
+def test_an_unfinished_run_of_other_keys_does_not_go_on(quiet_run: Path, tmp_path: Path, replug: CommandLine) -> None:
+    text = (quiet_run / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(text.replace(str(quiet_run), str(tmp_path)))
+    ended = replug(*arguments(tmp_path, ("loss.beta=0.7",), "train", "debug"))
+    assert ended.status == 2
+    assert ended.errors.splitlines()[-1].startswith("replug: loss.beta is 0.7, but the unfinished run in")
+
+
 def test_the_same_command_shows_the_finished_run(quiet_run: Path, finish: Callable[..., str]) -> None:
     assert "holds a finished run; give another run_dir to train again, or more train.max_steps" in finish(quiet_run)
 

@@ -12,13 +12,12 @@ from replug.config.errors import NotFiniteError
 from replug.data.datamodule import Position
 from replug.index_workers.build_plan import IndexState
 from replug.models.encoder import require_finite_vectors
-from replug.train.finite import require_finite_weights
 from replug.train.module import LSRModule
 from replug.train.pipeline import BatchPipeline
 from replug.train.run_dir import RunDirectory
 from tests.support.command_line import BASE, ROOT
 from tests.support.runs import metrics, what_must_be_equal
-from tests.support.training import InlineLM, pipeline_for
+from tests.support.training import Given, InlineLM, pipeline_for
 
 
 def advanced(module, data):
@@ -54,11 +53,6 @@ def test_a_loss_that_is_no_number_in_the_first_of_two_parts_is_named(module, dat
         module.on_after_backward()
 
 
-class Given:
-    def __init__(self, batch):
-        self.take = lambda step: batch
-
-
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_a_gradient_that_is_no_number_is_named_with_the_texts_of_its_batch(module, data, value):
     scored = advanced(module, data)
@@ -71,14 +65,6 @@ def test_a_gradient_that_is_no_number_is_named_with_the_texts_of_its_batch(modul
     texts = ", ".join(window.id for window in data.queries.windows(scored.retrieved.query_rows))
     with pytest.raises(NotFiniteError, match=rf"^step 0: the gradient is not finite; its texts are {texts};"):
         module.on_before_optimizer_step(optimizer)
-
-
-def test_weights_that_are_no_numbers_are_not_saved(module):
-    require_finite_weights(module.parameters(), 7)
-    with torch.no_grad():
-        next(module.parameters()).view(-1)[3] = torch.nan
-    with pytest.raises(NotFiniteError, match="the weights after 7 steps are not finite, and are not saved"):
-        require_finite_weights(module.parameters(), 7)
 
 
 def test_query_vectors_that_are_no_numbers_are_named_before_they_are_searched(module, data):

@@ -13,13 +13,12 @@ import torch
 import torch.distributed as dist
 
 from replug.config.errors import RunError
-from replug.train import heartbeat, ranks
-from replug.train.heartbeat import Heartbeats, beating
-from replug.train.ranks import other_ranks
+from replug.train import ranks
+from replug.train.ranks import Heartbeats, beating, other_ranks
 
 
 def test_a_rank_is_silent_from_its_last_beat_on(monkeypatch):
-    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(ranks, "BEAT_SECONDS", 0.01)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     heard = Heartbeats("127.0.0.1", store.port)
     assert heard.silent_seconds(1) == 0, "it has not begun"
@@ -36,7 +35,7 @@ def test_a_rank_is_silent_from_its_last_beat_on(monkeypatch):
 
 
 def test_a_rank_whose_store_is_gone_stops_counting_without_a_word(monkeypatch):
-    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(ranks, "BEAT_SECONDS", 0.01)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with beating(1, "127.0.0.1", store.port):
         thread = next(thread for thread in threading.enumerate() if thread.name == "heartbeat")

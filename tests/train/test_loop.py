@@ -3,16 +3,14 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
 from replug.commands.export import export
-from tests.support.command_line import STEPS, arguments, start, wait_for
+from tests.support.command_line import STEPS, start, wait_for
 from tests.support.runs import descendants, metrics, name_of, wait_for_step, what_must_be_equal
 
 
@@ -105,18 +103,6 @@ def test_killed_again_and_again_the_resumed_run_has_the_same_losses(quiet_run, f
     assert "resuming at step" in output
     assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
     assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
-
-
-def test_a_finished_run_says_so_and_a_changed_one_is_refused(quiet_run, finish, replug, tmp_path):
-    finished = Path(shutil.copytree(quiet_run, tmp_path / "finished"))
-    assert "holds a finished run" in finish(finished)
-    unfinished = tmp_path / "run"
-    unfinished.mkdir()
-    text = (quiet_run / "config.yaml").read_text()
-    (unfinished / "config.yaml").write_text(text.replace(str(quiet_run), str(unfinished)))
-    ended = replug(*arguments(unfinished, ("loss.beta=0.7",), "train", "debug"))
-    assert ended.status == 2
-    assert ended.errors.splitlines()[-1].startswith("replug: loss.beta is 0.7, but the unfinished run in")
 
 
 def test_run_times_add_up(quiet_run):

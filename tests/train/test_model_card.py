@@ -12,8 +12,8 @@ from replug.data.manifest import checksum_problems, write_checksums
 from replug.models.encoder import Encoder
 from replug.models.ensemble_temperature import EnsembleTemperature, write_temperature
 from replug.models.lora import add_adapters
+from replug.train.environment import provenance_lines
 from replug.train.model_card import UNPUBLISHED, Published, write_model_card
-from replug.train.provenance import provenance_lines
 from tests.support.command_line import ROOT
 
 ENVIRONMENT = {

@@ -4,14 +4,16 @@ import numpy as np
 import pytest
 import torch
 
+from replug.config.schema import Config
 from replug.data.datamodule import Position
-from replug.data.records import ScoredBatch
+from replug.data.store import PreparedSet
 from replug.index_workers.build_plan import IndexState
 from replug.models.black_box_lm import ContinuationScore
-from replug.train.loss import log_likelihood, lsr_loss
+from replug.models.vector_prefix import first_numbers
+from replug.train.loss import log_likelihood, text_losses
 from replug.train.module import LSRModule, OptimizerSettings, learning_rate_factor
 from replug.train.pipeline import ScoreError
-from tests.support.training import InlineLM, pipeline_for
+from tests.support.training import Given, InlineLM, batch_of, module_given, pipeline_for
 
 
 class NanLM(InlineLM):
@@ -62,16 +64,6 @@ def test_similarities_equal_one_by_one_encoding(module, data):
     np.testing.assert_allclose(fresh, batch.similarities, atol=1e-5)  # the index was made by the same weights
 
 
-class Given:
-    """The same batch at every step."""
-
-    def __init__(self, batch: ScoredBatch) -> None:
-        self._batch = batch
-
-    def take(self, step: int) -> ScoredBatch:
-        return self._batch
-
-
 def gradient(module: LSRModule, parts: int = 1) -> dict[str, torch.Tensor]:
     """Of the mean over the parts of a batch."""
     module.log_dict = lambda *args, **kwargs: None
@@ -100,7 +92,7 @@ def test_the_loss_is_that_of_the_formula(module, data):
     scored = pipeline.peek(0)
     log_q = log_likelihood(torch.tensor(scored.sum_logprobs / scored.num_tokens[:, None]).float(), 0.5)
     log_p = log_likelihood(module.similarities(scored.retrieved).detach(), 0.02)
-    expected = lsr_loss(log_q, log_p, "kl_lm_retriever")
+    expected = text_losses(log_q, log_p, "kl_lm_retriever").mean()
     torch.testing.assert_close(one_step(module).detach(), expected)
 
 
@@ -141,3 +133,59 @@ def test_the_learning_rate_rises_then_falls_to_zero():
     assert factors[10] == 1.0
     assert factors[10:] == sorted(factors[10:], reverse=True)
     assert factors[99] > 0 and factors[100] == 0
+
+
+# Other settings of the loss ------------------------------------------------------------------------------
+
+
+def loss_of(module: LSRModule) -> float:
+    return float(module.training_step(Position(0), 0).detach())
+
+
+def test_the_contrastive_term_and_the_batchs_other_documents_add_their_part_to_the_loss(debug_config, data):
+    keys = [{}, {"contrastive": 0.5}, {"contrastive": 0.5, "in_batch": True}]
+    plain, contrastive, in_batch = (loss_of(module_given(debug_config, data, loss=of)) for of in keys)
+    similarities = module_given(debug_config, data).similarities(batch_of().retrieved).detach()
+    log_p, best = log_likelihood(similarities, debug_config.loss.gamma), torch.tensor([2, 1])
+    assert contrastive == pytest.approx(plain - 0.5 * float(log_p[torch.arange(2), best].mean()), rel=1e-5)
+    assert in_batch > contrastive  # two more documents stand against each text's best
+
+
+CONTRASTIVE = {"contrastive": 0.5, "in_batch": True}
+
+
+def at_prefixes(config: Config, data: PreparedSet, dims: list[int], searched: int | None = None) -> LSRModule:
+    return module_given(config, data, retriever={"dims": dims}, index={"dims": searched}, loss=CONTRASTIVE)
+
+
+def test_a_prefix_is_a_unit_vector_again_unless_similarities_are_inner_products():
+    vectors = torch.tensor([[3.0, 4.0, 12.0]]) / 13
+    assert first_numbers(vectors, 2, "cosine").tolist() == [pytest.approx([0.6, 0.8])]
+    assert first_numbers(vectors, 2, "dot").tolist() == [pytest.approx([3 / 13, 4 / 13])]
+    assert first_numbers(vectors, None, "cosine") is vectors is first_numbers(vectors, 3, "cosine")
+    with pytest.raises(ValueError, match="vectors of 3 numbers have no first 4"):
+        first_numbers(vectors, 4, "cosine")
+
+
+def test_a_step_is_the_mean_of_steps_at_each_prefix_with_every_term_of_the_loss(debug_config, data):
+    whole, first, both = (loss_of(at_prefixes(debug_config, data, dims)) for dims in ([32], [8], [8, 32]))
+    assert both == pytest.approx((whole + first) / 2, rel=1e-6) and whole != pytest.approx(first, rel=1e-3)
+    assert loss_of(at_prefixes(debug_config, data, [])) == whole
+
+
+def test_without_prefixes_the_loss_is_of_what_is_searched_by_and_queries_are_too(debug_config, data):
+    module = at_prefixes(debug_config, data, [], searched=8)
+    assert loss_of(module) == loss_of(at_prefixes(debug_config, data, [8]))
+    vectors = module.encode_queries(["mida furo"])
+    whole = at_prefixes(debug_config, data, []).encode_queries(["mida furo"])[:, :8]
+    np.testing.assert_allclose(vectors, whole / np.linalg.norm(whole), rtol=1e-6)
+
+
+def test_metrics_are_those_of_the_longest_prefix(debug_config, data):
+    seen = []
+    for dims in ([8, 32], [32]):
+        module = at_prefixes(debug_config, data, dims)
+        module.log_dict = seen.append
+        loss_of(module)
+        module.on_after_backward()
+    assert seen[0]["train/kl"] == seen[1]["train/kl"] and seen[0]["train/loss"] != seen[1]["train/loss"]

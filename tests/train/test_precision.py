@@ -14,9 +14,9 @@ from replug.data.datamodule import Position
 from replug.index_workers.build_plan import IndexState
 from replug.models.encoder_modules import CLS, MEAN, EncoderHead, Pooling
 from replug.train.fitting import batch_pipeline
-from replug.train.loss import log_likelihood, lsr_loss
+from replug.train.loss import log_likelihood, text_losses
 from replug.train.module import inner_products
-from replug.train.step_clock import StepClock
+from replug.train.step_metrics import StepClock
 from tests.support.training import InlineLM, pipeline_for
 
 
@@ -55,7 +55,7 @@ def test_the_loss_is_that_of_float32_to_the_last_bit(module, scored, same_vector
     with autocast():
         loss = module.training_step(Position(0), 0)
     assert loss.dtype == torch.float32
-    assert loss.item() == lsr_loss(log_q, log_p, "kl_lm_retriever").item()
+    assert loss.item() == text_losses(log_q, log_p, "kl_lm_retriever").mean().item()
 
 
 def test_similarities_of_the_real_encoder_are_float32_and_tell_documents_apart(module, scored):
@@ -102,17 +102,10 @@ def test_the_pipeline_encodes_queries_as_the_key_says(key, autocast, debug_confi
     given = []
     monkeypatch.setattr(module, "encode_queries", lambda texts, autocast: given.append(autocast))
     config = replace(debug_config, train=replace(debug_config.train, query_precision=Precision(key)))
-    workers = SimpleNamespace(index=SimpleNamespace(search=None), lm=StandInSums(), template=None)
+    workers = SimpleNamespace(index=SimpleNamespace(search=None), lm=SimpleNamespace(submit_sums=None), template=None)
     pipeline = batch_pipeline(config, module, data, workers, InlineExecutor(), StepClock(), lambda: None)
     pipeline._retrieval.encode(["a"])
     assert given == [autocast]
-
-
-class StandInSums:
-    """An LM that is not asked."""
-
-    def submit_sums(self, prefixes, continuations):
-        raise NotImplementedError
 
 
 def test_inner_products_are_float32_under_the_autocast_of_a_gpu():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from replug.train.figures import overview_png
-from replug.train.report import Logged, write_report
+from replug.train.report import write_report
 
 ATTACK = "<script>alert('x')</script>"
 RESULTS = {
@@ -51,8 +51,14 @@ def write(
     (folder / "config.yaml").write_text(f"name: {ATTACK}\n")
     if examples is not None:
         (folder / "examples.json").write_text(json.dumps(examples))
-    logged = Logged(metrics, device_use or [])
-    write_report(path, results, logged, folder / "examples.json", folder / "config.yaml")
+    write_report(
+        path,
+        results,
+        metrics=metrics,
+        device_use=device_use or [],
+        examples_path=folder / "examples.json",
+        config_path=folder / "config.yaml",
+    )
     assert not path.with_suffix(".partial").exists()
     return path.read_text(encoding="utf-8")
 

@@ -1,35 +1,32 @@
 """What of the retriever learns: gradients, moments and checkpoints of adapters, and of layers above frozen ones."""
 
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from replug.config.choices import Similarity, TrainedSide
 from replug.config.errors import RunError, UserError
 from replug.config.schema import Config, LoRAConfig
 from replug.data.datamodule import Position
 from replug.data.store import PreparedSet
+from replug.index_workers.build_plan import IndexState
 from replug.models.build import load_encoder
-from replug.train.fitting import lsr_module
 from replug.train.module import LSRModule
 from replug.train.trained_weights import bring_back_untrained, check_training, leave_out_untrained
+from tests.support.dpr_folders import write_dpr_pair
 from tests.support.preparing import debug_set
-from tests.support.training import Given, batch_of
+from tests.support.training import InlineLM, module_given, pipeline_for
 
 
 def module_of(
     config: Config, data: PreparedSet, lora: LoRAConfig | None = None, frozen_layers: int = 0, recompute: bool = False
 ) -> LSRModule:
-    config = replace(
-        config,
-        lora=lora or LoRAConfig(),
-        retriever=replace(config.retriever, frozen_layers=frozen_layers),
-        train=replace(config.train, gradient_checkpointing=recompute),
-    )
-    module = lsr_module(config, load_encoder(config.retriever), data)
-    module.attach(Given(batch_of()))
-    module.log_dict = lambda *args, **kwargs: None
-    return module
+    config = replace(config, lora=lora or LoRAConfig())
+    frozen, recomputed = {"frozen_layers": frozen_layers}, {"gradient_checkpointing": recompute}
+    return module_given(config, data, retriever=frozen, train=recomputed)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +105,7 @@ def test_the_same_seed_begins_with_the_same_adapters(debug_config, data):
     assert all(torch.equal(value, second[name]) for name, value in first.items())
 
 
-def test_what_an_encoder_cannot_be_trained_as_is_refused_before_anything_starts(debug_config):
+def test_what_an_encoder_cannot_be_trained_as_is_refused_before_anything_starts(debug_config, data):
     encoder = load_encoder(debug_config.retriever)
     for lora, frozen_layers, message in (
         (LoRAConfig(), 2, r"retriever.frozen_layers is 2"),
@@ -118,3 +115,48 @@ def test_what_an_encoder_cannot_be_trained_as_is_refused_before_anything_starts(
         retriever = replace(debug_config.retriever, frozen_layers=frozen_layers)
         with pytest.raises(UserError, match=message):
             check_training(replace(debug_config, retriever=retriever, lora=lora), encoder)
+    longer = replace(debug_config.retriever, dims=[64])
+    with pytest.raises(UserError, match=r"retriever.dims: 64 is more than the 32 numbers of the retriever's vectors"):
+        check_training(replace(debug_config, retriever=longer), encoder)
+    with pytest.raises(UserError, match=r"index.dims is 64, but vectors of .* have 32 numbers"):
+        module_given(debug_config, data, index={"dims": 64})
+
+
+# Sides ---------------------------------------------------------------------------------------------------
+
+
+def moved(config: Config, data: PreparedSet) -> list[bool]:
+    """Whether vectors of queries, and of documents, are others after a step."""
+    module = module_given(config, data)
+    pipeline_for(module, data, InlineLM()).advance(0, IndexState(0, 0))
+    texts = ["mida furo", "furo"]
+
+    def vectors() -> list[np.ndarray]:
+        module.encoder.eval()
+        return [module.encode_queries(texts), module.documents.encode_document(texts).numpy()]
+
+    before, steps = vectors(), module.configure_optimizers()
+    module.training_step(Position(0), 0).backward()
+    steps["optimizer"].step()
+    return [not np.array_equal(old, new) for old, new in zip(before, vectors(), strict=True)]
+
+
+def test_a_step_moves_the_side_that_is_trained_and_no_other(
+    debug_config: Config, data: PreparedSet, tmp_path: Path
+) -> None:
+    documents, queries = write_dpr_pair(tmp_path)
+    one = replace(debug_config.retriever, dropout=True)
+    two = replace(one, path=str(documents), query_path=str(queries), similarity=Similarity.dot)
+    for retriever in (one, two):
+        for side in TrainedSide:
+            config = replace(debug_config, retriever=replace(retriever, train=side))
+            expected = [side is not TrainedSide.documents, side is not TrainedSide.query]
+            assert moved(config, data) == expected, (side, retriever)
+
+
+def test_documents_that_stay_as_they_are_have_an_encoder_that_is_in_no_checkpoint(debug_config, data):
+    module = module_given(debug_config, data, retriever={"train": TrainedSide.query})
+    assert module.frozen_documents is not None and module.documents is not module.encoder
+    module.training_step(Position(0), 0).backward()
+    assert all(weight.grad is None for weight in module.documents.parameters())
+    assert not any(name.startswith("_frozen") for name in module.state_dict())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from replug.train.device_rows import totals
+from replug.train.figures import totals
 from replug.train.run_dir import RunDirectory
 from tests.support.runs import metrics
 

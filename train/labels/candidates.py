@@ -1,7 +1,8 @@
-"""Which documents of each text the LM scores: the retriever's nearest, a tuned one's, BM25's best, random ones. Pure.
+"""Which documents of each text the LM scores: the retriever's nearest, a tuned one's, BM25's best, random ones.
 
 A document counts once: each of these gives others than those that are there. So every text has the same number, and
-each document says who gave it and as which.
+each document says who gave it and as which. The nearest are found in an index of the retriever as it was, which queries
+that were tuned earlier search too.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,23 +11,19 @@ from functools import partial
 
 import numpy as np
 
+from replug.config.errors import UserError
+from replug.config.schema import Config, LabelConfig
+from replug.data.records import Window
+from replug.data.store import CorpusStore, PreparedSet, WindowStore
+from replug.index_workers.bm25 import search_bm25
+from replug.index_workers.service import IndexService
+from replug.index_workers.vectors import BlockVectors
+from replug.models.encoder import Encoder, require_finite_vectors
+
 DENSE, BM25, RANDOM, TUNED = range(4)  # places in `data.labels.GIVERS`
 SMALL = 4096  # documents of a corpus that is drawn from in one permutation
+TEXTS_PER_SEARCH = 256
 Allowed = Callable[[int, np.ndarray], np.ndarray]  # of a text's row: which of these documents it may have
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """How many candidates of each kind a text gets."""
-
-    dense: int
-    bm25: int
-    random: int
-    tuned: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.dense + self.tuned + self.bm25 + self.random
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,60 +35,56 @@ class Candidates:
     ranks: np.ndarray
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What searches gave, best first: [N, dense], the others [N, any number]."""
-
-    dense: np.ndarray
-    bm25: np.ndarray
-    tuned: np.ndarray
-
-
 class TooFewFound(ValueError):
     """BM25 was asked for too few to have enough that are new."""
 
 
-def mix_candidates(wanted: Wanted, found: Found, num_documents: int, seed: int, allowed: Allowed) -> Candidates:
-    """The candidates of every text.
+def mix_candidates(
+    wanted: LabelConfig,
+    *,
+    dense: np.ndarray,
+    bm25: np.ndarray,
+    tuned: np.ndarray,
+    num_documents: int,
+    seed: int,
+    allowed: Allowed,
+) -> Candidates:
+    """Return the candidates of every text, by what searches gave, best first: [N, dense], the others [N, any number].
 
     Raises TooFewFound where a deeper search of BM25 may give what is missing, ValueError where the corpus has too few
     documents that a text may have.
     """
-    texts = [_of_text(row, wanted, found, num_documents, seed, allowed) for row in range(len(found.dense))]
-    columns = (np.stack(column) for column in zip(*texts, strict=True))
-    return Candidates(*columns)
+    total = wanted.dense + wanted.tuned + wanted.bm25 + wanted.random
+    texts = []
+    for row in range(len(dense)):
+        others = partial(_others, allowed=partial(allowed, row))
+        nearest = dense[row][: wanted.dense].tolist()
+        by_tuned, tuned_ranks = others([tuned[row]], wanted.tuned, {*nearest})
+        by_bm25, bm25_ranks = others([bm25[row]], wanted.bm25, {*nearest, *by_tuned})
+        if len(by_bm25) < wanted.bm25:
+            raise TooFewFound(f"BM25 gave {len(by_bm25)} new documents, {wanted.bm25} are wanted")
+        drawn = _drawn(num_documents, wanted.random, np.random.default_rng([seed, row]))
+        random, _ = others(drawn, wanted.random, {*nearest, *by_tuned, *by_bm25})
+        if len(random) < wanted.random:
+            raise ValueError(f"the corpus has {num_documents} documents, too few for {total} candidates of a text")
+        ranks = [*range(1, len(nearest) + 1), *tuned_ranks, *bm25_ranks, *range(1, len(random) + 1)]
+        givers = np.repeat([DENSE, TUNED, BM25, RANDOM], [len(nearest), len(by_tuned), len(by_bm25), len(random)])
+        texts.append((np.array([*nearest, *by_tuned, *by_bm25, *random]), givers, np.array(ranks)))
+    return Candidates(*(np.stack(column) for column in zip(*texts, strict=True)))
 
 
 def any_document(row: int, doc_rows: np.ndarray) -> np.ndarray:
-    """Allows all."""
+    """Allow all."""
     return np.ones(len(doc_rows), bool)
 
 
 def other_sources(sources_of: Callable[[np.ndarray], list[str]], exclude: Sequence[str | None]) -> Allowed:
-    """Allows what is not of the text's own source."""
+    """Allow what is not of the text's own source."""
 
     def allowed(row: int, doc_rows: np.ndarray) -> np.ndarray:
         return np.array([source != exclude[row] for source in sources_of(doc_rows)], bool)
 
     return allowed
-
-
-def _of_text(
-    row: int, wanted: Wanted, found: Found, num_documents: int, seed: int, allowed: Allowed
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    others = partial(_others, allowed=partial(allowed, row))
-    dense = found.dense[row][: wanted.dense].tolist()
-    tuned, tuned_ranks = others([found.tuned[row]], wanted.tuned, {*dense})
-    bm25, bm25_ranks = others([found.bm25[row]], wanted.bm25, {*dense, *tuned})
-    if len(bm25) < wanted.bm25:
-        raise TooFewFound(f"BM25 gave {len(bm25)} new documents, {wanted.bm25} are wanted")
-    drawn = _drawn(num_documents, wanted.random, np.random.default_rng([seed, row]))
-    random, _ = others(drawn, wanted.random, {*dense, *tuned, *bm25})
-    if len(random) < wanted.random:
-        raise ValueError(f"the corpus has {num_documents} documents, too few for {wanted.total} candidates of a text")
-    ranks = [*range(1, len(dense) + 1), *tuned_ranks, *bm25_ranks, *range(1, len(random) + 1)]
-    givers = np.repeat([DENSE, TUNED, BM25, RANDOM], [len(dense), len(tuned), len(bm25), len(random)])
-    return np.array([*dense, *tuned, *bm25, *random], np.int64), givers, np.array(ranks, np.int64)
 
 
 def _others(
@@ -117,3 +110,91 @@ def _drawn(num_documents: int, count: int, rng: np.random.Generator) -> Iterator
         return
     while True:
         yield rng.integers(num_documents, size=2 * count)
+
+
+@dataclass(frozen=True, slots=True)
+class Finder:
+    """Index version 0 holds the documents by `encoder`, which encodes the texts as well; so may `tuned`."""
+
+    config: Config
+    data: PreparedSet
+    index: IndexService
+    encoder: Encoder
+    tuned: Encoder | None = None
+
+    def find(self, store: WindowStore) -> tuple[Candidates, np.ndarray]:
+        """Return the candidates of all texts and their similarities [N, K] float32."""
+        windows = store.windows()
+        vectors = self._query_vectors(windows, self.encoder)
+        candidates = self._candidates(windows, vectors)
+        versions = self.index.store
+        plan = versions.plan(0)
+        stored = BlockVectors(0, versions.open_vectors(plan, range(plan.num_files)), plan.dim)
+        return candidates, similarities(vectors, candidates.doc_rows, stored)
+
+    def _query_vectors(self, windows: list[Window], encoder: Encoder) -> np.ndarray:
+        """[N, D], some texts at a time, by their places in the set."""
+        parts = []
+        for start in range(0, len(windows), TEXTS_PER_SEARCH):
+            some = windows[start : start + TEXTS_PER_SEARCH]
+            parts.append(encoder.encode_query([window.context for window in some]).numpy())
+            require_finite_vectors(parts[-1], [window.id for window in some])
+        return np.concatenate(parts)
+
+    def _candidates(self, windows: list[Window], vectors: np.ndarray) -> Candidates:
+        label, corpus = self.config.label, self.data.corpus
+        depth = label.dense + label.tuned + label.bm25
+        if len(corpus) < (total := depth + label.random):
+            raise UserError(f"label: {total} candidates of a text are wanted, but the corpus has {len(corpus)}")
+        allowed: Allowed = any_document
+        if self.config.retrieve.exclude_own_source:
+            allowed = other_sources(corpus.sources, [window.source for window in windows])
+        tuned = np.empty((len(windows), 0), np.int64)
+        if self.tuned is not None:  # as many as are new for each text, whichever the untuned queries found
+            tuned = self._nearest(windows, self._query_vectors(windows, self.tuned), label.dense + label.tuned)
+        mix = partial(
+            mix_candidates,
+            label,
+            dense=self._nearest(windows, vectors, label.dense),
+            tuned=tuned,
+            num_documents=len(corpus),
+            seed=self.config.seed,
+            allowed=allowed,
+        )
+        while True:
+            try:
+                return mix(bm25=self._bm25(windows, min(depth, len(corpus))))
+            except TooFewFound as error:
+                if depth >= len(corpus):
+                    raise UserError(f"label.bm25: {error}; expected a larger corpus, or fewer") from error
+                depth *= 2
+
+    def _nearest(self, windows: list[Window], vectors: np.ndarray, k: int) -> np.ndarray:
+        if not k:
+            return np.empty((len(windows), 0), np.int64)
+        parts = []
+        for start in range(0, len(windows), TEXTS_PER_SEARCH):
+            some = slice(start, start + TEXTS_PER_SEARCH)
+            own = self.config.retrieve.exclude_own_source
+            exclude = [window.source for window in windows[some]] if own else None
+            parts.append(self.index.search(0, vectors[some], k, exclude).doc_rows)
+        return np.concatenate(parts)
+
+    def _bm25(self, windows: list[Window], depth: int) -> np.ndarray:
+        if not self.config.label.bm25:
+            return np.empty((len(windows), 0), np.int64)
+        return search_bm25(partial(_texts, self.data.corpus), [window.context for window in windows], depth)[0]
+
+
+def similarities(queries: np.ndarray, doc_rows: np.ndarray, vectors: BlockVectors) -> np.ndarray:
+    """Return inner products [N, K] float32 of query vectors [N, D] and the stored ones of their documents."""
+    parts = []
+    for start in range(0, len(queries), TEXTS_PER_SEARCH):
+        some = slice(start, start + TEXTS_PER_SEARCH)
+        documents = vectors.take(doc_rows[some]).astype(np.float64)
+        parts.append(np.einsum("bd,bkd->bk", queries[some].astype(np.float64), documents))
+    return np.concatenate(parts).astype(np.float32)
+
+
+def _texts(corpus: CorpusStore) -> Iterator[str]:
+    return (document.text for document in corpus.iterate())

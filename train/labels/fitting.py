@@ -6,69 +6,85 @@ directory of its own. It resumes exactly: batches follow from the step, the rest
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.loggers.logger import Logger
 
 from replug.cluster.interruption import Interruption
 from replug.config.rules import FIT
 from replug.config.schema import Config
+from replug.data.datamodule import Position
 from replug.data.files import read_json, write_json
 from replug.data.labels import LabelledTexts, Labels
+from replug.data.progress import Progress
+from replug.data.records import RetrievedBatch, ScoredBatch
 from replug.data.sampling import QuerySampler
 from replug.data.store import PreparedSet
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.ensemble_temperature import EnsembleTemperature
-from replug.train.callbacks import Checkpointer, OwnSettings
-from replug.train.checkpoints import CheckpointWriter
+from replug.train.callbacks import OwnSettings
+from replug.train.checkpoints import Checkpointer, CheckpointWriter
 from replug.train.fitting import forget_after, loss_settings, lsr_module
-from replug.train.labels.batches import LabelledBatches
-from replug.train.labels.callbacks import DevWatch, LabelBoundary, LookRules
-from replug.train.labels.dev import DevLook, DevTexts, Mixed
-from replug.train.labels.dev_best import DevBest
-from replug.train.labels.document_vectors import candidate_vectors
-from replug.train.labels.targets import beta_for_entropy, document_scores, gains, query_weights
-from replug.train.module import LossSettings, LSRModule
+from replug.train.labels.dev import DevLook, DevTexts, DevWatch, embedded
+from replug.train.module import LSRModule
 from replug.train.ranks import RankEnvironment
-from replug.train.retriever_files import save_retriever
 from replug.train.run_dir import MEND, RunDirectory
-from replug.train.step_clock import StepClock
+from replug.train.step_metrics import StepClock
+from replug.train.trained_weights import save_retriever
 from replug.train.trainer import lightning_trainer, require_all_steps, run_trainer, trainer_threads
 
 log = logging.getLogger(__name__)
 
 
+BLOCK = 1024  # documents between two lines of progress
+NO_INDEX = -1
+
+
 @dataclass(frozen=True, slots=True)
 class LabelTraining:
-    """What a training on labels is made of. `dev` is None where the labels have no development texts.
+    """What a training on labels learns from: a `BatchSource` of labelled texts, as many as the online loop takes.
 
-    `lm` is the identity of the LM that labelled.
+    `lm` is the identity of the LM that labelled. `dev` is None where the labels have no development texts.
     """
 
     lm: str
     texts: LabelledTexts
-    batches: LabelledBatches
-    loss: LossSettings
+    sampler: QuerySampler
     dev: DevTexts | None
+
+    @staticmethod
+    def of(config: Config, labels: Labels, data: PreparedSet) -> "LabelTraining":
+        texts, dev = labels.texts("queries"), None
+        if labels.has_dev:
+            given = config.ensemble.temperature
+            temperature = float(given) if isinstance(given, int | float) else None
+            dev_texts, loss = labels.texts("dev"), loss_settings(config)
+            dev = DevTexts(dev_texts, data.require_dev(), data.corpus, loss, config.evaluate.k, temperature)
+        return LabelTraining(
+            labels.origin.lm, texts, QuerySampler(len(texts), config.train.batch_size, config.seed), dev
+        )
 
     @property
     def rows(self) -> np.ndarray:
         """The corpus' rows of all candidates, each once, ascending."""
         return np.union1d(self.texts.doc_rows, self.dev.rows if self.dev else [])
 
-    @staticmethod
-    def of(config: Config, labels: Labels, data: PreparedSet) -> "LabelTraining":
-        """Raises UserError where a lever has nothing to work with."""
-        texts = labels.texts("queries")
-        loss = label_loss(config, texts)
-        weights = query_weights(gains(texts, loss.lm_score)) if config.loss.weigh_queries else None
-        sampler = QuerySampler(len(texts), config.train.batch_size, config.seed)
-        batches = LabelledBatches(texts, sampler, weights)
-        return LabelTraining(labels.origin.lm, texts, batches, loss, _dev(config, labels, data, loss))
+    def take(self, step: int) -> ScoredBatch:
+        """Return the batch of a step. Which texts it has follows from the step's number.
+
+        The documents' similarities are those to the retriever as it was when the texts were labelled.
+        """
+        rows, texts = self.sampler.rows(step), self.texts
+        found = RetrievedBatch(step, step, NO_INDEX, 0, rows, texts.doc_rows[rows], texts.similarities[rows])
+        return ScoredBatch(found, texts.sum_logprobs[rows], texts.num_tokens[rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,51 +102,41 @@ class Fitted:
         return Fitted(row["step"], *looks)
 
     def describe(self) -> str:
-        """Which weights the tuned retriever has."""
+        """Say which weights the tuned retriever has."""
         if self.best is None:
             return f"step {self.step}, the last"
         return f"step {self.best.step}, the best of {self.step} on development texts"
 
 
-class NoIndex:
-    """A training on labels uses no index."""
-
-    def versions_in_use(self) -> set[int]:
-        return set()
-
-
 def label_steps(config: Config, num_texts: int) -> Config:
-    """The configuration with `train.max_steps` for its epochs; the last step's batch may begin another pass."""
+    """Return the configuration with `train.max_steps` for its epochs.
+
+    The last step's batch may begin another pass.
+    """
     if config.train.epochs is None:
         return config
     steps = math.ceil(config.train.epochs * num_texts / config.train.batch_size)
     return replace(config, train=replace(config.train, max_steps=steps))
 
 
-def label_loss(config: Config, texts: LabelledTexts) -> LossSettings:
-    """With beta from an entropy where that is asked for."""
-    settings = loss_settings(config)
-    if config.loss.beta_entropy is None:
-        return settings
-    beta = beta_for_entropy(document_scores(texts, settings.lm_score), config.loss.beta_entropy)
-    log.info(f"loss.beta is {beta:.4g}, which gives Q {config.loss.beta_entropy:.0%} of the maximal entropy")
-    return replace(settings, beta=beta)
-
-
-def _dev(config: Config, labels: Labels, data: PreparedSet, loss: LossSettings) -> DevTexts | None:
-    if not labels.has_dev:
-        return None
-    given = config.ensemble.temperature
-    mixed = Mixed(config.evaluate.k, float(given) if isinstance(given, int | float) else None)
-    return DevTexts(labels.texts("dev"), data.require_dev(), data.corpus, loss, mixed)
-
-
 def label_module(config: Config, encoder: Encoder, data: PreparedSet, training: LabelTraining) -> LSRModule:
-    """The online loop's, on the labels' batches. Documents that stay as they are are embedded here, once."""
-    module = lsr_module(config, encoder, data, training.loss)
-    module.attach(training.batches)
-    if module.frozen_documents is not None:
-        module.look_documents_up(candidate_vectors(module.frozen_documents, data.corpus, training.rows).of)
+    """Return the online loop's module, on the labels' batches.
+
+    Documents that stay as they are are embedded here, once. The same rows give the same vectors, so a resumed training
+    has them too.
+    """
+    module = lsr_module(config, encoder, data)
+    module.attach(training)
+    if (documents := module.frozen_documents) is None:
+        return module
+    known = training.rows
+    progress, blocks = Progress("embedding candidates", len(known)), []
+    for start in range(0, len(known), BLOCK):
+        block = known[start : start + BLOCK]
+        blocks.append(embedded(documents, data.corpus, block))
+        progress.advance(len(block))
+    vectors = torch.cat(blocks)
+    module.look_documents_up(lambda rows: vectors[torch.from_numpy(np.searchsorted(known, rows))])
     return module
 
 
@@ -145,65 +151,75 @@ def fit_labels(
     """Train from the newest whole checkpoint on; the tuned retriever is in `run.retriever` then."""
     if run.fitted.is_file():
         return Fitted.read(run.fitted)
-    newest = run.newest_checkpoint(with_index=False)
+    newest, clock, train = run.newest_checkpoint(with_index=False), StepClock(), config.train
+    watch, dev = None, training.dev
+    if dev is not None:
+        every = train.dev_every_steps or math.ceil(len(training.texts) / train.batch_size)
+        look = partial(_look, dev, module)
+        watch = DevWatch(look, run, every, train.dev_measure.value, train.patience)
     with CheckpointWriter(run, config.checkpoint.keep_last, newest.step if newest else 0) as writer:
-        watch = _watch(config, run, module, training)
-        callbacks = _callbacks(config, writer, watch, interruption)
+        callbacks = [  # in the order they act
+            OwnSettings(interruption.install, trainer_threads(config)),
+            LabelBoundary(train.max_steps, clock, interruption.check),
+            *([watch] if watch is not None else []),
+            Checkpointer(writer, set, lambda keep: None, config.checkpoint.every_steps, clock),
+        ]
         trainer = lightning_trainer(config, run.path, callbacks, loggers, RankEnvironment(0, 1, "", 0))
         forget_after(run, newest)
         with interruption.deferred(lambda: f"step {writer.newest_step} is the newest that is saved"):
             run_trainer(trainer, config, module, newest.path if newest else None)
-            _require_end(trainer, config, watch)
+            if watch is None or not watch.is_over:
+                require_all_steps(trainer, config)
+            else:
+                best = watch.best.step if watch.best else 0
+                ended = f"step {trainer.global_step}: ended, since no look at the development texts was better than"
+                log.info(f"{ended} step {best}'s")
             interruption.check()
     fitted = Fitted(trainer.global_step, watch.first if watch else None, watch.best if watch else None)
-    _save_tuned(config, run, module, _fitted_temperature(config, training, fitted))
+    _save_tuned(config, run, module, training, fitted)
     write_json(run.fitted, asdict(fitted))
     return fitted
 
 
-def _fitted_temperature(config: Config, training: LabelTraining, fitted: Fitted) -> EnsembleTemperature | None:
-    """Of the best look; None where none is asked for."""
-    if config.ensemble.temperature != FIT or fitted.best is None or training.dev is None:
-        return None
-    return EnsembleTemperature(fitted.best.temperature, training.lm, training.dev.k, training.dev.num_texts)
+def _look(dev: DevTexts, module: LSRModule, step: int) -> DevLook:
+    return dev.look(step, module.encoder, module.vectors_of)
 
 
-def _save_tuned(config: Config, run: RunDirectory, module: LSRModule, temperature: EnsembleTemperature | None) -> None:
-    """The best weights by development texts, the last ones where there are none; of a pair, both encoders."""
+def _save_tuned(config: Config, run: RunDirectory, module: LSRModule, training: LabelTraining, fitted: Fitted) -> None:
+    """Save the best weights by development texts, the last ones where there are none; of a pair, both encoders."""
     if run.dev_best.is_dir():
         tuned = load_encoder(config.retriever, run.dev_best, config.index.dims)
     else:
         tuned = module.encoder.cpu().eval()
-    tuned.temperature = temperature or tuned.temperature
+    dev = training.dev
+    if config.ensemble.temperature == FIT and fitted.best is not None and dev is not None:
+        tuned.temperature = EnsembleTemperature(fitted.best.temperature, training.lm, dev.k, dev.num_texts)
     save_retriever(run.retriever, tuned, config.retriever.train, module.frozen_documents, run.dev_best)
 
 
-def _watch(config: Config, run: RunDirectory, module: LSRModule, training: LabelTraining) -> DevWatch | None:
-    if training.dev is None:
-        return None
-    train, dev = config.train, training.dev
-    every = train.dev_every_steps or math.ceil(len(training.texts) / train.batch_size)
-    rules = LookRules(every, train.dev_measure.value, train.patience)
-    return DevWatch(lambda step: dev.look(step, module.encoder, module.vectors_of), DevBest(run).keep, rules)
+class LabelBoundary(pl.Callback):
+    """Before a step: `check`, which raises what is to end the run. After it: its time, and a line of progress."""
 
+    def __init__(self, max_steps: int, clock: StepClock, check: Callable[[], None]) -> None:
+        self._max_steps, self._clock, self._check = max_steps, clock, check
+        self._progress: Progress | None = None
 
-def _callbacks(
-    config: Config, writer: CheckpointWriter, watch: DevWatch | None, interruption: Interruption
-) -> list[pl.Callback]:
-    """In the order they act."""
-    clock = StepClock()
-    return [
-        OwnSettings(interruption.install, trainer_threads(config)),
-        LabelBoundary(config.train.max_steps, clock, interruption.check),
-        *([watch] if watch is not None else []),
-        Checkpointer(writer, NoIndex(), lambda keep: None, config.checkpoint.every_steps, clock),
-    ]
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._progress = Progress("training on labels", self._max_steps, done=trainer.global_step)
+        self._clock.start()
 
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Position, batch_idx: int
+    ) -> None:
+        if batch.is_first:
+            self._check()
 
-def _require_end(trainer: pl.Trainer, config: Config, watch: DevWatch | None) -> None:
-    """Raise RunError where Lightning took the training for done before its end."""
-    if watch is None or not watch.is_over:
-        require_all_steps(trainer, config)
-        return
-    best = watch.best.step if watch.best else 0
-    log.info(f"step {trainer.global_step}: ended, since no look at the development texts was better than step {best}'s")
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Position, batch_idx: int
+    ) -> None:
+        if not batch.is_last:
+            return
+        assert self._progress is not None
+        seconds = self._clock.read()
+        pl_module.log_dict({f"time/{name}_seconds": seconds[f"time/{name}_seconds"] for name in ("step", "checkpoint")})
+        self._progress.advance(note=f"loss {trainer.callback_metrics['train/loss']:.4f}")

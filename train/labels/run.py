@@ -27,12 +27,9 @@ from replug.models.lm_source import LMSource
 from replug.models.preparing import prepared_set
 from replug.planning.memory import run_sizes
 from replug.train.data_checks import check_data, check_texts
-from replug.train.evaluation import evaluate_heldout
-from replug.train.labels.cross_encoder import distilled
+from replug.train.evaluation import evaluate_heldout, found_before, found_by, measured_encoder, write_examples
 from replug.train.labels.fitting import LabelTraining, fit_labels, label_module
 from replug.train.labels.labelling import label_origin
-from replug.train.labels.tuned_queries import retriever_identity
-from replug.train.measuring import found_before, found_tuned, measured_encoder, write_examples
 from replug.train.model_card import write_model_card
 from replug.train.run_dir import MEND, RunDirectory, StageTimes
 from replug.train.trained_weights import check_training
@@ -53,9 +50,6 @@ def train_on_labels(config: Config, labels: Labels, run: RunDirectory, interrupt
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
     loggers, training = loggers_of(config, run), LabelTraining.of(config, labels, data)
-    if config.loss.cross_encoder:
-        times.next("cross_encoder")
-        training = distilled(config, labels, data, training, run)
     times.next("training")
     module = label_module(config, encoder, data, training)
     fitted = fit_labels(config, run, module, training, loggers, interruption)
@@ -79,15 +73,9 @@ def needs_lm(config: Config) -> bool:
 def require_fitting_labels(
     config: Config, labels: Labels, data: PreparedSet, source: LMSource | None, encoder: Encoder
 ) -> None:
-    """Raise UserError where the labels are of another set, LM or, where that counts, retriever than the training."""
+    """Raise UserError where the labels are of another set or LM than the training."""
     lm = source.identity if source else labels.origin.lm
     require_labels_of(labels.origin, label_origin(config, data, lm, encoder), labels.folder)
-    if config.loss.anchor and (now := retriever_identity(encoder)) != labels.origin.retriever:
-        raise UserError(
-            f"loss.anchor: {labels.folder} was labelled with another retriever than retriever.path "
-            f"({labels.origin.retriever} there, {now} here), whose similarities are the anchor: label with this one, "
-            "or leave the key out"
-        )
     asks = {
         "train.patience": config.train.patience is not None,
         "ensemble.temperature=fit": config.ensemble.temperature == FIT,
@@ -137,7 +125,7 @@ def _after(config: Config, run: RunDirectory, data: PreparedSet, workers: Worker
     if run.found_after.exists():
         return RetrievedDocuments.load(run.found_after)
     tuned = load_encoder(config.retriever, run.retriever, config.index.dims)
-    found = found_tuned(config, data, workers, tuned, IndexState(1, config.train.max_steps))
+    found = found_by(config, data, workers, tuned, IndexState(1, config.train.max_steps))
     if tuned.temperature is not None:  # fitted again, to what a search of the whole corpus finds
         write_temperature(run.retriever, tuned.temperature)
     found.save(run.found_after)

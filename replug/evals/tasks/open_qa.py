@@ -1,18 +1,15 @@
 """Open-domain question answering: exact match of a greedy short answer after demonstrations (REPLUG, section 6.3)."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
-from replug.config.rules import scores_nothing
 from replug.data.store import Corpus
 from replug.evals.answers import has_answer
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.examples import Example
-from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
+from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM
 from replug.evals.loop import Metric, Outcome, Outcomes
 from replug.evals.open_qa import (
     NUM_DEMONSTRATIONS,
@@ -26,25 +23,17 @@ from replug.evals.open_qa import (
     read_questions,
 )
 from replug.evals.questions import demonstration_seed, draw_questions, queries_of, question_problems
-from replug.models.black_box_lm import AsyncLM, UnsettledAnswer
+from replug.models.black_box_lm import AsyncLM
 from replug.models.ensemble import document_weights
-from replug.models.generation import Generated, GenerationOptions
+from replug.models.generation import GenerationOptions
 from replug.models.prompt import PromptTemplate
 
 # By method, the documents that its demonstrations have; None for demonstrations without.
 DemonstrationDocuments = Mapping[str, Sequence[str | None] | None]
 
 
-# Of an LM that scores nothing: bounds of the exact match, since some answers stay open.
-BOUNDS = {"exact_match_at_most": Metric("exact_match_at_most"), "settled": Metric("settled")}
-
-
 class OpenQa:
-    """A `Task`: one answer from all documents of a method, chosen token by token (a server's by whole answers).
-
-    An LM that scores nothing may leave an answer open. It counts as wrong in `exact_match` and `f1`, and as right in
-    `exact_match_at_most`; `settled` is the share of the others.
-    """
+    """A `Task`: one answer from all documents of a method, chosen token by token (a server's by whole answers)."""
 
     metrics: Mapping[str, Metric] = {
         "exact_match": Metric("exact_match"),
@@ -60,11 +49,7 @@ class OpenQa:
         demonstrations: Sequence[OpenQuestion],
         documents: DemonstrationDocuments,
         max_new_tokens: int,
-        may_stay_open: bool = False,
     ) -> None:
-        if may_stay_open:
-            self.metrics = {**self.metrics, **BOUNDS}
-        self._may_stay_open = may_stay_open
         self._lm, self._template, self._questions = lm, template, questions
         self._demonstrations, self._documents = demonstrations, documents
         self._max_new_tokens = max_new_tokens
@@ -88,20 +73,9 @@ class OpenQa:
             )
             for name, one in evidence.items()
         }
-        return lambda: {name: self._finished(question, evidence[name], future) for name, future in futures.items()}
-
-    def _finished(self, question: OpenQuestion, evidence: Evidence, future: "Future[Generated]") -> Outcome:
-        if not self._may_stay_open:
-            return _outcome(question, evidence, future.result().text)
-        try:
-            found = _outcome(question, evidence, future.result().text)
-        except UnsettledAnswer as open_one:
-            found = _outcome(question, evidence, "")
-            numbers = {**found.numbers, "settled": 0.0, "exact_match_at_most": 1.0}
-            return Outcome(numbers, {**found.detail, "not_settled": str(open_one)})
-        return replace(
-            found, numbers={**found.numbers, "settled": 1.0, "exact_match_at_most": found.numbers["exact_match"]}
-        )
+        return lambda: {
+            name: _outcome(question, evidence[name], future.result().text) for name, future in futures.items()
+        }
 
     def shown(self, row: int, method: str, evidence: Evidence) -> dict[str, Any]:
         question = self._questions[row]
@@ -135,9 +109,7 @@ def open_qa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalData
             method.name: [book.nearest(method, place) for place in places] if keys.documents_in_shots else None
             for method in book.methods
         }
-        may_stay_open = scores_nothing(config.lm)
-        template, new_tokens = asked.template, keys.max_new_tokens
-        return OpenQa(asked.lm, template, questions, demonstrations, documents, new_tokens, may_stay_open)
+        return OpenQa(asked.lm, asked.template, questions, demonstrations, documents, keys.max_new_tokens)
 
     asked_for = [question.example for question in [*questions, *demonstrations]]
     return EvalDataset(queries_of(config, asked_for), make_task, [example.query for example in asked_for])
@@ -159,21 +131,4 @@ def _demonstrations(config: EvaluationConfig) -> list[str]:
     return [shot.example.id for shot in _drawn(config.questions, config.seed)[1]]
 
 
-def open_answers(finished: Finished) -> str:
-    """How many answers stayed open, by method; nothing where none could."""
-    return "".join(_open_lines(finished))
-
-
-def _open_lines(finished: Finished) -> Iterator[str]:
-    for method in finished.book.methods:
-        numbers = [row["methods"][method.name]["numbers"] for row in finished.rows]
-        if num_open := sum(of.get("settled", 1.0) == 0 for of in numbers):
-            yield (
-                f"\n{method.name}: {num_open} of {len(numbers)} answers are not settled by the likeliest tokens that "
-                "the server shows. They count as wrong in exact_match and as right in exact_match_at_most.\n"
-            )
-
-
-EVALUATION = EvaluationKind(
-    open_qa_dataset, question_problems, scores=False, add_findings=open_answers, demonstrations=_demonstrations
-)
+EVALUATION = EvaluationKind(open_qa_dataset, question_problems, demonstrations=_demonstrations)

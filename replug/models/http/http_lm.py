@@ -30,8 +30,7 @@ from replug.models.http.echoed_tokens import TokenForms
 from replug.models.http.mixed_answer import ServerCalls, ServerMixture
 from replug.models.http.request_budget import RequestBudget
 from replug.models.http.request_meter import RequestMeter
-from replug.models.http.token_names import TokenNames
-from replug.models.http.top_tokens import TopTokens, own_logprobs
+from replug.models.http.top_tokens import TokenNames
 from replug.models.pair_tokens import check_lengths, pair_token_ids
 from replug.models.text_lists import require_texts
 
@@ -71,30 +70,6 @@ class HttpLM:
             self.close()
             raise
 
-    @property
-    def scores(self) -> bool:
-        """Whether the server gives log-probs of a text; else it shows answers only."""
-        return self.spec.api != "answers"
-
-    def likeliest(self, prompt: str, chosen: Sequence[int], num_tokens: int) -> list[TopTokens]:
-        """What the server shows at each place of its greedy answer after a prompt and tokens that were chosen."""
-        return self._run(self._likeliest(prompt, chosen, num_tokens)).result()
-
-    def look_again_by_answer(self, prompt: str, num: int, shortcoming: Callable[[np.ndarray], str | None]) -> None:
-        """As `look_again_at`, by the log-probs of an answer of `num` tokens, float32 [T]."""
-
-        async def look() -> str | None:
-            return shortcoming(own_logprobs(await self._likeliest(prompt, [], num)))
-
-        self._look, self._requests_since_look = look, 0
-
-    async def _likeliest(self, prompt: str, chosen: Sequence[int], num_tokens: int) -> list[TopTokens]:
-        pair = self._pair(0, prompt, " ")
-        assert pair.ids is not None and self._names is not None, "lm.api=answers has the server's tokenizer"
-        longer = Pair(0, "", "", ([*pair.ids[0], *chosen], []))
-        [shown] = await self._show_request([longer], num_tokens)
-        return self._names.steps(shown.answers[0], api.num_tops(self.spec.api))
-
     def look_again_at(self, prefix: str, continuation: str, shortcoming: Callable[[np.ndarray], str | None]) -> None:
         """From now on, look whether the server is the one that was probed.
 
@@ -119,10 +94,6 @@ class HttpLM:
 
         Raises UnscorableText at once for empty continuations and inputs beyond `max_tokens`.
         """
-        if not self.scores:
-            raise UserError(
-                f"lm.api is answers: {self.spec.url} scores no text; expected a server that does, or lm.path"
-            )
         check_pairs(prefixes, continuations)
         pairs = [self._pair(row, p, c) for row, (p, c) in enumerate(zip(prefixes, continuations, strict=True))]
         check_lengths([pair.ids for pair in pairs if pair.ids], self.max_tokens)
@@ -284,8 +255,7 @@ class HttpLM:
     ) -> Generated:
         if len(pairs) == 1:
             return await self._generate_alone(pairs, options)
-        score = self._score if self.scores else None
-        calls = ServerCalls(self._show, score, self._pair, self._names, api.num_tops(self.spec.api))
+        calls = ServerCalls(self._show, self._score, self._pair, self._names, api.num_tops(self.spec.api))
         return await ServerMixture(calls, pairs, weights, options).find()
 
     async def _generate_alone(self, pairs: list[Pair], options: GenerationOptions) -> Generated:

@@ -5,9 +5,6 @@ likeliest tokens at each place, and holds as long as the mixture chooses the sam
 otherwise is asked again. Where those few tokens do not settle the mixture's choice, the tokens in question are scored
 after every prompt. That needs the server's tokenizer.
 
-A server that scores no text (`lm.api=answers`) has no more than those few tokens: a choice that they do not settle is
-an UnsettledAnswer, and the log-prob of a token that some prompt does not show is the least that it can be.
-
 Else whole answers: every prompt's own answer is a candidate, and each is scored after every prompt. Its probability is
 that of the mixture at each of its tokens, up to the stop. The likeliest candidate is the answer.
 """
@@ -18,27 +15,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from replug.models.black_box_lm import ContinuationScore, UnsettledAnswer
+from replug.models.black_box_lm import ContinuationScore
 from replug.models.ensemble import mix_token_logprobs
 from replug.models.generation import Generated, GenerationOptions, Stop, before_stop, stop_texts
 from replug.models.http.completions_api import Pair, ShownAnswer, ShownAnswers
-from replug.models.http.token_names import TokenNames
-from replug.models.http.top_tokens import TopTokens, contenders, is_likeliest, least_logprob, mixed_logprob, not_shown
+from replug.models.http.top_tokens import TokenNames, TopTokens, contenders, is_likeliest, mixed_logprob, not_shown
 from replug.models.pair_tokens import PairIds
 
-MOST_NAMED = 3
 MOST_CONTENDERS = 16  # tokens that are scored after every prompt; more are a distribution that so few do not settle
 
 
 @dataclass(frozen=True, slots=True)
 class ServerCalls:
-    """What is asked of the server, each in order: answers of so many tokens with `num_tops` likeliest, and scores.
-
-    `score` is None where the server scores no text.
-    """
+    """What is asked of the server, each in order: answers of so many tokens with `num_tops` likeliest, and scores."""
 
     show: Callable[[Sequence[Pair], int], Awaitable[ShownAnswers]]
-    score: Callable[[list[Pair]], Awaitable[list[ContinuationScore]]] | None
+    score: Callable[[list[Pair]], Awaitable[list[ContinuationScore]]]
     pair: Callable[[int, str, str], Pair]
     names: TokenNames | None
     num_tops: int
@@ -54,7 +46,7 @@ class ServerMixture:
     options: GenerationOptions
 
     async def find(self) -> Generated:
-        """Raises as the server's calls do, and UnsettledAnswer where candidates would have to be scored and are not."""
+        """Return the mixture's answer. Raises as the server's calls do."""
         shown = await self.server.show(self.prompts, self.options.max_new_tokens)
         if self.server.names and (answer := await self._token_by_token(self.server.names, shown.answers)):
             text, logprobs = answer
@@ -97,8 +89,6 @@ class ServerMixture:
     async def _choose(self, parts: Sequence[TopTokens], chosen: list[int]) -> tuple[int, float] | None:
         """The mixture's likeliest token and its log-prob, exactly; None where it cannot be known."""
         some = contenders(parts, self.weights)
-        if self.server.score is None:
-            return self._choose_by_shown(parts, some, len(chosen))
         if len(some) > MOST_CONTENDERS:
             return None
         if wanted := not_shown(parts, some):
@@ -108,22 +98,10 @@ class ServerMixture:
             return None
         return some[0], mixed_logprob(parts, self.weights, some[0])
 
-    def _choose_by_shown(self, parts: Sequence[TopTokens], some: Sequence[int], place: int) -> tuple[int, float]:
-        """The likeliest token with the least that its log-prob can be."""
-        if len(some) > 1 or not is_likeliest(parts, self.weights, some[0]):
-            assert self.server.names is not None
-            names = ", ".join(repr(self.server.names.decode([token])) for token in some[:MOST_NAMED])
-            raise UnsettledAnswer(
-                f"token {place + 1} of the answer is not settled by the {self.server.num_tops} likeliest tokens of "
-                f"{len(parts)} prompts: {names} or one that is not shown; lm.api=answers scores no candidates"
-            )
-        return some[0], least_logprob(parts, self.weights, some[0])
-
     async def _scored(
         self, parts: Sequence[TopTokens], wanted: Sequence[tuple[int, int]], chosen: list[int]
     ) -> list[TopTokens]:
         pairs = [self._longer(row, place, chosen, [token]) for row, (place, token) in enumerate(wanted)]
-        assert self.server.score is not None
         found: list[dict[int, float]] = [{} for _ in parts]
         for (place, token), score in zip(wanted, await self.server.score(pairs), strict=True):
             found[place][token] = score.sum_logprob
@@ -137,11 +115,6 @@ class ServerMixture:
 
     async def _whole(self, shown: ShownAnswers) -> Generated:
         """The likeliest whole answer, with one log-prob for all of it."""
-        if self.server.score is None:
-            raise UnsettledAnswer(
-                "the server shows too few tokens, or tokens that its tokenizer does not name, to choose one by one; "
-                "lm.api=answers scores no candidates"
-            )
         candidates, count = _candidates(shown.answers, self.options), len(self.prompts)
         if not candidates:  # nothing was generated after any prompt
             return Generated("", np.empty(0, dtype=np.float32), None, count, shown.prompt_tokens)

@@ -14,12 +14,16 @@ from functools import partial
 import numpy as np
 
 from replug.config.errors import RunError, UserError
-from replug.models.http.agreement import agree
-from replug.models.http.answers_probe import NUM_SHOWN, probe_answers
 from replug.models.http.completions_api import NoPromptLogprobs
 from replug.models.http.connection import ServerError, ServerSpec
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
+
+# Log-probs that a server gave twice count as the same within these bounds. Bfloat16 logits between 16 and 32 lie 0.125
+# apart, so single tokens of an honest server move by that and more when other texts stand beside them. Their mean over
+# a text moves little. A wrong position costs nats.
+MEAN_TOLERANCE_NATS = 0.15
+TOLERANCE_NATS = 1.0
 
 # How much a document must help each token of the text it holds. Language models gain several nats.
 LEAST_HELP_NATS = 0.5
@@ -46,15 +50,11 @@ def connect(spec: ServerSpec, budget: RequestBudget) -> HttpLM:
     """
     lm = HttpLM(spec, budget)
     try:
-        lm.fingerprint = probe(lm) if lm.scores else probe_answers(lm, BEGINNINGS)
+        lm.fingerprint = probe(lm)
     except (UserError, RunError):
         lm.close()
         raise
-    changed = partial(change_shortcoming, lm.fingerprint)
-    if lm.scores:
-        lm.look_again_at(HELPFUL, TEXT, changed)
-    else:
-        lm.look_again_by_answer(BEGINNINGS[0], NUM_SHOWN, changed)
+    lm.look_again_at(HELPFUL, TEXT, partial(change_shortcoming, lm.fingerprint))
     lm.identity = f"{spec.model}#{hashlib.blake2b(lm.fingerprint.tobytes(), digest_size=4).hexdigest()}"
     return lm
 
@@ -76,6 +76,14 @@ def probe(lm: HttpLM) -> np.ndarray:
     if shortcoming:
         raise UserError(f"lm.url: {lm.spec.url} {shortcoming}")
     return np.concatenate(scores)
+
+
+def agree(one: np.ndarray, other: np.ndarray) -> bool:
+    """Return whether log-probs (nats) [T] are those of one model, but for what stands beside a text in a request."""
+    if one.shape != other.shape:
+        return False
+    difference = np.abs(one - other)
+    return bool(difference.mean() <= MEAN_TOLERANCE_NATS and difference.max() <= TOLERANCE_NATS)
 
 
 def change_shortcoming(fingerprint: np.ndarray, again: np.ndarray) -> str | None:
@@ -156,7 +164,6 @@ def _explain(lm: HttpLM, error: Exception) -> str:
     if isinstance(error.__cause__, NoPromptLogprobs):
         return (
             f"lm.url: {lm.spec.url} gives no log-probs of the prompt ({error.__cause__}); expected completions with "
-            "echo and logprobs, or vLLM and lm.api=prompt_logprobs; llama.cpp's own server and chat APIs have neither. "
-            "lm.api=answers does with answers alone, for evaluation=open_qa"
+            "echo and logprobs, or vLLM and lm.api=prompt_logprobs; llama.cpp's own server and chat APIs have neither"
         )
     return f"lm.url: {lm.spec.url} does not pass the first look: {error}"

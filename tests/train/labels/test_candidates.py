@@ -3,15 +3,14 @@
 import numpy as np
 import pytest
 
+from replug.config.schema import LabelConfig
 from replug.train.labels.candidates import (
     BM25,
     DENSE,
     RANDOM,
     SMALL,
     TUNED,
-    Found,
     TooFewFound,
-    Wanted,
     any_document,
     mix_candidates,
     other_sources,
@@ -22,8 +21,21 @@ BM25_ROWS = np.array([[1, 5, 3, 6], [4, 0, 7, 1]])
 NONE = np.empty((2, 0), np.int64)
 
 
+def mixed_of(dense, bm25, random=0, tuned=0, found=NONE, num_documents=10, seed=0, allowed=any_document):
+    wanted = LabelConfig(dense=dense, bm25=bm25, random=random, tuned=tuned)
+    return mix_candidates(
+        wanted,
+        dense=DENSE_ROWS,
+        bm25=BM25_ROWS,
+        tuned=found,
+        num_documents=num_documents,
+        seed=seed,
+        allowed=allowed,
+    )
+
+
 def test_bm25_gives_its_best_documents_that_are_not_there_yet_with_their_own_ranks():
-    mixed = mix_candidates(Wanted(2, 2, 0), Found(DENSE_ROWS, BM25_ROWS, NONE), 10, 0, any_document)
+    mixed = mixed_of(2, 2)
     assert mixed.doc_rows.tolist() == [[3, 1, 5, 6], [0, 4, 7, 1]]
     assert mixed.ranks.tolist() == [[1, 2, 2, 4], [1, 2, 3, 4]]
     assert mixed.given_by.tolist() == [[DENSE, DENSE, BM25, BM25]] * 2
@@ -31,7 +43,7 @@ def test_bm25_gives_its_best_documents_that_are_not_there_yet_with_their_own_ran
 
 def test_tuned_queries_give_what_the_untuned_ones_did_not_and_bm25_what_neither_did():
     tuned = np.array([[1, 6, 8, 3], [9, 0, 4, 7]])
-    mixed = mix_candidates(Wanted(2, 1, 0, tuned=2), Found(DENSE_ROWS, BM25_ROWS, tuned), 10, 0, any_document)
+    mixed = mixed_of(2, 1, tuned=2, found=tuned)
     assert mixed.doc_rows.tolist() == [[3, 1, 6, 8, 5], [0, 4, 9, 7, 1]]
     assert mixed.ranks.tolist() == [[1, 2, 2, 3, 2], [1, 2, 1, 4, 4]]
     assert mixed.given_by.tolist() == [[DENSE, DENSE, TUNED, TUNED, BM25]] * 2
@@ -39,24 +51,23 @@ def test_tuned_queries_give_what_the_untuned_ones_did_not_and_bm25_what_neither_
 
 @pytest.mark.parametrize("num_documents", [8, SMALL + 100])
 def test_random_documents_are_others_and_the_same_for_the_same_seed(num_documents):
-    wanted, found = Wanted(2, 1, 3), Found(DENSE_ROWS, BM25_ROWS, NONE)
-    first, again = (mix_candidates(wanted, found, num_documents, 7, any_document) for _ in range(2))
+    first, again = (mixed_of(2, 1, 3, num_documents=num_documents, seed=7) for _ in range(2))
     assert (first.doc_rows == again.doc_rows).all()
     assert all(len(set(row)) == 6 for row in first.doc_rows.tolist())
     assert first.given_by.tolist() == [[DENSE, DENSE, BM25, RANDOM, RANDOM, RANDOM]] * 2
-    other = mix_candidates(wanted, found, num_documents, 8, any_document)
+    other = mixed_of(2, 1, 3, num_documents=num_documents, seed=8)
     assert (first.doc_rows != other.doc_rows).any()
 
 
 def test_a_texts_own_source_is_left_out_of_what_bm25_and_chance_give():
     sources = {row: f"s{row % 4}" for row in range(12)}
     allowed = other_sources(lambda rows: [sources[row] for row in rows.tolist()], ["s1", None])
-    mixed = mix_candidates(Wanted(1, 1, 4), Found(DENSE_ROWS, BM25_ROWS, NONE), 12, 0, allowed)
+    mixed = mixed_of(1, 1, 4, num_documents=12, allowed=allowed)
     assert not any(sources[row] == "s1" for row in mixed.doc_rows[0, 1:].tolist())
 
 
 def test_too_few_of_bm25_and_too_small_a_corpus_are_refused():
     with pytest.raises(TooFewFound, match="BM25 gave 2 new documents, 3 are wanted"):
-        mix_candidates(Wanted(2, 3, 0), Found(DENSE_ROWS, BM25_ROWS, NONE), 10, 0, any_document)
+        mixed_of(2, 3)
     with pytest.raises(ValueError, match="too few for 10 candidates"):
-        mix_candidates(Wanted(2, 2, 6), Found(DENSE_ROWS, BM25_ROWS, NONE), 9, 0, any_document)
+        mixed_of(2, 2, 6, num_documents=9)

@@ -1,12 +1,20 @@
-"""A look at development texts, from stored log-probs: against numbers worked out by hand and a naive mixture."""
+"""Labels by hand: a look at development texts, z of each document, and what other trainers read of them."""
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
+from replug.data.labels import LabelledTexts
 from replug.evals.temperature_fit import ensemble_bits
-from replug.train.labels.dev import nearest, scored_share
+from replug.models.preparing import prepared_set
+from replug.train.fitting import loss_settings
+from replug.train.labels.dev import document_scores, nearest, scored_share
+from replug.train.labels.exports import write_distill_kl, write_flagembedding
+from tests.support.labels import write_stand_in_labels
 
 
 def test_the_ensemble_of_one_text_is_the_mixture_at_every_token():
@@ -32,3 +40,48 @@ def test_the_share_of_nearest_documents_that_were_scored():
     assert scored_share(similarities, np.array([[0, 1], [2, 0]]), 2) == 0.75  # of the second text, one of two
     assert scored_share(similarities, np.array([[2, 3], [0, 1]]), 2) == 0.0
     assert scored_share(similarities, np.array([[2, 3], [0, 1]]), 4) == 0.5
+
+
+TEXTS = LabelledTexts(
+    doc_rows=np.array([[0, 1], [2, 3], [4, 5]]),
+    sum_logprobs=np.array([[-4.0, -8.0], [-12.0, -8.0], [-9.0, -3.0]]),
+    num_tokens=np.array([2, 4, 3]),
+    similarities=np.zeros((3, 2), np.float32),
+)
+
+
+def test_z_is_the_mean_log_prob_of_each_document():
+    np.testing.assert_allclose(document_scores(TEXTS, "mean_logprob"), [[-2, -4], [-3, -2], [-3, -1]])
+
+
+@pytest.fixture
+def exported(debug_config, tmp_path: Path):
+    debug_config.label.dense, debug_config.label.random = 4, 1
+    data = prepared_set(debug_config, tmp_path / "data")
+    labels = write_stand_in_labels(tmp_path / "labels", debug_config, data)
+    return data, labels, loss_settings(debug_config)
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def test_both_exports_have_every_text_with_its_documents_and_the_lms_distribution(exported, tmp_path):
+    data, labels, loss = exported
+    write_flagembedding(tmp_path / "fe.jsonl", labels, data.corpus, loss)
+    write_distill_kl(tmp_path / "st.parquet", labels, data.corpus, loss)
+    texts = labels.texts("queries")
+    q = softmax(document_scores(texts, loss.lm_score) / loss.beta)
+    rows = [json.loads(line) for line in (tmp_path / "fe.jsonl").read_text().splitlines()]
+    table = pq.read_table(tmp_path / "st.parquet")
+    assert table.column_names == ["query", *(f"passage_{n}" for n in range(1, 6)), "label"]
+    for at, (row, window) in enumerate(zip(rows, data.queries.windows(), strict=True)):
+        assert row["query"] == table["query"][at].as_py() == window.context
+        documents = data.corpus.texts(texts.doc_rows[at])
+        best = int(q[at].argmax())
+        assert row["pos"] == [documents[best]] and sorted(row["pos"] + row["neg"]) == sorted(documents)
+        scores = np.array(row["pos_scores"] + row["neg_scores"])
+        np.testing.assert_allclose(softmax(scores), -np.sort(-q[at]), atol=1e-6)
+        assert [table[f"passage_{n}"][at].as_py() for n in range(1, 6)] == documents
+        np.testing.assert_allclose(softmax(np.array(table["label"][at].as_py()) / loss.gamma), q[at], atol=1e-5)

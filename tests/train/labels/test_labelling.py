@@ -1,0 +1,176 @@
+"""Labels: scored once, with an earlier run's queries, and killed and run again as real processes."""
+
+import re
+import sqlite3
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from replug.config.choices import TrainedSide
+from replug.config.errors import UserError
+from replug.config.load import load_config
+from replug.config.schema import Config
+from replug.data.labels import GIVERS, Labels
+from replug.data.store import PreparedSet
+from replug.models.black_box_lm import ContinuationScore
+from replug.models.build import load_encoder
+from replug.models.caching_lm import CachingLM
+from replug.models.in_process_lm import InProcessLM
+from replug.models.local.stand_in_lm import StandInLM
+from replug.models.preparing import prepared_set
+from replug.models.prompt import PromptTemplate
+from replug.train.labels.candidates import Candidates
+from replug.train.labels.labelling import TEXTS_PER_CALL, LabelScorer, load_tuned_queries
+from replug.train.pipeline import ScoreError
+from replug.train.run_dir import RunDirectory
+from replug.train.trained_weights import save_retriever
+from tests.support.command_line import ROOT, start_process, wait_for
+from tests.support.labels import LabellingLM
+from tests.support.runs import wait_for_step, what_must_be_equal
+
+K = 3
+
+
+@pytest.fixture
+def data(debug_config: Config, tmp_path: Path) -> PreparedSet:
+    debug_config.data.num_queries = 3 * TEXTS_PER_CALL
+    return prepared_set(debug_config, tmp_path / "data")
+
+
+def candidates_of(data: PreparedSet) -> Candidates:
+    rows = np.arange(K * len(data.queries)).reshape(-1, K) % len(data.corpus)
+    return Candidates(rows, np.zeros_like(rows), np.ones_like(rows))
+
+
+def rows_of(lm: object, data: PreparedSet):
+    scorer = LabelScorer(lm, PromptTemplate("\n"), data.corpus, lambda: None)  # type: ignore[arg-type]
+    candidates = candidates_of(data)
+    return scorer.rows("queries", data.queries, candidates, np.zeros(candidates.doc_rows.shape, np.float32))
+
+
+def test_what_was_scored_before_an_interruption_is_not_scored_again(data, tmp_path):
+    num_pairs = len(data.queries) * (K + 1)
+    first = CachingLM(InProcessLM(StandInLM()), tmp_path / "scores.sqlite")
+    begun = list(islice(rows_of(first, data), 5))
+    first.close()
+    second = CachingLM(InProcessLM(StandInLM()), tmp_path / "scores.sqlite")
+    whole = list(rows_of(second, data))
+    assert second.num_hits >= TEXTS_PER_CALL * (K + 1) and second.num_hits + second.num_misses == num_pairs
+    assert second.num_misses == num_pairs - first.num_misses
+    second.close()
+    for before, after in zip(begun, whole, strict=False):
+        assert before["sum_logprobs"] == after["sum_logprobs"] and before["id"] == after["id"]
+
+
+def test_a_score_that_is_no_number_and_one_of_other_tokens_are_refused_with_the_text_and_the_document(data):
+    class NanLM(LabellingLM):
+        def score(self, prefixes, continuations):
+            return [ContinuationScore(np.array([np.nan], np.float32)) for _ in prefixes]
+
+    class OtherTokensLM(LabellingLM):
+        def score(self, prefixes, continuations):
+            return [ContinuationScore(np.full(1 + row % 2, -1, np.float32)) for row in range(len(prefixes))]
+
+    text, document = data.queries.windows([0])[0].id, data.corpus.documents([0])[0].id
+    with pytest.raises(ScoreError, match=f"text {text} without a document is nan"):
+        next(rows_of(NanLM(), data))
+    with pytest.raises(ScoreError, match=f"2 tokens of text {text} after document {document}, and 1 without one"):
+        next(rows_of(OtherTokensLM(), data))
+
+
+def config_with(run: Path | None) -> Config:
+    config = load_config(ROOT / "configs/debug.yaml")
+    return replace(config, label=replace(config.label, tuned=2, tuned_path=str(run) if run else None))
+
+
+def save_run(run: Path, side: TrainedSide, moved_documents: bool = False) -> None:
+    """A run whose queries were tuned by a step."""
+    tuned, documents = (load_encoder(config_with(None).retriever) for _ in range(2))
+    with torch.no_grad():
+        for encoder in (tuned, *([documents] if moved_documents else [])):
+            next(encoder.parameters()).add_(1.0)
+    folder = RunDirectory(run).retriever
+    save_retriever(folder, tuned, side, documents if side is TrainedSide.query else None)
+
+
+def test_queries_of_a_run_are_loaded_beside_the_documents_they_search(tmp_path: Path) -> None:
+    save_run(tmp_path, TrainedSide.query)
+    untuned = load_encoder(config_with(None).retriever)
+    tuned = load_tuned_queries(config_with(tmp_path), untuned)
+    assert tuned is not None
+    assert not torch.equal(tuned.encode_query(["red boat"]), untuned.encode_query(["red boat"]))
+    assert torch.equal(tuned.encode_document(["red boat"]), untuned.encode_document(["red boat"]))
+    assert load_tuned_queries(config_with(None), untuned) is None
+
+
+@pytest.mark.parametrize(
+    ("side", "moved", "said"),
+    [
+        (TrainedSide.both, False, "holds no queries tuned alone; expected the run directory of a training with"),
+        (TrainedSide.query, True, "encoded by another encoder than retriever.path"),
+    ],
+)
+def test_another_runs_queries_are_refused(tmp_path: Path, side: TrainedSide, moved: bool, said: str) -> None:
+    save_run(tmp_path, side, moved)
+    config = config_with(tmp_path)
+    with pytest.raises(UserError, match=said):
+        load_tuned_queries(config, load_encoder(config.retriever))
+
+
+SET = ("data.num_queries=60", "data.num_dev=12", "data.num_heldout=10")
+LABEL = (*SET, "label.dense=4", "label.bm25=2", "label.random=1", "index.threads_per_worker=1")
+TRAIN = (*SET, "train.epochs=2", "train.batch_size=8", "train.threads=1", "evaluate.heldout=false")
+
+
+def num_scored(cache: Path) -> int:
+    """Pairs in the cache of scores; 0 where there is none yet."""
+    if not cache.is_file():
+        return 0
+    with sqlite3.connect(f"file:{cache}?mode=ro", uri=True) as file:
+        try:
+            return int(file.execute("SELECT COUNT(*) FROM scores").fetchone()[0])
+        except sqlite3.OperationalError:  # its tables are not there yet
+            return 0
+
+
+def until(holds: Callable[[], bool], process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 300
+    while not holds():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_killed_and_run_again_no_pair_is_scored_twice_and_a_training_on_the_labels_resumes_exactly(tmp_path):
+    config, out = ROOT / "configs/debug.yaml", tmp_path / "labels"
+    run, twin = tmp_path / "run", tmp_path / "twin"
+    label = ("label", config, "--out", out, f"run_dir={run}", f"data.out={tmp_path}/set", *LABEL)
+    slow = start_process(*label, "lm.path=stand_in:0.3")
+    until(lambda: num_scored(out / "scores.sqlite") > 0, slow)
+    slow.kill()
+    slow.communicate()
+    before = num_scored(out / "scores.sqlite")
+    printed = wait_for(start_process(*label, "lm.path=stand_in:0.3"))
+    scored, hits = map(int, re.search(r"(\d+) pairs were scored (\d+) were found", printed.replace(",", "")).groups())
+    assert 0 < before == hits and scored == num_scored(out / "scores.sqlite") - before
+    labels = Labels(out)
+    assert labels.counts == {"queries": 60, "dev": 12} and scored + hits == 72 * 8
+    assert {giver for row in labels.rows("queries") for giver in row["given_by"]} == set(GIVERS) - {"tuned"}
+
+    train = ("train", config, f"data.prepared={tmp_path}/set", "data.source=null", f"train.labels={out}", *TRAIN)
+    lasting = ("lm.path=stand_in:0.3", "checkpoint.every_steps=3")
+    killed = start_process(*train, *lasting, f"run_dir={run}")
+    wait_for_step(run, 6, killed)
+    killed.kill()
+    killed.communicate()
+    wait_for(start_process(*train, *lasting, f"run_dir={run}"))
+    wait_for(start_process(*train, *lasting, f"run_dir={twin}"))
+    assert len(what_must_be_equal(run)) == 15
+    assert what_must_be_equal(run) == what_must_be_equal(twin)

@@ -1,0 +1,152 @@
+"""What a run logs of its steps: their time by cause, the work of each device, and the rows of metrics.jsonl."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.loggers.logger import Logger, rank_zero_experiment
+from pytorch_lightning.utilities import rank_zero_only
+
+from replug.cluster.device_use import USE, Busy, BusySeconds, DeviceUse, add_seconds
+from replug.config.errors import RunError
+from replug.data.datamodule import Position
+
+ROWS = 100  # of a run's device_use.jsonl, at least: few enough to look at, and small where there are many devices
+CAUSES = ("retrieve", "wait_scores", "wait_index", "refresh", "checkpoint")  # of the main thread; the rest is training
+
+
+class StepClock:
+    """Seconds by cause since the last `read`. Threads may measure at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seconds: dict[str, float] = {}
+        self._began = time.monotonic()
+
+    @contextmanager
+    def measure(self, cause: str) -> Iterator[None]:
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._seconds[cause] = self._seconds.get(cause, 0.0) + time.monotonic() - start
+
+    def start(self) -> None:
+        """Begin a step now."""
+        self.read()
+
+    def read(self) -> dict[str, float]:
+        """`time/CAUSE_seconds` of the step that ends now, its whole length, and shares spent waiting and at work."""
+        now = time.monotonic()
+        with self._lock:
+            seconds, self._seconds = self._seconds, {}
+            whole, self._began = now - self._began, now
+        causes = {cause: seconds.get(cause, 0.0) for cause in CAUSES}
+        waited, retrieved = causes["wait_scores"] + causes["wait_index"], causes["retrieve"]
+        causes |= {"train": max(0.0, whole - sum(causes.values())), "search": seconds.get("search", 0.0), "step": whole}
+        shares = {"waiting_share": waited / whole, "busy_share": (causes["train"] + retrieved) / whole}
+        return {f"time/{cause}_seconds": value for cause, value in causes.items()} | {
+            f"time/{name}": value for name, value in shares.items()
+        }
+
+
+class DeviceShares(pl.Callback):
+    """What each device did meanwhile: `device_use.jsonl`, and the metrics `devices/...`. Rank 0's.
+
+    A row of the file is of some steps: the last of them, their seconds, and of those the busy ones by device and role.
+    Work counts in the steps in which its result arrived. So a file of vectors that took longer than these steps is more
+    than they have room for, and the shares of a long run are right where those of a single step are not. Roles that
+    take turns on a GPU are each busy until their work is done, with the turns of the others in it: their shares may add
+    up above 1. All ranks are taken to be at work as long as rank 0 trains, which ends with the slowest; it alone
+    encodes queries. `ranks` gives the devices of each rank, rank 0's first. The state is what is not written yet.
+    """
+
+    def __init__(
+        self, path: Path, max_steps: int, ranks: Callable[[], Sequence[tuple[str, ...]]], use: DeviceUse = USE
+    ) -> None:
+        self._path, self._ranks, self._use = path, ranks, use
+        self._every = max(1, max_steps // ROWS)
+        self._seconds = 0.0
+        self._busy: BusySeconds = {}
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._use.take()  # of before the first step
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Position, batch_idx: int
+    ) -> None:
+        if not batch.is_last:
+            return
+        times = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("time/")}
+        for rank, devices in enumerate(self._ranks()):
+            encoded = times["time/retrieve_seconds"] if rank == 0 else 0.0
+            self._use.note("train", Busy(times["time/train_seconds"] + encoded, devices))
+        self._seconds += times["time/step_seconds"]
+        for device, role, seconds in _flat(self._use.take()):
+            add_seconds(self._busy, device, role, seconds)
+        if (batch.step + 1) % self._every == 0 or batch.step + 1 == trainer.max_steps:
+            self._write(trainer, batch.step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy, since a checkpoint is written while the next steps go on."""
+        return {"seconds": self._seconds, "busy": deepcopy(self._busy)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._seconds, self._busy = state_dict["seconds"], deepcopy(state_dict["busy"])
+
+    def _write(self, trainer: pl.Trainer, step: int) -> None:
+        append_row(self._path, {"step": step, "seconds": self._seconds, "busy": self._busy})
+        shares = {f"devices/{device}/{role}": busy / self._seconds for device, role, busy in _flat(self._busy)}
+        for logger in trainer.loggers:
+            if not isinstance(logger, JsonLinesLogger):  # whose rows are of one step each
+                logger.log_metrics(shares, step)
+        self._seconds, self._busy = 0.0, {}
+
+
+def _flat(busy: BusySeconds) -> Iterable[tuple[str, str, float]]:
+    return [(device, role, seconds) for device, roles in busy.items() for role, seconds in roles.items()]
+
+
+class JsonLinesLogger(Logger):
+    """`metrics.jsonl`: one object for every logged step, written and flushed at once."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    @property
+    def name(self) -> str:
+        return "metrics"
+
+    @property
+    def version(self) -> int:
+        return 0
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> None:
+        return None
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """The run directory's config.yaml holds them."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        append_row(self._path, {"step": step, **{k: v for k, v in metrics.items() if k != "epoch"}})
+
+
+def append_row(path: Path, row: dict[str, Any]) -> None:
+    """One line of JSON. Raises RunError where it cannot be written."""
+    try:
+        with path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error.strerror or error}") from error
