@@ -90,7 +90,7 @@ class _Loaded:
         try:
             rows, similarities = self.shard.search(np.concatenate([c.queries for c in calls]), max(c.k for c in calls))
             self._hand_out(calls, rows, similarities, time.monotonic() - began)
-        except Exception as error:  # noqa: BLE001 - the test raises it
+        except Exception as error:  # noqa: BLE001 - every caller of the batch raises it
             for call in calls:
                 call.error = error
 

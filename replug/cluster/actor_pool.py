@@ -261,7 +261,7 @@ class ActorPool:
         replica.in_flight[ticket] = call
         try:
             reference = getattr(replica.handle, call.method).remote(*call.args)
-        except Exception as error:  # noqa: BLE001 - the test raises it
+        except Exception as error:  # noqa: BLE001 - arguments that cannot travel are this call's error and no other's
             del replica.in_flight[ticket]
             return call.future.set_exception(error)
         return self._when_done(reference, "done", replica, ticket)

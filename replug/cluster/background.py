@@ -57,7 +57,7 @@ def attempt(function: Callable[..., Any], *arguments: Any) -> Any:
     """The function's result, or the error it raised."""
     try:
         return function(*arguments)
-    except Exception as error:  # noqa: BLE001 - a measurement beside the training, whatever stopped it
+    except Exception as error:  # noqa: BLE001 - handed to whoever waits for the result
         return error
 
 
@@ -73,5 +73,5 @@ def _settle(done: "Future[Result]", work: Callable[[], Result]) -> None:
         return
     try:
         done.set_result(work())
-    except Exception as error:  # noqa: BLE001 - a measurement beside the training, whatever stopped it
+    except Exception as error:  # noqa: BLE001 - whatever stopped it is the caller's to see, by the future
         done.set_exception(error)

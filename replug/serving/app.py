@@ -85,7 +85,7 @@ async def _loaded(
 async def _load(opened: Opened, open_service: Open, metrics: Metrics, failed: Callable[[], None]) -> None:
     try:
         opened.service = await open_service(metrics)
-    except Exception as error:  # noqa: BLE001 - a measurement beside the training, whatever stopped it
+    except Exception as error:  # noqa: BLE001 - raised by who runs the server, when it has ended
         opened.error = error
         failed()
 
