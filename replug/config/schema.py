@@ -254,10 +254,12 @@ class ResourcesConfig:
     # GPUs of each role where the cluster has any (whole ones, or a share of one), else processes. Keys of `lm` and
     # `index` that are set stay as they are; the others follow from here.
     train: int | float | str = key(
-        "auto", "trainer ranks, a GPU each; a share below 1 is one rank on it; auto", RULED, resumable=True
+        "auto", "trainer ranks, a GPU each, or a share of one; auto: one in eight GPUs", RULED, resumable=True
     )
-    score: int | float | str = key("auto", "for scorers; auto: what training and index leave", RULED, resumable=True)
-    index: int | float | str = key("auto", "for builders and searchers; auto", RULED, resumable=True)
+    score: int | float | str = key(
+        "auto", "GPUs of scorers; auto: those that training and index leave", RULED, resumable=True
+    )
+    index: int | float | str = key("auto", "GPUs of builders and searchers; auto: one in eight", RULED, resumable=True)
 
 
 @dataclass
