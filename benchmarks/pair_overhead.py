@@ -25,11 +25,10 @@ from benchmarks.workloads import Pairs, mixed_pairs
 from replug.models.batching import even_batches
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.local.logprobs import continuation_positions
-from replug.models.local.prefix_groups import prefix_groups
 from replug.models.local.shared_prefix import shared_tokens
 from replug.models.model_files import load_lm_tokenizer
 from replug.models.packaged import resolve_lm_path
-from replug.models.pair_tokens import PairIds, pair_token_ids, pairs_token_ids
+from replug.models.pair_tokens import PairIds, inputs_of, pair_token_ids, pairs_token_ids
 from replug.models.pass_size import FEWEST_TOKENS_GPU, MOST_TOKENS_GPU
 from replug.models.score_cache import NewScore, ScoreCache, pair_key
 from replug.models.units import units_of_similar_length
@@ -45,9 +44,9 @@ def units_of(pairs: Pairs, num_tokens: int = MOST_TOKENS_GPU) -> list[Unit]:
 def batch_up(ids: list[PairIds]) -> None:
     """What a replica does between tokens and tensors."""
     shared_tokens([before for before, _ in ids])
-    groups = prefix_groups(ids)
-    for rows in even_batches([group.num_tokens for group in groups], 2 * MOST_TOKENS_GPU):
-        continuation_positions([pair for row in rows for pair in groups[row].pairs])
+    inputs = inputs_of(ids)
+    for rows in even_batches([one.num_tokens for one in inputs], 2 * MOST_TOKENS_GPU):
+        continuation_positions([pair for row in rows for pair in inputs[row].pairs])
 
 
 def padding(ids: list[list[PairIds]], pass_tokens: int) -> float:

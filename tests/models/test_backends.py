@@ -1,6 +1,5 @@
 """LM backends: one protocol, one list. Adding one touches its own file, the list, and a key if it needs one."""
 
-import ast
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from replug.models.build import lm_source, lm_tokenizer_json, opened_lm
 from replug.models.local.hf_source import HuggingFaceSource
 from replug.models.local.stand_in_lm import WORD, StandInLM, StandInSource
 from tests.support import toy_backend
-from tests.support.command_line import ROOT, CommandLine
+from tests.support.command_line import CommandLine
 from tests.support.fault_server import MODEL, FaultServer
 from tests.support.runs import what_must_be_equal
 from tests.support.toy_backend import ToySource

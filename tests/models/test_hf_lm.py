@@ -20,15 +20,14 @@ from transformers import (
 )
 
 from replug.config.errors import RunError
-from replug.models.local import shared_prefix, weights
+from replug.models.local import weights
 from replug.models.local.computing import Computing
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.hf_source import HuggingFaceSource
-from replug.models.local.prefix_groups import PrefixGroup, prefix_groups
-from replug.models.local.shared_prefix import KeptPrefixes, shared_tokens
+from replug.models.local.shared_prefix import shared_tokens
 from replug.models.local.weights import hashed_files, lm_identity
 from replug.models.packaged import resolve_lm_path
-from replug.models.pair_tokens import pair_token_ids
+from replug.models.pair_tokens import LMInput, inputs_of, pair_token_ids
 from tests.support.tiny_lms import (
     CONTINUATIONS,
     DEMONSTRATIONS,
@@ -259,7 +258,7 @@ def few_shot_pairs(lm: HuggingFaceLM) -> tuple[list[str], list[str]]:
 
 def test_a_prefix_that_all_share_is_computed_once_and_changes_no_score(lm: HuggingFaceLM) -> None:
     prefixes, continuations = few_shot_pairs(lm)
-    lm._kept.clear()
+    lm._prefix = None
     before = lm.counts.tokens
     scores = lm.score(prefixes, continuations)
     spent = lm.counts.tokens - before
@@ -286,7 +285,7 @@ def test_shared_tokens_are_those_before_the_first_difference() -> None:
 
 def test_a_prefix_that_calls_share_is_computed_once_and_gives_the_same_bits(lm: HuggingFaceLM) -> None:
     prefixes, continuations = few_shot_pairs(lm)
-    lm._kept.clear()
+    lm._prefix = None
     first = lm.score(prefixes, continuations)
     before = lm.counts.tokens
     again = lm.score(prefixes, continuations)
@@ -295,30 +294,16 @@ def test_a_prefix_that_calls_share_is_computed_once_and_gives_the_same_bits(lm: 
         np.testing.assert_array_equal(one.token_logprobs, other.token_logprobs)
 
 
-def test_the_prefixes_used_last_are_kept(lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_prefix, "KEPT_TOKENS", 20)
-    kept = KeptPrefixes(lm.model)
-    a, b, c = ([number] * 8 for number in (1, 2, 3))
-    first = kept[a]
-    kept[b]
-    assert kept[a] is first
-    kept[c]
-    assert a in kept and c in kept and b not in kept
-    kept[[4] * 30]
-    assert [4] * 30 in kept and a not in kept
-    assert kept.clear() and not kept.clear()
-
-
-def test_kept_prefixes_give_way_before_a_pass_is_halved(lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kept_prefix_gives_way_before_a_pass_is_halved(lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch) -> None:
     prefixes, continuations = few_shot_pairs(lm)
     lm.score(prefixes, continuations)
     tried, one_pass = [], lm._one_pass
 
-    def fits_without_kept(groups, longest, shared):
-        tried.append(len(groups))
-        if lm._kept._kept:
+    def fits_without_kept(inputs, shared):
+        tried.append(len(inputs))
+        if lm._prefix is not None:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return one_pass(groups, longest, shared)
+        return one_pass(inputs, shared)
 
     monkeypatch.setattr(lm, "_one_pass", fits_without_kept)
     lm.score(prefixes, continuations)
@@ -344,13 +329,13 @@ def test_a_failed_pass_is_gone_before_the_next_one(folder: Path, monkeypatch: py
     small, failed = HuggingFaceLM(str(folder)), []
     one_pass = small._one_pass
 
-    def limited(groups, longest, shared):
+    def limited(inputs, shared):
         assert not any(activations() is not None for activations in failed)
         activations = torch.empty(10)
         failed.append(weakref.ref(activations))
-        if len(groups) > 1:
+        if len(inputs) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return one_pass(groups, longest, shared)
+        return one_pass(inputs, shared)
 
     monkeypatch.setattr(small, "_one_pass", limited)
     small.score(PREFIXES, CONTINUATIONS)
@@ -387,11 +372,11 @@ def limit_memory(
     """A pass of more rows than `most_rows` runs out of memory; returns a list of (rows, fits) that fills."""
     passes, one_pass = [], lm._one_pass
 
-    def limited(groups, longest, shared):
-        passes.append((len(groups), len(groups) <= most_rows))
-        if len(groups) > most_rows:
+    def limited(inputs, shared):
+        passes.append((len(inputs), len(inputs) <= most_rows))
+        if len(inputs) > most_rows:
             raise error
-        return one_pass(groups, longest, shared)
+        return one_pass(inputs, shared)
 
     monkeypatch.setattr(lm, "_one_pass", limited)
     return passes
@@ -534,13 +519,12 @@ def test_choices_of_a_model_without_a_head_of_its_own(folder: Path, lm: HuggingF
 
 def test_rows_are_grouped_by_equal_prefix_and_single_tokens_only() -> None:
     pairs = [([1, 2], [7]), ([1, 2], [8, 9]), ([1], [7]), ([1, 2], [7]), ([1, 2], [8, 9]), ([1, 2], [5])]
-    assert prefix_groups(pairs) == [
-        PrefixGroup([1, 2], [[7], [7], [5]], [0, 3, 5]),
-        PrefixGroup([1, 2], [[8, 9]], [1]),
-        PrefixGroup([1], [[7]], [2]),
-        PrefixGroup([1, 2], [[8, 9]], [4]),
+    assert inputs_of(pairs) == [
+        LMInput([1, 2], [[7], [7], [5]], [0, 3, 5]),
+        LMInput([1, 2], [[8, 9]], [1]),
+        LMInput([1], [[7]], [2]),
+        LMInput([1, 2], [[8, 9]], [4]),
     ]
-    together, apart, alone, _ = prefix_groups(pairs)
-    assert [group.ids for group in (together, apart, alone)] == [[1, 2], [1, 2, 8, 9], [1, 7]]
-    assert [group.num_tokens for group in (together, apart, alone)] == [2, 4, 2]
-    assert together.without(1) == PrefixGroup([2], [[7], [7], [5]], [0, 3, 5])
+    together, apart, alone, _ = inputs_of(pairs)
+    assert [one.ids for one in (together, apart, alone)] == [[1, 2], [1, 2, 8, 9], [1, 7]]
+    assert [one.num_tokens for one in (together, apart, alone)] == [2, 4, 2]

@@ -1,9 +1,9 @@
-"""Prompts that grow token by token: the ways to read K of them, each of which is `Branches` of them.
+"""Prompts that grow token by token, through the model's own cache of keys and values. K prompts.
 
 Prompts are padded on the left, so that the last position of all is the last column, and distances between tokens are
 those between columns. A mask hides the padding, and positions are counted by the mask. Some architectures count
-otherwise, so all of this is tried on the model itself before it is relied on; where it fails, whole inputs are read
-again for every token, which is slow and right for every causal model.
+otherwise, so the loader tries all of this on the model; where it fails, whole inputs are read again for every token,
+which is slow and right for every causal model.
 """
 
 import inspect
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from replug.models.black_box_lm import PassCounts
-from replug.models.local.branching import branching_probe, takes_trees
 from replug.models.local.shared_prefix import SharedPrefix, probe_ids, reuses_prefixes
 
 # Nats by which log-probs may differ with and without padding, on average by the tokens' probabilities.
@@ -27,7 +26,8 @@ class CachedPrompts:
     """Prompts whose keys and values are kept; each token costs one pass over as many positions as there are prompts.
 
     They are read a slice of columns at a time, of at most `tokens_per_pass` tokens, into one cache: the pass of a slice
-    and that of a new token are the same. `shared` holds the tokens before `rows` that all prompts begin with.
+    and that of a new token are the same. Equal prompts, such as those of several samples, are read once. `shared` holds
+    the tokens before `rows` that all prompts begin with.
     """
 
     logits: Tensor
@@ -42,32 +42,33 @@ class CachedPrompts:
     ) -> None:
         self._model, self._counts = model, counts
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-        self._cache: Any = shared.for_rows(len(rows)) if shared else None
-        ids = _left_padded([torch.tensor(row) for row in rows]).to(model.device)
-        own = _left_padded([torch.ones(len(row), dtype=torch.long) for row in rows])
-        before = torch.ones(len(rows), shared.num_tokens if shared else 0, dtype=torch.long)
+        once = {tuple(row): number for number, row in enumerate(dict.fromkeys(map(tuple, rows)))}
+        self._cache: Any = shared.for_rows(len(once)) if shared else None
+        ids = _left_padded([torch.tensor(row) for row in once]).to(model.device)
+        own = _left_padded([torch.ones(len(row), dtype=torch.long) for row in once])
+        before = torch.ones(len(once), shared.num_tokens if shared else 0, dtype=torch.long)
         self._is_padded = not bool(own.all())
         self._seen = before.to(model.device)  # [K, T so far]: 1 where a token stands, 0 where padding does
-        self._read(ids, own.to(model.device), max(1, tokens_per_pass // len(rows)))
-        counts.add(sum(len(row) for row in rows), ids.numel())
+        width = max(1, tokens_per_pass // len(once))
+        for columns, shown in zip(ids.split(width, 1), own.to(model.device).split(width, 1), strict=True):
+            self.logits = self._pass(columns, shown)
+        counts.add(sum(map(len, once)), ids.numel())
+        if len(once) < len(rows):
+            owner = [once[tuple(row)] for row in rows]
+            self._select(owner)
+            self.logits = self.logits[owner]
 
     def append(self, tokens: Sequence[int], kept: Sequence[int]) -> None:
         if len(kept) < len(self._seen):
-            rows = torch.tensor(kept)  # on the CPU: layers may be spread over devices
-            self._cache.batch_select_indices(rows)
-            self._seen = self._seen[rows]
+            self._select(kept)
         column = torch.tensor(tokens, device=self._model.device)[:, None]
         self.logits = self._pass(column, torch.ones_like(column))
         self._counts.add(len(column), len(column))
 
-    def repeat(self, num: int) -> None:
-        """Each prompt so many times, as if it had been given so."""
-        self._cache.batch_repeat_interleave(num)
-        self._seen, self.logits = self._seen.repeat_interleave(num, 0), self.logits.repeat_interleave(num, 0)
-
-    def _read(self, ids: Tensor, mask: Tensor, width: int) -> None:
-        for columns, shown in zip(ids.split(width, 1), mask.split(width, 1), strict=True):
-            self.logits = self._pass(columns, shown)
+    def _select(self, numbers: Sequence[int]) -> None:
+        rows = torch.tensor(numbers)  # on the CPU: layers may be spread over devices
+        self._cache.batch_select_indices(rows)
+        self._seen = self._seen[rows]
 
     def _pass(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Read ids [K, N], of which `mask` shows those that are no padding. Logits [K, V] after the last column."""
@@ -102,19 +103,15 @@ class RecomputedPrompts:
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """What a model's keys and values can be kept for.
-
-    Unpadded prompts, padding on the left, padding after a prefix, and rows whose tokens are told what they see.
-    """
+    """What a model's keys and values can be kept for: unpadded prompts, padding on the left, padding after a prefix."""
 
     unpadded: bool = False
     padded: bool = False
     padded_after_prefix: bool = False
-    trees: bool = False
 
 
 def find_cache_use(model: PreTrainedModel) -> CacheUse:
-    """What the model does right, tried on sixteen tokens: in floating point and not to the last bit."""
+    """Try on sixteen tokens what the model does right: in floating point and not to the last bit."""
     if model.base_model is model or not reuses_prefixes(model):
         return CacheUse()
     ids, tolerance = probe_ids(model), TOLERANCE_NATS
@@ -125,11 +122,8 @@ def find_cache_use(model: PreTrainedModel) -> CacheUse:
         alone, even = _probe(model, [ids]), _probe(model, [ids, ids[::-1]])
         padded = _probe(model, [ids, ids + ids[:5]])
         after_prefix = _probe(model, [ids[8:], ids[8:] + ids[:5]], prefix)
-        branch = branching_probe(model) if takes_trees(model) else None
-    others = (even, padded, after_prefix, branch)
-    is_same = [other is not None and _difference(alone, other) < tolerance for other in others]
-    has_window = _has_window(model, prefix)
-    return CacheUse(is_same[0], is_same[1], is_same[2] and not has_window, is_same[3] and not has_window)
+    is_same = [_difference(alone, other) < tolerance for other in (even, padded, after_prefix)]
+    return CacheUse(is_same[0], is_same[1], is_same[2] and not _has_window(model, prefix))
 
 
 def _left_padded(rows: list[Tensor]) -> Tensor:

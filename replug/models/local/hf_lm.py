@@ -1,49 +1,50 @@
 """The local language model: any Hugging Face causal LM, scored in right-padded batches of similar length.
 
-With a causal model and right padding no mask is needed, and left padding without position ids is
-silently wrong for some models, so what is scored is padded on the right. Only the positions that predict
-the continuation reach the output layer; logits and log-softmax are float32, whatever the LM's dtype.
-Prefix and continuation are tokenized apart: the continuation has the same tokens after every document.
-How prompts are continued is told in `models.local.decoding`.
+With a causal model and right padding no mask is needed, and left padding without position ids is silently wrong for
+some models, so scored inputs are padded on the right. Only the positions that predict the continuation reach the output
+layer; logits and log-softmax are float32, whatever the LM's dtype. Prefix and continuation are tokenized apart: the
+continuation has the same tokens after every document. `models.local.decoding` continues prompts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from replug.models.batching import even_batches, padded_groups, within_budget
+from replug.models.batching import even_batches, padded_groups
 from replug.models.black_box_lm import ContinuationScore, Mixture, PassCounts, Watch, check_pairs
 from replug.models.fused_gelu import use_fused_gelu
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.hardware import to_device
-from replug.models.local.branching import PASSES_PER_GROUP, BranchingPrompts, predicted_places, tree_inputs
 from replug.models.local.causal_lm import load_causal_lm
 from replug.models.local.computing import BY_DEFAULT, Computing
 from replug.models.local.cpu_attention import use_cpu_attention
 from replug.models.local.decoding import CachedPrompts, CacheUse, RecomputedPrompts, find_cache_use
 from replug.models.local.float32_head import separable_head, use_float32_head
 from replug.models.local.logprobs import continuation_positions, target_logprobs
-from replug.models.local.mixtures import MixedAnswer, TokenMixture, continue_answers
+from replug.models.local.mixtures import GrowingPrompts, MixedAnswer, continue_answers
 from replug.models.local.out_of_memory import is_out_of_memory, report_out_of_memory
 from replug.models.local.packed_attention import packed_states_at, packs_rows
 from replug.models.local.pending_scores import PassScores, PendingScores
-from replug.models.local.prefix_groups import PrefixGroup, prefix_groups
-from replug.models.local.sampling import Branches, draw_answers, draws_of
 from replug.models.local.sense import require_sense
-from replug.models.local.shared_prefix import KeptPrefixes, SharedPrefix, reuses_prefixes, shared_tokens
-from replug.models.local.token_tree import TokenTree, token_trees
+from replug.models.local.shared_prefix import SharedPrefix, reuses_prefixes, shared_tokens
 from replug.models.local.weights import lm_identity
 from replug.models.model_files import lm_shape, load_lm_tokenizer
 from replug.models.packaged import resolve_lm_path
-from replug.models.pair_tokens import TokenizedCall, check_lengths, pair_token_ids, pairs_token_ids
+from replug.models.pair_tokens import (
+    LMInput,
+    TokenizedCall,
+    check_lengths,
+    inputs_of,
+    pair_token_ids,
+    pairs_token_ids,
+)
 from replug.models.pass_size import tokens_per_pass
 from replug.models.streaming import pieces
 from replug.models.text_lists import require_texts
 
-Inputs = PrefixGroup | TokenTree  # of one row of a pass
+PASSES_PER_GROUP = 4  # whose tokens are decoded together: more would keep more keys and values than they save passes
 Rows = list[list[int]]  # of token ids
 
 
@@ -86,7 +87,7 @@ class HuggingFaceLM:
         self._head = separable_head(self.model)
         self._body = torch.compile(self.model.base_model, dynamic=True) if computing.compile else self.model.base_model
         self._shares = self._head is not None and reuses_prefixes(self.model)
-        self._kept = KeptPrefixes(self.model)
+        self._prefix: SharedPrefix | None = None  # that was used last
         obstacle = self._obstacle(computing.compile or spread)
         self._packs = packs_rows(self.model, computing.packed, computing.fused and on_gpu, obstacle, path)
         shape = lm_shape(self.model.config)
@@ -102,8 +103,7 @@ class HuggingFaceLM:
     def _require_sense(self, path: str) -> None:
         """Raise UserError for weights and a tokenizer that are not of one trained LM; leaves no trace in counts."""
         require_sense(self, path)
-        self._kept.clear()
-        self.counts = PassCounts()
+        self._prefix, self.counts = None, PassCounts()
 
     def score(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
@@ -126,20 +126,19 @@ class HuggingFaceLM:
         shared = self._share([*(before for before, _ in pairs), *begin]) if self._shares else None
         num_shared = shared.num_tokens if shared else 0
         pairs = [(before[num_shared:], after) for before, after in pairs]
-        is_tree = call.opening is not None and self._shares and self._cache_use.trees
-        rest_of_opening = sum(map(len, begin)) - num_shared if begin else 0
-        groups: list[Inputs] = [*token_trees(pairs, rest_of_opening)] if is_tree else [*prefix_groups(pairs)]
+        inputs = inputs_of(pairs)
         passes: list[PassScores] = []
         rows: list[int] = []
-        is_padded = bool(is_tree or shared) or not self._packs
-        for batch in even_batches([group.num_tokens for group in groups], self.tokens_per_batch, is_padded):
-            some = [groups[i] for i in batch]
-            passes += self._score_groups(some, shared)
-            rows += (row for group in some for row in group.rows)
+        for batch in even_batches(
+            [one.num_tokens for one in inputs], self.tokens_per_batch, bool(shared) or not self._packs
+        ):
+            some = [inputs[i] for i in batch]
+            passes += self._score_inputs(some, shared)
+            rows += (row for one in some for row in one.rows)
         return PendingScores(passes, rows)
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
-        """Greedy continuations, decoded together. Raises UnscorableText beyond `max_tokens`."""
+        """Continue prompts greedily, together. Raises UnscorableText beyond `max_tokens`."""
         options = SamplingOptions(1, max_new_tokens, stop or None, temperature=0.0)
         return [sample.text for [sample] in self.sample(prompts, options)]
 
@@ -154,111 +153,92 @@ class HuggingFaceLM:
         self, mixtures: Sequence[Mixture], options: GenerationOptions, watch: Watch | None = None
     ) -> list[Generated]:
         """The prompts of many mixtures in one pass for each token, as many as memory holds. Raises UnscorableText."""
-        watches = [watch and partial(watch, number) for number in range(len(mixtures))]
-        asked = [self._tokens(one, options, goes_on) for one, goes_on in zip(mixtures, watches, strict=True)]
-        answers: dict[int, Generated] = {}
-        for group in self._together(asked, options.max_new_tokens):
-            answers |= zip(group, self._answers([asked[number] for number in group], options), strict=True)
-        return [answers[number] for number in range(len(mixtures))]
+        answers = [
+            self._begin(
+                self._prompt_ids(one.prompts, options.max_new_tokens),
+                one.weights,
+                options,
+                watch and partial(watch, number),
+            )
+            for number, one in enumerate(mixtures)
+        ]
+        self._finish(answers)
+        return [answer.generated() for answer in answers]
+
+    def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
+        """Draw answers of many prompts, decoded together. Raises UnscorableText beyond `max_tokens`."""
+        require_texts(prompts, "prompts")
+        answers = [
+            self._begin([row], [1.0], options.of_one_answer(options.draw_seed(prompt, number)))
+            for prompt, row in zip(prompts, self._prompt_ids(prompts, options.max_new_tokens), strict=True)
+            for number in range(options.num_samples)
+        ]
+        self._finish(answers)
+        drawn = [answer.generated() for answer in answers]
+        samples = [Sampled(one.text, one.token_logprobs) for one in drawn]
+        return [samples[start : start + options.num_samples] for start in range(0, len(samples), options.num_samples)]
 
     def stream_ensemble(
         self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
     ) -> Iterator[str]:
         """The text of `generate_ensemble` in pieces, as they come. Raises what it raises, before the first piece."""
-        asked = self._tokens(Mixture(prompts, weights), options)
-        return pieces(self._growing_texts(asked, options), options.stop)
+        mixture = Mixture(prompts, weights)
+        answer = self._begin(self._prompt_ids(mixture.prompts, options.max_new_tokens), mixture.weights, options)
+        return pieces(self._growing_texts(answer), options.stop)
 
-    def _tokens(
-        self, mixture: Mixture, options: GenerationOptions, goes_on: Callable[[str], bool] | None = None
-    ) -> TokenMixture:
-        return TokenMixture(self._prompt_ids(mixture.prompts, options.max_new_tokens), mixture.weights, goes_on)
-
-    def _together(self, asked: Sequence[TokenMixture], num_new: int) -> Iterator[list[int]]:
-        """Which mixtures are decoded together: one at a time where prompts of several lengths would be read anew."""
-        if not self._cache_use.padded:
-            return iter([[number] for number in range(len(asked))])
-        lengths = [[len(row) + num_new for row in mixture.rows] for mixture in asked]
-        return padded_groups(lengths, PASSES_PER_GROUP * self.tokens_per_batch)
-
-    def _answers(self, asked: Sequence[TokenMixture], options: GenerationOptions) -> list[Generated]:
-        """Decoded together, or in halves where memory does not hold them."""
-        answers = self._answers_in_memory(asked, options)
-        if answers is not None:
-            return answers
-        report_out_of_memory(len(asked), sum(len(row) for mixture in asked for row in mixture.rows))
-        self._free_memory()
-        half = len(asked) // 2
-        return self._answers(asked[:half], options) + self._answers(asked[half:], options)
+    def _begin(
+        self,
+        rows: Rows,
+        weights: Sequence[float],
+        options: GenerationOptions,
+        goes_on: Callable[[str], bool] | None = None,
+    ) -> MixedAnswer:
+        return MixedAnswer(rows, weights, options, self._ends, self._decode, goes_on)
 
     @torch.inference_mode()
-    def _answers_in_memory(self, asked: Sequence[TokenMixture], options: GenerationOptions) -> list[Generated] | None:
-        """None where memory does not hold several, whose tensors are gone then."""
-        answers = [MixedAnswer(mixture, self._ends, self._decode, options) for mixture in asked]
+    def _growing_texts(self, answer: MixedAnswer) -> Iterator[str]:
+        """Yield the answer's text after each of its tokens."""
+        for _ in continue_answers(self._grow(answer.rows, answer.options.opening), [answer]):
+            yield answer.text
+
+    def _finish(self, answers: Sequence[MixedAnswer]) -> None:
+        """Decode as many answers together as the budget holds.
+
+        Where the model cannot be padded, only answers to the same prompts are decoded together.
+        """
+        alike: dict[object, list[MixedAnswer]] = {}
+        for answer in answers:
+            kind = None if self._cache_use.padded else tuple(map(tuple, answer.rows))
+            alike.setdefault(kind, []).append(answer)
+        for some in alike.values():
+            lengths = [[len(row) + answer.options.max_new_tokens for row in answer.rows] for answer in some]
+            for group in padded_groups(lengths, PASSES_PER_GROUP * self.tokens_per_batch):
+                self._finish_together([some[number] for number in group])
+
+    def _finish_together(self, answers: Sequence[MixedAnswer]) -> None:
+        """Decode answers in one go, or in halves where memory does not hold them."""
+        if self._finish_in_memory(answers):
+            return
+        report_out_of_memory(len(answers), sum(len(row) for answer in answers for row in answer.rows))
+        self._free_memory()
+        half = len(answers) // 2
+        self._finish_together(answers[:half])
+        self._finish_together(answers[half:])
+
+    @torch.inference_mode()
+    def _finish_in_memory(self, answers: Sequence[MixedAnswer]) -> bool:
+        """Return False where memory does not hold several answers, whose tensors are gone then."""
+        for answer in answers:
+            answer.begin()
         try:
-            growing = self._grow([row for mixture in asked for row in mixture.rows], options.opening)
+            growing = self._grow([row for answer in answers for row in answer.rows], answers[0].options.opening)
             for _ in continue_answers(growing, answers):
                 pass
         except RuntimeError as error:
-            if len(asked) == 1 or not is_out_of_memory(error):
+            if len(answers) == 1 or not is_out_of_memory(error):
                 raise
-            return None
-        return [answer.generated() for answer in answers]
-
-    @torch.inference_mode()
-    def _growing_texts(self, mixture: TokenMixture, options: GenerationOptions) -> Iterator[str]:
-        """The answer's text after each of its tokens."""
-        answer = MixedAnswer(mixture, self._ends, self._decode, options)
-        for _ in continue_answers(self._grow(mixture.rows, options.opening), [answer]):
-            yield answer.text
-
-    def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
-        """Answers of many prompts, decoded together. Raises UnscorableText beyond `max_tokens`."""
-        require_texts(prompts, "prompts")
-        rows = self._prompt_ids(prompts, options.max_new_tokens)
-        draws = [draws_of(prompt, options) for prompt in prompts]
-        with torch.inference_mode():
-            drawn = [
-                sample
-                for branches, some in self._branches(rows, draws, options)
-                for sample in draw_answers(branches, some, self._ends, self._decode, options)
-            ]
-        return [drawn[start : start + options.num_samples] for start in range(0, len(drawn), options.num_samples)]
-
-    def _branches(
-        self, rows: list[list[int]], draws: list[list[np.ndarray]], options: SamplingOptions
-    ) -> Iterator[tuple[Branches, list[np.ndarray]]]:
-        """Answers that are decoded together, with the draws of each, in the order of the prompts and their samples."""
-        budget = PASSES_PER_GROUP * self.tokens_per_batch
-        if not self._cache_use.trees:
-            for row, own in zip(rows, draws, strict=True):
-                size = max(1, budget // (len(row) + options.max_new_tokens))
-                for start in range(0, len(own), size):
-                    some = own[start : start + size]
-                    yield self._repeated(row, len(some), options.opening), some
-            return
-        shared = self._share([*rows, *self._openings(options.opening)])
-        rows = [row[shared.num_tokens :] for row in rows] if shared else rows
-        new = options.num_samples * options.max_new_tokens
-        for group in within_budget([len(row) + new for row in rows], budget):
-            yield (
-                BranchingPrompts(
-                    self.model,
-                    [rows[number] for number in group],
-                    options.num_samples,
-                    options.max_new_tokens,
-                    self.counts,
-                    shared,
-                ),
-                [one for number in group for one in draws[number]],
-            )
-
-    def _repeated(self, row: list[int], num: int, opening: str) -> Branches:
-        """A prompt so many times, read once where the model keeps what it read."""
-        prompts = self._grow([row], opening)
-        if isinstance(prompts, CachedPrompts):
-            prompts.repeat(num)
-            return prompts
-        return RecomputedPrompts([row] * num, self._last_logits)
+            return False
+        return True
 
     def _prompt_ids(self, prompts: Sequence[str], max_new_tokens: int) -> list[list[int]]:
         rows = [row for row, _ in pairs_token_ids(self.tokenizer, prompts, [" "] * len(prompts))]
@@ -268,9 +248,6 @@ class HuggingFaceLM:
     def _opening_ids(self, opening: str) -> list[int]:
         """What bounds the shared prefix of a call; an empty opening bounds nothing."""
         return pair_token_ids(self.tokenizer, opening, " ")[0] if opening else []
-
-    def _openings(self, opening: str) -> list[list[int]]:
-        return [self._opening_ids(opening)] if opening else []
 
     @cached_property
     def _cache_use(self) -> CacheUse:
@@ -286,84 +263,73 @@ class HuggingFaceLM:
     def _decode(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
-    def _grow(self, rows: list[list[int]], opening: str) -> Branches:
-        """The prompts by the cheapest way that is right for this model."""
+    def _grow(self, rows: Rows, opening: str) -> GrowingPrompts:
+        """Return the prompts by the cheapest way that is right for this model."""
         is_even, use = len({len(row) for row in rows}) == 1, self._cache_use
         if not (use.unpadded if is_even else use.padded):
             return RecomputedPrompts(rows, self._last_logits)
-        shared = self._share([*rows, *self._openings(opening)]) if is_even or use.padded_after_prefix else None
+        begin = [self._opening_ids(opening)] if opening else []
+        shared = self._share([*rows, *begin]) if is_even or use.padded_after_prefix else None
         if shared is not None:
             rows = [row[shared.num_tokens :] for row in rows]
         return CachedPrompts(self.model, rows, self.tokens_per_batch, self.counts, shared)
 
-    def _share(self, prefixes: list[list[int]]) -> SharedPrefix | None:
+    def _share(self, prefixes: Rows) -> SharedPrefix | None:
         num_tokens = shared_tokens(prefixes)
         if not num_tokens:
             return None
         ids = prefixes[0][:num_tokens]
-        if ids not in self._kept:
+        if self._prefix is None or self._prefix.ids != ids:
+            self._prefix = None  # first, since memory may not hold both
+            self._prefix = SharedPrefix(self.model, ids)
             self.counts.add(num_tokens, num_tokens)
-        return self._kept[ids]
+        return self._prefix
 
-    def _score_groups(self, groups: list[Inputs], shared: SharedPrefix | None) -> list[PassScores]:
-        """One pass, or halves where memory does not hold it: the log-probs of every row, group by group.
+    def _score_inputs(self, inputs: list[LMInput], shared: SharedPrefix | None) -> list[PassScores]:
+        """Score one pass, or halves where memory does not hold it: the log-probs of every row, input by input.
 
         A pass is halved only after it had all the memory that can be freed, so the halves follow from the pass and
         the machine, never from what came before.
         """
-        longest = max(group.num_tokens for group in groups)
-        scores = self._pass_in_memory(groups, longest, shared)
+        scores = self._pass_in_memory(inputs, shared)
         if scores is None and self._free_memory():
-            scores = self._pass_in_memory(groups, longest, shared)
+            scores = self._pass_in_memory(inputs, shared)
         if scores is not None:
             return [scores]
-        report_out_of_memory(len(groups), len(groups) * (longest + (shared.num_tokens if shared else 0)))
-        half = len(groups) // 2
-        return self._score_groups(groups[:half], shared) + self._score_groups(groups[half:], shared)
+        longest = max(one.num_tokens for one in inputs) + (shared.num_tokens if shared else 0)
+        report_out_of_memory(len(inputs), len(inputs) * longest)
+        half = len(inputs) // 2
+        return self._score_inputs(inputs[:half], shared) + self._score_inputs(inputs[half:], shared)
 
-    def _pass_in_memory(self, groups: list[Inputs], longest: int, shared: SharedPrefix | None) -> PassScores | None:
-        """None where memory does not hold the pass, whose tensors are gone then: an error in hand would keep them."""
+    def _pass_in_memory(self, inputs: list[LMInput], shared: SharedPrefix | None) -> PassScores | None:
+        """Return None where memory does not hold the pass, whose tensors are gone then."""
         try:
-            return self._one_pass(groups, longest, shared)
+            return self._one_pass(inputs, shared)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-        return None
+        return None  # not within `except`: an error in hand would keep the tensors
 
     def _free_memory(self) -> bool:
-        """Give back what a pass may have instead; whether there can have been any."""
-        on_gpu = self.model.device.type == "cuda"
+        """Give back what a pass may have instead; return whether there can have been any."""
+        on_gpu, had_prefix = self.model.device.type == "cuda", self._prefix is not None
+        self._prefix = None
         if on_gpu:
             torch.cuda.empty_cache()
-        return self._kept.clear() or on_gpu
+        return had_prefix or on_gpu
 
-    def _one_pass(self, groups: list[Inputs], longest: int, shared: SharedPrefix | None) -> PassScores:
-        """Of plain inputs or of trees, of which a call has either."""
-        trees = [group for group in groups if isinstance(group, TokenTree)]
-        plain = [group for group in groups if isinstance(group, PrefixGroup)]
-        scores = self._pass_of_trees(trees, shared) if trees else self._pass_of_groups(plain, shared)
-        num_tokens = sum(group.num_tokens for group in groups)
-        self.counts.add(num_tokens, num_tokens if self._packs and not (shared or trees) else len(groups) * longest)
-        return scores
-
-    def _pass_of_trees(self, trees: list[TokenTree], shared: SharedPrefix | None) -> PassScores:
-        inputs = tree_inputs(self.model, trees, shared.num_tokens if shared else 0)
-        past = shared.for_rows(len(trees)) if shared else None
-        owner, place, target = predicted_places(trees)
-        with torch.inference_mode():
-            hidden = self.model.base_model(**inputs, past_key_values=past, use_cache=past is not None).last_hidden_state
-            rows = hidden[to_device(owner, hidden.device), to_device(place, hidden.device)]
-            logprobs = target_logprobs(rows, to_device(target, rows.device), self._head)
-            return PassScores(logprobs, [len(some) for tree in trees for some in tree.targets])
-
-    def _pass_of_groups(self, groups: list[PrefixGroup], shared: SharedPrefix | None) -> PassScores:
-        pairs = [pair for group in groups for pair in group.pairs]
+    def _one_pass(self, inputs: list[LMInput], shared: SharedPrefix | None) -> PassScores:
+        pairs = [pair for one in inputs for pair in one.pairs]
         pair, position, target = continuation_positions(pairs)
-        owner = torch.tensor([number for number, group in enumerate(groups) for _ in group.rows])
+        owner = torch.tensor([number for number, one in enumerate(inputs) for _ in one.rows])
         with torch.inference_mode():
-            rows = self._predicting_rows([group.ids for group in groups], owner[pair], position, shared)
+            rows = self._predicting_rows([one.ids for one in inputs], owner[pair], position, shared)
             logprobs = target_logprobs(rows, to_device(target, rows.device), self._head)
-            return PassScores(logprobs, [len(c) for _, c in pairs])
+            scores = PassScores(logprobs, [len(continuation) for _, continuation in pairs])
+        num_tokens, longest = sum(one.num_tokens for one in inputs), max(one.num_tokens for one in inputs)
+        is_padded = shared is not None or not self._packs
+        self.counts.add(num_tokens, len(inputs) * longest if is_padded else num_tokens)
+        return scores
 
     def _last_logits(self, rows: list[list[int]]) -> Tensor:
         """Logits [K, V] of the token after each row, as many rows in a pass as `tokens_per_batch` allows."""

@@ -23,7 +23,7 @@ from replug.models.ensemble import mix_token_logprobs
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop, before_stop
 from replug.models.lm_source import LMFiles
 from replug.models.local.local_source import LocalSource
-from replug.models.local.next_token import TokenChooser, entropy
+from replug.models.local.mixtures import TokenChooser, entropy
 from replug.models.text_lists import require_texts
 
 if TYPE_CHECKING:
