@@ -320,7 +320,7 @@ def test_a_shared_prefix_is_computed_once_and_changes_nothing(
 
 def test_an_opening_is_read_once_for_all_calls_and_changes_no_answer(llama: HuggingFaceLM) -> None:
     options = replace(GREEDY, opening=DEMONSTRATIONS)
-    llama._prefix = None
+    llama._kept = []
     for prompt in FEW_SHOT[:2]:  # a prompt alone shares nothing with others of its call
         before = llama.counts.tokens
         alone = llama.generate_ensemble([prompt], [1.0], GREEDY)

@@ -258,7 +258,7 @@ def few_shot_pairs(lm: HuggingFaceLM) -> tuple[list[str], list[str]]:
 
 def test_a_prefix_that_all_share_is_computed_once_and_changes_no_score(lm: HuggingFaceLM) -> None:
     prefixes, continuations = few_shot_pairs(lm)
-    lm._prefix = None
+    lm._kept = []
     before = lm.counts.tokens
     scores = lm.score(prefixes, continuations)
     spent = lm.counts.tokens - before
@@ -285,7 +285,7 @@ def test_shared_tokens_are_those_before_the_first_difference() -> None:
 
 def test_a_prefix_that_calls_share_is_computed_once_and_gives_the_same_bits(lm: HuggingFaceLM) -> None:
     prefixes, continuations = few_shot_pairs(lm)
-    lm._prefix = None
+    lm._kept = []
     first = lm.score(prefixes, continuations)
     before = lm.counts.tokens
     again = lm.score(prefixes, continuations)
@@ -294,14 +294,14 @@ def test_a_prefix_that_calls_share_is_computed_once_and_gives_the_same_bits(lm: 
         np.testing.assert_array_equal(one.token_logprobs, other.token_logprobs)
 
 
-def test_a_kept_prefix_gives_way_before_a_pass_is_halved(lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_prefixes_give_way_before_a_pass_is_halved(lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch) -> None:
     prefixes, continuations = few_shot_pairs(lm)
     lm.score(prefixes, continuations)
     tried, one_pass = [], lm._one_pass
 
     def fits_without_kept(inputs, shared):
         tried.append(len(inputs))
-        if lm._prefix is not None:
+        if lm._kept:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return one_pass(inputs, shared)
 

@@ -44,6 +44,7 @@ from replug.models.pass_size import tokens_per_pass
 from replug.models.streaming import pieces
 from replug.models.text_lists import require_texts
 
+KEPT_PREFIXES = 2  # what the lines of an answer's factors follow
 PASSES_PER_GROUP = 4  # whose tokens are decoded together: more would keep more keys and values than they save passes
 Rows = list[list[int]]  # of token ids
 
@@ -87,7 +88,7 @@ class HuggingFaceLM:
         self._head = separable_head(self.model)
         self._body = torch.compile(self.model.base_model, dynamic=True) if computing.compile else self.model.base_model
         self._shares = self._head is not None and reuses_prefixes(self.model)
-        self._prefix: SharedPrefix | None = None  # that was used last
+        self._kept: list[SharedPrefix] = []  # used last, for later calls
         obstacle = self._obstacle(computing.compile or spread)
         self._packs = packs_rows(self.model, computing.packed, computing.fused and on_gpu, obstacle, path)
         shape = lm_shape(self.model.config)
@@ -103,7 +104,7 @@ class HuggingFaceLM:
     def _require_sense(self, path: str) -> None:
         """Raise UserError for weights and a tokenizer that are not of one trained LM; leaves no trace in counts."""
         require_sense(self, path)
-        self._prefix, self.counts = None, PassCounts()
+        self._kept, self.counts = [], PassCounts()
 
     def score(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
@@ -279,11 +280,13 @@ class HuggingFaceLM:
         if not num_tokens:
             return None
         ids = prefixes[0][:num_tokens]
-        if self._prefix is None or self._prefix.ids != ids:
-            self._prefix = None  # first, since memory may not hold both
-            self._prefix = SharedPrefix(self.model, ids)
+        found = next((one for one in self._kept if one.ids == ids), None)
+        if found is None:
+            self._kept = self._kept[1 - KEPT_PREFIXES :]  # first, since memory may not hold one more
+            found = SharedPrefix(self.model, ids)
             self.counts.add(num_tokens, num_tokens)
-        return self._prefix
+        self._kept = [*(one for one in self._kept if one is not found), found]
+        return found
 
     def _score_inputs(self, inputs: list[LMInput], shared: SharedPrefix | None) -> list[PassScores]:
         """Score one pass, or halves where memory does not hold it: the log-probs of every row, input by input.
@@ -312,11 +315,11 @@ class HuggingFaceLM:
 
     def _free_memory(self) -> bool:
         """Give back what a pass may have instead; return whether there can have been any."""
-        on_gpu, had_prefix = self.model.device.type == "cuda", self._prefix is not None
-        self._prefix = None
+        on_gpu, had_some = self.model.device.type == "cuda", bool(self._kept)
+        self._kept = []
         if on_gpu:
             torch.cuda.empty_cache()
-        return had_prefix or on_gpu
+        return had_some or on_gpu
 
     def _one_pass(self, inputs: list[LMInput], shared: SharedPrefix | None) -> PassScores:
         pairs = [pair for one in inputs for pair in one.pairs]
