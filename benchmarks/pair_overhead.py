@@ -22,16 +22,14 @@ import numpy as np
 
 from benchmarks.machine import describe_machine
 from benchmarks.workloads import Pairs, mixed_pairs
-from replug.models.batching import even_batches
+from replug.models.batching import FEWEST_TOKENS_GPU, MOST_TOKENS_GPU, even_batches, units_of_similar_length
 from replug.models.black_box_lm import ContinuationScore
+from replug.models.local.decoding import shared_tokens
 from replug.models.local.logprobs import continuation_positions
-from replug.models.local.shared_prefix import shared_tokens
 from replug.models.model_files import load_lm_tokenizer
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import PairIds, inputs_of, pair_token_ids, pairs_token_ids
-from replug.models.pass_size import FEWEST_TOKENS_GPU, MOST_TOKENS_GPU
 from replug.models.score_cache import NewScore, ScoreCache, pair_key
-from replug.models.units import units_of_similar_length
 
 Unit = tuple[list[str], list[str]]  # prefixes and continuations
 

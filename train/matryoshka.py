@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from replug.models.vector_prefix import first_numbers
+from replug.models.encoder import first_numbers
 
 
 def prefix_pairs(

@@ -5,7 +5,7 @@ The same pair scored in another company may differ in its last bits, so which co
 not depend on timing: calls claim their pairs in the order they are submitted, and a pair that an earlier
 call claimed is awaited and not computed again. What a call has to compute is split into the LM's own units, and
 whole units are stored, before anyone has their scores: after kill -9 the same units are left to do. A call's units
-are one transaction, as a rule, written by a thread of its own (`models/score_writer.py`). Answers are
+are one transaction, as a rule, written by a thread of its own (`models/asked_once.py`). Answers are
 `models/asked_once.py`'s.
 """
 
@@ -20,14 +20,11 @@ from typing import TypeVar
 
 from replug.cluster.futures import attempt, outcome
 from replug.config.errors import RunError
-from replug.models.asked_once import AskedOnce
-from replug.models.black_box_lm import AsyncLM, ContinuationScore, ScoreSum
+from replug.models.answer_table import GenerationCache, SampleCache, generation_key, sampling_key
+from replug.models.asked_once import AskedOnce, UnitWriter
+from replug.models.black_box_lm import AsyncLM, ContinuationScore, ScoreSum, require_texts
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
-from replug.models.generation_cache import GenerationCache, generation_key
-from replug.models.sample_cache import SampleCache, sampling_key
 from replug.models.score_cache import HitCounts, Key, NewScore, ScoreCache, pair_key
-from replug.models.score_writer import UnitWriter
-from replug.models.text_lists import require_texts
 
 log = logging.getLogger(__name__)
 

@@ -28,14 +28,13 @@ from replug.models.black_box_lm import (
     answer_mixtures,
     check_ensemble,
     check_pairs,
+    require_texts,
 )
-from replug.models.ensemble import document_weights, mix_token_logprobs
+from replug.models.ensemble import Documents, Found, Retrieved, Retriever, document_weights, mix_token_logprobs
 from replug.models.ensemble_temperature import own_temperature
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.policy import KnownFrom, Policy, Subject
 from replug.models.prompt import PromptTemplate
-from replug.models.retrieved import Documents, Found, Retrieved, Retriever
-from replug.models.text_lists import require_texts
 
 Texts = Sequence[str]
 

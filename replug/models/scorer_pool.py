@@ -21,12 +21,11 @@ from replug.cluster.device_use import USE, Busy, own_devices
 from replug.cluster.gpus import keep_to_memory_share
 from replug.cluster.packing import SCORER
 from replug.cluster.places import place
-from replug.models.black_box_lm import ContinuationScore, LaunchingLM, LocalLM, Pending
+from replug.models.batching import units_of_similar_length
+from replug.models.black_box_lm import ContinuationScore, LaunchingLM, LocalLM, Pending, require_texts
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.hardware import available_cores
 from replug.models.local.local_source import LocalSource
-from replug.models.text_lists import require_texts
-from replug.models.units import units_of_similar_length
 
 PROBE = (["The capital of France is", "one two three four five"], [" Paris, and that of Italy is Rome.", " six seven"])
 # Nats by which replicas on different hardware may differ on the probe's tokens, at most and on average.

@@ -10,7 +10,7 @@ from replug.config.choices import SwapMode
 from replug.config.schema import Config
 from replug.index_workers.file_size import rows_per_file
 from replug.index_workers.kinds import IndexKind
-from replug.models.pass_size import LMShape, tokens_per_pass, tokens_per_unit
+from replug.models.batching import LMShape, tokens_per_pass, tokens_per_unit
 from replug.planning import memory
 from replug.planning.accelerators import DeviceModel, Devices
 from replug.planning.host_search import CORE_FLOP, core_seconds

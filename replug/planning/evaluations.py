@@ -16,7 +16,7 @@ from replug.config.methods import BM25, REPLUG, WITHOUT_RETRIEVER
 from replug.config.rules import evaluation_methods, has_rerank_lm, lm_problems
 from replug.config.schema import LMConfig
 from replug.index_workers.version_folders import newest_encoder
-from replug.models.pass_size import LMShape, tokens_per_pass
+from replug.models.batching import LMShape, tokens_per_pass
 from replug.planning.accelerators import DeviceModel, Devices, check_efficiency, parse_devices
 from replug.planning.examples import count_examples, with_lengths_of_set
 from replug.planning.memory import DTYPE_BYTES, gpus_for, score_bytes

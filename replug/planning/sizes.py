@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from replug.cluster.gpu_shares import Sizes
 from replug.config.errors import UserError
 from replug.config.schema import Config, ScoreConfig
-from replug.models.pass_size import LMShape, tokens_per_pass
+from replug.models.batching import LMShape, tokens_per_pass
 from replug.planning import memory
 from replug.planning.model_sizes import ModelSize, lm_size, retriever_size
 from replug.planning.trained import TrainedPart, trained_part

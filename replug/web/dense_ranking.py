@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from replug.models.encoder import Encoder
 from replug.models.encoder_retriever import EncoderRetriever
-from replug.models.ensemble import document_weights
-from replug.models.retrieved import Retrieved
+from replug.models.ensemble import Retrieved, document_weights
 from replug.web.records import Passage
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from replug.data.records import Document
 from replug.index_workers.bm25 import BM25Index
-from replug.models.retrieved import Retrieved, Retriever
+from replug.models.ensemble import Retrieved, Retriever
 from replug.web.records import EngineResult
 
 

@@ -15,7 +15,7 @@ from replug.answering.prompts import AnswerPrompts, PromptForm
 from replug.answering.rerankers import RERANKERS
 from replug.models.black_box_lm import AsyncLM
 from replug.models.caching_lm import CachingLM
-from replug.models.in_process_lm import InProcessLM
+from replug.models.lm_source import InProcessLM
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.stand_in_lm import StandInLM
 from tests.support.answering_questions import PASSAGES, PROMPTS, QUESTION, SHOTS, TEXTS, CountingLM

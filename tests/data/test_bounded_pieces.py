@@ -17,7 +17,7 @@ from replug.data.prepare.sets import Tokenizers, prepare_raw
 from replug.data.store import PreparedSet
 from replug.data.tokenizing import load_plain, pieces_within, word_tokenizer
 from replug.models.build import lm_source
-from replug.models.local.hf_source import HuggingFaceSource
+from replug.models.local.local_source import HuggingFaceSource
 from replug.models.preparing import LM_TOKENS, data_origin, prepared_set
 from replug.train.data_checks import check_data
 from tests.support.preparing import WORDS, contents, rows_of, texts_of, write_jsonl

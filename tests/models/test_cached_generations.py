@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from replug.config.errors import RunError, UserError
+from replug.models.answer_table import GenerationCache, generation_key
 from replug.models.caching_lm import CachingLM
 from replug.models.generation import Generated, GenerationOptions
-from replug.models.generation_cache import GenerationCache, generation_key
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
-from replug.models.in_process_lm import InProcessLM
+from replug.models.lm_source import InProcessLM
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.score_cache import ScoreCache

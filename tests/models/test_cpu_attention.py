@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import GemmaConfig, GemmaForCausalLM, MistralConfig, MistralForCausalLM
 
-from replug.models.local import cpu_attention
-from replug.models.local.cpu_attention import NAME, blocked_attention, use_cpu_attention
+from replug.models import fused_layers
+from replug.models.fused_layers import NAME, blocked_attention, use_cpu_attention
 
 
 @pytest.mark.parametrize(("positions", "block_bytes"), [(64, 4 * 2**20), (3, 1), (1, 2000)])
@@ -13,8 +13,8 @@ from replug.models.local.cpu_attention import NAME, blocked_attention, use_cpu_a
     ("heads", "groups", "length", "keys"), [(4, 4, 7, 7), (6, 2, 9, 9), (6, 2, 5, 12), (4, 1, 2, 9)]
 )
 def test_it_equals_the_fused_attention(monkeypatch, heads, groups, length, keys, positions, block_bytes):
-    monkeypatch.setattr(cpu_attention, "POSITIONS_PER_BLOCK", positions)
-    monkeypatch.setattr(cpu_attention, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(fused_layers, "POSITIONS_PER_BLOCK", positions)
+    monkeypatch.setattr(fused_layers, "BLOCK_BYTES", block_bytes)
     torch.manual_seed(0)
     query = torch.randn(3, heads, length, 8)
     key, value = torch.randn(2, 3, groups, keys, 8)

@@ -7,8 +7,7 @@ import torch
 from transformers import AlbertConfig, AlbertModel, BertConfig, BertModel, T5Config, T5EncoderModel
 from transformers.activations import ACT2FN
 
-from replug.models.fused_gelu import WRITTEN_OUT, use_fused_gelu
-from replug.models.local.computing import Computing
+from replug.models.fused_layers import WRITTEN_OUT, use_fused_gelu
 from replug.models.local.hf_lm import HuggingFaceLM
 from tests.support.tiny_lms import CONTINUATIONS, PREFIXES, random_lms_need_make_no_sense, write_gpt2, write_tokenizer
 
@@ -64,7 +63,7 @@ def test_a_gpt2_scores_alike_with_and_without_and_the_kernel_is_what_runs(tmp_pa
     torch.manual_seed(0)
     write_gpt2(tmp_path)
     write_tokenizer(tmp_path)
-    plain, fused = (HuggingFaceLM(str(tmp_path), computing=Computing(fused=fused)) for fused in (False, True))
+    plain, fused = (HuggingFaceLM(str(tmp_path), fused=fused) for fused in (False, True))
     kinds = [{type(block.mlp.act) for block in lm.model.transformer.h} for lm in (plain, fused)]
     assert kinds == [{WRITTEN_OUT[0]}, {torch.nn.GELU}]
     assert plain.model.config._attn_implementation == "sdpa"

@@ -29,7 +29,7 @@ from transformers import (
 from replug.config.errors import RunError
 from replug.models.black_box_lm import Mixture, UnscorableText
 from replug.models.generation import Generated, GenerationOptions, SamplingOptions, before_stop
-from replug.models.local import mixtures, shared_prefix
+from replug.models.local import decoding, mixtures
 from replug.models.local.decoding import CacheUse, find_cache_use
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.mixtures import TokenChooser, entropy, mix_next_token, nucleus
@@ -311,7 +311,7 @@ def test_a_shared_prefix_is_computed_once_and_changes_nothing(
     before = llama.counts.tokens
     shared = llama.generate_ensemble(FEW_SHOT, weights, GREEDY)
     spent = llama.counts.tokens - before
-    monkeypatch.setattr(shared_prefix, "MIN_SHARED_TOKENS", 10**6)
+    monkeypatch.setattr(decoding, "MIN_SHARED_TOKENS", 10**6)
     before = llama.counts.tokens
     apart = llama.generate_ensemble(FEW_SHOT, weights, GREEDY)
     assert llama.counts.tokens - before - spent >= 2 * 64

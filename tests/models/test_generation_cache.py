@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from replug.config.errors import RunError
+from replug.models.answer_table import GenerationCache, generation_key
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.generation import Generated, GenerationOptions
-from replug.models.generation_cache import GenerationCache, generation_key
 from replug.models.score_cache import Key, NewScore, ScoreCache
 
 OPTIONS = GenerationOptions(8, stop="\n", temperature=0.7, top_p=0.9, seed=3)

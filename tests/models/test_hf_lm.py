@@ -21,10 +21,9 @@ from transformers import (
 
 from replug.config.errors import RunError
 from replug.models.local import weights
-from replug.models.local.computing import Computing
+from replug.models.local.decoding import shared_tokens
 from replug.models.local.hf_lm import HuggingFaceLM
-from replug.models.local.hf_source import HuggingFaceSource
-from replug.models.local.shared_prefix import shared_tokens
+from replug.models.local.local_source import HuggingFaceSource
 from replug.models.local.weights import hashed_files, lm_identity
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import LMInput, inputs_of, pair_token_ids
@@ -423,7 +422,6 @@ import re, resource, sys
 from unittest import mock
 import numpy as np
 from replug.config.errors import RunError
-from replug.models.local.computing import Computing
 from replug.models.local.hf_lm import HuggingFaceLM
 
 mock.patch("replug.models.local.hf_lm.require_sense").start()  # the LM is random
@@ -447,7 +445,7 @@ print("equal")
 def test_a_compiled_model_gives_the_same_scores(folder: Path, lm: HuggingFaceLM) -> None:
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         pytest.skip("torch.compile needs a C++ compiler on a CPU, and there is none")
-    assert_same_scores(lm, HuggingFaceLM(str(folder), computing=Computing(compile=True)))
+    assert_same_scores(lm, HuggingFaceLM(str(folder), compile=True))
 
 
 def test_layers_that_are_spread_over_devices_give_the_same_scores(folder: Path, lm: HuggingFaceLM) -> None:

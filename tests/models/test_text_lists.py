@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from replug.config.errors import UserError
+from replug.models.black_box_lm import require_texts
 from replug.models.caching_lm import CachingLM
 from replug.models.encoder import Encoder
 from replug.models.encoder_retriever import EncoderRetriever
-from replug.models.in_process_lm import InProcessLM
+from replug.models.lm_source import InProcessLM
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.packaged import resolve_encoder_path
 from replug.models.replug_lm import ReplugLM
-from replug.models.text_lists import require_texts
 from tests.support.tiny_lms import load, write_gpt2
 
 

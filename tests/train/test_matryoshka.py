@@ -12,7 +12,7 @@ from replug.config.schema import Config
 from replug.data.datamodule import Position
 from replug.data.store import PreparedSet
 from replug.models.build import load_encoder
-from replug.models.vector_prefix import first_numbers
+from replug.models.encoder import first_numbers
 from replug.train.fitting import lsr_module
 from replug.train.loss import log_likelihood, text_losses
 from replug.train.matryoshka import mean_over_prefixes, prefix_pairs

@@ -5,8 +5,8 @@ import pytest
 
 from replug.data.sources.stand_in_texts import stand_in_vocabulary
 from replug.models.encoder import Encoder
+from replug.models.ensemble import Retrieved
 from replug.models.packaged import resolve_encoder_path
-from replug.models.retrieved import Retrieved
 from replug.web.dense_ranking import first_passages, passages_of_documents, rank_densely
 from replug.web.records import Passage
 

@@ -13,8 +13,8 @@ import pytest
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import WebConfig
 from replug.data.records import Document
+from replug.models.ensemble import Retrieved
 from replug.models.http.request_budget import BudgetSpent, RequestBudget
-from replug.models.retrieved import Retrieved
 from replug.web import search_api
 from replug.web.engine_kinds import EngineParts, engine_names, make_engine
 from replug.web.engines.brave import BraveEngine

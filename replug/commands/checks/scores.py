@@ -15,9 +15,7 @@ from rich.table import Table
 
 from replug.config.errors import RunError, UserError
 from replug.data.progress import Progress
-from replug.models.answer_table import AnswerTable
-from replug.models.generation_cache import GenerationCache
-from replug.models.sample_cache import SampleCache
+from replug.models.answer_table import AnswerTable, GenerationCache, SampleCache
 from replug.models.score_cache import Key, ModelUse, ScoreCache
 
 log = logging.getLogger(__name__)

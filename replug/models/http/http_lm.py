@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from replug.config.errors import RunError, UserError
-from replug.models.black_box_lm import ContinuationScore, UnscorableText, check_ensemble, check_pairs
+from replug.models.black_box_lm import ContinuationScore, UnscorableText, check_ensemble, check_pairs, require_texts
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop, before_stop
 from replug.models.http import completions_api as api
 from replug.models.http.completions_api import GeneratedTexts, Pair, ServerFault, ShownAnswers, TokenScores
@@ -33,7 +33,6 @@ from replug.models.http.request_meter import RequestMeter
 from replug.models.http.token_names import TokenNames
 from replug.models.http.top_tokens import TopTokens, own_logprobs
 from replug.models.pair_tokens import check_lengths, pair_token_ids
-from replug.models.text_lists import require_texts
 
 T = TypeVar("T")
 

@@ -6,30 +6,33 @@ layer; logits and log-softmax are float32, whatever the LM's dtype. Prefix and c
 continuation has the same tokens after every document. `models.local.decoding` continues prompts.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
 
-from replug.models.batching import even_batches, padded_groups
-from replug.models.black_box_lm import ContinuationScore, Mixture, PassCounts, Watch, check_pairs
-from replug.models.fused_gelu import use_fused_gelu
+from replug.config.errors import RunError
+from replug.models.batching import even_batches, padded_groups, tokens_per_pass
+from replug.models.black_box_lm import ContinuationScore, Mixture, PassCounts, Watch, check_pairs, require_texts
+from replug.models.fused_layers import use_cpu_attention, use_fused_gelu
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.hardware import to_device
-from replug.models.local.causal_lm import load_causal_lm
-from replug.models.local.computing import BY_DEFAULT, Computing
-from replug.models.local.cpu_attention import use_cpu_attention
-from replug.models.local.decoding import CachedPrompts, CacheUse, RecomputedPrompts, find_cache_use
+from replug.models.local.decoding import (
+    CachedPrompts,
+    CacheUse,
+    RecomputedPrompts,
+    SharedPrefix,
+    find_cache_use,
+    reuses_prefixes,
+    shared_tokens,
+)
 from replug.models.local.float32_head import separable_head, use_float32_head
-from replug.models.local.logprobs import continuation_positions, target_logprobs
+from replug.models.local.logprobs import PassScores, PendingScores, continuation_positions, target_logprobs
 from replug.models.local.mixtures import GrowingPrompts, MixedAnswer, continue_answers
-from replug.models.local.out_of_memory import is_out_of_memory, report_out_of_memory
-from replug.models.local.packed_attention import packed_states_at, packs_rows
-from replug.models.local.pending_scores import PassScores, PendingScores
 from replug.models.local.sense import require_sense
-from replug.models.local.shared_prefix import SharedPrefix, reuses_prefixes, shared_tokens
-from replug.models.local.weights import lm_identity
+from replug.models.local.weights import FLASH, lm_identity, load_causal_lm
 from replug.models.model_files import lm_shape, load_lm_tokenizer
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import (
@@ -40,9 +43,7 @@ from replug.models.pair_tokens import (
     pair_token_ids,
     pairs_token_ids,
 )
-from replug.models.pass_size import tokens_per_pass
 from replug.models.streaming import pieces
-from replug.models.text_lists import require_texts
 
 KEPT_PREFIXES = 2  # what the lines of an answer's factors follow
 PASSES_PER_GROUP = 4  # whose tokens are decoded together: more would keep more keys and values than they save passes
@@ -53,8 +54,9 @@ class HuggingFaceLM:
     """A `BlackBoxLM` over local weights: a folder, a GGUF file, a hub name, or `package:smollm2`.
 
     `spread` lays the layers over all visible GPUs, for models larger than one. `identity` is given where the weights
-    have been hashed already. Raises UserError for what is no trained causal LM with its own tokenizer, and for one that
-    cannot compute as `computing` asks.
+    have been hashed already. `compile` is torch's; without `fused` all layers are transformers' own operations. With
+    `attention="flash_attention_2"` passes have no padding. Raises UserError for what is not a trained causal LM with
+    its own tokenizer, and where flash attention is not installed.
 
     >>> lm = HuggingFaceLM("./my-lm")  # or "package:smollm2", a GGUF file, a name on the hub
     >>> lm.score(["a boat"], [" on the lake"])[0].sum_logprob < 0
@@ -69,15 +71,18 @@ class HuggingFaceLM:
         tokens_per_batch: int | None = None,
         spread: bool = False,
         identity: str | None = None,
-        computing: Computing = BY_DEFAULT,
+        *,
+        compile: bool = False,
+        fused: bool = True,
+        attention: str = "sdpa",
     ) -> None:
         path = resolve_lm_path(str(path))
         self.tokenizer = load_lm_tokenizer(path)
-        self.model = load_causal_lm(path, dtype, "auto" if spread else None)
+        self.model = load_causal_lm(path, dtype, "auto" if spread else None, attention)
         if not spread:
             self.model.to(device)  # type: ignore[arg-type]
         self.model.eval().requires_grad_(False)
-        if computing.fused:
+        if fused:
             use_cpu_attention(self.model)
             use_fused_gelu(self.model)
         use_float32_head(self.model)
@@ -86,20 +91,13 @@ class HuggingFaceLM:
         self.max_tokens: int | None = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         self.counts = PassCounts()
         self._head = separable_head(self.model)
-        self._body = torch.compile(self.model.base_model, dynamic=True) if computing.compile else self.model.base_model
+        self._body = torch.compile(self.model.base_model, dynamic=True) if compile else self.model.base_model
         self._shares = self._head is not None and reuses_prefixes(self.model)
         self._kept: list[SharedPrefix] = []  # used last, for later calls
-        obstacle = self._obstacle(computing.compile or spread)
-        self._packs = packs_rows(self.model, computing.packed, computing.fused and on_gpu, obstacle, path)
+        self._is_unpadded = attention == FLASH and self._head is not None
         shape = lm_shape(self.model.config)
-        self.tokens_per_batch = tokens_per_pass(shape, on_gpu, tokens_per_batch, self._packs)
+        self.tokens_per_batch = tokens_per_pass(shape, on_gpu, tokens_per_batch, self._is_unpadded)
         self._require_sense(path)
-
-    def _obstacle(self, is_cut: bool) -> str | None:
-        """What keeps rows from being packed, whatever the model's attention is."""
-        if is_cut:
-            return "its layers are compiled or spread over GPUs"
-        return "its logits are more than its output layer" if self._head is None else None
 
     def _require_sense(self, path: str) -> None:
         """Raise UserError for weights and a tokenizer that are not of one trained LM; leaves no trace in counts."""
@@ -131,7 +129,7 @@ class HuggingFaceLM:
         passes: list[PassScores] = []
         rows: list[int] = []
         for batch in even_batches(
-            [one.num_tokens for one in inputs], self.tokens_per_batch, bool(shared) or not self._packs
+            [one.num_tokens for one in inputs], self.tokens_per_batch, bool(shared) or not self._is_unpadded
         ):
             some = [inputs[i] for i in batch]
             passes += self._score_inputs(some, shared)
@@ -330,7 +328,7 @@ class HuggingFaceLM:
             logprobs = target_logprobs(rows, to_device(target, rows.device), self._head)
             scores = PassScores(logprobs, [len(continuation) for _, continuation in pairs])
         num_tokens, longest = sum(one.num_tokens for one in inputs), max(one.num_tokens for one in inputs)
-        is_padded = shared is not None or not self._packs
+        is_padded = shared is not None or not self._is_unpadded
         self.counts.add(num_tokens, len(inputs) * longest if is_padded else num_tokens)
         return scores
 
@@ -348,8 +346,8 @@ class HuggingFaceLM:
 
     def _predicting_rows(self, ids: Rows, row: Tensor, position: Tensor, shared: SharedPrefix | None) -> Tensor:
         """Hidden states [N, D] at the positions that predict, or logits [N, V] where the head is not separable."""
-        if self._packs and shared is None:
-            return packed_states_at(self.model.base_model, ids, row, position)
+        if self._is_unpadded and shared is None:
+            return unpadded_states(self._body, ids, row, position, self.model.device)
         padded = nn.utils.rnn.pad_sequence([torch.tensor(one) for one in ids], batch_first=True)
         inputs = to_device(padded, self.model.device)
         if self._head is None:
@@ -367,3 +365,40 @@ class HuggingFaceLM:
         # A list, since a tensor would be on the first device, and the hidden states are on the last.
         logits = self.model(input_ids=inputs, use_cache=False, logits_to_keep=keep.tolist()).logits
         return logits[to_device(row, logits.device), to_device(torch.searchsorted(keep, position), logits.device)]
+
+
+log = logging.getLogger(__name__)
+
+
+def unpadded_states(body: nn.Module, rows: Rows, row: Tensor, position: Tensor, device: torch.device) -> Tensor:
+    """Return the last hidden states [N, D] at positions [N] of rows [N], which are read one behind the other.
+
+    transformers tells the rows apart by their positions, which begin at 0 in each.
+    """
+    lengths = torch.tensor([len(ids) for ids in rows])
+    ids = torch.tensor([token for ids in rows for token in ids])
+    positions = torch.cat([torch.arange(length) for length in lengths.tolist()])
+    output = body(
+        input_ids=to_device(ids, device)[None], position_ids=to_device(positions, device)[None], use_cache=False
+    )
+    states: Tensor = output.last_hidden_state[0]
+    return states[to_device((lengths.cumsum(0) - lengths)[row] + position, states.device)]
+
+
+def report_out_of_memory(num_groups: int, size: int) -> None:
+    """Raises RunError for what fewer inputs in a pass would not fix."""
+    if num_groups == 1:
+        raise RunError(
+            f"the LM ran out of memory on a single input of {size} tokens: take shorter texts, a smaller LM or dtype, "
+            "or more memory"
+        )
+    log.warning(
+        f"the LM ran out of memory at {size} tokens in one pass; halving, as each time it meets such a pass "
+        "(lm.tokens_per_batch sets the size)"
+    )
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """A CPU's allocator and CUDA's libraries have no error class of their own."""
+    signs = ("DefaultCPUAllocator", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)
