@@ -370,7 +370,7 @@ class HuggingFaceLM:
 log = logging.getLogger(__name__)
 
 
-def unpadded_states(body: nn.Module, rows: Rows, row: Tensor, position: Tensor, device: torch.device) -> Tensor:
+def unpadded_states(body: Callable, rows: Rows, row: Tensor, position: Tensor, device: torch.device) -> Tensor:
     """Return the last hidden states [N, D] at positions [N] of rows [N], which are read one behind the other.
 
     transformers tells the rows apart by their positions, which begin at 0 in each.
