@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from replug.answering.answerer import Answerer, AnsweringOptions
-from replug.answering.candidates import Candidate
-from replug.answering.factors import submit_factors
+from replug.answering.factors import Candidate, submit_factors
 from replug.answering.prompts import AnswerPrompts, PromptForm
 from replug.answering.rerankers import RERANKERS
 from replug.models.black_box_lm import AsyncLM
