@@ -153,12 +153,8 @@ class SampleCache(AnswerTable[list[Sampled]]):
         return texts, logprobs, json.dumps([len(sample.token_logprobs) for sample in answer])
 
     def _from_values(self, texts: str, logprobs: bytes, num_tokens: str) -> list[Sampled]:  # type: ignore[override]
-        parts = _split(as_array(logprobs), json.loads(num_tokens))
+        parts = np.split(as_array(logprobs), np.cumsum(json.loads(num_tokens))[:-1])
         return [Sampled(text, part) for text, part in zip(json.loads(texts), parts, strict=True)]
 
     def _is_sound(self, answer: list[Sampled]) -> bool:
         return all(bool(np.isfinite(sample.token_logprobs).all()) for sample in answer)
-
-
-def _split(numbers: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
-    return np.split(numbers, np.cumsum(lengths)[:-1])

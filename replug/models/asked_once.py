@@ -26,7 +26,7 @@ Known = TypeVar("Known")
 
 SECONDS_BETWEEN_WRITES = 5.0  # what kill -9 may cost where no call ends
 
-# Rows of a call that are computed together, and what submits them to the LM.
+# What is computed together, as places in what is missing of a call, and what submits it to the LM.
 Unit = tuple[list[int], "Callable[[], Future[list[Answer]]]"]
 
 
@@ -75,7 +75,7 @@ class AskedOnce(Generic[Answer]):
     ) -> "list[Known | Future[Answer]]":
         """Return each key's answer, or its future: from calls under way, from `stored`, and from the LM.
 
-        `units` gets the rows to ask for, and is called once at most. Errors, also of `units`, are the futures'.
+        `units` gets the rows that are missing, and is called once at most. Errors, also of `units`, are the futures'.
         """
         missing: list[int] = []
         answers: list[Known | Future[Answer]] = []
@@ -92,7 +92,7 @@ class AskedOnce(Generic[Answer]):
                 self._claimed[key].with_tokens |= with_tokens
                 answers.append(self._claimed[key].future)
             self._counts.add(hits=len(keys) - len(missing), misses=len(missing))
-            claims = {row: self._claimed[keys[row]] for row in missing}
+            claims = [self._claimed[keys[row]] for row in missing]
         if missing:
             self._ask(claims, attempt(_checked_units, units, missing))
         return answers
@@ -102,26 +102,26 @@ class AskedOnce(Generic[Answer]):
         self._queue.put(None)
         self._thread.join()
 
-    def _ask(self, claims: dict[int, Claim[Answer]], units: list[Unit] | Exception) -> None:
+    def _ask(self, claims: list[Claim[Answer]], units: list[Unit] | Exception) -> None:
         """Submit unit by unit. An error that the LM raises at once gives the claims back too."""
         if isinstance(units, Exception):
-            return self._queue.put(_Done(list(claims.values()), units, is_last=True))
+            return self._queue.put(_Done(claims, units, is_last=True))
         left, lock = len(units), threading.Lock()
 
-        def settle(rows: list[int], said: list[Answer] | BaseException) -> None:
+        def settle(places: list[int], said: list[Answer] | BaseException) -> None:
             nonlocal left
-            if not isinstance(said, BaseException) and len(said) != len(rows):
-                said = ValueError(f"the LM gave {len(said)} answers to {len(rows)} inputs")
+            if not isinstance(said, BaseException) and len(said) != len(places):
+                said = ValueError(f"the LM gave {len(said)} answers to {len(places)} inputs")
             with lock:
                 left -= 1
-                self._queue.put(_Done([claims[row] for row in rows], said, is_last=left == 0))
+                self._queue.put(_Done([claims[place] for place in places], said, is_last=left == 0))
 
-        for rows, submit in units:
+        for places, submit in units:
             inner = attempt(submit)
             if isinstance(inner, Exception):
-                settle(rows, inner)
+                settle(places, inner)
             else:
-                inner.add_done_callback(lambda done, rows=rows: settle(rows, outcome(done)))
+                inner.add_done_callback(lambda done, places=places: settle(places, outcome(done)))
         return None
 
     def _write(self) -> None:
@@ -168,6 +168,6 @@ class AskedOnce(Generic[Answer]):
 
 def _checked_units(units: Callable[[list[int]], list[Unit]], rows: list[int]) -> list[Unit]:
     found = units(rows)
-    if sorted(row for own, _ in found for row in own) != rows:
+    if sorted(place for own, _ in found for place in own) != list(range(len(rows))):
         raise ValueError(f"the LM's units are not each of {len(rows)} rows once: {[own for own, _ in found]}")
     return found

@@ -89,18 +89,6 @@ def padded_groups(lengths: Sequence[Sequence[int]], budget: int) -> Iterator[lis
         yield group
 
 
-def within_budget(sizes: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Rows in their order, as many together as the budget holds (one row at least)."""
-    group: list[int] = []
-    for row, size in enumerate(sizes):
-        if group and sum(sizes[other] for other in group) + size > budget:
-            yield group
-            group = []
-        group.append(row)
-    if group:
-        yield group
-
-
 BYTES_PER_TOKEN = 4  # of English and code; a guess, which costs padding where it is wrong and nothing else
 CHOICE_CHARACTERS = 8  # a continuation so short is most likely one token, as the letters of a question are
 

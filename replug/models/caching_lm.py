@@ -81,7 +81,7 @@ class CachingLM:
 
         def units(rows: list[int]) -> list[Unit]:
             asked = partial(self.uncached.submit_ensemble, prompts, weights, options)
-            return [(rows, lambda: _mapped(asked(), lambda answer: [answer]))]
+            return [([0], lambda: _mapped(asked(), lambda answer: [answer]))]
 
         answers: list[Generated | Future[Generated]]
         answers = self._generations.submit([key], self._generated.answers, units)
@@ -98,7 +98,8 @@ class CachingLM:
         keys = [sampling_key(self.identity, prompt, options) for prompt in prompts]
 
         def units(rows: list[int]) -> list[Unit]:
-            return [(rows, partial(self.uncached.submit_samples, [prompts[row] for row in rows], options))]
+            asked = [prompts[row] for row in rows]
+            return [(list(range(len(rows))), partial(self.uncached.submit_samples, asked, options))]
 
         answers: list[list[Sampled] | Future[list[Sampled]]]
         answers = self._samples.submit(keys, self._sampled.answers, units)
@@ -151,13 +152,16 @@ class CachingLM:
         keys = [pair_key(self.identity, p, c) for p, c in zip(prefixes, continuations, strict=True)]
 
         def units(rows: list[int]) -> list[Unit]:
-            def texts(some: list[int]) -> tuple[list[str], list[str]]:
-                return [prefixes[row] for row in some], [continuations[row] for row in some]
+            before, after = [prefixes[row] for row in rows], [continuations[row] for row in rows]
+
+            def ask(places: list[int], **options: Any) -> "Future[list[ContinuationScore]]":
+                own = [before[place] for place in places], [after[place] for place in places]
+                return self.uncached.submit(*own, **options)
 
             if opening is not None:
-                return [(rows, partial(self.uncached.submit, *texts(rows), opening=opening))]
-            own = [[rows[place] for place in unit] for unit in self.uncached.units(*texts(rows))]
-            return [(unit, partial(self.uncached.submit, *texts(unit))) for unit in own]
+                places = list(range(len(rows)))
+                return [(places, partial(ask, places, opening=opening))]
+            return [(unit, partial(ask, unit)) for unit in self.uncached.units(before, after)]
 
         answers: list[Answer | Future[ContinuationScore]] = self._scores.submit(keys, stored, units, with_tokens)
         return gather(answers, shape)
@@ -180,6 +184,7 @@ def _unchanged(answer: Whole) -> Whole:
 def _mapped(future: "Future[Part]", change: Callable[[Part], Whole]) -> "Future[Whole]":
     """Return the future of what `change` makes of a result; errors and cancellation are errors."""
     whole: Future[Whole] = Future()
+    whole.set_running_or_notify_cancel()  # others may wait for the same, so nobody cancels it
 
     def settle(done: "Future[Part]") -> None:
         found = outcome(done)
@@ -195,6 +200,7 @@ def _mapped(future: "Future[Part]", change: Callable[[Part], Whole]) -> "Future[
 def gather(answers: Sequence["Whole | Future[Part]"], shape: "Callable[[Part], Whole]") -> "Future[list[Whole]]":
     """One future for all, in order, those under way as `shape` makes them; the first error in order is its error."""
     whole: Future[list[Whole]] = Future()
+    whole.set_running_or_notify_cancel()
     pending = [answer for answer in answers if isinstance(answer, Future)]
     left = len(pending)
     lock = threading.Lock()

@@ -19,10 +19,10 @@ PairIds = tuple[list[int], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class TokenizedCall:
-    """A call for scores as token ids: its pairs, and those of its opening, None where it has none."""
+    """A call for scores as token ids: its pairs, and its opening, which is empty where it has none."""
 
     pairs: list[PairIds]
-    opening: list[int] | None
+    opening: list[int]
 
 
 @dataclass(frozen=True, slots=True)

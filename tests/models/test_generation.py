@@ -261,16 +261,6 @@ def test_one_prompt_equals_plain_generation_and_transformers_own(lm: HuggingFace
     assert_equals_reference(lm, found, [prompt], [1.0])
 
 
-def test_equal_prompts_equal_a_single_one(lm: HuggingFaceLM) -> None:
-    alone = lm.generate_ensemble(PROMPTS[:1], [1.0], GREEDY)
-    assert_same(lm.generate_ensemble(PROMPTS[:1] * 5, [0.5, 0.1, 0.1, 0.1, 0.2], GREEDY), alone)
-
-
-def test_a_prompt_of_all_the_weight_equals_that_prompt_alone(lm: HuggingFaceLM) -> None:
-    alone = lm.generate_ensemble(PROMPTS[2:3], [1.0], GREEDY)
-    assert_same(lm.generate_ensemble(PROMPTS, [0.0, 0.0, 1.0, 0.0], GREEDY), alone)
-
-
 def test_the_log_probs_are_those_that_scoring_gives(llama: HuggingFaceLM) -> None:
     found = llama.generate_ensemble(PROMPTS[:1], [1.0], GenerationOptions(6))
     again = llama.score(PROMPTS[:1], [found.text])[0].token_logprobs
@@ -426,13 +416,6 @@ def test_any_of_several_stops_ends_an_answer(llama: HuggingFaceLM) -> None:
     assert found.text == expected == min((whole.split(stop)[0] for stop in stops), key=len)
     alone = llama.generate(PROMPTS, 12)
     assert llama.generate(PROMPTS, 12, stops) == [before_stop(text, stops) for text in alone]
-
-
-def test_a_stop_that_never_comes_changes_nothing(llama: HuggingFaceLM) -> None:
-    assert_same(
-        llama.generate_ensemble(PROMPTS, WEIGHTS, GenerationOptions(12, "no such text")),
-        llama.generate_ensemble(PROMPTS, WEIGHTS, GREEDY),
-    )
 
 
 @pytest.mark.parametrize("as_list", [False, True])

@@ -2,7 +2,6 @@
 
 import hashlib
 import pickle
-import re
 import shutil
 import subprocess
 import sys
@@ -25,7 +24,6 @@ from replug.models.local.decoding import shared_tokens
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.local_source import HuggingFaceSource
 from replug.models.local.weights import hashed_files, lm_identity
-from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import LMInput, inputs_of, pair_token_ids
 from tests.support.tiny_lms import (
     CONTINUATIONS,
@@ -170,21 +168,6 @@ def test_calls_that_cannot_be_answered_are_value_errors(lm: HuggingFaceLM) -> No
     with pytest.raises(ValueError, match="2 prefixes but 1 continuations"):
         lm.score(["a", "b"], ["c"])
     assert lm.score([], []) == []
-
-
-def test_generation_is_greedy_and_ends_before_the_stop(lm: HuggingFaceLM) -> None:
-    prompts = ["the cat sat", "x", "日本"]
-    for prompt, text in zip(prompts, lm.generate(prompts, 12), strict=True):
-        ids = lm.tokenizer(prompt)["input_ids"]
-        for _ in range(12):
-            with torch.no_grad():
-                ids = [*ids, int(lm.model(torch.tensor([ids])).logits[0, -1].argmax())]
-        new = ids[len(lm.tokenizer(prompt)["input_ids"]) :]
-        if lm.tokenizer.eos_token_id in new:
-            new = new[: new.index(lm.tokenizer.eos_token_id)]
-        assert text == lm.tokenizer.decode(new)
-        stop = re.search(r"[ -~]{2}", text[1:])[0]
-        assert lm.generate([prompt], 12, stop) == [text.split(stop)[0]]
 
 
 def test_the_identity_follows_the_weights_and_the_dtype(folder: Path, lm: HuggingFaceLM, tmp_path: Path) -> None:
@@ -453,19 +436,6 @@ def test_layers_that_are_spread_over_devices_give_the_same_scores(folder: Path, 
     assert_same_scores(lm, HuggingFaceLM(str(folder), spread=True))
 
 
-def test_a_real_lm_in_bfloat16_shares_its_prefixes(smollm2: HuggingFaceLM) -> None:
-    lm = HuggingFaceLM(resolve_lm_path("package:smollm2"), torch.bfloat16)
-    shots = "".join(f"Question: what is {i} + {i}?\nAnswer: {2 * i}\n" for i in range(10))
-    prefixes = [f"{shots}Question: what is {i} + {i}?\nAnswer:" for i in (21, 31, 41)]
-    continuations = [" 42", " 62", " 82"]
-    before = lm.counts.tokens
-    scores = lm.score(prefixes, continuations)
-    assert lm.counts.tokens - before < 1.5 * num_tokens(lm, prefixes[0])
-    expected = smollm2.score(prefixes, continuations)
-    for score, other in zip(scores, expected, strict=True):
-        np.testing.assert_allclose(score.token_logprobs, other.token_logprobs, atol=0.4)
-
-
 # Choices: continuations of one token after the same prefix -------------------------------------------------------
 
 LETTERS = ["x", "z", "q", "j"]  # each one token
@@ -487,15 +457,6 @@ def test_choices_are_read_from_one_pass_over_their_prefix(lm: HuggingFaceLM) -> 
     assert lm.counts.padded_tokens - before_padded == 4 * max(*lengths, longer)
     for score, prefix, continuation in zip(scores, *choices(prefixes), strict=True):
         np.testing.assert_allclose(score.token_logprobs, naive_logprobs(lm, prefix, continuation), atol=1e-4)
-
-
-@pytest.mark.parametrize("tokens_per_batch", [1, 30])
-def test_choices_equal_separate_scoring(folder: Path, lm: HuggingFaceLM, tokens_per_batch: int) -> None:
-    small = HuggingFaceLM(str(folder), tokens_per_batch=tokens_per_batch)
-    texts = choices(["the cat sat on the mat", "", "日本語の文書"])
-    for score, prefix, continuation in zip(small.score(*texts), *texts, strict=True):
-        (alone,) = lm.score([prefix], [continuation])
-        np.testing.assert_allclose(score.token_logprobs, alone.token_logprobs, atol=2e-5)
 
 
 def test_choices_after_shared_demonstrations_equal_a_naive_loop(lm: HuggingFaceLM) -> None:

@@ -110,13 +110,6 @@ def test_one_document_equals_plain_prompting_with_it(lm: HuggingFaceLM) -> None:
     assert replug.generate(CONTEXTS, 8) == lm.generate(prefixes, 8)
 
 
-def test_equal_documents_equal_a_single_one(lm: HuggingFaceLM) -> None:
-    same = [Retrieved(TEXTS[0], similarity, str(similarity)) for similarity in SIMILARITIES]
-    many, one = ReplugLM(lm, Shelf(same)), ReplugLM(lm, Shelf(same[:1]))
-    assert_same_scores(many.score(CONTEXTS, CONTINUATIONS), one.score(CONTEXTS, CONTINUATIONS))
-    assert many.generate(CONTEXTS, 8) == one.generate(CONTEXTS, 8)
-
-
 def test_texts_that_do_not_fit_are_cut_by_the_template(lm: HuggingFaceLM) -> None:
     long = [Retrieved("the mat " * 200, 0.5, "long"), *found(1)]
     with pytest.raises(UnscorableText, match="but the LM holds"):

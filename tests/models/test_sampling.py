@@ -125,7 +125,8 @@ def test_greedy_samples_are_the_greedy_answer_and_generation_is_decoded_together
 
 def test_an_answer_ends_before_the_stop_and_counts_what_held_it(lm: HuggingFaceLM) -> None:
     whole = lm.sample(PROMPTS, OPTIONS)
-    stop = next(text[2] for text in texts(whole)[0] if len(text) > 2 and "\ufffd" not in text)
+    known = [text.partition("\ufffd")[0] for text in texts(whole)[0]]  # before half a character
+    stop = next(text[1] for text in known if len(text) > 1)
     for free, stopped in zip(whole[0], lm.sample(PROMPTS, replace(OPTIONS, stop=stop))[0], strict=True):
         assert stopped.text == free.text.split(stop)[0]
         assert len(stopped.token_logprobs) <= len(free.token_logprobs)
@@ -250,20 +251,6 @@ def test_prompts_that_were_sampled_are_not_asked_again_by_anybody(tmp_path: Path
     again.sample(["a b c"], replace(OPTIONS, seed=4))
     assert len(lm.asked) == 4
     again.close()
-
-
-def test_an_error_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = AskedLM()
-    cached = CachingLM(lm, tmp_path / "scores.sqlite")
-    with monkeypatch.context() as patch:
-        patch.setattr(lm, "submit_samples", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            cached.sample(["a b", "c"], OPTIONS)
-        patch.setattr(lm, "submit_samples", lambda *_: InProcessLM(StandInLM()).submit_samples(["a"], OPTIONS))
-        with pytest.raises(ValueError, match="1 answers to 2 prompts"):
-            cached.sample(["a b", "c"], OPTIONS)
-    assert_same(cached.sample(["a b", "c"], OPTIONS), StandInLM().sample(["a b", "c"], OPTIONS))
-    cached.close()
 
 
 def test_what_is_missing_of_a_call_with_an_opening_is_one_unit(tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ from replug.models.pair_tokens import (
 )
 from replug.models.streaming import pieces
 
+log = logging.getLogger(__name__)
+
 KEPT_PREFIXES = 2  # what the lines of an answer's factors follow
 PASSES_PER_GROUP = 4  # whose tokens are decoded together: more would keep more keys and values than they save passes
 Rows = list[list[int]]  # of token ids
@@ -97,12 +99,8 @@ class HuggingFaceLM:
         self._is_unpadded = attention == FLASH and self._head is not None
         shape = lm_shape(self.model.config)
         self.tokens_per_batch = tokens_per_pass(shape, on_gpu, tokens_per_batch, self._is_unpadded)
-        self._require_sense(path)
-
-    def _require_sense(self, path: str) -> None:
-        """Raise UserError for weights and a tokenizer that are not of one trained LM; leaves no trace in counts."""
         require_sense(self, path)
-        self._kept, self.counts = [], PassCounts()
+        self._kept, self.counts = [], PassCounts()  # without a trace of that look
 
     def score(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
@@ -117,20 +115,17 @@ class HuggingFaceLM:
         check_pairs(prefixes, continuations)
         pairs = pairs_token_ids(self.tokenizer, prefixes, continuations)
         check_lengths(pairs, self.max_tokens)
-        return TokenizedCall(pairs, None if opening is None else self._opening_ids(opening))
+        return TokenizedCall(pairs, self._opening_ids(opening))
 
     def launch(self, call: TokenizedCall) -> PendingScores:
         """The rest of `score`. A GPU is not waited for, so that the passes of the next call stand behind these."""
-        pairs, begin = call.pairs, [call.opening] if call.opening else []
-        shared = self._share([*(before for before, _ in pairs), *begin]) if self._shares else None
+        shared = self._share([before for before, _ in call.pairs], call.opening) if self._shares else None
         num_shared = shared.num_tokens if shared else 0
-        pairs = [(before[num_shared:], after) for before, after in pairs]
-        inputs = inputs_of(pairs)
+        inputs = inputs_of([(before[num_shared:], after) for before, after in call.pairs])
+        lengths, is_padded = [one.num_tokens for one in inputs], bool(shared) or not self._is_unpadded
         passes: list[PassScores] = []
         rows: list[int] = []
-        for batch in even_batches(
-            [one.num_tokens for one in inputs], self.tokens_per_batch, bool(shared) or not self._is_unpadded
-        ):
+        for batch in even_batches(lengths, self.tokens_per_batch, is_padded):
             some = [inputs[i] for i in batch]
             passes += self._score_inputs(some, shared)
             rows += (row for one in some for row in one.rows)
@@ -244,8 +239,8 @@ class HuggingFaceLM:
         check_lengths([(row, [0] * max_new_tokens) for row in rows], self.max_tokens)
         return rows
 
-    def _opening_ids(self, opening: str) -> list[int]:
-        """What bounds the shared prefix of a call; an empty opening bounds nothing."""
+    def _opening_ids(self, opening: str | None) -> list[int]:
+        """Return what bounds the shared prefix of a call; no opening bounds nothing."""
         return pair_token_ids(self.tokenizer, opening, " ")[0] if opening else []
 
     @cached_property
@@ -267,14 +262,13 @@ class HuggingFaceLM:
         is_even, use = len({len(row) for row in rows}) == 1, self._cache_use
         if not (use.unpadded if is_even else use.padded):
             return RecomputedPrompts(rows, self._last_logits)
-        begin = [self._opening_ids(opening)] if opening else []
-        shared = self._share([*rows, *begin]) if is_even or use.padded_after_prefix else None
+        shared = self._share(rows, self._opening_ids(opening)) if is_even or use.padded_after_prefix else None
         if shared is not None:
             rows = [row[shared.num_tokens :] for row in rows]
         return CachedPrompts(self.model, rows, self.tokens_per_batch, self.counts, shared)
 
-    def _share(self, prefixes: Rows) -> SharedPrefix | None:
-        num_tokens = shared_tokens(prefixes)
+    def _share(self, prefixes: Rows, opening: list[int]) -> SharedPrefix | None:
+        num_tokens = shared_tokens([*prefixes, opening] if opening else prefixes)
         if not num_tokens:
             return None
         ids = prefixes[0][:num_tokens]
@@ -365,9 +359,6 @@ class HuggingFaceLM:
         # A list, since a tensor would be on the first device, and the hidden states are on the last.
         logits = self.model(input_ids=inputs, use_cache=False, logits_to_keep=keep.tolist()).logits
         return logits[to_device(row, logits.device), to_device(torch.searchsorted(keep, position), logits.device)]
-
-
-log = logging.getLogger(__name__)
 
 
 def unpadded_states(body: Callable, rows: Rows, row: Tensor, position: Tensor, device: torch.device) -> Tensor:
