@@ -18,6 +18,7 @@ import torch
 
 from replug.cluster.actor_pool import ActorPool, thread_env
 from replug.cluster.device_use import USE, Busy, own_devices
+from replug.cluster.futures import InlineExecutor
 from replug.cluster.gpus import keep_to_memory_share
 from replug.cluster.packing import SCORER
 from replug.cluster.places import place
@@ -59,19 +60,6 @@ class _Launched:
     padded_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Scores:
-    """`Pending` scores that are there."""
-
-    scores: list[ContinuationScore]
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> list[ContinuationScore]:
-        return self.scores
-
-
 class Scorer:
     """One replica: a plain class, made an actor where the pool is built. Its LM is loaded by the first call.
 
@@ -98,8 +86,7 @@ class Scorer:
         return self._compute(lambda: [score.token_logprobs for score in self._lm.score(*PROBE)])
 
     def score(self, prefixes: Sequence[str], continuations: Sequence[str], opening: str | None = None) -> Answer:
-        launched = self._compute(partial(self._launch, self._scoring(prefixes, continuations, opening)))
-        return self._fetch(launched)
+        return self._fetch(self._compute(partial(self._launch, self._scoring(prefixes, continuations, opening))))
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop) -> list[str]:
         return self._compute(lambda: self._lm.generate(prompts, max_new_tokens, stop))
@@ -121,7 +108,7 @@ class Scorer:
         """What is left for the device: all of it where the LM does not tokenize apart."""
         lm = self._lm
         if not isinstance(lm, LaunchingLM):
-            return lambda: _Scores(lm.score(prefixes, continuations, opening=opening))
+            return partial(InlineExecutor().submit, lm.score, prefixes, continuations, opening=opening)
         with self._tokenizer:  # a tokenizer of transformers has settings that a call may change
             call = lm.tokenize(prefixes, continuations, opening=opening)
         return partial(lm.launch, call)
