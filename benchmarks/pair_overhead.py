@@ -48,7 +48,7 @@ def batch_up(ids: list[PairIds]) -> None:
 
 
 def padding(ids: list[list[PairIds]], pass_tokens: int) -> float:
-    """What padded passes compute beyond the tokens, as a share of these. Packed ones compute nothing else."""
+    """What padded passes compute beyond the tokens, as a share of these. Unpadded ones compute nothing else."""
     padded = tokens = 0
     for unit in ids:
         lengths = [len(before) + len(after) for before, after in unit]

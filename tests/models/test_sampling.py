@@ -125,9 +125,9 @@ def test_greedy_samples_are_the_greedy_answer_and_generation_is_decoded_together
 
 def test_an_answer_ends_before_the_stop_and_counts_what_held_it(lm: HuggingFaceLM) -> None:
     whole = lm.sample(PROMPTS, OPTIONS)
-    known = [text.partition("\ufffd")[0] for text in texts(whole)[0]]  # before half a character
-    stop = next(text[1] for text in known if len(text) > 1)
-    for free, stopped in zip(whole[0], lm.sample(PROMPTS, replace(OPTIONS, stop=stop))[0], strict=True):
+    known = [text.partition("\ufffd")[0] for text in chain(*texts(whole))]  # before half a character
+    stop = next(text[-1] for text in known if text)
+    for free, stopped in zip(chain(*whole), chain(*lm.sample(PROMPTS, replace(OPTIONS, stop=stop))), strict=True):
         assert stopped.text == free.text.split(stop)[0]
         assert len(stopped.token_logprobs) <= len(free.token_logprobs)
         size = len(stopped.token_logprobs)
