@@ -14,8 +14,7 @@ from replug.config.errors import RunError, UserError
 from replug.config.schema import Config
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
-from replug.models.frozen_layers import freeze_layers, frozen_part
-from replug.models.lora import adapter_settings, add_adapters
+from replug.models.lora import adapter_settings, add_adapters, freeze_layers, frozen_part
 from replug.train.sides import freeze_sides
 
 UNTRAINED = "untrained_sha256"  # in a checkpoint that holds the weights alone that learn

@@ -12,7 +12,7 @@ from replug.config.errors import UserError
 from replug.config.schema import LoRAConfig
 from replug.data.checksums import checksum_problems
 from replug.models.encoder import Encoder
-from replug.models.frozen_layers import freeze_layers, frozen_part, layers_of
+from replug.models.lora import freeze_layers, frozen_part, layers_of
 from replug.models.lora import ADAPTER, adapter_settings, add_adapters, keep_adapter, merged
 from replug.models.stand_in_encoder import write_stand_in_encoder
 

@@ -28,8 +28,7 @@ from replug.models.http.completions_api import GeneratedTexts, Pair, ServerFault
 from replug.models.http.connection import ServerConnection, ServerError, ServerSpec
 from replug.models.http.echoed_tokens import TokenForms
 from replug.models.http.mixed_answer import ServerCalls, ServerMixture
-from replug.models.http.request_budget import RequestBudget
-from replug.models.http.request_meter import RequestMeter
+from replug.models.http.request_budget import RequestBudget, RequestMeter
 from replug.models.http.token_names import TokenNames
 from replug.models.http.top_tokens import TopTokens, own_logprobs
 from replug.models.pair_tokens import check_lengths, pair_token_ids
