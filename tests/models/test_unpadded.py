@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import masking_utils
 
 from replug.config.errors import UserError
 from replug.models.batching import even_batches
 from replug.models.local import weights
-from replug.models.local.hf_lm import HuggingFaceLM
+from replug.models.local.hf_lm import HuggingFaceLM, require_rows_apart
 from tests.support.tiny_lms import CONTINUATIONS, PREFIXES, load, write_gpt2, write_llama
 
 
@@ -25,6 +26,16 @@ def test_unpadded_passes_give_the_numbers_of_padded_ones(write: Callable[[Path],
             np.testing.assert_allclose(other.token_logprobs, one.token_logprobs, rtol=1e-5, atol=1e-5)
     assert unpadded.counts.padded_tokens == unpadded.counts.tokens == padded.counts.tokens
     assert padded.counts.padded_tokens > padded.counts.tokens
+
+
+def test_an_architecture_that_does_not_keep_rows_apart_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(write_llama, tmp_path).model
+    require_rows_apart(model)
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda positions: None)
+    with pytest.raises(UserError, match="LlamaForCausalLM does not keep unpadded rows apart"):
+        require_rows_apart(model)
 
 
 def test_unpadded_batches_are_even_in_their_tokens() -> None:

@@ -83,10 +83,10 @@ def reuses_prefixes(model: PreTrainedModel) -> bool:
         rest = torch.tensor([ids[8:], ids[8:]], device=model.device)
         cache = SharedPrefix(model, ids[:8]).for_rows(2)
         apart = model.base_model(input_ids=rest, past_key_values=cache, use_cache=True).last_hidden_state
-    return _same_direction(whole.last_hidden_state[:, 8:].expand_as(apart), apart)
+    return same_direction(whole.last_hidden_state[:, 8:].expand_as(apart), apart)
 
 
-def _same_direction(a: Tensor, b: Tensor) -> bool:
+def same_direction(a: Tensor, b: Tensor) -> bool:
     """Equal up to a half-precision dtype's rounding; what ignores the prefix, or its length, is below 0.95."""
     return bool((torch.nn.functional.cosine_similarity(a.float(), b.float(), dim=-1) > 0.99).all())
 

@@ -12,8 +12,9 @@ from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from replug.config.errors import RunError
+from replug.config.errors import RunError, UserError
 from replug.models.batching import even_batches, padded_groups, tokens_per_pass
 from replug.models.black_box_lm import ContinuationScore, Mixture, PassCounts, Watch, check_pairs, require_texts
 from replug.models.fused_layers import use_cpu_attention, use_fused_gelu
@@ -25,7 +26,9 @@ from replug.models.local.decoding import (
     RecomputedPrompts,
     SharedPrefix,
     find_cache_use,
+    probe_ids,
     reuses_prefixes,
+    same_direction,
     shared_tokens,
 )
 from replug.models.local.float32_head import separable_head, use_float32_head
@@ -35,14 +38,7 @@ from replug.models.local.sense import require_sense
 from replug.models.local.weights import FLASH, lm_identity, load_causal_lm
 from replug.models.model_files import lm_shape, load_lm_tokenizer
 from replug.models.packaged import resolve_lm_path
-from replug.models.pair_tokens import (
-    LMInput,
-    TokenizedCall,
-    check_lengths,
-    inputs_of,
-    pair_token_ids,
-    pairs_token_ids,
-)
+from replug.models.pair_tokens import LMInput, TokenizedCall, check_lengths, inputs_of, pair_token_ids, pairs_token_ids
 from replug.models.streaming import pieces
 
 log = logging.getLogger(__name__)
@@ -99,6 +95,8 @@ class HuggingFaceLM:
         self._is_unpadded = attention == FLASH and self._head is not None
         shape = lm_shape(self.model.config)
         self.tokens_per_batch = tokens_per_pass(shape, on_gpu, tokens_per_batch, self._is_unpadded)
+        if self._is_unpadded:
+            require_rows_apart(self.model)
         require_sense(self, path)
         self._kept, self.counts = [], PassCounts()  # without a trace of that look
 
@@ -262,7 +260,10 @@ class HuggingFaceLM:
         is_even, use = len({len(row) for row in rows}) == 1, self._cache_use
         if not (use.unpadded if is_even else use.padded):
             return RecomputedPrompts(rows, self._last_logits)
-        shared = self._share(rows, self._opening_ids(opening)) if is_even or use.padded_after_prefix else None
+        once = list(
+            {tuple(row): row for row in rows}.values()
+        )  # samples of one prompt share no prefix: it is read once
+        shared = self._share(once, self._opening_ids(opening)) if is_even or use.padded_after_prefix else None
         if shared is not None:
             rows = [row[shared.num_tokens :] for row in rows]
         return CachedPrompts(self.model, rows, self.tokens_per_batch, self.counts, shared)
@@ -374,6 +375,19 @@ def unpadded_states(body: Callable, rows: Rows, row: Tensor, position: Tensor, d
     )
     states: Tensor = output.last_hidden_state[0]
     return states[to_device((lengths.cumsum(0) - lengths)[row] + position, states.device)]
+
+
+def require_rows_apart(model: PreTrainedModel) -> None:
+    """Raise UserError for an architecture whose attention does not look at positions, so that unpadded rows mix."""
+    ids, places = probe_ids(model), torch.arange(11)
+    rows, row = [ids[:11], ids[5:]], torch.zeros_like(places)
+    with torch.inference_mode():
+        alone = [unpadded_states(model.base_model, [one], row, places, model.device) for one in rows]
+        second = unpadded_states(model.base_model, rows, row + 1, places, model.device)
+    if not same_direction(alone[1], second):
+        raise UserError(
+            f"lm.attention: {type(model).__name__} does not keep unpadded rows apart; leave lm.attention out"
+        )
 
 
 def report_out_of_memory(num_groups: int, size: int) -> None:
