@@ -232,6 +232,23 @@ class AsyncLM(BlackBoxLM, Protocol):
         ...
 
 
+class WaitsForSubmitted:
+    """Gives a class with the calls of an `AsyncLM` those that wait for them."""
+
+    def score(
+        self: "AsyncLM", prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+    ) -> list[ContinuationScore]:
+        return self.submit(prefixes, continuations, opening=opening).result()
+
+    def generate_ensemble(
+        self: "AsyncLM", prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
+    ) -> Generated:
+        return self.submit_ensemble(prompts, weights, options).result()
+
+    def sample(self: "AsyncLM", prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
+        return self.submit_samples(prompts, options).result()
+
+
 def answer_mixtures(
     lm: BlackBoxLM, mixtures: Sequence[Mixture], options: GenerationOptions, watch: Watch | None = None
 ) -> list[Generated]:

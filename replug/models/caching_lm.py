@@ -16,7 +16,7 @@ from replug.cluster.futures import outcome
 from replug.config.errors import RunError
 from replug.models.answer_table import AnswerTable, GenerationCache, SampleCache, generation_key, sampling_key
 from replug.models.asked_once import AskedOnce, Claim, Unit
-from replug.models.black_box_lm import AsyncLM, ContinuationScore, ScoreSum, require_texts
+from replug.models.black_box_lm import AsyncLM, ContinuationScore, ScoreSum, WaitsForSubmitted, require_texts
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.score_cache import HitCounts, Key, NewScore, ScoreCache, pair_key
 
@@ -27,7 +27,7 @@ Part = TypeVar("Part")
 Whole = TypeVar("Whole")
 
 
-class CachingLM:
+class CachingLM(WaitsForSubmitted):
     """An `AsyncLM` that asks `lm` only for what the SQLite file at `path` does not hold. Closing it closes `lm`.
 
     `uncached` is `lm`, for who measures how long it takes.
@@ -61,11 +61,6 @@ class CachingLM:
         shape = ContinuationScore.summed
         return self._submit(prefixes, continuations, None, self._file.sums, shape, with_tokens=False)
 
-    def score(
-        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
-    ) -> list[ContinuationScore]:
-        return self.submit(prefixes, continuations, opening=opening).result()
-
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
         """Answer greedily, each prompt in a call of its own."""
         require_texts(prompts, "prompts")
@@ -87,11 +82,6 @@ class CachingLM:
         answers = self._generations.submit([key], self._generated.answers, units)
         return _mapped(gather(answers, _unchanged), lambda whole: whole[0])
 
-    def generate_ensemble(
-        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
-    ) -> Generated:
-        return self.submit_ensemble(prompts, weights, options).result()
-
     def submit_samples(self, prompts: Sequence[str], options: SamplingOptions) -> "Future[list[list[Sampled]]]":
         """As `submit_ensemble`; prompts that nobody has asked about are one call of the LM's."""
         require_texts(prompts, "prompts")
@@ -104,9 +94,6 @@ class CachingLM:
         answers: list[list[Sampled] | Future[list[Sampled]]]
         answers = self._samples.submit(keys, self._sampled.answers, units)
         return gather(answers, _unchanged)
-
-    def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
-        return self.submit_samples(prompts, options).result()
 
     @property
     def num_hits(self) -> int:

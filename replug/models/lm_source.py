@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from replug.cluster.futures import InlineExecutor
 from replug.config.schema import LMConfig
 from replug.models.batching import LMShape, tokens_per_unit, units_of_similar_length
-from replug.models.black_box_lm import AsyncLM, ContinuationScore, LocalLM
+from replug.models.black_box_lm import AsyncLM, ContinuationScore, LocalLM, WaitsForSubmitted
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 
 if TYPE_CHECKING:  # seconds to import, which the stand-in's actors can do without
@@ -76,7 +76,7 @@ class Backend(Protocol):
         ...
 
 
-class InProcessLM:
+class InProcessLM(WaitsForSubmitted):
     """An `AsyncLM` round `lm`, with the units that a pool of it on processors would have."""
 
     def __init__(self, lm: LocalLM, unit_tokens: int | None = None) -> None:
@@ -93,11 +93,6 @@ class InProcessLM:
     ) -> "Future[list[ContinuationScore]]":
         return self._executor.submit(self._lm.score, prefixes, continuations, opening=opening)
 
-    def score(
-        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
-    ) -> list[ContinuationScore]:
-        return self._lm.score(prefixes, continuations, opening=opening)
-
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
         return self._lm.generate(prompts, max_new_tokens, stop)
 
@@ -106,16 +101,8 @@ class InProcessLM:
     ) -> "Future[Generated]":
         return self._executor.submit(self._lm.generate_ensemble, prompts, weights, options)
 
-    def generate_ensemble(
-        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
-    ) -> Generated:
-        return self._lm.generate_ensemble(prompts, weights, options)
-
     def submit_samples(self, prompts: Sequence[str], options: SamplingOptions) -> "Future[list[list[Sampled]]]":
         return self._executor.submit(self._lm.sample, prompts, options)
-
-    def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
-        return self._lm.sample(prompts, options)
 
     def metrics(self) -> dict[str, float]:
         """The share of its passes that is no padding."""

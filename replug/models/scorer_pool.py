@@ -23,7 +23,14 @@ from replug.cluster.gpus import keep_to_memory_share
 from replug.cluster.packing import SCORER
 from replug.cluster.places import place
 from replug.models.batching import units_of_similar_length
-from replug.models.black_box_lm import ContinuationScore, LaunchingLM, LocalLM, Pending, require_texts
+from replug.models.black_box_lm import (
+    ContinuationScore,
+    LaunchingLM,
+    LocalLM,
+    Pending,
+    WaitsForSubmitted,
+    require_texts,
+)
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.hardware import available_cores
 from replug.models.local.local_source import LocalSource
@@ -131,7 +138,7 @@ class Scorer:
         return Answer(scores, self._number, began, ended - began, *counts, self._devices)
 
 
-class ScorerPool:
+class ScorerPool(WaitsForSubmitted):
     """An `AsyncLM` over up to `num_replicas` actors."""
 
     def __init__(
@@ -175,11 +182,6 @@ class ScorerPool:
         answer.add_done_callback(lambda done: self._hand_out(done, scores))
         return scores
 
-    def score(
-        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
-    ) -> list[ContinuationScore]:
-        return self.submit(prefixes, continuations, opening=opening).result()
-
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
         require_texts(prompts, "prompts")
         return self.pool.submit("generate", list(prompts), max_new_tokens, stop).result()
@@ -190,18 +192,10 @@ class ScorerPool:
         """One answer is one replica's work, so it does not depend on load."""
         return self.pool.submit("generate_ensemble", list(prompts), list(weights), options)
 
-    def generate_ensemble(
-        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
-    ) -> Generated:
-        return self.submit_ensemble(prompts, weights, options).result()
-
     def submit_samples(self, prompts: Sequence[str], options: SamplingOptions) -> "Future[list[list[Sampled]]]":
         """One call is one replica's work, as a call of `submit` is."""
         require_texts(prompts, "prompts")
         return self.pool.submit("sample", list(prompts), options)
-
-    def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
-        return self.submit_samples(prompts, options).result()
 
     def metrics(self) -> dict[str, float]:
         """Rates and shares since the last call, and counts since the start."""

@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 
 KEPT_PREFIXES = 2  # what the lines of an answer's factors follow
 PASSES_PER_GROUP = 4  # whose tokens are decoded together: more would keep more keys and values than they save passes
+SAMPLED_BYTES = 2**30  # of keys and values of samples that are drawn together
 Rows = list[list[int]]  # of token ids
 
 
@@ -154,7 +155,7 @@ class HuggingFaceLM:
             )
             for number, one in enumerate(mixtures)
         ]
-        self._finish(answers)
+        self._finish(answers, PASSES_PER_GROUP * self.tokens_per_batch)
         return [answer.generated() for answer in answers]
 
     def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
@@ -165,7 +166,7 @@ class HuggingFaceLM:
             for prompt, row in zip(prompts, self._prompt_ids(prompts, options.max_new_tokens), strict=True)
             for number in range(options.num_samples)
         ]
-        self._finish(answers)
+        self._finish(answers, max(PASSES_PER_GROUP * self.tokens_per_batch, SAMPLED_BYTES // self._bytes_per_token))
         drawn = [answer.generated() for answer in answers]
         samples = [Sampled(one.text, one.token_logprobs) for one in drawn]
         return [samples[start : start + options.num_samples] for start in range(0, len(samples), options.num_samples)]
@@ -193,8 +194,8 @@ class HuggingFaceLM:
         for _ in continue_answers(self._grow(answer.rows, answer.options.opening), [answer]):
             yield answer.text
 
-    def _finish(self, answers: Sequence[MixedAnswer]) -> None:
-        """Decode as many answers together as the budget holds.
+    def _finish(self, answers: Sequence[MixedAnswer], budget: int) -> None:
+        """Decode as many answers together as have `budget` tokens, with their prompts.
 
         Where the model cannot be padded, only answers to the same prompts are decoded together.
         """
@@ -204,7 +205,7 @@ class HuggingFaceLM:
             alike.setdefault(kind, []).append(answer)
         for some in alike.values():
             lengths = [[len(row) + answer.options.max_new_tokens for row in answer.rows] for answer in some]
-            for group in padded_groups(lengths, PASSES_PER_GROUP * self.tokens_per_batch):
+            for group in padded_groups(lengths, budget):
                 self._finish_together([some[number] for number in group])
 
     def _finish_together(self, answers: Sequence[MixedAnswer]) -> None:
@@ -244,6 +245,15 @@ class HuggingFaceLM:
     @cached_property
     def _cache_use(self) -> CacheUse:
         return find_cache_use(self.model)
+
+    @property
+    def _bytes_per_token(self) -> int:
+        """Bytes of a token's keys and values; more than these for models whose heads share some unnamed."""
+        config = self.model.config.get_text_config()
+        heads = getattr(config, "num_attention_heads", 1)
+        share = getattr(config, "num_key_value_heads", None) or heads
+        shape = lm_shape(config)
+        return 2 * shape.layers * max(1, shape.hidden * share // heads) * self.model.dtype.itemsize
 
     @cached_property
     def _ends(self) -> frozenset[int]:
