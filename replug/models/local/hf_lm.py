@@ -248,7 +248,7 @@ class HuggingFaceLM:
 
     @property
     def _bytes_per_token(self) -> int:
-        """Bytes of a token's keys and values; more than these for models whose heads share some unnamed."""
+        """Bytes of a token's keys and values in all layers."""
         config = self.model.config.get_text_config()
         heads = getattr(config, "num_attention_heads", 1)
         share = getattr(config, "num_key_value_heads", None) or heads
