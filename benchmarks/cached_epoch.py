@@ -23,7 +23,7 @@ import ray  # noqa: E402
 from benchmarks.workloads import Pairs, mixed_pairs  # noqa: E402
 from replug.models.black_box_lm import ScoreSum  # noqa: E402
 from replug.models.caching_lm import CachingLM  # noqa: E402
-from replug.models.local.hf_source import HuggingFaceSource  # noqa: E402
+from replug.models.local.local_source import HuggingFaceSource  # noqa: E402
 from replug.models.scorer_pool import ScorerPool  # noqa: E402
 
 

@@ -36,7 +36,7 @@ from replug.index_workers.kinds import POINTS_PER_LIST, IndexKind, preset_lists
 from replug.index_workers.searcher import open_shard
 from replug.index_workers.vectors import BlockVectors
 from replug.index_workers.version_store import VersionStore
-from replug.models.local.hf_source import HuggingFaceSource
+from replug.models.local.local_source import HuggingFaceSource
 from replug.models.local.weights import hashed_files
 from replug.models.packaged import resolve_lm_path
 from replug.models.preparing import LM_TOKENS

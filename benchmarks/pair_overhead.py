@@ -22,17 +22,14 @@ import numpy as np
 
 from benchmarks.machine import describe_machine
 from benchmarks.workloads import Pairs, mixed_pairs
-from replug.models.batching import even_batches
+from replug.models.batching import FEWEST_TOKENS_GPU, MOST_TOKENS_GPU, even_batches, units_of_similar_length
 from replug.models.black_box_lm import ContinuationScore
+from replug.models.local.decoding import shared_tokens
 from replug.models.local.logprobs import continuation_positions
-from replug.models.local.prefix_groups import prefix_groups
-from replug.models.local.shared_prefix import shared_tokens
 from replug.models.model_files import load_lm_tokenizer
 from replug.models.packaged import resolve_lm_path
-from replug.models.pair_tokens import PairIds, pair_token_ids, pairs_token_ids
-from replug.models.pass_size import FEWEST_TOKENS_GPU, MOST_TOKENS_GPU
+from replug.models.pair_tokens import PairIds, inputs_of, pair_token_ids, pairs_token_ids
 from replug.models.score_cache import NewScore, ScoreCache, pair_key
-from replug.models.units import units_of_similar_length
 
 Unit = tuple[list[str], list[str]]  # prefixes and continuations
 
@@ -45,13 +42,13 @@ def units_of(pairs: Pairs, num_tokens: int = MOST_TOKENS_GPU) -> list[Unit]:
 def batch_up(ids: list[PairIds]) -> None:
     """What a replica does between tokens and tensors."""
     shared_tokens([before for before, _ in ids])
-    groups = prefix_groups(ids)
-    for rows in even_batches([group.num_tokens for group in groups], 2 * MOST_TOKENS_GPU):
-        continuation_positions([pair for row in rows for pair in groups[row].pairs])
+    inputs = inputs_of(ids)
+    for rows in even_batches([one.num_tokens for one in inputs], 2 * MOST_TOKENS_GPU):
+        continuation_positions([pair for row in rows for pair in inputs[row].pairs])
 
 
 def padding(ids: list[list[PairIds]], pass_tokens: int) -> float:
-    """What padded passes compute beyond the tokens, as a share of these. Packed ones compute nothing else."""
+    """What padded passes compute beyond the tokens, as a share of these. Unpadded ones compute nothing else."""
     padded = tokens = 0
     for unit in ids:
         lengths = [len(before) + len(after) for before, after in unit]

@@ -26,8 +26,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.vllm_server import rates_of_vllm
 from benchmarks.workloads import Pairs, mixed_pairs
 from replug.models.batching import token_budget_batches
-from replug.models.local.computing import Computing
-from replug.models.local.cpu_attention import use_cpu_attention
+from replug.models.fused_layers import use_cpu_attention
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import PairIds, pair_token_ids
@@ -134,7 +133,7 @@ def main() -> None:
         "replug": lambda: in_units(lm, texts, unit_bytes),
     }
     if arguments.compile:
-        compiled = HuggingFaceLM(path, torch.bfloat16, computing=Computing(compile=True))
+        compiled = HuggingFaceLM(path, torch.bfloat16, compile=True)
         in_units(compiled, texts, unit_bytes)  # compiles
         ways["replug compiled"] = lambda: in_units(compiled, texts, unit_bytes)
     in_units(lm, Pairs(texts.prefixes[:8], texts.continuations[:8], 8), unit_bytes)  # warm

@@ -15,10 +15,10 @@ from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.faiss_index import set_search_threads
 from replug.index_workers.searcher import open_shard
 from replug.index_workers.version_store import VersionStore, weights_sha256
+from replug.models.black_box_lm import require_texts
 from replug.models.encoder import Encoder, require_finite_vectors
 from replug.models.encoder_files import is_query_side
-from replug.models.retrieved import Retrieved
-from replug.models.text_lists import require_texts
+from replug.models.ensemble import Retrieved
 
 
 class LocalIndex:

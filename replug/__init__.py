@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from replug.models.black_box_lm import BlackBoxLM, ContinuationScore
     from replug.models.encoder import Encoder
     from replug.models.encoder_retriever import EncoderRetriever, TextEncoder
+    from replug.models.ensemble import Retrieved, Retriever
     from replug.models.generation import Generated, GenerationOptions
     from replug.models.local.hf_lm import HuggingFaceLM
     from replug.models.local.stand_in_lm import StandInLM
     from replug.models.prompt import PromptTemplate
     from replug.models.replug_lm import ReplugLM
-    from replug.models.retrieved import Retrieved, Retriever
 
 __all__ = [
     "BlackBoxLM",
@@ -47,8 +47,8 @@ _MODULES = {
     "HuggingFaceLM": "replug.models.local.hf_lm",
     "PromptTemplate": "replug.models.prompt",
     "ReplugLM": "replug.models.replug_lm",
-    "Retrieved": "replug.models.retrieved",
-    "Retriever": "replug.models.retrieved",
+    "Retrieved": "replug.models.ensemble",
+    "Retriever": "replug.models.ensemble",
     "StandInLM": "replug.models.local.stand_in_lm",
     "TextEncoder": "replug.models.encoder_retriever",
     "UserError": "replug.config.errors",

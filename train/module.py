@@ -20,9 +20,8 @@ from replug.config.errors import NotFiniteError
 from replug.data.datamodule import Position
 from replug.data.records import RetrievedBatch, ScoredBatch
 from replug.data.store import CorpusStore, WindowStore
-from replug.models.encoder import Encoder
+from replug.models.encoder import Encoder, first_numbers
 from replug.models.hardware import to_device
-from replug.models.vector_prefix import first_numbers
 from replug.train.batch_broadcast import BatchSource, Share
 from replug.train.loss import contrastive_losses, entropy, kl_lm_retriever, lm_scores, log_likelihood, text_losses
 from replug.train.trained_weights import bring_back_untrained, leave_out_untrained

@@ -16,8 +16,7 @@ from replug.config.schema import Config
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.encoder_files import QUERY_FOLDER, mark_query_side
-from replug.models.frozen_layers import freeze_layers, frozen_part
-from replug.models.lora import adapter_settings, add_adapters, keep_adapter
+from replug.models.lora import adapter_settings, add_adapters, freeze_layers, frozen_part, keep_adapter
 
 UNTRAINED = "untrained_sha256"  # in a checkpoint that holds the weights alone that learn
 PREFIX = "encoder."  # of the retriever's weights in a module's state

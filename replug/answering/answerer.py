@@ -3,8 +3,16 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from replug.answering.candidates import Candidate, label_candidates, logprobs_of_samples, num_tokens, sampled_candidates
-from replug.answering.factors import Factors, normalized_over_labels, submit_factors
+from replug.answering.factors import (
+    Candidate,
+    Factors,
+    label_candidates,
+    logprobs_of_samples,
+    normalized_over_labels,
+    num_tokens,
+    sampled_candidates,
+    submit_factors,
+)
 from replug.answering.prompts import STOP, AnswerPrompts
 from replug.answering.rerankers import RERANKERS, Weights, best_answer
 from replug.models.black_box_lm import AsyncLM

@@ -1,10 +1,13 @@
-"""What an LM says of a question's candidates: the factors that rerankers combine (Lazaridou et al. 2022, section 2.4).
+"""Candidates, the answers that are ranked, and what an LM says of them: the factors that rerankers combine.
+
+Lazaridou et al. 2022, sections 2.3 and 2.4. Four candidates are sampled for each passage, and equal ones of a passage
+are one. In classification the labels are every passage's candidates. Without a choice of passages (closed book, gold
+evidence) fifty are sampled and the likeliest is the answer.
 
 C candidates, P passages, A distinct answers. All are natural logarithms of probabilities of whole texts with their
 end, float64. The LM that says them may be smaller than the one that samples.
 
-A call of the LM holds several passages in one order of lines: it shares the opening, and within it the lines of a
-passage, which local weights read once.
+A call of the LM holds several passages in one order of lines: they share the opening, which local weights read once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,10 +16,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from replug.answering.candidates import Candidate
-from replug.answering.prompts import AnswerPrompts, ScoredPart
+from replug.answering.prompts import AnswerPrompts, ScoredPart, one_line
 from replug.models.black_box_lm import AsyncLM, ContinuationScore
 from replug.models.ensemble import log_softmax
+from replug.models.generation import Sampled
 from replug.web.records import Passage
 
 # In one call: a few passes of a CPU, and work for several replicas. What is in a call is scored together.
@@ -26,6 +29,46 @@ ANSWER_GIVEN_QUESTION, QUESTION_GIVEN_ANSWER = "answer_given_question", "questio
 ANSWER_ALONE, QUESTION_ALONE, PASSAGE = "answer_alone", "question_alone", "passage"
 ANSWER_BY_PASSAGE = "answer_by_passage"
 LOGPROB_TOLERANCE = 1e-3  # by which rounding may lift a log-probability above 0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An answer on one line, and the number of the passage it was sampled from; None where there was no passage."""
+
+    text: str
+    passage: int | None = None
+
+
+def sampled_candidates(samples: Sequence[Sequence[Sampled]]) -> list[Candidate]:
+    """Of every passage [P] its distinct answers, in the order they were drawn. Empty answers are none."""
+    return [
+        Candidate(text, passage)
+        for passage, drawn in enumerate(samples)
+        for text in dict.fromkeys(one_line(sample.text) for sample in drawn)
+        if text
+    ]
+
+
+def label_candidates(labels: Sequence[str], num_passages: int) -> list[Candidate]:
+    """Every label for every passage."""
+    return [Candidate(label, passage) for passage in range(num_passages) for label in labels]
+
+
+def logprobs_of_samples(samples: Sequence[Sampled]) -> dict[str, float]:
+    """Each distinct answer with its largest log-probability (nats), in the order they were drawn. Empty ones are none.
+
+    One text may have been drawn by several sequences of tokens.
+    """
+    logprobs: dict[str, float] = {}
+    for sample in samples:
+        if text := one_line(sample.text):
+            logprobs[text] = max(sample.sum_logprob, logprobs.get(text, -float("inf")))
+    return logprobs
+
+
+def num_tokens(samples: Sequence[Sampled]) -> int:
+    """Of all samples, with the tokens that ended them."""
+    return sum(len(sample.token_logprobs) for sample in samples)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,18 @@ answer's probability counts its end, and a long answer is not less likely than i
 There are two orders of a block with evidence. The one that answers are sampled from gives p(a|q,p). Where evidence
 comes first it gives p(q|p) too. The order evidence, answer, question gives p(a|p) and p(q|a,p). The shots of a factor
 are in the order of its block, whole, so factors of one order share their opening, which an LM reads once.
+
+Shots for `replug ask` are a user's own file, or a few of ours that show an LM how short an answer is. Ours have a
+person, a date, a number and a place as answers, and evidence that holds more than the answer.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from replug.config.errors import UserError
+from replug.data.rows import read_json_lines
 
 STOP = "\n"  # where an answer ends
 BETWEEN_BLOCKS = "\n\n"
@@ -169,3 +175,50 @@ def one_line(text: str) -> str:
 
 def _line(text: str) -> str:
     return f" {one_line(text)}{STOP}"
+
+
+FIELDS = ("question", "answer", "evidence")
+OWN_SHOTS = (
+    Shot(
+        "Which river flows through Nantes?",
+        "the Loire",
+        "Nantes is a city in the west of France. It lies on the Loire, some 50 km from the Atlantic.",
+    ),
+    Shot(
+        "When was the Rijksmuseum in Amsterdam opened?",
+        "1885",
+        "The Rijksmuseum was founded in The Hague in 1798. Its present building in Amsterdam, by Pierre Cuypers, was "
+        "opened in 1885.",
+    ),
+    Shot(
+        "Who painted The Night Watch?",
+        "Rembrandt",
+        "The Night Watch is a group portrait of a civic guard. Rembrandt finished it in 1642.",
+    ),
+    Shot(
+        "How many legs does a spider have?",
+        "eight",
+        "Insects have six legs. Spiders are arachnids: they have eight, and most of them make silk.",
+    ),
+)
+
+
+def read_shots(path: Path) -> list[Shot]:
+    """Rows of `question`, `answer` and `evidence`, texts all. Raises UserError for others, and for a file of none."""
+    shots = [_shot(row, where) for where, row in read_json_lines(path)]
+    if not shots:
+        raise UserError(f"{path} holds no shots; expected rows of {', '.join(FIELDS)}")
+    return shots
+
+
+def _shot(row: Mapping[str, Any], where: str) -> Shot:
+    question, answer, evidence = _texts(row, where)
+    return Shot(question, answer, evidence)
+
+
+def _texts(row: Mapping[str, Any], where: str) -> Iterator[str]:
+    for name in FIELDS:
+        value = row.get(name)
+        if not isinstance(value, str) or not value.strip():
+            raise UserError(f"{where}: field {name!r} must be a text, found {value!r}")
+        yield value

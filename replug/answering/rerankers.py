@@ -12,10 +12,18 @@ the reranker says so. Weights w are exponents; each is 1 where nothing was fitte
 
 The noisy channel proper is Bayes' rule, p(q|a,p) p(a|p) / p(q|p). The paper's footnote multiplies it by p(a|q,p),
 which is the same quantity as the LM says it directly.
+
+Weights are fitted on the validation part of a set and on nothing else, by a deterministic coordinate search over a
+fixed grid. It is given what may be looked at, so it cannot see the test part. An evaluation writes them as a file of
+JSON, which `replug ask --weights` follows:
+
+    {"format": 1, "lm": ..., "reranker": ..., "methods": {"poe@10": {"weights": {"answer_alone": 0.5, ...}, ...}}}
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +35,8 @@ from replug.answering.factors import (
     QUESTION_GIVEN_ANSWER,
     Factors,
 )
+from replug.config.errors import UserError
+from replug.data.files import read_json, write_json
 
 Weights = Mapping[str, float]  # by factor
 
@@ -118,3 +128,116 @@ RERANKERS = {
     "noisy_channel": Reranker(_noisy_channel, _CHANNEL),
     "poe": Reranker(_product_of_experts, (PASSAGE, *_CHANNEL)),
 }
+
+
+GRID = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
+FORMAT = 1
+FIELDS = {"lm", "reranker", "methods"}
+MAX_ROUNDS = 10  # through all factors; it ends earlier where a round changes nothing
+
+
+@dataclass(frozen=True, slots=True)
+class GradedQuestion:
+    """A validation question: its factors, and by answer what it would gain (exact match or accuracy, 0 to 1).
+
+    A question without candidates gains nothing by any weights, and counts.
+    """
+
+    factors: Factors
+    gains: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class FittedWeights:
+    """`weights` by factor, the mean gain with them and with the default ones, and of how many questions."""
+
+    weights: Mapping[str, float]
+    gain: float
+    default_gain: float
+    num_questions: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsFile:
+    """Where weights are kept, and the identities of the LMs that they are of: who samples, and who says the factors."""
+
+    path: Path
+    lm: str
+    reranker: str
+
+    def write(self, fitted: Mapping[str, FittedWeights]) -> None:
+        """By method, such as poe@10."""
+        methods = {name: {**asdict(one), "weights": dict(one.weights)} for name, one in fitted.items()}
+        write_json(self.path, {"format": FORMAT, "lm": self.lm, "reranker": self.reranker, "methods": methods})
+
+    def read(self, method: str) -> Weights:
+        """Raises UserError for a file that is none of ours, that is of other LMs, or that lacks the method."""
+        kept = read_json(self.path, "give the weights.json of an evaluation=internet_qa")
+        if not isinstance(kept, dict) or kept.get("format") != FORMAT or not kept.keys() >= FIELDS:
+            raise UserError(f"{self.path} holds no weights; expected the weights.json of an evaluation=internet_qa")
+        for role, identity in (("lm", self.lm), ("reranker", self.reranker)):
+            if kept[role] != identity:
+                raise UserError(f"{self.path} was fitted with the {role} {kept[role]}, not {identity}; fit others")
+        if method not in kept["methods"]:
+            there = ", ".join(kept["methods"]) or "none"
+            raise UserError(f"{self.path} has no weights of {method}; expected --rerank and --k of one of: {there}")
+        return _checked(kept["methods"][method].get("weights"), method, self.path)
+
+
+def _checked(weights: Any, method: str, path: Path) -> Weights:
+    factors = RERANKERS[method.partition("@")[0]].factors
+    if not isinstance(weights, dict) or set(weights) != set(factors) or not all(map(_is_weight, weights.values())):
+        raise UserError(f"{path}: {method} has the weights {weights}; expected a number of 0 or more for each factor")
+    return {name: float(weight) for name, weight in weights.items()}
+
+
+def _is_weight(weight: Any) -> bool:
+    return isinstance(weight, int | float) and not isinstance(weight, bool) and 0 <= weight < np.inf
+
+
+def fit_weights(reranker: Reranker, questions: Sequence[GradedQuestion]) -> FittedWeights:
+    """The weights of the largest mean gain that changing one at a time finds, from the defaults on.
+
+    Of equal gains the weights closest to the defaults are taken, so nothing changes for nothing; without questions the
+    weights are the defaults. Raises ValueError for a question whose gains lack an answer.
+    """
+    weights, start = reranker.default_weights, _mean_gain(reranker, questions, reranker.default_weights)
+    gain = start
+    for _ in range(MAX_ROUNDS):
+        before = dict(weights)
+        for factor in reranker.factors:
+            gain, weights = max(
+                ((_mean_gain(reranker, questions, tried), tried) for tried in _variants(weights, factor)),
+                key=lambda found: (found[0], -_distance(reranker, found[1])),
+            )
+        if weights == before:
+            break
+    return FittedWeights(weights, gain, start, len(questions))
+
+
+def _variants(weights: Weights, factor: str) -> list[dict[str, float]]:
+    """The weights themselves first, then with every other value of one; never all 0, which would tell no answers apart.
+
+    The first of equals in gain and distance stays.
+    """
+    values = dict.fromkeys([weights[factor], *GRID])
+    variants = [{**weights, factor: value} for value in values]
+    return [variant for variant in variants if any(variant.values())]
+
+
+def _distance(reranker: Reranker, weights: Weights) -> float:
+    defaults = reranker.default_weights
+    return sum(abs(weights[factor] - defaults[factor]) for factor in reranker.factors)
+
+
+def _mean_gain(reranker: Reranker, questions: Sequence[GradedQuestion], weights: Weights) -> float:
+    if not questions:
+        return 0.0
+    return float(np.mean([_gain(reranker, question, weights) for question in questions]))
+
+
+def _gain(reranker: Reranker, question: GradedQuestion, weights: Weights) -> float:
+    best = best_answer(reranker.score(question.factors, weights))
+    if best and best not in question.gains:
+        raise ValueError(f"the gains of a question lack its answer {best!r}; expected every candidate's")
+    return question.gains[best] if best else 0.0

@@ -10,7 +10,7 @@ from replug.commands.command import Command, Group, Overrides
 from replug.config.errors import UserError
 
 if TYPE_CHECKING:
-    from replug.serving.limits import ServingLimits
+    from replug.serving.requests import ServingLimits
 
 # Keys of an LM that are of Ray, of a cache, or of what the server does in its own way.
 NOT_HERE = ("num_replicas", "threads_per_replica", "cache", "too_long")
@@ -44,7 +44,7 @@ def serve(
     replug serve runs/quickstart --port 9000 --k 5 lm.path=DIR
     """
     check_serving_is_installed()
-    from replug.serving.limits import ServingLimits
+    from replug.serving.requests import ServingLimits
 
     limits = ServingLimits(
         *(max_body_bytes, max_texts, max_documents, max_prompt_tokens, max_new_tokens),
@@ -57,7 +57,7 @@ def serve(
 
 def run_serve(directory: Path, overrides: list[str], k: int, place: tuple[str, int], limits: "ServingLimits") -> None:
     """What a user can get wrong is told before anything is loaded: the LM is reached, the index looked at."""
-    from replug.serving.auth import token_for
+    from replug.serving.guard import token_for
 
     token = token_for(place[0])
     _require_known(directory, overrides)
@@ -65,7 +65,7 @@ def run_serve(directory: Path, overrides: list[str], k: int, place: tuple[str, i
     from replug.index_workers.build_plan import index_folder
     from replug.models.build import lm_source
     from replug.serving.index_holder import state_of
-    from replug.serving.run import Address, Served, serve
+    from replug.serving.run import Served, serve
     from replug.train.run_dir import RunDirectory
 
     state_of(index_folder(directory))
@@ -73,7 +73,7 @@ def run_serve(directory: Path, overrides: list[str], k: int, place: tuple[str, i
     source = lm_source(lm, files.budget_file, files.scores)
     spread = (lm.gpus_per_replica or 0) > 1
     served = Served(directory, source, lm.separator, k, None if temperature is None else float(temperature), spread)
-    serve(served, Address(*place, token), limits)
+    serve(served, *place, token, limits)
 
 
 def _require_known(directory: Path, overrides: list[str]) -> None:

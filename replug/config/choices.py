@@ -55,6 +55,11 @@ class DType(Enum):
     float16 = "float16"
 
 
+class Attention(Enum):
+    sdpa = "sdpa"
+    flash_attention_2 = "flash_attention_2"
+
+
 class ServerAPI(Enum):
     echo = "echo"
     prompt_logprobs = "prompt_logprobs"

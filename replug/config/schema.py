@@ -12,6 +12,7 @@ from omegaconf import MISSING
 
 from replug.config.choices import (
     Accelerator,
+    Attention,
     DevMeasure,
     Direction,
     DType,
@@ -105,8 +106,8 @@ class LMConfig:
     dtype: DType = key(DType.auto, "auto: bfloat16 where the hardware multiplies it natively, else float32")
     compile: bool = key(False, "torch.compile of local weights; needs a C++ compiler on a CPU")
     fused: bool = key(True, "local weights: faster GELU and attention, equal to rounding; false: transformers' own")
-    packed: bool | None = key(
-        None, "local weights: passes without padding (default: on a GPU, where the model's attention allows it)"
+    attention: Attention = key(
+        Attention.sdpa, "of local weights; flash_attention_2 (package flash-attn, a GPU) has passes without padding"
     )
     tokens_per_batch: int | None = key(
         None, "tokens in one pass (default: 1,024 on a CPU; by the LM's size 4,096 to 32,768 on a GPU)", ABOVE_0

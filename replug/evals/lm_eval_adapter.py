@@ -18,9 +18,9 @@ from lm_eval.api.model import LM
 from transformers import PreTrainedTokenizerBase
 
 from replug.models.black_box_lm import BlackBoxLM, ContinuationScore, UnscorableText
+from replug.models.ensemble import Retrieved
 from replug.models.generation import GenerationOptions, Stop
 from replug.models.replug_lm import ReplugLM
-from replug.models.retrieved import Retrieved
 
 MAX_NEW_TOKENS = 256  # where a task does not say
 BETWEEN_SHOTS = "\n\n"  # the harness's own `fewshot_delimiter`

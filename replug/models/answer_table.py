@@ -5,14 +5,17 @@ a hash of all that the answer follows from; the answer is, since it is what is r
 replaced: what one process has read, another reads too.
 """
 
+import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from replug.models.score_cache import LOGPROBS_DTYPE, Key, ScoreCache
+from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions
+from replug.models.score_cache import LOGPROBS_DTYPE, Key, ScoreCache, hashed
 
 Answer = TypeVar("Answer")
 
@@ -69,3 +72,56 @@ def as_bytes(numbers: np.ndarray) -> bytes:
 
 def as_array(numbers: bytes) -> np.ndarray:
     return np.frombuffer(numbers, dtype=LOGPROBS_DTYPE)
+
+
+SURROGATES = "surrogatepass"  # a server may end an answer in the midst of a character
+
+
+def generation_key(identity: str, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions) -> Key:
+    """16 bytes that name what is asked of a model: all that its answer follows from. An opening changes no answer."""
+    shares = np.asarray(weights, dtype="<f8").tobytes().hex()
+    return hashed(identity, repr(replace(options, opening="")), shares, *prompts, size=16)
+
+
+class GenerationCache(AnswerTable[Generated]):
+    """The table `generations`."""
+
+    table = "generations"
+    columns = ("text", "logprobs", "entropies", "num_prompts", "prompt_tokens", "answer_tokens")
+
+    def _values(self, answer: Generated) -> tuple:
+        entropies = None if answer.token_entropies is None else as_bytes(answer.token_entropies)
+        counts = answer.num_prompts, answer.prompt_tokens, answer.answer_tokens
+        return answer.text.encode(errors=SURROGATES), as_bytes(answer.token_logprobs), entropies, *counts
+
+    def _from_values(self, text: bytes, logprobs: bytes, entropies: bytes | None, *counts: int) -> Generated:  # type: ignore[override]
+        unsure = None if entropies is None else as_array(entropies)
+        return Generated(text.decode(errors=SURROGATES), as_array(logprobs), unsure, *counts)
+
+    def _is_sound(self, answer: Generated) -> bool:
+        numbers = [answer.token_logprobs] + ([] if answer.token_entropies is None else [answer.token_entropies])
+        return all(bool(np.isfinite(some).all()) for some in numbers)
+
+
+def sampling_key(identity: str, prompt: str, options: SamplingOptions) -> Key:
+    """16 bytes that name what is asked of a model. An opening changes no answer."""
+    return hashed(identity, repr(replace(options, opening="")), prompt, size=16)
+
+
+class SampleCache(AnswerTable[list[Sampled]]):
+    """The table `samples`: texts as a JSON list, the log-probs of all one after another, and how many each has."""
+
+    table = "samples"
+    columns = ("texts", "logprobs", "num_tokens")
+
+    def _values(self, answer: list[Sampled]) -> tuple:
+        texts = json.dumps([sample.text for sample in answer])  # which escapes what UTF-8 cannot hold
+        logprobs = b"".join(as_bytes(sample.token_logprobs) for sample in answer)
+        return texts, logprobs, json.dumps([len(sample.token_logprobs) for sample in answer])
+
+    def _from_values(self, texts: str, logprobs: bytes, num_tokens: str) -> list[Sampled]:  # type: ignore[override]
+        parts = np.split(as_array(logprobs), np.cumsum(json.loads(num_tokens))[:-1])
+        return [Sampled(text, part) for text, part in zip(json.loads(texts), parts, strict=True)]
+
+    def _is_sound(self, answer: list[Sampled]) -> bool:
+        return all(bool(np.isfinite(sample.token_logprobs).all()) for sample in answer)

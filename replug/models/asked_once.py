@@ -1,126 +1,173 @@
-"""Answers asked of an LM once: read from the file of scores, awaited where a call under way has the same, else asked.
+"""Work that an LM is asked for once: read from a file, awaited where a call under way has the same, else computed.
 
-The rules are those of scores (`models/caching_lm.py`). Calls claim their answers in the order in which they are
-submitted. What a call has to ask for is one call of the LM's, stored by a thread of its own before anyone has an
-answer: after kill -9 nothing that somebody has seen is asked again, and the same is left to ask, in the same company.
+The same pair scored in another company may differ in its last bits, so which company computes a pair must not depend on
+timing: calls claim their keys in the order they are submitted, and a key that an earlier call claimed is awaited. What
+a call has to compute is split into units, and whole units are stored, before anyone has their answers: after kill -9
+the same units are left to do.
+
+A thread of its own writes. It writes a training step's units in one transaction when the step's last one is there: they
+touch the same pages of the file. It writes what comes without an end in sight, such as the pairs of a long file, every
+few seconds.
 """
 
+import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from replug.cluster.background import attempt, outcome
 from replug.models.score_cache import HitCounts, Key
-from replug.models.score_writer import UnitWriter
 
 Answer = TypeVar("Answer")
+Known = TypeVar("Known")
+
+SECONDS_BETWEEN_WRITES = 5.0  # what kill -9 may cost where no call ends
+
+# What is computed together, as places in what is missing of a call, and what submits it to the LM.
+Unit = tuple[list[int], "Callable[[], Future[list[Answer]]]"]
 
 
-class Answers(Protocol[Answer]):
-    """Where answers are kept."""
+@dataclass(slots=True, eq=False)
+class Claim(Generic[Answer]):
+    """A key under way. A call that asks for its tokens meanwhile has them stored."""
 
-    def answers(self, keys: Sequence[Key]) -> dict[Key, Answer]:
-        """Answers of those keys that are stored."""
-        ...
+    key: Key
+    with_tokens: bool = False
+    future: "Future[Answer]" = field(default_factory=Future)
 
-    def store(self, identity: str, answers: Mapping[Key, Answer], hits: int = 0, misses: int = 0) -> None:
-        """Add answers of a model, and to its counts of what it was asked."""
-        ...
+    def __post_init__(self) -> None:
+        self.future.set_running_or_notify_cancel()  # several may wait for it, so none of them can cancel it
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked(Generic[Answer]):
-    """What the LM said to a call: its answers, or why there are none."""
+class _Done(Generic[Answer]):
+    """What the LM said to a unit: its answers, or why there are none. `is_last` of its call."""
 
-    keys: list[Key]
+    claims: list[Claim[Answer]]
     outcome: list[Answer] | BaseException
+    is_last: bool
 
 
 class AskedOnce(Generic[Answer]):
-    """Asks only for what `stored` does not hold. `lock` is round all that happens to the file, and `counts`."""
+    """Asks only for what nobody has. `lock` is round all that happens to the file, and `counts`.
 
-    def __init__(self, identity: str, stored: Answers[Answer], lock: threading.Lock, counts: HitCounts) -> None:
-        self._identity, self._file, self._lock, self._counts = identity, stored, lock, counts
-        self._claimed: dict[Key, Future[Answer]] = {}
-        self._writer: UnitWriter[_Asked[Answer]] = UnitWriter(self._settle)
+    `store` writes claims with their answers. It may raise, which every call that waits for them is told.
+    """
 
-    def submit(self, keys: Sequence[Key], ask: "Callable[[list[int]], Future[list[Answer]]]") -> "list[Future[Answer]]":
-        """The answer of each key: from calls under way, from the file, and from `ask`, which gets the rows to ask for.
+    def __init__(
+        self, store: Callable[[list[tuple[Claim[Answer], Answer]]], None], lock: threading.Lock, counts: HitCounts
+    ) -> None:
+        self._store, self._lock, self._counts = store, lock, counts
+        self._claimed: dict[Key, Claim[Answer]] = {}
+        self._queue: queue.Queue[_Done[Answer] | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._write, name="score-writer", daemon=True)
+        self._thread.start()
 
-        `ask` is called once at most; an error that it raises at once gives the claims back too.
+    def submit(
+        self,
+        keys: Sequence[Key],
+        stored: Callable[[Sequence[Key]], dict[Key, Known]],
+        units: Callable[[list[int]], list[Unit]],
+        with_tokens: bool = False,
+    ) -> "list[Known | Future[Answer]]":
+        """Return each key's answer, or its future: from calls under way, from `stored`, and from the LM.
+
+        `units` gets the rows that are missing, and is called once at most. Errors, also of `units`, are the futures'.
         """
+        missing: list[int] = []
+        answers: list[Known | Future[Answer]] = []
         with self._lock:
-            known = self._file.answers([key for key in dict.fromkeys(keys) if key not in self._claimed])
-            missing: dict[Key, int] = {}
+            # What is claimed is not looked up: which of two answers it gets would depend on timing.
+            known = stored([key for key in dict.fromkeys(keys) if key not in self._claimed])
             for row, key in enumerate(keys):
-                if key not in known and key not in self._claimed:
-                    self._claimed[key], missing[key] = _running(), row
+                if key in known:
+                    answers.append(known[key])
+                    continue
+                if key not in self._claimed:
+                    self._claimed[key] = Claim(key)
+                    missing.append(row)
+                self._claimed[key].with_tokens |= with_tokens
+                answers.append(self._claimed[key].future)
             self._counts.add(hits=len(keys) - len(missing), misses=len(missing))
-            answers = [_done(known[key]) if key in known else self._claimed[key] for key in keys]
+            claims = [self._claimed[keys[row]] for row in missing]
         if missing:
-            self._ask(missing, ask)
+            self._ask(claims, attempt(_checked_units, units, missing))
         return answers
 
     def close(self) -> None:
-        """Write what waits. The LM is closed before."""
-        self._writer.close()
+        """Write what waits, and end. The LM is closed before."""
+        self._queue.put(None)
+        self._thread.join()
 
-    def _ask(self, missing: dict[Key, int], ask: "Callable[[list[int]], Future[list[Answer]]]") -> None:
-        keys = list(missing)
-        inner = attempt(ask, list(missing.values()))
-        if isinstance(inner, Exception):
-            self._writer.put(_Asked(keys, inner), is_last=True)
-        else:
-            inner.add_done_callback(lambda done: self._writer.put(_checked(_Asked(keys, outcome(done))), is_last=True))
+    def _ask(self, claims: list[Claim[Answer]], units: list[Unit] | Exception) -> None:
+        """Submit unit by unit. An error that the LM raises at once gives the claims back too."""
+        if isinstance(units, Exception):
+            return self._queue.put(_Done(claims, units, is_last=True))
+        left, lock = len(units), threading.Lock()
 
-    def _settle(self, asked: "list[_Asked[Answer]]") -> None:
-        """Store answers, then hand them out. Runs in the writer's thread."""
-        new = {
-            key: answer
-            for one in asked
-            if not isinstance(one.outcome, BaseException)
-            for key, answer in zip(one.keys, one.outcome, strict=True)
-        }
-        with self._lock:
-            error = attempt(self._store, new) if new else None
-            waiting = [[self._claimed.pop(key) for key in one.keys] for one in asked]
-        for one, futures in zip(asked, waiting, strict=True):
-            _hand_out(futures, error if error is not None and not _is_error(one) else one.outcome)
+        def settle(places: list[int], said: list[Answer] | BaseException) -> None:
+            nonlocal left
+            if not isinstance(said, BaseException) and len(said) != len(places):
+                said = ValueError(f"the LM gave {len(said)} answers to {len(places)} inputs")
+            with lock:
+                left -= 1
+                self._queue.put(_Done([claims[place] for place in places], said, is_last=left == 0))
 
-    def _store(self, answers: dict[Key, Answer]) -> None:
-        self._file.store(self._identity, answers, *self._counts.untold)
-        self._counts.are_told()
+        for places, submit in units:
+            inner = attempt(submit)
+            if isinstance(inner, Exception):
+                settle(places, inner)
+            else:
+                inner.add_done_callback(lambda done, places=places: settle(places, outcome(done)))
+        return None
+
+    def _write(self) -> None:
+        """Store units, then hand them out; an error goes to all who wait."""
+        while units := self._next():
+            new = [
+                pair
+                for unit in units
+                if not isinstance(unit.outcome, BaseException)
+                for pair in zip(unit.claims, unit.outcome, strict=True)
+            ]
+            with self._lock:  # to the end: a claim whose tokens somebody wants meanwhile would be stored without them
+                error = attempt(self._store, new) if new else None
+                for unit in units:
+                    for claim in unit.claims:
+                        del self._claimed[claim.key]
+            for unit in units:
+                said = unit.outcome if isinstance(unit.outcome, BaseException) else error or unit.outcome
+                for row, claim in enumerate(unit.claims):
+                    if isinstance(said, BaseException):
+                        claim.future.set_exception(said)
+                    else:
+                        claim.future.set_result(said[row])
+
+    def _next(self) -> list[_Done[Answer]]:
+        """Wait for the units of the next transaction; none when it is closed and all is written."""
+        units: list[_Done[Answer]] = []
+        deadline = float("inf")
+        while True:
+            try:
+                timeout = None if not units else max(0.0, deadline - time.monotonic())
+                item = self._queue.get(timeout=timeout)
+            except queue.Empty:
+                return units
+            if item is None:
+                if units:
+                    self._queue.put(None)  # for the next time
+                return units
+            units.append(item)
+            deadline = min(deadline, time.monotonic() + SECONDS_BETWEEN_WRITES)
+            if item.is_last and self._queue.empty():
+                return units
 
 
-def _is_error(asked: _Asked) -> bool:
-    return isinstance(asked.outcome, BaseException)
-
-
-def _checked(asked: "_Asked[Answer]") -> "_Asked[Answer]":
-    """Another number of answers is an error."""
-    if isinstance(asked.outcome, BaseException) or len(asked.outcome) == len(asked.keys):
-        return asked
-    return _Asked(asked.keys, ValueError(f"the LM gave {len(asked.outcome)} answers to {len(asked.keys)} prompts"))
-
-
-def _hand_out(futures: "list[Future[Answer]]", outcome: "list[Answer] | BaseException") -> None:
-    for row, future in enumerate(futures):
-        if isinstance(outcome, BaseException):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome[row])
-
-
-def _done(answer: Answer) -> "Future[Answer]":
-    done: Future[Answer] = Future()
-    done.set_result(answer)
-    return done
-
-
-def _running() -> "Future":
-    """Several may wait for it, so none of them can cancel it."""
-    answer: Future = Future()
-    answer.set_running_or_notify_cancel()
-    return answer
+def _checked_units(units: Callable[[list[int]], list[Unit]], rows: list[int]) -> list[Unit]:
+    found = units(rows)
+    if sorted(place for own, _ in found for place in own) != list(range(len(rows))):
+        raise ValueError(f"the LM's units are not each of {len(rows)} rows once: {[own for own, _ in found]}")
+    return found

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from replug.config.errors import RunError
+from replug.config.errors import RunError, UserError
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
-from replug.models.text_lists import require_texts
 
 if TYPE_CHECKING:  # it raises UnscorableText of this module
     from replug.models.pair_tokens import TokenizedCall
+
 
 # Is told the number of an answer and its text after each of its tokens, and ends it by False.
 Watch = Callable[[int, str], bool]
@@ -228,6 +228,23 @@ class AsyncLM(BlackBoxLM, Protocol):
         ...
 
 
+class WaitsForSubmitted:
+    """Gives a class with the calls of an `AsyncLM` those that wait for them."""
+
+    def score(
+        self: "AsyncLM", prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+    ) -> list[ContinuationScore]:
+        return self.submit(prefixes, continuations, opening=opening).result()
+
+    def generate_ensemble(
+        self: "AsyncLM", prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
+    ) -> Generated:
+        return self.submit_ensemble(prompts, weights, options).result()
+
+    def sample(self: "AsyncLM", prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
+        return self.submit_samples(prompts, options).result()
+
+
 def answer_mixtures(
     lm: BlackBoxLM, mixtures: Sequence[Mixture], options: GenerationOptions, watch: Watch | None = None
 ) -> list[Generated]:
@@ -258,3 +275,22 @@ def check_ensemble(prompts: Sequence[str], weights: Sequence[float]) -> None:
         raise ValueError(f"{len(prompts)} prompts but {len(weights)} weights; expected as many, and one at least")
     if not all(weight >= 0 for weight in weights) or abs(sum(weights) - 1) > WEIGHTS_TOLERANCE:
         raise ValueError(f"the weights of {len(prompts)} prompts sum to {sum(weights):g}; expected 0 or more, sum 1")
+
+
+SHOWN_CHARACTERS = 40
+
+
+def require_texts(texts: Sequence[str], what: str) -> None:
+    """Raise UserError for one text instead of a list of them, and for what is no text in a list; `what` are plural."""
+    if isinstance(texts, str | bytes):
+        raise UserError(f"expected a list of {what}, found the text {_shown(texts)}; write [text]")
+    if not isinstance(texts, Sequence | np.ndarray):
+        raise UserError(f"expected a list of {what}, found a {type(texts).__name__}; write list(...), in an order")
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise UserError(f"{what}[{place}] is {_shown(text)}; expected a string, found {type(text).__name__}")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"

@@ -15,13 +15,13 @@ from replug.models.caching_lm import CachingLM
 from replug.models.encoder import Encoder
 from replug.models.http import server_source
 from replug.models.lm_source import Backend, LMFiles, LMSource
-from replug.models.local import hf_source, stand_in_lm
+from replug.models.local import local_source, stand_in_lm
 from replug.models.packaged import resolve_encoder_path
 from replug.models.prompt import PromptTemplate
 
 NO_LIMIT = 10**9  # a tokenizer of which transformers knows no limit has an absurd one
 # The first that takes the section has it. Local weights come last: they take every path.
-BACKENDS: list[Backend] = [server_source.source, stand_in_lm.source, hf_source.source]
+BACKENDS: list[Backend] = [server_source.source, stand_in_lm.source, local_source.source]
 
 
 def lm_source(lm: LMConfig, budget_file: Path, cache: Path) -> LMSource:

@@ -7,19 +7,23 @@ Truncation follows the encoder's own token limit and never the size of a batch.
 """
 
 import copy
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, cached_property
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 from torch.utils.checkpoint import checkpoint
 
 from replug.config.errors import NotFiniteError, UserError
 from replug.data.store import CorpusStore
 from replug.data.tokenizing import TokenIds
 from replug.models.batching import token_budget_batches
+from replug.models.black_box_lm import require_texts
 from replug.models.encoder_backbone import most_tokens
 from replug.models.encoder_files import (
     QUERY_FOLDER,
@@ -33,9 +37,6 @@ from replug.models.ensemble_temperature import EnsembleTemperature, temperature_
 from replug.models.hardware import to_device
 from replug.models.lora import ADAPTER, has_adapters, merged, save_adapter
 from replug.models.packaged import resolve_encoder_path
-from replug.models.single_threads import one_per_thread
-from replug.models.text_lists import require_texts
-from replug.models.vector_prefix import first_numbers
 
 # Padded tokens in one forward pass: what stays in the cache of a core, and what a step with gradient was measured with.
 TOKENS_PER_BATCH, TOKENS_PER_BATCH_WITH_GRADIENT = 2048, 8192
@@ -386,3 +387,48 @@ def _remove_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+
+
+def one_per_thread(run: Callable[[list[int]], None], batches: list[list[int]]) -> None:
+    """Run batches side by side, each on one thread.
+
+    Threads that share one batch wait for each other after every operation. That costs a little on an idle machine,
+    and most of the time where another process holds a core.
+    """
+    threads = torch.get_num_threads()
+    if threads == 1 or len(batches) == 1:
+        for batch in batches:
+            run(batch)
+    else:
+        list(_single_threads(threads).map(run, batches))
+
+
+@cache
+def _single_threads(count: int) -> ThreadPoolExecutor:
+    """Threads that compute alone. What one of them sets holds for all threads to come, so it is put back at once."""
+    threads, started = torch.get_num_threads(), Barrier(count + 1)
+
+    def begin() -> None:
+        torch.set_num_threads(1)
+        torch.get_num_threads()  # a thread takes its number at its first look, which must not come later
+        started.wait()
+
+    pool = ThreadPoolExecutor(count, initializer=begin)
+    for _ in range(count):
+        pool.submit(int)
+    started.wait()
+    torch.set_num_threads(threads)
+    return pool
+
+
+def first_numbers(vectors: Tensor, count: int | None, similarity: str) -> Tensor:
+    """The first `count` numbers of vectors [..., D], None for all; with cosine similarity of length 1 again.
+
+    Raises ValueError where the vectors have fewer.
+    """
+    if count is None or count == vectors.shape[-1]:
+        return vectors
+    if not 0 < count < vectors.shape[-1]:
+        raise ValueError(f"vectors of {vectors.shape[-1]} numbers have no first {count}")
+    prefix = vectors[..., :count]
+    return normalize(prefix, dim=-1) if similarity == "cosine" else prefix

@@ -22,9 +22,9 @@ from transformers import (
 
 from replug.config.errors import UserError
 from replug.models.encoder_modules import CLS, LAST
-from replug.models.fused_gelu import use_fused_gelu
+from replug.models.fused_layers import use_fused_gelu
+from replug.models.model_files import load_whole
 from replug.models.module_chain import KEY
-from replug.models.whole_weights import load_whole
 
 DPR_ENCODERS = {"DPRContextEncoder": DPRContextEncoder, "DPRQuestionEncoder": DPRQuestionEncoder}
 # Of models with a decoder, those whose encoder stands alone (GTR, Sentence-T5).

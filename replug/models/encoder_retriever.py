@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from replug.config.errors import UserError
+from replug.models.black_box_lm import require_texts
+from replug.models.ensemble import Retrieved
 from replug.models.ensemble_temperature import own_temperature
-from replug.models.retrieved import Retrieved
-from replug.models.text_lists import require_texts
 
 QUERY, DOCUMENT = "encode_query", "encode_document"
 

@@ -1,10 +1,14 @@
 """REPLUG inference: one prediction from several documents (REPLUG, section 3.2).
 
 p(y_t | x, y_<t) = sum over d of lambda_d p(y_t | d, x, y_<t), with lambda = softmax(similarities / temperature).
-The paper has no temperature, which is 1. Probabilities are mixed, never logits. Pure arithmetic on numpy arrays.
+The paper has no temperature, which is 1. Probabilities are mixed, never logits. Pure arithmetic on numpy arrays, with
+the records of the documents that an index, a few texts in memory or a search engine found.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -31,3 +35,41 @@ def document_weights(similarities: Sequence[float] | np.ndarray, temperature: fl
         raise ValueError(f"similarities are {similarities.tolist()}; expected finite numbers")
     weights = np.exp(log_softmax(similarities / temperature)) if similarities.size else similarities
     return weights / weights.sum()
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieved:
+    """A document that was found. Its weight is the ensemble's softmax of `similarity` among those found with it.
+
+    >>> lm = ReplugLM(StandInLM(), EncoderRetriever(Encoder("stand_in"), ["Basel lies on the Rhine."]), k=1)
+    >>> found = [Retrieved("Nantes lies on the Loire.", similarity=0.8, id="nantes")]  # or lm.retrieve([text])[0]
+    >>> lm.score("Its river is the", " Loire.", found).sum_logprob > lm.score("Its river is the", " Loire.").sum_logprob
+    True
+    """
+
+    text: str
+    similarity: float
+    id: str
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.similarity):
+            raise ValueError(f"document {self.id} has the similarity {self.similarity}; expected a finite number")
+
+
+class Retriever(Protocol):
+    """Finds documents; the same query always finds the same.
+
+    >>> class Shelf:
+    ...     def retrieve(self, queries, k):
+    ...         return [[Retrieved("Basel lies on the Rhine.", 1.0, "basel")][:k] for _ in queries]
+    >>> ReplugLM(StandInLM(), Shelf(), k=1).retrieve(["Basel"])[0][0].id
+    'basel'
+    """
+
+    def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
+        """Up to `k` documents for each query, the most similar first."""
+        ...
+
+
+Found = Sequence[Retrieved]  # of one text
+Documents = Sequence[Found]

@@ -4,12 +4,17 @@ Local weights, servers and stand-ins are backends. Each is a module that offers 
 them is in `models/build.py`. Nothing else asks which backend it is.
 """
 
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from replug.cluster.background import InlineExecutor
 from replug.config.schema import LMConfig
-from replug.models.black_box_lm import AsyncLM
+from replug.models.batching import LMShape, tokens_per_unit, units_of_similar_length
+from replug.models.black_box_lm import AsyncLM, ContinuationScore, LocalLM, WaitsForSubmitted
+from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 
 if TYPE_CHECKING:  # seconds to import, which the stand-in's actors can do without
     from transformers import PreTrainedTokenizerBase
@@ -69,3 +74,40 @@ class Backend(Protocol):
     def __call__(self, lm: LMConfig, files: LMFiles) -> LMSource | None:
         """The source that the section names; None where another backend is meant."""
         ...
+
+
+class InProcessLM(WaitsForSubmitted):
+    """An `AsyncLM` round `lm`, with the units that a pool of it on processors would have."""
+
+    def __init__(self, lm: LocalLM, unit_tokens: int | None = None) -> None:
+        self._lm = lm
+        self.identity, self.max_tokens = lm.identity, lm.max_tokens
+        self._unit_tokens = unit_tokens or tokens_per_unit(LMShape(), on_gpu=False)
+        self._executor = InlineExecutor()
+
+    def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
+        return units_of_similar_length(prefixes, continuations, self._unit_tokens)
+
+    def submit(
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+    ) -> "Future[list[ContinuationScore]]":
+        return self._executor.submit(self._lm.score, prefixes, continuations, opening=opening)
+
+    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
+        return self._lm.generate(prompts, max_new_tokens, stop)
+
+    def submit_ensemble(
+        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
+    ) -> "Future[Generated]":
+        return self._executor.submit(self._lm.generate_ensemble, prompts, weights, options)
+
+    def submit_samples(self, prompts: Sequence[str], options: SamplingOptions) -> "Future[list[list[Sampled]]]":
+        return self._executor.submit(self._lm.sample, prompts, options)
+
+    def metrics(self) -> dict[str, float]:
+        """The share of its passes that is no padding."""
+        counts = self._lm.counts
+        return {"batch_fill": counts.tokens / counts.padded_tokens if counts.padded_tokens else 1.0}
+
+    def close(self) -> None:
+        """Nothing is under way."""

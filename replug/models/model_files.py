@@ -2,19 +2,22 @@
 
 transformers says nothing of much that is wrong. Where a folder has no tokenizer files it invents a tokenizer of five
 tokens; `AutoModel` takes a causal LM for an encoder, and `AutoModelForCausalLM` takes an encoder for an LM. Each would
-train to the end. `models.local.sense` looks at what only weights can tell.
+train to the end. `models.local.sense` looks at what only weights can tell. `load_whole` is the one place from which
+weights are loaded, all of them and no others: transformers draws at random what a folder lacks, with a line in a log.
+Code that comes with a model is never run, and no pickle is read.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from replug.config.errors import UserError
-from replug.models.pass_size import LMShape
+from replug.models.batching import LMShape
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model"),
@@ -94,3 +97,53 @@ def _require_causal_lm(config: PreTrainedConfig, path: str) -> None:
     names = config.architectures or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, config.model_type)]
     if not CAUSAL_LMS & set(names):
         raise UserError(f"lm.path: {path} holds a {names[0]}; expected a causal LM, which predicts the next token")
+
+
+COMPUTED = ("position_ids", "inv_freq")  # tables that follow from the configuration, in files of earlier versions
+SHOWN = 3
+
+
+def load_whole(kind: Any, path: str, key: str, unused: tuple[str, ...] = (), **options: Any) -> PreTrainedModel:
+    """The model of a folder or hub name, by a class of transformers.
+
+    Parts that are `unused` (such as `pooler`) may be there or not. Raises UserError for anything else that is missing,
+    of another shape, or of no use, and what transformers raises for what it cannot read.
+    """
+    try:
+        model, report = kind.from_pretrained(
+            path, output_loading_info=True, use_safetensors=True, trust_remote_code=False, **options
+        )
+    except RuntimeError as error:  # weights of another shape than the configuration's
+        raise UserError(f"{key}: the weights in {path} do not fit its config.json: {_first_line(error)}") from error
+    missing = [name for name in report["missing_keys"] if not _is_of(name, unused)]
+    unexpected = [name for name in report["unexpected_keys"] if not _is_of(name, unused) and not _is_computed(name)]
+    if missing:
+        raise UserError(
+            f"{key}: {path} lacks {_named(missing)}, which would be drawn at random: bring all weights of the model, "
+            "or a config.json that is theirs"
+        )
+    if unexpected:
+        raise UserError(
+            f"{key}: {path} holds {_named(unexpected)}, which a {type(model).__name__} by its config.json has no use "
+            "for: bring the config.json of these weights"
+        )
+    return model
+
+
+def _is_of(name: str, parts: Iterable[str]) -> bool:
+    """Whether a weight belongs to one of these parts, at whatever depth."""
+    return any(f".{part}." in f".{name}" for part in parts)
+
+
+def _is_computed(name: str) -> bool:
+    return name.rpartition(".")[2] in COMPUTED
+
+
+def _named(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    more = f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else ""
+    return f"{', '.join(ordered[:SHOWN])}{more}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]

@@ -91,7 +91,7 @@ def _write_converted(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    from replug.models.whole_weights import load_whole
+    from replug.models.model_files import load_whole
 
     print(f"converting {gguf.name} to safetensors, once (about half a minute) ...", flush=True)
     unpack = GgufConfig(dequantize=True)  # otherwise the weights stay packed and cannot be saved

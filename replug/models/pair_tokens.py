@@ -19,10 +19,45 @@ PairIds = tuple[list[int], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class TokenizedCall:
-    """A call for scores as token ids: its pairs, and those of its opening, None where it has none."""
+    """A call for scores as token ids: its pairs, and its opening, which is empty where it has none."""
 
     pairs: list[PairIds]
-    opening: list[int] | None
+    opening: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class LMInput:
+    """One input of a pass: a prefix with its continuation, or a prefix with alternatives of one token each.
+
+    Such alternatives, as the letters of a multiple-choice question, are predicted from the prefix's last position, so
+    the LM reads their prefix once. `rows` are the call's, one for each continuation.
+    """
+
+    prefix: list[int]
+    continuations: list[list[int]]
+    rows: list[int]
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens to read. Alternatives are predicted and are no part of them."""
+        return self.prefix + self.continuations[0] if len(self.rows) == 1 else self.prefix
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prefix) + (len(self.continuations[0]) if len(self.rows) == 1 else 0)
+
+    @property
+    def pairs(self) -> list[PairIds]:
+        return [(self.prefix, continuation) for continuation in self.continuations]
+
+
+def inputs_of(pairs: Sequence[PairIds]) -> list[LMInput]:
+    """Return the inputs of a call, every row once, in the order of their first rows. They follow from the texts."""
+    together: dict[tuple, list[int]] = {}
+    for row, (prefix, continuation) in enumerate(pairs):
+        key = (tuple(prefix),) if len(continuation) == 1 else (tuple(prefix), row)
+        together.setdefault(key, []).append(row)
+    return [LMInput(pairs[rows[0]][0], [pairs[row][1] for row in rows], rows) for rows in together.values()]
 
 
 def pair_token_ids(tokenizer: "PreTrainedTokenizerBase", prefix: str, continuation: str) -> PairIds:

@@ -13,7 +13,6 @@ import math
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Any, overload
 
 import numpy as np
@@ -28,14 +27,13 @@ from replug.models.black_box_lm import (
     answer_mixtures,
     check_ensemble,
     check_pairs,
+    require_texts,
 )
-from replug.models.ensemble import document_weights, mix_token_logprobs
+from replug.models.ensemble import Documents, Found, Retrieved, Retriever, document_weights, mix_token_logprobs
 from replug.models.ensemble_temperature import own_temperature
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.policy import KnownFrom, Policy, Subject
 from replug.models.prompt import PromptTemplate
-from replug.models.retrieved import Documents, Found, Retrieved, Retriever
-from replug.models.text_lists import require_texts
 
 Texts = Sequence[str]
 
@@ -51,13 +49,6 @@ class Decision:
     retrieves: bool
     value: float | None
     documents: Sequence[Retrieved] = ()
-    closed_answer: Generated | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    value: float | None
-    documents: Sequence[Retrieved] | None = None
     closed_answer: Generated | None = None
 
 
@@ -197,14 +188,14 @@ class ReplugLM:
         if len(queries) != len(prompts):
             raise ValueError(f"{len(queries)} queries, but {len(prompts)} prompts")
         seen = self._see(policy, prompts, queries, options, subjects)
-        does = [policy.retrieves(one.value, of.relation) for one, of in zip(seen, subjects, strict=True)]
-        wanted = [queries[row] for row, one in enumerate(seen) if does[row] and one.documents is None]
-        found = iter(self._search(wanted, self._k))
+        does = [policy.retrieves(value, of.relation) for (value, _, _), of in zip(seen, subjects, strict=True)]
+        wanted = [queries[row] for row, (_, found, _) in enumerate(seen) if does[row] and found is None]
+        searched = iter(self._search(wanted, self._k))
         return [
-            Decision(True, one.value, next(found) if one.documents is None else one.documents)
+            Decision(True, value, next(searched) if found is None else found)
             if retrieves
-            else Decision(False, one.value, (), one.closed_answer)
-            for one, retrieves in zip(seen, does, strict=True)
+            else Decision(False, value, (), closed)
+            for (value, found, closed), retrieves in zip(seen, does, strict=True)
         ]
 
     def _see(
@@ -214,18 +205,15 @@ class ReplugLM:
         queries: Sequence[str],
         options: GenerationOptions,
         subjects: Sequence[Subject],
-    ) -> list[_Seen]:
-        """The signal of each prompt, with what had to be found or answered to see it."""
+    ) -> list[tuple[float | None, Found | None, Generated | None]]:
+        """Return the signal of each prompt, with the documents or the closed-book answer that it took to see it."""
         if policy.decides_by.known_from is KnownFrom.question:
-            return [_Seen(policy.value_given(subject)) for subject in subjects]
+            return [(policy.value_given(subject), None, None) for subject in subjects]
         if policy.decides_by.known_from is KnownFrom.closed_answer:
             answers = self._answer(prompts, options, [[] for _ in prompts])
-            return [_Seen(policy.value_of_answer(answer), closed_answer=answer) for answer in answers]
+            return [(policy.value_of_answer(answer), None, answer) for answer in answers]
         found = self._search(queries, max(self._k, 2))  # a margin is of two
-        return [
-            _Seen(policy.value_of_search([document.similarity for document in of]), documents=of[: self._k])
-            for of in found
-        ]
+        return [(policy.value_of_search([one.similarity for one in some]), some[: self._k], None) for some in found]
 
     def follow(
         self, prompts: Sequence[str], options: GenerationOptions, decisions: Sequence[Decision]
@@ -332,17 +320,26 @@ class ReplugLM:
     def _score(
         self, contexts: Sequence[str], prompts: list[list[str]], continuations: Sequence[str]
     ) -> list[list[ContinuationScore]]:
-        """Scores of each continuation after each of its prompts.
+        """Return the scores of each continuation after each of its prompts.
 
-        Local weights get all in one call. Who works for several callers at once gets a call for each context: enough
-        to fill a replica, and never so divided that the scores of one mixture come from two calls.
+        Local weights get all in one call. An LM that works for several callers at once gets a call for each context:
+        enough to fill a replica, and never so divided that the scores of one mixture come from two calls.
         """
         rows = [list(range(len(contexts)))]
         if isinstance(self._lm, AsyncLM):
-            rows = [
-                [row for row, other in enumerate(contexts) if other == context] for context in dict.fromkeys(contexts)
-            ]
-        answers = self._ask([_flat(some, prompts, continuations) for some in rows])
+            rows = [[row for row, one in enumerate(contexts) if one == context] for context in dict.fromkeys(contexts)]
+        calls = [
+            (
+                [prompt for row in some for prompt in prompts[row]],
+                [continuations[row] for row in some for _ in prompts[row]],
+            )
+            for some in rows
+        ]
+        if isinstance(self._lm, AsyncLM):
+            futures = [self._lm.submit(*call) for call in calls]
+            answers = [future.result() for future in futures]
+        else:
+            answers = [self._lm.score(*call) for call in calls]
         scores: list[list[ContinuationScore]] = [[] for _ in contexts]
         for some, answer in zip(rows, answers, strict=True):
             given = iter(answer)
@@ -350,18 +347,6 @@ class ReplugLM:
                 scores[row] = [next(given) for _ in prompts[row]]
         return scores
 
-    def _ask(self, calls: list[tuple[list[str], list[str]]]) -> list[list[ContinuationScore]]:
-        if isinstance(self._lm, AsyncLM):
-            futures = [self._lm.submit(*call) for call in calls]
-            return [future.result() for future in futures]
-        return [self._lm.score(*call) for call in calls]
-
 
 def _in_one_piece(answer: Generated) -> Iterator[str]:
     return iter([answer.text] if answer.text else [])
-
-
-def _flat(rows: Sequence[int], prompts: list[list[str]], continuations: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Prefixes and continuations of one call."""
-    prefixes = [prompt for row in rows for prompt in prompts[row]]
-    return prefixes, [text for row in rows for text in repeat(continuations[row], len(prompts[row]))]

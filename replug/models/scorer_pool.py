@@ -17,16 +17,23 @@ import ray
 import torch
 
 from replug.cluster.actor_pool import ActorPool, thread_env
+from replug.cluster.background import InlineExecutor
 from replug.cluster.device_use import USE, Busy, own_devices
 from replug.cluster.gpus import keep_to_memory_share
 from replug.cluster.packing import SCORER
 from replug.cluster.places import place
-from replug.models.black_box_lm import ContinuationScore, LaunchingLM, LocalLM, Pending
+from replug.models.batching import units_of_similar_length
+from replug.models.black_box_lm import (
+    ContinuationScore,
+    LaunchingLM,
+    LocalLM,
+    Pending,
+    WaitsForSubmitted,
+    require_texts,
+)
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.hardware import available_cores
 from replug.models.local.local_source import LocalSource
-from replug.models.text_lists import require_texts
-from replug.models.units import units_of_similar_length
 
 PROBE = (["The capital of France is", "one two three four five"], [" Paris, and that of Italy is Rome.", " six seven"])
 # Nats by which replicas on different hardware may differ on the probe's tokens, at most and on average.
@@ -60,19 +67,6 @@ class _Launched:
     padded_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Scores:
-    """`Pending` scores that are there."""
-
-    scores: list[ContinuationScore]
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> list[ContinuationScore]:
-        return self.scores
-
-
 class Scorer:
     """One replica: a plain class, made an actor where the pool is built. Its LM is loaded by the first call.
 
@@ -99,8 +93,7 @@ class Scorer:
         return self._compute(lambda: [score.token_logprobs for score in self._lm.score(*PROBE)])
 
     def score(self, prefixes: Sequence[str], continuations: Sequence[str], opening: str | None = None) -> Answer:
-        launched = self._compute(partial(self._launch, self._scoring(prefixes, continuations, opening)))
-        return self._fetch(launched)
+        return self._fetch(self._compute(partial(self._launch, self._scoring(prefixes, continuations, opening))))
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop) -> list[str]:
         return self._compute(lambda: self._lm.generate(prompts, max_new_tokens, stop))
@@ -122,7 +115,7 @@ class Scorer:
         """What is left for the device: all of it where the LM does not tokenize apart."""
         lm = self._lm
         if not isinstance(lm, LaunchingLM):
-            return lambda: _Scores(lm.score(prefixes, continuations, opening=opening))
+            return partial(InlineExecutor().submit, lm.score, prefixes, continuations, opening=opening)
         with self._tokenizer:  # a tokenizer of transformers has settings that a call may change
             call = lm.tokenize(prefixes, continuations, opening=opening)
         return partial(lm.launch, call)
@@ -145,7 +138,7 @@ class Scorer:
         return Answer(scores, self._number, began, ended - began, *counts, self._devices)
 
 
-class ScorerPool:
+class ScorerPool(WaitsForSubmitted):
     """An `AsyncLM` over up to `num_replicas` actors."""
 
     def __init__(
@@ -189,11 +182,6 @@ class ScorerPool:
         answer.add_done_callback(lambda done: self._hand_out(done, scores))
         return scores
 
-    def score(
-        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
-    ) -> list[ContinuationScore]:
-        return self.submit(prefixes, continuations, opening=opening).result()
-
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
         require_texts(prompts, "prompts")
         return self.pool.submit("generate", list(prompts), max_new_tokens, stop).result()
@@ -204,18 +192,10 @@ class ScorerPool:
         """One answer is one replica's work, so it does not depend on load."""
         return self.pool.submit("generate_ensemble", list(prompts), list(weights), options)
 
-    def generate_ensemble(
-        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
-    ) -> Generated:
-        return self.submit_ensemble(prompts, weights, options).result()
-
     def submit_samples(self, prompts: Sequence[str], options: SamplingOptions) -> "Future[list[list[Sampled]]]":
         """One call is one replica's work, as a call of `submit` is."""
         require_texts(prompts, "prompts")
         return self.pool.submit("sample", list(prompts), options)
-
-    def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
-        return self.submit_samples(prompts, options).result()
 
     def metrics(self) -> dict[str, float]:
         """Rates and shares since the last call, and counts since the start."""

@@ -15,7 +15,7 @@ from replug.cluster.packing import USABLE
 from replug.config.choices import TrainedSide
 from replug.config.errors import UserError
 from replug.config.schema import Config, LMConfig, ScoreConfig
-from replug.models.pass_size import LMShape, tokens_per_pass
+from replug.models.batching import LMShape, tokens_per_pass
 from replug.planning.model_sizes import ModelSize, lm_size, retriever_size
 from replug.planning.workload import Shape, index_size, searched_width, shape_of
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from replug.config.schema import Config
 from replug.index_workers.kinds import IndexKind, bytes_per_vector, num_lists
-from replug.models.pass_size import LMShape, tokens_per_unit
+from replug.models.batching import LMShape, tokens_per_unit
 from replug.planning.accelerators import Devices
 from replug.planning.memory import GRADIENT_BYTES, trained_part
 from replug.planning.model_sizes import ModelSize, lm_size, retriever_size

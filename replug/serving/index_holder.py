@@ -20,7 +20,7 @@ from replug.models.encoder import Encoder, require_finite_vectors
 from replug.models.ensemble_temperature import FILE as TEMPERATURE
 from replug.models.ensemble_temperature import own_temperature
 from replug.models.hardware import available_cores
-from replug.serving.metrics import Metrics
+from replug.serving.batching import Metrics
 from replug.serving.requests import DOCUMENT, QUERY, Side
 
 log = logging.getLogger(__name__)

@@ -1,20 +1,20 @@
-"""What may be asked, in OpenAI's names. A key that is unknown, or asks for what an ensemble cannot do, is refused.
+"""What may be asked, in OpenAI's names, how much of it, and how the server refuses the rest.
 
-Clients send keys at the value that means nothing, such as n=1: these are taken, any other value is not. A key that is
-null is as one that is not there.
+A key that is unknown, or asks for what an ensemble cannot do, is refused. Clients send keys at the value that means
+nothing, such as n=1: these are taken, any other value is not. A key that is null is as one that is not there. Refusals
+have OpenAI's error shape, so that its clients raise the right error of theirs.
 """
 
 import json
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from starlette.responses import JSONResponse
 
 from replug.config.plain_text import plain_line
 from replug.models.generation import GenerationOptions
-from replug.serving.errors import ApiError, refused
-from replug.serving.limits import ServingLimits
 
 Side = Literal["query", "document"]
 QUERY: Final = "query"
@@ -44,6 +44,54 @@ ASK_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "metadata": ({},),
 }
+
+
+class ApiError(Exception):
+    """A refusal: an HTTP status, a line for a person, the parameter that it is about, and a code for a program."""
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, code: str | None = None, retries: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code, self.retries = status, message, param, code, retries
+
+    def as_json(self) -> dict[str, Any]:
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.as_json(), self.status, headers={"Retry-After": "1"} if self.retries else {})
+
+
+def refused(param: str, message: str, code: str | None = None) -> ApiError:
+    """Make the error of a request that cannot be meant, or cannot be done; `message` says what is expected."""
+    return ApiError(400, f"{param}: {message}", param, code)
+
+
+@dataclass(frozen=True, slots=True)
+class ServingLimits:
+    """Limits of requests; what is beyond is refused by name.
+
+    `max_texts` are inputs of an embedding, queries of a search, or prompts. `max_prompt_tokens` are of a prompt with a
+    document and the answer, and at most what the LM holds. `max_batch` texts or prompts are computed in one call.
+    """
+
+    max_body_bytes: int = 1_000_000
+    max_texts: int = 256
+    max_documents: int = 100
+    max_prompt_tokens: int = 4096
+    max_new_tokens: int = 512
+    max_concurrency: int = 64
+    max_batch: int = 16
+    timeout_seconds: float = 300.0
+
+    def require_texts(self, param: str, number: int) -> None:
+        if not 0 < number <= self.max_texts:
+            raise refused(param, f"{number} texts; expected 1 to {self.max_texts}")
+
+    def require_documents(self, param: str, k: int, least: int = 1) -> None:
+        if not least <= k <= self.max_documents:
+            raise refused(param, f"{k} documents; expected {least} to {self.max_documents}")
 
 
 def _texts(value: object) -> object:
@@ -175,14 +223,10 @@ def require_model(given: str, expected: str) -> None:
 def of_validation(error: RequestValidationError) -> ApiError:
     """The first thing that is wrong."""
     first: dict[str, Any] = error.errors()[0]
-    place = [str(part) for part in first["loc"] if part != "body"]
+    place = plain_line(".".join(str(part) for part in first["loc"] if part != "body"))[:200] or "body"
     if first["type"] == "extra_forbidden":
-        return refused(_named(place), "unknown, or not done by this server; leave it out", "unsupported_parameter")
-    return refused(_named(place), plain_line(first["msg"].removeprefix("Value error, ")))
-
-
-def _named(place: Sequence[str]) -> str:
-    return plain_line(".".join(place))[:200] or "body"
+        return refused(place, "unknown, or not done by this server; leave it out", "unsupported_parameter")
+    return refused(place, plain_line(first["msg"].removeprefix("Value error, ")))
 
 
 def _require_whole_characters(key: str, value: object) -> None:

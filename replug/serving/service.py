@@ -2,6 +2,9 @@
 
 An answer is REPLUG's (section 3.2): documents are found for the query, each stands before the prompt, and the LM's
 predictions are mixed by softmax(similarities / temperature). Requests of one kind are computed together (`batching`).
+
+A chat's document stands before the user's last message, within it: the LM's template begins with what its chats begin
+with. What does not fit is cut from the document's end, never from what was asked, and the answer says so.
 """
 
 import asyncio
@@ -9,25 +12,81 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
+from jinja2 import TemplateError
 
 from replug.config.errors import RunError
 from replug.index_workers.local_index import FoundDocument
-from replug.models.black_box_lm import BlackBoxLM, answer_mixtures
+from replug.models.black_box_lm import BlackBoxLM, Mixture, answer_mixtures
+from replug.models.ensemble import document_weights
 from replug.models.generation import Generated, GenerationOptions
+from replug.models.prompt import PromptTemplate, join_document
 from replug.models.streaming import GrowingAnswer
-from replug.serving.batching import BatchQueue, Work
-from replug.serving.errors import refused
+from replug.serving.batching import BatchQueue, Metrics
 from replug.serving.index_holder import IndexHolder, ServedIndex
-from replug.serving.limits import ServingLimits
-from replug.serving.metrics import EMBEDDED, GENERATED, READ, Metrics
-from replug.serving.prompting import Build, PromptedMixture, Prompting
-from replug.serving.requests import QUERY, Side
+from replug.serving.requests import QUERY, ApiError, Message, ServingLimits, Side, refused
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Build = Callable[[str | None], str]  # the prompt with a document, or without
 Listener = Callable[[str], None]  # of the pieces of an answer, in the LM's thread
 Embedded = tuple[np.ndarray, list[int]]
 Searched = tuple[list[list[FoundDocument]], list[bool]]
+
+
+class Prompting:
+    """How an LM is asked. Without its tokenizer nothing is counted, cut, or chatted."""
+
+    def __init__(self, separator: str, tokenizer: "PreTrainedTokenizerBase | None", max_tokens: int | None) -> None:
+        self._separator, self._tokenizer, self._max_tokens = separator, tokenizer, max_tokens
+        self.template = PromptTemplate(separator, tokenizer, None if tokenizer is None else max_tokens)
+        self._start = ""
+        if (
+            tokenizer is not None
+            and tokenizer.bos_token
+            and tokenizer("x")["input_ids"][:1] == [tokenizer.bos_token_id]
+        ):
+            # A chat template writes the token that begins a text, which such a tokenizer would add once more.
+            self._start = str(tokenizer.bos_token)
+
+    def of_text(self, prompt: str) -> Build:
+        return lambda document: prompt if document is None else join_document(document, self._separator, prompt)
+
+    def of_chat(self, messages: Sequence[Message]) -> Build:
+        """Raise ApiError for an LM that has no template, and for messages that the template does not take."""
+        tokenizer = self._tokenizer
+        if tokenizer is None or not tokenizer.chat_template:
+            raise ApiError(
+                400,
+                "the LM has no chat template (an LM behind a server: give lm.tokenizer); expected /v1/completions",
+                code="no_chat_template",
+            )
+        if messages[-1].role != "user":
+            raise refused("messages", f"the last is the {messages[-1].role}'s; expected the user's")
+        rows = [{"role": "system" if one.role == "developer" else one.role, "content": one.text} for one in messages]
+
+        def build(document: str | None) -> str:
+            asked = self.of_text(rows[-1]["content"])(document)
+            chat = [*rows[:-1], {"role": "user", "content": asked}]
+            try:
+                text = str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+            except TemplateError as error:
+                raise refused("messages", f"the LM's chat template does not take them: {error}") from error
+            return text.removeprefix(self._start)
+
+        return build
+
+    def require_fits(self, build: Build, num_new: int) -> None:
+        """Raise ApiError where prompt and answer are too long without any document."""
+        if not self.template.holds(build(None), num_new):
+            raise ApiError(
+                400,
+                f"the prompt and max_tokens={num_new} are more than {self._max_tokens} tokens; expected less",
+                code="context_length_exceeded",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,92 +98,91 @@ class RetrieverInput:
     may_cut: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class Question:
-    """A prompt that is to be answered from `k` documents, which `query` finds in `index`."""
+    """A prompt to answer from `k` documents, which `query` finds in `index`, and what is known of its answer so far.
+
+    `query_is_cut`: the retriever reads the beginning of the query only. `are_cut`: of which documents the LM does not
+    read the end. The client listens to the pieces, and may go.
+    """
 
     build: Build
     query: str
     k: int
     options: GenerationOptions
     index: ServedIndex
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerEvidence:
-    """The documents of an answer, of one version. `query_is_cut`: the retriever reads the beginning of it only."""
-
-    index: ServedIndex
-    documents: Sequence[FoundDocument]
-    query_is_cut: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ServedAnswer:
-    """What the LM said, with all it is from."""
-
-    generated: Generated
-    prompted: PromptedMixture
-
-
-@dataclass(eq=False)
-class _Job:
-    """An answer that is asked of the LM; its client may listen, and may go."""
-
-    prompted: Callable[[], PromptedMixture]
-    growing: GrowingAnswer
-    listen: Listener | None
+    documents: Sequence[FoundDocument] = ()
+    query_is_cut: bool = False
+    weights: Sequence[float] = ()
+    are_cut: Sequence[bool] = ()
+    generated: Generated | None = None
+    listen: Listener | None = None
     gone: threading.Event = field(default_factory=threading.Event)
     error: RunError | None = None
 
+    def __post_init__(self) -> None:
+        self._growing = GrowingAnswer(self.options.stop)
+
+    @property
+    def answer(self) -> Generated:
+        assert self.generated is not None
+        return self.generated
+
+    def mixture(self, template: PromptTemplate) -> Mixture:
+        """Return the prompts of the ensemble, each with as much of its document as fits."""
+        if not self.documents:
+            return Mixture([self.build(None)], [1.0])
+        texts = [one.document.text for one in self.documents]
+        prompts = [template.fit(text, self.build, self.options.max_new_tokens) for text in texts]
+        self.are_cut = [prompt != self.build(text) for prompt, text in zip(prompts, texts, strict=True)]
+        self.weights = document_weights([one.similarity for one in self.documents], self.index.temperature).tolist()
+        return Mixture(prompts, self.weights)
+
     def hear(self, whole: str) -> bool:
-        """Whether the answer is still wanted, now that it has grown."""
-        if self.listen is not None:
-            try:
-                self._tell(self.growing.grow(whole))
-            except RunError as error:  # the tokenizer wrote it anew; others of the call go on
-                self.error = error
+        """Tell the client what is new; return whether the answer is still wanted."""
+        self._tell(self._growing.grow, whole)
         return self.error is None and not self.gone.is_set()
 
-    def end(self, whole: str) -> RunError | None:
-        """Why the client cannot be told the rest."""
-        if self.error is None and self.listen is not None and not self.gone.is_set():
-            try:
-                self._tell(self.growing.end(whole))
-            except RunError as error:
-                self.error = error
-        return self.error
+    def end(self, generated: Generated) -> None:
+        """Tell the client the rest."""
+        self.generated = generated
+        self._tell(self._growing.end, generated.text)
 
-    def _tell(self, piece: str) -> None:
-        if piece and self.listen is not None:
-            self.listen(piece)
-
-
-@dataclass(frozen=True, slots=True)
-class Ensembled:
-    """An LM, how it is asked, and from how many documents it answers by default."""
-
-    lm: BlackBoxLM
-    prompting: Prompting
-    k: int
+    def _tell(self, grow: Callable[[str], str], whole: str) -> None:
+        if self.listen is None or self.error is not None or self.gone.is_set():
+            return
+        try:
+            if piece := grow(whole):
+                self.listen(piece)
+        except RunError as error:  # the tokenizer wrote it anew; others of the call go on
+            self.error = error
 
 
 class Service:
-    """Made on the event loop that it is used on."""
+    """Made on the event loop that it is used on. Answers are from `k` documents where nobody says otherwise."""
 
-    def __init__(self, ensemble: Ensembled, index: IndexHolder, limits: ServingLimits, metrics: Metrics) -> None:
-        self.lm, self.prompting, self.k = ensemble.lm, ensemble.prompting, ensemble.k
-        self.index, self.limits, self._metrics = index, limits, metrics
+    def __init__(
+        self,
+        lm: BlackBoxLM,
+        prompting: Prompting,
+        k: int,
+        index: IndexHolder,
+        limits: ServingLimits,
+        metrics: Metrics,
+    ) -> None:
+        self.lm, self.prompting, self.k, self.index, self.limits = lm, prompting, k, index, limits
+        self._metrics = metrics
         # A tokenizer refuses to be used by two threads at once, so a thread has each model to itself.
         self._retrieving, self._generating = ThreadPoolExecutor(1, "retriever"), ThreadPoolExecutor(1, "lm")
+        of_texts = limits.max_texts, self._retrieving, metrics, lambda asked: len(asked.texts)
         self._embedding: BatchQueue[tuple[ServedIndex, Side], RetrieverInput, Embedded] = BatchQueue(
-            Work("embed", _embed_all, _num_texts, limits.max_texts), self._retrieving, metrics
+            "embed", _embed_all, *of_texts
         )
         self._searching: BatchQueue[tuple[ServedIndex, int], RetrieverInput, Searched] = BatchQueue(
-            Work("search", _search_all, _num_texts, limits.max_texts), self._retrieving, metrics
+            "search", _search_all, *of_texts
         )
-        self._answering: BatchQueue[GenerationOptions, _Job, ServedAnswer | RunError] = BatchQueue(
-            Work("answer", self._answer_all, lambda job: 1, limits.max_batch), self._generating, metrics
+        self._answering: BatchQueue[GenerationOptions, Question, None] = BatchQueue(
+            "answer", self._answer_all, limits.max_batch, self._generating, metrics
         )
         self._watcher = asyncio.create_task(index.keep_newest())
 
@@ -137,62 +195,40 @@ class Service:
             await asyncio.to_thread(thread.shutdown)
 
     async def embed(self, index: ServedIndex, side: Side, texts: RetrieverInput) -> Embedded:
-        """Vectors [N, D] float32, and the tokens of each text."""
+        """Return vectors [N, D] float32, and the tokens of each text."""
         vectors, counts = await self._embedding.submit((index, side), texts)
-        self._metrics.tokens.labels(EMBEDDED).inc(sum(counts))
+        self._metrics.tokens.labels("embedded").inc(sum(counts))
         return vectors, counts
 
     async def search(self, index: ServedIndex, k: int, queries: RetrieverInput) -> Searched:
-        """Documents of each query, and whether it was cut."""
+        """Return the documents of each query, and whether it was cut."""
         return await self._searching.submit((index, k), queries)
 
-    async def find(self, question: Question) -> AnswerEvidence:
-        """The documents of a question whose prompt fits the LM. Raises ApiError."""
-        index = question.index
+    async def find(self, question: Question) -> None:
+        """Find the documents of a question. Raises ApiError where its prompt does not fit the LM."""
         await asyncio.to_thread(self.prompting.require_fits, question.build, question.options.max_new_tokens)
-        if not question.k:
-            return AnswerEvidence(index, (), False)
-        query = RetrieverInput([question.query], "prompt", may_cut=True)
-        [found], [is_cut] = await self._searching.submit((index, question.k), query)
-        return AnswerEvidence(index, found, is_cut)
+        if question.k:
+            query = RetrieverInput([question.query], "prompt", may_cut=True)
+            [question.documents], [question.query_is_cut] = await self.search(question.index, question.k, query)
 
-    async def answer(
-        self, question: Question, evidence: AnswerEvidence, listen: Listener | None = None
-    ) -> ServedAnswer:
-        """From these documents; `listen` hears of the pieces as they come. Raises RunError."""
-        options = question.options
-        job = _Job(
-            lambda: self.prompting.mixture(
-                question.build, evidence.documents, evidence.index.temperature, options.max_new_tokens
-            ),
-            GrowingAnswer(options.stop),
-            listen,
-        )
+    async def answer(self, question: Question) -> None:
+        """Answer from the documents that were found; raises RunError. Cancelling it ends the answer in the LM too."""
         try:
-            answered = await self._answering.submit(options, job)
+            await self._answering.submit(question.options, question)
         finally:
-            job.gone.set()
-        if isinstance(answered, RunError):
-            raise answered
-        self._metrics.tokens.labels(GENERATED).inc(answered.generated.num_tokens)
-        self._metrics.tokens.labels(READ).inc(answered.generated.prompt_tokens or 0)
-        return answered
+            question.gone.set()
+        if question.error is not None:
+            raise question.error
+        self._metrics.tokens.labels("generated").inc(question.answer.num_tokens)
+        self._metrics.tokens.labels("read").inc(question.answer.prompt_tokens or 0)
 
-    def _answer_all(self, options: GenerationOptions, jobs: Sequence[_Job]) -> list[ServedAnswer | RunError]:
-        """In the LM's thread."""
-        prompted = [job.prompted() for job in jobs]
-        mixtures = [one.mixture for one in prompted]
-        generated = answer_mixtures(self.lm, mixtures, options, lambda number, text: jobs[number].hear(text))
-        return [_ended(*one) for one in zip(jobs, generated, prompted, strict=True)]
-
-
-def _ended(job: _Job, generated: Generated, prompted: PromptedMixture) -> ServedAnswer | RunError:
-    error = job.end(generated.text)
-    return ServedAnswer(generated, prompted) if error is None else error
-
-
-def _num_texts(asked: RetrieverInput) -> int:
-    return len(asked.texts)
+    def _answer_all(self, options: GenerationOptions, questions: Sequence[Question]) -> list[None]:
+        """Answer in the LM's thread."""
+        mixtures = [one.mixture(self.prompting.template) for one in questions]
+        generated = answer_mixtures(self.lm, mixtures, options, lambda number, text: questions[number].hear(text))
+        for question, answer in zip(questions, generated, strict=True):
+            question.end(answer)
+        return [None] * len(questions)
 
 
 def _embed_all(key: tuple[ServedIndex, Side], calls: Sequence[RetrieverInput]) -> list[Embedded]:
@@ -204,7 +240,7 @@ def _embed_all(key: tuple[ServedIndex, Side], calls: Sequence[RetrieverInput]) -
 
 
 def _search_all(key: tuple[ServedIndex, int], calls: Sequence[RetrieverInput]) -> list[Searched]:
-    """Each by itself where others in a call could change what a lossy kind finds."""
+    """Search each call by itself where others in a call could change what a lossy kind finds."""
     index, k = key
     are_cut = [_which_are_cut(index, QUERY, call) for call in calls]
     if index.is_independent:
@@ -221,7 +257,7 @@ def _parts(calls: Sequence[RetrieverInput]) -> list[slice]:
 
 
 def _which_are_cut(index: ServedIndex, side: Side, asked: RetrieverInput) -> list[bool]:
-    """Of which texts the retriever reads the beginning only. Raises ApiError where that is not allowed."""
+    """Return of which texts the retriever reads the beginning only. Raises ApiError where that is not allowed."""
     are_cut = [index.is_cut(text, side) for text in asked.texts]
     if any(are_cut) and not asked.may_cut:
         most = index.encoder(side).max_tokens

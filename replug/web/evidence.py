@@ -32,9 +32,8 @@ from replug.config.evaluation_schema import WebConfig
 from replug.config.rules import web_problems
 from replug.models.encoder import Encoder
 from replug.models.encoder_retriever import EncoderRetriever
-from replug.models.ensemble import document_weights
+from replug.models.ensemble import Retrieved, document_weights
 from replug.models.http.request_budget import RequestBudget
-from replug.models.retrieved import Retrieved
 from replug.web.engines import EngineParts, make_engine
 from replug.web.fetching import Fetcher, FetchLimits
 from replug.web.network import HostPort, is_of_host

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from replug.answering.answerer import Answerer, AnsweringOptions
-from replug.answering.candidates import Candidate
-from replug.answering.factors import submit_factors
+from replug.answering.factors import Candidate, submit_factors
 from replug.answering.prompts import AnswerPrompts, PromptForm
 from replug.answering.rerankers import RERANKERS
 from replug.models.black_box_lm import AsyncLM
 from replug.models.caching_lm import CachingLM
-from replug.models.in_process_lm import InProcessLM
+from replug.models.lm_source import InProcessLM
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.stand_in_lm import StandInLM
 from tests.support.answering_questions import PASSAGES, PROMPTS, QUESTION, SHOTS, TEXTS, CountingLM

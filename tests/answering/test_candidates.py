@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from replug.answering.candidates import Candidate, label_candidates, logprobs_of_samples, sampled_candidates
+from replug.answering.factors import Candidate, label_candidates, logprobs_of_samples, sampled_candidates
 from replug.models.generation import Sampled
 
 

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from replug.answering.prompts import AnswerPrompts, PromptForm, Shot
-from replug.answering.shots import OWN_SHOTS, read_shots
+from replug.answering.prompts import OWN_SHOTS, AnswerPrompts, PromptForm, Shot, read_shots
 from replug.config.errors import UserError
 
 ROW = {"question": "q", "answer": "a", "evidence": "e"}

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from replug.answering.factors import Factors
-from replug.answering.rerankers import RERANKERS
-from replug.answering.weights import GRID, GradedQuestion, fit_weights
+from replug.answering.rerankers import GRID, RERANKERS, GradedQuestion, fit_weights
 
 POE = RERANKERS["poe"]
 

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from replug.answering.prompts import AnswerPrompts, PromptForm
-from replug.answering.rerankers import RERANKERS
-from replug.answering.shots import OWN_SHOTS
-from replug.answering.weights import FittedWeights, WeightsFile
+from replug.answering.prompts import OWN_SHOTS, AnswerPrompts, PromptForm
+from replug.answering.rerankers import RERANKERS, FittedWeights, WeightsFile
 from replug.data.records import Document
 from replug.data.sources.built_in_texts import stand_in_vocabulary
 from replug.index_workers.version_store import VersionStore

@@ -32,7 +32,7 @@ from replug.config.errors import RunError, UserError
 from replug.config.load import load_score_config
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.caching_lm import CachingLM
-from replug.models.in_process_lm import InProcessLM
+from replug.models.lm_source import InProcessLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
 from tests.support.command_line import ROOT, CommandLine, start_process

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from replug.serving.auth import VARIABLE
+from replug.serving.guard import VARIABLE
 from tests.support.command_line import CommandLine, start_process
 from tests.support.real_models import real_lm
 from tests.support.serving import TEXTS

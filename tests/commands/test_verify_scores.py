@@ -13,9 +13,9 @@ import pytest
 
 from replug.commands.checks.scores import verify_scores
 from replug.config.errors import RunError
+from replug.models.answer_table import GenerationCache
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.generation import Generated
-from replug.models.generation_cache import GenerationCache
 from replug.models.score_cache import NewScore, ScoreCache
 
 ROOT = Path(__file__).parents[2]

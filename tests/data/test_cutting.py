@@ -20,7 +20,7 @@ from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import Tokenizers, prepare_raw
 from replug.data.store import PreparedSet
 from replug.data.tokenizing import cut_positions, load_plain, pieces_within, split_text, word_tokenizer
-from replug.models.local.hf_source import HuggingFaceSource
+from replug.models.local.local_source import HuggingFaceSource
 from replug.models.preparing import LM_TOKENS, data_origin
 from tests.support.preparing import WORDS, contents, rows_of, write_jsonl
 

@@ -14,7 +14,7 @@ from replug.data.manifest import write_mark
 from replug.data.records import Document, Window
 from replug.data.shards import write_documents, write_windows
 from replug.data.store import TEXTS, PreparedSet
-from replug.models.local.hf_source import HuggingFaceSource
+from replug.models.local.local_source import HuggingFaceSource
 from replug.models.preparing import LM_TOKENS
 from replug.train.data_checks import check_data
 

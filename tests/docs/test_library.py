@@ -15,7 +15,7 @@ from huggingface_hub import ModelCard, constants
 import replug
 from replug import Encoder
 from replug.commands.serve import serve
-from replug.serving.auth import VARIABLE
+from replug.serving.guard import VARIABLE
 from replug.serving.requests import LM_NAME
 from tests.support.command_line import CommandLine
 from tests.support.real_models import real_encoder

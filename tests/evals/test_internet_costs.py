@@ -65,11 +65,11 @@ def test_lines_are_counted_as_the_prompt_has_them():
 def test_expected_tokens_are_those_of_four_candidates_a_passage():
     lines = LineTokens(100, 10, [20], {})
     put = 130 + 4 * 132 + 4 * 122 + 4 * 132 + 130  # sampled from, p(a|q,p), p(a|p), p(q|a,p), p(q|p)
-    once = 30 + (30 + 4 * 2) + (20 + 4 * 2) + (20 + 4 * 12) + (20 + 10)
+    once = 30 + 4 * 32 + 4 * 22 + 4 * 32 + 30
     assert expected_of_passages(lines, AnsweringOptions(), 2, ["direct"]) == ExpectedTokens(put, once)
     labelled = expected_of_passages(lines, AnsweringOptions(labels=("Yes", "No")), 1, ["poe"])
     put = 2 * 131 + 2 * 121 + 2 * 131 + 130
-    assert labelled == ExpectedTokens(put, (30 + 2) + (20 + 2) + (20 + 2 * 11) + (20 + 10))
+    assert labelled == ExpectedTokens(put, 2 * 31 + 2 * 21 + 2 * 31 + 30)
 
 
 def test_every_answer_given_every_passage_is_expected_where_a_reranker_sums_over_all():

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from replug.answering.answerer import Answered
-from replug.answering.candidates import Candidate
-from replug.answering.factors import Factors
+from replug.answering.factors import Candidate, Factors
 from replug.answering.prompts import PromptForm
-from replug.answering.weights import WeightsFile
+from replug.answering.rerankers import WeightsFile
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import parse_answering_methods

@@ -8,7 +8,7 @@ import pytest
 
 from replug.answering.answerer import AnsweringOptions
 from replug.answering.prompts import PromptForm, Shot
-from replug.answering.weights import WeightsFile
+from replug.answering.rerankers import WeightsFile
 from replug.config.methods import parse_answering_methods
 from replug.evals.examples import Example
 from replug.evals.internet.deciding import ParameterCounts, decide

@@ -16,9 +16,9 @@ from lm_eval.tasks import TaskManager
 
 from replug.evals.lm_eval_adapter import HarnessModel
 from replug.models.black_box_lm import UnscorableText
+from replug.models.ensemble import Retrieved
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.replug_lm import ReplugLM
-from replug.models.retrieved import Retrieved
 from tests.support.tiny_lms import random_lms_need_make_no_sense, write_gpt2, write_tokenizer  # noqa: F401
 
 PAIRS = [

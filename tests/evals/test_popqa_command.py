@@ -15,7 +15,7 @@ import pytest
 from replug.config.load import load_evaluation_config
 from replug.evals.folder import EvaluationFolder
 from replug.evals.lm_sweep import configs_by_lm
-from replug.models.generation_cache import GenerationCache
+from replug.models.answer_table import GenerationCache
 from replug.models.score_cache import ScoreCache
 from tests.support.command_line import ROOT, CommandLine, start_process
 

@@ -12,7 +12,7 @@ from replug.config.schema import LMConfig
 from replug.models import build
 from replug.models.black_box_lm import AsyncLM
 from replug.models.build import lm_source, lm_tokenizer_json, opened_lm
-from replug.models.local.hf_source import HuggingFaceSource
+from replug.models.local.local_source import HuggingFaceSource
 from replug.models.local.stand_in_lm import WORD, StandInLM, StandInSource
 from tests.support import toy_backend
 from tests.support.command_line import CommandLine

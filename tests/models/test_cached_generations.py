@@ -1,6 +1,5 @@
 """Answers behind the cache: the LM is asked once for each, whoever comes, and whatever is killed."""
 
-import sqlite3
 import threading
 import time
 from collections.abc import Sequence
@@ -11,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.config.errors import RunError, UserError
+from replug.config.errors import UserError
+from replug.models.answer_table import GenerationCache, generation_key
 from replug.models.caching_lm import CachingLM
 from replug.models.generation import Generated, GenerationOptions
-from replug.models.generation_cache import GenerationCache, generation_key
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
-from replug.models.in_process_lm import InProcessLM
+from replug.models.lm_source import InProcessLM
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.score_cache import ScoreCache
@@ -121,26 +120,6 @@ def test_plain_generation_is_cached_with_the_ensembles_of_one_prompt(path: Path)
     assert len(lm.calls) == 2
 
 
-def test_calls_under_way_are_one_and_nobody_has_the_answer_before_it_is_stored(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lm = AskedLM(held=True)
-    cached = CachingLM(lm, path)
-    calls = [cached.submit_ensemble(PROMPTS, WEIGHTS, OPTIONS) for _ in range(3)]
-    assert len(lm.calls) == 1
-    store = GenerationCache.store
-
-    def watched(*arguments: object) -> None:
-        assert not any(call.done() for call in calls)
-        store(*arguments)
-        assert not any(call.done() for call in calls)
-
-    monkeypatch.setattr(GenerationCache, "store", watched)
-    lm.finish(0)
-    assert {call.result(10).text for call in calls} == {"answer 0"}
-    assert stored(path) == 1
-
-
 def test_who_gives_up_takes_the_answer_from_nobody(path: Path) -> None:
     lm = AskedLM(held=True)
     cached = CachingLM(lm, path)
@@ -148,25 +127,6 @@ def test_who_gives_up_takes_the_answer_from_nobody(path: Path) -> None:
     assert not first.cancel()
     lm.finish(0)
     assert second.result(10).text == "answer 0"
-
-
-def test_many_threads_ask_once_and_agree(path: Path) -> None:
-    lm = AskedLM()
-    cached = CachingLM(lm, path)
-    answers: list[list[str]] = []
-
-    def ask() -> None:
-        futures = [cached.submit_ensemble([str(number)], [1.0], OPTIONS) for number in range(40)]
-        answers.append([future.result(20).text for future in futures])
-
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert len(answers) == 8
-    assert all(answer == answers[0] for answer in answers)
-    assert len(lm.calls) == 40
 
 
 def test_scores_and_answers_share_the_file_and_the_counts(path: Path) -> None:
@@ -182,57 +142,6 @@ def test_scores_and_answers_share_the_file_and_the_counts(path: Path) -> None:
 
 
 # Errors -------------------------------------------------------------------------------------------------
-
-
-def test_an_error_reaches_every_waiter_and_leaves_nothing_behind(path: Path) -> None:
-    lm = AskedLM(held=True)
-    cached = CachingLM(lm, path)
-    calls = [cached.submit_ensemble(PROMPTS, WEIGHTS, OPTIONS) for _ in range(2)]
-    other = cached.submit_ensemble(PROMPTS[:1], [1.0], OPTIONS)
-    lm.futures[0].set_exception(OSError("the scorer is gone"))
-    lm.finish(1)
-    for call in calls:
-        with pytest.raises(OSError, match="the scorer is gone"):
-            call.result(10)
-    assert other.result(10).text == "answer 1"
-    lm.held = False
-    assert cached.generate_ensemble(PROMPTS, WEIGHTS, OPTIONS).text == "answer 2"
-
-
-def test_an_error_raised_at_once_and_a_cancelled_call_leave_nothing_behind(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lm = AskedLM(held=True)
-    cached = CachingLM(lm, path)
-    with monkeypatch.context() as patch:
-        patch.setattr(lm, "submit_ensemble", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            cached.generate_ensemble(PROMPTS, WEIGHTS, OPTIONS)
-    call = cached.submit_ensemble(PROMPTS, WEIGHTS, OPTIONS)
-    lm.futures[0].cancel()
-    assert call.exception(10) is not None
-    lm.held = False
-    assert cached.generate_ensemble(PROMPTS, WEIGHTS, OPTIONS).text == "answer 1"
-
-
-def test_weights_that_are_no_distribution_are_refused_behind_the_cache_too(path: Path) -> None:
-    cached = CachingLM(InProcessLM(StandInLM()), path)
-    with pytest.raises(ValueError, match=r"sum to 0\.5"):
-        cached.generate_ensemble(["a"], [0.5], OPTIONS)
-    assert stored(path) == 0
-
-
-def test_an_answer_that_cannot_be_stored_is_an_error_to_all_who_wait(path: Path) -> None:
-    lm = AskedLM(held=True)
-    cached = CachingLM(lm, path)
-    calls = [cached.submit_ensemble(PROMPTS, WEIGHTS, OPTIONS) for _ in range(2)]
-    with sqlite3.connect(path) as database:
-        database.execute("DROP TABLE generations")
-    database.close()
-    lm.finish(0)
-    for call in calls:
-        with pytest.raises(RunError, match=str(path)):
-            call.result(10)
 
 
 def test_an_answer_that_is_not_finite_is_handed_on_and_asked_again(path: Path) -> None:
@@ -285,15 +194,6 @@ def test_what_a_killed_process_was_answered_is_read_by_the_next(path: Path, tmp_
             )
         assert lm.calls == []
         cached.close()
-
-
-def test_closing_stores_what_came(path: Path) -> None:
-    lm = AskedLM(held=True)
-    cached = CachingLM(lm, path)
-    cached.submit_ensemble(PROMPTS, WEIGHTS, OPTIONS)
-    lm.finish(0)
-    cached.close()
-    assert stored(path) == 1
 
 
 # Behind real backends -----------------------------------------------------------------------------------

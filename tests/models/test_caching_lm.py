@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from replug.config.errors import RunError
-from replug.models import score_writer
+from replug.models import asked_once
 from replug.models.black_box_lm import AsyncLM, ContinuationScore, ScoreSum
 from replug.models.caching_lm import CachingLM
 from replug.models.generation import Generated, GenerationOptions
@@ -198,17 +198,6 @@ def test_an_answer_of_the_wrong_length_is_an_error(path: Path) -> None:
         waiting.result(1)
 
 
-def test_scores_survive_reopening_the_file(path: Path) -> None:
-    cached = CachingLM(CountingLM(), path)
-    first = cached.score(["p", "日本"], ["one", "🙂"])
-    cached.close()
-    lm = CountingLM()
-    reopened = CachingLM(lm, path)
-    assert bits(reopened.score(["p", "日本"], ["one", "🙂"])) == bits(first)
-    assert lm.calls == []
-    assert (reopened.num_hits, reopened.num_misses) == (2, 0)
-
-
 def test_another_prefix_continuation_or_model_is_another_key(path: Path) -> None:
     lm = CountingLM()
     cached = CachingLM(lm, path)
@@ -316,7 +305,7 @@ def stored_texts(path: Path, texts: str, at_least: int) -> set[str]:
 def test_a_unit_that_is_done_is_stored_after_a_while_though_its_call_is_not(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(score_writer, "SECONDS_BETWEEN_WRITES", 0.05)
+    monkeypatch.setattr(asked_once, "SECONDS_BETWEEN_WRITES", 0.05)
     lm = CountingLM(held=True, unit_size=2)
     CachingLM(lm, path).submit(list("abcde"), ["y"] * 5)
     lm.finish(1)
@@ -328,14 +317,14 @@ def test_the_units_of_a_call_are_one_transaction_and_nobody_has_a_score_before_i
 ) -> None:
     lm = CountingLM(held=True, unit_size=2)
     cached = CachingLM(lm, path)
-    written, store = [], cached._cache.store
+    written, store = [], cached._file.store
 
     def recorded(identity: str, scores: list[NewScore], hits: int = 0, misses: int = 0) -> None:
         assert not call.done()
         written.append(len(scores))
         store(identity, scores, hits, misses)
 
-    monkeypatch.setattr(cached._cache, "store", recorded)
+    monkeypatch.setattr(cached._file, "store", recorded)
     call = cached.submit(list("abcde"), ["y"] * 5)
     for unit in (1, 2, 0):
         lm.finish(unit)
@@ -346,13 +335,13 @@ def test_the_units_of_a_call_are_one_transaction_and_nobody_has_a_score_before_i
 def test_who_computes_does_not_wait_for_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lm = CountingLM(held=True)
     cached = CachingLM(lm, path)
-    disk, store = threading.Event(), cached._cache.store
+    disk, store = threading.Event(), cached._file.store
 
     def slow(*arguments: object) -> None:
         disk.wait(30)
         store(*arguments)
 
-    monkeypatch.setattr(cached._cache, "store", slow)
+    monkeypatch.setattr(cached._file, "store", slow)
     call = cached.submit(["a"], ["y"])
     lm.finish(0)  # as the pool's dispatcher does
     assert not call.done()
@@ -379,7 +368,7 @@ def test_the_units_of_an_interrupted_call_are_computed_again_in_the_same_company
         cached.submit(texts, texts)
         for unit in done:
             killed.finish(unit)
-        cached._writer.close()  # as if killed after the next write
+        cached._scores.close()  # as if killed after the next write
         resumed = CompanyLM(unit_size=4)
         assert bits(CachingLM(resumed, path).score(texts, texts)) == bits(quiet)
         assert resumed.calls == [call for unit, call in enumerate(killed.calls) if unit not in done]
@@ -399,7 +388,7 @@ def test_overlapping_calls_are_computed_in_the_same_company_after_an_interruptio
     cached.submit(second, second)
     for unit in (1, 4):  # one of each call
         killed.finish(unit)
-    cached._writer.close()
+    cached._scores.close()
     assert both(tmp_path / "killed.sqlite") == quiet
 
 
@@ -487,15 +476,6 @@ def test_hits_and_misses_are_kept_in_the_file_over_several_runs(path: Path) -> N
         ("fake", 2, 7, 2),
         ("other", 1, 0, 1),
     ]
-
-
-def test_hits_and_misses_reach_the_file_with_a_stored_unit(path: Path) -> None:
-    cached = CachingLM(CountingLM(), path)
-    cached.score(["a", "b"], ["y", "y"])
-    cached.score(["b", "c"], ["y", "y"])
-    cached.score(["b", "c", "d"], ["y", "y", "y"])
-    cache = ScoreCache(path)  # as after kill -9: nothing was closed
-    assert [(use.hits, use.misses) for use in cache.models()] == [(3, 4)]
 
 
 def test_the_metrics_are_the_lms_own_and_hits_misses_and_their_share(path: Path) -> None:

@@ -48,27 +48,6 @@ def test_log_probs_in_pieces_are_those_of_all_logits_at_once(dtype: torch.dtype,
     assert (found <= 0).all()
 
 
-@pytest.mark.parametrize("entries", [64, 448, 1024, 16_384])
-def test_slices_of_the_vocabulary_change_no_log_prob_beyond_rounding(monkeypatch, entries: int) -> None:
-    """3,000 entries are no multiple of 64; a target stands at each border."""
-    linear, rows = head_and_rows(torch.bfloat16)
-    rows = rows / 30  # logits of a real LM's size
-    target = torch.randint(3000, (40,))
-    target[:6] = torch.tensor([0, entries - 1, entries, 2999, 2 * entries - 1, 2 * entries]).clamp(max=2999)
-    exact = (rows.double() @ linear.weight.double().T).log_softmax(-1).gather(1, target[:, None])[:, 0]
-    monkeypatch.setitem(float32_head.ENTRIES_PER_PIECE, "cpu", entries)
-    found = target_logprobs(rows, target, Float32Head(linear))
-    torch.testing.assert_close(found.double(), exact, atol=1e-6, rtol=1e-6)
-
-
-def test_slices_begin_at_multiples_of_64_whatever_the_vocabulary() -> None:
-    assert all(entries % 64 == 0 for entries in float32_head.ENTRIES_PER_PIECE.values())
-    linear, rows = head_and_rows(torch.bfloat16)
-    pieces = list(Float32Head(linear).pieces(rows))
-    assert [start % 64 for start, _ in pieces] == [0, 0, 0]
-    assert [logits.shape[1] for _, logits in pieces] == [1024, 1024, 952]
-
-
 def test_autocast_does_not_round_them() -> None:
     linear, rows = head_and_rows(torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):

@@ -29,10 +29,10 @@ from transformers import (
 from replug.config.errors import RunError
 from replug.models.black_box_lm import Mixture, UnscorableText
 from replug.models.generation import Generated, GenerationOptions, SamplingOptions, before_stop
-from replug.models.local import mixtures, shared_prefix
+from replug.models.local import decoding, mixtures
 from replug.models.local.decoding import CacheUse, find_cache_use
 from replug.models.local.hf_lm import HuggingFaceLM
-from replug.models.local.next_token import TokenChooser, entropy, mix_next_token, nucleus
+from replug.models.local.mixtures import TokenChooser, entropy, mix_next_token, nucleus
 from replug.models.streaming import pieces
 from tests.support.tiny_lms import (
     DEMONSTRATIONS,
@@ -261,16 +261,6 @@ def test_one_prompt_equals_plain_generation_and_transformers_own(lm: HuggingFace
     assert_equals_reference(lm, found, [prompt], [1.0])
 
 
-def test_equal_prompts_equal_a_single_one(lm: HuggingFaceLM) -> None:
-    alone = lm.generate_ensemble(PROMPTS[:1], [1.0], GREEDY)
-    assert_same(lm.generate_ensemble(PROMPTS[:1] * 5, [0.5, 0.1, 0.1, 0.1, 0.2], GREEDY), alone)
-
-
-def test_a_prompt_of_all_the_weight_equals_that_prompt_alone(lm: HuggingFaceLM) -> None:
-    alone = lm.generate_ensemble(PROMPTS[2:3], [1.0], GREEDY)
-    assert_same(lm.generate_ensemble(PROMPTS, [0.0, 0.0, 1.0, 0.0], GREEDY), alone)
-
-
 def test_the_log_probs_are_those_that_scoring_gives(llama: HuggingFaceLM) -> None:
     found = llama.generate_ensemble(PROMPTS[:1], [1.0], GenerationOptions(6))
     again = llama.score(PROMPTS[:1], [found.text])[0].token_logprobs
@@ -294,7 +284,7 @@ def test_passes_of_any_size_give_the_same_answer(
 
 def test_no_pass_holds_more_tokens_than_it_may(llama_folder: Path) -> None:
     lm = HuggingFaceLM(str(llama_folder), tokens_per_batch=40)
-    assert lm._cache_use == CacheUse(True, True, True, True)
+    assert lm._cache_use == CacheUse(True, True, True)
     sizes = []
     lm.model.register_forward_pre_hook(
         lambda _, __, inputs: sizes.append(inputs["input_ids"].numel()), with_kwargs=True
@@ -311,7 +301,7 @@ def test_a_shared_prefix_is_computed_once_and_changes_nothing(
     before = llama.counts.tokens
     shared = llama.generate_ensemble(FEW_SHOT, weights, GREEDY)
     spent = llama.counts.tokens - before
-    monkeypatch.setattr(shared_prefix, "MIN_SHARED_TOKENS", 10**6)
+    monkeypatch.setattr(decoding, "MIN_SHARED_TOKENS", 10**6)
     before = llama.counts.tokens
     apart = llama.generate_ensemble(FEW_SHOT, weights, GREEDY)
     assert llama.counts.tokens - before - spent >= 2 * 64
@@ -320,7 +310,7 @@ def test_a_shared_prefix_is_computed_once_and_changes_nothing(
 
 def test_an_opening_is_read_once_for_all_calls_and_changes_no_answer(llama: HuggingFaceLM) -> None:
     options = replace(GREEDY, opening=DEMONSTRATIONS)
-    llama._kept.clear()
+    llama._kept = []
     for prompt in FEW_SHOT[:2]:  # a prompt alone shares nothing with others of its call
         before = llama.counts.tokens
         alone = llama.generate_ensemble([prompt], [1.0], GREEDY)
@@ -341,8 +331,7 @@ def test_the_counts_are_those_of_the_passes(llama: HuggingFaceLM) -> None:
 
 @pytest.mark.parametrize("write", PADDED)
 def test_these_models_are_padded_and_cached(write: Callable[[Path], None], tmp_path: Path) -> None:
-    takes_trees = write is not write_bloom  # whose positions follow from a mask of two dimensions
-    assert load(write, tmp_path)._cache_use == CacheUse(True, True, True, takes_trees)
+    assert load(write, tmp_path)._cache_use == CacheUse(True, True, True)
 
 
 @pytest.mark.parametrize("write", [write_mistral, write_gpt_neo])
@@ -429,13 +418,6 @@ def test_any_of_several_stops_ends_an_answer(llama: HuggingFaceLM) -> None:
     assert llama.generate(PROMPTS, 12, stops) == [before_stop(text, stops) for text in alone]
 
 
-def test_a_stop_that_never_comes_changes_nothing(llama: HuggingFaceLM) -> None:
-    assert_same(
-        llama.generate_ensemble(PROMPTS, WEIGHTS, GenerationOptions(12, "no such text")),
-        llama.generate_ensemble(PROMPTS, WEIGHTS, GREEDY),
-    )
-
-
 @pytest.mark.parametrize("as_list", [False, True])
 def test_an_answer_ends_at_every_end_token_of_the_models_configuration(
     llama_folder: Path, llama: HuggingFaceLM, tmp_path: Path, as_list: bool
@@ -503,7 +485,7 @@ def test_mixtures_side_by_side_are_right_for_every_architecture(lm: HuggingFaceL
 
 
 class Scripted:
-    """`Branches` that say token after token what each row of the script holds, and keep what they are given."""
+    """Growing prompts that say token after token what each row of the script holds, and keep what they are given."""
 
     def __init__(self, rows: list[list[int]]) -> None:
         self._rows, self.appended = rows, []
@@ -520,10 +502,11 @@ class Scripted:
 
 def test_a_mixture_that_has_ended_is_read_no_further() -> None:
     prompts = Scripted([[1, 0], [1, 0], [2, 3, 4, 4]])  # 0 is the end
-    asked = [mixtures.TokenMixture([[7], [7]], [0.5, 0.5]), mixtures.TokenMixture([[7]], [1.0])]
     answers = [
-        mixtures.MixedAnswer(one, frozenset([0]), lambda ids: "".join(map(str, ids)), GenerationOptions(4, ["44"]))
-        for one in asked
+        mixtures.MixedAnswer(
+            rows, weights, GenerationOptions(4, ["44"]), frozenset([0]), lambda ids: "".join(map(str, ids))
+        )
+        for rows, weights in (([[7], [7]], [0.5, 0.5]), ([[7]], [1.0]))
     ]
     texts = [[answer.text for answer in answers] for _ in mixtures.continue_answers(prompts, answers)]
     assert texts == [["1", "2"], ["1", "23"], ["1", "234"], ["1", "23"]]
@@ -640,4 +623,4 @@ def test_a_real_lm_answers_from_the_document_that_weighs_most(smollm2: HuggingFa
     found = smollm2.generate_ensemble(prompts, [0.6, 0.2, 0.2], GenerationOptions(6))
     assert "Oslo" in found.text
     assert_equals_reference(smollm2, found, prompts, [0.6, 0.2, 0.2], 6)
-    assert smollm2._cache_use == CacheUse(True, True, True, True)
+    assert smollm2._cache_use == CacheUse(True, True, True)

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from replug.models.answer_table import GenerationCache, generation_key
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.generation import Generated, GenerationOptions
-from replug.models.generation_cache import GenerationCache, generation_key
 from replug.models.score_cache import NewScore, ScoreCache
 
 OPTIONS = GenerationOptions(8, stop="\n", temperature=0.7, top_p=0.9, seed=3)

@@ -2,7 +2,6 @@
 
 import hashlib
 import pickle
-import re
 import shutil
 import subprocess
 import sys
@@ -20,15 +19,12 @@ from transformers import (
 )
 
 from replug.config.errors import RunError
-from replug.models.local import shared_prefix, weights
-from replug.models.local.computing import Computing
+from replug.models.local import weights
+from replug.models.local.decoding import shared_tokens
 from replug.models.local.hf_lm import HuggingFaceLM
-from replug.models.local.hf_source import HuggingFaceSource
-from replug.models.local.prefix_groups import PrefixGroup, prefix_groups
-from replug.models.local.shared_prefix import KeptPrefixes, shared_tokens
+from replug.models.local.local_source import HuggingFaceSource
 from replug.models.local.weights import hashed_files, lm_identity
-from replug.models.packaged import resolve_lm_path
-from replug.models.pair_tokens import pair_token_ids
+from replug.models.pair_tokens import LMInput, inputs_of, pair_token_ids
 from tests.support.tiny_lms import (
     CONTINUATIONS,
     DEMONSTRATIONS,
@@ -174,21 +170,6 @@ def test_calls_that_cannot_be_answered_are_value_errors(lm: HuggingFaceLM) -> No
     assert lm.score([], []) == []
 
 
-def test_generation_is_greedy_and_ends_before_the_stop(lm: HuggingFaceLM) -> None:
-    prompts = ["the cat sat", "x", "日本"]
-    for prompt, text in zip(prompts, lm.generate(prompts, 12), strict=True):
-        ids = lm.tokenizer(prompt)["input_ids"]
-        for _ in range(12):
-            with torch.no_grad():
-                ids = [*ids, int(lm.model(torch.tensor([ids])).logits[0, -1].argmax())]
-        new = ids[len(lm.tokenizer(prompt)["input_ids"]) :]
-        if lm.tokenizer.eos_token_id in new:
-            new = new[: new.index(lm.tokenizer.eos_token_id)]
-        assert text == lm.tokenizer.decode(new)
-        stop = re.search(r"[ -~]{2}", text[1:])[0]
-        assert lm.generate([prompt], 12, stop) == [text.split(stop)[0]]
-
-
 def test_the_identity_follows_the_weights_and_the_dtype(folder: Path, lm: HuggingFaceLM, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     assert lm_identity(str(tmp_path), torch.float32) == lm.identity
@@ -259,7 +240,7 @@ def few_shot_pairs(lm: HuggingFaceLM) -> tuple[list[str], list[str]]:
 
 def test_a_prefix_that_all_share_is_computed_once_and_changes_no_score(lm: HuggingFaceLM) -> None:
     prefixes, continuations = few_shot_pairs(lm)
-    lm._kept.clear()
+    lm._kept = []
     before = lm.counts.tokens
     scores = lm.score(prefixes, continuations)
     spent = lm.counts.tokens - before
@@ -286,7 +267,7 @@ def test_shared_tokens_are_those_before_the_first_difference() -> None:
 
 def test_a_prefix_that_calls_share_is_computed_once_and_gives_the_same_bits(lm: HuggingFaceLM) -> None:
     prefixes, continuations = few_shot_pairs(lm)
-    lm._kept.clear()
+    lm._kept = []
     first = lm.score(prefixes, continuations)
     before = lm.counts.tokens
     again = lm.score(prefixes, continuations)
@@ -295,30 +276,16 @@ def test_a_prefix_that_calls_share_is_computed_once_and_gives_the_same_bits(lm: 
         np.testing.assert_array_equal(one.token_logprobs, other.token_logprobs)
 
 
-def test_the_prefixes_used_last_are_kept(lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_prefix, "KEPT_TOKENS", 20)
-    kept = KeptPrefixes(lm.model)
-    a, b, c = ([number] * 8 for number in (1, 2, 3))
-    first = kept[a]
-    kept[b]
-    assert kept[a] is first
-    kept[c]
-    assert a in kept and c in kept and b not in kept
-    kept[[4] * 30]
-    assert [4] * 30 in kept and a not in kept
-    assert kept.clear() and not kept.clear()
-
-
 def test_kept_prefixes_give_way_before_a_pass_is_halved(lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch) -> None:
     prefixes, continuations = few_shot_pairs(lm)
     lm.score(prefixes, continuations)
     tried, one_pass = [], lm._one_pass
 
-    def fits_without_kept(groups, longest, shared):
-        tried.append(len(groups))
-        if lm._kept._kept:
+    def fits_without_kept(inputs, shared):
+        tried.append(len(inputs))
+        if lm._kept:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return one_pass(groups, longest, shared)
+        return one_pass(inputs, shared)
 
     monkeypatch.setattr(lm, "_one_pass", fits_without_kept)
     lm.score(prefixes, continuations)
@@ -344,13 +311,13 @@ def test_a_failed_pass_is_gone_before_the_next_one(folder: Path, monkeypatch: py
     small, failed = HuggingFaceLM(str(folder)), []
     one_pass = small._one_pass
 
-    def limited(groups, longest, shared):
+    def limited(inputs, shared):
         assert not any(activations() is not None for activations in failed)
         activations = torch.empty(10)
         failed.append(weakref.ref(activations))
-        if len(groups) > 1:
+        if len(inputs) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return one_pass(groups, longest, shared)
+        return one_pass(inputs, shared)
 
     monkeypatch.setattr(small, "_one_pass", limited)
     small.score(PREFIXES, CONTINUATIONS)
@@ -387,11 +354,11 @@ def limit_memory(
     """A pass of more rows than `most_rows` runs out of memory; returns a list of (rows, fits) that fills."""
     passes, one_pass = [], lm._one_pass
 
-    def limited(groups, longest, shared):
-        passes.append((len(groups), len(groups) <= most_rows))
-        if len(groups) > most_rows:
+    def limited(inputs, shared):
+        passes.append((len(inputs), len(inputs) <= most_rows))
+        if len(inputs) > most_rows:
             raise error
-        return one_pass(groups, longest, shared)
+        return one_pass(inputs, shared)
 
     monkeypatch.setattr(lm, "_one_pass", limited)
     return passes
@@ -438,7 +405,6 @@ import re, resource, sys
 from unittest import mock
 import numpy as np
 from replug.config.errors import RunError
-from replug.models.local.computing import Computing
 from replug.models.local.hf_lm import HuggingFaceLM
 
 mock.patch("replug.models.local.hf_lm.require_sense").start()  # the LM is random
@@ -462,25 +428,12 @@ print("equal")
 def test_a_compiled_model_gives_the_same_scores(folder: Path, lm: HuggingFaceLM) -> None:
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         pytest.skip("torch.compile needs a C++ compiler on a CPU, and there is none")
-    assert_same_scores(lm, HuggingFaceLM(str(folder), computing=Computing(compile=True)))
+    assert_same_scores(lm, HuggingFaceLM(str(folder), compile=True))
 
 
 def test_layers_that_are_spread_over_devices_give_the_same_scores(folder: Path, lm: HuggingFaceLM) -> None:
     """On a machine without GPUs this runs the same loading path, onto the CPU."""
     assert_same_scores(lm, HuggingFaceLM(str(folder), spread=True))
-
-
-def test_a_real_lm_in_bfloat16_shares_its_prefixes(smollm2: HuggingFaceLM) -> None:
-    lm = HuggingFaceLM(resolve_lm_path("package:smollm2"), torch.bfloat16)
-    shots = "".join(f"Question: what is {i} + {i}?\nAnswer: {2 * i}\n" for i in range(10))
-    prefixes = [f"{shots}Question: what is {i} + {i}?\nAnswer:" for i in (21, 31, 41)]
-    continuations = [" 42", " 62", " 82"]
-    before = lm.counts.tokens
-    scores = lm.score(prefixes, continuations)
-    assert lm.counts.tokens - before < 1.5 * num_tokens(lm, prefixes[0])
-    expected = smollm2.score(prefixes, continuations)
-    for score, other in zip(scores, expected, strict=True):
-        np.testing.assert_allclose(score.token_logprobs, other.token_logprobs, atol=0.4)
 
 
 # Choices: continuations of one token after the same prefix -------------------------------------------------------
@@ -506,15 +459,6 @@ def test_choices_are_read_from_one_pass_over_their_prefix(lm: HuggingFaceLM) -> 
         np.testing.assert_allclose(score.token_logprobs, naive_logprobs(lm, prefix, continuation), atol=1e-4)
 
 
-@pytest.mark.parametrize("tokens_per_batch", [1, 30])
-def test_choices_equal_separate_scoring(folder: Path, lm: HuggingFaceLM, tokens_per_batch: int) -> None:
-    small = HuggingFaceLM(str(folder), tokens_per_batch=tokens_per_batch)
-    texts = choices(["the cat sat on the mat", "", "日本語の文書"])
-    for score, prefix, continuation in zip(small.score(*texts), *texts, strict=True):
-        (alone,) = lm.score([prefix], [continuation])
-        np.testing.assert_allclose(score.token_logprobs, alone.token_logprobs, atol=2e-5)
-
-
 def test_choices_after_shared_demonstrations_equal_a_naive_loop(lm: HuggingFaceLM) -> None:
     prefixes = [f"{DEMONSTRATIONS}{text}" for text in ("a mat", "x", "the cat slept, and")]
     before = lm.counts.tokens
@@ -534,13 +478,12 @@ def test_choices_of_a_model_without_a_head_of_its_own(folder: Path, lm: HuggingF
 
 def test_rows_are_grouped_by_equal_prefix_and_single_tokens_only() -> None:
     pairs = [([1, 2], [7]), ([1, 2], [8, 9]), ([1], [7]), ([1, 2], [7]), ([1, 2], [8, 9]), ([1, 2], [5])]
-    assert prefix_groups(pairs) == [
-        PrefixGroup([1, 2], [[7], [7], [5]], [0, 3, 5]),
-        PrefixGroup([1, 2], [[8, 9]], [1]),
-        PrefixGroup([1], [[7]], [2]),
-        PrefixGroup([1, 2], [[8, 9]], [4]),
+    assert inputs_of(pairs) == [
+        LMInput([1, 2], [[7], [7], [5]], [0, 3, 5]),
+        LMInput([1, 2], [[8, 9]], [1]),
+        LMInput([1], [[7]], [2]),
+        LMInput([1, 2], [[8, 9]], [4]),
     ]
-    together, apart, alone, _ = prefix_groups(pairs)
-    assert [group.ids for group in (together, apart, alone)] == [[1, 2], [1, 2, 8, 9], [1, 7]]
-    assert [group.num_tokens for group in (together, apart, alone)] == [2, 4, 2]
-    assert together.without(1) == PrefixGroup([2], [[7], [7], [5]], [0, 3, 5])
+    together, apart, alone, _ = inputs_of(pairs)
+    assert [one.ids for one in (together, apart, alone)] == [[1, 2], [1, 2, 8, 9], [1, 7]]
+    assert [one.num_tokens for one in (together, apart, alone)] == [2, 4, 2]

@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from replug.config.errors import UserError
 from replug.models.generation import GenerationOptions
-from replug.models.local import causal_lm, hf_lm, mixtures, shared_prefix
+from replug.models.local import decoding, hf_lm, mixtures, weights
 from replug.models.local.decoding import CacheUse
 from replug.models.local.float32_head import Float32Head
 from replug.models.local.hf_lm import HuggingFaceLM
@@ -56,7 +56,7 @@ def lm(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyP
     make, dtype = request.param
     with fake_gpus(monkeypatch):
         # What compares values has none here.
-        monkeypatch.setattr(shared_prefix, "_same_direction", lambda a, b: (a == b).shape == a.shape)
+        monkeypatch.setattr(decoding, "same_direction", lambda a, b: (a == b).shape == a.shape)
         monkeypatch.setattr(hf_lm, "find_cache_use", lambda model: CacheUse(True, True, True))
         model = make(dtype)
         model.config.save_pretrained(folder)
@@ -133,14 +133,14 @@ def test_layers_outside_of_the_gpus_are_refused_with_what_they_need(
     model.hf_device_map = {"model.embed": 0, "model.layers.0": 1, "model.layers.1": outside}
     report: dict[str, list] = {"missing_keys": [], "unexpected_keys": []}
     loader = SimpleNamespace(from_pretrained=lambda *_, **__: (model, report))
-    monkeypatch.setattr(causal_lm, "AutoModelForCausalLM", loader)
+    monkeypatch.setattr(weights, "AutoModelForCausalLM", loader)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu: SimpleNamespace(total_memory=80e9))
     with pytest.raises(UserError) as caught:
-        causal_lm.load_causal_lm("big", torch.float32, "auto")
+        weights.load_causal_lm("big", torch.float32, "auto")
     message = str(caught.value)
     for part in ("lm.gpus_per_replica", "need 0.0 GB", "2 GPUs", "160.0 GB", "1 of its 3", "model.layers.1"):
         assert part in message
     model.hf_device_map["model.layers.1"] = 1
-    assert causal_lm.load_causal_lm("big", torch.float32, "auto") is model
+    assert weights.load_causal_lm("big", torch.float32, "auto") is model

@@ -12,8 +12,16 @@ from replug.config.errors import UserError
 from replug.config.schema import LoRAConfig
 from replug.data.manifest import checksum_problems
 from replug.models.encoder import Encoder
-from replug.models.frozen_layers import freeze_layers, frozen_part, layers_of
-from replug.models.lora import ADAPTER, adapter_settings, add_adapters, keep_adapter, merged
+from replug.models.lora import (
+    ADAPTER,
+    adapter_settings,
+    add_adapters,
+    freeze_layers,
+    frozen_part,
+    keep_adapter,
+    layers_of,
+    merged,
+)
 from replug.models.stand_in_encoder import write_stand_in_encoder
 
 TEXTS = ["mida furo", "pelo mida", "tana furo mida"]

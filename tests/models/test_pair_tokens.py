@@ -119,7 +119,7 @@ class SlowLM(StandInLM):
         if len(self.events) > 1:
             self.second_is_tokenized.set()
         pairs = zip(prefixes, continuations, strict=True)
-        return TokenizedCall([(list(p.encode()), list(c.encode())) for p, c in pairs], None)
+        return TokenizedCall([(list(p.encode()), list(c.encode())) for p, c in pairs], [])
 
     def launch(self, call: TokenizedCall) -> Pending:
         assert self.second_is_tokenized.wait(60), "the next call was not tokenized while the device was at this one"

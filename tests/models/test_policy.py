@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from replug.config.errors import UserError
+from replug.models.ensemble import Retrieved
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.policy import SIGNALS, Policy, Subject, load_policy
 from replug.models.replug_lm import ReplugLM
-from replug.models.retrieved import Retrieved
 
 POLICY = Policy(
     lm="stand-in",

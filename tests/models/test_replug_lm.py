@@ -12,7 +12,7 @@ from replug.config.errors import UserError
 from replug.models.black_box_lm import BlackBoxLM, ContinuationScore, UnscorableText
 from replug.models.encoder import Encoder
 from replug.models.encoder_retriever import EncoderRetriever
-from replug.models.ensemble import document_weights
+from replug.models.ensemble import Retrieved, document_weights
 from replug.models.generation import GenerationOptions
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
@@ -20,7 +20,6 @@ from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.stand_in_lm import StandInLM, StandInSource
 from replug.models.prompt import PromptTemplate
 from replug.models.replug_lm import ReplugLM
-from replug.models.retrieved import Retrieved
 from replug.models.scorer_pool import ScorerPool
 from replug.models.stand_in_encoder import write_stand_in_encoder
 from tests.support.fault_server import FaultServer, server_spec
@@ -109,13 +108,6 @@ def test_one_document_equals_plain_prompting_with_it(lm: HuggingFaceLM) -> None:
     prefixes = [f"{TEXTS[0]} -- {context}" for context in CONTEXTS]
     assert_same_scores(replug.score(CONTEXTS, CONTINUATIONS), lm.score(prefixes, CONTINUATIONS))
     assert replug.generate(CONTEXTS, 8) == lm.generate(prefixes, 8)
-
-
-def test_equal_documents_equal_a_single_one(lm: HuggingFaceLM) -> None:
-    same = [Retrieved(TEXTS[0], similarity, str(similarity)) for similarity in SIMILARITIES]
-    many, one = ReplugLM(lm, Shelf(same)), ReplugLM(lm, Shelf(same[:1]))
-    assert_same_scores(many.score(CONTEXTS, CONTINUATIONS), one.score(CONTEXTS, CONTINUATIONS))
-    assert many.generate(CONTEXTS, 8) == one.generate(CONTEXTS, 8)
 
 
 def test_texts_that_do_not_fit_are_cut_by_the_template(lm: HuggingFaceLM) -> None:

@@ -74,15 +74,6 @@ def test_requests_in_flight_do_not_come_back_so_nobody_waits_for_them() -> None:
         budget.reserve(5)
 
 
-def test_the_line_has_one_width_whatever_it_holds(path: Path) -> None:
-    budget = RequestBudget(path)
-    widths = set()
-    for tokens in (1, 10**6, 10**15 - 2 * 10**6):
-        assert budget.reserve(tokens)
-        widths.add(len(path.read_bytes()))
-    assert widths == {64}
-
-
 @pytest.mark.parametrize("content", ["nonsense", "[1]", '{"requests": 1}', '{"requests": null, "tokens": 1}', "\xff"])
 def test_a_file_that_is_no_budget_file_is_refused_and_left_alone(path: Path, content: str) -> None:
     path.parent.mkdir()

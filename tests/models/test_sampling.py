@@ -13,21 +13,19 @@ import torch
 from replug.config.errors import RunError, UserError
 from replug.models.black_box_lm import UnscorableText
 from replug.models.caching_lm import CachingLM
+from replug.models.ensemble import Retrieved
 from replug.models.generation import GenerationOptions, Sampled, SamplingOptions
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
-from replug.models.in_process_lm import InProcessLM
-from replug.models.local import token_tree
+from replug.models.lm_source import InProcessLM
 from replug.models.local.decoding import CacheUse
 from replug.models.local.hf_lm import HuggingFaceLM
-from replug.models.local.sampling import choose_tokens, draws_of
+from replug.models.local.mixtures import TokenChooser
 from replug.models.local.stand_in_lm import StandInLM, StandInSource
-from replug.models.local.token_tree import MIN_SHARED_TOKENS, TokenTree, token_trees
 from replug.models.replug_lm import ReplugLM
-from replug.models.retrieved import Retrieved
 from replug.models.scorer_pool import Scorer
 from tests.support.fault_server import FaultServer, server_spec
-from tests.support.tiny_lms import DEMONSTRATIONS, load, naive_logprobs, num_tokens, write_gpt2, write_llama
+from tests.support.tiny_lms import DEMONSTRATIONS, load, num_tokens, write_gpt2, write_llama
 
 PROMPTS = [DEMONSTRATIONS + prompt for prompt in ("x\nthe", "a mat and a cat\nthe", "日本語\nthe")]
 OPTIONS = SamplingOptions(4, 8, temperature=1.0, top_p=0.8, seed=3, opening=DEMONSTRATIONS)
@@ -49,26 +47,17 @@ def assert_same(one: list[list[Sampled]], other: list[list[Sampled]]) -> None:
         np.testing.assert_allclose(a.token_logprobs, b.token_logprobs, atol=1e-4)
 
 
-def reference(lm: HuggingFaceLM, prompt: str, options: SamplingOptions) -> list[tuple[list[int], list[float]]]:
-    """Tokens and log-probs of each sample: every token by a whole pass, its draw looked up in the sorted nucleus."""
-    samples = []
-    for draws in draws_of(prompt, options):
-        ids, logprobs = lm.tokenizer(prompt)["input_ids"], []
-        start = len(ids)
-        for draw in draws:
-            with torch.no_grad():
-                given = lm.model(torch.tensor([ids]), use_cache=False).logits[0, -1].double().log_softmax(-1)
-            shares = (given / options.temperature).softmax(-1).numpy()
-            order = np.argsort(-shares, kind="stable")
-            size = int(np.searchsorted(np.cumsum(shares[order]), options.top_p)) + 1
-            reached = np.cumsum(shares[order][:size])
-            token = int(order[:size][np.searchsorted(reached, draw * reached[-1], side="right")])
-            ids.append(token)
-            logprobs.append(float(given[token]))
-            if token == lm.tokenizer.eos_token_id:
-                break
-        samples.append((ids[start:], logprobs))
-    return samples
+def reference(lm: HuggingFaceLM, prompt: str, options: SamplingOptions, number: int) -> tuple[list[int], list[float]]:
+    """Tokens and log-probs of one sample: every token by a whole pass."""
+    chooser = TokenChooser(options.of_one_answer(options.draw_seed(prompt, number)))
+    ids, logprobs = lm.tokenizer(prompt)["input_ids"], []
+    start = len(ids)
+    while len(logprobs) < options.max_new_tokens and ids[start:][-1:] != [lm.tokenizer.eos_token_id]:
+        with torch.no_grad():
+            given = lm.model(torch.tensor([ids]), use_cache=False).logits[0, -1].log_softmax(-1)
+        ids.append(chooser.choose(given))
+        logprobs.append(float(given[ids[-1]]))
+    return ids[start:], logprobs
 
 
 # Local weights ----------------------------------------------------------------------------------------------------
@@ -77,10 +66,23 @@ def reference(lm: HuggingFaceLM, prompt: str, options: SamplingOptions) -> list[
 def test_samples_equal_a_naive_loop_over_whole_inputs(lm: HuggingFaceLM) -> None:
     for options in (OPTIONS, replace(OPTIONS, temperature=0.7, seed=4)):
         for prompt, samples in zip(PROMPTS, lm.sample(PROMPTS, options), strict=True):
-            for sample, (ids, logprobs) in zip(samples, reference(lm, prompt, options), strict=True):
+            for number, sample in enumerate(samples):
+                ids, logprobs = reference(lm, prompt, options, number)
                 assert sample.text == lm.tokenizer.decode(ids, skip_special_tokens=True)
                 np.testing.assert_allclose(sample.token_logprobs, logprobs, atol=1e-4)
                 assert sample.token_logprobs.dtype == np.float32
+
+
+def test_samples_have_the_frequencies_of_the_tempered_distribution(lm: HuggingFaceLM) -> None:
+    options = SamplingOptions(1000, 1, temperature=0.5)
+    ids = lm.tokenizer(PROMPTS[0])["input_ids"]
+    with torch.no_grad():
+        given = lm.model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+    tempered = (given / 0.5).softmax(-1)
+    best = int(tempered.argmax())
+    said = [sample.sum_logprob for sample in lm.sample(PROMPTS[:1], options)[0]]
+    share = np.mean([one == pytest.approx(float(given[best]), abs=1e-4) for one in said])
+    assert share == pytest.approx(float(tempered[best]), abs=4 * np.sqrt(0.25 / len(said)))
 
 
 def test_a_draw_does_not_depend_on_what_is_asked_with_it(lm: HuggingFaceLM) -> None:
@@ -123,8 +125,9 @@ def test_greedy_samples_are_the_greedy_answer_and_generation_is_decoded_together
 
 def test_an_answer_ends_before_the_stop_and_counts_what_held_it(lm: HuggingFaceLM) -> None:
     whole = lm.sample(PROMPTS, OPTIONS)
-    stop = next(text[2] for text in texts(whole)[0] if len(text) > 2)
-    for free, stopped in zip(whole[0], lm.sample(PROMPTS, replace(OPTIONS, stop=stop))[0], strict=True):
+    known = [text.partition("\ufffd")[0] for text in chain(*texts(whole))]  # before half a character
+    stop = next(text[-1] for text in known if text)
+    for free, stopped in zip(chain(*whole), chain(*lm.sample(PROMPTS, replace(OPTIONS, stop=stop))), strict=True):
         assert stopped.text == free.text.split(stop)[0]
         assert len(stopped.token_logprobs) <= len(free.token_logprobs)
         size = len(stopped.token_logprobs)
@@ -143,94 +146,6 @@ def test_a_prompt_that_leaves_no_room_for_its_answer_is_refused(lm: HuggingFaceL
     with pytest.raises(UnscorableText, match="the LM holds 128"):
         lm.sample(["the " * 60], replace(OPTIONS, max_new_tokens=100))
     assert lm.sample([], OPTIONS) == []
-
-
-# Tokens by draws --------------------------------------------------------------------------------------------------
-
-
-def test_a_draw_falls_into_a_tokens_share_of_the_nucleus() -> None:
-    logprobs = torch.tensor([[0.125, 0.5, 0.25, 0.125]]).log().repeat(6, 1)
-    drawn = torch.tensor([0.0, 0.66, 0.67, 0.9999999, 0.2, 0.4], dtype=torch.float64)
-    assert choose_tokens(logprobs, drawn, 1.0, 0.7).tolist() == [1, 1, 2, 2, 1, 1]  # 0.5 and 0.25 of 0.75
-    assert choose_tokens(logprobs, drawn, 1.0, 1.0).tolist() == [0, 2, 2, 3, 1, 1]
-    assert choose_tokens(logprobs, drawn, 0.0, 1.0).tolist() == [1] * 6
-    assert choose_tokens(logprobs, drawn, 1.0, 1e-9).tolist() == [1] * 6
-
-
-def test_a_nucleus_beyond_the_likeliest_tokens_is_whole() -> None:
-    flat = torch.zeros(1, 5000).log_softmax(-1)
-    drawn = torch.linspace(0, 0.999, 50, dtype=torch.float64)
-    tokens = choose_tokens(flat.repeat(50, 1), drawn, 1.0, 0.9)
-    assert tokens.max() > 4000
-    assert len(set(tokens.tolist())) == 50
-
-
-def test_the_frequencies_are_those_of_the_tempered_nucleus() -> None:
-    logprobs = torch.tensor([[0.6, 0.3, 0.1]]).log()
-    options = SamplingOptions(3000, 1, temperature=0.5)
-    drawn = torch.tensor(np.concatenate(draws_of("a prompt", options)))
-    counts = np.bincount(choose_tokens(logprobs.repeat(3000, 1), drawn, 0.5, 1.0), minlength=3) / 3000
-    np.testing.assert_allclose(counts, np.array([0.36, 0.09, 0.01]) / 0.46, atol=0.02)
-
-
-# Trees of tokens --------------------------------------------------------------------------------------------------
-
-
-def test_a_tree_holds_what_inputs_share_once_and_a_token_sees_its_own_path() -> None:
-    tree = TokenTree()
-    tree.add(0, ([1, 2], [3, 4]))
-    tree.add(1, ([1, 2, 3], [5]))
-    tree.add(2, ([1, 7], [8, 9]))
-    assert (tree.ids, tree.parents, tree.depths) == ([1, 2, 3, 7, 8], [-1, 0, 1, 0, 3], [0, 1, 2, 1, 2])
-    assert tree.predicted_from == [[1, 2], [2], [3, 4]]
-    assert tree.targets == [[3, 4], [5], [8, 9]]
-    assert [np.flatnonzero(row).tolist() for row in tree.sees()] == [[0], [0, 1], [0, 1, 2], [0, 3], [0, 3, 4]]
-
-
-def test_inputs_that_begin_alike_are_in_one_tree() -> None:
-    long = list(range(MIN_SHARED_TOKENS))
-    pairs = [([*long, 1], [2]), ([9, *long], [3]), ([*long, 4], [5]), ([8], [6]), ([8], [6, 7])]
-    assert [tree.rows for tree in token_trees(pairs)] == [[0, 2], [1], [3], [4]]
-    begun = [([*long, *before], after) for before, after in pairs]  # the rest of an opening is no reason
-    assert [tree.rows for tree in token_trees(begun, len(long))] == [[0, 2], [1], [3], [4]]
-
-
-def test_scores_with_an_opening_equal_a_naive_loop_and_read_what_is_shared_once(
-    lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(token_tree, "MIN_SHARED_TOKENS", 10)  # of texts that fit this LM
-    evidence = ["the mat and the cat sat on x z q the mat ", "x on a mat the cat slept "]
-    ends = [("the cat", " sat"), ("the cat", " slept on"), ("a", " mat"), ("a", " mat"), ("the cat sat", " on x")]
-    prefixes = [f"{DEMONSTRATIONS}{text}{end}" for text in evidence for end, _ in ends]
-    continuations = [continuation for _ in evidence for _, continuation in ends]
-    lm.score(prefixes, continuations, opening=DEMONSTRATIONS)
-    before = lm.counts.tokens
-    scores = lm.score(prefixes, continuations, opening=DEMONSTRATIONS)
-    read = lm.counts.tokens - before
-    for score, prefix, continuation in zip(scores, prefixes, continuations, strict=True):
-        np.testing.assert_allclose(score.token_logprobs, naive_logprobs(lm, prefix, continuation), atol=1e-4)
-    before = lm.counts.tokens
-    plain = lm.score(prefixes, continuations)
-    assert read < 0.6 * (lm.counts.tokens - before)
-    for one, other in zip(scores, plain, strict=True):
-        np.testing.assert_allclose(one.token_logprobs, other.token_logprobs, atol=1e-4)
-
-
-def test_trees_that_memory_does_not_hold_are_halved(lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    prefixes = [f"{DEMONSTRATIONS}{text}" for text in ("日本", "x y", "the cat sat")]
-    expected = lm.score(prefixes, [" sat"] * 3, opening=DEMONSTRATIONS)
-    one_pass, sizes = lm._one_pass, []
-
-    def limited(groups, longest, shared):
-        sizes.append(len(groups))
-        if len(groups) > 1:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return one_pass(groups, longest, shared)
-
-    monkeypatch.setattr(lm, "_one_pass", limited)
-    for one, other in zip(lm.score(prefixes, [" sat"] * 3, opening=DEMONSTRATIONS), expected, strict=True):
-        np.testing.assert_allclose(one.token_logprobs, other.token_logprobs, atol=1e-4)
-    assert max(sizes) > 1
 
 
 # Other backends ---------------------------------------------------------------------------------------------------
@@ -336,20 +251,6 @@ def test_prompts_that_were_sampled_are_not_asked_again_by_anybody(tmp_path: Path
     again.sample(["a b c"], replace(OPTIONS, seed=4))
     assert len(lm.asked) == 4
     again.close()
-
-
-def test_an_error_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = AskedLM()
-    cached = CachingLM(lm, tmp_path / "scores.sqlite")
-    with monkeypatch.context() as patch:
-        patch.setattr(lm, "submit_samples", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            cached.sample(["a b", "c"], OPTIONS)
-        patch.setattr(lm, "submit_samples", lambda *_: InProcessLM(StandInLM()).submit_samples(["a"], OPTIONS))
-        with pytest.raises(ValueError, match="1 answers to 2 prompts"):
-            cached.sample(["a b", "c"], OPTIONS)
-    assert_same(cached.sample(["a b", "c"], OPTIONS), StandInLM().sample(["a b", "c"], OPTIONS))
-    cached.close()
 
 
 def test_what_is_missing_of_a_call_with_an_opening_is_one_unit(tmp_path: Path) -> None:

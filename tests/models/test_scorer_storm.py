@@ -15,8 +15,7 @@ import psutil
 import pytest
 
 from replug.models.caching_lm import CachingLM
-from replug.models.local.hf_source import HuggingFaceSource
-from replug.models.local.local_source import LocalSource
+from replug.models.local.local_source import HuggingFaceSource, LocalSource
 from replug.models.local.stand_in_lm import StandInSource
 from replug.models.scorer_pool import ScorerPool
 

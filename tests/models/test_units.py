@@ -6,12 +6,17 @@ from pathlib import Path
 import pytest
 from transformers import GPT2Config, LlamaConfig
 
-from replug.models.batching import even_batches, token_budget_batches
-from replug.models.local.hf_source import HuggingFaceSource
+from replug.models.batching import (
+    LMShape,
+    even_batches,
+    token_budget_batches,
+    tokens_per_pass,
+    tokens_per_unit,
+    units_of_similar_length,
+)
+from replug.models.local.local_source import HuggingFaceSource
 from replug.models.local.stand_in_lm import StandInSource
 from replug.models.model_files import lm_shape
-from replug.models.pass_size import LMShape, tokens_per_pass, tokens_per_unit
-from replug.models.units import units_of_similar_length
 from tests.support.tiny_lms import write_gpt2
 
 GPT2_XL, GPT2, LLAMA_7B = LMShape(48, 1600), LMShape(12, 768), LMShape(32, 4096)
@@ -41,12 +46,12 @@ def test_a_unit_a_little_beyond_a_pass_is_two_of_half_a_pass() -> None:
     assert even_batches([50, 40], 10) == [[0], [1]]  # more than a pass holds: one at a time
 
 
-def test_a_unit_of_a_gpu_has_so_much_arithmetic_and_a_packed_pass_holds_two() -> None:
+def test_a_unit_of_a_gpu_has_so_much_arithmetic_and_an_unpadded_pass_holds_two() -> None:
     assert [tokens_per_unit(lm, on_gpu=True) for lm in (LLAMA_7B, GPT2_XL, GPT2)] == [4096, 4096, 16_384]
     assert tokens_per_unit(LMShape(36, 1280), on_gpu=True) == 8192
     for lm in (LLAMA_7B, GPT2_XL, GPT2):
-        assert tokens_per_pass(lm, on_gpu=True) == 2 * tokens_per_unit(lm, on_gpu=True)
-        assert tokens_per_pass(lm, on_gpu=True, packed=False) == tokens_per_unit(lm, on_gpu=True)
+        assert tokens_per_pass(lm, on_gpu=True, is_unpadded=True) == 2 * tokens_per_unit(lm, on_gpu=True)
+        assert tokens_per_pass(lm, on_gpu=True) == tokens_per_unit(lm, on_gpu=True)
     assert (tokens_per_pass(GPT2_XL, on_gpu=False), tokens_per_unit(GPT2_XL, on_gpu=False)) == (1024, 8192)
 
 

@@ -15,7 +15,7 @@ from replug.config.schema import LMConfig
 from replug.models.build import lm_max_tokens
 from replug.models.encoder import Encoder
 from replug.models.local.hf_lm import HuggingFaceLM
-from replug.models.local.hf_source import HuggingFaceSource
+from replug.models.local.local_source import HuggingFaceSource
 from replug.models.model_files import load_tokenizer
 from replug.models.stand_in_encoder import write_stand_in_encoder
 from tests.support.dpr_folders import write_dpr

@@ -22,8 +22,8 @@ from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.stand_in_lm import StandInLM, StandInSource
 from replug.models.prompt import PromptTemplate
 from replug.models.replug_lm import ReplugLM
-from replug.serving.limits import ServingLimits
-from replug.serving.prompting import Prompting
+from replug.serving.requests import ServingLimits
+from replug.serving.service import Prompting
 from tests.support.index_versions import flip
 from tests.support.serving import TEXTS, opener, served
 from tests.support.small_index import write_small_index

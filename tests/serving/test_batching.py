@@ -7,9 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from replug.serving.batching import BatchQueue, Work
-from replug.serving.errors import ApiError
-from replug.serving.metrics import Metrics
+from replug.serving.batching import BatchQueue, Metrics
+from replug.serving.requests import ApiError
 
 
 class Calls:
@@ -34,7 +33,7 @@ def with_queue(test, max_size: int = 4):
     async def run():
         calls, metrics = Calls(), Metrics()
         with ThreadPoolExecutor(1) as thread:
-            queue = BatchQueue(Work("q", calls.run, lambda item: 1, max_size), thread, metrics)
+            queue = BatchQueue("q", calls.run, max_size, thread, metrics)
             try:
                 return await test(queue, calls, metrics)
             finally:

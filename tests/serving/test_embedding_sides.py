@@ -11,8 +11,8 @@ import pytest
 from replug.config.choices import TrainedSide
 from replug.models.encoder import Encoder
 from replug.models.local.stand_in_lm import StandInLM
-from replug.serving.limits import ServingLimits
-from replug.serving.prompting import Prompting
+from replug.serving.requests import ServingLimits
+from replug.serving.service import Prompting
 from replug.train.trained_weights import save_retriever
 from tests.support.dpr_folders import write_dpr_pair
 from tests.support.serving import TEXTS, opener, served

@@ -5,11 +5,9 @@ import asyncio
 import pytest
 
 from replug.config.errors import UserError
-from replug.serving.auth import VARIABLE, is_loopback, require_allowed, token_for
-from replug.serving.errors import ApiError
-from replug.serving.guard import GONE, Guard
-from replug.serving.limits import ServingLimits
-from replug.serving.metrics import Metrics
+from replug.serving.batching import Metrics
+from replug.serving.guard import GONE, VARIABLE, Guard, is_loopback, require_allowed, token_for
+from replug.serving.requests import ApiError, ServingLimits
 
 TOKEN = "0123456789abcdef"
 

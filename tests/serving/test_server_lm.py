@@ -17,7 +17,7 @@ from replug.models.http.probe import BEGINNINGS, HELPFUL, LONGER, OTHERS, TEXT
 from replug.models.http.server_source import ServerSource
 from replug.models.lm_source import LMFiles
 from replug.models.local.stand_in_lm import WORD
-from replug.serving.limits import ServingLimits
+from replug.serving.requests import ServingLimits
 from replug.serving.run import Served, open_service
 from tests.support.fault_server import (
     MODEL,

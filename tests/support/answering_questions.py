@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from replug.answering.prompts import AnswerPrompts, PromptForm, Shot
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.generation import Sampled, SamplingOptions
-from replug.models.in_process_lm import InProcessLM
+from replug.models.lm_source import InProcessLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.web.records import Passage
 

@@ -10,11 +10,10 @@ import httpx
 from replug.data.sources.built_in_texts import stand_in_vocabulary
 from replug.models.black_box_lm import BlackBoxLM
 from replug.serving.app import create_app
+from replug.serving.batching import Metrics
 from replug.serving.index_holder import IndexHolder, open_served_index, state_of
-from replug.serving.limits import ServingLimits
-from replug.serving.metrics import Metrics
-from replug.serving.prompting import Prompting
-from replug.serving.service import Ensembled, Service
+from replug.serving.requests import ServingLimits
+from replug.serving.service import Prompting, Service
 
 TEXTS = [" ".join(topic[:6]) for topic in stand_in_vocabulary()[:4]]  # of words that the stand-in encoder knows
 LOOK_SECONDS = 0.02
@@ -25,7 +24,7 @@ def opener(root: Path, lm: BlackBoxLM, prompting: Prompting, limits: ServingLimi
 
     async def open_service(metrics: Metrics) -> Service:
         index = IndexHolder(lambda: open_served_index(root), lambda: state_of(root), metrics, LOOK_SECONDS)
-        return Service(Ensembled(lm, prompting, k), index, limits, metrics)
+        return Service(lm, prompting, k, index, limits, metrics)
 
     return open_service
 

@@ -7,8 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from replug.config.schema import LMConfig
 from replug.models.black_box_lm import AsyncLM
-from replug.models.in_process_lm import InProcessLM
-from replug.models.lm_source import LMFiles
+from replug.models.lm_source import InProcessLM, LMFiles
 from replug.models.local.stand_in_lm import StandInLM, StandInSource
 
 

@@ -9,7 +9,7 @@ from replug.data.datamodule import Position
 from replug.data.store import PreparedSet
 from replug.index_workers.build_plan import IndexState
 from replug.models.black_box_lm import ContinuationScore
-from replug.models.vector_prefix import first_numbers
+from replug.models.encoder import first_numbers
 from replug.train.loss import log_likelihood, text_losses
 from replug.train.module import LSRModule, OptimizerSettings, learning_rate_factor
 from replug.train.pipeline import ScoreError

@@ -8,8 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from replug.answering.prompts import LINE_ENDS, AnswerPrompts, PromptForm, Shot, fit_shots, one_line
-from replug.answering.shots import OWN_SHOTS, read_shots
+from replug.answering.prompts import (
+    LINE_ENDS,
+    OWN_SHOTS,
+    AnswerPrompts,
+    PromptForm,
+    Shot,
+    fit_shots,
+    one_line,
+    read_shots,
+)
 from replug.commands.asking.options import QUESTION, AskOptions
 from replug.config.errors import UserError
 from replug.config.schema import LMConfig

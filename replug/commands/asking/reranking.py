@@ -5,8 +5,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 
 from replug.answering.answerer import Answerer, AnsweringOptions
-from replug.answering.rerankers import Weights
-from replug.answering.weights import WeightsFile
+from replug.answering.rerankers import Weights, WeightsFile
 from replug.commands.asking.options import AskOptions, Decoding
 from replug.commands.asking.prompts import Fitting, chosen_shots
 from replug.commands.asking.reply import CLOSED_BOOK, Reply, best_first, scored_candidates

@@ -9,8 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from replug.answering.factors import Factors
-from replug.answering.rerankers import RERANKERS, Weights, best_answer
-from replug.answering.weights import FittedWeights, GradedQuestion, WeightsFile, fit_weights
+from replug.answering.rerankers import (
+    RERANKERS,
+    FittedWeights,
+    GradedQuestion,
+    Weights,
+    WeightsFile,
+    best_answer,
+    fit_weights,
+)
 from replug.config.errors import UserError
 from replug.config.methods import Method
 from replug.evals.answers import exact_match, token_f1

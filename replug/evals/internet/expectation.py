@@ -14,7 +14,7 @@ from replug.evals.internet.costs import LineTokens
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTokens:
-    """Tokens of every prompt as it is put to the LM, and those left where each common beginning is read once."""
+    """Tokens of every prompt as it is put to the LM, and the tokens left where the LM reads each opening once."""
 
     put: int = 0
     read_once: int = 0
@@ -43,5 +43,6 @@ def expected_of_passages(
 
 
 def _shared(opening: int, prefix: int, ends: Sequence[int]) -> ExpectedTokens:
-    """Texts of one opening and prefix; the opening is read once for all questions, so it is not counted there."""
-    return ExpectedTokens(len(ends) * (opening + prefix) + sum(ends), prefix + sum(ends))
+    """Expect texts of one opening and prefix; the LM reads the opening once for all questions, so it counts nothing."""
+    behind = len(ends) * prefix + sum(ends)
+    return ExpectedTokens(len(ends) * opening + behind, behind)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from replug.answering.answerer import AnsweringOptions
-from replug.answering.weights import WeightsFile
+from replug.answering.rerankers import WeightsFile
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import Method

@@ -21,18 +21,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from replug.config.errors import RunError, UserError
-from replug.models.black_box_lm import ContinuationScore, UnscorableText, check_ensemble, check_pairs
+from replug.models.black_box_lm import ContinuationScore, UnscorableText, check_ensemble, check_pairs, require_texts
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop, before_stop
 from replug.models.http import completions_api as api
 from replug.models.http.completions_api import GeneratedTexts, Pair, ServerFault, ShownAnswers, TokenScores
 from replug.models.http.connection import ServerConnection, ServerError, ServerSpec
 from replug.models.http.echoed_tokens import TokenForms
 from replug.models.http.mixed_answer import ServerCalls, ServerMixture
-from replug.models.http.request_budget import RequestBudget
-from replug.models.http.request_meter import RequestMeter
+from replug.models.http.request_budget import RequestBudget, RequestMeter
 from replug.models.http.top_tokens import TokenNames
 from replug.models.pair_tokens import check_lengths, pair_token_ids
-from replug.models.text_lists import require_texts
 
 T = TypeVar("T")
 

@@ -1,11 +1,16 @@
-"""Prompts that grow token by token: the ways to read K of them, each of which is `Branches` of them.
+"""The model's own cache of keys and values: prompts that grow token by token, and prefixes they share.
 
 Prompts are padded on the left, so that the last position of all is the last column, and distances between tokens are
 those between columns. A mask hides the padding, and positions are counted by the mask. Some architectures count
-otherwise, so all of this is tried on the model itself before it is relied on; where it fails, whole inputs are read
-again for every token, which is slow and right for every causal model.
+otherwise, so the loader tries all of this on the model; where it fails, whole inputs are read again for every token,
+which is slow and right for every causal model.
+
+A prefix that all inputs of a call share is computed once. Few-shot demonstrations are the case: sixteen of them are
+thousands of tokens before ten documents. Where a prefix ends follows from a call's texts alone: kept or computed again,
+it gives the same numbers. The documents of one query share nothing, since the document comes first.
 """
 
+import copy
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,18 +21,82 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from replug.models.black_box_lm import PassCounts
-from replug.models.local.branching import branching_probe, takes_trees
-from replug.models.local.shared_prefix import SharedPrefix, probe_ids, reuses_prefixes
 
 # Nats by which log-probs may differ with and without padding, on average by the tokens' probabilities.
 TOLERANCE_NATS, TOLERANCE_NATS_HALF_PRECISION = 0.01, 0.15
+
+
+# Copying the keys and values of a shorter prefix costs more than computing it.
+MIN_SHARED_TOKENS = 64
+# Prefixes end at multiples of this, so that documents which begin with the same words leave the prefix as it is.
+SHARED_STEP = 32
+
+
+def shared_tokens(prefixes: list[list[int]]) -> int:
+    """Return how many leading tokens all prefixes share; each keeps one or more to predict from. 0 means too few."""
+    if len(prefixes) < 2:
+        return 0
+    first, last = min(prefixes), max(prefixes)  # these two differ the earliest
+    most = min(len(prefix) for prefix in prefixes) - 1
+    length = next((i for i in range(most) if first[i] != last[i]), most)
+    return length - length % SHARED_STEP if length >= MIN_SHARED_TOKENS else 0
+
+
+class SharedPrefix:
+    """The keys and values of one prefix [1, T], handed out for any number of rows."""
+
+    def __init__(self, model: PreTrainedModel, ids: list[int]) -> None:
+        self.ids = ids
+        inputs = torch.tensor([ids], device=model.device)
+        with torch.inference_mode():
+            self._cache: Any = model.base_model(input_ids=inputs, use_cache=True).past_key_values
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids)
+
+    @property
+    def has_window(self) -> bool:
+        """Whether some layer keeps its latest keys and values only."""
+        return any(getattr(self._cache, "is_sliding", []))
+
+    def for_rows(self, num_rows: int) -> Any:
+        """Return a cache for one pass over `num_rows` rows, which the pass lengthens."""
+        cache = copy.deepcopy(self._cache)
+        cache.batch_repeat_interleave(num_rows)
+        return cache
+
+
+def probe_ids(model: PreTrainedModel) -> list[int]:
+    """Return sixteen tokens from all over the vocabulary, whose beginning is often special."""
+    size = model.config.get_text_config().vocab_size
+    return [size * (i + 1) // 17 for i in range(16)]
+
+
+def reuses_prefixes(model: PreTrainedModel) -> bool:
+    """Try whether a prefix's keys and values give what the whole input gives; architectures differ."""
+    ids = probe_ids(model)
+    with torch.inference_mode():
+        whole = model.base_model(input_ids=torch.tensor([ids], device=model.device), use_cache=True)
+        if not hasattr(getattr(whole, "past_key_values", None), "batch_repeat_interleave"):
+            return False
+        rest = torch.tensor([ids[8:], ids[8:]], device=model.device)
+        cache = SharedPrefix(model, ids[:8]).for_rows(2)
+        apart = model.base_model(input_ids=rest, past_key_values=cache, use_cache=True).last_hidden_state
+    return same_direction(whole.last_hidden_state[:, 8:].expand_as(apart), apart)
+
+
+def same_direction(a: Tensor, b: Tensor) -> bool:
+    """Equal up to a half-precision dtype's rounding; what ignores the prefix, or its length, is below 0.95."""
+    return bool((torch.nn.functional.cosine_similarity(a.float(), b.float(), dim=-1) > 0.99).all())
 
 
 class CachedPrompts:
     """Prompts whose keys and values are kept; each token costs one pass over as many positions as there are prompts.
 
     They are read a slice of columns at a time, of at most `tokens_per_pass` tokens, into one cache: the pass of a slice
-    and that of a new token are the same. `shared` holds the tokens before `rows` that all prompts begin with.
+    and that of a new token are the same. Equal prompts, such as those of several samples, are read once. `shared` holds
+    the tokens before `rows` that all prompts begin with.
     """
 
     logits: Tensor
@@ -42,32 +111,33 @@ class CachedPrompts:
     ) -> None:
         self._model, self._counts = model, counts
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-        self._cache: Any = shared.for_rows(len(rows)) if shared else None
-        ids = _left_padded([torch.tensor(row) for row in rows]).to(model.device)
-        own = _left_padded([torch.ones(len(row), dtype=torch.long) for row in rows])
-        before = torch.ones(len(rows), shared.num_tokens if shared else 0, dtype=torch.long)
+        once = {tuple(row): number for number, row in enumerate(dict.fromkeys(map(tuple, rows)))}
+        self._cache: Any = shared.for_rows(len(once)) if shared else None
+        ids = _left_padded([torch.tensor(row) for row in once]).to(model.device)
+        own = _left_padded([torch.ones(len(row), dtype=torch.long) for row in once])
+        before = torch.ones(len(once), shared.num_tokens if shared else 0, dtype=torch.long)
         self._is_padded = not bool(own.all())
         self._seen = before.to(model.device)  # [K, T so far]: 1 where a token stands, 0 where padding does
-        self._read(ids, own.to(model.device), max(1, tokens_per_pass // len(rows)))
-        counts.add(sum(len(row) for row in rows), ids.numel())
+        width = max(1, tokens_per_pass // len(once))
+        for columns, shown in zip(ids.split(width, 1), own.to(model.device).split(width, 1), strict=True):
+            self.logits = self._pass(columns, shown)
+        counts.add(sum(map(len, once)), ids.numel())
+        if len(once) < len(rows):
+            owner = [once[tuple(row)] for row in rows]
+            self._select(owner)
+            self.logits = self.logits[owner]
 
     def append(self, tokens: Sequence[int], kept: Sequence[int]) -> None:
         if len(kept) < len(self._seen):
-            rows = torch.tensor(kept)  # on the CPU: layers may be spread over devices
-            self._cache.batch_select_indices(rows)
-            self._seen = self._seen[rows]
+            self._select(kept)
         column = torch.tensor(tokens, device=self._model.device)[:, None]
         self.logits = self._pass(column, torch.ones_like(column))
         self._counts.add(len(column), len(column))
 
-    def repeat(self, num: int) -> None:
-        """Each prompt so many times, as if it had been given so."""
-        self._cache.batch_repeat_interleave(num)
-        self._seen, self.logits = self._seen.repeat_interleave(num, 0), self.logits.repeat_interleave(num, 0)
-
-    def _read(self, ids: Tensor, mask: Tensor, width: int) -> None:
-        for columns, shown in zip(ids.split(width, 1), mask.split(width, 1), strict=True):
-            self.logits = self._pass(columns, shown)
+    def _select(self, numbers: Sequence[int]) -> None:
+        rows = torch.tensor(numbers)  # on the CPU: layers may be spread over devices
+        self._cache.batch_select_indices(rows)
+        self._seen = self._seen[rows]
 
     def _pass(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Read ids [K, N], of which `mask` shows those that are no padding. Logits [K, V] after the last column."""
@@ -102,19 +172,15 @@ class RecomputedPrompts:
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """What a model's keys and values can be kept for.
-
-    Unpadded prompts, padding on the left, padding after a prefix, and rows whose tokens are told what they see.
-    """
+    """What a model's keys and values can be kept for: unpadded prompts, padding on the left, padding after a prefix."""
 
     unpadded: bool = False
     padded: bool = False
     padded_after_prefix: bool = False
-    trees: bool = False
 
 
 def find_cache_use(model: PreTrainedModel) -> CacheUse:
-    """What the model does right, tried on sixteen tokens: in floating point and not to the last bit."""
+    """Try on sixteen tokens what the model does right: in floating point and not to the last bit."""
     if model.base_model is model or not reuses_prefixes(model):
         return CacheUse()
     ids, tolerance = probe_ids(model), TOLERANCE_NATS
@@ -125,11 +191,8 @@ def find_cache_use(model: PreTrainedModel) -> CacheUse:
         alone, even = _probe(model, [ids]), _probe(model, [ids, ids[::-1]])
         padded = _probe(model, [ids, ids + ids[:5]])
         after_prefix = _probe(model, [ids[8:], ids[8:] + ids[:5]], prefix)
-        branch = branching_probe(model) if takes_trees(model) else None
-    others = (even, padded, after_prefix, branch)
-    is_same = [other is not None and _difference(alone, other) < tolerance for other in others]
-    has_window = _has_window(model, prefix)
-    return CacheUse(is_same[0], is_same[1], is_same[2] and not has_window, is_same[3] and not has_window)
+    is_same = [_difference(alone, other) < tolerance for other in (even, padded, after_prefix)]
+    return CacheUse(is_same[0], is_same[1], is_same[2] and not _has_window(model, prefix))
 
 
 def _left_padded(rows: list[Tensor]) -> Tensor:

@@ -1,49 +1,51 @@
 """The local language model: any Hugging Face causal LM, scored in right-padded batches of similar length.
 
-With a causal model and right padding no mask is needed, and left padding without position ids is
-silently wrong for some models, so what is scored is padded on the right. Only the positions that predict
-the continuation reach the output layer; logits and log-softmax are float32, whatever the LM's dtype.
-Prefix and continuation are tokenized apart: the continuation has the same tokens after every document.
-How prompts are continued is told in `models.local.decoding`.
+With a causal model and right padding no mask is needed, and left padding without position ids is silently wrong for
+some models, so scored inputs are padded on the right. Only the positions that predict the continuation reach the output
+layer; logits and log-softmax are float32, whatever the LM's dtype. Prefix and continuation are tokenized apart: the
+continuation has the same tokens after every document. `models.local.decoding` continues prompts.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from replug.models.batching import even_batches, padded_groups, within_budget
-from replug.models.black_box_lm import ContinuationScore, Mixture, PassCounts, Watch, check_pairs
-from replug.models.fused_gelu import use_fused_gelu
+from replug.config.errors import RunError, UserError
+from replug.models.batching import even_batches, padded_groups, tokens_per_pass
+from replug.models.black_box_lm import ContinuationScore, Mixture, PassCounts, Watch, check_pairs, require_texts
+from replug.models.fused_layers import use_cpu_attention, use_fused_gelu
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.hardware import to_device
-from replug.models.local.branching import PASSES_PER_GROUP, BranchingPrompts, predicted_places, tree_inputs
-from replug.models.local.causal_lm import load_causal_lm
-from replug.models.local.computing import BY_DEFAULT, Computing
-from replug.models.local.cpu_attention import use_cpu_attention
-from replug.models.local.decoding import CachedPrompts, CacheUse, RecomputedPrompts, find_cache_use
+from replug.models.local.decoding import (
+    CachedPrompts,
+    CacheUse,
+    RecomputedPrompts,
+    SharedPrefix,
+    find_cache_use,
+    probe_ids,
+    reuses_prefixes,
+    same_direction,
+    shared_tokens,
+)
 from replug.models.local.float32_head import separable_head, use_float32_head
-from replug.models.local.logprobs import continuation_positions, target_logprobs
-from replug.models.local.mixtures import MixedAnswer, TokenMixture, continue_answers
-from replug.models.local.out_of_memory import is_out_of_memory, report_out_of_memory
-from replug.models.local.packed_attention import packed_states_at, packs_rows
-from replug.models.local.pending_scores import PassScores, PendingScores
-from replug.models.local.prefix_groups import PrefixGroup, prefix_groups
-from replug.models.local.sampling import Branches, draw_answers, draws_of
+from replug.models.local.logprobs import PassScores, PendingScores, continuation_positions, target_logprobs
+from replug.models.local.mixtures import GrowingPrompts, MixedAnswer, continue_answers
 from replug.models.local.sense import require_sense
-from replug.models.local.shared_prefix import KeptPrefixes, SharedPrefix, reuses_prefixes, shared_tokens
-from replug.models.local.token_tree import TokenTree, token_trees
-from replug.models.local.weights import lm_identity
+from replug.models.local.weights import FLASH, lm_identity, load_causal_lm
 from replug.models.model_files import lm_shape, load_lm_tokenizer
 from replug.models.packaged import resolve_lm_path
-from replug.models.pair_tokens import TokenizedCall, check_lengths, pair_token_ids, pairs_token_ids
-from replug.models.pass_size import tokens_per_pass
+from replug.models.pair_tokens import LMInput, TokenizedCall, check_lengths, inputs_of, pair_token_ids, pairs_token_ids
 from replug.models.streaming import pieces
-from replug.models.text_lists import require_texts
 
-Inputs = PrefixGroup | TokenTree  # of one row of a pass
+log = logging.getLogger(__name__)
+
+KEPT_PREFIXES = 2  # what the lines of an answer's factors follow
+PASSES_PER_GROUP = 4  # whose tokens are decoded together: more would keep more keys and values than they save passes
+SAMPLED_BYTES = 2**30  # of keys and values of samples that are drawn together
 Rows = list[list[int]]  # of token ids
 
 
@@ -51,8 +53,9 @@ class HuggingFaceLM:
     """A `BlackBoxLM` over local weights: a folder, a GGUF file, a hub name, or `package:smollm2`.
 
     `spread` lays the layers over all visible GPUs, for models larger than one. `identity` is given where the weights
-    have been hashed already. Raises UserError for what is no trained causal LM with its own tokenizer, and for one that
-    cannot compute as `computing` asks.
+    have been hashed already. `compile` is torch's; without `fused` all layers are transformers' own operations. With
+    `attention="flash_attention_2"` passes have no padding. Raises UserError for what is not a trained causal LM with
+    its own tokenizer, and where flash attention is not installed.
 
     >>> lm = HuggingFaceLM("./my-lm")  # or "package:smollm2", a GGUF file, a name on the hub
     >>> lm.score(["a boat"], [" on the lake"])[0].sum_logprob < 0
@@ -67,15 +70,18 @@ class HuggingFaceLM:
         tokens_per_batch: int | None = None,
         spread: bool = False,
         identity: str | None = None,
-        computing: Computing = BY_DEFAULT,
+        *,
+        compile: bool = False,
+        fused: bool = True,
+        attention: str = "sdpa",
     ) -> None:
         path = resolve_lm_path(str(path))
         self.tokenizer = load_lm_tokenizer(path)
-        self.model = load_causal_lm(path, dtype, "auto" if spread else None)
+        self.model = load_causal_lm(path, dtype, "auto" if spread else None, attention)
         if not spread:
             self.model.to(device)  # type: ignore[arg-type]
         self.model.eval().requires_grad_(False)
-        if computing.fused:
+        if fused:
             use_cpu_attention(self.model)
             use_fused_gelu(self.model)
         use_float32_head(self.model)
@@ -84,26 +90,16 @@ class HuggingFaceLM:
         self.max_tokens: int | None = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         self.counts = PassCounts()
         self._head = separable_head(self.model)
-        self._body = torch.compile(self.model.base_model, dynamic=True) if computing.compile else self.model.base_model
+        self._body = torch.compile(self.model.base_model, dynamic=True) if compile else self.model.base_model
         self._shares = self._head is not None and reuses_prefixes(self.model)
-        self._kept = KeptPrefixes(self.model)
-        obstacle = self._obstacle(computing.compile or spread)
-        self._packs = packs_rows(self.model, computing.packed, computing.fused and on_gpu, obstacle, path)
+        self._kept: list[SharedPrefix] = []  # used last, for later calls
+        self._is_unpadded = attention == FLASH and self._head is not None
         shape = lm_shape(self.model.config)
-        self.tokens_per_batch = tokens_per_pass(shape, on_gpu, tokens_per_batch, self._packs)
-        self._require_sense(path)
-
-    def _obstacle(self, is_cut: bool) -> str | None:
-        """What keeps rows from being packed, whatever the model's attention is."""
-        if is_cut:
-            return "its layers are compiled or spread over GPUs"
-        return "its logits are more than its output layer" if self._head is None else None
-
-    def _require_sense(self, path: str) -> None:
-        """Raise UserError for weights and a tokenizer that are not of one trained LM; leaves no trace in counts."""
+        self.tokens_per_batch = tokens_per_pass(shape, on_gpu, tokens_per_batch, self._is_unpadded)
+        if self._is_unpadded:
+            require_rows_apart(self.model)
         require_sense(self, path)
-        self._kept.clear()
-        self.counts = PassCounts()
+        self._kept, self.counts = [], PassCounts()  # without a trace of that look
 
     def score(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
@@ -118,28 +114,24 @@ class HuggingFaceLM:
         check_pairs(prefixes, continuations)
         pairs = pairs_token_ids(self.tokenizer, prefixes, continuations)
         check_lengths(pairs, self.max_tokens)
-        return TokenizedCall(pairs, None if opening is None else self._opening_ids(opening))
+        return TokenizedCall(pairs, self._opening_ids(opening))
 
     def launch(self, call: TokenizedCall) -> PendingScores:
         """The rest of `score`. A GPU is not waited for, so that the passes of the next call stand behind these."""
-        pairs, begin = call.pairs, [call.opening] if call.opening else []
-        shared = self._share([*(before for before, _ in pairs), *begin]) if self._shares else None
+        shared = self._share([before for before, _ in call.pairs], call.opening) if self._shares else None
         num_shared = shared.num_tokens if shared else 0
-        pairs = [(before[num_shared:], after) for before, after in pairs]
-        is_tree = call.opening is not None and self._shares and self._cache_use.trees
-        rest_of_opening = sum(map(len, begin)) - num_shared if begin else 0
-        groups: list[Inputs] = [*token_trees(pairs, rest_of_opening)] if is_tree else [*prefix_groups(pairs)]
+        inputs = inputs_of([(before[num_shared:], after) for before, after in call.pairs])
+        lengths, is_padded = [one.num_tokens for one in inputs], bool(shared) or not self._is_unpadded
         passes: list[PassScores] = []
         rows: list[int] = []
-        is_padded = bool(is_tree or shared) or not self._packs
-        for batch in even_batches([group.num_tokens for group in groups], self.tokens_per_batch, is_padded):
-            some = [groups[i] for i in batch]
-            passes += self._score_groups(some, shared)
-            rows += (row for group in some for row in group.rows)
+        for batch in even_batches(lengths, self.tokens_per_batch, is_padded):
+            some = [inputs[i] for i in batch]
+            passes += self._score_inputs(some, shared)
+            rows += (row for one in some for row in one.rows)
         return PendingScores(passes, rows)
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
-        """Greedy continuations, decoded together. Raises UnscorableText beyond `max_tokens`."""
+        """Continue prompts greedily, together. Raises UnscorableText beyond `max_tokens`."""
         options = SamplingOptions(1, max_new_tokens, stop or None, temperature=0.0)
         return [sample.text for [sample] in self.sample(prompts, options)]
 
@@ -154,127 +146,114 @@ class HuggingFaceLM:
         self, mixtures: Sequence[Mixture], options: GenerationOptions, watch: Watch | None = None
     ) -> list[Generated]:
         """The prompts of many mixtures in one pass for each token, as many as memory holds. Raises UnscorableText."""
-        watches = [watch and partial(watch, number) for number in range(len(mixtures))]
-        asked = [self._tokens(one, options, goes_on) for one, goes_on in zip(mixtures, watches, strict=True)]
-        answers: dict[int, Generated] = {}
-        for group in self._together(asked, options.max_new_tokens):
-            answers |= zip(group, self._answers([asked[number] for number in group], options), strict=True)
-        return [answers[number] for number in range(len(mixtures))]
+        answers = [
+            self._begin(
+                self._prompt_ids(one.prompts, options.max_new_tokens),
+                one.weights,
+                options,
+                watch and partial(watch, number),
+            )
+            for number, one in enumerate(mixtures)
+        ]
+        self._finish(answers, PASSES_PER_GROUP * self.tokens_per_batch)
+        return [answer.generated() for answer in answers]
+
+    def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
+        """Draw answers of many prompts, decoded together. Raises UnscorableText beyond `max_tokens`."""
+        require_texts(prompts, "prompts")
+        answers = [
+            self._begin([row], [1.0], options.of_one_answer(options.draw_seed(prompt, number)))
+            for prompt, row in zip(prompts, self._prompt_ids(prompts, options.max_new_tokens), strict=True)
+            for number in range(options.num_samples)
+        ]
+        self._finish(answers, max(PASSES_PER_GROUP * self.tokens_per_batch, SAMPLED_BYTES // self._bytes_per_token))
+        drawn = [answer.generated() for answer in answers]
+        samples = [Sampled(one.text, one.token_logprobs) for one in drawn]
+        return [samples[start : start + options.num_samples] for start in range(0, len(samples), options.num_samples)]
 
     def stream_ensemble(
         self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
     ) -> Iterator[str]:
         """The text of `generate_ensemble` in pieces, as they come. Raises what it raises, before the first piece."""
-        asked = self._tokens(Mixture(prompts, weights), options)
-        return pieces(self._growing_texts(asked, options), options.stop)
+        mixture = Mixture(prompts, weights)
+        answer = self._begin(self._prompt_ids(mixture.prompts, options.max_new_tokens), mixture.weights, options)
+        return pieces(self._growing_texts(answer), options.stop)
 
-    def _tokens(
-        self, mixture: Mixture, options: GenerationOptions, goes_on: Callable[[str], bool] | None = None
-    ) -> TokenMixture:
-        return TokenMixture(self._prompt_ids(mixture.prompts, options.max_new_tokens), mixture.weights, goes_on)
-
-    def _together(self, asked: Sequence[TokenMixture], num_new: int) -> Iterator[list[int]]:
-        """Which mixtures are decoded together: one at a time where prompts of several lengths would be read anew."""
-        if not self._cache_use.padded:
-            return iter([[number] for number in range(len(asked))])
-        lengths = [[len(row) + num_new for row in mixture.rows] for mixture in asked]
-        return padded_groups(lengths, PASSES_PER_GROUP * self.tokens_per_batch)
-
-    def _answers(self, asked: Sequence[TokenMixture], options: GenerationOptions) -> list[Generated]:
-        """Decoded together, or in halves where memory does not hold them."""
-        answers = self._answers_in_memory(asked, options)
-        if answers is not None:
-            return answers
-        report_out_of_memory(len(asked), sum(len(row) for mixture in asked for row in mixture.rows))
-        self._free_memory()
-        half = len(asked) // 2
-        return self._answers(asked[:half], options) + self._answers(asked[half:], options)
+    def _begin(
+        self,
+        rows: Rows,
+        weights: Sequence[float],
+        options: GenerationOptions,
+        goes_on: Callable[[str], bool] | None = None,
+    ) -> MixedAnswer:
+        return MixedAnswer(rows, weights, options, self._ends, self._decode, goes_on)
 
     @torch.inference_mode()
-    def _answers_in_memory(self, asked: Sequence[TokenMixture], options: GenerationOptions) -> list[Generated] | None:
-        """None where memory does not hold several, whose tensors are gone then."""
-        answers = [MixedAnswer(mixture, self._ends, self._decode, options) for mixture in asked]
+    def _growing_texts(self, answer: MixedAnswer) -> Iterator[str]:
+        """Yield the answer's text after each of its tokens."""
+        for _ in continue_answers(self._grow(answer.rows, answer.options.opening), [answer]):
+            yield answer.text
+
+    def _finish(self, answers: Sequence[MixedAnswer], budget: int) -> None:
+        """Decode as many answers together as have `budget` tokens, with their prompts.
+
+        Where the model cannot be padded, only answers to the same prompts are decoded together.
+        """
+        alike: dict[object, list[MixedAnswer]] = {}
+        for answer in answers:
+            kind = None if self._cache_use.padded else tuple(map(tuple, answer.rows))
+            alike.setdefault(kind, []).append(answer)
+        for some in alike.values():
+            lengths = [[len(row) + answer.options.max_new_tokens for row in answer.rows] for answer in some]
+            for group in padded_groups(lengths, budget):
+                self._finish_together([some[number] for number in group])
+
+    def _finish_together(self, answers: Sequence[MixedAnswer]) -> None:
+        """Decode answers in one go, or in halves where memory does not hold them."""
+        if self._finish_in_memory(answers):
+            return
+        report_out_of_memory(len(answers), sum(len(row) for answer in answers for row in answer.rows))
+        self._free_memory()
+        half = len(answers) // 2
+        self._finish_together(answers[:half])
+        self._finish_together(answers[half:])
+
+    @torch.inference_mode()
+    def _finish_in_memory(self, answers: Sequence[MixedAnswer]) -> bool:
+        """Return False where memory does not hold several answers, whose tensors are gone then."""
+        for answer in answers:
+            answer.begin()
         try:
-            growing = self._grow([row for mixture in asked for row in mixture.rows], options.opening)
+            growing = self._grow([row for answer in answers for row in answer.rows], answers[0].options.opening)
             for _ in continue_answers(growing, answers):
                 pass
         except RuntimeError as error:
-            if len(asked) == 1 or not is_out_of_memory(error):
+            if len(answers) == 1 or not is_out_of_memory(error):
                 raise
-            return None
-        return [answer.generated() for answer in answers]
-
-    @torch.inference_mode()
-    def _growing_texts(self, mixture: TokenMixture, options: GenerationOptions) -> Iterator[str]:
-        """The answer's text after each of its tokens."""
-        answer = MixedAnswer(mixture, self._ends, self._decode, options)
-        for _ in continue_answers(self._grow(mixture.rows, options.opening), [answer]):
-            yield answer.text
-
-    def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
-        """Answers of many prompts, decoded together. Raises UnscorableText beyond `max_tokens`."""
-        require_texts(prompts, "prompts")
-        rows = self._prompt_ids(prompts, options.max_new_tokens)
-        draws = [draws_of(prompt, options) for prompt in prompts]
-        with torch.inference_mode():
-            drawn = [
-                sample
-                for branches, some in self._branches(rows, draws, options)
-                for sample in draw_answers(branches, some, self._ends, self._decode, options)
-            ]
-        return [drawn[start : start + options.num_samples] for start in range(0, len(drawn), options.num_samples)]
-
-    def _branches(
-        self, rows: list[list[int]], draws: list[list[np.ndarray]], options: SamplingOptions
-    ) -> Iterator[tuple[Branches, list[np.ndarray]]]:
-        """Answers that are decoded together, with the draws of each, in the order of the prompts and their samples."""
-        budget = PASSES_PER_GROUP * self.tokens_per_batch
-        if not self._cache_use.trees:
-            for row, own in zip(rows, draws, strict=True):
-                size = max(1, budget // (len(row) + options.max_new_tokens))
-                for start in range(0, len(own), size):
-                    some = own[start : start + size]
-                    yield self._repeated(row, len(some), options.opening), some
-            return
-        shared = self._share([*rows, *self._openings(options.opening)])
-        rows = [row[shared.num_tokens :] for row in rows] if shared else rows
-        new = options.num_samples * options.max_new_tokens
-        for group in within_budget([len(row) + new for row in rows], budget):
-            yield (
-                BranchingPrompts(
-                    self.model,
-                    [rows[number] for number in group],
-                    options.num_samples,
-                    options.max_new_tokens,
-                    self.counts,
-                    shared,
-                ),
-                [one for number in group for one in draws[number]],
-            )
-
-    def _repeated(self, row: list[int], num: int, opening: str) -> Branches:
-        """A prompt so many times, read once where the model keeps what it read."""
-        prompts = self._grow([row], opening)
-        if isinstance(prompts, CachedPrompts):
-            prompts.repeat(num)
-            return prompts
-        return RecomputedPrompts([row] * num, self._last_logits)
+            return False
+        return True
 
     def _prompt_ids(self, prompts: Sequence[str], max_new_tokens: int) -> list[list[int]]:
         rows = [row for row, _ in pairs_token_ids(self.tokenizer, prompts, [" "] * len(prompts))]
         check_lengths([(row, [0] * max_new_tokens) for row in rows], self.max_tokens)
         return rows
 
-    def _opening_ids(self, opening: str) -> list[int]:
-        """What bounds the shared prefix of a call; an empty opening bounds nothing."""
+    def _opening_ids(self, opening: str | None) -> list[int]:
+        """Return what bounds the shared prefix of a call; no opening bounds nothing."""
         return pair_token_ids(self.tokenizer, opening, " ")[0] if opening else []
-
-    def _openings(self, opening: str) -> list[list[int]]:
-        return [self._opening_ids(opening)] if opening else []
 
     @cached_property
     def _cache_use(self) -> CacheUse:
         return find_cache_use(self.model)
+
+    @property
+    def _bytes_per_token(self) -> int:
+        """Bytes of a token's keys and values in all layers."""
+        config = self.model.config.get_text_config()
+        heads = getattr(config, "num_attention_heads", 1)
+        share = getattr(config, "num_key_value_heads", None) or heads
+        shape = lm_shape(config)
+        return 2 * shape.layers * max(1, shape.hidden * share // heads) * self.model.dtype.itemsize
 
     @cached_property
     def _ends(self) -> frozenset[int]:
@@ -286,84 +265,77 @@ class HuggingFaceLM:
     def _decode(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
-    def _grow(self, rows: list[list[int]], opening: str) -> Branches:
-        """The prompts by the cheapest way that is right for this model."""
+    def _grow(self, rows: Rows, opening: str) -> GrowingPrompts:
+        """Return the prompts by the cheapest way that is right for this model."""
         is_even, use = len({len(row) for row in rows}) == 1, self._cache_use
         if not (use.unpadded if is_even else use.padded):
             return RecomputedPrompts(rows, self._last_logits)
-        shared = self._share([*rows, *self._openings(opening)]) if is_even or use.padded_after_prefix else None
+        once = list(
+            {tuple(row): row for row in rows}.values()
+        )  # samples of one prompt share no prefix: it is read once
+        shared = self._share(once, self._opening_ids(opening)) if is_even or use.padded_after_prefix else None
         if shared is not None:
             rows = [row[shared.num_tokens :] for row in rows]
         return CachedPrompts(self.model, rows, self.tokens_per_batch, self.counts, shared)
 
-    def _share(self, prefixes: list[list[int]]) -> SharedPrefix | None:
-        num_tokens = shared_tokens(prefixes)
+    def _share(self, prefixes: Rows, opening: list[int]) -> SharedPrefix | None:
+        num_tokens = shared_tokens([*prefixes, opening] if opening else prefixes)
         if not num_tokens:
             return None
         ids = prefixes[0][:num_tokens]
-        if ids not in self._kept:
+        found = next((one for one in self._kept if one.ids == ids), None)
+        if found is None:
+            self._kept = self._kept[1 - KEPT_PREFIXES :]  # first, since memory may not hold one more
+            found = SharedPrefix(self.model, ids)
             self.counts.add(num_tokens, num_tokens)
-        return self._kept[ids]
+        self._kept = [*(one for one in self._kept if one is not found), found]
+        return found
 
-    def _score_groups(self, groups: list[Inputs], shared: SharedPrefix | None) -> list[PassScores]:
-        """One pass, or halves where memory does not hold it: the log-probs of every row, group by group.
+    def _score_inputs(self, inputs: list[LMInput], shared: SharedPrefix | None) -> list[PassScores]:
+        """Score one pass, or halves where memory does not hold it: the log-probs of every row, input by input.
 
         A pass is halved only after it had all the memory that can be freed, so the halves follow from the pass and
         the machine, never from what came before.
         """
-        longest = max(group.num_tokens for group in groups)
-        scores = self._pass_in_memory(groups, longest, shared)
+        scores = self._pass_in_memory(inputs, shared)
         if scores is None and self._free_memory():
-            scores = self._pass_in_memory(groups, longest, shared)
+            scores = self._pass_in_memory(inputs, shared)
         if scores is not None:
             return [scores]
-        report_out_of_memory(len(groups), len(groups) * (longest + (shared.num_tokens if shared else 0)))
-        half = len(groups) // 2
-        return self._score_groups(groups[:half], shared) + self._score_groups(groups[half:], shared)
+        longest = max(one.num_tokens for one in inputs) + (shared.num_tokens if shared else 0)
+        report_out_of_memory(len(inputs), len(inputs) * longest)
+        half = len(inputs) // 2
+        return self._score_inputs(inputs[:half], shared) + self._score_inputs(inputs[half:], shared)
 
-    def _pass_in_memory(self, groups: list[Inputs], longest: int, shared: SharedPrefix | None) -> PassScores | None:
-        """None where memory does not hold the pass, whose tensors are gone then: an error in hand would keep them."""
+    def _pass_in_memory(self, inputs: list[LMInput], shared: SharedPrefix | None) -> PassScores | None:
+        """Return None where memory does not hold the pass, whose tensors are gone then."""
         try:
-            return self._one_pass(groups, longest, shared)
+            return self._one_pass(inputs, shared)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-        return None
+        return None  # not within `except`: an error in hand would keep the tensors
 
     def _free_memory(self) -> bool:
-        """Give back what a pass may have instead; whether there can have been any."""
-        on_gpu = self.model.device.type == "cuda"
+        """Give back what a pass may have instead; return whether there can have been any."""
+        on_gpu, had_some = self.model.device.type == "cuda", bool(self._kept)
+        self._kept = []
         if on_gpu:
             torch.cuda.empty_cache()
-        return self._kept.clear() or on_gpu
+        return had_some or on_gpu
 
-    def _one_pass(self, groups: list[Inputs], longest: int, shared: SharedPrefix | None) -> PassScores:
-        """Of plain inputs or of trees, of which a call has either."""
-        trees = [group for group in groups if isinstance(group, TokenTree)]
-        plain = [group for group in groups if isinstance(group, PrefixGroup)]
-        scores = self._pass_of_trees(trees, shared) if trees else self._pass_of_groups(plain, shared)
-        num_tokens = sum(group.num_tokens for group in groups)
-        self.counts.add(num_tokens, num_tokens if self._packs and not (shared or trees) else len(groups) * longest)
-        return scores
-
-    def _pass_of_trees(self, trees: list[TokenTree], shared: SharedPrefix | None) -> PassScores:
-        inputs = tree_inputs(self.model, trees, shared.num_tokens if shared else 0)
-        past = shared.for_rows(len(trees)) if shared else None
-        owner, place, target = predicted_places(trees)
-        with torch.inference_mode():
-            hidden = self.model.base_model(**inputs, past_key_values=past, use_cache=past is not None).last_hidden_state
-            rows = hidden[to_device(owner, hidden.device), to_device(place, hidden.device)]
-            logprobs = target_logprobs(rows, to_device(target, rows.device), self._head)
-            return PassScores(logprobs, [len(some) for tree in trees for some in tree.targets])
-
-    def _pass_of_groups(self, groups: list[PrefixGroup], shared: SharedPrefix | None) -> PassScores:
-        pairs = [pair for group in groups for pair in group.pairs]
+    def _one_pass(self, inputs: list[LMInput], shared: SharedPrefix | None) -> PassScores:
+        pairs = [pair for one in inputs for pair in one.pairs]
         pair, position, target = continuation_positions(pairs)
-        owner = torch.tensor([number for number, group in enumerate(groups) for _ in group.rows])
+        owner = torch.tensor([number for number, one in enumerate(inputs) for _ in one.rows])
         with torch.inference_mode():
-            rows = self._predicting_rows([group.ids for group in groups], owner[pair], position, shared)
+            rows = self._predicting_rows([one.ids for one in inputs], owner[pair], position, shared)
             logprobs = target_logprobs(rows, to_device(target, rows.device), self._head)
-            return PassScores(logprobs, [len(c) for _, c in pairs])
+            scores = PassScores(logprobs, [len(continuation) for _, continuation in pairs])
+        num_tokens, longest = sum(one.num_tokens for one in inputs), max(one.num_tokens for one in inputs)
+        is_padded = shared is not None or not self._is_unpadded
+        self.counts.add(num_tokens, len(inputs) * longest if is_padded else num_tokens)
+        return scores
 
     def _last_logits(self, rows: list[list[int]]) -> Tensor:
         """Logits [K, V] of the token after each row, as many rows in a pass as `tokens_per_batch` allows."""
@@ -379,8 +351,8 @@ class HuggingFaceLM:
 
     def _predicting_rows(self, ids: Rows, row: Tensor, position: Tensor, shared: SharedPrefix | None) -> Tensor:
         """Hidden states [N, D] at the positions that predict, or logits [N, V] where the head is not separable."""
-        if self._packs and shared is None:
-            return packed_states_at(self.model.base_model, ids, row, position)
+        if self._is_unpadded and shared is None:
+            return unpadded_states(self._body, ids, row, position, self.model.device)
         padded = nn.utils.rnn.pad_sequence([torch.tensor(one) for one in ids], batch_first=True)
         inputs = to_device(padded, self.model.device)
         if self._head is None:
@@ -398,3 +370,50 @@ class HuggingFaceLM:
         # A list, since a tensor would be on the first device, and the hidden states are on the last.
         logits = self.model(input_ids=inputs, use_cache=False, logits_to_keep=keep.tolist()).logits
         return logits[to_device(row, logits.device), to_device(torch.searchsorted(keep, position), logits.device)]
+
+
+def unpadded_states(body: Callable, rows: Rows, row: Tensor, position: Tensor, device: torch.device) -> Tensor:
+    """Return the last hidden states [N, D] at positions [N] of rows [N], which are read one behind the other.
+
+    transformers tells the rows apart by their positions, which begin at 0 in each.
+    """
+    lengths = torch.tensor([len(ids) for ids in rows])
+    ids = torch.tensor([token for ids in rows for token in ids])
+    positions = torch.cat([torch.arange(length) for length in lengths.tolist()])
+    output = body(
+        input_ids=to_device(ids, device)[None], position_ids=to_device(positions, device)[None], use_cache=False
+    )
+    states: Tensor = output.last_hidden_state[0]
+    return states[to_device((lengths.cumsum(0) - lengths)[row] + position, states.device)]
+
+
+def require_rows_apart(model: PreTrainedModel) -> None:
+    """Raise UserError for an architecture whose attention does not look at positions, so that unpadded rows mix."""
+    ids, places = probe_ids(model), torch.arange(11)
+    rows, row = [ids[:11], ids[5:]], torch.zeros_like(places)
+    with torch.inference_mode():
+        alone = [unpadded_states(model.base_model, [one], row, places, model.device) for one in rows]
+        second = unpadded_states(model.base_model, rows, row + 1, places, model.device)
+    if not same_direction(alone[1], second):
+        raise UserError(
+            f"lm.attention: {type(model).__name__} does not keep unpadded rows apart; leave lm.attention out"
+        )
+
+
+def report_out_of_memory(num_groups: int, size: int) -> None:
+    """Raises RunError for what fewer inputs in a pass would not fix."""
+    if num_groups == 1:
+        raise RunError(
+            f"the LM ran out of memory on a single input of {size} tokens: take shorter texts, a smaller LM or dtype, "
+            "or more memory"
+        )
+    log.warning(
+        f"the LM ran out of memory at {size} tokens in one pass; halving, as each time it meets such a pass "
+        "(lm.tokens_per_batch sets the size)"
+    )
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """A CPU's allocator and CUDA's libraries have no error class of their own."""
+    signs = ("DefaultCPUAllocator", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)

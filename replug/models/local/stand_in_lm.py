@@ -18,13 +18,12 @@ import torch
 
 from replug.config.schema import LMConfig
 from replug.data.tokenizing import word_tokenizer
-from replug.models.black_box_lm import ContinuationScore, PassCounts, check_ensemble, check_pairs
+from replug.models.black_box_lm import ContinuationScore, PassCounts, check_ensemble, check_pairs, require_texts
 from replug.models.ensemble import mix_token_logprobs
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop, before_stop
 from replug.models.lm_source import LMFiles
 from replug.models.local.local_source import LocalSource
-from replug.models.local.next_token import TokenChooser, entropy
-from replug.models.text_lists import require_texts
+from replug.models.local.mixtures import TokenChooser, entropy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -1,4 +1,4 @@
-"""Which weights a folder holds: hashed once in a run, by whoever starts it, and compared by the rest.
+"""The weights of a causal LM: loaded, and hashed once in a run, by whoever starts it, and compared by the rest.
 
 A hash reads every byte, which for a 13B model is 26 GB. Replicas get it with the names, sizes and times of change of
 the files it was made from. Who finds the same ones has the same weights; who does not, such as a node with a copy of
@@ -10,11 +10,18 @@ import logging
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import is_flash_attn_2_available
+
+from replug.config.errors import UserError
+from replug.models.model_files import load_whole, loading
 
 log = logging.getLogger(__name__)
 
+FLASH = "flash_attention_2"  # transformers' name
 LARGE_BYTES = 10**9  # worth a line in the log
 
 
@@ -65,3 +72,40 @@ def _digest(folder: Path, stamps: tuple[FileStamp, ...]) -> str:
 def _stamp(file: Path) -> FileStamp:
     status = file.stat()
     return FileStamp(file.name, status.st_size, status.st_mtime_ns)
+
+
+def require_flash_attention(dtype: torch.dtype) -> None:
+    """Raise UserError where transformers cannot use the package flash-attn."""
+    if dtype == torch.float32 or not is_flash_attn_2_available():
+        raise UserError(
+            f"lm.attention is {FLASH}, which needs the package flash-attn, a GPU, and lm.dtype=bfloat16 or float16 "
+            f"(found {str(dtype).removeprefix('torch.')}): pip install flash-attn, or leave lm.attention out"
+        )
+
+
+def load_causal_lm(path: str, dtype: torch.dtype, device_map: str | None, attention: str = "sdpa") -> PreTrainedModel:
+    """The weights, on the CPU or over all visible GPUs. Raises UserError for what is no causal LM or has no room."""
+    options: dict[str, Any] = {"dtype": dtype, "device_map": device_map}
+    if attention == FLASH:
+        require_flash_attention(dtype)
+        options["attn_implementation"] = FLASH
+    with loading("lm.path", path):
+        model = load_whole(AutoModelForCausalLM, path, "lm.path", **options)
+    if device_map is not None and torch.cuda.is_available():
+        _require_on_gpus(model, path)
+    return model
+
+
+def _require_on_gpus(model: PreTrainedModel, path: str) -> None:
+    """Raises UserError where layers were laid into host memory or onto disk, to be copied to a GPU in every pass."""
+    places = {name: str(place) for name, place in getattr(model, "hf_device_map", {}).items()}
+    outside = [name for name, place in places.items() if place in ("cpu", "disk")]
+    if not outside:
+        return
+    needed = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    sizes = [torch.cuda.get_device_properties(gpu).total_memory for gpu in range(torch.cuda.device_count())]
+    raise UserError(
+        f"lm.gpus_per_replica: the weights of {path} alone need {needed / 1e9:.1f} GB, and the {len(sizes)} GPUs of a "
+        f"replica have {sum(sizes) / 1e9:.1f} GB, so {len(outside)} of its {len(places)} parts ({outside[0]}, ...) "
+        "would lie elsewhere; expected all on GPUs: raise lm.gpus_per_replica, or take larger GPUs or a smaller LM"
+    )

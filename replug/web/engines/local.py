@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from replug.config.errors import UserError
 from replug.data.records import Document
 from replug.index_workers.bm25 import BM25Index
-from replug.models.retrieved import Retrieved, Retriever
+from replug.models.ensemble import Retrieved, Retriever
 from replug.web.engines import EngineParts
 from replug.web.records import EngineResult, SearchEngine
 

@@ -22,7 +22,7 @@ from replug.data.store import PreparedSet
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.build import load_encoder
 from replug.models.caching_lm import CachingLM
-from replug.models.in_process_lm import InProcessLM
+from replug.models.lm_source import InProcessLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.preparing import prepared_set
 from replug.models.prompt import PromptTemplate
