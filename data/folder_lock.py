@@ -65,13 +65,6 @@ def sole_writer(*folders: Path) -> Iterator[None]:
 
 
 @contextmanager
-def sole_writer_of_file(path: Path) -> Iterator[None]:
-    """As `sole_writer`, of one file."""
-    with _one(path, path.with_name(path.name + NAME)):
-        yield
-
-
-@contextmanager
 def _removed_if_empty(folder: Path) -> Iterator[None]:
     """A command that was refused leaves no empty folder behind."""
     is_new = not folder.exists()

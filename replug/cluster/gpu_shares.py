@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from replug.cluster.packing import Node
 from replug.config.choices import Accelerator, SwapMode
 from replug.config.errors import UserError
-from replug.config.schema import Config, IndexConfig, LMConfig, ScoreConfig
+from replug.config.schema import Config, IndexConfig, LMConfig
 
 ROLES = ("train", "score", "index")
 # GPUs by role with which a run ends soonest on these nodes; None where nothing fits.
@@ -28,9 +28,9 @@ class Sizes:
     choose: Choose | None = None  # what `auto` comes to where roles may share GPUs (`planning.automatic`)
 
 
-def trains_on_gpu(config: Config | ScoreConfig, has_gpu: bool) -> bool:
+def trains_on_gpu(config: Config, has_gpu: bool) -> bool:
     """Whether the trainer runs on a GPU. Raises UserError where it must and there is none."""
-    if isinstance(config, ScoreConfig) or config.train.accelerator is Accelerator.cpu:
+    if config.train.accelerator is Accelerator.cpu:
         return False
     if config.train.accelerator is Accelerator.gpu and not has_gpu:
         raise UserError("train.accelerator is gpu, but torch finds no GPU on this machine; expected auto or cpu")
@@ -38,12 +38,10 @@ def trains_on_gpu(config: Config | ScoreConfig, has_gpu: bool) -> bool:
 
 
 def gpus_by_role(
-    config: Config | ScoreConfig, nodes: Sequence[Node], sizes: Sizes, roles: Collection[str], may_search_on_gpu: bool
+    config: Config, nodes: Sequence[Node], sizes: Sizes, roles: Collection[str], may_search_on_gpu: bool
 ) -> dict[str, float]:
     """GPUs of the roles that have any, `auto` resolved; of `score` infinity where it takes all that are left."""
     num_gpus = int(sum(node.gpus for node in nodes))
-    if isinstance(config, ScoreConfig):
-        return {"score": math.inf} if num_gpus and config.lm.gpus_per_replica != 0 else {}
     takers = [role for role in ROLES if role in roles and _takes_gpus(config, role, nodes)]
     asked = {role: getattr(config.resources, role) for role in takers}
     given = {role: float(value) for role, value in asked.items() if value != "auto"}
@@ -65,16 +63,14 @@ def are_shared(gpus: Mapping[str, float], nodes: Sequence[Node]) -> bool:
     return bool(whole) and max(gpus.values()) <= num_gpus < sum(gpus.values())
 
 
-def chosen_gpus(
-    config: Config | ScoreConfig, nodes: Sequence[Node], sizes: Sizes, roles: Collection[str]
-) -> list[dict[str, float]]:
+def chosen_gpus(config: Config, nodes: Sequence[Node], sizes: Sizes, roles: Collection[str]) -> list[dict[str, float]]:
     """What `auto` comes to where roles may share GPUs: the fastest, or without `sizes.choose` all that share them.
 
     They may not where an actor is to have more of a GPU than its part or an LM takes several. Where numbers leave GPUs
     to the other roles, they may where memory is known and scorers have no number: else a split is what is sure to fit.
     """
     num_gpus = int(sum(node.gpus for node in nodes))
-    if num_gpus < 2 or not isinstance(config, Config) or not _may_share(config, nodes, sizes):
+    if num_gpus < 2 or not _may_share(config, nodes, sizes):
         return []
     takers = [role for role in ROLES if role in roles and _takes_gpus(config, role, nodes)]
     asked = {role: getattr(config.resources, role) for role in takers}

@@ -239,7 +239,7 @@ def _load(path: Path, overrides: Sequence[str], job: str) -> Config:
     return config
 
 
-def _layout(config: Config, job: str, options: Mapping[str, str]) -> Layout[Config]:
+def _layout(config: Config, job: str, options: Mapping[str, str]) -> Layout:
     """Of a job's actors on the nodes that it asks for, whose GPUs' memory is not known yet. Else the queue would be
     waited for in vain. Preparing has tasks only, which take what room there is.
     """

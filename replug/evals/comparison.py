@@ -10,6 +10,7 @@ over all examples have `p` of no difference and `p_holm`, corrected for all comp
 import itertools
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -210,6 +211,12 @@ def markdown_line(cells: Sequence[str]) -> str:
 def markdown_text(text: str) -> str:
     """On one line, shown as it is by what reads Markdown, and by a terminal."""
     return MARKUP.sub(r"\\\g<0>", plain_line(text))
+
+
+def row_names(paths: Sequence[Path]) -> list[str]:
+    """Return the folders' names, or their whole paths where two folders have one name."""
+    names = [path.resolve().name for path in paths]
+    return names if len(set(names)) == len(names) else [str(path) for path in paths]
 
 
 def size_text(entry: Entry) -> str:

@@ -30,9 +30,8 @@ def unasked_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Ite
 
 
 def demonstration_seed(keys: QuestionsConfig, seed: int) -> int:
-    """What draws the demonstrations; ValueError where several do, of which each has an evaluation of its own."""
-    [own] = keys.demonstration_seeds or [seed]
-    return own
+    """Return the seed that draws the demonstrations."""
+    return seed if keys.demonstration_seed is None else keys.demonstration_seed
 
 
 def queries_of(config: EvaluationConfig, examples: Iterable[Example]) -> list[str]:

@@ -53,22 +53,17 @@ from replug.planning.sizes import run_sizes
 log = logging.getLogger(__name__)
 
 
-def evaluate(config: EvaluationConfig, budgets: EvaluationFolder | None = None) -> dict:
-    """Run or resume an evaluation; returns what `results.json` holds.
-
-    What servers are sent is counted in the folder `budgets`, that of several evaluations; by default in its own.
-    """
+def evaluate(config: EvaluationConfig) -> dict:
+    """Run or resume an evaluation; returns what `results.json` holds."""
     folder = EvaluationFolder(Path(config.out).expanduser())
     kind = check_evaluation(config)
     with sole_writer(folder.path):
-        return _evaluate(config, folder, kind, budgets or folder)
+        return _evaluate(config, folder, kind)
 
 
-def _evaluate(
-    config: EvaluationConfig, folder: EvaluationFolder, kind: EvaluationKind, budgets: EvaluationFolder
-) -> dict:
-    source = lm_source(config, folder, budgets) if kind.asks_lm else None
-    reranker = rerank_source(config, folder, budgets)
+def _evaluate(config: EvaluationConfig, folder: EvaluationFolder, kind: EvaluationKind) -> dict:
+    source = lm_source(config, folder) if kind.asks_lm else None
+    reranker = rerank_source(config, folder)
     folder.claim(config, identity_of(source, reranker))
     if folder.results.is_file():
         log.info(f"{folder.path} holds a finished evaluation; give another out to measure again")
@@ -94,17 +89,17 @@ def _evaluate(
     return show_results(folder)
 
 
-def lm_source(config: EvaluationConfig, folder: EvaluationFolder, budgets: EvaluationFolder) -> LMSource:
+def lm_source(config: EvaluationConfig, folder: EvaluationFolder) -> LMSource:
     """The LM that is asked."""
     folder.path.mkdir(parents=True, exist_ok=True)
-    return models_build.lm_source(config.lm, budgets.budget_file, folder.scores)
+    return models_build.lm_source(config.lm, folder.budget_file, folder.scores)
 
 
-def rerank_source(config: EvaluationConfig, folder: EvaluationFolder, budgets: EvaluationFolder) -> LMSource | None:
+def rerank_source(config: EvaluationConfig, folder: EvaluationFolder) -> LMSource | None:
     """The LM that says how good answers are; None where it is the one that gave them."""
     if not has_rerank_lm(config):
         return None
-    return models_build.lm_source(config.rerank_lm, budgets.rerank_budget_file, folder.rerank_scores)
+    return models_build.lm_source(config.rerank_lm, folder.rerank_budget_file, folder.rerank_scores)
 
 
 def identity_of(source: LMSource | None, reranker: LMSource | None) -> str | None:

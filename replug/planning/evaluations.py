@@ -113,23 +113,15 @@ def _rate(accelerator: DeviceModel, dtype: str, given: EvaluationAssumptions) ->
 
 def _lm_costs(config: EvaluationConfig, devices: Devices, num: int, given: EvaluationAssumptions) -> Iterator[LMCost]:
     readings = readings_of(config, num)
-    for problem in lm_problems(config) if readings else ():
+    for problem in lm_problems(config.lm) if readings else ():
         raise UserError(problem)
-    draws = _num_draws(config)
     if LM in readings:
-        paths = config.lms or {"lm": str(config.lm.path or config.lm.model)}
-        for path in paths.values():
-            size = _known_or_given(lm_size, path, given.lm_parameters)
-            yield _lm_cost(size, draws * readings[LM], config.lm, devices, given)
+        size = _known_or_given(lm_size, str(config.lm.path or config.lm.model), given.lm_parameters)
+        yield _lm_cost(size, readings[LM], config.lm, devices, given)
     if RERANK_LM in readings:
         keys = config.rerank_lm
         size = _known_or_given(lm_size, str(keys.path or keys.model), given.lm_parameters)
-        yield _lm_cost(size, draws * readings[RERANK_LM], keys, devices, given)
-
-
-def _num_draws(config: EvaluationConfig) -> int:
-    """Of demonstrations: with each all questions are asked and searched for anew."""
-    return max(1, len(config.questions.demonstration_seeds))
+        yield _lm_cost(size, readings[RERANK_LM], keys, devices, given)
 
 
 def _known_or_given(size_of: SizeOf, path: str, parameters: float | None) -> ModelSize:
@@ -188,7 +180,7 @@ def _embedding_costs(
     for name, path in _retrievers(config).items():
         encoder = newest_encoder(Path(path).expanduser())  # of a run or an index, which hold their documents' vectors
         size = _known_or_given(encoder_size, str(encoder or path), given.retriever_parameters)
-        sides = [(0 if encoder else documents, lengths.document), (_num_draws(config) * num, query_tokens(config))]
+        sides = [(0 if encoder else documents, lengths.document), (num, query_tokens(config))]
         tokens = sum(count * length for count, length in sides)
         flop = sum(count * length * size.flop_per_token(length) for count, length in sides)
         yield EmbeddingCost(name, path, size.parameters, bool(encoder), tokens, flop, flop / rate / 3600)
@@ -206,8 +198,6 @@ def _retrievers(config: EvaluationConfig) -> dict[str, str]:
 def _notes(config: EvaluationConfig, lms: Sequence[LMCost], retrievers: Sequence[EmbeddingCost]) -> Iterator[str]:
     """What the reader should know before believing the figures."""
     yield _lengths_note(config)
-    if (draws := _num_draws(config)) > 1:
-        yield f"every question is asked with {draws} draws of demonstrations, which are all counted"
     for one in retrievers:
         if not one.is_indexed and not _is_known(one.path):
             yield f"{one.path} is not there: its documents are counted as embedded; a run or an index would bring them"

@@ -56,7 +56,7 @@ class Plan:
     job: Job
     devices: Devices
     estimate: Estimate
-    layout: Layout[Config]
+    layout: Layout
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -91,7 +91,7 @@ def _job(config: Config, given: Assumptions, counted: int | None) -> Job:
     return job_of(config, given.lm_parameters, given.retriever_parameters, given.num_documents or counted)
 
 
-def _plan_of_cores(layout: Layout[Config], devices: Devices, given: Assumptions) -> Plan:
+def _plan_of_cores(layout: Layout, devices: Devices, given: Assumptions) -> Plan:
     """On processors the roles are what the configuration says, and share the cores."""
     job = _job(layout.config, given, None)
     if given.split is not None:
@@ -101,7 +101,7 @@ def _plan_of_cores(layout: Layout[Config], devices: Devices, given: Assumptions)
     return Plan(job, devices, estimate(job, rates, devices, split, allocation), layout)
 
 
-def _measured_plan(layout: Layout[Config], gpus: str | None, path: Path, given: Assumptions) -> Plan:
+def _measured_plan(layout: Layout, gpus: str | None, path: Path, given: Assumptions) -> Plan:
     config = layout.config
     run = measured.read_run(path)
     job_then = measured.job_of_run(run, given.lm_parameters, given.retriever_parameters)
@@ -225,7 +225,7 @@ def settings(plan: Plan) -> list[str]:
     return [f"{key}={str(value).lower() if value is True else f'{value:g}'}" for key, value in plan.settings.items()]
 
 
-def gpus_by_roles(layout: Layout[Config]) -> list[dict[str, Any]]:
+def gpus_by_roles(layout: Layout) -> list[dict[str, Any]]:
     """GPUs with the same roles and as much of their memory taken, once for each such kind, as a run lays them out."""
     kinds: dict[tuple, dict[str, Any]] = {}
     for gpu in layout.gpus:

@@ -11,7 +11,7 @@ from replug.planning.estimate import Job, Rates, Split
 from replug.planning.simulate import DeviceAllocation, Place
 
 
-def on_cores(config: Config) -> Layout[Config]:
+def on_cores(config: Config) -> Layout:
     """On a machine without GPUs."""
     return lay_out(config, [Node("this machine", math.inf, 0, is_driver=True)])
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from replug.cluster.gpu_shares import Sizes
 from replug.config.errors import UserError
-from replug.config.schema import Config, ScoreConfig
+from replug.config.schema import Config
 from replug.models.pass_size import LMShape, tokens_per_pass
 from replug.planning import memory
 from replug.planning.model_sizes import ModelSize, lm_size, retriever_size
@@ -20,7 +20,7 @@ Named = TypeVar("Named")
 Resolve = Callable[[str], str]  # what `auto` and `bf16_mixed` come to on the hardware
 
 
-def run_sizes(config: Config | ScoreConfig, num_documents: int | None, has_bfloat16: bool) -> Sizes:
+def run_sizes(config: Config, num_documents: int | None, has_bfloat16: bool) -> Sizes:
     """Of a run on GPUs. What no table and no file on this machine tells stays unknown."""
 
     def resolve(name: str) -> str:
@@ -29,8 +29,6 @@ def run_sizes(config: Config | ScoreConfig, num_documents: int | None, has_bfloa
         return "bfloat16" if name == "bf16_mixed" else name
 
     lm = _known(lm_size, config.lm.path) if config.lm.path else None
-    if isinstance(config, ScoreConfig):
-        return Sizes(scoring=scoring_bytes(config, lm, resolve) if lm else None)
     retriever = _known(retriever_size, config.retriever) if config.retriever.path else None
     return sizes_of(config, retriever, lm, num_documents, resolve)
 
@@ -65,7 +63,7 @@ def known_trained_part(config: Config, retriever: ModelSize) -> TrainedPart | No
         return None
 
 
-def scoring_bytes(config: Config | ScoreConfig, lm: ModelSize, resolve: Resolve) -> float:
+def scoring_bytes(config: Config, lm: ModelSize, resolve: Resolve) -> float:
     """Of one LM, over all its GPUs."""
     tokens = tokens_per_pass(LMShape(lm.layers, lm.hidden), True, config.lm.tokens_per_batch)
     return memory.score_bytes(lm, tokens, resolve(config.lm.dtype.value))

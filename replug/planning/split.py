@@ -46,7 +46,7 @@ class LaidSplit:
 
     split: Split
     settings: dict[str, Any]
-    layout: Layout[Config]
+    layout: Layout
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def _fitted(job: Job, devices: Devices, split: Split, room: SplitRoom) -> LaidSp
     return None
 
 
-def _searched(split: Split, layout: Layout[Config], recompute: bool) -> Split:
+def _searched(split: Split, layout: Layout, recompute: bool) -> Split:
     """With what the layout decided."""
     index = index_actors(layout.config.index)
     return replace(
@@ -224,7 +224,7 @@ def _searched(split: Split, layout: Layout[Config], recompute: bool) -> Split:
     )
 
 
-def _placed(layout: Layout[Config]) -> SharedGPUs | None:
+def _placed(layout: Layout) -> SharedGPUs | None:
     """Who is on which GPU, where roles share several; None where they do not."""
     if not any(gpu.has(SCORER) and len(gpu.actors) > 1 for gpu in layout.gpus):
         return None

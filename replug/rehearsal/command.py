@@ -29,7 +29,7 @@ def rehearse_plan(title: str, plan: Plan, disk: float | None, host_memory: float
         raise RunError(f"--rehearse: {len(wrong)} of {len(found)} things do not fit, each with what to change above")
 
 
-def check_memory(layout: Layout[Config]) -> None:
+def check_memory(layout: Layout) -> None:
     """Raises UserError where this machine cannot hold the processes, which is no misfit of the run."""
     left_out = max(0, sum(actor.key == SCORER for actor in layout.actors) - MOST_SCORERS)
     processes = len(layout.actors) - left_out

@@ -14,7 +14,7 @@ from typing import Any
 
 from replug.cluster.environment import configure_ray_environment
 from replug.cluster.gpus import Rehearsal
-from replug.config.schema import ScoreConfig
+from replug.config.evaluation_schema import EvaluationConfig
 
 CPUS_OF_NODE = 64  # logical: each actor takes one
 PORTS = range(20_000, 30_000)
@@ -84,7 +84,7 @@ def fake_cluster(nodes: int, gpus: int, memory_gb: float) -> Iterator[FakeCluste
 def _environment(rehearsal: Rehearsal, folder: str) -> Iterator[None]:
     """Ray's files lie in a folder where no other Ray looks for a cluster."""
     before = dict(os.environ)
-    configure_ray_environment(ScoreConfig())
+    configure_ray_environment(EvaluationConfig())
     os.environ.update({**NO_SPARE_WORKERS, **PATIENT, **rehearsal.environment(), "RAY_TMPDIR": folder})
     try:
         yield

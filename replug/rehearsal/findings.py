@@ -52,7 +52,7 @@ class Finding:
     mend: str = ""
 
 
-def findings(layout: Layout[Config], rehearsed: Rehearsed, needed: Needed, room: Room) -> list[Finding]:
+def findings(layout: Layout, rehearsed: Rehearsed, needed: Needed, room: Room) -> list[Finding]:
     """In the order in which a run meets them."""
     return [
         *_memory(layout, needed, room),
@@ -65,7 +65,7 @@ def findings(layout: Layout[Config], rehearsed: Rehearsed, needed: Needed, room:
     ]
 
 
-def _memory(layout: Layout[Config], needed: Needed, room: Room) -> Iterator[Finding]:
+def _memory(layout: Layout, needed: Needed, room: Room) -> Iterator[Finding]:
     """By the kinds of GPUs: those with the same actors take the same."""
     for gpu in {_roles(gpu.actors): gpu for gpu in layout.gpus if gpu.actors}.values():
         keys = " + ".join(dict.fromkeys(actor.key for actor in gpu.actors))
@@ -97,7 +97,7 @@ def _disk(needed: Needed, room: Room) -> Finding:
     )
 
 
-def _places(layout: Layout[Config], rehearsed: Rehearsed) -> Iterator[Finding]:
+def _places(layout: Layout, rehearsed: Rehearsed) -> Iterator[Finding]:
     late = rehearsed.watch.never_up()
     missing = Counter(actor.role for actor in late)
     missing[CLASSES[SCORER]] -= layout.num_waiting
@@ -116,14 +116,14 @@ def _places(layout: Layout[Config], rehearsed: Rehearsed) -> Iterator[Finding]:
     )
 
 
-def scorers_left_out(layout: Layout[Config], rehearsed: Rehearsed) -> int:
+def scorers_left_out(layout: Layout, rehearsed: Rehearsed) -> int:
     """Those beyond as many as are rehearsed."""
     if layout.config.lm.path is None:
         return 0
     return (layout.config.lm.num_replicas or 1) - (rehearsed.config.lm.num_replicas or 1)
 
 
-def _planned_gpus(layout: Layout[Config], left_out: int) -> "Counter[Roles]":
+def _planned_gpus(layout: Layout, left_out: int) -> "Counter[Roles]":
     """Rank 0 is no actor; the last scorers may be left out."""
     kept = sum(actor.key == SCORER for actor in layout.actors) - left_out
 

@@ -6,7 +6,6 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from replug.cluster.layout import Layout
-from replug.config.schema import Config
 from replug.rehearsal.findings import Finding, scorers_left_out
 from replug.rehearsal.run import Rehearsed
 from replug.rehearsal.scaling import WIDTH, counts_of
@@ -14,7 +13,7 @@ from replug.rehearsal.scaling import WIDTH, counts_of
 Row = tuple[str, str, str]  # what, in the run, in the rehearsal
 
 
-def print_report(title: str, layout: Layout[Config], rehearsed: Rehearsed, found: Sequence[Finding]) -> None:
+def print_report(title: str, layout: Layout, rehearsed: Rehearsed, found: Sequence[Finding]) -> None:
     console = Console()
     console.print(_table(title, ("", "run", "rehearsal"), scale_rows(layout, rehearsed)))
     rows = [(one.what, one.found, one.limit, "yes" if one.fits else "NO") for one in found]
@@ -33,7 +32,7 @@ def misfits(found: Sequence[Finding]) -> list[str]:
     ]
 
 
-def scale_rows(layout: Layout[Config], rehearsed: Rehearsed) -> list[Row]:
+def scale_rows(layout: Layout, rehearsed: Rehearsed) -> list[Row]:
     """What is rehearsed as it is, and what is made small."""
     config, small = layout.config, rehearsed.config
     files, small_files, counts = rehearsed.files, rehearsed.scaled_files, counts_of(layout.config)

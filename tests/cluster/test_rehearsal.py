@@ -125,7 +125,7 @@ STEPS = ["checkpoint.every_steps=100", "refresh.every_steps=200", "refresh.lag_s
 
 
 @pytest.fixture(scope="module")
-def layout() -> Layout[Config]:
+def layout() -> Layout:
     node = Node("a", 64, 4, 80e9, is_driver=True)
     return lay_out(configured(*OVERRIDES, *STEPS), [node], Sizes(1e9, 1e9, 1e9, lambda ranks: 1e9 + 1e9 / ranks))
 
@@ -134,7 +134,7 @@ def held(other: int, index: int = 0) -> Held:
     return Held(Counter(other=other, index=index), Counter(other=other, index=index), 10**8)
 
 
-def went_well(layout: Layout[Config], **changes: Any) -> Rehearsed:
+def went_well(layout: Layout, **changes: Any) -> Rehearsed:
     """What is seen of a rehearsal in which all goes as planned, but for the changes of what was watched."""
     pairs = [("Builder", 1), ("Searcher", 1), ("Scorer", 2), ("Scorer", 3)]
     actors = [FakeActor("1", role, "127.0.0.2", 7, (gpu,), is_up=True, was_up=True) for role, gpu in pairs]
@@ -155,16 +155,16 @@ def went_well(layout: Layout[Config], **changes: Any) -> Rehearsed:
     return Rehearsed(files, scaled_files(files, 20), scaled, watch, [75, 0], steps, "", 1.0)
 
 
-def found(layout: Layout[Config], rehearsed: Rehearsed, needed: Needed = NEEDED, room: Room = ROOMY) -> list[str]:
+def found(layout: Layout, rehearsed: Rehearsed, needed: Needed = NEEDED, room: Room = ROOMY) -> list[str]:
     return misfits(findings(layout, rehearsed, needed, room))
 
 
-def test_of_a_run_that_goes_as_planned_all_fits(layout: Layout[Config]) -> None:
+def test_of_a_run_that_goes_as_planned_all_fits(layout: Layout) -> None:
     assert found(layout, went_well(layout)) == []
 
 
 def test_a_machine_that_cannot_hold_the_processes_is_told_before_they_start(
-    layout: Layout[Config], monkeypatch
+    layout: Layout, monkeypatch
 ) -> None:
     monkeypatch.setattr(rehearsing, "available_memory", lambda: 10**12)
     rehearsing.check_memory(layout)
@@ -173,19 +173,19 @@ def test_a_machine_that_cannot_hold_the_processes_is_told_before_they_start(
         rehearsing.check_memory(layout)
 
 
-def test_a_disk_and_a_nodes_memory_that_are_too_small_are_named(layout: Layout[Config]) -> None:
+def test_a_disk_and_a_nodes_memory_that_are_too_small_are_named(layout: Layout) -> None:
     lines = found(layout, went_well(layout), Needed(500.0, 111.0, 20.0), Room(disk_gb=60.0, host_gb=24.0))
     assert "memory of a node for searches: 111.0 GB, there is 24.0 GB; change: more nodes" in lines[0]
     assert "disk under run_dir: 500 GB, there is 60 GB free; change: run_dir on a larger disk" in lines[1]
 
 
-def test_files_of_the_index_are_counted_up_to_those_of_the_run(layout: Layout[Config]) -> None:
+def test_files_of_the_index_are_counted_up_to_those_of_the_run(layout: Layout) -> None:
     most = {"Searcher": Most(held(60, index=100), held(700), 10**8, Limits(1024, 65530))}
     (line,) = found(layout, went_well(layout, most=most))
     assert "open files of Searcher: 1,134, there is 1,024; change: ulimit -n" in line  # 60 + 100 x 5,500 / 512
 
 
-def test_an_actor_that_never_came_up_and_one_on_another_gpu_are_named(layout: Layout[Config]) -> None:
+def test_an_actor_that_never_came_up_and_one_on_another_gpu_are_named(layout: Layout) -> None:
     well = went_well(layout).watch
     waiting = [*well.ended, FakeActor("1", "Builder", "", 0, (), is_up=False, was_up=False)]
     (line,) = found(layout, went_well(layout, ended=waiting))
@@ -195,33 +195,33 @@ def test_an_actor_that_never_came_up_and_one_on_another_gpu_are_named(layout: La
     assert "GPUs with the actors that are planned" in line and "Builder + Scorer; Searcher" in line
 
 
-def test_what_an_earlier_start_left_waiting_when_it_was_interrupted_does_not_count(layout: Layout[Config]) -> None:
+def test_what_an_earlier_start_left_waiting_when_it_was_interrupted_does_not_count(layout: Layout) -> None:
     interrupted = FakeActor("0", "Scorer", "", 0, (), is_up=False, was_up=False)
     ended = [interrupted, *went_well(layout).watch.ended]
     assert found(layout, went_well(layout, ended=ended)) == []
 
 
-def test_a_run_that_ends_by_an_error_is_named_with_its_last_line(layout: Layout[Config]) -> None:
+def test_a_run_that_ends_by_an_error_is_named_with_its_last_line(layout: Layout) -> None:
     failed = replace(went_well(layout), statuses=[1], output="training ...\nreplug: no space left\n")
     (line,) = [one for one in found(layout, failed) if "the run" in one]
     assert "exit status 1" in line and "replug: no space left" in line
 
 
-def test_refreshes_and_checkpoints_that_did_not_happen_are_missed(layout: Layout[Config]) -> None:
+def test_refreshes_and_checkpoints_that_did_not_happen_are_missed(layout: Layout) -> None:
     well = went_well(layout)
     none = [{**row, "index/live_version": 0, "time/checkpoint_seconds": 0.0} for row in well.metrics]
     lines = found(layout, replace(well, metrics=none))
     assert [line.split(":")[1] for line in lines] == [" index refreshes", " checkpoints"]
 
 
-def test_a_rank_0_that_is_busy_with_checkpoints_for_too_long_is_named(layout: Layout[Config]) -> None:
+def test_a_rank_0_that_is_busy_with_checkpoints_for_too_long_is_named(layout: Layout) -> None:
     well = went_well(layout)
     slow = [{**row, "time/checkpoint_seconds": 300.0 * (row["time/checkpoint_seconds"] > 0)} for row in well.metrics]
     (line,) = found(layout, replace(well, metrics=slow))
     assert "rank 0 is busy with checkpoints: 1200.0 s, there is 720 s; change: a larger checkpoint.every_steps" in line
 
 
-def test_a_step_that_waits_for_starved_workers_is_not_a_busy_rank_0(layout: Layout[Config]) -> None:
+def test_a_step_that_waits_for_starved_workers_is_not_a_busy_rank_0(layout: Layout) -> None:
     well = went_well(layout)
     assert found(layout, replace(well, metrics=[{**row, "time/train_seconds": 900.0} for row in well.metrics])) == []
 

@@ -48,7 +48,7 @@ def test_help_shows_the_commands_in_groups_the_main_ones_first(checkout: Path) -
     printed = run(checkout, "-m", "replug.commands.cli", "--help")
     named = re.findall(r"^(?:╭─ (?!Options)([\w ]+?) ─|│ ([a-z]+) )", printed, re.MULTILINE)
     assert [group or command for group, command in named] == [
-        *("Prepare", "prepare", "index", "example", "label", "Train", "train", "slurm", "sweep"),
+        *("Prepare", "prepare", "index", "example", "label", "Train", "train", "slurm"),
         *("Evaluate", "evaluate", "report", "adapt"),
         *("Use", "search", "ask", "score", "export", "serve", "hello"),
         *("Look and plan", "plan", "doctor", "verify", "keys"),

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from replug.config.errors import UserError
-from replug.config.evaluation_schema import QuestionsConfig
 from replug.config.load import load_evaluation_config
 from replug.data.checked_lines import checked_line
 from replug.data.prepare.sets import import_corpus
@@ -61,12 +60,6 @@ def test_a_folder_is_read_as_arrays_by_method(tmp_path):
     }
 
 
-def test_of_several_draws_of_demonstrations_one_is_asked_for(tmp_path):
-    questions = QuestionsConfig(demonstration_seeds=[3, 1])
-    with pytest.raises(UserError, match=r"holds several draws of demonstrations; expected one of them: .*/draws/seed3"):
-        read_answered([write_evaluation(tmp_path / "draws", two_rows(), questions=questions)])
-
-
 def test_a_number_that_a_question_does_not_have_is_unknown_and_no_zero(tmp_path):
     rows = two_rows()
     del rows[1]["methods"]["none"]["numbers"]["mean_logprob"]
@@ -84,12 +77,9 @@ def test_folders_of_one_lm_bring_their_methods_together_by_the_questions_ids(tmp
     assert answered.methods["replug@1"].folder.path == second
 
 
-def test_folders_of_other_lms_stand_beside_each_other_and_several_lms_in_one_folder_too(tmp_path):
-    first = write_evaluation(tmp_path / "all" / "small", two_rows(), lm="small")
-    write_evaluation(tmp_path / "all" / "large", two_rows(), lm="large")
-    text = (first / "config.yaml").read_text().replace("path: models/small", "path: null")
-    (tmp_path / "all" / "config.yaml").write_text(text.replace("lms: {}", "lms: {small: x, large: y}"))
-    assert [answered.name for answered in read_answered([tmp_path / "all"])] == ["small", "large"]
+def test_folders_of_other_lms_stand_beside_each_other(tmp_path):
+    folders = [write_evaluation(tmp_path / lm, two_rows(), lm=lm) for lm in ("small", "large")]
+    assert [answered.name for answered in read_answered(folders)] == ["small", "large"]
 
 
 def change(path, old, new):

@@ -59,7 +59,7 @@ def test_shots_of_another_file_are_those_that_are_not_measured(questions):
 
 def test_a_seed_of_demonstrations_draws_other_shots_and_leaves_what_is_measured(questions):
     keys = QuestionsConfig(path=str(questions), demonstrations=str(questions), shots=5, max_questions=20)
-    by_seed = [plan_questions(replace(keys, demonstration_seeds=seeds), NQ, 0) for seeds in ([], [0], [1])]
+    by_seed = [plan_questions(replace(keys, demonstration_seed=seed), NQ, 0) for seed in (None, 0, 1)]
     assert by_seed[0] == by_seed[1] and by_seed[0].measured == by_seed[2].measured
     assert set(ids(by_seed[0].shots)) != set(ids(by_seed[2].shots))
 

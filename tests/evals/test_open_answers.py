@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from replug.config.errors import UserError
-from replug.config.load import load_config, load_evaluation_config, load_score_config
+from replug.config.load import load_config, load_evaluation_config
 from replug.config.methods import parse_methods
 from replug.evals.evidence import Evidence
 from replug.evals.examples import Example
@@ -105,8 +105,6 @@ def test_what_asks_for_scores_is_refused_by_name(name: str, overrides: list[str]
 def test_training_and_scoring_are_refused_by_name():
     with pytest.raises(UserError, match=r"and training learns from scores; expected lm\.api=echo"):
         load_config(ROOT / "configs/own_data.yaml", ["data.prepared=SET", "retriever.path=DIR", *SERVER])
-    with pytest.raises(UserError, match="`replug score` asks for scores"):
-        load_score_config(SERVER)
     internet = ["rerank_lm.url=http://127.0.0.1:9/v1", "rerank_lm.model=m", "rerank_lm.api=answers"]
     given = ["questions.path=Q", "data.corpus=D", "lm.path=DIR", *internet, "rerank_lm.tokenizer=DIR"]
     with pytest.raises(UserError, match=r"rerank_lm\.api is answers, .* reranking asks for scores"):

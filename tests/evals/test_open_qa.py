@@ -176,8 +176,8 @@ def open_qa_config(tmp_path: Path, *overrides: str) -> EvaluationConfig:
 
 def test_demonstrations_change_by_a_seed_of_their_own_and_the_questions_stay(tmp_path: Path) -> None:
     drawn = []
-    for seeds in ("[]", "[0]", "[1]", "[2]"):
-        config = open_qa_config(tmp_path, f"questions.demonstration_seeds={seeds}")
+    for seed in ("null", "0", "1", "2"):
+        config = open_qa_config(tmp_path, f"questions.demonstration_seed={seed}")
         check_evaluation(config)
         drawn.append(list(open_qa_dataset(config, None).queries))
     assert drawn[0] == drawn[1]

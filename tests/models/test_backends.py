@@ -1,6 +1,5 @@
 """LM backends: one protocol, one list. Adding one touches its own file, the list, and a key if it needs one."""
 
-import ast
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from replug.config.errors import UserError
-from replug.config.load import load_score_config
+from replug.config.load import load_ask_config
 from replug.config.schema import LMConfig
 from replug.models import build
 from replug.models.black_box_lm import AsyncLM
@@ -16,7 +15,7 @@ from replug.models.build import lm_source, lm_tokenizer_json, opened_lm
 from replug.models.local.hf_source import HuggingFaceSource
 from replug.models.local.stand_in_lm import WORD, StandInLM, StandInSource
 from tests.support import toy_backend
-from tests.support.command_line import ROOT, CommandLine
+from tests.support.command_line import CommandLine
 from tests.support.fault_server import MODEL, FaultServer
 from tests.support.runs import what_must_be_equal
 from tests.support.toy_backend import ToySource
@@ -30,7 +29,7 @@ def with_toy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lm_section(*overrides: str) -> LMConfig:
-    return load_score_config(list(overrides)).lm
+    return load_ask_config(list(overrides)).lm
 
 
 def bits(lm: AsyncLM) -> list[bytes]:

@@ -7,7 +7,6 @@ import pytest
 from replug.cluster.layout import Layout, lay_out
 from replug.cluster.packing import USABLE
 from replug.config.load import load_config
-from replug.config.schema import Config
 from replug.planning.accelerators import Devices, parse_devices
 from replug.planning.plans import Assumptions, Plan, gpus_by_roles, make_plan, plan_json, settings
 from replug.planning.sizes import run_sizes
@@ -31,7 +30,7 @@ def planned(path: Path, overrides: list[str], devices: Devices) -> Plan:
     return make_plan(load_config(path, overrides), str(devices), devices.nodes, assumptions=assumptions)
 
 
-def laid_out(path: Path, overrides: list[str], plan: Plan) -> Layout[Config]:
+def laid_out(path: Path, overrides: list[str], plan: Plan) -> Layout:
     """As `replug train` would, typed with what the plan says."""
     config = load_config(path, [*overrides, *settings(plan)])
     sizes = run_sizes(config, plan.job.shape.num_documents, has_bfloat16=True)

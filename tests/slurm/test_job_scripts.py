@@ -165,7 +165,7 @@ def test_a_finished_run_is_not_submitted_again(prints, tmp_path):
 
 def test_an_unknown_job_is_refused(prints):
     with pytest.raises(UserError, match="train, prepare, evaluate"):
-        prints(job="sweep")
+        prints(job="index")
 
 
 def test_where_there_is_no_slurm_submitting_says_so(prints, tmp_path, monkeypatch):

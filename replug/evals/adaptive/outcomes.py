@@ -1,8 +1,7 @@
 """What evaluations left on disk, as arrays: which questions each method answers right, at what cost, by which signals.
 
 A folder is what `replug evaluate` wrote: config.yaml, lm.json, outcomes.jsonl, and results.json once it is finished.
-Folders of one LM may bring different methods over the same questions; those of other LMs stand beside them. The folder
-of an evaluation over several LMs (`lms`) stands for the folders in it.
+Folders of one LM may bring different methods over the same questions; those of other LMs stand beside them.
 """
 
 import json
@@ -120,7 +119,7 @@ def read_answered(folders: Sequence[Path]) -> list[AnsweredQuestions]:
     Raises UserError for a folder that is no finished evaluation, for one that asked other questions or asked them in
     another way, and for a method of one LM that two folders answer differently.
     """
-    read = [_read(folder) for given in folders for folder in _with_those_inside(given)]
+    read = [_read(EvaluationFolder(path)) for path in folders]
     if not read:
         raise UserError("no folder is given; expected what `replug evaluate` wrote")
     by_lm: dict[str, AnsweredQuestions] = {}
@@ -130,22 +129,8 @@ def read_answered(folders: Sequence[Path]) -> list[AnsweredQuestions]:
     return list(by_lm.values())
 
 
-def _with_those_inside(path: Path) -> Iterator[EvaluationFolder]:
-    folder = EvaluationFolder(path)
-    if not folder.config.is_file():
-        raise UserError(f"{path} is no folder of an evaluation (config.yaml is missing); expected what evaluate wrote")
-    config = load_stored_evaluation_config(folder.config)
-    if len(seeds := config.questions.demonstration_seeds) > 1:
-        raise UserError(
-            f"{path} holds several draws of demonstrations; expected one of them: {path / f'seed{seeds[0]}'}"
-        )
-    lms = config.lms
-    yield from (EvaluationFolder(path / name) for name in lms) if lms else (folder,)
-
-
 def _read(folder: EvaluationFolder) -> AnsweredQuestions:
-    if not folder.results.is_file():
-        raise UserError(f"{folder.path} holds no finished evaluation (results.json is missing); run it to the end")
+    folder.require_finished()
     require_checksums(folder.path, "run the evaluation again", [folder.config.name, folder.lm.name])
     config = load_stored_evaluation_config(folder.config)
     identity = json.loads(folder.lm.read_text())["identity"]

@@ -10,7 +10,7 @@ from replug.config.methods import GOLD, NONE, Method
 from replug.evals.internet.costs import NumTokens
 from replug.evals.internet.gold import Texts, gold_evidence
 from replug.evals.internet.questions import InternetQuestion, QuestionSet
-from replug.evals.internet.splits import InternetQuestions, plan_questions
+from replug.evals.internet.splits import plan_questions
 from replug.evals.kinds import PromptedLM
 from replug.models.lm_source import LMSource
 from replug.web.records import FoundEvidence, Passage
@@ -53,7 +53,8 @@ class Prepared:
 
 def plan(config: EvaluationConfig, methods: Sequence[Method], of: QuestionSet, texts: Texts | None) -> Prepared:
     """What a configuration measures, before anything is searched for. Raises UserError for gold evidence that lacks."""
-    reads, planned = _reads(methods), planned_questions(config, methods, of)
+    reads = any(method.source != NONE for method in methods)
+    planned = plan_questions(config.questions, of, config.seed, with_evidence=reads)
     shown = gold_evidence(planned.shots, texts, "a shot (questions.shots)") if reads else {}
     measured = planned.measured if any(method.source == GOLD for method in methods) else ()
     return Prepared(
@@ -65,15 +66,6 @@ def plan(config: EvaluationConfig, methods: Sequence[Method], of: QuestionSet, t
         gold_evidence(measured, texts, "the method gold"),
         {},
     )
-
-
-def planned_questions(config: EvaluationConfig, methods: Sequence[Method], of: QuestionSet) -> InternetQuestions:
-    """Measured and shown; shots have evidence where any method reads some."""
-    return plan_questions(config.questions, of, config.seed, with_evidence=_reads(methods))
-
-
-def _reads(methods: Sequence[Method]) -> bool:
-    return any(method.source != NONE for method in methods)
 
 
 def shots_of(questions: Sequence[InternetQuestion], evidence: Mapping[str, str]) -> tuple[Shot, ...]:

@@ -23,7 +23,7 @@ from replug.evals.folder import EvaluationFolder
 from replug.evals.internet.deciding import ParameterCounts, decide
 from replug.evals.internet.findings import add_internet_findings
 from replug.evals.internet.gold import texts_by_id
-from replug.evals.internet.preparing import Prepared, plan, planned_questions
+from replug.evals.internet.preparing import Prepared, plan
 from replug.evals.internet.question_sets import QUESTION_SETS
 from replug.evals.internet.searching import LOCAL, corpus_engine, find_for_all, searches
 from replug.evals.internet.task import InternetQa
@@ -68,11 +68,6 @@ def prepared_questions(config: EvaluationConfig, corpus: Corpus | None) -> Prepa
     assert config.questions.dataset is not None, "problems are looked for first"
     texts = texts_by_id(corpus.corpus) if corpus else None
     return plan(config, evaluation_methods(config), QUESTION_SETS[config.questions.dataset], texts)
-
-
-def _demonstrations(config: EvaluationConfig) -> list[str]:
-    of = QUESTION_SETS[str(config.questions.dataset)]
-    return [shot.example.id for shot in planned_questions(config, evaluation_methods(config), of).shots]
 
 
 def _with_evidence(
@@ -145,5 +140,4 @@ EVALUATION = EvaluationKind(
     searches=searches,
     settle=settle,
     add_findings=add_internet_findings,
-    demonstrations=_demonstrations,
 )

@@ -155,10 +155,6 @@ def _drawn(keys: QuestionsConfig, seed: int) -> tuple[list[OpenQuestion], list[O
     return draw_questions(rest, keys.max_questions, seed), demonstrations
 
 
-def _demonstrations(config: EvaluationConfig) -> list[str]:
-    return [shot.example.id for shot in _drawn(config.questions, config.seed)[1]]
-
-
 def open_answers(finished: Finished) -> str:
     """How many answers stayed open, by method; nothing where none could."""
     return "".join(_open_lines(finished))
@@ -174,6 +170,4 @@ def _open_lines(finished: Finished) -> Iterator[str]:
             )
 
 
-EVALUATION = EvaluationKind(
-    open_qa_dataset, question_problems, scores=False, add_findings=open_answers, demonstrations=_demonstrations
-)
+EVALUATION = EvaluationKind(open_qa_dataset, question_problems, scores=False, add_findings=open_answers)

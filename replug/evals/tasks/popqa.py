@@ -209,10 +209,6 @@ def _plan(config: EvaluationConfig) -> ShotPlan:
     return replace(plan, questions=tuple(draw_questions(list(plan.questions), keys.max_questions, config.seed)))
 
 
-def _demonstrations(config: EvaluationConfig) -> list[tuple[str, str]]:
-    return [(relation, shot.example.id) for relation, some in _plan(config).shots.items() for shot in some]
-
-
 def _asked(questions: Sequence[PopQuestion], frequencies: Mapping[str, int] | None) -> list[Asked]:
     objects: dict[str, list[str]] = {}
     for question in questions:
@@ -254,6 +250,4 @@ def _shot(question: PopQuestion, method: Method, book: EvidenceBook, place: int 
     return PopShot(question.example.query, question.object, passage)
 
 
-EVALUATION = EvaluationKind(
-    popqa_dataset, question_problems, add_findings=add_popqa_findings, demonstrations=_demonstrations
-)
+EVALUATION = EvaluationKind(popqa_dataset, question_problems, add_findings=add_popqa_findings)
