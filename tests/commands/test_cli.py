@@ -50,7 +50,7 @@ def test_help_shows_the_commands_in_groups_the_main_ones_first(checkout: Path) -
     assert [group or command for group, command in named] == [
         *("Prepare", "prepare", "index", "example", "label", "Train", "train", "slurm"),
         *("Evaluate", "evaluate", "report", "adapt"),
-        *("Use", "search", "ask", "score", "export", "serve", "hello"),
+        *("Use", "search", "ask", "export", "serve", "hello"),
         *("Look and plan", "plan", "doctor", "verify", "keys"),
     ]
 

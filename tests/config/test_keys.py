@@ -1,6 +1,7 @@
 """Every field of every section says all that is known of its key, and what reads it back."""
 
 import dataclasses
+import re
 import math
 from pathlib import Path
 from types import NoneType
