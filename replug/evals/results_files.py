@@ -21,6 +21,7 @@ from replug.data.files import read_json, replace_file
 from replug.evals.comparison import (
     Measurements,
     Results,
+    add_paper_figures,
     compare,
     correct_for_many,
     difference_text,
@@ -35,12 +36,10 @@ from replug.evals.evidence import EvidenceBook
 from replug.evals.figures import draw_methods, draw_sweep, to_svg
 from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import EvaluationKind, Finished
-from replug.evals.latency import SECONDS
-from replug.evals.leakage import Overlaps, overlap_lines
+from replug.evals.leakage import Overlaps, overlap_lines, write_leakage
+from replug.evals.lm_passes import SECONDS
 from replug.evals.loop import Measured
 from replug.evals.outcomes import Row, write_examples
-from replug.evals.overlap_file import write_leakage
-from replug.evals.paper_rows import add_paper_figures
 
 AGAIN = "run the evaluation again"
 

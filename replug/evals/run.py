@@ -32,13 +32,11 @@ from replug.data.store import Corpus
 from replug.evals.ensemble_temperatures import settled_temperatures, with_temperatures
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.folder import EvaluationFolder
-from replug.evals.genread import write_documents
 from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM, check_evaluation
-from replug.evals.latency import LatencyPass
+from replug.evals.leakage import overlaps_with
+from replug.evals.lm_passes import LatencyPass, reranked, write_documents
 from replug.evals.loop import run_task
 from replug.evals.outcomes import OutcomeFile, Row
-from replug.evals.overlap_file import overlaps_with
-from replug.evals.rerank import reranked
 from replug.evals.results_files import show_results, write_results
 from replug.evals.search import find_all, needs_building, open_searches
 from replug.index_workers.installation import check_faiss

@@ -189,7 +189,7 @@ def _of_writing(methods: Sequence[Method], num: int, of: TextLengths) -> Iterato
 def _of_passages(
     config: EvaluationConfig, methods: Sequence[Method], num: int, of: TextLengths
 ) -> dict[str, list[Reading]]:
-    """As `evals.internet.expectation` counts them: every factor is asked for, and no two samples are alike."""
+    """As `evals.internet_costs` counts them: every factor is asked for, and no two samples are alike."""
     labels, shot = LABELS.get(str(config.questions.dataset), 0), of.question + of.answer
     shots = SHOTS["internet_qa"] if config.questions.shots is None else config.questions.shots
     alone, open_book = shots * shot, shots * (shot + of.passage)

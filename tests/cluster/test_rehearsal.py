@@ -163,9 +163,7 @@ def test_of_a_run_that_goes_as_planned_all_fits(layout: Layout) -> None:
     assert found(layout, went_well(layout)) == []
 
 
-def test_a_machine_that_cannot_hold_the_processes_is_told_before_they_start(
-    layout: Layout, monkeypatch
-) -> None:
+def test_a_machine_that_cannot_hold_the_processes_is_told_before_they_start(layout: Layout, monkeypatch) -> None:
     monkeypatch.setattr(rehearsing, "available_memory", lambda: 10**12)
     rehearsing.check_memory(layout)
     monkeypatch.setattr(rehearsing, "available_memory", lambda: 10**9)

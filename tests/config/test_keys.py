@@ -1,8 +1,8 @@
 """Every field of every section says all that is known of its key, and what reads it back."""
 
 import dataclasses
-import re
 import math
+import re
 from pathlib import Path
 from types import NoneType
 from typing import get_args

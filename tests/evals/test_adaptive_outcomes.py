@@ -12,12 +12,10 @@ from replug.config.errors import UserError
 from replug.config.load import load_evaluation_config
 from replug.data.checked_lines import checked_line
 from replug.data.prepare.sets import import_corpus
-from replug.evals.adaptive import fitting
-from replug.evals.adaptive.comparison import choose_pair, compare_policies
-from replug.evals.adaptive.costs import COUNTED, Prices, WayCosts, policy_costs
-from replug.evals.adaptive.fitting import fit_policy, with_accuracy
-from replug.evals.adaptive.outcomes import AnsweredQuestions, TwoWays, read_answered
-from replug.evals.adaptive.retrievers import full_name, retriever_identity
+from replug.evals.adaptive import comparison
+from replug.evals.adaptive.comparison import choose_pair, compare_policies, fit_policy, with_accuracy
+from replug.evals.adaptive.outcomes import AnsweredQuestions, TwoWays, full_name, read_answered, retriever_identity
+from replug.evals.adaptive.protocol import COUNTED, Prices, WayCosts, policy_costs
 from replug.evals.adaptive.thresholds import fit_thresholds
 from replug.evals.folder import EvaluationFolder
 from replug.index_workers.version_store import VersionStore
@@ -123,7 +121,7 @@ def test_an_unfinished_evaluation_and_a_folder_that_is_none_are_refused(tmp_path
     (folder / "results.json").unlink()
     with pytest.raises(UserError, match="no finished evaluation"):
         read_answered([folder])
-    with pytest.raises(UserError, match="no folder of an evaluation"):
+    with pytest.raises(UserError, match="holds no evaluation"):
         read_answered([tmp_path])
     with pytest.raises(UserError, match="no folder is given"):
         read_answered([])
@@ -288,7 +286,7 @@ def test_the_policy_that_is_kept_has_the_thresholds_of_all_questions_in_the_sign
     made_up, tmp_path, signal, monkeypatch
 ):
     pair = TwoWays("none", "genread")
-    monkeypatch.setattr(fitting, "retriever_identity", lambda method, config, folder: f"that of {method}")
+    monkeypatch.setattr(comparison, "retriever_identity", lambda method, config, folder: f"that of {method}")
     policy = fit_policy(made_up, pair, signal)
     with_accuracy(policy, compare_policies(made_up, pair, 10)).save(tmp_path / "policy.json")
     policy = load_policy(tmp_path / "policy.json")

@@ -8,11 +8,9 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import QuestionsConfig
-from replug.evals.examples import Example
-from replug.evals.internet.gold import gold_evidence
-from replug.evals.internet.question_sets import QUESTION_SETS
-from replug.evals.internet.questions import InternetQuestion
-from replug.evals.internet.splits import is_validation, plan_questions
+from replug.evals.internet_preparing import gold_evidence, is_validation, plan_questions
+from replug.evals.internet_sets import QUESTION_SETS, InternetQuestion
+from replug.evals.loop import Example
 
 NQ, SITUATED = QUESTION_SETS["nq"], QUESTION_SETS["situatedqa"]
 

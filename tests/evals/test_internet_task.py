@@ -10,13 +10,12 @@ from replug.answering.answerer import AnsweringOptions
 from replug.answering.prompts import PromptForm, Shot
 from replug.answering.weights import WeightsFile
 from replug.config.methods import parse_answering_methods
-from replug.evals.examples import Example
-from replug.evals.internet.deciding import ParameterCounts, decide
-from replug.evals.internet.preparing import Prepared
-from replug.evals.internet.questions import InternetQuestion
-from replug.evals.internet.splits import is_validation
-from replug.evals.internet.task import InternetQa
+from replug.evals.internet_deciding import ParameterCounts, decide
+from replug.evals.internet_preparing import Prepared, is_validation
+from replug.evals.internet_sets import InternetQuestion
 from replug.evals.kinds import PromptedLM
+from replug.evals.loop import Example
+from replug.evals.tasks.internet_qa import InternetQa
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.generation import Sampled
 from replug.models.prompt import PromptTemplate

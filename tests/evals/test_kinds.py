@@ -13,7 +13,7 @@ from replug.config.errors import UserError
 from replug.config.load import load_evaluation_config
 from replug.config.methods import INTERNET_QA, RERANKERS
 from replug.evals import tasks
-from replug.evals.internet.question_sets import QUESTION_SETS
+from replug.evals.internet_sets import QUESTION_SETS
 from replug.evals.kinds import check_evaluation, kind_names
 from replug.evals.run import evaluate
 
@@ -139,7 +139,7 @@ sys.exit(", ".join({{"torch", "ray", "faiss", "pytorch_lightning"}} & sys.module
 ADDED = {
     "evals/letters.py": '''
 from pathlib import Path
-from replug.evals.examples import Example
+from replug.evals.loop import Example
 
 def read_letters(path):
     return [Example(f"line {number}", line, line[0]) for number, line in enumerate(Path(path).read_text().split())]

@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 
 from replug.config.errors import RunError, UserError
-from replug.evals.examples import Example
+from replug.evals.loop import Example
 from replug.evals.mmlu import (
+    CATEGORIES,
+    CATEGORY_OF,
     CONTINUATIONS,
+    SUBCATEGORIES,
     MmluQuestion,
     mmlu_outcome,
     mmlu_prompt,
     read_mmlu,
 )
-from replug.evals.mmlu_subjects import CATEGORIES, CATEGORY_OF, SUBCATEGORIES
 from tests.support.shared_data import shared
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -9,10 +9,9 @@ import pytest
 from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
 from replug.config.methods import Method
 from replug.evals.evidence import NOTHING, Evidence
-from replug.evals.examples import Example
 from replug.evals.kinds import Finished, PromptedLM
-from replug.evals.mmlu import MmluQuestion
-from replug.evals.mmlu_prompts import ROOM, MmluPrompts
+from replug.evals.loop import Example
+from replug.evals.mmlu import ROOM, MmluPrompts, MmluQuestion
 from replug.evals.tasks.mmlu import dropped_shots, mmlu_dataset
 from replug.models.black_box_lm import UnscorableText
 from replug.models.prompt import PromptTemplate

@@ -12,9 +12,9 @@ from replug.config.errors import UserError
 from replug.config.load import load_config, load_evaluation_config
 from replug.config.methods import parse_methods
 from replug.evals.evidence import Evidence
-from replug.evals.examples import Example
 from replug.evals.kinds import check_evaluation
-from replug.evals.open_qa import OpenQuestion
+from replug.evals.loop import Example
+from replug.evals.questions import OpenQuestion
 from replug.evals.tasks.open_qa import OpenQa, open_answers
 from replug.models.black_box_lm import UnsettledAnswer
 from replug.models.generation import Generated

@@ -10,9 +10,9 @@ import pytest
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import load_evaluation_config
-from replug.evals.examples import Example
 from replug.evals.kinds import check_evaluation
-from replug.evals.open_qa import (
+from replug.evals.loop import Example
+from replug.evals.questions import (
     OpenQuestion,
     draw_demonstrations,
     hold_out_demonstrations,

@@ -1,7 +1,7 @@
 """A paper's figures beside ours."""
 
 from replug.config.evaluation_schema import PaperConfig
-from replug.evals.paper_rows import add_paper_figures
+from replug.evals.comparison import add_paper_figures
 
 
 def results(metric: str = "accuracy", **values: float) -> dict:

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from replug.config.errors import UserError
-from replug.evals.examples import Example
-from replug.evals.popqa.prompts import TEMPLATES, question_of
-from replug.evals.popqa.questions import PopQuestion, read_popqa
-from replug.evals.popqa.shots import plan_shots
+from replug.evals.loop import Example
+from replug.evals.popqa import TEMPLATES, PopQuestion, plan_shots, question_of, read_popqa
 from tests.support.shared_data import shared
 
 ROW = {

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.evals.popqa.prompts import (
+from replug.evals.popqa import (
     ENTITY_QUESTIONS_TEMPLATES,
     POPQA_TEMPLATES,
     TEMPLATES,

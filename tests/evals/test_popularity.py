@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from replug.evals.answers import answer_tokens
-from replug.evals.popqa.frequency import document_frequencies
-from replug.evals.popqa.popularity import (
+from replug.evals.popqa import (
+    document_frequencies,
     most_frequent,
     popularity_bin,
     popularity_correlation,

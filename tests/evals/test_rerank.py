@@ -9,7 +9,7 @@ from replug.config.methods import parse_methods
 from replug.config.schema import DataConfig, LMConfig, RetrieverConfig
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.kinds import PromptedLM, check_evaluation
-from replug.evals.rerank import reranked
+from replug.evals.lm_passes import reranked
 from replug.models.prompt import PromptTemplate
 from tests.support.known_lm import KnownLM
 

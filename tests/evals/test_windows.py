@@ -16,8 +16,8 @@ from replug.evals.windows import (
     long_context,
     scored_span,
     spans_of,
+    unit_starts,
 )
-from replug.evals.words import unit_starts
 from replug.models.local.stand_in_lm import WORD
 
 WORDS = load_plain(word_tokenizer(WORD.pattern))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replug.evals.words import detokenized_wikitext, unit_starts
+from replug.evals.windows import detokenized_wikitext, unit_starts
 
 LINES = (
     ' = Robert Boulter = \n \n He wasn \'t 1 @,@ 200 @-@ strong ( so he said ) , " quoted " ; at 5 ° C .\n'

@@ -80,7 +80,7 @@ def test_a_document_that_the_lm_writes_is_generated_and_then_read():
 
 
 def test_of_passages_answers_are_sampled_and_every_factor_is_scored():
-    """As `evals.internet.expectation` has it: sampling, answers, the question, answers alone, both."""
+    """As `evals.internet_costs` has it: sampling, answers, the question, answers alone, both."""
     passage, question, answer, opening = 150, 20, 5, 15 * (20 + 5 + 150)
     once = (
         *(passage + question, passage + question + 4 * answer, passage + question),
@@ -108,23 +108,22 @@ def test_retrieval_asks_no_lm():
 @pytest.mark.parametrize("name", ["LETTERS", "MAX_NEW_TOKENS", "NUM_SHOTS", "SAMPLES", "SUBJECTS"])
 def test_what_is_assumed_is_what_the_evaluations_have(name: str):
     from replug.answering.answerer import AnsweringOptions
-    from replug.evals import genread, mmlu, mmlu_subjects, open_qa
-    from replug.evals.popqa import shots
+    from replug.evals import lm_passes, mmlu, popqa, questions
     from replug.planning import readings
 
     options = AnsweringOptions()
     own, theirs = {
         "LETTERS": (readings.LETTERS, len(mmlu.LETTERS)),
-        "MAX_NEW_TOKENS": (readings.WRITTEN_TOKENS, genread.MAX_NEW_TOKENS),
+        "MAX_NEW_TOKENS": (readings.WRITTEN_TOKENS, lm_passes.MAX_NEW_TOKENS),
         "NUM_SHOTS": (
             [readings.SHOTS[kind] for kind in ("mmlu", "open_qa", "popqa")],
-            [mmlu.NUM_DEMONSTRATIONS, open_qa.NUM_DEMONSTRATIONS, shots.NUM_SHOTS],
+            [mmlu.NUM_DEMONSTRATIONS, questions.NUM_DEMONSTRATIONS, popqa.NUM_SHOTS],
         ),
         "SAMPLES": (
             (readings.SAMPLES, readings.SAMPLES_ALONE),
             (options.num_samples, options.num_samples_alone),
         ),
-        "SUBJECTS": (readings.OPENINGS["mmlu"], len(mmlu_subjects.CATEGORY_OF)),
+        "SUBJECTS": (readings.OPENINGS["mmlu"], len(mmlu.CATEGORY_OF)),
     }[name]
     assert own == theirs
 

@@ -9,14 +9,11 @@ from typing import Any
 
 from replug.data.files import replace_file, write_json
 from replug.evals.adaptive import paper
-from replug.evals.adaptive.analyses import Cell
-from replug.evals.adaptive.comparison import Compared
-from replug.evals.adaptive.costs import Prices
-from replug.evals.adaptive.drawings import Drawing, drawings_of_all, drawings_of_lm, drawings_of_way
-from replug.evals.adaptive.figures import named
-from replug.evals.adaptive.measured import MeasuredLM, MeasuredWay
+from replug.evals.adaptive.comparison import NOTE, Compared, comparison_table
+from replug.evals.adaptive.figures import Drawing, drawings_of_all, drawings_of_lm, drawings_of_way, named
+from replug.evals.adaptive.measured import Cell, MeasuredLM, MeasuredWay
 from replug.evals.adaptive.outcomes import TwoWays
-from replug.evals.adaptive.tables import NOTE, comparison_table
+from replug.evals.adaptive.protocol import Prices
 from replug.evals.page import CSS
 from replug.models.policy import SIGNALS
 

@@ -14,21 +14,21 @@ import numpy as np
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook
-from replug.evals.examples import Example
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
-from replug.evals.loop import Metric, Outcome, Outcomes
+from replug.evals.loop import Example, Metric, Outcome, Outcomes
 from replug.evals.mmlu import (
+    CATEGORY_OF,
     CONTINUATIONS,
     LETTERS,
     NUM_DEMONSTRATIONS,
+    MmluPrompts,
     MmluQuestion,
     MmluSet,
+    ShotDocuments,
     any_document_right,
     mmlu_outcome,
     read_mmlu,
 )
-from replug.evals.mmlu_prompts import MmluPrompts, ShotDocuments
-from replug.evals.mmlu_subjects import CATEGORY_OF
 from replug.evals.questions import queries_of, question_problems
 from replug.models.black_box_lm import AsyncLM
 

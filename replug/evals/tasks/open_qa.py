@@ -11,21 +11,23 @@ from replug.config.rules import scores_nothing
 from replug.data.store import Corpus
 from replug.evals.answers import has_answer
 from replug.evals.evidence import Evidence, EvidenceBook
-from replug.evals.examples import Example
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
-from replug.evals.loop import Metric, Outcome, Outcomes
-from replug.evals.open_qa import (
+from replug.evals.loop import Example, Metric, Outcome, Outcomes
+from replug.evals.questions import (
     NUM_DEMONSTRATIONS,
     STOP,
     OpenQuestion,
+    demonstration_seed,
     draw_demonstrations,
+    draw_questions,
     hold_out_demonstrations,
     open_qa_opening,
     open_qa_outcome,
     open_qa_prompt,
+    queries_of,
+    question_problems,
     read_questions,
 )
-from replug.evals.questions import demonstration_seed, draw_questions, queries_of, question_problems
 from replug.models.black_box_lm import AsyncLM, UnsettledAnswer
 from replug.models.ensemble import document_weights
 from replug.models.generation import Generated, GenerationOptions

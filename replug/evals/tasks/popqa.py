@@ -2,6 +2,10 @@
 
 Besides whether an answer is right, an outcome holds what it cost and the signals by which one may decide whether to
 retrieve: popularity, the LM's confidence, the retriever's scores, how many documents name the subject.
+
+In the results, entries of accuracies get `wilson`, and those of `accuracy` also `most_frequent_answer`: how often the
+answer that most of a relation's questions have would be right, which needs no LM. `correlation`, also by relation, is
+Pearson's, of accuracy with log10 of popularity (figure 4).
 """
 
 import json
@@ -10,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import Method
@@ -17,24 +23,41 @@ from replug.data.checksums import require_checksums, write_checksums
 from replug.data.files import write_json
 from replug.data.store import Corpus
 from replug.evals.answers import contains_answer, has_answer
+from replug.evals.comparison import Entry, Results, markdown_line
 from replug.evals.evidence import Evidence, EvidenceBook
-from replug.evals.examples import Example
 from replug.evals.folder import EvaluationFolder
-from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM
-from replug.evals.loop import Metric, Outcome, Outcomes
-from replug.evals.open_qa import STOP
-from replug.evals.popqa.findings import add_popqa_findings
-from replug.evals.popqa.frequency import document_frequencies
-from replug.evals.popqa.popularity import DOCUMENTS, PAGE_VIEWS, most_frequent, popularity_bin
-from replug.evals.popqa.prompts import PopShot, first_line, popqa_opening, popqa_prompt
-from replug.evals.popqa.questions import PopQuestion, read_popqa
-from replug.evals.popqa.shots import NUM_SHOTS, ShotPlan, plan_shots
-from replug.evals.questions import demonstration_seed, draw_questions, queries_of, question_problems
+from replug.evals.intervals import wilson_interval
+from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
+from replug.evals.loop import Example, Metric, Outcome, Outcomes
+from replug.evals.outcomes import Row
+from replug.evals.popqa import (
+    DOCUMENTS,
+    NUM_SHOTS,
+    PAGE_VIEWS,
+    PopQuestion,
+    PopShot,
+    ShotPlan,
+    document_frequencies,
+    first_line,
+    most_frequent,
+    plan_shots,
+    popqa_opening,
+    popqa_prompt,
+    popularity_bin,
+    popularity_correlation,
+    read_popqa,
+)
+from replug.evals.questions import STOP, demonstration_seed, draw_questions, queries_of, question_problems
 from replug.models.black_box_lm import AsyncLM
 from replug.models.ensemble import document_weights
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.prompt import PromptTemplate
 
+SHARES = ("accuracy", "accuracy_dpr", "answer_recall")
+SCALES = {
+    PAGE_VIEWS: "Popularity is monthly page views of the subject (s_pop).",
+    DOCUMENTS: "Popularity is the number of documents in the corpus that name the subject: the questions tell none.",
+}
 Shots = Mapping[tuple[str, str], Sequence[PopShot]]  # by method and relation
 
 
@@ -248,6 +271,94 @@ def _shot(question: PopQuestion, method: Method, book: EvidenceBook, place: int 
     """With the first document that the method has for it, at its place among the queries; None for without."""
     passage = None if place is None else book.nearest(method, place)
     return PopShot(question.example.query, question.object, passage)
+
+
+def add_popqa_findings(finished: Finished) -> str:
+    """Adds to the results, and returns tables of what was added."""
+    members = _members_by_group(finished.rows)
+    for method, of in finished.results.items():
+        for name, entry in of.items():
+            _add_wilson(name, entry)
+        for group, rows in members.items():
+            if entry := of.get(_named("accuracy", group)):
+                entry["most_frequent_answer"] = _mean(rows, method, "most_frequent_accuracy")
+        of |= _correlations(members, method)
+    return _finding_lines(finished.rows, finished.results, members)
+
+
+def _members_by_group(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """All rows under the empty name, those of each relation, and of each bin of popularity."""
+    relations: dict[str, list[Row]] = {}
+    bins: dict[str, list[Row]] = {}
+    for row in rows:
+        relations.setdefault(_any_outcome(row)["detail"]["relation"], []).append(row)
+        bins.setdefault(popularity_bin(_any_outcome(row)["numbers"]["popularity"]), []).append(row)
+    return {"": list(rows), **dict(sorted(relations.items())), **dict(sorted(bins.items()))}
+
+
+def _any_outcome(row: Row) -> dict[str, Any]:
+    """What is known of the question is the same in the outcome of every method."""
+    outcome: dict[str, Any] = next(iter(row["methods"].values()))
+    return outcome
+
+
+def _add_wilson(name: str, entry: Entry) -> None:
+    if name.partition("/")[0] in SHARES and " - " not in name:
+        interval = wilson_interval(round(entry["value"] * entry["n"]), entry["n"])
+        entry["wilson"] = [interval.low, interval.high]
+
+
+def _correlations(members: dict[str, list[Row]], method: str) -> dict[str, Entry]:
+    """Left out where all are right, none is, or all are equally popular."""
+    found = {}
+    for group, rows in members.items():
+        if group.startswith("popularity "):
+            continue
+        numbers = [row["methods"][method]["numbers"] for row in rows]
+        popularity, right = (np.array([of[name] for of in numbers]) for name in ("popularity", "accuracy"))
+        value = popularity_correlation(popularity, right)
+        if value is not None:
+            found[_named("correlation", group)] = {"value": value, "n": len(rows)}
+    return found
+
+
+def _named(metric: str, group: str) -> str:
+    return f"{metric}/{group}" if group else metric
+
+
+def _mean(rows: Sequence[Row], method: str, name: str) -> float:
+    return float(np.mean([row["methods"][method]["numbers"][name] for row in rows]))
+
+
+def _finding_lines(rows: Sequence[Row], results: Results, members: dict[str, list[Row]]) -> str:
+    scale = SCALES[_any_outcome(rows[0])["detail"]["popularity_from"]]
+    head = ["accuracy (Wilson's 95% interval)", "n", *results, "most frequent answer"]
+    lines = ["", scale, "", markdown_line(head), markdown_line(["---"] * len(head))]
+    lines += [markdown_line(_accuracies(group, some, results)) for group, some in members.items()]
+    head = ["correlation of accuracy with log popularity", *results]
+    lines += ["", markdown_line(head), markdown_line(["---"] * len(head))]
+    for group in members:
+        if any(_named("correlation", group) in of for of in results.values()):
+            values = [of.get(_named("correlation", group)) for of in results.values()]
+            lines.append(markdown_line([group or "all", *(f"{v['value']:+.2f}" if v else "" for v in values)]))
+    return "\n".join(lines) + "\n"
+
+
+def _accuracies(group: str, rows: Sequence[Row], results: Results) -> list[str]:
+    answers = sorted({_any_outcome(row)["detail"]["most_frequent_answer"] for row in rows})
+    frequent = _mean(rows, next(iter(results)), "most_frequent_accuracy")
+    named = f" ({answers[0]})" if len(answers) == 1 else ""
+    return [
+        group or "all",
+        str(len(rows)),
+        *(_accuracy(rows, method) for method in results),
+        f"{frequent:.3f}{named}",
+    ]
+
+
+def _accuracy(rows: Sequence[Row], method: str) -> str:
+    interval = wilson_interval(sum(row["methods"][method]["numbers"]["accuracy"] for row in rows), len(rows))
+    return f"{interval.value:.3f} ({interval.low:.3f} to {interval.high:.3f})"
 
 
 EVALUATION = EvaluationKind(popqa_dataset, question_problems, add_findings=add_popqa_findings)
