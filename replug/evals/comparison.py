@@ -14,7 +14,7 @@ the gains. Pure.
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from replug.evals.intervals import (
     interval_of_shares,
     value_of,
     verdict,
+    wilson_interval,
 )
 from replug.evals.loop import Example, Measured, Metric, StratifiedTask
 
@@ -58,7 +59,8 @@ def compare(
 
     `overlapping` [N] says which examples the corpus holds: figures of the others, and of these, are groups.
     """
-    measured = Measurements(rows, num_resamples, seed, _strata(task))
+    strata = [task.stratum(example) for example in task.examples] if isinstance(task, StratifiedTask) else None
+    measured = Measurements(rows, num_resamples, seed, strata)
     among = {"": measured.all, **_by_overlap(overlapping), **_members(task, task.examples)}
     results: Results = {
         method: {
@@ -74,7 +76,9 @@ def compare(
         name = f"{main}/{group}" if group else main
         if name in results[method] and name in results[other]:
             entry = measured.difference(method, other, metric, some)
-            results[method][f"{name} - {other}"] = entry if not group else _without_p(entry)
+            if group:
+                entry.pop("p")
+            results[method][f"{name} - {other}"] = entry
     correct_for_many([entry for of in results.values() for entry in of.values() if "p" in entry])
     for method in results.keys() & paper.values.keys():
         results[method][main]["paper"] = paper.values[method]
@@ -142,19 +146,11 @@ def clusters_of(rows: Sequence[Mapping[str, Any]], strata: Sequence[str] | None 
     return Clusters.by_name(names, strata)
 
 
-def _strata(task: Measured) -> list[str] | None:
-    return [task.stratum(example) for example in task.examples] if isinstance(task, StratifiedTask) else None
-
-
 def _entry(interval: Interval, clusters: Clusters) -> Entry:
     """`clusters` where they are fewer than examples."""
     n = len(clusters.of_example)
     entry = {"value": interval.value, "n": n, "interval": [interval.low, interval.high]}
     return entry if len(clusters) == n else {**entry, "clusters": len(clusters)}
-
-
-def _without_p(entry: Entry) -> Entry:
-    return {name: value for name, value in entry.items() if name != "p"}
 
 
 def _by_overlap(overlapping: np.ndarray | None) -> dict[str, np.ndarray]:
@@ -182,6 +178,15 @@ def _members(task: Measured, examples: Sequence[Example]) -> dict[str, np.ndarra
     return {group: np.array(rows) for group, rows in sorted(members.items())}
 
 
+def add_wilson(results: Results, shares: Collection[str]) -> None:
+    """Give entries of these metrics `wilson`, Wilson's interval of a share."""
+    for of in results.values():
+        for name, entry in of.items():
+            if name.partition("/")[0] in shares and " - " not in name:
+                interval = wilson_interval(round(entry["value"] * entry["n"]), entry["n"])
+                entry["wilson"] = [interval.low, interval.high]
+
+
 def main_metric(results: Results) -> str:
     """The metric that methods are compared by."""
     return next(iter(next(iter(results.values()))))
@@ -204,8 +209,9 @@ def markdown_table(results: Results, title: str, paper_table: str | None = None)
         paper = [f"{of[main]['paper']:g}" if "paper" in of[main] else ""] if has_paper else []
         others = [f"{of[name]['value']:.4g}" if name in of else "" for name in metrics[1:]]
         lines.append(markdown_line([method, f"{of[main]['value']:.4f}", f"{low:.4f} to {high:.4f}", *others, *paper]))
-    groups = _group_lines(results, main)
-    return "\n".join([*lines, "", *_difference_lines(results), *groups, "", *_foot(results, main)]) + "\n"
+    num = sum("p_holm" in entry for of in results.values() for entry in of.values())
+    foot = foot_lines(num, next(iter(results.values()))[main])
+    return "\n".join([*lines, "", *_difference_lines(results), *_group_lines(results, main), "", *foot]) + "\n"
 
 
 def markdown_line(cells: Sequence[str]) -> str:
@@ -249,11 +255,6 @@ def foot_lines(num_comparisons: int, entry: Entry) -> list[str]:
     return [" ".join(lines)]
 
 
-def _foot(results: Results, main: str) -> list[str]:
-    num = sum("p_holm" in entry for of in results.values() for entry in of.values())
-    return foot_lines(num, next(iter(results.values()))[main])
-
-
 def _difference_lines(results: Results) -> list[str]:
     """All of them, or of many those that show something."""
     lines = {}
@@ -294,7 +295,8 @@ def add_paper_figures(results: Results, paper: PaperConfig) -> str:
         for method in values.keys() & results.keys():
             if entry := results[method].get(f"{main}/{group}"):
                 entry["paper"] = values[method]
-    rows = [*_by_method(results, paper, main), *_by_group(results, paper, main), *_others(paper)]
+    others = [[name, "", f"{value:g}", "", ""] for name, value in paper.others.items()]
+    rows = [*_by_method(results, paper, main), *_by_group(results, paper, main), *others]
     if not rows:
         return ""
     head = [f"{main}, {paper.table or 'the paper'}", "ours", "paper", "gain, ours", "gain, paper"]
@@ -316,11 +318,6 @@ def _by_group(results: Results, paper: PaperConfig, main: str) -> Iterator[list[
             if method in values:
                 gains = (_gain(ours, method, main), _gain(values, method, main))
                 yield [f"{method}, {group}", f"{ours[method]:.4f}", f"{values[method]:g}", *gains]
-
-
-def _others(paper: PaperConfig) -> Iterator[list[str]]:
-    for name, value in paper.others.items():
-        yield [name, "", f"{value:g}", "", ""]
 
 
 def _gain(values: dict[str, float], method: str, main: str) -> str:

@@ -100,35 +100,31 @@ NUM_SHOTS = 15
 VALIDATION_PARTS = 10  # one of so many parts by the hash
 
 
-@dataclass(frozen=True, slots=True)
-class InternetQuestions:
-    """What is measured, in the file's order, and what is shown before each, in the order shown."""
-
-    measured: tuple[InternetQuestion, ...]
-    shots: tuple[InternetQuestion, ...]
-
-
 def is_validation(question: InternetQuestion) -> bool:
     """Whether weights may be fitted on it: a tenth of all, which follows from the question alone."""
     return hash64(question.origin) % VALIDATION_PARTS == 0
 
 
-def plan_questions(keys: QuestionsConfig, of: QuestionSet, seed: int, with_evidence: bool = True) -> InternetQuestions:
-    """Read and drawn by the seed; `with_evidence`, shots have some. Raises UserError where there are too few."""
+def plan_questions(
+    keys: QuestionsConfig, of: QuestionSet, seed: int, with_evidence: bool = True
+) -> tuple[list[InternetQuestion], list[InternetQuestion]]:
+    """Return the questions that are measured, in the file's order, and those that are shown before each.
+
+    Both are drawn by the seed; `with_evidence`, shots have some. Raises UserError where there are too few.
+    """
     num_shots = NUM_SHOTS if keys.shots is None else keys.shots
     questions = of.read(Path(str(keys.path)).expanduser())
     if keys.demonstrations is not None:
         measured = draw_questions(questions, keys.max_questions, seed)
         pool = of.read_shots(Path(keys.demonstrations).expanduser())
         free = _telling(pool, with_evidence, num_shots, keys.demonstrations, measured)
-        shots = tuple(draw_demonstrations(free, measured, num_shots, demonstration_seed(keys, seed)))
-        return InternetQuestions(tuple(measured), shots)
+        return measured, draw_demonstrations(free, measured, num_shots, demonstration_seed(keys, seed))
     free = _telling(questions, with_evidence, num_shots, str(keys.path))
-    shots = tuple(draw_demonstrations(free, (), num_shots, seed))
+    shots = draw_demonstrations(free, (), num_shots, seed)
     rest = not_among(_without(questions, shots), shots)
     if not rest:
         raise UserError(f"{num_shots} shots leave none of {len(questions)} questions to measure; ask for fewer")
-    return InternetQuestions(tuple(draw_questions(rest, keys.max_questions, seed)), shots)
+    return draw_questions(rest, keys.max_questions, seed), shots
 
 
 def _telling(
@@ -194,16 +190,16 @@ class Prepared:
 def plan(config: EvaluationConfig, methods: Sequence[Method], of: QuestionSet, texts: Texts | None) -> Prepared:
     """What a configuration measures, before anything is searched for. Raises UserError for gold evidence that lacks."""
     reads = any(method.source != NONE for method in methods)
-    planned = plan_questions(config.questions, of, config.seed, with_evidence=reads)
-    shown = gold_evidence(planned.shots, texts, "a shot (questions.shots)") if reads else {}
-    measured = planned.measured if any(method.source == GOLD for method in methods) else ()
+    measured, shots = plan_questions(config.questions, of, config.seed, with_evidence=reads)
+    shown = gold_evidence(shots, texts, "a shot (questions.shots)") if reads else {}
+    asked_with_gold = measured if any(method.source == GOLD for method in methods) else []
     return Prepared(
         tuple(methods),
-        planned.measured,
-        shots_of(planned.shots, shown),
+        tuple(measured),
+        shots_of(shots, shown),
         of.metric,
         PromptForm(question_first=config.questions.question_first),
-        gold_evidence(measured, texts, "the method gold"),
+        gold_evidence(asked_with_gold, texts, "the method gold"),
         {},
     )
 

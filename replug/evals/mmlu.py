@@ -114,17 +114,6 @@ class MmluSet:
     demonstrations: dict[str, tuple[MmluQuestion, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class MmluOutcome:
-    """The LM's choice, 0 to 3, and how probable it held the right one among the four letters."""
-
-    id: str
-    subject: str
-    prediction: int
-    is_correct: bool
-    right_probability: float
-
-
 def read_mmlu(folder: Path, num_demonstrations: int = NUM_DEMONSTRATIONS) -> MmluSet:
     """Every subject that `test/` holds, with the first questions of its `dev/` file as demonstrations.
 
@@ -165,25 +154,19 @@ def mmlu_opening(
     return "".join(f"{block}{BETWEEN_BLOCKS}" for block in (header, *shots))
 
 
-def mmlu_outcome(question: MmluQuestion, letter_logprobs: np.ndarray, similarities: np.ndarray) -> MmluOutcome:
-    """The answer of the mixture over K documents, from log-probs [K, 4] of CONTINUATIONS (nats) and similarities [K].
+def mmlu_choice(question: MmluQuestion, letter_logprobs: np.ndarray, similarities: np.ndarray) -> tuple[int, float]:
+    """Return the mixture's choice, 0 to 3, and how probable it holds the right one among the four letters.
 
-    The letters' raw probabilities are mixed, and normalised only after; of equal ones the first letter is taken.
-    Without documents K is 1. Raises ValueError for other shapes, RunError for log-probs that are not finite.
+    From log-probs [K, 4] of CONTINUATIONS (nats) and similarities [K] of K documents; without documents K is 1. The
+    letters' raw probabilities are mixed, and normalised only after; of equal ones the first letter is taken. Raises
+    ValueError for other shapes, RunError for log-probs that are not finite.
     """
     if letter_logprobs.shape != (len(similarities), len(LETTERS)):
         raise ValueError(f"{letter_logprobs.shape} log-probs of four letters for {len(similarities)} documents")
     if not np.isfinite(letter_logprobs).all():
         raise RunError(f"{question.example.id}: the LM gave a letter a log-probability that is not finite")
     mixed = mix_token_logprobs(letter_logprobs, similarities)  # [4]
-    prediction = int(np.argmax(mixed))
-    right = float(np.exp(log_softmax(mixed)[question.answer]))
-    return MmluOutcome(question.example.id, question.example.group, prediction, prediction == question.answer, right)
-
-
-def any_document_right(question: MmluQuestion, letter_logprobs: np.ndarray) -> bool:
-    """Whether an oracle that takes the best of K documents answers right, from log-probs [K, 4]: one alone suffices."""
-    return bool((letter_logprobs.argmax(axis=1) == question.answer).any())
+    return int(np.argmax(mixed)), float(np.exp(log_softmax(mixed)[question.answer]))
 
 
 def _block(question: MmluQuestion, document: str | None) -> str:

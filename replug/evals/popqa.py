@@ -389,18 +389,12 @@ def _require_popularity_of_all_or_none(questions: Sequence[PopQuestion], path: P
 NUM_SHOTS = 15
 
 
-@dataclass(frozen=True, slots=True)
-class ShotPlan:
-    """Which questions are asked, in order, and which are shown before those of each relation."""
-
-    questions: tuple[PopQuestion, ...]
-    shots: dict[str, tuple[PopQuestion, ...]]
-
-
 def plan_shots(
     pool: Sequence[PopQuestion], evaluated: Sequence[PopQuestion] | None, num_shots: int, seed: int
-) -> ShotPlan:
-    """Shots of every evaluated relation: `num_shots` // (number of other relations) of each other relation, shuffled.
+) -> tuple[tuple[PopQuestion, ...], dict[str, tuple[PopQuestion, ...]]]:
+    """Return the questions that are asked, in order, and those that are shown before the questions of each relation.
+
+    A relation's shots are `num_shots` // (number of other relations) of each other relation, shuffled.
 
     The official code draws anew for every question; here each relation's are drawn once, so that the questions of a
     relation share an opening. They come from the pool and are never evaluated. With `evaluated` None, those of the
@@ -409,7 +403,7 @@ def plan_shots(
     """
     asked = list(pool if evaluated is None else evaluated)
     if num_shots == 0:
-        return ShotPlan(_by_relation(asked), {question.relation: () for question in asked})
+        return _by_relation(asked), {question.relation: () for question in asked}
     of_pool = _grouped(pool)
     numbers = {relation: _num_each(relation, of_pool, num_shots) for relation in _grouped(asked)}
     drawn, asked = _draw(of_pool, evaluated, max(numbers.values()), seed)
@@ -418,7 +412,7 @@ def plan_shots(
         for relation, number in numbers.items()
     }
     require_not_evaluated([shot for of in shots.values() for shot in of], asked)
-    return ShotPlan(_by_relation(asked), shots)
+    return _by_relation(asked), shots
 
 
 def _num_each(relation: str, of_pool: Mapping[str, Sequence[PopQuestion]], num_shots: int) -> int:

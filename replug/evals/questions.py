@@ -21,7 +21,7 @@ from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
 from replug.config.methods import GENREAD, LONG_CONTEXT, Method
 from replug.config.rules import QUESTION
 from replug.data.rows import read_json_lines, require_new
-from replug.evals.answers import exact_match, normalize_answer, token_f1
+from replug.evals.answers import normalize_answer
 from replug.evals.loop import Example
 
 BETWEEN_BLOCKS = "\n\n"
@@ -59,17 +59,6 @@ class OpenQuestion:
 
 
 Question = TypeVar("Question", bound=OpenQuestion)
-
-
-@dataclass(frozen=True, slots=True)
-class OpenQaOutcome:
-    """What the LM answered, and how right it is: exact match 0 or 1, token F1 from 0 to 1."""
-
-    id: str
-    group: str
-    prediction: str
-    exact_match: float
-    f1: float
 
 
 def read_questions(path: Path) -> list[OpenQuestion]:
@@ -172,18 +161,6 @@ def open_qa_opening(demonstrations: Sequence[OpenQuestion], documents: Sequence[
         for shot, given in zip(demonstrations, documents, strict=True)
     )
     return "".join(shots)
-
-
-def open_qa_outcome(question: OpenQuestion, generated: str) -> OpenQaOutcome:
-    """How right the first line of what the LM wrote is."""
-    prediction = generated.partition(STOP)[0].strip()
-    return OpenQaOutcome(
-        question.example.id,
-        question.example.group,
-        prediction,
-        exact_match(prediction, question.answers),
-        token_f1(prediction, question.answers),
-    )
 
 
 def _block(question: OpenQuestion, document: str | None) -> str:

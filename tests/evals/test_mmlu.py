@@ -15,7 +15,7 @@ from replug.evals.mmlu import (
     CONTINUATIONS,
     SUBCATEGORIES,
     MmluQuestion,
-    mmlu_outcome,
+    mmlu_choice,
     mmlu_prompt,
     read_mmlu,
 )
@@ -150,11 +150,10 @@ def test_the_prompts_of_all_documents_begin_with_the_same_demonstrations() -> No
 def test_probabilities_are_mixed_and_not_logits_or_normalised_ones() -> None:
     # The first document is sure of B, but holds any letter improbable: as raw probabilities it hardly counts.
     probabilities = np.array([[1e-6, 1e-3, 1e-6, 1e-6], [0.3, 0.1, 0.2, 0.1]])
-    outcome = mmlu_outcome(RIVER, np.log(probabilities), np.log([0.75, 0.25]))
+    choice, right_probability = mmlu_choice(RIVER, np.log(probabilities), np.log([0.75, 0.25]))
     mixed = 0.75 * probabilities[0] + 0.25 * probabilities[1]
-    assert outcome.prediction == int(mixed.argmax()) == 0
-    assert outcome.is_correct
-    assert outcome.right_probability == pytest.approx(mixed[0] / mixed.sum())
+    assert choice == int(mixed.argmax()) == RIVER.answer == 0
+    assert right_probability == pytest.approx(mixed[0] / mixed.sum())
     normalised = (probabilities / probabilities.sum(1, keepdims=True) * [[0.75], [0.25]]).sum(0)
     assert normalised.argmax() == 1  # what normalising each document first would have answered
     assert (np.log(probabilities) * [[0.75], [0.25]]).sum(0).argmax() == 1  # and what mixing logits would have
@@ -162,16 +161,16 @@ def test_probabilities_are_mixed_and_not_logits_or_normalised_ones() -> None:
 
 def test_of_equal_letters_the_first_is_taken() -> None:
     logprobs = np.log([[0.1, 0.3, 0.3, 0.3]])
-    assert mmlu_outcome(DESERT, logprobs, np.zeros(1)).prediction == 1
-    assert mmlu_outcome(DESERT, np.zeros((2, 4)), np.zeros(2)).prediction == 0
+    assert mmlu_choice(DESERT, logprobs, np.zeros(1))[0] == 1
+    assert mmlu_choice(DESERT, np.zeros((2, 4)), np.zeros(2))[0] == 0
 
 
 def test_a_document_without_its_scores_and_scores_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(ValueError, match="for 2 documents"):
-        mmlu_outcome(RIVER, np.zeros((1, 4)), np.zeros(2))
+        mmlu_choice(RIVER, np.zeros((1, 4)), np.zeros(2))
     for bad in (np.nan, -np.inf):
         with pytest.raises(RunError, match="q: the LM gave a letter"):
-            mmlu_outcome(RIVER, np.array([[0.0, bad, 0.0, 0.0]]), np.zeros(1))
+            mmlu_choice(RIVER, np.array([[0.0, bad, 0.0, 0.0]]), np.zeros(1))
 
 
 def test_the_real_files_are_read() -> None:

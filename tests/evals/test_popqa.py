@@ -144,15 +144,15 @@ def test_what_is_no_file_of_entity_questions_is_refused(tmp_path, name, content,
 
 def test_fifteen_shots_of_sixteen_relations_are_one_of_each_other_relation():
     plan = plan_shots(pool(16, 4), None, 15, 0)
-    assert len(plan.questions) == 16 * 3, "each relation gave one question away"
-    for relation, shots in plan.shots.items():
+    assert len(plan[0]) == 16 * 3, "each relation gave one question away"
+    for relation, shots in plan[1].items():
         assert len(shots) == 15
-        assert Counter(shot.relation for shot in shots) == {r: 1 for r in plan.shots if r != relation}
+        assert Counter(shot.relation for shot in shots) == {r: 1 for r in plan[1] if r != relation}
 
 
 def test_of_two_relations_all_shots_are_of_the_other_one():
     plan = plan_shots(pool(2, 20), None, 15, 0)
-    assert [Counter(shot.relation for shot in shots) for shots in plan.shots.values()] == [
+    assert [Counter(shot.relation for shot in shots) for shots in plan[1].values()] == [
         {"place of birth": 15},
         {"occupation": 15},
     ]
@@ -161,32 +161,32 @@ def test_of_two_relations_all_shots_are_of_the_other_one():
 def test_shots_are_the_same_for_the_same_seed_in_random_order_and_never_evaluated():
     plans = [plan_shots(pool(5, 10), None, 9, seed) for seed in (1, 1, 2)]
     assert plans[0] == plans[1] != plans[2]
-    asked = {q.example.id for q in plans[0].questions}
-    shown = {shot.example.id for shots in plans[0].shots.values() for shot in shots}
+    asked = {q.example.id for q in plans[0][0]}
+    shown = {shot.example.id for shots in plans[0][1].values() for shot in shots}
     assert len(asked) == 50 - 5 * 2 and not asked & shown
-    relations = [shot.relation for shot in plans[0].shots["occupation"]]
+    relations = [shot.relation for shot in plans[0][1]["occupation"]]
     assert relations != sorted(relations), "shuffled, not relation by relation"
 
 
 def test_questions_are_ordered_by_relation_and_within_it_as_the_file_has_them():
     plan = plan_shots(pool(3, 3), None, 0, 0)
-    assert [q.example.id for q in plan.questions] == [
+    assert [q.example.id for q in plan[0]] == [
         f"{relation} {number}" for relation in ("genre", "occupation", "place of birth") for number in range(3)
     ]
-    assert plan.shots == {"genre": (), "occupation": (), "place of birth": ()}
+    assert plan[1] == {"genre": (), "occupation": (), "place of birth": ()}
 
 
 def test_shots_of_another_file_leave_all_questions_to_evaluate():
     asked = [question("occupation", number) for number in range(3)]
     plan = plan_shots(pool(3, 6), asked, 4, 0)
-    assert list(plan.questions) == asked
-    assert Counter(shot.relation for shot in plan.shots["occupation"]) == {"place of birth": 2, "genre": 2}
+    assert list(plan[0]) == asked
+    assert Counter(shot.relation for shot in plan[1]["occupation"]) == {"place of birth": 2, "genre": 2}
 
 
 def test_a_question_that_is_evaluated_is_no_shot_of_another_file():
     same = pool(2, 4)
     plan = plan_shots(same, same[:2], 3, 0)
-    assert not {q.example.id for q in plan.questions} & {s.example.id for of in plan.shots.values() for s in of}
+    assert not {q.example.id for q in plan[0]} & {s.example.id for of in plan[1].values() for s in of}
     with pytest.raises(UserError, match="4 demonstrations are asked for, but 3 of 4 questions are not evaluated"):
         plan_shots(same, same[:2], 4, 0)
 

@@ -33,7 +33,7 @@ from replug.evals.internet_costs import (
     measured_passages,
     passages_outcome,
 )
-from replug.evals.internet_deciding import ParameterCounts, add_internet_findings, decide, metrics_beside
+from replug.evals.internet_deciding import add_internet_findings, decide, metrics_beside
 from replug.evals.internet_preparing import (
     LOCAL,
     Prepared,
@@ -215,7 +215,7 @@ def settle(
     """The test part under every method, by weights fitted on the validation part."""
     assert isinstance(task, InternetQa)
     lm = _parameters(config.lm)
-    parameters = ParameterCounts(lm, _parameters(config.rerank_lm) if has_rerank_lm(config) else lm)
+    parameters = lm, _parameters(config.rerank_lm) if has_rerank_lm(config) else lm
     return decide(task.prepared, rows, parameters, WeightsFile(folder.weights, task.lm, task.reranker))
 
 

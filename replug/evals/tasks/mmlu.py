@@ -25,8 +25,7 @@ from replug.evals.mmlu import (
     MmluQuestion,
     MmluSet,
     ShotDocuments,
-    any_document_right,
-    mmlu_outcome,
+    mmlu_choice,
     read_mmlu,
 )
 from replug.evals.questions import queries_of, question_problems
@@ -102,20 +101,21 @@ class Mmlu:
         self, question: MmluQuestion, letters: np.ndarray, similarities: np.ndarray, num_shots: int
     ) -> Outcome:
         """From log-probs [K, 4] and similarities [K]."""
-        found = mmlu_outcome(question, letters, similarities)
+        choice, right_probability = mmlu_choice(question, letters, similarities)
+        is_correct = choice == question.answer
         share = 1.0 / self._sizes[question.example.group]
         category_share = 1.0 / self._sizes[CATEGORY_OF[question.example.group]]
         numbers = {
-            "correct": float(found.is_correct),
-            "correct_share": share * found.is_correct,
+            "correct": float(is_correct),
+            "correct_share": share * is_correct,
             "share": share,
-            "correct_category_share": category_share * found.is_correct,
+            "correct_category_share": category_share * is_correct,
             "category_share": category_share,
-            "right_probability": found.right_probability,
+            "right_probability": right_probability,
             "shots": float(num_shots),
-            "correct_best_document": float(any_document_right(question, letters)),
+            "correct_best_document": float((letters.argmax(axis=1) == question.answer).any()),
         }
-        return Outcome(numbers, {"answer": LETTERS[found.prediction], "right": LETTERS[question.answer]})
+        return Outcome(numbers, {"answer": LETTERS[choice], "right": LETTERS[question.answer]})
 
 
 def mmlu_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:

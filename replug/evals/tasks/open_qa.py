@@ -9,7 +9,7 @@ from typing import Any
 from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
 from replug.config.rules import scores_nothing
 from replug.data.store import Corpus
-from replug.evals.answers import has_answer
+from replug.evals.answers import exact_match, has_answer, token_f1
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
 from replug.evals.loop import Example, Metric, Outcome, Outcomes
@@ -22,7 +22,6 @@ from replug.evals.questions import (
     draw_questions,
     hold_out_demonstrations,
     open_qa_opening,
-    open_qa_outcome,
     open_qa_prompt,
     queries_of,
     question_problems,
@@ -94,11 +93,11 @@ class OpenQa:
 
     def _finished(self, question: OpenQuestion, evidence: Evidence, future: "Future[Generated]") -> Outcome:
         if not self._may_stay_open:
-            return _outcome(question, evidence, future.result().text)
+            return open_qa_outcome(question, evidence, future.result().text)
         try:
-            found = _outcome(question, evidence, future.result().text)
+            found = open_qa_outcome(question, evidence, future.result().text)
         except UnsettledAnswer as open_one:
-            found = _outcome(question, evidence, "")
+            found = open_qa_outcome(question, evidence, "")
             numbers = {**found.numbers, "settled": 0.0, "exact_match_at_most": 1.0}
             return Outcome(numbers, {**found.detail, "not_settled": str(open_one)})
         return replace(
@@ -118,11 +117,16 @@ class OpenQa:
         ]
 
 
-def _outcome(question: OpenQuestion, evidence: Evidence, text: str) -> Outcome:
-    found = open_qa_outcome(question, text)
+def open_qa_outcome(question: OpenQuestion, evidence: Evidence, text: str) -> Outcome:
+    """Return how right the first line of what the LM wrote is, and whether some document holds an answer."""
+    prediction = text.partition(STOP)[0].strip()
     recall = any(has_answer(document, question.answers) for document in evidence.texts if document is not None)
-    numbers = {"exact_match": found.exact_match, "f1": found.f1, "answer_recall": float(recall)}
-    return Outcome(numbers, {"answer": found.prediction})
+    numbers = {
+        "exact_match": exact_match(prediction, question.answers),
+        "f1": token_f1(prediction, question.answers),
+        "answer_recall": float(recall),
+    }
+    return Outcome(numbers, {"answer": prediction})
 
 
 def open_qa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:

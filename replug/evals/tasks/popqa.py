@@ -10,7 +10,7 @@ Pearson's, of accuracy with log10 of popularity (figure 4).
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from replug.data.checksums import require_checksums, write_checksums
 from replug.data.files import write_json
 from replug.data.store import Corpus
 from replug.evals.answers import contains_answer, has_answer
-from replug.evals.comparison import Entry, Results, markdown_line
+from replug.evals.comparison import Entry, Results, add_wilson, markdown_line
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.folder import EvaluationFolder
 from replug.evals.intervals import wilson_interval
@@ -36,7 +36,6 @@ from replug.evals.popqa import (
     PAGE_VIEWS,
     PopQuestion,
     PopShot,
-    ShotPlan,
     document_frequencies,
     first_line,
     most_frequent,
@@ -201,9 +200,9 @@ def _rightness(question: PopQuestion, prediction: str, evidence: Evidence) -> di
 
 def popqa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
     """Drawn questions by relation; those that shots are made of are searched for behind them."""
-    plan = _plan(config)
-    asked = _asked(plan.questions, _frequencies(config, corpus, plan.questions))
-    searched = plan.shots if config.questions.documents_in_shots else {}
+    questions, shown = _drawn(config)
+    asked = _asked(questions, _frequencies(config, corpus, questions))
+    searched = shown if config.questions.documents_in_shots else {}
     shots = {shot.example.id: shot for some in searched.values() for shot in some}
     place_of = {identifier: len(asked) + number for number, identifier in enumerate(shots)}
 
@@ -212,15 +211,16 @@ def popqa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDatase
         by_method = {
             (method.name, relation): [_shot(shot, method, book, place_of.get(shot.example.id)) for shot in some]
             for method in book.methods
-            for relation, some in plan.shots.items()
+            for relation, some in shown.items()
         }
         return PopQa(prompted.lm, prompted.template, asked, by_method, book, config.questions.max_new_tokens)
 
-    examples = [question.example for question in (*plan.questions, *shots.values())]
+    examples = [question.example for question in (*questions, *shots.values())]
     return EvalDataset(queries_of(config, examples), make_task, [example.query for example in examples])
 
 
-def _plan(config: EvaluationConfig) -> ShotPlan:
+def _drawn(config: EvaluationConfig) -> tuple[Sequence[PopQuestion], Mapping[str, Sequence[PopQuestion]]]:
+    """Return the questions that are asked, and those that are shown before each relation's."""
     keys = config.questions
     num_shots = NUM_SHOTS if keys.shots is None else keys.shots
     questions = read_popqa(Path(str(keys.path)).expanduser())
@@ -228,8 +228,8 @@ def _plan(config: EvaluationConfig) -> ShotPlan:
         pool = read_popqa(Path(keys.demonstrations).expanduser())
         drawn = draw_questions(questions, keys.max_questions, config.seed)
         return plan_shots(pool, drawn, num_shots, demonstration_seed(keys, config.seed))
-    plan = plan_shots(questions, None, num_shots, config.seed)
-    return replace(plan, questions=tuple(draw_questions(list(plan.questions), keys.max_questions, config.seed)))
+    asked, shots = plan_shots(questions, None, num_shots, config.seed)
+    return draw_questions(list(asked), keys.max_questions, config.seed), shots
 
 
 def _asked(questions: Sequence[PopQuestion], frequencies: Mapping[str, int] | None) -> list[Asked]:
@@ -276,9 +276,8 @@ def _shot(question: PopQuestion, method: Method, book: EvidenceBook, place: int 
 def add_popqa_findings(finished: Finished) -> str:
     """Adds to the results, and returns tables of what was added."""
     members = _members_by_group(finished.rows)
+    add_wilson(finished.results, SHARES)
     for method, of in finished.results.items():
-        for name, entry in of.items():
-            _add_wilson(name, entry)
         for group, rows in members.items():
             if entry := of.get(_named("accuracy", group)):
                 entry["most_frequent_answer"] = _mean(rows, method, "most_frequent_accuracy")
@@ -300,12 +299,6 @@ def _any_outcome(row: Row) -> dict[str, Any]:
     """What is known of the question is the same in the outcome of every method."""
     outcome: dict[str, Any] = next(iter(row["methods"].values()))
     return outcome
-
-
-def _add_wilson(name: str, entry: Entry) -> None:
-    if name.partition("/")[0] in SHARES and " - " not in name:
-        interval = wilson_interval(round(entry["value"] * entry["n"]), entry["n"])
-        entry["wilson"] = [interval.low, interval.high]
 
 
 def _correlations(members: dict[str, list[Row]], method: str) -> dict[str, Entry]:
