@@ -18,7 +18,7 @@ SHOTS = {"mmlu": 5, "open_qa": 16, "popqa": 15, "internet_qa": 15}  # where ques
 OPENINGS = {"mmlu": 57, "popqa": 16}  # subjects and relations, which have shots of their own
 SAMPLES, SAMPLES_ALONE = 4, 50  # answering/answerer.py
 LABELS = {"fever": 3, "strategyqa": 2}  # answers that there are, where nothing is sampled
-WRITTEN_TOKENS = 150  # of a document that the LM writes (evals/genread.py)
+WRITTEN_TOKENS = 150  # of a document that the LM writes (evals/lm_passes.py)
 
 
 @dataclass(frozen=True, slots=True)
