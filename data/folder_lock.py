@@ -1,7 +1,7 @@
 """One writer for a folder: a second process is refused, with the name of the first.
 
-`FOLDER/.writer.json` (for a file `FILE.writer.json`, beside it) is the lock. It names the process that holds it. The
-operating system frees the lock when the process ends, also after kill -9.
+`FOLDER/.writer.json` is the lock. It names the process that holds it. The operating system frees the lock when the
+process ends, also after kill -9.
 """
 
 import json
@@ -29,13 +29,6 @@ def sole_writer(*folders: Path) -> Iterator[None]:
     with ExitStack() as held:
         for folder in dict.fromkeys(path.absolute() for path in folders):
             held.enter_context(_locked(folder, folder / NAME))
-        yield
-
-
-@contextmanager
-def sole_writer_of_file(path: Path) -> Iterator[None]:
-    """Let this process alone write one file while the block runs."""
-    with _locked(path, path.with_name(path.name + NAME)):
         yield
 
 

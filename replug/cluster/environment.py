@@ -19,14 +19,14 @@ from pathlib import Path
 import psutil
 
 from replug.config.evaluation_schema import EvaluationConfig
-from replug.config.schema import Config, ScoreConfig
+from replug.config.schema import Config
 
 # Ray's own name for "keep to 127.0.0.1"; asking for that address in ray.init does not: it is replaced.
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 LONGEST_PARENT = 20  # characters of the folder above the private one
 
 
-def configure_ray_environment(config: Config | EvaluationConfig | ScoreConfig) -> None:
+def configure_ray_environment(config: Config | EvaluationConfig) -> None:
     """Set authentication and, for a cluster that is yet to be started, loopback. What the user has set stays."""
     if "RAY_AUTH_MODE" in os.environ:
         return

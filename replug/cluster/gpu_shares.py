@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from replug.cluster.packing import Node
 from replug.config.choices import Accelerator, SwapMode
 from replug.config.errors import UserError
-from replug.config.schema import Config, IndexConfig, LMConfig, ScoreConfig
+from replug.config.schema import Config, IndexConfig, LMConfig
 
 ROLES = ("train", "score", "index")
 WEIGHTS = {"train": 1, "score": 2, "index": 1}  # by which they share fewer GPUs than there are roles
@@ -30,9 +30,9 @@ class Sizes:
     training: Callable[[int], float] | None = None  # a rank of so many: weights, moments, its part of a batch
 
 
-def trains_on_gpu(config: Config | ScoreConfig, has_gpu: bool) -> bool:
+def trains_on_gpu(config: Config, has_gpu: bool) -> bool:
     """Whether the trainer runs on a GPU. Raises UserError where it must and there is none."""
-    if isinstance(config, ScoreConfig) or config.train.accelerator is Accelerator.cpu:
+    if config.train.accelerator is Accelerator.cpu:
         return False
     if config.train.accelerator is Accelerator.gpu and not has_gpu:
         raise UserError("train.accelerator is gpu, but torch finds no GPU on this machine; expected auto or cpu")
@@ -40,12 +40,10 @@ def trains_on_gpu(config: Config | ScoreConfig, has_gpu: bool) -> bool:
 
 
 def gpus_by_role(
-    config: Config | ScoreConfig, nodes: Sequence[Node], sizes: Sizes, roles: Collection[str], may_search_on_gpu: bool
+    config: Config, nodes: Sequence[Node], sizes: Sizes, roles: Collection[str], may_search_on_gpu: bool
 ) -> dict[str, float]:
     """GPUs of the roles that have any, `auto` resolved; of `score` infinity where it takes all that are left."""
     num_gpus = int(sum(node.gpus for node in nodes))
-    if isinstance(config, ScoreConfig):
-        return {"score": math.inf} if num_gpus and config.lm.gpus_per_replica != 0 else {}
     takers = [role for role in ROLES if role in roles and _takes_gpus(config, role, nodes)]
     asked = {role: getattr(config.resources, role) for role in takers}
     given = {role: float(value) for role, value in asked.items() if value != "auto"}

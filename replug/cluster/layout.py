@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from replug.cluster.gpu_shares import (
     EXACT_KINDS,
@@ -25,18 +25,16 @@ from replug.cluster.layout_messages import NoRoom, OutOfMemory, describe_memory,
 from replug.cluster.packing import BUILDER, SCORER, SEARCHER, TRAINER, Actor, ActorGroup, Node, Packing, PlannedGPU
 from replug.config.choices import SwapMode
 from replug.config.errors import UserError
-from replug.config.schema import Config, IndexConfig, LMConfig, ScoreConfig
+from replug.config.schema import Config, IndexConfig, LMConfig
 
 OBJECT_STORE_BYTES = 256 << 20  # shared memory of a cluster started here
 
-AnyConfig = TypeVar("AnyConfig", Config, ScoreConfig)
-
 
 @dataclass(frozen=True)
-class Layout(Generic[AnyConfig]):
+class Layout:
     """Who runs where. `config` has a number for every key that was left open."""
 
-    config: AnyConfig
+    config: Config
     gpus: tuple[PlannedGPU, ...]
     actors: tuple[Actor, ...]  # all, those without a place too
     num_waiting: int  # scorers that find no room yet, and join when a node does
@@ -47,7 +45,7 @@ class Layout(Generic[AnyConfig]):
     def trains_on_gpu(self) -> bool:
         return any(actor.key == TRAINER and actor.gpus for actor in self.actors)
 
-    def on_node(self, name: str, known: str) -> "Layout[AnyConfig]":
+    def on_node(self, name: str, known: str) -> "Layout":
         """With the name that Ray gave to a node."""
         gpus = (replace(gpu, node=replace(gpu.node, name=known)) if gpu.node.name == name else gpu for gpu in self.gpus)
         return replace(self, gpus=tuple(gpus))
@@ -81,14 +79,12 @@ class IndexActors:
 UNKNOWN = Sizes()
 
 
-def lay_out(
-    config: AnyConfig, nodes: Sequence[Node], sizes: Sizes = UNKNOWN, roles: Collection[str] = ROLES
-) -> Layout[AnyConfig]:
+def lay_out(config: Config, nodes: Sequence[Node], sizes: Sizes = UNKNOWN, roles: Collection[str] = ROLES) -> Layout:
     """Return places for the actors of those roles. Raises UserError, with numbers, where they find no room.
 
     One scorer is enough to begin with. Exact vectors are searched on GPUs where those have room, else in host memory.
     """
-    may_move = not isinstance(config, ScoreConfig) and config.index.gpus_per_searcher is None
+    may_move = config.index.gpus_per_searcher is None
     try:
         return _lay_out(config, nodes, sizes, roles, True)
     except OutOfMemory:
@@ -115,19 +111,16 @@ def scorers(lm: LMConfig) -> tuple[int, float]:
 
 
 def _lay_out(
-    config: AnyConfig,
+    config: Config,
     nodes: Sequence[Node],
     sizes: Sizes,
     roles: Collection[str],
     may_search_on_gpu: bool,
-) -> Layout[AnyConfig]:
+) -> Layout:
     """Trainers take their places first, since rank 0's must be here; then the index; scorers take what is left."""
     gpus = gpus_by_role(config, nodes, sizes, roles, may_search_on_gpu)
     packing = Packing(nodes, spread=are_shared(gpus, nodes))
-    groups: list[ActorGroup] = []
-    laid: Any = config  # a type variable cannot be narrowed
-    if isinstance(config, Config):
-        laid, groups = _with_ranks_and_index(config, gpus, nodes, sizes, roles, may_search_on_gpu)
+    laid, groups = _with_ranks_and_index(config, gpus, nodes, sizes, roles, may_search_on_gpu)
     for group in groups:
         _require_place(packing, group, groups)
     waiting = 0
@@ -146,7 +139,7 @@ def _with_ranks_and_index(
     sizes: Sizes,
     roles: Collection[str],
     may_search_on_gpu: bool,
-) -> tuple[Any, list[ActorGroup]]:
+) -> tuple[Config, list[ActorGroup]]:
     """The configuration with their numbers, and their groups."""
     shared, groups = are_shared(gpus, nodes), list[ActorGroup]()
     if "train" in roles:
@@ -255,7 +248,7 @@ def _index_bytes(
 
 
 def _scorers(
-    config: Config | ScoreConfig, gpus: dict[str, float], packing: Packing, others: Sequence[ActorGroup], sizes: Sizes
+    config: Config, gpus: dict[str, float], packing: Packing, others: Sequence[ActorGroup], sizes: Sizes
 ) -> tuple[LMConfig, list[ActorGroup], int]:
     """The section with a number for each key, its groups, and how many of these wait for room.
 
@@ -263,7 +256,7 @@ def _scorers(
     """
     lm, share, shared = config.lm, gpus.get("score", 0.0), packing.spread
     if not share:
-        count = _processes(config, "score", lm.num_replicas) if isinstance(config, Config) else lm.num_replicas or 1
+        count = _processes(config, "score", lm.num_replicas)
         each = lm.gpus_per_replica or 0.0
     elif shared:
         each, count = SHARED if lm.gpus_per_replica is None else lm.gpus_per_replica, lm.num_replicas or int(share)

@@ -18,7 +18,7 @@ from replug.cluster.packing import (
     PlannedGPU,
 )
 from replug.config.errors import UserError
-from replug.config.schema import Config, IndexConfig, ScoreConfig
+from replug.config.schema import Config, IndexConfig
 
 SMALLER = {
     TRAINER: "train.chunk_tokens=8192, train.gradient_checkpointing=true, a larger train.micro_batches, or more ranks "
@@ -68,7 +68,7 @@ def describe_shortage(packing: Packing, group: ActorGroup, groups: Sequence[Acto
 
 
 def notes_on(
-    config: Config | ScoreConfig,
+    config: Config,
     nodes: Sequence[Node],
     sizes: Sizes,
     gpus: Sequence[PlannedGPU],
@@ -83,7 +83,7 @@ def notes_on(
         yield "the memory of the GPUs is not known, so whether it is enough was not checked"
     elif unknown:
         yield f"what a {' and a '.join(unknown)} takes of GPU memory is not known and was not checked"
-    if isinstance(config, Config) and any(a.key == SEARCHER for a in actors) and gpus and sizes.vectors is not None:
+    if any(a.key == SEARCHER for a in actors) and gpus and sizes.vectors is not None:
         yield from _host_notes(config.index, nodes, sizes)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 import ray
@@ -32,7 +32,7 @@ from replug.cluster.layout import Layout
 from replug.cluster.layout_messages import NoRoom
 from replug.cluster.packing import Node
 from replug.config.errors import UserError
-from replug.config.schema import Config, ScoreConfig
+from replug.config.schema import Config
 
 NAME = "this machine"
 
@@ -50,7 +50,6 @@ log = logging.getLogger(__name__)
 CODE = Path(__file__).parents[2]  # the folder that workers import `replug` from
 ANSWER_SECONDS = 10.0
 LOOK_SECONDS = 60.0  # for a node to start a process that looks
-AnyConfig = TypeVar("AnyConfig", Config, ScoreConfig)
 
 
 def require_seen_by_all(written: Path, read: Collection[Path]) -> None:
@@ -108,12 +107,12 @@ def _missing(answer: Any, asked: dict[Any, str]) -> list[str]:
 
 @contextmanager
 def ray_cluster(
-    config: AnyConfig,
+    config: Config,
     roles: Collection[str] = ROLES,
     interruption: Interruption | None = None,
     sizes: Sizes = layout.UNKNOWN,
     num_tasks: int = 0,
-) -> Iterator[AnyConfig]:
+) -> Iterator[Config]:
     """Ray while the block runs. A cluster started here ends with it; one that was joined goes on.
 
     Yields the configuration as it is laid out on the cluster, whose GPUs are held for the actors of the roles.
@@ -141,7 +140,7 @@ def ray_cluster(
         kill(started)
 
 
-def layout_on_cluster(config: Config, sizes: Sizes) -> Layout[Config]:
+def layout_on_cluster(config: Config, sizes: Sizes) -> Layout:
     """Of a run on the cluster at `ray.address`, joined only to ask its nodes; UserError where nothing fits."""
     try:
         return _join(config, ROLES, sizes)
@@ -149,7 +148,7 @@ def layout_on_cluster(config: Config, sizes: Sizes) -> Layout[Config]:
         ray.shutdown()
 
 
-def _start(config: AnyConfig, roles: Collection[str], sizes: Sizes, num_tasks: int) -> Layout[AnyConfig]:
+def _start(config: Config, roles: Collection[str], sizes: Sizes, num_tasks: int) -> Layout:
     """Logical CPUs are made for as many actors and tasks as there are; GPUs are those that torch sees."""
     here = this_node()
     laid_out = _lay_out("ray", config, [here], sizes, roles)
@@ -166,7 +165,7 @@ def _start(config: AnyConfig, roles: Collection[str], sizes: Sizes, num_tasks: i
     return laid_out.on_node(here.name, ray.get_runtime_context().get_node_id())
 
 
-def _join(config: AnyConfig, roles: Collection[str], sizes: Sizes) -> Layout[AnyConfig]:
+def _join(config: Config, roles: Collection[str], sizes: Sizes) -> Layout:
     address = str(config.ray.address)
     try:
         _require_answer(address)
@@ -183,16 +182,14 @@ def _join(config: AnyConfig, roles: Collection[str], sizes: Sizes) -> Layout[Any
     return laid_out
 
 
-def _lay_out(
-    key: str, config: AnyConfig, nodes: Sequence[Node], sizes: Sizes, roles: Collection[str]
-) -> Layout[AnyConfig]:
+def _lay_out(key: str, config: Config, nodes: Sequence[Node], sizes: Sizes, roles: Collection[str]) -> Layout:
     try:
         return layout.lay_out(config, nodes, sizes, roles)
     except NoRoom as error:
         raise UserError(f"{key}: {error}") from error
 
 
-def _require_same_gpus(laid_out: Layout[AnyConfig], config: AnyConfig, roles: Collection[str], visible: int) -> None:
+def _require_same_gpus(laid_out: Layout, config: Config, roles: Collection[str], visible: int) -> None:
     """Rank 0 is this process: what Ray counts here, torch must see, and the other way round."""
     if "train" not in roles or laid_out.trains_on_gpu == trains_on_gpu(config, visible > 0):
         return
@@ -208,7 +205,7 @@ def _require_same_gpus(laid_out: Layout[AnyConfig], config: AnyConfig, roles: Co
     )
 
 
-def _say(laid_out: Layout[AnyConfig]) -> None:
+def _say(laid_out: Layout) -> None:
     for note in laid_out.notes:
         log.info(note)
     if laid_out.num_waiting:

@@ -1,4 +1,4 @@
-"""Tasks over a Ray cluster: preparing, as `data.prepare.local_pool` does it, and the trials of a sweep.
+"""Tasks over a Ray cluster: preparing, as `data.prepare.local_pool` does it.
 
 Any node that sees the same files takes part.
 """
@@ -15,15 +15,6 @@ from replug.config.schema import Config
 from replug.data.prepare.local_pool import Job
 
 
-def tasks_at_once(asked: int | None, num_cores: int, num_gpus: int) -> tuple[int, float]:
-    """How many tasks that train run at a time on this machine, and the share of a GPU of each.
-
-    By default one for each GPU, without any one for each core.
-    """
-    number = asked or num_gpus or num_cores
-    return number, min(1.0, num_gpus / number)
-
-
 def _in_folder(folder: Path, function: Callable, *job: Any) -> Any:
     """Where the command runs, which paths without a folder are of; a worker of a joined cluster runs elsewhere."""
     with contextlib.chdir(folder):
@@ -31,14 +22,11 @@ def _in_folder(folder: Path, function: Callable, *job: Any) -> Any:
 
 
 class RayPool:
-    """Up to `num_workers` tasks at a time, one core and a share of a GPU each.
+    """Run up to `num_workers` tasks at a time, with one core each; a task whose node is lost runs again elsewhere."""
 
-    A task whose node is lost is run again elsewhere.
-    """
-
-    def __init__(self, config: Config, num_workers: int, gpus_each: float = 0.0) -> None:
+    def __init__(self, config: Config, num_workers: int) -> None:
         self._cluster = ray_cluster(config, roles=(), num_tasks=num_workers)
-        self._num_workers, self._gpus_each = num_workers, gpus_each
+        self._num_workers = num_workers
 
     def __enter__(self) -> "RayPool":
         self._cluster.__enter__()
@@ -48,7 +36,7 @@ class RayPool:
         self._cluster.__exit__(*error)
 
     def run(self, function: Callable, jobs: Iterable[Job]) -> Iterator[Any]:
-        task = ray.remote(num_cpus=1, num_gpus=self._gpus_each, max_retries=5)(_in_folder)
+        task = ray.remote(num_cpus=1, max_retries=5)(_in_folder)
         task, here = task.options(name=function.__name__), Path.cwd()
         drawn = iter(jobs)
         running: list[ray.ObjectRef] = []

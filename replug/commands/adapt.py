@@ -11,8 +11,8 @@ from replug.config.errors import UserError
 
 if TYPE_CHECKING:
     from replug.evals.adaptive.comparison import Compared
-    from replug.evals.adaptive.costs import Prices
     from replug.evals.adaptive.outcomes import AnsweredQuestions, TwoWays
+    from replug.evals.adaptive.protocol import Prices
     from replug.models.policy import Policy
 
 WIDTH = 150
@@ -38,8 +38,7 @@ def fit(
 
     replug adapt fit runs/eval_popqa --augmented replug@1 --out policy.json
     """
-    from replug.evals.adaptive.comparison import choose_pair, compare_policies
-    from replug.evals.adaptive.fitting import fit_policy, with_accuracy
+    from replug.evals.adaptive.comparison import choose_pair, compare_policies, fit_policy, with_accuracy
     from replug.evals.adaptive.outcomes import read_answered
 
     prices = _prices(price_in, price_out)
@@ -80,7 +79,7 @@ def report(
 
 
 def _prices(price_in: float | None, price_out: float | None) -> "Prices | None":
-    from replug.evals.adaptive.costs import Prices
+    from replug.evals.adaptive.protocol import Prices
 
     if (price_in is None) != (price_out is None):
         missing = "--price-in" if price_in is None else "--price-out"
@@ -94,7 +93,7 @@ def _print_comparison(
     from rich.console import Console
     from rich.table import Table
 
-    from replug.evals.adaptive.tables import NOTE, comparison_table
+    from replug.evals.adaptive.comparison import NOTE, comparison_table
 
     console = Console(width=WIDTH)
     heads, rows = comparison_table(compared, prices)

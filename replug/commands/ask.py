@@ -89,7 +89,7 @@ def ask(
     if html is not None and (html.is_dir() or not html.parent.is_dir()):
         raise UserError(f"--html: {html} cannot be written; expected a file in a folder that exists")
     options, config = read(typed, decoding, overrides or [])
-    from replug.commands.asking.policies import policy_of
+    from replug.commands.asking.options import policy_of
     from replug.models.policy import Subject
 
     followed = policy_of(options.policy, Subject(relation, popularity))
@@ -119,8 +119,7 @@ def config_of(directory: Path | None, overrides: list[str]) -> AskConfig:
 
 def show(reply: "Reply", as_json: bool, html: Path | None) -> None:
     """On standard output, as a table or as JSON; the page goes to its file."""
-    from replug.commands.asking.page import write_page
-    from replug.commands.asking.table import print_reply
+    from replug.commands.asking.reply import print_reply, write_page
 
     if html is not None:
         write_page(html, reply)

@@ -2,7 +2,6 @@
 
 from replug.cluster.environment import configure_ray_environment
 from replug.commands.command import Command, ConfigFile, Group, Overrides, load_for_run
-from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import load_evaluation_config, names_evaluation
 from replug.config.paths import check_evaluation_paths
 
@@ -21,25 +20,14 @@ def evaluate(config: ConfigFile, overrides: Overrides = None) -> None:
         check_evaluation(evaluation)
         check_evaluation_paths(evaluation)
         configure_ray_environment(evaluation)
-        _run(evaluation)
+        from replug.evals.run import evaluate as run_evaluation
+
+        run_evaluation(evaluation)
         return
     loaded = load_for_run(config, overrides)
     from replug.train.run import evaluate as evaluate_run
 
     evaluate_run(loaded)
-
-
-def _run(evaluation: EvaluationConfig) -> None:
-    from replug.evals.draws import evaluate_draws
-    from replug.evals.lm_sweep import evaluate_lms
-    from replug.evals.run import evaluate as run_evaluation
-
-    if evaluation.lms:
-        evaluate_lms(evaluation)
-    elif len(evaluation.questions.demonstration_seeds) > 1:
-        evaluate_draws(evaluation)
-    else:
-        run_evaluation(evaluation)
 
 
 COMMAND = Command(evaluate, Group.evaluate, place=1)

@@ -25,8 +25,9 @@ from typing import Annotated
 
 import typer
 
-from replug.cluster.layout import ROLES as ALL_ROLES
-from replug.cluster.layout import Layout, NoRoom, lay_out
+from replug.cluster.device_use import ROLES as ALL_ROLES
+from replug.cluster.layout import Layout, lay_out
+from replug.cluster.layout_messages import NoRoom
 from replug.cluster.packing import Node
 from replug.commands.command import Command, ConfigFile, Group, Overrides
 from replug.config.errors import RunError, UserError
@@ -239,7 +240,7 @@ def _load(path: Path, overrides: Sequence[str], job: str) -> Config:
     return config
 
 
-def _layout(config: Config, job: str, options: Mapping[str, str]) -> Layout[Config]:
+def _layout(config: Config, job: str, options: Mapping[str, str]) -> Layout:
     """Of a job's actors on the nodes that it asks for, whose GPUs' memory is not known yet. Else the queue would be
     waited for in vain. Preparing has tasks only, which take what room there is.
     """

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from omegaconf import MISSING
 
 from replug.config.choices import Detokenize, Similarity
-from replug.config.keys import ABOVE_0, FROM_0, RULED, key, section
+from replug.config.keys import ABOVE_0, FROM_0, key, section
 from replug.config.schema import (
     Config,
     DataConfig,
@@ -14,7 +14,6 @@ from replug.config.schema import (
     LMConfig,
     RayConfig,
     RetrieverConfig,
-    ScoreConfig,
 )
 
 
@@ -32,7 +31,7 @@ class TextsConfig:
     long_context_tokens: int | None = key(
         None, "tokens of an input of the method long_context (default: what the LM holds)", ABOVE_0
     )
-    tokenizer: str | None = key(None, "LM whose tokens are counted, as lm.path (default: the LM; of `lms` the first)")
+    tokenizer: str | None = key(None, "LM whose tokens are counted, as lm.path (default: the LM)")
     detokenize: Detokenize = key(Detokenize.none, "wikitext: read in usual writing, words counted over the original")
     entities: str | None = key(
         None, "tokens: PopQA's table, whose subjects are looked for in the texts and compared by popularity"
@@ -51,11 +50,7 @@ class QuestionsConfig:
     shots: int | None = key(
         None, "answered questions before each question (default: mmlu 5, open_qa 16, popqa and internet_qa 15)", FROM_0
     )
-    demonstration_seeds: list[int] = key(
-        [],
-        "each draws which of demonstrations are shown; several, each in OUT/seedN (default: one draw by seed)",
-        RULED,
-    )
+    demonstration_seed: int | None = key(None, "draws which of demonstrations are shown (default: seed)", FROM_0)
     documents_in_shots: bool = key(True, "each with the first document found for it, where a method has documents")
     question_first: bool = key(False, "internet_qa: prompts have the question before its evidence")
     max_questions: int | None = key(None, "mmlu: of each subject, the first ones; others: drawn by the seed", ABOVE_0)
@@ -91,7 +86,7 @@ class WebConfig:
 @dataclass
 class PaperConfig:
     table: str | None = key(None, "where the paper has these figures")
-    values: dict[str, float] = key({}, "the paper's figure by method, shown beside ours; with lms by LM/METHOD")
+    values: dict[str, float] = key({}, "the paper's figure by method, shown beside ours")
     groups: dict[str, dict[str, float]] = key(
         {}, "the same by group, such as a category of MMLU: {STEM: {none: 0.578}}"
     )
@@ -114,7 +109,6 @@ class EvaluationConfig:
     similarities: dict[str, Similarity] = key(
         {}, "name: cosine or dot, of a retriever that has another than retriever.similarity (DPR: dot)"
     )
-    lms: dict[str, str] = key({}, "name: path; several, each in OUT/NAME, instead of lm.path")
     k: int = key(10, "documents of a method that names no number (paper: 10)", ABOVE_0)
     exclude_own_source: bool = key(False, "never a document of the source that a text comes from")
     num_resamples: int = key(10000, "of the paired bootstrap", ABOVE_0)
@@ -148,4 +142,4 @@ class AskConfig:
     web: WebConfig = section(WebConfig)
 
 
-AnyConfig = Config | ScoreConfig | EvaluationConfig | AskConfig
+AnyConfig = Config | EvaluationConfig | AskConfig

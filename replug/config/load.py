@@ -19,21 +19,19 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import AnyConfig, AskConfig, EvaluationConfig
 from replug.config.keys import keys_of, sections_of
 from replug.config.rules import WAYS_OF_DATA, check_rules
-from replug.config.schema import Config, LMConfig, ScoreConfig
+from replug.config.schema import Config, LMConfig
 from replug.config.synonyms import SYNONYMS
 
-Made = TypeVar("Made", Config, ScoreConfig, EvaluationConfig, AskConfig)
+Made = TypeVar("Made", Config, EvaluationConfig, AskConfig)
 Schema = type[AnyConfig]
 OWN_VARIABLES = "REPLUG_"  # of the environment: what a file may name as the LM's key
 OTHER_KEY = re.compile(r"\$\{\w+(\.\w+)*\}")  # all of OmegaConf's interpolation that a configuration may use
 MOST_BYTES, MOST_NESTED = 1_000_000, 20  # of a configuration
 EXAMPLES: dict[Schema, str] = {
     Config: "train.max_steps=10",
-    ScoreConfig: "lm.path=DIR",
     EvaluationConfig: "k=10",
     AskConfig: "lm.path=DIR",
 }
-WITHOUT_A_FILE = (ScoreConfig, AskConfig)
 
 
 def load_config(
@@ -71,11 +69,6 @@ def load_stored_lm(path: str | Path, overrides: Sequence[str] = ()) -> LMConfig:
     return (
         lm if any(override.startswith("lm.cache=") for override in overrides) else dataclasses.replace(lm, cache=None)
     )
-
-
-def load_score_config(overrides: Sequence[str]) -> ScoreConfig:
-    """As `load_config`, for `replug score`, which has no file."""
-    return _merge(ScoreConfig, None, overrides)
 
 
 def load_ask_config(overrides: Sequence[str], run: Path | None = None) -> AskConfig:
@@ -282,9 +275,7 @@ def _suggestion(key: str, schema: Schema) -> str:
     if key.partition(".")[0] not in elsewhere and (close := difflib.get_close_matches(key, names + sections, n=1)):
         return f"; did you mean {close[0]}?"
     return (
-        "; `replug keys` lists them all"
-        if schema not in WITHOUT_A_FILE
-        else f"; expected keys of {' and '.join(sections)}"
+        "; `replug keys` lists them all" if schema is not AskConfig else f"; expected keys of {' and '.join(sections)}"
     )
 
 

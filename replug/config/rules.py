@@ -6,7 +6,6 @@ The bounds of single keys stand in their fields (`configs.schema`); here are the
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import date
 from operator import attrgetter
 from urllib.parse import urlsplit
@@ -26,9 +25,8 @@ from replug.config.methods import (
 )
 from replug.config.refresh_policy import refresh_problems
 from replug.config.retriever_rules import training_problems, untrained_problems
-from replug.config.schema import Config, DataConfig, EnsembleConfig, LMConfig, RetrieverConfig, ScoreConfig
+from replug.config.schema import Config, DataConfig, EnsembleConfig, LMConfig, RetrieverConfig
 
-LM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 HOST_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 WAYS_OF_DATA = (("corpus", "queries", "heldout", "dev"), ("source",), ("prepared",))  # keys of `data`
@@ -38,9 +36,7 @@ QUESTION = "{question}"  # where a question stands in questions.query
 
 def check_rules(config: AnyConfig, needs_lm: bool = True, needs_retriever: bool = True) -> None:
     """Raise UserError for the first rule that does not hold."""
-    if isinstance(config, ScoreConfig):
-        problems = _score_problems(config)
-    elif isinstance(config, EvaluationConfig):
+    if isinstance(config, EvaluationConfig):
         problems = _evaluation_problems(config)
     elif isinstance(config, AskConfig):
         problems = _ask_problems(config)
@@ -50,14 +46,9 @@ def check_rules(config: AnyConfig, needs_lm: bool = True, needs_retriever: bool 
         raise UserError(problem)
 
 
-def _score_problems(config: ScoreConfig) -> Iterator[str]:
-    yield from _out_of_range(config)
-    yield from _lm_problems(config.lm)
-
-
 def _ask_problems(config: AskConfig) -> Iterator[str]:
     yield from _out_of_range(config)
-    yield from _lm_problems(config.lm)
+    yield from lm_problems(config.lm)
     yield from web_problems(config.web)
     yield from rerank_lm_problems(config)
     yield from _ensemble_problems(config.ensemble)
@@ -75,7 +66,7 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
     yield from _out_of_range(config)
     asks_none = config.train.labels is not None and not config.evaluate.heldout
     if (needs_lm and not asks_none) or config.lm.path or config.lm.url:
-        yield from _lm_problems(config.lm)
+        yield from lm_problems(config.lm)
     if config.retrieve.k < 2:
         yield f"retrieve.k is {config.retrieve.k}; expected at least 2: one document alone gives no gradient"
     yield from _data_problems(config.data)
@@ -109,9 +100,6 @@ def _evaluation_problems(config: EvaluationConfig) -> Iterator[str]:
         yield f"query_encoders.{REPLUG} and retriever.query_path both name the encoder of its queries; expected one"
     if QUESTION not in config.questions.query:
         yield f"questions.query is {config.questions.query!r}; expected a text with {QUESTION} in it"
-    seeds = config.questions.demonstration_seeds
-    if any(seed < 0 for seed in seeds) or len(set(seeds)) < len(seeds):
-        yield f"questions.demonstration_seeds is {seeds}; expected different numbers of 0 or more, such as [0,1,2]"
     yield from web_problems(config.web)
     yield from untrained_problems(config.retriever)
     yield from _ensemble_problems(config.ensemble)
@@ -160,11 +148,6 @@ def _is_date(text: str) -> bool:
         return False
 
 
-def lm_problems(config: EvaluationConfig) -> Iterator[str]:
-    """Of the LMs of an evaluation that asks any."""
-    yield from _lms_problems(config) if config.lms else _lm_problems(config.lm)
-
-
 def has_rerank_lm(config: EvaluationConfig | AskConfig) -> bool:
     """Whether another LM than the one that answers says how good answers are."""
     return bool(config.rerank_lm.path or config.rerank_lm.url)
@@ -175,19 +158,7 @@ def rerank_lm_problems(config: EvaluationConfig | AskConfig) -> Iterator[str]:
     if not has_rerank_lm(config) and config.rerank_lm != LMConfig():
         yield "rerank_lm.path is missing, but other keys of rerank_lm are set; expected rerank_lm.path or rerank_lm.url"
     if has_rerank_lm(config):
-        yield from (problem.replace("lm.", "rerank_lm.") for problem in _lm_problems(config.rerank_lm))
-
-
-def _lms_problems(config: EvaluationConfig) -> Iterator[str]:
-    if config.lm.path or config.lm.url:
-        yield "lm.path or lm.url and lms are set; expected lm for one LM, or lms for several"
-    for name, path in config.lms.items():
-        if not LM_NAME.fullmatch(name):
-            yield f"lms: {name!r} cannot name a folder; expected letters, digits, dots, dashes and underscores"
-        yield from _lm_problems(replace(config.lm, path=path))
-    for key in config.paper.values:
-        if key.partition("/")[0] not in config.lms:
-            yield f"paper.values: {key} names no LM of lms; expected LM/METHOD, such as {next(iter(config.lms))}/none"
+        yield from (problem.replace("lm.", "rerank_lm.") for problem in lm_problems(config.rerank_lm))
 
 
 def _evaluation_data_problems(config: EvaluationConfig, retrieves: bool) -> Iterator[str]:
@@ -205,7 +176,7 @@ def _out_of_range(config: AnyConfig) -> Iterator[str]:
             yield f"{key.path} is {value}; expected {key.bounds.value}"
 
 
-def _lm_problems(lm: LMConfig) -> Iterator[str]:
+def lm_problems(lm: LMConfig) -> Iterator[str]:
     given = [key for key in ("path", "url") if (getattr(lm, key) or "").strip()]
     if len(given) != 1:
         yield (

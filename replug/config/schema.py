@@ -321,7 +321,7 @@ class WandbConfig:
     project: str = key("replug", "W&B project", resumable=True)
     entity: str | None = key(None, "W&B user or team (default: the account's own)", resumable=True)
     name: str | None = key(None, "default: the run directory's name", resumable=True)
-    group: str | None = key(None, "runs that belong together, such as a sweep's (default: none)", resumable=True)
+    group: str | None = key(None, "runs that belong together (default: none)", resumable=True)
 
 
 @dataclass
@@ -352,11 +352,3 @@ class Config:
     ray: RayConfig = section(RayConfig)
     run_dir: str = key(MISSING, "everything a run writes", resumable=True)
     seed: int = key(0, "order of texts, sampling, random documents, bootstrap", FROM_0)
-
-
-@dataclass
-class ScoreConfig:
-    """What `replug score` needs to know; it has no file, only overrides."""
-
-    lm: LMConfig = section(LMConfig)
-    ray: RayConfig = section(RayConfig)

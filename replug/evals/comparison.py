@@ -5,18 +5,24 @@ A metric by group is `metric/group`; `metric - OTHER` is the difference from ano
 `metric/group - OTHER` on those of a group. Intervals are 95% of a bootstrap over clusters, which are the sources of
 examples, and Wilson's for shares. `clusters` says how many there are, where they are fewer than examples. Differences
 over all examples have `p` of no difference and `p_holm`, corrected for all comparisons of the table.
+
+A paper's figures beside ours: by method with the gain in percent, by group, and those of others in the same table.
+
+They are of the paper's LM, texts and corpus. Where ours are others, the two columns compare nothing but the sign of
+the gains. Pure.
 """
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from replug.config.evaluation_schema import PaperConfig
+from replug.config.methods import NONE
 from replug.config.plain_text import plain_line
-from replug.evals.examples import Example
 from replug.evals.intervals import (
     FEW_CLUSTERS,
     LEVEL,
@@ -28,8 +34,9 @@ from replug.evals.intervals import (
     interval_of_shares,
     value_of,
     verdict,
+    wilson_interval,
 )
-from replug.evals.loop import Measured, Metric, StratifiedTask
+from replug.evals.loop import Example, Measured, Metric, StratifiedTask
 
 Entry = dict[str, Any]
 Results = dict[str, dict[str, Entry]]
@@ -52,7 +59,8 @@ def compare(
 
     `overlapping` [N] says which examples the corpus holds: figures of the others, and of these, are groups.
     """
-    measured = Measurements(rows, num_resamples, seed, _strata(task))
+    strata = [task.stratum(example) for example in task.examples] if isinstance(task, StratifiedTask) else None
+    measured = Measurements(rows, num_resamples, seed, strata)
     among = {"": measured.all, **_by_overlap(overlapping), **_members(task, task.examples)}
     results: Results = {
         method: {
@@ -68,7 +76,9 @@ def compare(
         name = f"{main}/{group}" if group else main
         if name in results[method] and name in results[other]:
             entry = measured.difference(method, other, metric, some)
-            results[method][f"{name} - {other}"] = entry if not group else _without_p(entry)
+            if group:
+                entry.pop("p")
+            results[method][f"{name} - {other}"] = entry
     correct_for_many([entry for of in results.values() for entry in of.values() if "p" in entry])
     for method in results.keys() & paper.values.keys():
         results[method][main]["paper"] = paper.values[method]
@@ -136,19 +146,11 @@ def clusters_of(rows: Sequence[Mapping[str, Any]], strata: Sequence[str] | None 
     return Clusters.by_name(names, strata)
 
 
-def _strata(task: Measured) -> list[str] | None:
-    return [task.stratum(example) for example in task.examples] if isinstance(task, StratifiedTask) else None
-
-
 def _entry(interval: Interval, clusters: Clusters) -> Entry:
     """`clusters` where they are fewer than examples."""
     n = len(clusters.of_example)
     entry = {"value": interval.value, "n": n, "interval": [interval.low, interval.high]}
     return entry if len(clusters) == n else {**entry, "clusters": len(clusters)}
-
-
-def _without_p(entry: Entry) -> Entry:
-    return {name: value for name, value in entry.items() if name != "p"}
 
 
 def _by_overlap(overlapping: np.ndarray | None) -> dict[str, np.ndarray]:
@@ -176,6 +178,15 @@ def _members(task: Measured, examples: Sequence[Example]) -> dict[str, np.ndarra
     return {group: np.array(rows) for group, rows in sorted(members.items())}
 
 
+def add_wilson(results: Results, shares: Collection[str]) -> None:
+    """Give entries of these metrics `wilson`, Wilson's interval of a share."""
+    for of in results.values():
+        for name, entry in of.items():
+            if name.partition("/")[0] in shares and " - " not in name:
+                interval = wilson_interval(round(entry["value"] * entry["n"]), entry["n"])
+                entry["wilson"] = [interval.low, interval.high]
+
+
 def main_metric(results: Results) -> str:
     """The metric that methods are compared by."""
     return next(iter(next(iter(results.values()))))
@@ -198,8 +209,9 @@ def markdown_table(results: Results, title: str, paper_table: str | None = None)
         paper = [f"{of[main]['paper']:g}" if "paper" in of[main] else ""] if has_paper else []
         others = [f"{of[name]['value']:.4g}" if name in of else "" for name in metrics[1:]]
         lines.append(markdown_line([method, f"{of[main]['value']:.4f}", f"{low:.4f} to {high:.4f}", *others, *paper]))
-    groups = _group_lines(results, main)
-    return "\n".join([*lines, "", *_difference_lines(results), *groups, "", *_foot(results, main)]) + "\n"
+    num = sum("p_holm" in entry for of in results.values() for entry in of.values())
+    foot = foot_lines(num, next(iter(results.values()))[main])
+    return "\n".join([*lines, "", *_difference_lines(results), *_group_lines(results, main), "", *foot]) + "\n"
 
 
 def markdown_line(cells: Sequence[str]) -> str:
@@ -210,6 +222,12 @@ def markdown_line(cells: Sequence[str]) -> str:
 def markdown_text(text: str) -> str:
     """On one line, shown as it is by what reads Markdown, and by a terminal."""
     return MARKUP.sub(r"\\\g<0>", plain_line(text))
+
+
+def row_names(paths: Sequence[Path]) -> list[str]:
+    """Return the folders' names, or their whole paths where two folders have one name."""
+    names = [path.resolve().name for path in paths]
+    return names if len(set(names)) == len(names) else [str(path) for path in paths]
 
 
 def size_text(entry: Entry) -> str:
@@ -235,11 +253,6 @@ def foot_lines(num_comparisons: int, entry: Entry) -> list[str]:
     if num < FEW_CLUSTERS:
         lines.append(f"Of fewer than {FEW_CLUSTERS} {what}, intervals are too narrow.")
     return [" ".join(lines)]
-
-
-def _foot(results: Results, main: str) -> list[str]:
-    num = sum("p_holm" in entry for of in results.values() for entry in of.values())
-    return foot_lines(num, next(iter(results.values()))[main])
 
 
 def _difference_lines(results: Results) -> list[str]:
@@ -268,3 +281,48 @@ def _group_lines(results: Results, main: str) -> list[str]:
         for name in groups
     ]
     return ["", markdown_line(head), markdown_line(["---"] * len(head)), *map(markdown_line, rows)]
+
+
+LOWER_IS_BETTER = ("bpb", "token_perplexity", "word_perplexity")
+
+
+def add_paper_figures(results: Results, paper: PaperConfig) -> str:
+    """Put the paper's figures by group among ours; returns lines for the table, none where the paper has no figures."""
+    if not (paper.values or paper.groups or paper.others):
+        return ""
+    main = main_metric(results)
+    for group, values in paper.groups.items():
+        for method in values.keys() & results.keys():
+            if entry := results[method].get(f"{main}/{group}"):
+                entry["paper"] = values[method]
+    others = [[name, "", f"{value:g}", "", ""] for name, value in paper.others.items()]
+    rows = [*_by_method(results, paper, main), *_by_group(results, paper, main), *others]
+    if not rows:
+        return ""
+    head = [f"{main}, {paper.table or 'the paper'}", "ours", "paper", "gain, ours", "gain, paper"]
+    return "\n" + "".join(f"{markdown_line(cells)}\n" for cells in (head, ["---"] * len(head), *rows))
+
+
+def _by_method(results: Results, paper: PaperConfig, main: str) -> Iterator[list[str]]:
+    ours = {method: of[main]["value"] for method, of in results.items()}
+    for method in ours:
+        if method in paper.values:
+            gains = (_gain(ours, method, main), _gain(paper.values, method, main))
+            yield [method, f"{ours[method]:.4f}", f"{paper.values[method]:g}", *gains]
+
+
+def _by_group(results: Results, paper: PaperConfig, main: str) -> Iterator[list[str]]:
+    for group, values in paper.groups.items():
+        ours = {method: of[f"{main}/{group}"]["value"] for method, of in results.items() if f"{main}/{group}" in of}
+        for method in ours:
+            if method in values:
+                gains = (_gain(ours, method, main), _gain(values, method, main))
+                yield [f"{method}, {group}", f"{ours[method]:.4f}", f"{values[method]:g}", *gains]
+
+
+def _gain(values: dict[str, float], method: str, main: str) -> str:
+    """Of a method over no retrieval in percent of that, as the paper's tables have it; above 0 is better."""
+    if method == NONE or not values.get(NONE):
+        return ""
+    change = 100 * (values[method] / values[NONE] - 1)
+    return f"{-change if main in LOWER_IS_BETTER else change:+.1f}%"

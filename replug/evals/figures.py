@@ -92,22 +92,6 @@ def draw_methods(axes: Axes, results: dict, metric: str) -> None:
     axes.set_xlim(max(0.0, low - margin), high + margin)
 
 
-def draw_lms(axes: Axes, results: dict, metric: str) -> None:
-    """Grouped bars: a group for each LM, a bar for each method with its interval."""
-    methods = list(next(iter(results.values())))
-    width = 0.8 / len(methods)
-    for i, method in enumerate(methods):
-        values = [of[method][metric]["value"] for of in results.values()]
-        spreads = [_spread(of, method, metric) for of in results.values()]
-        errors = [[abs(spread[side] - v) for v, spread in zip(values, spreads, strict=True)] for side in (0, 1)]
-        places = [group + (i - (len(methods) - 1) / 2) * width for group in range(len(values))]
-        axes.bar(places, values, width * 0.92, yerr=errors, color=COLOURS.get(method), label=method)
-    axes.set_xticks(range(len(results)), list(results))
-    axes.set_ylabel(metric)
-    axes.set_xlabel(_spread_name(next(iter(results.values()))))
-    _legend_above(axes)
-
-
 def draw_sweep(axes: Axes, results: dict, metric: str, sweeps: dict[str, dict[int, str]]) -> None:
     """The metric over the number of documents, a line for each source; `sweeps` maps source -> number -> method."""
     for source, methods in sweeps.items():

@@ -42,6 +42,13 @@ class EvaluationFolder:
         self.flop_figure = path / "flop.svg"
         self.tokens = path / "tokens.html"
 
+    def require_finished(self) -> None:
+        """Raise UserError where the folder holds no evaluation, or one that has not ended."""
+        if not self.config.is_file():
+            raise UserError(f"{self.path} holds no evaluation (config.yaml is missing); expected what evaluate wrote")
+        if not self.results.is_file():
+            raise UserError(f"{self.path} holds no finished evaluation (results.json is missing); run it to the end")
+
     def claim(self, config: EvaluationConfig, lm_identity: str | None) -> None:
         """Begin, or check that what is there is of the same configuration and the same LM."""
         if self.config.is_file():

@@ -5,7 +5,7 @@ The key `evaluation` names the module, so an evaluation is added by its module, 
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -85,8 +85,6 @@ class EvaluationKind:
     the results what is more than metrics by method, writes what goes with it, and returns lines for the table.
     `reranks` says that it may have another LM for that, `rerank_lm`. `searches` are what is found for every example
     beside the methods. `has_sources` says that examples are cut from texts, whose own documents can be left out.
-    `demonstrations` names those that a configuration draws, in order; None where they are fixed. Metrics of such a kind
-    are means of the numbers that are called so.
     """
 
     make_dataset: Callable[[EvaluationConfig, Corpus | None], EvalDataset]
@@ -99,7 +97,6 @@ class EvaluationKind:
         lambda config, folder, task, rows: (task, rows)
     )
     add_findings: Callable[[Finished], str] = lambda finished: ""
-    demonstrations: Callable[[EvaluationConfig], Sequence[Hashable]] | None = None
 
 
 def kind_names() -> list[str]:
@@ -120,14 +117,12 @@ def check_evaluation(config: EvaluationConfig) -> EvaluationKind:
 
 def _lm_problems(config: EvaluationConfig, kind: EvaluationKind) -> Iterable[str]:
     if kind.asks_lm:
-        yield from lm_problems(config)
+        yield from lm_problems(config.lm)
         yield from rerank_lm_problems(config) if kind.reranks else ()
-    elif config.lms:
-        yield f"lms is set, but evaluation={config.evaluation} asks no LM; expected none"
     if config.evaluation != INTERNET_QA and (config.questions.dataset or config.questions.question_first):
         key = "dataset" if config.questions.dataset else "question_first"
         yield f"questions.{key} is set, but evaluation={config.evaluation} reads no such key; {INTERNET_QA} does"
-    yield from _demonstration_problems(config, kind)
+    yield from _demonstration_problems(config)
     if config.exclude_own_source and not kind.has_sources:
         yield f"exclude_own_source is set, but evaluation={config.evaluation} asks questions, which are of no source"
     if config.texts.entities and config.evaluation != "tokens":
@@ -138,22 +133,18 @@ def _lm_problems(config: EvaluationConfig, kind: EvaluationKind) -> Iterable[str
         yield f"rerank_lm is set, but evaluation={config.evaluation} reranks no answers; expected it with internet_qa"
 
 
-def _demonstration_problems(config: EvaluationConfig, kind: EvaluationKind) -> Iterable[str]:
-    """Other demonstrations are to leave the questions as they are."""
-    keys, name = config.questions, "questions.demonstration_seeds"
-    if not keys.demonstration_seeds:
+def _demonstration_problems(config: EvaluationConfig) -> Iterable[str]:
+    """Other demonstrations must leave the questions as they are."""
+    name = "questions.demonstration_seed"
+    if config.questions.demonstration_seed is None:
         return
-    if kind.demonstrations is None:
+    if config.evaluation not in DRAW_DEMONSTRATIONS:
         yield f"{name} is set, but evaluation={config.evaluation} draws none; {', '.join(DRAW_DEMONSTRATIONS)} do"
-    elif not keys.demonstrations:
+    elif not config.questions.demonstrations:
         yield (
             f"{name} is set without questions.demonstrations: other demonstrations out of questions.path would leave "
             "other questions to measure; expected a file of demonstrations"
         )
-    elif keys.shots == 0:
-        yield f"{name} is set, but questions.shots is 0, so that none is shown; expected shots, or no seeds"
-    if config.lms and len(keys.demonstration_seeds) > 1:
-        yield f"lms and several {name} are set; expected one of the two: give lm.path, and each LM an out of its own"
 
 
 def _rerank_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterable[str]:

@@ -1,7 +1,7 @@
 """The one loop of all evaluations: examples go to the LM a few at a time, outcomes to a file as they come.
 
-An interrupted evaluation goes on with the examples whose outcomes are not in the file, by their ids. What was scored
-for one of them lies in the cache of scores.
+An interrupted evaluation goes on with the examples whose outcomes are not in the file, by their ids. The scores of one
+of them lie in the cache of scores.
 """
 
 from collections import Counter, deque
@@ -12,9 +12,24 @@ from typing import Any, Protocol, runtime_checkable
 from replug.config.errors import UserError
 from replug.data.progress import Progress
 from replug.evals.evidence import Evidence, EvidenceBook
-from replug.evals.examples import Example
 from replug.evals.intervals import Transform, identity
 from replug.evals.outcomes import OutcomeFile, Row
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One item of an evaluation set.
+
+    Documents are retrieved for `query`. `group` is the domain or subject that figures are given by. `gold` are ids of
+    documents known to be right; they only ever measure. `source` names the text it was cut from, where there is one.
+    """
+
+    id: str
+    query: str
+    group: str
+    gold: tuple[str, ...] = ()
+    source: str | None = None
+
 
 EXAMPLES_IN_FLIGHT = 8
 

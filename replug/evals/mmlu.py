@@ -5,20 +5,91 @@ Each demonstration has the first document found for it before it (REPLUG, sectio
 The questions are files `dev/<subject>_dev.csv` and `test/<subject>_test.csv` of question, four choices and answer: the
 official ones without a header and with letters, or with a header row and the answer as a letter or as 0 to 3.
 Given K documents, the LM's probability of each letter is mixed over them (`models.ensemble`); the largest answers.
+
+Where the LM holds fewer tokens, the last demonstrations are dropped until all prompts of a question fit, as Hendrycks
+et al.'s code does. Only where none is left is a document cut (`lm.too_long`). All documents of a question stand behind
+the same demonstrations: the ensemble mixes what documents change, and nothing else.
 """
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from replug.config.errors import RunError, UserError
-from replug.evals.examples import Example
-from replug.evals.mmlu_subjects import CATEGORY_OF
-from replug.evals.prompts import BETWEEN_BLOCKS, documents_or_none, knowledge_line
+from replug.evals.evidence import Evidence
+from replug.evals.loop import Example
+from replug.evals.questions import BETWEEN_BLOCKS, documents_or_none, knowledge_line
 from replug.models.ensemble import log_softmax, mix_token_logprobs
+from replug.models.prompt import PromptTemplate
+
+SUBCATEGORIES = {
+    "physics": ("astronomy", "college_physics", "conceptual_physics", "high_school_physics"),
+    "chemistry": ("college_chemistry", "high_school_chemistry"),
+    "biology": ("college_biology", "high_school_biology"),
+    "computer science": (
+        "college_computer_science",
+        "computer_security",
+        "high_school_computer_science",
+        "machine_learning",
+    ),
+    "math": (
+        "abstract_algebra",
+        "college_mathematics",
+        "elementary_mathematics",
+        "high_school_mathematics",
+        "high_school_statistics",
+    ),
+    "engineering": ("electrical_engineering",),
+    "history": ("high_school_european_history", "high_school_us_history", "high_school_world_history", "prehistory"),
+    "philosophy": (
+        "formal_logic",
+        "logical_fallacies",
+        "moral_disputes",
+        "moral_scenarios",
+        "philosophy",
+        "world_religions",
+    ),
+    "law": ("international_law", "jurisprudence", "professional_law"),
+    "politics": (
+        "high_school_government_and_politics",
+        "public_relations",
+        "security_studies",
+        "us_foreign_policy",
+    ),
+    "culture": ("human_sexuality", "sociology"),
+    "economics": ("econometrics", "high_school_macroeconomics", "high_school_microeconomics"),
+    "geography": ("high_school_geography",),
+    "psychology": ("high_school_psychology", "professional_psychology"),
+    "other": ("global_facts", "miscellaneous", "professional_accounting"),
+    "business": ("business_ethics", "management", "marketing"),
+    "health": (
+        "anatomy",
+        "clinical_knowledge",
+        "college_medicine",
+        "human_aging",
+        "medical_genetics",
+        "nutrition",
+        "professional_medicine",
+        "virology",
+    ),
+}
+CATEGORIES = {
+    "STEM": ("physics", "chemistry", "biology", "computer science", "math", "engineering"),
+    "humanities": ("history", "philosophy", "law"),
+    "social sciences": ("politics", "culture", "economics", "geography", "psychology"),
+    "other": ("other", "business", "health"),
+}
+CATEGORY_OF = {
+    subject: category
+    for category, subcategories in CATEGORIES.items()
+    for subcategory in subcategories
+    for subject in SUBCATEGORIES[subcategory]
+}
+
 
 LETTERS = ("A", "B", "C", "D")
 CONTINUATIONS = tuple(f" {letter}" for letter in LETTERS)
@@ -41,17 +112,6 @@ class MmluSet:
 
     questions: tuple[MmluQuestion, ...]
     demonstrations: dict[str, tuple[MmluQuestion, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class MmluOutcome:
-    """The LM's choice, 0 to 3, and how probable it held the right one among the four letters."""
-
-    id: str
-    subject: str
-    prediction: int
-    is_correct: bool
-    right_probability: float
 
 
 def read_mmlu(folder: Path, num_demonstrations: int = NUM_DEMONSTRATIONS) -> MmluSet:
@@ -94,25 +154,19 @@ def mmlu_opening(
     return "".join(f"{block}{BETWEEN_BLOCKS}" for block in (header, *shots))
 
 
-def mmlu_outcome(question: MmluQuestion, letter_logprobs: np.ndarray, similarities: np.ndarray) -> MmluOutcome:
-    """The answer of the mixture over K documents, from log-probs [K, 4] of CONTINUATIONS (nats) and similarities [K].
+def mmlu_choice(question: MmluQuestion, letter_logprobs: np.ndarray, similarities: np.ndarray) -> tuple[int, float]:
+    """Return the mixture's choice, 0 to 3, and how probable it holds the right one among the four letters.
 
-    The letters' raw probabilities are mixed, and normalised only after; of equal ones the first letter is taken.
-    Without documents K is 1. Raises ValueError for other shapes, RunError for log-probs that are not finite.
+    From log-probs [K, 4] of CONTINUATIONS (nats) and similarities [K] of K documents; without documents K is 1. The
+    letters' raw probabilities are mixed, and normalised only after; of equal ones the first letter is taken. Raises
+    ValueError for other shapes, RunError for log-probs that are not finite.
     """
     if letter_logprobs.shape != (len(similarities), len(LETTERS)):
         raise ValueError(f"{letter_logprobs.shape} log-probs of four letters for {len(similarities)} documents")
     if not np.isfinite(letter_logprobs).all():
         raise RunError(f"{question.example.id}: the LM gave a letter a log-probability that is not finite")
     mixed = mix_token_logprobs(letter_logprobs, similarities)  # [4]
-    prediction = int(np.argmax(mixed))
-    right = float(np.exp(log_softmax(mixed)[question.answer]))
-    return MmluOutcome(question.example.id, question.example.group, prediction, prediction == question.answer, right)
-
-
-def any_document_right(question: MmluQuestion, letter_logprobs: np.ndarray) -> bool:
-    """Whether an oracle that takes the best of K documents answers right, from log-probs [K, 4]: one alone suffices."""
-    return bool((letter_logprobs.argmax(axis=1) == question.answer).any())
+    return int(np.argmax(mixed)), float(np.exp(log_softmax(mixed)[question.answer]))
 
 
 def _block(question: MmluQuestion, document: str | None) -> str:
@@ -187,3 +241,50 @@ def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:
         raise UserError(f"{path}: not UTF-8 ({error.reason}) at or after line {line}; convert the file") from error
     except csv.Error as error:
         raise UserError(f"{path}:{line}: not valid CSV ({error}); expected {FIELDS}") from error
+
+
+ROOM = 4  # tokens kept free for a letter: one in all vocabularies known to us
+
+# By method and subject, the document of each demonstration; None for demonstrations without.
+ShotDocuments = Mapping[str, Mapping[str, Sequence[str | None] | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class MmluAsked:
+    """The prompts [K] of a question under a method, one for each text, which all begin with `opening`."""
+
+    opening: str
+    prompts: tuple[str, ...]
+    num_shots: int
+
+
+class MmluPrompts:
+    """`demonstrations` by subject, their documents by method. `counting` knows the LM's limit, `template` may cut."""
+
+    def __init__(
+        self,
+        template: PromptTemplate,
+        counting: PromptTemplate,
+        demonstrations: Mapping[str, Sequence[MmluQuestion]],
+        documents: ShotDocuments,
+    ) -> None:
+        self._template, self._counting = template, counting
+        self._demonstrations, self._documents = demonstrations, documents
+
+    def of(self, question: MmluQuestion, method: str, evidence: Evidence) -> MmluAsked:
+        """Raises UnscorableText where `lm.too_long` allows cutting and a question alone does not fit."""
+        subject = question.example.group
+        shots, given = self._demonstrations[subject], self._documents[method][subject]
+        num = next(num for num in range(len(shots), -1, -1) if num == 0 or self._fit(question, evidence, num, method))
+        shots, given = shots[:num], given and given[:num]
+        build = partial(mmlu_prompt, question, shots, demonstration_documents=given)
+        prompts = [self._template.fit(text, build, ROOM, evidence.is_concatenated) for text in evidence.texts]
+        return MmluAsked(mmlu_opening(subject, shots, given), tuple(prompts), num)
+
+    def _fit(self, question: MmluQuestion, evidence: Evidence, num: int, method: str) -> bool:
+        subject = question.example.group
+        shots, given = self._demonstrations[subject][:num], self._documents[method][subject]
+        return all(
+            self._counting.holds(mmlu_prompt(question, shots, text, given and given[:num]), ROOM)
+            for text in evidence.texts
+        )

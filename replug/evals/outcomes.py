@@ -98,14 +98,6 @@ def write_examples(path: Path, rows: Sequence[Row], book: EvidenceBook, task: "M
         partial.replace(path)
 
 
-def read_examples(path: Path, columns: Collection[str]) -> list[Row]:
-    """Every row that `write_examples` wrote, with those of these columns that it has: prompts are long."""
-    rows: list[Row] = pq.read_table(
-        path, columns=[name for name in pq.read_schema(path).names if name in columns]
-    ).to_pylist()
-    return rows
-
-
 def _table(rows: list[dict[str, Any]]) -> pa.Table:
     """A column for every name, null where a row has no such number: Arrow would take those of the first row alone."""
     names = dict.fromkeys(name for row in rows for name in row)

@@ -1,14 +1,209 @@
-"""What the evaluations of questions share: which keys they need, which questions are drawn, what is searched for."""
+"""What the evaluations of questions share: how questions are read, drawn, searched for and put into prompts.
 
-from collections.abc import Iterable, Iterator, Sequence
+A set is a file of JSON Lines with `question` and `answers`, and optional `id`, `domain` and `gold` (ids of documents).
+REPLUG asks open-domain questions after demonstrations with a document each, then document and question (appendix:
+prompts for MMLU and open-domain QA). The LM's answer ends at the first newline and is compared with every accepted
+answer (`evals.answers`).
+
+Demonstrations come first and the retrieved document after them, so the prompts of one question begin alike whatever
+document they hold: a server that keeps prefixes computes the demonstrations once.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
+from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
 from replug.config.methods import GENREAD, LONG_CONTEXT, Method
 from replug.config.rules import QUESTION
-from replug.evals.examples import Example
-from replug.evals.open_qa import Question
+from replug.data.rows import read_json_lines, require_new
+from replug.evals.answers import normalize_answer
+from replug.evals.loop import Example
+
+BETWEEN_BLOCKS = "\n\n"
+
+
+def one_line(text: str) -> str:
+    """Every run of white space as one space: a line of a prompt must not become several."""
+    return " ".join(text.split())
+
+
+def knowledge_line(document: str | None) -> str:
+    """`Knowledge: ...` with its newline; nothing where there is no document."""
+    return "" if document is None else f"Knowledge: {one_line(document)}\n"
+
+
+def documents_or_none(documents: Sequence[str | None] | None, num_demonstrations: int) -> Sequence[str | None]:
+    """A document or None for each demonstration; ValueError where there are not as many as demonstrations."""
+    if documents is None:
+        return [None] * num_demonstrations
+    if len(documents) != num_demonstrations:
+        raise ValueError(f"{num_demonstrations} demonstrations but {len(documents)} documents for them")
+    return documents
+
+
+NUM_DEMONSTRATIONS = 16
+STOP = "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenQuestion:
+    """A question, `example.query`, and every answer that is accepted; the first one is shown in demonstrations."""
+
+    example: Example
+    answers: tuple[str, ...]
+
+
+Question = TypeVar("Question", bound=OpenQuestion)
+
+
+def read_questions(path: Path) -> list[OpenQuestion]:
+    """Every question of a JSON Lines file, plain or gzip; one without `id` is named by the file and its line.
+
+    Raises UserError with file and line for a field that is missing or of another form.
+    """
+    return questions_of_rows(read_json_lines(path), open_question, path)
+
+
+def questions_of_rows(
+    rows: Iterable[tuple[str, Mapping[str, Any]]], read: Callable[[Mapping[str, Any], str], Question], path: Path
+) -> list[Question]:
+    """The question of each row, which comes with where it stands. Raises UserError for an id twice, and for none."""
+    questions: list[Question] = []
+    seen: set[str] = set()
+    for where, row in rows:
+        questions.append(read(row, where))
+        require_new(questions[-1].example.id, seen, where)
+    if not questions:
+        raise UserError(f"{path} holds no questions")
+    return questions
+
+
+def open_question(row: Mapping[str, Any], where: str, answers_field: str = "answers") -> OpenQuestion:
+    """The question of a row; raises UserError with where it stands for a field that is missing or of another form."""
+    gold = row.get("gold") or []
+    if not isinstance(gold, list) or not all(isinstance(item, str | int) for item in gold):
+        raise UserError(f"{where}: field 'gold' must be a list of document ids")
+    example = Example(
+        id=_name(row, "id", where) or Path(where).name,
+        query=_query(row, where),
+        group=_name(row, "domain", where) or "all",
+        gold=tuple(str(item) for item in gold),
+    )
+    return OpenQuestion(example, _answers(row, answers_field, where))
+
+
+def draw_demonstrations(
+    pool: Sequence[Question], evaluated: Sequence[OpenQuestion], num: int, seed: int
+) -> list[Question]:
+    """Questions of the pool that are not evaluated, drawn evenly, the same for the same seed.
+
+    A question is evaluated where its id or its normalised text is. No two have the same text. Raises UserError where
+    the pool has too few.
+    """
+    candidates = _of_different_text(not_among(pool, evaluated))
+    if len(candidates) < num:
+        raise UserError(
+            f"{num} demonstrations are asked for, but {len(candidates)} of {len(pool)} questions are not evaluated: "
+            "give a separate file of demonstrations, or evaluate fewer questions"
+        )
+    order = np.random.default_rng([seed, 2]).permutation(len(candidates))[:num]
+    chosen = [candidates[place] for place in order]
+    require_not_evaluated(chosen, evaluated)
+    return chosen
+
+
+def hold_out_demonstrations(
+    questions: Sequence[Question], num: int, seed: int
+) -> tuple[list[Question], list[Question]]:
+    """Demonstrations drawn from the evaluated file itself, and the questions that are left to evaluate, in order.
+
+    Raises UserError where nothing would be left.
+    """
+    demonstrations = draw_demonstrations(questions, (), num, seed)
+    evaluated = not_among(questions, demonstrations)
+    if not evaluated:
+        raise UserError(f"{num} demonstrations leave none of {len(questions)} questions to evaluate; ask for fewer")
+    require_not_evaluated(demonstrations, evaluated)
+    return demonstrations, evaluated
+
+
+def require_not_evaluated(demonstrations: Sequence[OpenQuestion], evaluated: Sequence[OpenQuestion]) -> None:
+    """Raise ValueError where a demonstration is evaluated, by its id or by its normalised text."""
+    free = not_among(demonstrations, evaluated)
+    if len(free) < len(demonstrations):
+        names = {question.example.id for question in demonstrations} - {question.example.id for question in free}
+        raise ValueError(f"demonstrations are evaluated too: {', '.join(sorted(names))}")
+
+
+def open_qa_prompt(
+    question: OpenQuestion,
+    demonstrations: Sequence[OpenQuestion],
+    document: str | None = None,
+    demonstration_documents: Sequence[str | None] | None = None,
+) -> str:
+    """What the LM continues until STOP: demonstrations, document, question. Raises what `open_qa_opening` does."""
+    return open_qa_opening(demonstrations, demonstration_documents) + _block(question, document)
+
+
+def open_qa_opening(demonstrations: Sequence[OpenQuestion], documents: Sequence[str | None] | None = None) -> str:
+    """What the prompts of all questions begin with: demonstrations with their first answer.
+
+    Raises ValueError where there are documents for the demonstrations, but not one for each.
+    """
+    documents = documents_or_none(documents, len(demonstrations))
+    shots = (
+        f"{_block(shot, given)} {one_line(shot.answers[0])}{BETWEEN_BLOCKS}"
+        for shot, given in zip(demonstrations, documents, strict=True)
+    )
+    return "".join(shots)
+
+
+def _block(question: OpenQuestion, document: str | None) -> str:
+    return f"{knowledge_line(document)}Question: {one_line(question.example.query)}\nAnswer:"
+
+
+def not_among(questions: Sequence[Question], others: Iterable[OpenQuestion]) -> list[Question]:
+    """Those that are none of the others, by id and by normalised text."""
+    names = [(other.example.id, normalize_answer(other.example.query)) for other in others]
+    ids, texts = {identifier for identifier, _ in names}, {text for _, text in names}
+    return [
+        question
+        for question in questions
+        if question.example.id not in ids and normalize_answer(question.example.query) not in texts
+    ]
+
+
+def _of_different_text(questions: Sequence[Question]) -> list[Question]:
+    first: dict[str, Question] = {}
+    for question in questions:
+        first.setdefault(normalize_answer(question.example.query), question)
+    return list(first.values())
+
+
+def _query(row: Mapping[str, Any], where: str) -> str:
+    value = row.get("question")
+    if not isinstance(value, str) or not value.strip():
+        raise UserError(f"{where}: field 'question' must be a text, found {value!r}")
+    return value
+
+
+def _answers(row: Mapping[str, Any], field: str, where: str) -> tuple[str, ...]:
+    value = row.get(field)
+    if not isinstance(value, list) or not value or not all(isinstance(item, str) and item.strip() for item in value):
+        raise UserError(f"{where}: field {field!r} must be a list of texts, at least one, found {value!r}")
+    return tuple(value)
+
+
+def _name(row: Mapping[str, Any], field: str, where: str) -> str | None:
+    value = row.get(field)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, str | int) or value == ""):
+        raise UserError(f"{where}: field {field!r} must be a string or an integer, found {value!r}")
+    return None if value is None else str(value)
 
 
 def question_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
@@ -30,9 +225,8 @@ def unasked_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Ite
 
 
 def demonstration_seed(keys: QuestionsConfig, seed: int) -> int:
-    """What draws the demonstrations; ValueError where several do, of which each has an evaluation of its own."""
-    [own] = keys.demonstration_seeds or [seed]
-    return own
+    """Return the seed that draws the demonstrations."""
+    return seed if keys.demonstration_seed is None else keys.demonstration_seed
 
 
 def queries_of(config: EvaluationConfig, examples: Iterable[Example]) -> list[str]:

@@ -1,27 +1,47 @@
-"""What an evaluation leaves: results.json, leakage.json, examples.parquet, a table, a figure, and what a kind adds."""
+"""What an evaluation leaves: results.json, leakage.json, examples.parquet, a table, a figure, and what a kind adds.
+
+Several finished evaluations of the same texts are joined as one table: each LM, or each draw of demonstrations, is an
+evaluation in a folder of its own.
+"""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 from rich.markdown import Markdown
 
+from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.load import load_stored_evaluation_config
 from replug.config.methods import Method
-from replug.data.files import replace_file
+from replug.data.files import read_json, replace_file
 from replug.data.manifest import require_checksums, write_last
-from replug.evals.comparison import Measurements, Results, compare, main_metric, markdown_table
+from replug.evals.comparison import (
+    Measurements,
+    Results,
+    add_paper_figures,
+    compare,
+    correct_for_many,
+    difference_text,
+    foot_lines,
+    main_metric,
+    markdown_line,
+    markdown_table,
+    row_names,
+    size_text,
+)
 from replug.evals.evidence import EvidenceBook
 from replug.evals.figures import draw_methods, draw_sweep, to_svg
 from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import EvaluationKind, Finished
-from replug.evals.latency import SECONDS
-from replug.evals.leakage import Overlaps, overlap_lines
+from replug.evals.leakage import Overlaps, overlap_lines, write_leakage
+from replug.evals.lm_passes import SECONDS
 from replug.evals.loop import Measured
 from replug.evals.outcomes import Row, write_examples
-from replug.evals.overlap_file import write_leakage
-from replug.evals.paper_rows import add_paper_figures
+
+AGAIN = "run the evaluation again"
 
 
 def write_results(
@@ -110,3 +130,52 @@ def sweeps_of(methods: Sequence[Method], least: int = 3) -> dict[str, dict[int, 
         if method.k and method.is_plain:
             sweeps.setdefault(method.source, {})[method.k] = method.name
     return {source: of for source, of in sweeps.items() if len(of) >= least}
+
+
+def join_evaluations(paths: Sequence[Path]) -> str:
+    """Return the table of finished evaluations as Markdown.
+
+    Raises UserError for a folder that is not finished, and for one of another evaluation, other texts or documents.
+    """
+    folders = [EvaluationFolder(path) for path in paths]
+    for folder in folders:
+        folder.require_finished()
+        require_checksums(folder.path, AGAIN)
+    names = [load_stored_evaluation_config(folder.config).evaluation for folder in folders]
+    inputs = [read_json(folder.inputs, AGAIN) for folder in folders]
+    for folder, name, own in zip(folders, names, inputs, strict=True):
+        if name != names[0]:
+            raise UserError(f"{folder.path} is of evaluation={name}, but {folders[0].path} of {names[0]}")
+        for key in ("texts", "corpus"):
+            # An evaluation without retrieval has read no corpus.
+            known = [one[key] for one in (inputs[0], own) if one[key] is not None]
+            if len(set(known)) > 1:
+                raise UserError(f"{folder.path} has other {key} than {folders[0].path}; expected the same in all")
+    return joined_table(
+        names[0], dict(zip(row_names(paths), (read_json(f.results, AGAIN) for f in folders), strict=True))
+    )
+
+
+def joined_table(title: str, results: Mapping[str, Results]) -> str:
+    """Return the main metric over all examples by folder and method, and the differences within each folder.
+
+    Verdicts are corrected for the comparisons that this table shows.
+    """
+    first = next(iter(results.values()))
+    metric = main_metric(first)
+    methods = list(dict.fromkeys(method for of in results.values() for method in of))
+    head = ["", *methods]
+    rows = [
+        [name, *(f"{of[method][metric]['value']:.4f}" if method in of else "" for method in methods)]
+        for name, of in results.items()
+    ]
+    differences = {}
+    for name, of in results.items():
+        base, *others = of
+        for method in others:
+            differences[f"{name}: {metric} of {method} − {base}"] = dict(of[method][f"{metric} - {base}"])
+    correct_for_many(list(differences.values()))
+    size = next(iter(first.values()))[metric]
+    lines = [f"{title}: {metric}, {size_text(size)}", "", *map(markdown_line, (head, ["---"] * len(head), *rows)), ""]
+    shown = [f"- {name}: {difference_text(entry)}" for name, entry in differences.items()]
+    return "\n".join([*lines, *shown, "", *foot_lines(len(differences), size)]) + "\n"

@@ -32,18 +32,16 @@ from replug.data.store import Corpus
 from replug.evals.ensemble_temperatures import settled_temperatures, with_temperatures
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.folder import EvaluationFolder
-from replug.evals.genread import write_documents
 from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM, check_evaluation
-from replug.evals.latency import LatencyPass
+from replug.evals.leakage import overlaps_with
+from replug.evals.lm_passes import LatencyPass, reranked, write_documents
 from replug.evals.loop import run_task
 from replug.evals.outcomes import OutcomeFile, Row
-from replug.evals.overlap_file import overlaps_with
-from replug.evals.rerank import reranked
 from replug.evals.results_files import show_results, write_results
 from replug.evals.search import find_all, needs_building, open_searches
 from replug.index_workers.build_plan import check_faiss
-from replug.models import build as models_build
-from replug.models.build import cache_path, prompt_template
+from replug.models import build
+from replug.models.build import cache_path, lm_source, prompt_template
 from replug.models.caching_lm import CachingLM
 from replug.models.hardware import check_gpus, multiplies_bfloat16
 from replug.models.lm_source import LMSource
@@ -53,28 +51,28 @@ from replug.planning.memory import run_sizes
 log = logging.getLogger(__name__)
 
 
-def evaluate(config: EvaluationConfig, budgets: EvaluationFolder | None = None) -> dict:
-    """Run or resume an evaluation; returns what `results.json` holds.
-
-    What servers are sent is counted in the folder `budgets`, that of several evaluations; by default in its own.
-    """
+def evaluate(config: EvaluationConfig) -> dict:
+    """Run or resume an evaluation; returns what `results.json` holds."""
     folder = EvaluationFolder(Path(config.out).expanduser())
     kind = check_evaluation(config)
     with sole_writer(folder.path):
-        return _evaluate(config, folder, kind, budgets or folder)
+        return _evaluate(config, folder, kind)
 
 
-def _evaluate(
-    config: EvaluationConfig, folder: EvaluationFolder, kind: EvaluationKind, budgets: EvaluationFolder
-) -> dict:
-    source = lm_source(config, folder, budgets) if kind.asks_lm else None
-    reranker = rerank_source(config, folder, budgets)
-    folder.claim(config, identity_of(source, reranker))
+def _evaluate(config: EvaluationConfig, folder: EvaluationFolder, kind: EvaluationKind) -> dict:
+    folder.path.mkdir(parents=True, exist_ok=True)
+    source = lm_source(config.lm, folder.budget_file, folder.scores) if kind.asks_lm else None
+    reranker, identity = None, source.identity if source else None
+    if has_rerank_lm(config):
+        reranker = lm_source(config.rerank_lm, folder.rerank_budget_file, folder.rerank_scores)
+        identity = f"{identity}, reranked by {reranker.identity}" if source else None
+    folder.claim(config, identity)
     if folder.results.is_file():
         log.info(f"{folder.path} holds a finished evaluation; give another out to measure again")
         return show_results(folder)
     run_config, methods = config.run_config(), [*evaluation_methods(config), *kind.searches(config)]
-    corpus = corpus_of(run_config, folder, methods)
+    needs_corpus = config.data.corpus or any(method.takes_from_corpus for method in methods)
+    corpus = corpus_to_index(run_config, folder.data, folder.data) if needs_corpus else None
     dataset = kind.make_dataset(config, corpus)
     asked_for = [*dataset.questions, *dataset.predicted]
     folder.claim_inputs(dataset.queries, asked_for, corpus.corpus_sha256 if corpus else None)
@@ -92,33 +90,6 @@ def _evaluate(
     measured, compared = kind.settle(config, folder, task, rows)
     write_results(config, folder, kind, measured, book, compared, latencies, overlaps)
     return show_results(folder)
-
-
-def lm_source(config: EvaluationConfig, folder: EvaluationFolder, budgets: EvaluationFolder) -> LMSource:
-    """The LM that is asked."""
-    folder.path.mkdir(parents=True, exist_ok=True)
-    return models_build.lm_source(config.lm, budgets.budget_file, folder.scores)
-
-
-def rerank_source(config: EvaluationConfig, folder: EvaluationFolder, budgets: EvaluationFolder) -> LMSource | None:
-    """The LM that says how good answers are; None where it is the one that gave them."""
-    if not has_rerank_lm(config):
-        return None
-    return models_build.lm_source(config.rerank_lm, budgets.rerank_budget_file, folder.rerank_scores)
-
-
-def identity_of(source: LMSource | None, reranker: LMSource | None) -> str | None:
-    """Of all LMs that take part; None where none does."""
-    if source is None or reranker is None:
-        return source.identity if source else None
-    return f"{source.identity}, reranked by {reranker.identity}"
-
-
-def corpus_of(config: Config, folder: EvaluationFolder, methods: Sequence[Method]) -> Corpus | None:
-    """The documents that methods retrieve; None where no method does and texts or questions come without."""
-    if config.data.corpus or any(method.takes_from_corpus for method in methods):
-        return corpus_to_index(config, folder.data, folder.data)
-    return None
 
 
 def evidence_book(
@@ -175,7 +146,7 @@ def opened_lm(config: Config, source: LMSource | None, folder: EvaluationFolder)
     if source is None:
         yield None
         return
-    with models_build.opened_lm(config.lm, source, folder.scores) as lm:
+    with build.opened_lm(config.lm, source, folder.scores) as lm:
         yield PromptedLM(lm, prompt_template(config.lm, source), lm.uncached, source)
 
 

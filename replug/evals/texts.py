@@ -22,12 +22,13 @@ from replug.evals.windows import (
     ScoredSpan,
     SpanRule,
     TokenBorders,
+    detokenized_wikitext,
     draw_evenly,
     long_context,
     scored_span,
     spans_of,
+    unit_starts,
 )
-from replug.evals.words import detokenized_wikitext, unit_starts
 from replug.models.build import lm_max_tokens, lm_tokenizer_json
 from replug.models.preparing import prepared_set
 

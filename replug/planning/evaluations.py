@@ -239,11 +239,10 @@ def plan_evaluation(config: EvaluationConfig, gpus: str | None, given: Assumptio
 def _lm_costs(config: EvaluationConfig, devices: Devices, num: int, given: Assumptions) -> Iterator[dict[str, Any]]:
     """The cost of each LM; one of several GPUs holds them all while one works."""
     prompts = prompts_of(config, num)
-    for problem in lm_problems(config) if config.evaluation != "retrieval" else ():
+    for problem in lm_problems(config.lm) if config.evaluation != "retrieval" else ():
         raise UserError(problem)
     if prompts:
-        for path in config.lms.values() or [str(config.lm.path or config.lm.model)]:
-            yield _lm_cost(path, config.lm, prompts, devices, given)
+        yield _lm_cost(str(config.lm.path or config.lm.model), config.lm, prompts, devices, given)
     if config.evaluation == "internet_qa" and has_rerank_lm(config):
         keys, (_, scored) = config.rerank_lm, _prompts_of_passages(config, evaluation_methods(config), num)
         yield _lm_cost(str(keys.path or keys.model), keys, scored, devices, given)

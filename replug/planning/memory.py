@@ -14,7 +14,7 @@ from replug.cluster.gpu_shares import Sizes
 from replug.cluster.packing import USABLE
 from replug.config.choices import TrainedSide
 from replug.config.errors import UserError
-from replug.config.schema import Config, LMConfig, ScoreConfig
+from replug.config.schema import Config, LMConfig
 from replug.models.batching import LMShape, tokens_per_pass
 from replug.planning.model_sizes import ModelSize, lm_size, retriever_size
 from replug.planning.workload import Shape, index_size, searched_width, shape_of
@@ -52,15 +52,13 @@ def resolve_dtype(name: str, has_bfloat16: bool) -> str:
     return "bfloat16" if name == "bf16_mixed" else name
 
 
-def run_sizes(config: Config | ScoreConfig, num_documents: int | None, has_bfloat16: bool) -> Sizes:
+def run_sizes(config: Config, num_documents: int | None, has_bfloat16: bool) -> Sizes:
     """Return what the actors of a run hold on GPUs. A size that no table and no file tells is None."""
     resolve = partial(resolve_dtype, has_bfloat16=has_bfloat16)
     try:
         lm = lm_size(config.lm.path) if config.lm.path else None
     except UserError:
         lm = None
-    if isinstance(config, ScoreConfig):
-        return Sizes(scoring=scoring_bytes(config.lm, lm, resolve) if lm else None)
     try:
         retriever = retriever_size(config.retriever) if config.retriever.path else None
     except UserError:

@@ -105,7 +105,7 @@ def disk_gb(job: Job) -> dict[str, float]:
     return {name: value / 1e9 for name, value in {**parts, "total": sum(parts.values())}.items()}
 
 
-def gpus_by_roles(layout: Layout[Config]) -> list[dict[str, Any]]:
+def gpus_by_roles(layout: Layout) -> list[dict[str, Any]]:
     """Group the GPUs of a layout by their roles and the memory taken."""
     kinds: dict[tuple, dict[str, Any]] = {}
     for gpu in layout.gpus:

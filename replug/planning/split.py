@@ -13,7 +13,6 @@ from replug.cluster.layout import Layout, index_actors, lay_out
 from replug.cluster.packing import Node
 from replug.config.choices import SwapMode
 from replug.config.errors import UserError
-from replug.config.schema import Config
 from replug.planning import memory
 from replug.planning.accelerators import DeviceModel, Devices
 from replug.planning.pace import Estimate, Job, Split, estimate
@@ -27,7 +26,7 @@ class LaidSplit:
 
     estimate: Estimate
     settings: dict[str, Any]
-    layout: Layout[Config]
+    layout: Layout
 
 
 def memory_gb(job: Job, accelerator: DeviceModel, split: Split) -> dict[str, float]:

@@ -6,15 +6,17 @@ from dataclasses import replace
 import pytest
 
 from replug.cluster import places
-from replug.cluster.gpu_shares import ROLES, Sizes, trains_on_gpu
+from replug.cluster.device_use import ROLES
+from replug.cluster.gpu_shares import Sizes, trains_on_gpu
 from replug.cluster.gpus import keep_to_memory_share
+from replug.cluster.interruption import _say
 from replug.cluster.layout import UNKNOWN, Layout, lay_out, num_ranks
 from replug.cluster.layout_messages import NoRoom
 from replug.cluster.packing import BUILDER, CONTEXT_BYTES, NAMES, SCORER, SEARCHER, TRAINER, Node
-from replug.cluster.ray_cluster import _lay_out, _require_same_gpus, _say
+from replug.cluster.ray_cluster import _lay_out, _require_same_gpus
 from replug.config.errors import UserError
 from replug.config.load import load_config
-from replug.config.schema import Config, LMConfig, ScoreConfig
+from replug.config.schema import Config
 from replug.planning.memory import run_sizes
 
 A100 = 80e9
@@ -87,7 +89,6 @@ def test_scorers_builders_and_searchers_are_counted_and_each_command_counts_its_
     index = {SEARCHER: (3, 0.0), BUILDER: (2, 0.0)}
     assert by_key(lay_out(config, cpus(99))) == {TRAINER: (1, 0.0), **index, SCORER: (4, 0.0)}
     assert by_key(lay_out(config, cpus(99), roles=["index"])) == index
-    assert by_key(lay_out(ScoreConfig(lm=config.lm), cpus(99), roles=["score"])) == {SCORER: (4, 0.0)}
     assert by_key(lay_out(config, cpus(99), roles=())) == {}
 
 
@@ -102,10 +103,6 @@ def test_nothing_said_takes_the_gpus_that_are_there():
         BUILDER: (1, 0.5),
         SCORER: (6, 1.0),
     }
-
-
-def test_scoring_alone_takes_all_gpus():
-    assert by_key(lay_out(ScoreConfig(lm=LMConfig(path="gpt2")), gpus(4), roles=["score"])) == {SCORER: (4, 1.0)}
 
 
 def test_without_scorers_or_a_trainer_their_gpus_go_to_the_others():

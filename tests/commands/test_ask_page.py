@@ -4,9 +4,7 @@ import re
 
 import pytest
 
-from replug.commands.asking.page import page_of
-from replug.commands.asking.reply import FollowedPolicy, Reply, ScoredCandidate
-from replug.commands.asking.table import print_reply
+from replug.commands.asking.reply import FollowedPolicy, Reply, ScoredCandidate, page_of, print_reply
 from replug.web.records import Passage
 
 ESCAPE = "\x1b[31m"

@@ -71,7 +71,7 @@ def test_a_run_is_exported_to_a_folder_and_a_hub_at_once(quiet_run, replug, tmp_
 def test_the_report_is_made_again_with_a_picture(quiet_run, tmp_path, capsys):
     run = Path(shutil.copytree(quiet_run, tmp_path / "run"))
     (run / "report.html").unlink()
-    run_report(run, tmp_path / "overview.png")
+    run_report([run], tmp_path / "overview.png")
     assert "3 hot swaps" in (run / "report.html").read_text()
     assert (tmp_path / "overview.png").read_bytes().startswith(b"\x89PNG")
     assert "bits per byte on 40 held-out texts" in capsys.readouterr().out

@@ -78,8 +78,6 @@ TYPED = [
     ("evaluate " + str(ROOT / "configs/eval_lm.yaml") + " lm.path=stand_in", "since retriever.path is missing"),
     ("evaluate " + str(ROOT / "configs/eval_open_qa.yaml") + " retriever.path=stand_in", "data.corpus is missing"),
     ("evaluate {config} methods=[none]", "methods: unknown key"),
-    ("score lm.path=stand_in --in {config} --out {config}", "is the input itself; expected a new file"),
-    ("score lm.path=stand_in --in {config} --out {tmp}", "is a folder; expected a new file"),
     ("ask hello --index {tmp}", "lm.path is missing; expected lm.path=DIR"),
     # pictures, plans
     ("plan {config} --gpus 8xTPU", "'TPU' is unknown; expected one of A100"),

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from replug.data.folder_lock import NAME, sole_writer, sole_writer_of_file
+from replug.data.folder_lock import sole_writer
+from replug.data.manifest import NAME
 from tests.support.command_line import ROOT, CommandLine, arguments, start, start_process, wait_for
 from tests.support.evaluating import on_run, typed, wait_for_lines
 from tests.support.outcome_folders import made_up_rows, write_evaluation
@@ -19,7 +20,6 @@ DEBUG = str(ROOT / "configs/debug.yaml")
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "docs.jsonl").write_text('{"id": "a", "text": "one"}\n{"id": "b", "text": "two"}\n')
-    (tmp_path / "pairs.jsonl").write_text('{"id": 1, "prefix": "a", "continuation": "b"}\n')
     write_evaluation(tmp_path / "outcomes", made_up_rows(40))
     return tmp_path
 
@@ -29,13 +29,6 @@ WRITERS = {  # what is typed, and the folder (or file) that it writes
     "evaluate a run": (["evaluate", DEBUG, "run_dir={}/run"], "run"),
     "evaluate": (
         ["evaluate", f"{ROOT}/configs/eval_lm.yaml", "out={}/out", "retriever.path=stand_in", "lm.path=stand_in"],
-        "out",
-    ),
-    "evaluate LMs": (
-        [
-            *("evaluate", f"{ROOT}/configs/eval_lm.yaml", "out={}/out", "retriever.path=stand_in"),
-            "lms={{one: stand_in, two: 'stand_in:0.001'}}",
-        ],
         "out",
     ),
     "index": (["index", DEBUG, "run_dir={}/run"], "run"),
@@ -57,17 +50,11 @@ def test_a_folder_that_another_process_writes_is_refused_by_its_name(
         (folder / "finished/results.json").write_text("{}")
     with sole_writer(folder / written):
         before = _content(folder / written)
-        ended = replug(*(word.format(folder) if "{}" in word or "{{" in word else word for word in said))
+        ended = replug(*(word.format(folder) if "{}" in word else word for word in said))
         assert _content(folder / written) == before
     assert ended.status == 2, ended.printed
     assert f"{folder / written} is being written by process {os.getpid()} on {os.uname().nodename}" in ended.errors
     assert "Traceback" not in ended.printed
-
-
-def test_scores_that_another_process_writes_are_refused_by_its_name(replug: CommandLine, folder: Path) -> None:
-    with sole_writer_of_file(folder / "scores.jsonl"):
-        ended = replug("score", "lm.path=stand_in", "--in", folder / "pairs.jsonl", "--out", folder / "scores.jsonl")
-    assert ended.status == 2 and f"{folder / 'scores.jsonl'} is being written by process" in ended.errors
 
 
 def test_what_a_killed_process_leaves_does_not_stop_the_next_one(replug: CommandLine, folder: Path) -> None:

@@ -55,9 +55,7 @@ def test_every_shipped_evaluation_needs_models_questions_and_documents_only(path
     paths = [] if "source" in own.get("data", {}) else ["questions.path=given", "data.corpus=given"]
     config = load_evaluation_config(path, ["retriever.path=given", "lm.path=given", "out=given", *paths])
     assert config.run_config().run_dir == "given"
-    of_lms = [key.partition("/")[::2] if config.lms else ("", key) for key in config.paper.values]
-    assert {method for _, method in of_lms} <= set(config.methods)
-    assert {lm for lm, _ in of_lms if config.lms} <= set(config.lms)
+    assert set(config.paper.values) <= set(config.methods)
     assert all(set(values) <= set(config.methods) for values in config.paper.groups.values())
 
 

@@ -8,7 +8,7 @@ import pytest
 from replug.commands.ask import config_of
 from replug.commands.slurm import _on_the_command_line
 from replug.config.errors import UserError
-from replug.config.load import config_to_yaml, load_config, load_evaluation_config, load_score_config, names_evaluation
+from replug.config.load import config_to_yaml, load_ask_config, load_config, load_evaluation_config, names_evaluation
 from replug.train.run_dir import RunDirectory
 
 SECRET = "AWS_SECRET_ACCESS_KEY"
@@ -82,7 +82,7 @@ def test_nothing_but_other_keys_stands_in_for_a_value(value: str, tmp_path: Path
     for load in (
         lambda: load_config(write(tmp_path, text)),
         lambda: load_config(write(tmp_path, GOOD + "lm: {path: stand_in}"), [f"wandb.name={value}"]),
-        lambda: load_score_config([f"lm.path={value}"]),
+        lambda: load_ask_config([f"lm.path={value}"]),
         lambda: load_evaluation_config(write(tmp_path, "evaluation: lm\n"), [f"out={value}"]),
     ):
         with pytest.raises(UserError) as caught:

@@ -13,10 +13,10 @@ from replug.config import schema
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.keys import ABOVE_0, FROM_0, RULED, SHARE, Key, key, keys_of, section
-from replug.config.load import load_config, load_evaluation_config
+from replug.config.load import load_config
 from replug.config.resume import require_same
 from replug.config.rules import check_rules
-from replug.config.schema import Config, LMConfig, RetrieverConfig, ScoreConfig
+from replug.config.schema import Config, LMConfig, RetrieverConfig
 
 KEYS = {key.path: key for of in (EvaluationConfig, Config) for key in keys_of(of)}
 NUMBERS = {key.path: key for key in KEYS.values() if {int, float} & {key.kind, *get_args(key.kind)}}
@@ -47,14 +47,11 @@ def test_only_numbers_have_bounds():
 def test_bounds_that_rules_check_are_few_and_each_is_checked():
     assert {path for path, known in NUMBERS.items() if known.bounds is RULED} == {
         *("retrieve.k", "retriever.dims", "refresh.lag_steps", "ensemble.temperature"),
-        "questions.demonstration_seeds",
         *("resources.train", "resources.score", "resources.index"),
     }
     for path in sorted(path for path, known in NUMBERS.items() if known.bounds is RULED):
         value = "[-1]" if KEYS[path].kind == list[int] else "-1"
         with pytest.raises(UserError, match=rf"{path} is {re.escape(value)}"):
-            if path.startswith("questions."):
-                load_evaluation_config("configs/eval_open_qa.yaml", ["data.corpus=D", f"{path}={value}"])
             load_config("configs/debug.yaml", [f"{path}={value}"])
 
 
@@ -106,8 +103,8 @@ def test_the_papers_setting_is_the_default():
 
 def test_a_list_of_one_configuration_is_not_that_of_another():
     EvaluationConfig().methods.append("bm25")
-    EvaluationConfig().lms["a"] = "x"
-    assert EvaluationConfig().methods == ["none", "replug"] and EvaluationConfig().lms == {}
+    EvaluationConfig().retrievers["a"] = "x"
+    assert EvaluationConfig().methods == ["none", "replug"] and EvaluationConfig().retrievers == {}
 
 
 def test_keys_come_in_the_order_of_the_sections_and_then_the_schemas_own():
@@ -127,10 +124,6 @@ def test_keys_come_in_the_order_of_the_sections_and_then_the_schemas_own():
         Key("own", float, 0.5, "its own", SHARE, False),
     ]
     assert Whole().part.b == "y"
-
-
-def test_a_score_configuration_has_the_keys_of_its_sections():
-    assert {known.path.partition(".")[0] for known in keys_of(ScoreConfig)} == {"lm", "ray"}
 
 
 def test_a_resumed_run_may_change_where_it_runs_and_not_what_it_computes(tmp_path):

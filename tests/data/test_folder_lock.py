@@ -13,7 +13,8 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.data import folder_lock
-from replug.data.folder_lock import NAME, sole_writer
+from replug.data.folder_lock import sole_writer
+from replug.data.manifest import NAME
 
 HOLD = """
 import sys, time

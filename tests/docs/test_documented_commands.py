@@ -15,7 +15,6 @@ from replug.config.load import (
     load_ask_config,
     load_config,
     load_evaluation_config,
-    load_score_config,
     names_evaluation,
 )
 from replug.evals.kinds import check_evaluation
@@ -70,9 +69,7 @@ COMMANDS = dict(documented())
 def compose(words: list[str]) -> None:
     """Raises UserError where the configuration of a command is refused."""
     name, overrides = words[0], overrides_of(words[1:])
-    if name == "score":
-        load_score_config(overrides)
-    elif name == "ask" and not any(word.startswith("--index") for word in words):
+    if name == "ask" and not any(word.startswith("--index") for word in words):
         engines = [f"web.engine={words[place + 1]}" for place, word in enumerate(words) if word == "--engine"]
         load_ask_config([*overrides, *engines])
     elif name in TAKES_CONFIG and len(words) > 1 and (ROOT / words[1]).is_file():
@@ -94,7 +91,7 @@ def test_a_documented_command_has_a_configuration_that_is_not_refused(where: str
 
 def test_commands_of_every_kind_are_looked_at() -> None:
     names = [words[0] for words in COMMANDS.values() if len(words) > 1]
-    assert {"train", "evaluate", "index", "prepare", "plan", "slurm", "score", "ask"} <= set(names)
+    assert {"train", "evaluate", "index", "prepare", "plan", "slurm", "ask"} <= set(names)
     assert sum(name == "evaluate" for name in names) > 25
 
 

@@ -14,7 +14,7 @@ import typer
 import replug
 from replug.commands.cli import command_line
 from replug.config.evaluation_schema import AskConfig, EvaluationConfig
-from replug.config.schema import Config, ScoreConfig
+from replug.config.schema import Config
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -63,7 +63,7 @@ def _keys() -> tuple[set[str], set[str]]:
     """Every key of every kind of configuration, and those that are tables of the user's own names."""
     keys: set[str] = set()
     tables: set[str] = set()
-    for schema in (Config, EvaluationConfig, ScoreConfig, AskConfig):
+    for schema in (Config, EvaluationConfig, AskConfig):
         for name, value_type in _fields(schema):
             (tables if "dict" in str(value_type) else keys).add(name)
     return keys, tables

@@ -66,6 +66,8 @@ SHRUNK = {
     "train.max_steps=10": "train.max_steps=2 train.batch_size=4 evaluate.refresh_windows=0 evaluate.max_windows=4",
     "label.dense=6": "label.dense=2",
     "num_train_epochs=3": "max_steps=2",
+    "train.epochs=6": "train.epochs=1",
+    "n_trials=8": "n_trials=2",
 }
 
 
@@ -120,6 +122,21 @@ def test_a_corpus_is_labelled_and_trained_on_as_the_page_shows(
         type_in(here, replug) if language == "bash" else exec(here, {})
     before, after = (Encoder(path).encode(["a text"]).numpy() for path in (real_encoder(), "models/distilled"))
     assert 1e-6 < np.abs(before - after).max() < 0.1
+
+
+@pytest.mark.slow
+def test_settings_are_searched_for_as_the_page_shows(
+    reader: Path, replug: CommandLine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real_encoder()
+    monkeypatch.chdir(reader)
+    if not (reader / "mine").exists():
+        type_in("replug example mine", replug)
+    for language, text in blocks("Search for settings"):
+        type_in(text, replug) if language == "bash" else exec(text, {})
+    assert re.search(r"\{'train.lr': [\d.e-]+, 'loss.gamma': 0\.\d+\}", capsys.readouterr().out)
+    ended = replug("report", "runs/search/0", "runs/search/1")
+    assert ended.status == 0 and "development texts" in ended.output
 
 
 def test_other_libraries_are_shown_a_server_as_replug_serve_starts_it() -> None:

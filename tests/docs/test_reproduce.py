@@ -15,7 +15,7 @@ from tests.support.documented_commands import of_page, overrides_of
 
 PAGE = ROOT / "docs/reproduce.md"
 TEXT = PAGE.read_text()
-COMMANDS = [words for words in of_page(PAGE) if len(words) > 1]
+COMMANDS = [words for words in of_page(PAGE) if len(words) > 1 and words[0] != "report"]
 PLANS = [words for words in COMMANDS if words[0] == "plan" and "--price" in words]
 ROW = re.compile(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 
@@ -28,7 +28,7 @@ def test_a_command_composes(command: list[str]) -> None:
         return
     config = load_evaluation_config(path, overrides)
     check_evaluation(config)
-    assert "package:" not in str([config.lm.path, config.retriever.path, config.data.source, *config.lms.values()])
+    assert "package:" not in str([config.lm.path, config.retriever.path, config.data.source])
 
 
 def test_every_configuration_of_the_papers_own_tables_is_named() -> None:

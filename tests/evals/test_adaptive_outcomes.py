@@ -9,15 +9,12 @@ import numpy as np
 import pytest
 
 from replug.config.errors import UserError
-from replug.config.evaluation_schema import QuestionsConfig
 from replug.config.load import load_evaluation_config
 from replug.data.prepare.sets import import_corpus
-from replug.evals.adaptive import fitting
-from replug.evals.adaptive.comparison import choose_pair, compare_policies
-from replug.evals.adaptive.costs import COUNTED, Prices, WayCosts, policy_costs
-from replug.evals.adaptive.fitting import fit_policy, with_accuracy
-from replug.evals.adaptive.outcomes import AnsweredQuestions, TwoWays, read_answered
-from replug.evals.adaptive.retrievers import full_name, retriever_identity
+from replug.evals.adaptive import comparison
+from replug.evals.adaptive.comparison import choose_pair, compare_policies, fit_policy, with_accuracy
+from replug.evals.adaptive.outcomes import AnsweredQuestions, TwoWays, full_name, read_answered, retriever_identity
+from replug.evals.adaptive.protocol import COUNTED, Prices, WayCosts, policy_costs
 from replug.evals.adaptive.thresholds import fit_thresholds
 from replug.evals.folder import EvaluationFolder
 from replug.index_workers.version_store import VersionStore
@@ -60,12 +57,6 @@ def test_a_folder_is_read_as_arrays_by_method(tmp_path):
     }
 
 
-def test_of_several_draws_of_demonstrations_one_is_asked_for(tmp_path):
-    questions = QuestionsConfig(demonstration_seeds=[3, 1])
-    with pytest.raises(UserError, match=r"holds several draws of demonstrations; expected one of them: .*/draws/seed3"):
-        read_answered([write_evaluation(tmp_path / "draws", two_rows(), questions=questions)])
-
-
 def test_a_number_that_a_question_does_not_have_is_unknown_and_no_zero(tmp_path):
     rows = two_rows()
     del rows[1]["methods"]["none"]["numbers"]["mean_logprob"]
@@ -83,12 +74,9 @@ def test_folders_of_one_lm_bring_their_methods_together_by_the_questions_ids(tmp
     assert answered.methods["replug@1"].folder.path == second
 
 
-def test_folders_of_other_lms_stand_beside_each_other_and_several_lms_in_one_folder_too(tmp_path):
-    first = write_evaluation(tmp_path / "all" / "small", two_rows(), lm="small")
-    write_evaluation(tmp_path / "all" / "large", two_rows(), lm="large")
-    text = (first / "config.yaml").read_text().replace("path: models/small", "path: null")
-    (tmp_path / "all" / "config.yaml").write_text(text.replace("lms: {}", "lms: {small: x, large: y}"))
-    assert [answered.name for answered in read_answered([tmp_path / "all"])] == ["small", "large"]
+def test_folders_of_other_lms_stand_beside_each_other(tmp_path):
+    folders = [write_evaluation(tmp_path / lm, two_rows(), lm=lm) for lm in ("small", "large")]
+    assert [answered.name for answered in read_answered(folders)] == ["small", "large"]
 
 
 def change(path, old, new):
@@ -122,7 +110,7 @@ def test_an_unfinished_evaluation_and_a_folder_that_is_none_are_refused(tmp_path
     (folder / "results.json").unlink()
     with pytest.raises(UserError, match="no finished evaluation"):
         read_answered([folder])
-    with pytest.raises(UserError, match="no folder of an evaluation"):
+    with pytest.raises(UserError, match="holds no evaluation"):
         read_answered([tmp_path])
     with pytest.raises(UserError, match="no folder is given"):
         read_answered([])
@@ -287,7 +275,7 @@ def test_the_policy_that_is_kept_has_the_thresholds_of_all_questions_in_the_sign
     made_up, tmp_path, signal, monkeypatch
 ):
     pair = TwoWays("none", "genread")
-    monkeypatch.setattr(fitting, "retriever_identity", lambda method, config, folder: f"that of {method}")
+    monkeypatch.setattr(comparison, "retriever_identity", lambda method, config, folder: f"that of {method}")
     policy = fit_policy(made_up, pair, signal)
     with_accuracy(policy, compare_policies(made_up, pair, 10)).save(tmp_path / "policy.json")
     policy = load_policy(tmp_path / "policy.json")

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replug.evals.adaptive.auroc import auroc
 from replug.evals.adaptive.protocol import (
     ALWAYS_RETRIEVE,
     NEVER_RETRIEVE,
@@ -17,14 +16,14 @@ from replug.evals.adaptive.protocol import (
     Questions,
     Rule,
     accuracy_left_out,
+    auroc,
     decisions,
     draw_splits,
     mean_over_splits,
     measure,
     signal_auroc,
 )
-from replug.evals.adaptive.refitting import refit
-from replug.evals.adaptive.thresholds import ALWAYS, NEVER, fit_threshold, fit_thresholds, retrieves
+from replug.evals.adaptive.thresholds import ALWAYS, NEVER, fit_threshold, fit_thresholds, refit, retrieves
 
 # Few different values, so that many are equal; an unknown one is -inf.
 VALUES = st.sampled_from([-math.inf, 0.0, 1.0, 2.0, 3.5, 1000.0])

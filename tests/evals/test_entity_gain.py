@@ -5,8 +5,7 @@ import json
 import pytest
 
 from replug.config.errors import UserError
-from replug.evals.entity_gain import EntityNames, entity_bins, entity_lines, gains_by_popularity
-from replug.evals.tasks.tokens import read_popularity
+from replug.evals.tasks.tokens import EntityNames, entity_bins, entity_lines, gains_by_popularity, read_popularity
 from replug.evals.token_gain import TokenGain
 
 POPULARITY = {"Li Bai": 50.0, "Bai": 5000.0, "Paris": 90000.0, "Live": 7.0, "Li Bai House": 3.0}

@@ -113,22 +113,6 @@ def test_a_server_that_fails_now_and_then_gives_the_same_bits_and_answers_from_w
     assert answers["bm25"]["exact_match"]["n"] == 4
 
 
-@pytest.mark.nightly
-def test_several_lms_are_asked_the_same_and_shown_together(evaluate, quiet_run, measured, tmp_path):
-    out = tmp_path / "out"
-    settings = [*on_run(quiet_run), "lm.path=null", "lms={one: stand_in, two: 'stand_in:0.001'}"]
-    results, output = evaluate("lm", out, *settings, "methods=[none,replug,lsr]", "k=5")
-    alone = json.loads((measured / "results.json").read_text())
-    assert list(results) == ["one", "two"]
-    for lm in ("one", "two"):
-        for method in ("none", "replug", "lsr"):
-            assert results[lm][method]["bpb"]["value"] == pytest.approx(alone[method]["bpb"]["value"], abs=1e-6)
-        assert json.loads((out / lm / "results.json").read_text()) == results[lm]
-    assert not (out / "two/found/index").exists(), "the first one's indexes serve all"
-    assert "two: bpb of lsr − none" in (out / "table.md").read_text()
-    assert (out / "figure.svg").exists() and "holds a finished evaluation" not in output
-
-
 def test_a_finished_evaluation_is_shown_again_and_another_is_refused(evaluate, quiet_run, measured):
     before = (measured / "results.json").stat().st_mtime_ns
     same = [*on_run(quiet_run), "methods=[none,bm25,replug,lsr,lsr@1,lsr/concat]", "k=5"]

@@ -10,7 +10,6 @@ import pytest
 
 from replug.config.load import load_evaluation_config
 from replug.evals import run
-from replug.evals.lm_sweep import evaluate_lms
 from replug.models import build
 from replug.models.caching_lm import CachingLM
 from replug.models.lm_source import LMSource
@@ -54,7 +53,7 @@ def config(tmp_path, monkeypatch) -> list[str]:
 
 def evaluate(tmp_path: Path, overrides: list[str]) -> dict:
     loaded = load_evaluation_config(tmp_path / "evaluation.yaml", overrides)
-    return (evaluate_lms if loaded.lms else run.evaluate)(loaded)
+    return run.evaluate(loaded)
 
 
 def test_whole_texts_are_measured_by_source_and_with_and_without_what_the_corpus_holds(tmp_path, config):
@@ -81,15 +80,3 @@ def test_documents_of_a_texts_own_source_are_left_out_and_said(tmp_path, config)
     found = {row["id"][0]: set(row["documents"]) for row in rows if row["documents"]}
     assert "own" not in found["a"] and "copy" in found["b"]
     assert "not retrieved, and not compared: 3 of 9 have some." in (tmp_path / "out/table.md").read_text()
-
-
-def test_lms_of_a_sweep_share_spans_and_what_the_corpus_holds(tmp_path, config):
-    sweep = [*config, "lm.path=null", "lms={x: stand_in, y: 'stand_in:0.0001'}", "methods=[none,bm25]"]
-    results = evaluate(tmp_path, sweep)
-    assert list(results) == ["x", "y"]
-    overlaps, ids = (
-        [(tmp_path / "out" / name / file).read_bytes() for name in results]
-        for file in ("found/overlaps.jsonl", "leakage.json")
-    )
-    assert overlaps[0] == overlaps[1] and ids[0] == ids[1]
-    assert (tmp_path / "out/table.md").read_text().startswith("lm: bpb, n = 9 of 3 sources\n")

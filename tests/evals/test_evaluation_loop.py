@@ -13,9 +13,8 @@ from replug.config.methods import parse_methods
 from replug.data.records import Document
 from replug.evals.comparison import compare, markdown_table
 from replug.evals.evidence import NOTHING, Evidence, EvidenceBook, RetrievedDocuments, texts_of
-from replug.evals.examples import Example
 from replug.evals.folder import EvaluationFolder
-from replug.evals.loop import Metric, Outcome, run_task
+from replug.evals.loop import Example, Metric, Outcome, run_task
 from replug.evals.outcomes import OutcomeFile, outcomes_of, write_examples
 
 TEXTS = ["zero", "one", "two", "three"]

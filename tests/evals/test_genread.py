@@ -10,11 +10,9 @@ import pytest
 from replug.config.errors import UserError
 from replug.config.methods import parse_methods
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
-from replug.evals.examples import Example
-from replug.evals.genread import write_documents
 from replug.evals.kinds import EvalDataset, PromptedLM
-from replug.evals.latency import LatencyPass
-from replug.evals.loop import Outcome
+from replug.evals.lm_passes import LatencyPass, write_documents
+from replug.evals.loop import Example, Outcome
 from replug.evals.outcomes import OutcomeFile
 from replug.models.generation import Generated
 from replug.models.prompt import PromptTemplate

@@ -1,4 +1,4 @@
-"""What oracles reach with the documents of an ensemble, by hand."""
+"""Bits and headroom against numbers worked out by hand."""
 
 import math
 
@@ -7,7 +7,16 @@ import pytest
 
 from replug.config.methods import parse_methods
 from replug.evals.headroom import Headroom, headroom_lines, oracle_bits
+from replug.evals.metrics import bits_of
 from replug.evals.tasks.lm import mixed_documents, untuned
+
+
+def test_bits_of_a_known_distribution_are_exact() -> None:
+    assert bits_of(np.log([0.5, 0.25, 0.125])) == pytest.approx(1 + 2 + 3, abs=1e-12)
+    assert bits_of(np.zeros(4)) == 0
+    many = np.full(100_000, np.log(0.5), dtype=np.float32)
+    assert bits_of(many) == pytest.approx(100_000, rel=1e-7)  # summed in float64
+
 
 LOGPROBS = np.log(np.array([[0.5, 0.25], [0.25, 0.125]]))  # the first document's text has 3 bits, the second's 5
 

@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from replug.config.load import load_evaluation_config
-from replug.evals.examples import Example
-from replug.evals.internet.questions import InternetQuestion
-from replug.evals.internet.splits import is_validation
+from replug.evals.internet_preparing import is_validation
+from replug.evals.internet_sets import InternetQuestion
+from replug.evals.loop import Example
 from replug.evals.run import evaluate
 from replug.models.local.local_source import LocalSource
 from replug.models.score_cache import ScoreCache

@@ -7,8 +7,14 @@ from replug.answering.answerer import AnsweringOptions
 from replug.answering.factors import Factors
 from replug.answering.prompts import AnswerPrompts, PromptForm, Shot
 from replug.answering.rerankers import RERANKERS
-from replug.evals.internet.costs import AnswerCosts, LineCounter, LineTokens, reranked_costs
-from replug.evals.internet.expectation import ExpectedTokens, expected_of_passages
+from replug.evals.internet_costs import (
+    AnswerCosts,
+    ExpectedTokens,
+    LineCounter,
+    LineTokens,
+    expected_of_passages,
+    reranked_costs,
+)
 
 # 100 tokens of shots, a question of 10, two passages of 20 and 30, answers of 2 and 3; "b" came from both passages.
 LINES = LineTokens(100, 10, [20, 30], {"a": 2, "b": 3})

@@ -14,18 +14,16 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import parse_answering_methods
 from replug.evals.comparison import compare
-from replug.evals.examples import Example
-from replug.evals.internet.costs import LineTokens
-from replug.evals.internet.deciding import ParameterCounts, decide
-from replug.evals.internet.measured import measured_passages, passages_outcome, read_passages
-from replug.evals.internet.preparing import Prepared
-from replug.evals.internet.questions import InternetQuestion
-from replug.evals.internet.splits import is_validation
+from replug.evals.internet_costs import LineTokens, measured_passages, passages_outcome, read_passages
+from replug.evals.internet_deciding import decide
+from replug.evals.internet_preparing import Prepared, is_validation
+from replug.evals.internet_sets import InternetQuestion
+from replug.evals.loop import Example
 from replug.web.records import Passage
 
 METHODS = parse_answering_methods(["none", "gold", "direct@1", "direct@2", "rag@2"], 10)
 LINES = LineTokens(100, 10, (20, 30), {"red": 2, "blue": 2})
-SIZES = ParameterCounts(10.0, 1.0)
+SIZES = (10.0, 1.0)
 
 
 def question(number: int, answer: str = "blue") -> InternetQuestion:

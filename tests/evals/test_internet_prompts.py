@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from replug.answering.prompts import AnswerPrompts, PromptForm
-from replug.evals.examples import Example
-from replug.evals.internet.preparing import shots_of
-from replug.evals.internet.questions import InternetQuestion
+from replug.evals.internet_preparing import shots_of
+from replug.evals.internet_sets import InternetQuestion
+from replug.evals.loop import Example
 
 GOLDEN = Path(__file__).parent / "golden"
 SHOTS = {

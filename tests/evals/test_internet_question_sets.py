@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from replug.config.errors import UserError
-from replug.evals.internet.question_sets import QUESTION_SETS
+from replug.evals.internet_sets import QUESTION_SETS
 from tests.support.shared_data import shared
 
 NQ = {"question": "who wrote it", "answer": ["Ada", "Ada L."]}

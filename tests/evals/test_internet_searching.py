@@ -9,7 +9,7 @@ from replug.config.load import load_evaluation_config
 from replug.config.methods import Method
 from replug.data.records import Document
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
-from replug.evals.internet.searching import corpus_engine, find_for_all, searches
+from replug.evals.internet_preparing import corpus_engine, find_for_all, searches
 from replug.web.records import FoundEvidence
 from tests.support.command_line import ROOT
 

@@ -8,11 +8,9 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import QuestionsConfig
-from replug.evals.examples import Example
-from replug.evals.internet.gold import gold_evidence
-from replug.evals.internet.question_sets import QUESTION_SETS
-from replug.evals.internet.questions import InternetQuestion
-from replug.evals.internet.splits import is_validation, plan_questions
+from replug.evals.internet_preparing import gold_evidence, is_validation, plan_questions
+from replug.evals.internet_sets import QUESTION_SETS, InternetQuestion
+from replug.evals.loop import Example
 
 NQ, SITUATED = QUESTION_SETS["nq"], QUESTION_SETS["situatedqa"]
 
@@ -40,10 +38,10 @@ def ids(questions) -> list[str]:
 
 def test_shots_have_evidence_and_are_never_measured(questions):
     plan = plan_questions(QuestionsConfig(path=str(questions)), NQ, 0)
-    assert len(plan.shots) == 15 and all(shot.evidence for shot in plan.shots)
-    assert len(plan.measured) == 25 and not set(ids(plan.shots)) & set(ids(plan.measured))
+    assert len(plan[1]) == 15 and all(shot.evidence for shot in plan[1])
+    assert len(plan[0]) == 25 and not set(ids(plan[1])) & set(ids(plan[0]))
     assert plan == plan_questions(QuestionsConfig(path=str(questions)), NQ, 0)
-    assert ids(plan.shots) != ids(plan_questions(QuestionsConfig(path=str(questions)), NQ, 1).shots)
+    assert ids(plan[1]) != ids(plan_questions(QuestionsConfig(path=str(questions)), NQ, 1)[1])
 
 
 def test_too_few_with_evidence_are_refused_with_the_keys_that_mend_it(questions):
@@ -54,14 +52,14 @@ def test_too_few_with_evidence_are_refused_with_the_keys_that_mend_it(questions)
 def test_shots_of_another_file_are_those_that_are_not_measured(questions):
     keys = QuestionsConfig(path=str(questions), demonstrations=str(questions), shots=10, max_questions=20)
     plan = plan_questions(keys, NQ, 0)
-    assert len(plan.measured) == 20 and not set(ids(plan.shots)) & set(ids(plan.measured))
+    assert len(plan[0]) == 20 and not set(ids(plan[1])) & set(ids(plan[0]))
 
 
 def test_a_seed_of_demonstrations_draws_other_shots_and_leaves_what_is_measured(questions):
     keys = QuestionsConfig(path=str(questions), demonstrations=str(questions), shots=5, max_questions=20)
-    by_seed = [plan_questions(replace(keys, demonstration_seeds=seeds), NQ, 0) for seeds in ([], [0], [1])]
-    assert by_seed[0] == by_seed[1] and by_seed[0].measured == by_seed[2].measured
-    assert set(ids(by_seed[0].shots)) != set(ids(by_seed[2].shots))
+    by_seed = [plan_questions(replace(keys, demonstration_seed=seed), NQ, 0) for seed in (None, 0, 1)]
+    assert by_seed[0] == by_seed[1] and by_seed[0][0] == by_seed[2][0]
+    assert set(ids(by_seed[0][1])) != set(ids(by_seed[2][1]))
 
 
 def test_situatedqas_shots_are_natural_questions_and_variants_are_on_one_side(questions, tmp_path):
@@ -77,9 +75,9 @@ def test_situatedqas_shots_are_natural_questions_and_variants_are_on_one_side(qu
     path = tmp_path / "temp.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     plan = plan_questions(QuestionsConfig(path=str(path), demonstrations=str(questions)), SITUATED, 0)
-    assert len(plan.measured) == 400 and plan.shots[0].example.query.startswith("what is")
-    sides = {question.origin: set() for question in plan.measured}
-    for question in plan.measured:
+    assert len(plan[0]) == 400 and plan[1][0].example.query.startswith("what is")
+    sides = {question.origin: set() for question in plan[0]}
+    for question in plan[0]:
         sides[question.origin].add(is_validation(question))
     assert all(len(side) == 1 for side in sides.values())
     assert 2 <= sum(map(any, sides.values())) <= 20, "a tenth of a hundred"

@@ -10,13 +10,12 @@ from replug.answering.answerer import AnsweringOptions
 from replug.answering.prompts import PromptForm, Shot
 from replug.answering.rerankers import WeightsFile
 from replug.config.methods import parse_answering_methods
-from replug.evals.examples import Example
-from replug.evals.internet.deciding import ParameterCounts, decide
-from replug.evals.internet.preparing import Prepared
-from replug.evals.internet.questions import InternetQuestion
-from replug.evals.internet.splits import is_validation
-from replug.evals.internet.task import InternetQa
+from replug.evals.internet_deciding import decide
+from replug.evals.internet_preparing import Prepared, is_validation
+from replug.evals.internet_sets import InternetQuestion
 from replug.evals.kinds import PromptedLM
+from replug.evals.loop import Example
+from replug.evals.tasks.internet_qa import InternetQa
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.generation import Sampled
 from replug.models.prompt import PromptTemplate
@@ -114,7 +113,7 @@ def test_what_no_method_needs_is_not_asked():
 def test_every_method_of_the_grid_is_decided_from_that_pass(tmp_path):
     of = prepared(["none", "gold", "direct@1", "direct@2", "rag@3", "noisy_channel@3", "poe@3"])
     _, row = outcomes(of, River())
-    task, [decided] = decide(of, [row], ParameterCounts(1.0, 1.0), WeightsFile(tmp_path / "weights.json", "lm", "lm"))
+    task, [decided] = decide(of, [row], (1.0, 1.0), WeightsFile(tmp_path / "weights.json", "lm", "lm"))
     right = {name: one["numbers"]["exact_match"] for name, one in decided["methods"].items()}
     assert right == dict.fromkeys(right, 1) | {"none": 0, "direct@1": 0}
     assert task.examples[0].id == decided["id"]
@@ -133,7 +132,7 @@ def test_in_classification_every_label_is_a_candidate_and_nothing_is_sampled(tmp
     _, row = outcomes(of, lm)
     assert not lm.sampled and row["methods"]["gold"]["detail"]["answer"] == "Rhine"
     assert row["methods"]["passages"]["detail"]["answers"] == ["Rhine", "Loire"] * 3
-    _, [decided] = decide(of, [row], ParameterCounts(None, None), WeightsFile(tmp_path / "weights.json", "lm", "lm"))
+    _, [decided] = decide(of, [row], (None, None), WeightsFile(tmp_path / "weights.json", "lm", "lm"))
     numbers = decided["methods"]["direct@3"]["numbers"]
     assert numbers["accuracy"] == 1.0 and numbers["generated_tokens"] == 0.0 and "flop" not in numbers
     assert decided["methods"]["gold"]["numbers"]["lm_calls"] == 2.0

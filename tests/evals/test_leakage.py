@@ -14,10 +14,15 @@ from replug.data.shards import write_documents
 from replug.data.store import CorpusStore
 from replug.evals.comparison import compare, markdown_table
 from replug.evals.evidence import RetrievedDocuments
-from replug.evals.leakage import ComparedTexts, find_overlaps, overlap_lines
-from replug.evals.overlap_file import compared_examples, overlaps_with, write_leakage
-from replug.evals.own_source import find_others, require_sources
-from replug.evals.search import find_all
+from replug.evals.leakage import (
+    ComparedTexts,
+    compared_examples,
+    find_overlaps,
+    overlap_lines,
+    overlaps_with,
+    write_leakage,
+)
+from replug.evals.search import find_all, find_others, require_sources
 from replug.evals.tasks.lm import LanguageModelling
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate

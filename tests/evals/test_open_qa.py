@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,18 +11,18 @@ import pytest
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import load_evaluation_config
-from replug.evals.examples import Example
+from replug.evals.evidence import NOTHING
 from replug.evals.kinds import check_evaluation
-from replug.evals.open_qa import (
+from replug.evals.loop import Example
+from replug.evals.questions import (
     OpenQuestion,
     draw_demonstrations,
     hold_out_demonstrations,
-    open_qa_outcome,
     open_qa_prompt,
     read_questions,
     require_not_evaluated,
 )
-from replug.evals.tasks.open_qa import open_qa_dataset
+from replug.evals.tasks.open_qa import open_qa_dataset, open_qa_outcome
 from tests.support.shared_data import shared
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -144,11 +145,11 @@ def test_a_demonstration_that_is_evaluated_is_an_error_that_names_it() -> None:
 
 
 def test_only_the_first_line_of_what_the_lm_wrote_is_its_answer() -> None:
-    assert open_qa_outcome(FRANCE, " the city of Paris.\nQuestion: who").prediction == "the city of Paris."
-    outcome = open_qa_outcome(FRANCE, " Paris, France")
-    assert (outcome.exact_match, outcome.f1) == (0, pytest.approx(2 / 3))
-    assert open_qa_outcome(FRANCE, " PARIS").exact_match == 1
-    assert open_qa_outcome(FRANCE, "\nParis").exact_match == 0
+    asked = partial(open_qa_outcome, FRANCE, NOTHING)
+    assert asked(" the city of Paris.\nQuestion: who").detail == {"answer": "the city of Paris."}
+    assert asked(" Paris, France").numbers == {"exact_match": 0, "f1": pytest.approx(2 / 3), "answer_recall": 0}
+    assert asked(" PARIS").numbers["exact_match"] == 1
+    assert asked("\nParis").numbers["exact_match"] == 0
 
 
 @pytest.mark.parametrize(("name", "count"), [("nq_open_gold.jsonl.gz", 1700), ("popqa.jsonl.gz", 600)])
@@ -176,8 +177,8 @@ def open_qa_config(tmp_path: Path, *overrides: str) -> EvaluationConfig:
 
 def test_demonstrations_change_by_a_seed_of_their_own_and_the_questions_stay(tmp_path: Path) -> None:
     drawn = []
-    for seeds in ("[]", "[0]", "[1]", "[2]"):
-        config = open_qa_config(tmp_path, f"questions.demonstration_seeds={seeds}")
+    for seed in ("null", "0", "1", "2"):
+        config = open_qa_config(tmp_path, f"questions.demonstration_seed={seed}")
         check_evaluation(config)
         drawn.append(list(open_qa_dataset(config, None).queries))
     assert drawn[0] == drawn[1]

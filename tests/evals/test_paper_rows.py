@@ -1,12 +1,7 @@
 """A paper's figures beside ours."""
 
-import pytest
-
-from replug.config.errors import UserError
-from replug.config.evaluation_schema import EvaluationConfig, PaperConfig
-from replug.config.rules import lm_problems
-from replug.evals.lm_sweep import configs_by_lm
-from replug.evals.paper_rows import add_paper_figures
+from replug.config.evaluation_schema import PaperConfig
+from replug.evals.comparison import add_paper_figures
 
 
 def results(metric: str = "accuracy", **values: float) -> dict:
@@ -31,15 +26,3 @@ def test_groups_and_others_have_rows_and_groups_are_in_the_results():
     assert "| none, STEM | 0.2000 | 0.578 |  |  |" in lines and "| Atlas 11B |  | 0.479 |  |  |" in lines
     assert of["none"]["accuracy/STEM"]["paper"] == 0.578 and "law" not in lines
     assert add_paper_figures(of, PaperConfig()) == ""
-
-
-def test_of_several_lms_each_has_its_own_figures(tmp_path):
-    lms, values = {"small": "a", "xl": "b"}, {"small/none": 1.33, "xl/none": 1.16}
-    config = EvaluationConfig("lm", str(tmp_path), methods=["none"], lms=lms, paper=PaperConfig("table 1", values))
-    assert [one.paper.values for _, one in configs_by_lm(config)] == [{"none": 1.33}, {"none": 1.16}]
-    config.paper.values = {"none": 1.16}
-    with pytest.raises(
-        UserError, match=r"paper\.values: none names no LM of lms; expected LM/METHOD, such as small/no"
-    ):
-        for problem in lm_problems(config):
-            raise UserError(problem)

@@ -1,4 +1,4 @@
-"""PopQA's questions: reading every form of the set, and shots that are never evaluated."""
+"""PopQA: golden prompts, popularity, and how its questions and shots are read and drawn."""
 
 import gzip
 import json
@@ -6,14 +6,168 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from replug.config.errors import UserError
-from replug.evals.examples import Example
-from replug.evals.popqa.prompts import TEMPLATES, question_of
-from replug.evals.popqa.questions import PopQuestion, read_popqa
-from replug.evals.popqa.shots import plan_shots
+from replug.evals.answers import answer_tokens
+from replug.evals.loop import Example
+from replug.evals.popqa import (
+    ENTITY_QUESTIONS_TEMPLATES,
+    POPQA_TEMPLATES,
+    TEMPLATES,
+    PopQuestion,
+    PopShot,
+    document_frequencies,
+    first_line,
+    genread_prompt,
+    most_frequent,
+    plan_shots,
+    popqa_opening,
+    popqa_prompt,
+    popularity_bin,
+    popularity_correlation,
+    question_of,
+    read_popqa,
+    relative_popularity,
+    subject_of,
+)
 from tests.support.shared_data import shared
+
+GOLDEN = Path(__file__).parent / "golden"
+ASKED = "What is Ada Lovelace's occupation?"
+SHOTS = [
+    PopShot("In what city was Frédéric Chopin born?", "Żelazowa Wola"),
+    PopShot("What is the capital of Chad?", "N'Djamena"),
+]
+PASSAGES = ["Fryderyk Chopin\nChopin was born in Żelazowa Wola.\n", "N'Djamena is the capital of Chad."]
+
+
+def golden(name: str) -> str:
+    return (GOLDEN / f"popqa_{name}.txt").read_text(encoding="utf-8").removesuffix("\n")
+
+
+def with_passages() -> list[PopShot]:
+    return [PopShot(shot.question, shot.answer, text) for shot, text in zip(SHOTS, PASSAGES, strict=True)]
+
+
+def test_the_zero_shot_prompt_is_the_golden_one():
+    assert popqa_prompt(ASKED, None) == golden("zero_shot")
+
+
+def test_the_closed_few_shot_prompt_is_the_golden_one():
+    assert popqa_prompt(ASKED, None, SHOTS) == golden("few_shot")
+
+
+def test_the_few_shot_prompt_with_passages_is_the_golden_one():
+    assert popqa_prompt(ASKED, "Ada Lovelace\nAda was a mathematician.", with_passages()) == golden("with_passages")
+
+
+def test_the_prompt_that_asks_for_a_document_is_the_golden_one():
+    assert genread_prompt(ASKED) == golden("genread")
+
+
+def test_every_prompt_of_a_relation_begins_with_its_opening():
+    assert popqa_prompt(ASKED, "a passage", SHOTS).startswith(popqa_opening(SHOTS))
+    assert popqa_opening([]) == ""
+
+
+def test_there_are_sixteen_relations_of_popqa_and_twenty_four_of_entity_questions():
+    assert (len(POPQA_TEMPLATES), len(ENTITY_QUESTIONS_TEMPLATES), len(TEMPLATES)) == (16, 24, 40)
+    assert all(template.count("{}") == 1 for template in TEMPLATES.values())
+
+
+@pytest.mark.parametrize("relation", TEMPLATES)
+def test_the_subject_is_read_out_of_the_question_that_it_made(relation: str):
+    for subject in ("Ada", "{braces} and ?", "Who is the child of X?", "É"):
+        assert subject_of(relation, question_of(relation, subject)) == subject
+    assert subject_of(relation, "How old is Ada?") is None
+    assert subject_of(relation, question_of(relation, " ")) is None
+
+
+@pytest.mark.parametrize(
+    ("generated", "line"),
+    [
+        (" Paris\nQ: who", "Paris"),
+        ("\n\nParis is a city.\nAnd more", "Paris is a city."),
+        ("\nParis", ""),  # as the official code: one newline ends an empty line
+        ("", ""),
+        (" Paris", "Paris"),
+    ],
+)
+def test_an_answer_is_its_first_line_after_a_blank_one(generated: str, line: str):
+    assert first_line(generated) == line
+
+
+@pytest.mark.parametrize(
+    ("popularity", "name"),
+    [
+        (0, "0"),
+        (1, "10^0-10^1"),
+        (9, "10^0-10^1"),
+        (10, "10^1-10^2"),
+        (999, "10^2-10^3"),
+        (1000, "10^3-10^4"),
+        (10**15, "10^15-10^16"),
+    ],
+)
+def test_a_bin_is_a_power_of_ten_whose_lower_end_belongs_to_it(popularity: int, name: str):
+    assert popularity_bin(float(popularity)) == f"popularity {name}"
+
+
+def test_the_correlation_is_pearsons_with_the_logarithm():
+    rng = np.random.default_rng(0)
+    popularity, right = rng.integers(1, 10**6, 200), rng.integers(0, 2, 200)
+    expected = np.corrcoef(np.log10(popularity), right)[0, 1]
+    assert popularity_correlation(popularity, right) == pytest.approx(expected)
+    assert popularity_correlation(np.array([1, 10, 100]), np.array([0, 0.5, 1])) == pytest.approx(1)
+    assert popularity_correlation(np.array([0, 10]), np.array([0, 1])) == pytest.approx(1), "0 counts as 1"
+
+
+def test_there_is_no_correlation_with_what_does_not_vary():
+    assert popularity_correlation(np.array([5, 5, 5]), np.array([0, 1, 1])) is None
+    assert popularity_correlation(np.array([1, 2, 3]), np.array([1, 1, 1])) is None
+    assert popularity_correlation(np.array([1]), np.array([1])) is None
+
+
+def test_relative_popularity_is_in_its_relations_standard_deviations():
+    popularity = np.array([0, 100, 1, 1000, 7.0])
+    relative = relative_popularity(popularity, ["a", "a", "b", "b", "c"])
+    assert relative.tolist() == pytest.approx([-1, 1, -1, 1, 0])
+
+
+def test_the_most_frequent_answer_is_the_first_of_equals():
+    assert most_frequent(["b", "a", "a", "b", "c"]) == "b"
+
+
+def naive(entity: str, texts: list[str]) -> int:
+    words = answer_tokens(entity)
+    held = 0
+    for text in texts:
+        tokens = answer_tokens(text)
+        held += any(tokens[place : place + len(words)] == words for place in range(len(tokens)))
+    return held
+
+
+def test_frequencies_equal_a_naive_count():
+    rng = np.random.default_rng(1)
+    texts = [" ".join(rng.choice(["a", "b", "A", "c", "é", "."], rng.integers(0, 9))) for _ in range(300)]
+    entities = ["a", "a b", "A B", "a b a", "b", "é", "e", "c.", "a b c é", "d"]
+    assert document_frequencies(entities, texts, len(texts)) == {name: naive(name, texts) for name in entities}
+
+
+def test_a_name_is_found_by_its_words_whatever_their_case_and_form_and_not_inside_others():
+    texts = ["José Smith-Jones!", "JOSE\u0301 smith - jones", "Josés Smith-Jones", "the jose Smith"]
+    found = document_frequencies(["José Smith-Jones", "José", "Smith", "Smith", ""], texts, 4)
+    assert found == {"José Smith-Jones": 2, "José": 2, "Smith": 4, "": 0}
+
+
+def test_real_names_have_punctuation():
+    texts = ["Charles A. Gillespie, Jr., was a diplomat", "Charles Gillespie"]
+    found = document_frequencies(["Charles A. Gillespie, Jr.", "Charles Gillespie"], texts, 2)
+    assert list(found.values()) == [1, 1]
+    assert re.fullmatch(r"[a-z ,.]+", " ".join(answer_tokens("Charles A. Gillespie, Jr.")))
+
 
 ROW = {
     "id": 1,
@@ -146,15 +300,15 @@ def test_what_is_no_file_of_entity_questions_is_refused(tmp_path, name, content,
 
 def test_fifteen_shots_of_sixteen_relations_are_one_of_each_other_relation():
     plan = plan_shots(pool(16, 4), None, 15, 0)
-    assert len(plan.questions) == 16 * 3, "each relation gave one question away"
-    for relation, shots in plan.shots.items():
+    assert len(plan[0]) == 16 * 3, "each relation gave one question away"
+    for relation, shots in plan[1].items():
         assert len(shots) == 15
-        assert Counter(shot.relation for shot in shots) == {r: 1 for r in plan.shots if r != relation}
+        assert Counter(shot.relation for shot in shots) == {r: 1 for r in plan[1] if r != relation}
 
 
 def test_of_two_relations_all_shots_are_of_the_other_one():
     plan = plan_shots(pool(2, 20), None, 15, 0)
-    assert [Counter(shot.relation for shot in shots) for shots in plan.shots.values()] == [
+    assert [Counter(shot.relation for shot in shots) for shots in plan[1].values()] == [
         {"place of birth": 15},
         {"occupation": 15},
     ]
@@ -163,32 +317,32 @@ def test_of_two_relations_all_shots_are_of_the_other_one():
 def test_shots_are_the_same_for_the_same_seed_in_random_order_and_never_evaluated():
     plans = [plan_shots(pool(5, 10), None, 9, seed) for seed in (1, 1, 2)]
     assert plans[0] == plans[1] != plans[2]
-    asked = {q.example.id for q in plans[0].questions}
-    shown = {shot.example.id for shots in plans[0].shots.values() for shot in shots}
+    asked = {q.example.id for q in plans[0][0]}
+    shown = {shot.example.id for shots in plans[0][1].values() for shot in shots}
     assert len(asked) == 50 - 5 * 2 and not asked & shown
-    relations = [shot.relation for shot in plans[0].shots["occupation"]]
+    relations = [shot.relation for shot in plans[0][1]["occupation"]]
     assert relations != sorted(relations), "shuffled, not relation by relation"
 
 
 def test_questions_are_ordered_by_relation_and_within_it_as_the_file_has_them():
     plan = plan_shots(pool(3, 3), None, 0, 0)
-    assert [q.example.id for q in plan.questions] == [
+    assert [q.example.id for q in plan[0]] == [
         f"{relation} {number}" for relation in ("genre", "occupation", "place of birth") for number in range(3)
     ]
-    assert plan.shots == {"genre": (), "occupation": (), "place of birth": ()}
+    assert plan[1] == {"genre": (), "occupation": (), "place of birth": ()}
 
 
 def test_shots_of_another_file_leave_all_questions_to_evaluate():
     asked = [question("occupation", number) for number in range(3)]
     plan = plan_shots(pool(3, 6), asked, 4, 0)
-    assert list(plan.questions) == asked
-    assert Counter(shot.relation for shot in plan.shots["occupation"]) == {"place of birth": 2, "genre": 2}
+    assert list(plan[0]) == asked
+    assert Counter(shot.relation for shot in plan[1]["occupation"]) == {"place of birth": 2, "genre": 2}
 
 
 def test_a_question_that_is_evaluated_is_no_shot_of_another_file():
     same = pool(2, 4)
     plan = plan_shots(same, same[:2], 3, 0)
-    assert not {q.example.id for q in plan.questions} & {s.example.id for of in plan.shots.values() for s in of}
+    assert not {q.example.id for q in plan[0]} & {s.example.id for of in plan[1].values() for s in of}
     with pytest.raises(UserError, match="4 demonstrations are asked for, but 3 of 4 questions are not evaluated"):
         plan_shots(same, same[:2], 4, 0)
 

@@ -12,9 +12,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from replug.config.load import load_evaluation_config
-from replug.evals.folder import EvaluationFolder
-from replug.evals.lm_sweep import configs_by_lm
 from replug.models.answer_table import GenerationCache
 from replug.models.score_cache import ScoreCache
 from tests.support.command_line import ROOT, CommandLine, start_process
@@ -173,14 +170,3 @@ def test_killed_among_documents_and_among_answers_it_asks_the_lm_nothing_twice(e
     after = answers(out)
     assert after[0] == answers(tmp_path / "whole")[0] == 24 + 20 * 3
     assert after[1] - before[1] == after[0] - before[0], "what was stored before was asked again"
-
-
-def test_several_lms_take_what_the_first_counted_in_the_corpus(tmp_path):
-    lms = ["lm.path=null", "lms={one: stand_in, two: 'stand_in:0.001'}", f"out={tmp_path}", "retriever.path=stand_in"]
-    lms += ["questions.path=questions.jsonl", "data.corpus=corpus.jsonl"]
-    configs = configs_by_lm(load_evaluation_config(ROOT / "configs/eval_popqa.yaml", lms))
-    first = EvaluationFolder(Path(next(configs)[1].out))
-    first.frequencies.parent.mkdir(parents=True)
-    first.frequencies.write_text('{"Ada": 3}')
-    second = EvaluationFolder(Path(next(configs)[1].out))
-    assert second.frequencies.read_text() == '{"Ada": 3}'

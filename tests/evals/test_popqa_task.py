@@ -11,13 +11,11 @@ from replug.config.methods import parse_methods
 from replug.data.records import Document
 from replug.evals.comparison import compare
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
-from replug.evals.examples import Example
 from replug.evals.intervals import wilson_interval
+from replug.evals.loop import Example
 from replug.evals.outcomes import Row
-from replug.evals.popqa.findings import add_popqa_findings
-from replug.evals.popqa.prompts import PopShot
-from replug.evals.popqa.questions import PopQuestion
-from replug.evals.tasks.popqa import Asked, PopQa
+from replug.evals.popqa import PopQuestion, PopShot
+from replug.evals.tasks.popqa import Asked, PopQa, add_popqa_findings
 from replug.models.generation import Generated
 from replug.models.prompt import PromptTemplate
 

@@ -9,11 +9,10 @@ from replug.config.evaluation_schema import PaperConfig
 from replug.data.records import Window
 from replug.evals.comparison import compare
 from replug.evals.evidence import NOTHING, Evidence
-from replug.evals.examples import Example
-from replug.evals.mmlu import MmluQuestion
-from replug.evals.mmlu_prompts import MmluPrompts
-from replug.evals.open_qa import OpenQuestion
+from replug.evals.loop import Example
+from replug.evals.mmlu import MmluPrompts, MmluQuestion
 from replug.evals.outcomes import OutcomeFile
+from replug.evals.questions import OpenQuestion
 from replug.evals.tasks.lm import LanguageModelling
 from replug.evals.tasks.mmlu import Mmlu
 from replug.evals.tasks.open_qa import OpenQa

@@ -10,7 +10,6 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import load_evaluation_config
 from replug.evals.kinds import check_evaluation
-from replug.evals.lm_sweep import configs_by_lm
 from replug.evals.texts import read_spans
 from replug.evals.windows import ROOM
 from tests.support.tiny_lms import write_gpt2, write_tokenizer
@@ -41,13 +40,11 @@ def test_a_few_windows_are_of_all_texts_and_not_of_the_first(tmp_path, texts):
     assert [span.id for span in others] != [span.id for span in spans]
 
 
-def test_lms_of_a_sweep_are_asked_the_same_spans_whatever_their_tokens(tmp_path, texts):
+def test_lms_are_asked_the_same_spans_where_one_tokenizer_cuts_them(tmp_path, texts):
     write_tokenizer(tmp_path / "gpt2")
     write_gpt2(tmp_path / "gpt2")
-    sweep = config_of(
-        tmp_path, texts, "lm.path=null", f"lms={{a: stand_in, b: {tmp_path / 'gpt2'}}}", "texts.max_windows=9"
-    )
-    a, b = (read_spans(one, None) for _, one in configs_by_lm(sweep))
+    keys = [texts, "texts.max_windows=9", "texts.tokenizer=stand_in"]
+    a, b = (read_spans(config_of(tmp_path, *keys, f"lm.path={lm}"), None) for lm in ("stand_in", tmp_path / "gpt2"))
     assert a == b
     alone = read_spans(config_of(tmp_path, texts, f"lm.path={tmp_path / 'gpt2'}", "texts.max_windows=9"), None)
     assert [span.continuation for span in alone] != [span.continuation for span in a], "its own tokens cut words"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from replug.config.errors import UserError
-from replug.config.load import load_score_config
+from replug.config.load import load_ask_config
 from replug.config.schema import LMConfig
 from replug.models import build
 from replug.models.black_box_lm import AsyncLM
@@ -29,7 +29,7 @@ def with_toy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lm_section(*overrides: str) -> LMConfig:
-    return load_score_config(list(overrides)).lm
+    return load_ask_config(list(overrides)).lm
 
 
 def bits(lm: AsyncLM) -> list[bytes]:

@@ -10,8 +10,9 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import load_evaluation_config
 from replug.evals.kinds import kind_names
+from replug.models.encoder_prompts import prompts_of
 from replug.planning.accelerators import ACCELERATORS
-from replug.planning.evaluations import count_examples, plan_evaluation, prompts_of
+from replug.planning.evaluations import count_examples, plan_evaluation
 from replug.planning.model_sizes import encoder_size, lm_size
 from replug.planning.plans import Assumptions
 from tests.support.command_line import ROOT
@@ -156,13 +157,12 @@ def test_a_prepared_set_tells_its_texts_and_their_lengths(tmp_path: Path) -> Non
 
 def test_what_is_assumed_is_what_the_evaluations_have() -> None:
     from replug.answering.answerer import AnsweringOptions
-    from replug.evals import genread, mmlu, mmlu_subjects, open_qa
-    from replug.evals.popqa import shots
+    from replug.evals import lm_passes, mmlu, popqa, questions
     from replug.planning import evaluations
 
     options, own = AnsweringOptions(), evaluations
-    assert (len(mmlu.LETTERS), len(mmlu_subjects.CATEGORY_OF)) == (own.LETTERS, own.SUBJECTS)
-    assert own.WRITTEN_TOKENS == genread.MAX_NEW_TOKENS
-    numbers = (mmlu.NUM_DEMONSTRATIONS, open_qa.NUM_DEMONSTRATIONS, shots.NUM_SHOTS)
+    assert (len(mmlu.LETTERS), len(mmlu.CATEGORY_OF)) == (own.LETTERS, own.SUBJECTS)
+    assert own.WRITTEN_TOKENS == lm_passes.MAX_NEW_TOKENS
+    numbers = (mmlu.NUM_DEMONSTRATIONS, questions.NUM_DEMONSTRATIONS, popqa.NUM_SHOTS)
     assert tuple(own.SHOTS[kind] for kind in ("mmlu", "open_qa", "popqa")) == numbers
     assert (options.num_samples, options.num_samples_alone) == (own.SAMPLES, own.SAMPLES_ALONE)

@@ -75,7 +75,7 @@ def test_a_split_that_cannot_be_is_an_error(paper: Config, text: str, reason: st
 SOONER = ["data.num_documents=1000000", "retriever.path=facebook/contriever", "lm.path=gpt2"]
 
 
-def laid_out(path: str, overrides: list[str], gpus: str, nodes: int) -> Layout[Config]:
+def laid_out(path: str, overrides: list[str], gpus: str, nodes: int) -> Layout:
     """As `replug train` lays it out, with the keys that the plan prints."""
     settings = plan_training(load_config(path, overrides), gpus, nodes)["settings"]
     config = load_config(path, [*overrides, *settings])

@@ -45,14 +45,14 @@ SMALL = (
 )
 
 
-def papers_layout(nodes: int, gpus_of_node: int, resources: Sequence[str]) -> Layout[Config]:
+def papers_layout(nodes: int, gpus_of_node: int, resources: Sequence[str]) -> Layout:
     """Lay the real run out on A100s of known memory."""
     config = load_config(PAPER, resources)
     machines = [Node(f"node {n}", 64, gpus_of_node, 1e9 * A100_GB, is_driver=n == 0) for n in range(nodes)]
     return lay_out(config, machines, run_sizes(config, config.data.num_documents, has_bfloat16=True))
 
 
-def keys_of(layout: Layout[Config]) -> list[str]:
+def keys_of(layout: Layout) -> list[str]:
     """The layout as keys, so that stand-ins, which are small, get the same places."""
     config = layout.config
     found = {f"resources.{role}": getattr(config.resources, role) for role in ("train", "score", "index")}
@@ -105,7 +105,7 @@ class RehearsedRun:
         return self._output.read_text(errors="replace")[-3000:]
 
 
-def planned_roles(layout: Layout[Config], num_scorers: int) -> "Counter[tuple[str, ...]]":
+def planned_roles(layout: Layout, num_scorers: int) -> "Counter[tuple[str, ...]]":
     """How many GPUs have which actors; rank 0 is no actor, and the last scorers may be left out."""
 
     def is_there(actor: Actor) -> bool:

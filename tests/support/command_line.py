@@ -22,7 +22,7 @@ BASE = [
     "index.threads_per_worker=1",
     "train.threads=1",
 ]
-ON_RAY = ("train", "index", "evaluate", "score", "label", "sweep")
+ON_RAY = ("train", "index", "evaluate", "label")
 
 
 def arguments(run: Path, overrides: tuple[str, ...], command: str, config: str) -> list[str]:

@@ -1,12 +1,16 @@
-"""The options of `replug ask` as values, and which of them do not go together."""
+"""The options of `replug ask` as values, which of them do not go together, and the policy that a question follows."""
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from replug.config.errors import UserError
 from replug.config.methods import REPLUG, RERANKERS
+
+if TYPE_CHECKING:  # brings numpy
+    from replug.models.policy import Policy, Subject
 
 LOCAL = "local"  # the engine that searches documents of the user's
 QUESTION = "{question}"  # where a question stands in --template
@@ -122,3 +126,28 @@ def _prompt_problems(options: AskOptions, decoding: Decoding) -> Iterator[str]:
         yield f"--top-p is {decoding.top_p}; expected above 0 and at most 1"
     if decoding.temperature is not None and not 0 <= decoding.temperature < math.inf:
         yield f"--temperature is {decoding.temperature}; expected 0 (greedy) or more"
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A policy, and what the question asks about."""
+
+    policy: "Policy"
+    subject: "Subject"
+
+
+def policy_of(path: Path | None, subject: "Subject") -> Followed | None:
+    """The policy of a file, and what the question asks about; raises UserError for what the policy has no use for."""
+    if path is None:
+        for option, value in (("--relation", subject.relation), ("--popularity", subject.popularity)):
+            if value is not None:
+                raise UserError(f"{option} is for a policy; expected --policy too")
+        return None
+    from replug.models.policy import KnownFrom, load_policy
+
+    policy = load_policy(path)
+    if subject.popularity is None and policy.decides_by.known_from is KnownFrom.question:
+        raise UserError(f"--popularity is missing: the policy decides by {policy.signal} ({policy.decides_by.title})")
+    if subject.popularity is not None and policy.decides_by.known_from is not KnownFrom.question:
+        raise UserError(f"--popularity: the policy decides by {policy.signal}; leave it out")
+    return Followed(policy, subject)

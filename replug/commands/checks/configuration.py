@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from huggingface_hub import try_to_load_from_cache
 
-from replug.cluster.gpu_shares import ROLES
+from replug.cluster.device_use import ROLES
 from replug.cluster.layout import Layout, lay_out
 from replug.cluster.layout import scorers as scorers_of
 from replug.cluster.packing import PlannedGPU
@@ -224,7 +224,7 @@ def gpus(config: Config) -> Check | None:
     return _laid_out("GPUs", f"{here} here", found) if here else None
 
 
-def _laid_out(name: str, where: str, found: Layout[Config]) -> Check:
+def _laid_out(name: str, where: str, found: Layout) -> Check:
     said = "; ".join([where, found.describe(), *map(_planned, found.gpus), *found.notes])
     if found.num_waiting:
         return Check(name, State.warning, f"{said}: {found.num_waiting} scorers find no room", MANY_GPUS)
@@ -248,7 +248,7 @@ def cpus(config: Config) -> Check | None:
     return Check("CPUs", State.ok, found)
 
 
-def layout(config: Config, roles: Collection[str] = ROLES) -> Layout[Config]:
+def layout(config: Config, roles: Collection[str] = ROLES) -> Layout:
     """Of a run on this machine. Raises UserError where its GPUs have no room for it."""
     from replug.cluster.ray_cluster import this_node
     from replug.models.hardware import multiplies_bfloat16

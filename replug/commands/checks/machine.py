@@ -21,9 +21,9 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from replug.cluster.layout import OBJECT_STORE_BYTES
 from replug.config.choices import RayAuth, WandbMode
 from replug.config.schema import RayConfig, WandbConfig
+from replug.slurm.ray_node import OBJECT_STORE_BYTES
 
 LIMIT_SECONDS = 30.0
 LIBRARIES = ("torch", "pytorch-lightning", "transformers", "ray")

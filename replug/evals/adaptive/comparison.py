@@ -1,17 +1,25 @@
-"""Policies by every signal that outcomes hold, compared on the same splits."""
+"""Policies by every signal that outcomes hold, compared on the same splits.
 
-from dataclasses import dataclass
+The policy that is kept: thresholds fitted to all questions of one LM.
+
+The comparison of policies as a table of text, for the console and for the report.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from replug.config.errors import UserError
-from replug.evals.adaptive.costs import Costs, policy_costs
-from replug.evals.adaptive.outcomes import AnsweredQuestions, TwoWays
+from replug.evals.adaptive.outcomes import AnsweredQuestions, TwoWays, full_name, retriever_identity
 from replug.evals.adaptive.protocol import (
     ALWAYS_RETRIEVE,
     NEVER_RETRIEVE,
     NUM_RESAMPLES,
     ORACLE,
+    Costs,
+    Prices,
     Questions,
     Rule,
     Worth,
@@ -19,11 +27,13 @@ from replug.evals.adaptive.protocol import (
     decisions,
     draw_splits,
     measure,
+    policy_costs,
     signal_auroc,
 )
-from replug.evals.adaptive.thresholds import NEVER
+from replug.evals.adaptive.thresholds import ALWAYS, NEVER, fit_thresholds
+from replug.evals.ensemble_temperatures import temperature_of
 from replug.evals.intervals import Interval
-from replug.models.policy import SIGNALS, KnownFrom, Signal
+from replug.models.policy import SIGNALS, KnownFrom, Policy, Signal, Threshold
 
 BY_RELATION, POOLED = "by relation", "one for all"
 
@@ -115,3 +125,118 @@ def _costs(answered: AnsweredQuestions, pair: TwoWays, rule: Rule, splits: np.nd
         asks_first=known_from is KnownFrom.closed_answer,
         searches=known_from is KnownFrom.search,
     )
+
+
+def fit_policy(answered: AnsweredQuestions, pair: TwoWays, signal: str) -> Policy:
+    """By a signal, for two ways to answer.
+
+    Raises UserError for a signal that the outcomes do not hold, and where the retriever is not known any more.
+    """
+    thresholds, pooled = thresholds_by(answered, pair, signal)
+    of = answered.methods[pair.augmented]
+    return Policy(
+        lm=answered.identity,
+        retriever=retriever_identity(pair.augmented, of.config, of.folder),
+        closed=full_name(pair.closed, answered.methods[pair.closed].config.k),
+        augmented=full_name(pair.augmented, of.config.k),
+        signal=signal,
+        thresholds=thresholds,
+        pooled=pooled,
+        fitted=_from(answered, pair),
+        temperature=temperature_of(pair.augmented, of.folder),
+    )
+
+
+def thresholds_by(answered: AnsweredQuestions, pair: TwoWays, signal: str) -> tuple[dict[str, Threshold], Threshold]:
+    """By relation, and of all questions, in the signal's unit. Raises UserError for an unknown signal."""
+    signals = answered.signals(pair)
+    if signal not in signals:
+        raise UserError(f"--signal: the outcomes hold no {signal}; expected one of {', '.join(signals) or 'no signal'}")
+    questions, decides_by = answered.questions(pair), SIGNALS[signal]
+    values = oriented(signals[signal], decides_by)
+    fitted = fit_thresholds(values, answered.relations, questions.closed, questions.augmented)
+    by_relation = {relation: _in_unit(value, decides_by) for relation, value in fitted.by_relation.items()}
+    return by_relation, _in_unit(fitted.pooled, decides_by)
+
+
+def with_accuracy(policy: Policy, compared: Sequence[Compared]) -> Policy:
+    """The policy with how right such policies, and those without a signal, were on questions left out of fitting."""
+    accuracy = {
+        " ".join(filter(None, (one.name, one.thresholds))): one.worth.accuracy.value
+        for one in compared
+        if one.signal in (None, policy.signal)
+    }
+    return replace(policy, fitted={**policy.fitted, "accuracy on questions left out": accuracy})
+
+
+def _in_unit(threshold: float, signal: Signal) -> Threshold:
+    if threshold in (NEVER, ALWAYS):
+        return "never" if threshold == NEVER else "always"
+    return signal.sign * threshold
+
+
+def _from(answered: AnsweredQuestions, pair: TwoWays) -> dict[str, object]:
+    """What a reader wants to know of how it was fitted."""
+    questions = answered.methods[pair.augmented].config.questions
+    return {
+        "lm": answered.name,
+        "folders": sorted({str(answered.methods[way].folder.path) for way in (pair.closed, pair.augmented)}),
+        "questions": len(answered.ids),
+        "query": questions.query,
+        "max_new_tokens": questions.max_new_tokens,
+    }
+
+
+UNKNOWN = "–"
+NOTE = (
+    "Each policy is fitted to 75% of the questions and measured on the others, in 100 random splits. Intervals are "
+    "95%, by fitting anew in a bootstrap over questions. The gain is that over the better of never and always. AUROC: "
+    "how well the signal tells right closed-book answers from wrong ones; 0.5 is chance."
+)
+
+
+def comparison_table(compared: Sequence[Compared], prices: Prices | None = None) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows, a policy each; a column that nobody measured is left out."""
+    better = compared[0].worth.better
+    heads = ["policy", "accuracy", f"gain over {better}", "retrieves", "AUROC", *_cost_heads(prices)]
+    rows = [[*_worth_cells(one), *_cost_cells(one.costs, prices)] for one in compared]
+    shown = [place for place in range(len(heads)) if any(row[place] not in ("", UNKNOWN) for row in rows)]
+    return [heads[place] for place in shown], [[row[place] for place in shown] for row in rows]
+
+
+def number(value: float, digits: int) -> str:
+    return UNKNOWN if math.isnan(value) else f"{value:,.{digits}f}"
+
+
+def with_interval(interval: Interval | None, sign: str = "") -> str:
+    """Such as 0.31 (0.27 to 0.35)."""
+    if interval is None:
+        return ""
+    return f"{interval.value:{sign}.3f} ({interval.low:{sign}.3f} to {interval.high:{sign}.3f})"
+
+
+def _worth_cells(one: Compared) -> list[str]:
+    worth = one.worth
+    gain = "" if one.name == worth.better else with_interval(worth.gain, "+")
+    share = f"{worth.share.value:.0%}"
+    name = f"{one.name}, {one.thresholds}" if one.thresholds else one.name
+    return [name, with_interval(worth.accuracy), gain, share, with_interval(one.auroc)]
+
+
+def _cost_heads(prices: Prices | None) -> list[str]:
+    heads = ["LM calls", "searches", "prompt tokens", "new tokens", "seconds"]
+    return [*heads, "dollars per 1,000"] if prices else heads
+
+
+def _cost_cells(costs: Costs | None, prices: Prices | None) -> list[str]:
+    """Of a question; nothing for an oracle."""
+    if costs is None:
+        return [""] * len(_cost_heads(prices))
+    cells = [
+        number(costs.lm_calls, 2),
+        number(costs.retriever_calls, 2),
+        number(costs.prompt_tokens, 0),
+        number(costs.generated_tokens, 1),
+        number(costs.seconds, 2),
+    ]
+    return [*cells, number(costs.dollars(prices), 2)] if prices else cells

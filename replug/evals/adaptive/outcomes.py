@@ -1,8 +1,9 @@
 """What evaluations left on disk, as arrays: which questions each method answers right, at what cost, by which signals.
 
 A folder is what `replug evaluate` wrote: config.yaml, lm.json, outcomes.jsonl, and results.json once it is finished.
-Folders of one LM may bring different methods over the same questions; those of other LMs stand beside them. The folder
-of an evaluation over several LMs (`lms`) stands for the folders in it.
+Folders of one LM may bring different methods over the same questions; those of other LMs stand beside them.
+
+Which retriever, over which documents, a method of an evaluation found its evidence by.
 """
 
 import json
@@ -17,14 +18,18 @@ import numpy as np
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import flatten, load_stored_evaluation_config
-from replug.config.methods import NONE
+from replug.config.methods import GENREAD, METHOD, NONE, WITHOUT_RETRIEVER
 from replug.data.manifest import require_checksums
 from replug.data.rows import require_new
-from replug.evals.adaptive.costs import COUNTED, WayCosts
-from replug.evals.adaptive.protocol import Questions
+from replug.data.store import ImportedCorpus, PreparedSet
+from replug.evals.adaptive.protocol import COUNTED, Questions, WayCosts
 from replug.evals.folder import EvaluationFolder
-from replug.evals.popqa.popularity import DOCUMENTS
+from replug.evals.popqa import DOCUMENTS
+from replug.evals.search import index_of
+from replug.index_workers.local_index import retriever_identity as index_identity
+from replug.index_workers.version_store import VersionStore
 from replug.models.policy import SIGNALS, KnownFrom
+from replug.models.preparing import data_folder
 
 ACCURACY, RECALL = "accuracy", "answer_recall"
 POPULARITY, FREQUENCY = "popularity", "frequency"
@@ -119,7 +124,7 @@ def read_answered(folders: Sequence[Path]) -> list[AnsweredQuestions]:
     Raises UserError for a folder that is no finished evaluation, for one that asked other questions or asked them in
     another way, and for a method of one LM that two folders answer differently.
     """
-    read = [_read(folder) for given in folders for folder in _with_those_inside(given)]
+    read = [_read(EvaluationFolder(path)) for path in folders]
     if not read:
         raise UserError("no folder is given; expected what `replug evaluate` wrote")
     by_lm: dict[str, AnsweredQuestions] = {}
@@ -129,22 +134,8 @@ def read_answered(folders: Sequence[Path]) -> list[AnsweredQuestions]:
     return list(by_lm.values())
 
 
-def _with_those_inside(path: Path) -> Iterator[EvaluationFolder]:
-    folder = EvaluationFolder(path)
-    if not folder.config.is_file():
-        raise UserError(f"{path} is no folder of an evaluation (config.yaml is missing); expected what evaluate wrote")
-    config = load_stored_evaluation_config(folder.config)
-    if len(seeds := config.questions.demonstration_seeds) > 1:
-        raise UserError(
-            f"{path} holds several draws of demonstrations; expected one of them: {path / f'seed{seeds[0]}'}"
-        )
-    lms = config.lms
-    yield from (EvaluationFolder(path / name) for name in lms) if lms else (folder,)
-
-
 def _read(folder: EvaluationFolder) -> AnsweredQuestions:
-    if not folder.results.is_file():
-        raise UserError(f"{folder.path} holds no finished evaluation (results.json is missing); run it to the end")
+    folder.require_finished()
     require_checksums(
         folder.path, "run the evaluation again", [folder.config.name, folder.lm.name, folder.outcomes.name]
     )
@@ -284,3 +275,39 @@ def _require_asked_alike(first: AnsweredQuestions, other: AnsweredQuestions) -> 
 
 def _folder(answered: AnsweredQuestions) -> Path:
     return next(iter(answered.methods.values())).folder.path
+
+
+def full_name(method: str, k: int) -> str:
+    """The method with its number of documents said, such as replug@10."""
+    found = METHOD.fullmatch(method)
+    assert found is not None, method  # the evaluation has run
+    if found["k"] or found["source"] in (NONE, GENREAD):
+        return method
+    return f"{found['source']}@{k}{method[len(found['source']) :]}"
+
+
+def retriever_identity(method: str, config: EvaluationConfig, folder: EvaluationFolder) -> str:
+    """As `IndexRetriever.identity` is for the same retriever and documents.
+
+    Raises UserError where the index or the documents of the evaluation are gone.
+    """
+    source = method.partition("@")[0].partition("/")[0]
+    if source in (NONE, GENREAD):
+        return source
+    if source in WITHOUT_RETRIEVER:
+        return f"{source}:{_corpus_sha256(config, folder)[:16]}"
+    root = index_of(config, source, folder.found)
+    store = VersionStore(root.absolute())
+    if not (versions := store.published()):
+        raise UserError(f"the index of {method} is gone from {root}: a policy must say which retriever it is for")
+    own = config.query_encoders.get(source)
+    return index_identity(store.plan(versions[-1]), root) + (f":queries by {own}" if own else "")
+
+
+def _corpus_sha256(config: EvaluationConfig, folder: EvaluationFolder) -> str:
+    imported, prepared = folder.data / "corpus", data_folder(config.run_config(), folder.data)
+    if (imported / "corpus.json").is_file():
+        return ImportedCorpus(imported).corpus_sha256
+    if not (prepared / "manifest.json").is_file():
+        raise UserError(f"the documents are gone from {prepared}: a policy must say which retriever it is for")
+    return PreparedSet(prepared).corpus_sha256

@@ -6,6 +6,12 @@ bootstrap over questions that fits anew in every resample. A question drawn twic
 its copies, so that nothing is measured on what it was fitted to.
 
 Letters: N questions, S splits, B resamples, R relations.
+
+How well a signal tells right answers from wrong ones: the area under the ROC curve. Pure.
+
+What answers cost, and what a policy costs that answers some questions one way and some the other. Pure.
+
+Costs are means over questions. A number that was not measured is NaN, and so is every mean that needs it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,10 +19,35 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from replug.evals.adaptive.auroc import auroc
-from replug.evals.adaptive.refitting import RefittedShares, mean_of_splits, refit
-from replug.evals.adaptive.thresholds import fit_threshold, fit_thresholds, retrieves
+from replug.evals.adaptive.thresholds import (
+    RefittedShares,
+    fit_threshold,
+    fit_thresholds,
+    mean_of_splits,
+    refit,
+    retrieves,
+)
 from replug.evals.intervals import Interval, percentile_interval, resample_counts
+
+
+def auroc(values: np.ndarray, is_right: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
+    """The chance that a right answer has a higher value than a wrong one; equal values count half.
+
+    `values` [N] and `is_right` [N]; `counts` [B, N] say how often each question is drawn in B resamples, and without
+    them each is there once. Returns [B], NaN where all answers are right or none is.
+    """
+    counts = np.ones((1, len(values))) if counts is None else np.asarray(counts, dtype=np.float64)
+    order = np.argsort(values, kind="stable")
+    ordered, right = values[order], np.asarray(is_right, dtype=bool)[order]
+    drawn = counts[:, order]
+    wrong_before = np.zeros((len(drawn), len(values) + 1))
+    np.cumsum(drawn * ~right, axis=1, out=wrong_before[:, 1:])
+    below = wrong_before[:, np.searchsorted(ordered, ordered, side="left")]
+    up_to = wrong_before[:, np.searchsorted(ordered, ordered, side="right")]
+    pairs = (drawn * right).sum(axis=1) * wrong_before[:, -1]
+    won = (drawn * right * (below + up_to)).sum(axis=1) / 2
+    return np.divide(won, pairs, out=np.full(len(drawn), np.nan), where=pairs > 0)
+
 
 NUM_SPLITS, FITTED_SHARE = 100, 0.75
 NUM_RESAMPLES = 1000
@@ -181,3 +212,68 @@ def _shares(counts: np.ndarray, values: np.ndarray, splits: np.ndarray) -> np.nd
     """Means [B] over splits of the means of values [N] over the questions that were not fitted to."""
     rest = (~splits).T.astype(np.float64)
     return mean_of_splits((counts * values) @ rest, counts @ rest)
+
+
+PER_MILLION, QUESTIONS_OF_A_PRICE = 1e6, 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Dollars for a million tokens of prompts, and for a million that are generated."""
+
+    prompt: float
+    generated: float
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Of a question: calls of the LM and of the retriever, tokens, and seconds from the question to its answer."""
+
+    lm_calls: float
+    retriever_calls: float
+    prompt_tokens: float
+    generated_tokens: float
+    seconds: float
+
+    def dollars(self, prices: Prices) -> float:
+        """Of a thousand questions."""
+        tokens = self.prompt_tokens * prices.prompt + self.generated_tokens * prices.generated
+        return tokens / PER_MILLION * QUESTIONS_OF_A_PRICE
+
+
+COUNTED = ("lm_calls", "retriever_calls", "prompt_tokens", "generated_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class WayCosts:
+    """Of one way to answer: by name what is counted of each question [N], and the mean seconds of a question.
+
+    `search_seconds` are those of them in which documents are found.
+    """
+
+    counted: Mapping[str, np.ndarray]
+    seconds: float
+    search_seconds: float
+
+    def mean(self) -> Costs:
+        return Costs(**{name: float(np.mean(self.counted[name])) for name in COUNTED}, seconds=self.seconds)
+
+
+def policy_costs(
+    closed: WayCosts, augmented: WayCosts, retrieved: np.ndarray, splits: np.ndarray, asks_first: bool, searches: bool
+) -> Costs:
+    """Of a policy that retrieves where `retrieved` [S, N] says, over what `splits` [S, N] left to measure.
+
+    `asks_first`: the signal is the closed-book answer's, which is paid for by who retrieves too. `searches`: it is the
+    retriever's, so every question is searched for.
+    """
+    share = mean_over_splits(retrieved, splits)
+    counted = {}
+    for name in COUNTED:
+        first = closed.counted[name] if asks_first else 0
+        searched = augmented.counted[name] if searches and name == "retriever_calls" else 0
+        each = np.where(retrieved, augmented.counted[name] + first, closed.counted[name] + searched)
+        counted[name] = mean_over_splits(each, splits)
+    without_documents = closed.seconds + (augmented.search_seconds if searches else 0)
+    with_documents = augmented.seconds + (closed.seconds if asks_first else 0)
+    return Costs(**counted, seconds=(1 - share) * without_documents + share * with_documents)

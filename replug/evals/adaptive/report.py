@@ -2,21 +2,17 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from replug.data.files import replace_file, write_json
 from replug.evals.adaptive import paper
-from replug.evals.adaptive.analyses import Cell
-from replug.evals.adaptive.comparison import Compared
-from replug.evals.adaptive.costs import Prices
-from replug.evals.adaptive.drawings import Drawing, drawings_of_all, drawings_of_lm, drawings_of_way
-from replug.evals.adaptive.figures import named
-from replug.evals.adaptive.measured import MeasuredLM, MeasuredWay
-from replug.evals.adaptive.outcomes import TwoWays
-from replug.evals.adaptive.tables import NOTE, comparison_table
+from replug.evals.adaptive.comparison import NOTE, Compared, comparison_table
+from replug.evals.adaptive.figures import Drawing, drawings_of_all, drawings_of_lm, drawings_of_way, named
+from replug.evals.adaptive.measured import Cell, MeasuredLM, MeasuredWay
+from replug.evals.adaptive.protocol import Prices
 from replug.evals.page import CSS
 from replug.models.policy import SIGNALS
 
@@ -34,12 +30,13 @@ table { font-size: 13px; display: block; overflow-x: auto; margin: .6rem 0; } td
 def write_report(measured: Sequence[MeasuredLM], out: Path, prices: Prices | None = None) -> Path:
     """Write every figure, report.json, and last report.html, whose path is returned."""
     out.mkdir(parents=True, exist_ok=True)
-    sections = [Section.of(lm, prices) for lm in measured]
-    shared = drawings_of_all(measured, prices)
-    for drawing in [*shared, *(one for section in sections for one in section.drawings())]:
+    shared, of_lms = drawings_of_all(measured, prices), [drawings_of_lm(lm) for lm in measured]
+    of_ways = [[drawings_of_way(lm, way) for way in lm.ways] for lm in measured]
+    own = [one for some in (*of_lms, *(way for ways in of_ways for way in ways)) for one in some]
+    for drawing in [*shared, *own]:
         replace_file(out / f"{drawing.name}.svg", drawing.svg.encode())
     write_json(out / "report.json", as_json(measured, prices))
-    replace_file(out / "report.html", _page(measured, shared, sections).encode())
+    replace_file(out / "report.html", _page(measured, shared, of_lms, of_ways, prices).encode())
     return out / "report.html"
 
 
@@ -91,56 +88,39 @@ def _finite(value: Any) -> Any:
 # The page ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """What the page has of one LM: its answers by popularity, then the drawings and tables of each way to answer."""
-
-    lm: MeasuredLM
-    prices: Prices | None
-    by_popularity: list[Drawing]
-    of_ways: list[list[Drawing]]
-
-    @classmethod
-    def of(cls, lm: MeasuredLM, prices: Prices | None) -> "Section":
-        return cls(lm, prices, drawings_of_lm(lm), [drawings_of_way(lm, way) for way in lm.ways])
-
-    def drawings(self) -> list[Drawing]:
-        return [*self.by_popularity, *(one for some in self.of_ways for one in some)]
-
-    def html(self) -> str:
-        ways = "".join(self._way(way, some) for way, some in zip(self.lm.ways, self.of_ways, strict=True))
-        by_popularity = "".join(map(_figure, self.by_popularity))
-        return f"<h2>{escape(self.lm.name)}</h2><div class=grid>{by_popularity}</div>{ways}"
-
-    def _way(self, way: MeasuredWay, drawings: list[Drawing]) -> str:
-        heads, rows = comparison_table(way.compared, self.prices)
-        return (
-            f"<h3>{escape(_both(way.pair))}</h3>{_cells_table(way)}"
-            f"<div class=grid>{''.join(map(_figure, drawings))}</div>"
-            f"{_table(heads, rows)}<p class=muted>{NOTE}</p>"
-        )
-
-
-def _page(measured: Sequence[MeasuredLM], shared: Sequence[Drawing], sections: Sequence[Section]) -> str:
+def _page(
+    measured: Sequence[MeasuredLM],
+    shared: Sequence[Drawing],
+    of_lms: Sequence[Sequence[Drawing]],
+    of_ways: Sequence[Sequence[Sequence[Drawing]]],
+    prices: Prices | None,
+) -> str:
+    """Show LMs side by side, then each LM's answers by popularity, and each way to answer with drawings and tables."""
     n, names = len(measured[0].answered.ids), ", ".join(escape(lm.name) for lm in measured)
     about = f"{n:,} questions, asked of {names}. The numbers of {paper.TITLE} are of far larger LMs and of Wikipedia."
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{TITLE}</title><style>{STYLE}</style>",
         f"<h1>{TITLE}</h1><p>{about}</p><div class=grid>{''.join(map(_figure, shared))}</div>",
-        *(section.html() for section in sections),
-        _signals_section(measured),
     ]
-    return "\n".join(parts) + "</html>\n"
+    for lm, by_popularity, drawings in zip(measured, of_lms, of_ways, strict=True):
+        ways = "".join(_way_html(way, some, prices) for way, some in zip(lm.ways, drawings, strict=True))
+        figures = "".join(map(_figure, by_popularity))
+        parts.append(f"<h2>{escape(lm.name)}</h2><div class=grid>{figures}</div>{ways}")
+    return "\n".join([*parts, _signals_section(measured)]) + "</html>\n"
+
+
+def _way_html(way: MeasuredWay, drawings: Sequence[Drawing], prices: Prices | None) -> str:
+    heads, rows = comparison_table(way.compared, prices)
+    first = named(way.pair.closed)
+    return (
+        f"<h3>{escape(f'{first[0].upper()}{first[1:]} or {way.pair.augmented}')}</h3>{_cells_table(way)}"
+        f"<div class=grid>{''.join(map(_figure, drawings))}</div>"
+        f"{_table(heads, rows)}<p class=muted>{NOTE}</p>"
+    )
 
 
 def _figure(drawing: Drawing) -> str:
     return f"<figure>{drawing.svg}<figcaption>{escape(drawing.caption)}</figcaption></figure>"
-
-
-def _both(pair: TwoWays) -> str:
-    """Such as: Closed book or replug@1."""
-    first = named(pair.closed)
-    return f"{first[0].upper()}{first[1:]} or {pair.augmented}"
 
 
 def _cells_table(way: MeasuredWay) -> str:

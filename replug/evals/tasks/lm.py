@@ -11,10 +11,9 @@ from replug.config.methods import LONG_CONTEXT, REPLUG, WITHOUT_RETRIEVER, Metho
 from replug.data.records import Window
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook, texts_of
-from replug.evals.examples import Example
 from replug.evals.headroom import BETA, ORACLES, Headroom, headroom_lines, oracle_bits
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
-from replug.evals.loop import Metric, Outcome, Outcomes
+from replug.evals.loop import Example, Metric, Outcome, Outcomes
 from replug.evals.metrics import bits_of
 from replug.evals.questions import unasked_problems
 from replug.evals.windows import ScoredSpan, scored_span
@@ -115,7 +114,7 @@ def window_examples(windows: Sequence[Window]) -> list[Example]:
 
 def lm_dataset(config: EvaluationConfig, corpus: Corpus | None, with_tokens: bool = False) -> EvalDataset:
     """Outcomes hold the texts of tokens where they are asked for."""
-    from replug.evals.own_source import require_sources
+    from replug.evals.search import require_sources
     from replug.evals.texts import read_spans, token_texts  # brings torch: only once the configuration is checked
 
     spans = read_spans(config, corpus)

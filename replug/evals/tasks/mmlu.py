@@ -14,21 +14,20 @@ import numpy as np
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook
-from replug.evals.examples import Example
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
-from replug.evals.loop import Metric, Outcome, Outcomes
+from replug.evals.loop import Example, Metric, Outcome, Outcomes
 from replug.evals.mmlu import (
+    CATEGORY_OF,
     CONTINUATIONS,
     LETTERS,
     NUM_DEMONSTRATIONS,
+    MmluPrompts,
     MmluQuestion,
     MmluSet,
-    any_document_right,
-    mmlu_outcome,
+    ShotDocuments,
+    mmlu_choice,
     read_mmlu,
 )
-from replug.evals.mmlu_prompts import MmluPrompts, ShotDocuments
-from replug.evals.mmlu_subjects import CATEGORY_OF
 from replug.evals.questions import queries_of, question_problems
 from replug.models.black_box_lm import AsyncLM
 
@@ -102,20 +101,21 @@ class Mmlu:
         self, question: MmluQuestion, letters: np.ndarray, similarities: np.ndarray, num_shots: int
     ) -> Outcome:
         """From log-probs [K, 4] and similarities [K]."""
-        found = mmlu_outcome(question, letters, similarities)
+        choice, right_probability = mmlu_choice(question, letters, similarities)
+        is_correct = choice == question.answer
         share = 1.0 / self._sizes[question.example.group]
         category_share = 1.0 / self._sizes[CATEGORY_OF[question.example.group]]
         numbers = {
-            "correct": float(found.is_correct),
-            "correct_share": share * found.is_correct,
+            "correct": float(is_correct),
+            "correct_share": share * is_correct,
             "share": share,
-            "correct_category_share": category_share * found.is_correct,
+            "correct_category_share": category_share * is_correct,
             "category_share": category_share,
-            "right_probability": found.right_probability,
+            "right_probability": right_probability,
             "shots": float(num_shots),
-            "correct_best_document": float(any_document_right(question, letters)),
+            "correct_best_document": float((letters.argmax(axis=1) == question.answer).any()),
         }
-        return Outcome(numbers, {"answer": LETTERS[found.prediction], "right": LETTERS[question.answer]})
+        return Outcome(numbers, {"answer": LETTERS[choice], "right": LETTERS[question.answer]})
 
 
 def mmlu_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:

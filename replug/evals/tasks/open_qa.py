@@ -6,23 +6,24 @@ from typing import Any
 
 from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
 from replug.data.store import Corpus
-from replug.evals.answers import has_answer
+from replug.evals.answers import exact_match, has_answer, token_f1
 from replug.evals.evidence import Evidence, EvidenceBook
-from replug.evals.examples import Example
 from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM
-from replug.evals.loop import Metric, Outcome, Outcomes
-from replug.evals.open_qa import (
+from replug.evals.loop import Example, Metric, Outcome, Outcomes
+from replug.evals.questions import (
     NUM_DEMONSTRATIONS,
     STOP,
     OpenQuestion,
+    demonstration_seed,
     draw_demonstrations,
+    draw_questions,
     hold_out_demonstrations,
     open_qa_opening,
-    open_qa_outcome,
     open_qa_prompt,
+    queries_of,
+    question_problems,
     read_questions,
 )
-from replug.evals.questions import demonstration_seed, draw_questions, queries_of, question_problems
 from replug.models.black_box_lm import AsyncLM
 from replug.models.ensemble import document_weights
 from replug.models.generation import GenerationOptions
@@ -74,7 +75,7 @@ class OpenQa:
             for name, one in evidence.items()
         }
         return lambda: {
-            name: _outcome(question, evidence[name], future.result().text) for name, future in futures.items()
+            name: open_qa_outcome(question, evidence[name], future.result().text) for name, future in futures.items()
         }
 
     def shown(self, row: int, method: str, evidence: Evidence) -> dict[str, Any]:
@@ -90,11 +91,16 @@ class OpenQa:
         ]
 
 
-def _outcome(question: OpenQuestion, evidence: Evidence, text: str) -> Outcome:
-    found = open_qa_outcome(question, text)
+def open_qa_outcome(question: OpenQuestion, evidence: Evidence, text: str) -> Outcome:
+    """Return how right the first line of what the LM wrote is, and whether some document holds an answer."""
+    prediction = text.partition(STOP)[0].strip()
     recall = any(has_answer(document, question.answers) for document in evidence.texts if document is not None)
-    numbers = {"exact_match": found.exact_match, "f1": found.f1, "answer_recall": float(recall)}
-    return Outcome(numbers, {"answer": found.prediction})
+    numbers = {
+        "exact_match": exact_match(prediction, question.answers),
+        "f1": token_f1(prediction, question.answers),
+        "answer_recall": float(recall),
+    }
+    return Outcome(numbers, {"answer": prediction})
 
 
 def open_qa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
@@ -127,8 +133,4 @@ def _drawn(keys: QuestionsConfig, seed: int) -> tuple[list[OpenQuestion], list[O
     return draw_questions(rest, keys.max_questions, seed), demonstrations
 
 
-def _demonstrations(config: EvaluationConfig) -> list[str]:
-    return [shot.example.id for shot in _drawn(config.questions, config.seed)[1]]
-
-
-EVALUATION = EvaluationKind(open_qa_dataset, question_problems, demonstrations=_demonstrations)
+EVALUATION = EvaluationKind(open_qa_dataset, question_problems)

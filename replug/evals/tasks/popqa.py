@@ -2,13 +2,19 @@
 
 Besides whether an answer is right, an outcome holds what it cost and the signals by which one may decide whether to
 retrieve: popularity, the LM's confidence, the retriever's scores, how many documents name the subject.
+
+In the results, entries of accuracies get `wilson`, and those of `accuracy` also `most_frequent_answer`: how often the
+answer that most of a relation's questions have would be right, which needs no LM. `correlation`, also by relation, is
+Pearson's, of accuracy with log10 of popularity (figure 4).
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
@@ -17,24 +23,40 @@ from replug.data.files import write_json
 from replug.data.manifest import require_checksums, write_checksums
 from replug.data.store import Corpus
 from replug.evals.answers import contains_answer, has_answer
+from replug.evals.comparison import Entry, Results, add_wilson, markdown_line
 from replug.evals.evidence import Evidence, EvidenceBook
-from replug.evals.examples import Example
 from replug.evals.folder import EvaluationFolder
-from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM
-from replug.evals.loop import Metric, Outcome, Outcomes
-from replug.evals.open_qa import STOP
-from replug.evals.popqa.findings import add_popqa_findings
-from replug.evals.popqa.frequency import document_frequencies
-from replug.evals.popqa.popularity import DOCUMENTS, PAGE_VIEWS, most_frequent, popularity_bin
-from replug.evals.popqa.prompts import PopShot, first_line, popqa_opening, popqa_prompt
-from replug.evals.popqa.questions import PopQuestion, read_popqa
-from replug.evals.popqa.shots import NUM_SHOTS, ShotPlan, plan_shots
-from replug.evals.questions import demonstration_seed, draw_questions, queries_of, question_problems
+from replug.evals.intervals import wilson_interval
+from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
+from replug.evals.loop import Example, Metric, Outcome, Outcomes
+from replug.evals.outcomes import Row
+from replug.evals.popqa import (
+    DOCUMENTS,
+    NUM_SHOTS,
+    PAGE_VIEWS,
+    PopQuestion,
+    PopShot,
+    document_frequencies,
+    first_line,
+    most_frequent,
+    plan_shots,
+    popqa_opening,
+    popqa_prompt,
+    popularity_bin,
+    popularity_correlation,
+    read_popqa,
+)
+from replug.evals.questions import STOP, demonstration_seed, draw_questions, queries_of, question_problems
 from replug.models.black_box_lm import AsyncLM
 from replug.models.ensemble import document_weights
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.prompt import PromptTemplate
 
+SHARES = ("accuracy", "accuracy_dpr", "answer_recall")
+SCALES = {
+    PAGE_VIEWS: "Popularity is monthly page views of the subject (s_pop).",
+    DOCUMENTS: "Popularity is the number of documents in the corpus that name the subject: the questions tell none.",
+}
 Shots = Mapping[tuple[str, str], Sequence[PopShot]]  # by method and relation
 
 
@@ -178,9 +200,9 @@ def _rightness(question: PopQuestion, prediction: str, evidence: Evidence) -> di
 
 def popqa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
     """Drawn questions by relation; those that shots are made of are searched for behind them."""
-    plan = _plan(config)
-    asked = _asked(plan.questions, _frequencies(config, corpus, plan.questions))
-    searched = plan.shots if config.questions.documents_in_shots else {}
+    questions, shown = _drawn(config)
+    asked = _asked(questions, _frequencies(config, corpus, questions))
+    searched = shown if config.questions.documents_in_shots else {}
     shots = {shot.example.id: shot for some in searched.values() for shot in some}
     place_of = {identifier: len(asked) + number for number, identifier in enumerate(shots)}
 
@@ -189,15 +211,16 @@ def popqa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDatase
         by_method = {
             (method.name, relation): [_shot(shot, method, book, place_of.get(shot.example.id)) for shot in some]
             for method in book.methods
-            for relation, some in plan.shots.items()
+            for relation, some in shown.items()
         }
         return PopQa(prompted.lm, prompted.template, asked, by_method, book, config.questions.max_new_tokens)
 
-    examples = [question.example for question in (*plan.questions, *shots.values())]
+    examples = [question.example for question in (*questions, *shots.values())]
     return EvalDataset(queries_of(config, examples), make_task, [example.query for example in examples])
 
 
-def _plan(config: EvaluationConfig) -> ShotPlan:
+def _drawn(config: EvaluationConfig) -> tuple[Sequence[PopQuestion], Mapping[str, Sequence[PopQuestion]]]:
+    """Return the questions that are asked, and those that are shown before each relation's."""
     keys = config.questions
     num_shots = NUM_SHOTS if keys.shots is None else keys.shots
     questions = read_popqa(Path(str(keys.path)).expanduser())
@@ -205,12 +228,8 @@ def _plan(config: EvaluationConfig) -> ShotPlan:
         pool = read_popqa(Path(keys.demonstrations).expanduser())
         drawn = draw_questions(questions, keys.max_questions, config.seed)
         return plan_shots(pool, drawn, num_shots, demonstration_seed(keys, config.seed))
-    plan = plan_shots(questions, None, num_shots, config.seed)
-    return replace(plan, questions=tuple(draw_questions(list(plan.questions), keys.max_questions, config.seed)))
-
-
-def _demonstrations(config: EvaluationConfig) -> list[tuple[str, str]]:
-    return [(relation, shot.example.id) for relation, some in _plan(config).shots.items() for shot in some]
+    asked, shots = plan_shots(questions, None, num_shots, config.seed)
+    return draw_questions(list(asked), keys.max_questions, config.seed), shots
 
 
 def _asked(questions: Sequence[PopQuestion], frequencies: Mapping[str, int] | None) -> list[Asked]:
@@ -254,6 +273,85 @@ def _shot(question: PopQuestion, method: Method, book: EvidenceBook, place: int 
     return PopShot(question.example.query, question.object, passage)
 
 
-EVALUATION = EvaluationKind(
-    popqa_dataset, question_problems, add_findings=add_popqa_findings, demonstrations=_demonstrations
-)
+def add_popqa_findings(finished: Finished) -> str:
+    """Adds to the results, and returns tables of what was added."""
+    members = _members_by_group(finished.rows)
+    add_wilson(finished.results, SHARES)
+    for method, of in finished.results.items():
+        for group, rows in members.items():
+            if entry := of.get(_named("accuracy", group)):
+                entry["most_frequent_answer"] = _mean(rows, method, "most_frequent_accuracy")
+        of |= _correlations(members, method)
+    return _finding_lines(finished.rows, finished.results, members)
+
+
+def _members_by_group(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """All rows under the empty name, those of each relation, and of each bin of popularity."""
+    relations: dict[str, list[Row]] = {}
+    bins: dict[str, list[Row]] = {}
+    for row in rows:
+        relations.setdefault(_any_outcome(row)["detail"]["relation"], []).append(row)
+        bins.setdefault(popularity_bin(_any_outcome(row)["numbers"]["popularity"]), []).append(row)
+    return {"": list(rows), **dict(sorted(relations.items())), **dict(sorted(bins.items()))}
+
+
+def _any_outcome(row: Row) -> dict[str, Any]:
+    """What is known of the question is the same in the outcome of every method."""
+    outcome: dict[str, Any] = next(iter(row["methods"].values()))
+    return outcome
+
+
+def _correlations(members: dict[str, list[Row]], method: str) -> dict[str, Entry]:
+    """Left out where all are right, none is, or all are equally popular."""
+    found = {}
+    for group, rows in members.items():
+        if group.startswith("popularity "):
+            continue
+        numbers = [row["methods"][method]["numbers"] for row in rows]
+        popularity, right = (np.array([of[name] for of in numbers]) for name in ("popularity", "accuracy"))
+        value = popularity_correlation(popularity, right)
+        if value is not None:
+            found[_named("correlation", group)] = {"value": value, "n": len(rows)}
+    return found
+
+
+def _named(metric: str, group: str) -> str:
+    return f"{metric}/{group}" if group else metric
+
+
+def _mean(rows: Sequence[Row], method: str, name: str) -> float:
+    return float(np.mean([row["methods"][method]["numbers"][name] for row in rows]))
+
+
+def _finding_lines(rows: Sequence[Row], results: Results, members: dict[str, list[Row]]) -> str:
+    scale = SCALES[_any_outcome(rows[0])["detail"]["popularity_from"]]
+    head = ["accuracy (Wilson's 95% interval)", "n", *results, "most frequent answer"]
+    lines = ["", scale, "", markdown_line(head), markdown_line(["---"] * len(head))]
+    lines += [markdown_line(_accuracies(group, some, results)) for group, some in members.items()]
+    head = ["correlation of accuracy with log popularity", *results]
+    lines += ["", markdown_line(head), markdown_line(["---"] * len(head))]
+    for group in members:
+        if any(_named("correlation", group) in of for of in results.values()):
+            values = [of.get(_named("correlation", group)) for of in results.values()]
+            lines.append(markdown_line([group or "all", *(f"{v['value']:+.2f}" if v else "" for v in values)]))
+    return "\n".join(lines) + "\n"
+
+
+def _accuracies(group: str, rows: Sequence[Row], results: Results) -> list[str]:
+    answers = sorted({_any_outcome(row)["detail"]["most_frequent_answer"] for row in rows})
+    frequent = _mean(rows, next(iter(results)), "most_frequent_accuracy")
+    named = f" ({answers[0]})" if len(answers) == 1 else ""
+    return [
+        group or "all",
+        str(len(rows)),
+        *(_accuracy(rows, method) for method in results),
+        f"{frequent:.3f}{named}",
+    ]
+
+
+def _accuracy(rows: Sequence[Row], method: str) -> str:
+    interval = wilson_interval(sum(row["methods"][method]["numbers"]["accuracy"] for row in rows), len(rows))
+    return f"{interval.value:.3f} ({interval.low:.3f} to {interval.high:.3f})"
+
+
+EVALUATION = EvaluationKind(popqa_dataset, question_problems, add_findings=add_popqa_findings)

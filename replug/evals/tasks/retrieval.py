@@ -10,11 +10,9 @@ from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import Method
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence
-from replug.evals.examples import Example
 from replug.evals.kinds import EvalDataset, EvaluationKind
-from replug.evals.loop import Metric, Outcome, Outcomes
-from replug.evals.open_qa import read_questions
-from replug.evals.questions import draw_questions, queries_of, question_problems, unasked_problems
+from replug.evals.loop import Example, Metric, Outcome, Outcomes
+from replug.evals.questions import draw_questions, queries_of, question_problems, read_questions, unasked_problems
 from replug.evals.retrieval import RANKED_AT, RECALL_AT, RECALL_DEPTH, gold_rows, retrieval_metrics
 
 _NAMES = [

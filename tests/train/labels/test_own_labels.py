@@ -33,12 +33,6 @@ def test_a_set_without_development_texts_is_refused_before_anything_is_scored(
     assert not (tmp_path / "mine/run/labels").exists()
 
 
-def test_a_sweep_wants_labels_that_are_there(tmp_path: Path, replug: CommandLine) -> None:
-    command = typed(tmp_path, replug)
-    ended = replug("sweep", *command[1:], "--out", tmp_path / "sweep", "train.lr=[1e-5,1e-4]")
-    assert ended.status == 2 and "train.labels is auto; a sweep trains on what `replug label` wrote" in ended.errors
-
-
 def test_a_labelling_alone_has_no_tuned_queries_but_those_that_are_named(tmp_path: Path, replug: CommandLine) -> None:
     command = typed(tmp_path, replug)
     ended = replug("label", *command[1:], "--out", tmp_path / "labels")

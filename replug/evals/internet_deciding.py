@@ -2,13 +2,18 @@
 
 A method that reads N passages has the candidates and factors of the first N of those that were found, so one pass
 measures all of them. The rows that come out are of the test part alone.
+
+The results get more than metrics: an entry `validation` of each method that reranks says which weights were fitted, on
+how many questions, and what the metric was there with them and with the default weights. Entries of shares get
+`wilson`. The table gets the weights and the failures of the search, and flop.svg is drawn.
 """
 
+import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from replug.answering.factors import Factors
 from replug.answering.rerankers import (
     RERANKERS,
     FittedWeights,
@@ -20,16 +25,18 @@ from replug.answering.rerankers import (
 )
 from replug.config.errors import UserError
 from replug.config.methods import Method
+from replug.config.rules import evaluation_methods
+from replug.data.files import replace_file
 from replug.evals.answers import exact_match, token_f1
-from replug.evals.examples import Example
-from replug.evals.internet.costs import AnswerCosts, reranked_costs
-from replug.evals.internet.measured import PASSAGES, MeasuredPassages, read_passages
-from replug.evals.internet.preparing import Prepared
-from replug.evals.internet.question_sets import EXACT_MATCH
-from replug.evals.internet.questions import InternetQuestion
-from replug.evals.internet.splits import is_validation
-from replug.evals.loop import Metric
-from replug.evals.outcomes import Row
+from replug.evals.comparison import add_wilson, main_metric, markdown_line
+from replug.evals.figures import draw_costs, to_svg
+from replug.evals.internet_costs import PASSAGES, AnswerCosts, MeasuredPassages, read_passages, reranked_costs
+from replug.evals.internet_preparing import Prepared, is_validation
+from replug.evals.internet_sets import EXACT_MATCH, InternetQuestion
+from replug.evals.kinds import Finished
+from replug.evals.loop import Example, Metric
+from replug.evals.outcomes import OutcomeFile, Row
+from replug.evals.results_files import sweeps_of
 
 OF_FREE_ANSWERS = {
     "f1": Metric("f1"),
@@ -46,13 +53,8 @@ OF_ALL = {
     "flop": Metric("flop", may_be_unknown=True),
 }
 
-
-@dataclass(frozen=True, slots=True)
-class ParameterCounts:
-    """Parameters of the LM that answers and of the one that reranks; None where nothing tells them."""
-
-    lm: float | None
-    scorer: float | None
+# Of the LM that answers and of the one that reranks; None where nothing tells them.
+Parameters = tuple[float | None, float | None]
 
 
 class DecidedAnswers:
@@ -80,20 +82,18 @@ def fit_all(methods: Sequence[Method], pairs: Sequence[tuple[InternetQuestion, R
     """By reranking method, weights fitted on these questions alone, with as many passages as the method reads."""
     reranking = [method for method in methods if method.k]
     measured = [(question, _measured(row).factors) for question, row in pairs] if reranking else []
-    return {
-        method.name: fit_weights(
-            RERANKERS[method.source], [_graded(factors.of_first(method.k), question) for question, factors in measured]
-        )
-        for method in reranking
-    }
-
-
-def _graded(factors: Factors, question: InternetQuestion) -> GradedQuestion:
-    return GradedQuestion(factors, {answer: gain(answer, question) for answer in factors.distinct})
+    fitted = {}
+    for method in reranking:
+        graded = []
+        for question, factors in measured:
+            read = factors.of_first(method.k)
+            graded.append(GradedQuestion(read, {answer: gain(answer, question) for answer in read.distinct}))
+        fitted[method.name] = fit_weights(RERANKERS[method.source], graded)
+    return fitted
 
 
 def decide(
-    prepared: Prepared, rows: Sequence[Row], parameters: ParameterCounts, file: WeightsFile
+    prepared: Prepared, rows: Sequence[Row], parameters: Parameters, file: WeightsFile
 ) -> tuple[DecidedAnswers, list[Row]]:
     """The test part with a row for each question, every method in it; the weights are written.
 
@@ -122,7 +122,7 @@ def _decided(
     prepared: Prepared,
     question: InternetQuestion,
     row: Row,
-    parameters: ParameterCounts,
+    parameters: Parameters,
     weights: Mapping[str, Weights],
 ) -> Row:
     """One question's outcomes by method; of what was measured, numbers of costs too where they are known."""
@@ -130,37 +130,27 @@ def _decided(
     outcomes = {}
     for method in prepared.methods:
         if measured is None or not method.k:
-            answered, costs = _alone(row["methods"][method.source]["detail"])
+            alone = row["methods"][method.source]["detail"]
+            detail = {"answer": alone["answer"], "documents": [], "weights": []}
+            of_passages: dict[str, float] = {}
+            costs = AnswerCosts(**alone["costs"]) if alone["costs"] is not None else None
         else:
-            answered, costs = _reranked(method, measured, question, weights[method.name])
-        numbers = _rightness(answered.answer, question, prepared.metric) | answered.numbers
-        numbers |= costs.numbers(parameters.lm, parameters.scorer) if costs else {}
+            detail, of_passages, costs = _reranked(method, measured, question, weights[method.name])
+        f1 = token_f1(detail["answer"], question.answers) if detail["answer"] else 0.0
+        numbers = {prepared.metric: gain(detail["answer"], question), "f1": f1, **of_passages}
+        numbers |= costs.numbers(*parameters) if costs else {}
         told = prepared.metric, *metrics_beside(prepared.metric)
         outcomes[method.name] = {
             "numbers": {name: value for name, value in numbers.items() if name in told},
-            "detail": {"answer": answered.answer, "documents": answered.documents, "weights": answered.weights},
+            "detail": detail,
         }
     return {"id": row["id"], "group": row["group"], "methods": outcomes}
 
 
-@dataclass(frozen=True, slots=True)
-class DecidedAnswer:
-    """What a method answers, numbers of its passages, and which passages it read with p_tfidf."""
-
-    answer: str
-    numbers: dict[str, float]
-    documents: list[str]
-    weights: list[float]
-
-
-def _alone(detail: Mapping[str, Any]) -> tuple[DecidedAnswer, AnswerCosts | None]:
-    costs = AnswerCosts(**detail["costs"]) if detail["costs"] is not None else None
-    return DecidedAnswer(detail["answer"], {}, [], []), costs
-
-
 def _reranked(
     method: Method, measured: MeasuredPassages, question: InternetQuestion, weights: Weights
-) -> tuple[DecidedAnswer, AnswerCosts | None]:
+) -> tuple[dict[str, Any], dict[str, float], AnswerCosts | None]:
+    """Return the answer with the passages that were read and their p_tfidf, numbers of these passages, and costs."""
     reranker, factors = RERANKERS[method.source], measured.factors.of_first(method.k)
     answer = best_answer(reranker.score(factors, weights))
     passages = measured.passages[: method.k]
@@ -175,11 +165,7 @@ def _reranked(
     if measured.asked is not None and measured.scored is not None:
         costs = reranked_costs(reranker, factors, measured.asked, measured.scored, measured.written)
     documents, shares = [row.doc_id or row.url for row in passages], [row.probability for row in passages]
-    return DecidedAnswer(answer, numbers, documents, shares), costs
-
-
-def _rightness(answer: str, question: InternetQuestion, metric: str) -> dict[str, float]:
-    return {metric: gain(answer, question), "f1": token_f1(answer, question.answers) if answer else 0.0}
+    return {"answer": answer, "documents": documents, "weights": shares}, numbers, costs
 
 
 def _recall(question: InternetQuestion, found: Sequence[str | None]) -> dict[str, float]:
@@ -188,3 +174,52 @@ def _recall(question: InternetQuestion, found: Sequence[str | None]) -> dict[str
     if not gold or None in found:
         return {}
     return {"retrieval_recall": len(gold.intersection(found)) / len(gold)}
+
+
+SHARES = ("exact_match", "accuracy", "answer_in_evidence", "copied", "best_candidate")
+
+
+def add_internet_findings(finished: Finished) -> str:
+    """Adds to the results, and returns tables of what was added."""
+    results, folder = finished.results, finished.folder
+    metric = main_metric(results)
+    add_wilson(results, SHARES)
+    fitted: dict[str, dict[str, Any]] = json.loads(folder.weights.read_text())["methods"]
+    for method, one in fitted.items():
+        results[method]["validation"] = {
+            "value": one["gain"],
+            "n": one["num_questions"],
+            "default": one["default_gain"],
+            "weights": one["weights"],
+        }
+    if any("flop" in of for of in results.values()):
+        sweeps = sweeps_of(evaluation_methods(finished.config), least=1)
+        draw = partial(draw_costs, results=results, metric=metric, cost="flop", sweeps=sweeps)
+        replace_file(folder.flop_figure, to_svg(draw, width=7, height=4).encode())
+    return "\n".join([*_weight_lines(fitted, metric), *_failure_lines(OutcomeFile(folder.outcomes).rows), ""])
+
+
+def _weight_lines(fitted: dict[str, dict[str, Any]], metric: str) -> list[str]:
+    if not fitted:
+        return []
+    n = next(iter(fitted.values()))["num_questions"]
+    if n == 0:
+        return ["", "No question is of the validation part: every reranker has its default weights."]
+    lines = ["", f"Weights are fitted on the validation part (n = {n}), and on none of the questions above.", ""]
+    head = [f"method, its {metric} there", "default weights", "fitted weights", "weights"]
+    lines += [markdown_line(head), markdown_line(["---"] * len(head))]
+    for method, one in fitted.items():
+        weights = ", ".join(f"{name} {value:g}" for name, value in one["weights"].items())
+        lines.append(markdown_line([method, f"{one['default_gain']:.3f}", f"{one['gain']:.3f}", weights]))
+    return lines
+
+
+def _failure_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Of all questions, those of the validation part too."""
+    counts: Counter[str] = Counter()
+    for row in rows:
+        counts.update(row["methods"][PASSAGES]["detail"]["failures"] if PASSAGES in row["methods"] else {})
+    if not counts:
+        return []
+    named = ", ".join(f"{reason} {count}" for reason, count in counts.most_common())
+    return ["", f"Pages and searches that gave nothing, over {len(rows)} questions: {named}."]

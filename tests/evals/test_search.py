@@ -1,17 +1,42 @@
-"""Documents ordered by the LM's likelihood of the query, and what refuses such methods."""
+"""What is searched and reranked: keys beside an index, and reranking by the LM."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
+from replug.config.load import load_evaluation_config
 from replug.config.methods import parse_methods
+from replug.config.rules import evaluation_methods
 from replug.config.schema import DataConfig, LMConfig, RetrieverConfig
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.kinds import PromptedLM, check_evaluation
-from replug.evals.rerank import reranked
+from replug.evals.lm_passes import reranked
+from replug.evals.search import find_all
 from replug.models.prompt import PromptTemplate
 from tests.support.known_lm import KnownLM
+from tests.support.small_index import write_small_index
+
+
+@pytest.mark.parametrize("key", ["similarity=dot", "query_prompt=x", "document_prompt=x", "query_path=stand_in"])
+def test_a_key_that_says_otherwise_than_the_index_is_refused(tmp_path: Path, key: str) -> None:
+    index = write_small_index(tmp_path, ["mida", "furo"])
+    keys = [
+        f"retriever.path={index}",
+        f"retriever.{key}",
+        "methods=[replug]",
+        f"out={tmp_path}/out",
+        "lm.path=stand_in",
+    ]
+    config = load_evaluation_config("configs/eval_lm.yaml", [*keys, f"data.corpus={index}", "texts.path=stand_in"])
+    corpus = cast(Any, SimpleNamespace(corpus=[0, 1]))
+    with pytest.raises(UserError, match=rf"retriever.{key.partition('=')[0]}: the index in .* leave the key out"):
+        find_all(config, corpus, ["mida"], evaluation_methods(config), tmp_path / "found")
+
 
 TEXTS = ["red", "green", "blue", "grey"]
 

@@ -1,0 +1,186 @@
+"""What the LM does for the questions of an evaluation beside answering them: write documents, rerank them, be timed.
+
+GenRead: the LM writes a document for a question, and reads it as if it was retrieved (Yu et al. 2023).
+
+Reranking orders documents by how likely the LM finds the query after each (Ram et al. 2023, zero-shot reranking). The
+likelihood is that of the whole query, a context or a question, as Sachan et al. 2022 have it for questions. Ram et al.
+take the last 16 tokens of a context. It takes no training. Scores lie in the LM's cache, so an interrupted evaluation
+finds those it has.
+
+Latency is what a question takes, retriever and LM together: asked one at a time, without a cache. The loop keeps
+several questions in flight, and answers from the cache, so its clock says nothing of a single question.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import numpy as np
+
+from replug.config.methods import GENREAD, Method
+from replug.data.progress import Progress
+from replug.data.store import CorpusStore
+from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
+from replug.evals.kinds import EvalDataset, PromptedLM
+from replug.evals.loop import EXAMPLES_IN_FLIGHT, Metric
+from replug.evals.outcomes import OutcomeFile, Row
+from replug.evals.popqa import first_line, genread_prompt
+from replug.models.generation import Generated, GenerationOptions
+
+MAX_NEW_TOKENS = 150
+FIELDS = [field.name for field in fields(WrittenDocument)]
+
+
+def write_documents(lm: PromptedLM, questions: Sequence[str], path: Path) -> list[WrittenDocument]:
+    """A document for each question; nobody is asked for a blank one, nor for what the file at `path` holds.
+
+    Raises UserError where the file is of other questions.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file, asked = OutcomeFile(path), list(dict.fromkeys(questions))
+    known = file.by("question", set(asked))
+    progress = Progress("documents written by the LM", len(asked), len(known))
+    for row in _written_rows(lm, [question for question in asked if question not in known]):
+        file.append(row)
+        known[row["question"]] = row
+        progress.advance()
+    return [WrittenDocument(**{name: known[question][name] for name in FIELDS}) for question in questions]
+
+
+def _written_rows(lm: PromptedLM, questions: Sequence[str]) -> Iterator[Row]:
+    """In the questions' order, some at a time."""
+    in_flight: deque[tuple[str, Future[Generated] | None]] = deque()
+    for question in questions:
+        in_flight.append((question, _submit_document(lm, question)))
+        if len(in_flight) > EXAMPLES_IN_FLIGHT:
+            yield _row(*in_flight.popleft())
+    while in_flight:
+        yield _row(*in_flight.popleft())
+
+
+def _row(question: str, future: "Future[Generated] | None") -> Row:
+    return {"question": question, **asdict(_written(future))}
+
+
+def write_document(lm: PromptedLM, question: str) -> WrittenDocument:
+    """The document of one question, now."""
+    return _written(_submit_document(lm, question))
+
+
+def _submit_document(lm: PromptedLM, question: str) -> "Future[Generated] | None":
+    if not question.strip():
+        return None
+    prompt = lm.template.fit(None, lambda _: genread_prompt(question), MAX_NEW_TOKENS)
+    return lm.lm.submit_ensemble([prompt], [1.0], GenerationOptions(MAX_NEW_TOKENS))
+
+
+def _written(future: "Future[Generated] | None") -> WrittenDocument:
+    if future is None:
+        return WrittenDocument(None, 0, 0)
+    answer = future.result()
+    return WrittenDocument(first_line(answer.text) or None, answer.prompt_tokens, answer.num_tokens)
+
+
+Scores = Callable[[], np.ndarray]  # waits for log-probs [K]
+
+
+def reranked(
+    asked: PromptedLM,
+    methods: Sequence[Method],
+    corpus: CorpusStore,
+    found: Mapping[str, RetrievedDocuments],
+    queries: Sequence[str],
+) -> dict[str, RetrievedDocuments]:
+    """What each reranked method reads, by its name: its source's first k documents, the likeliest query first."""
+    return {
+        method.name: _rerank(asked, method, corpus, found[method.source], queries)
+        for method in methods
+        if method.is_reranked
+    }
+
+
+def _rerank(
+    asked: PromptedLM, method: Method, corpus: CorpusStore, found: RetrievedDocuments, queries: Sequence[str]
+) -> RetrievedDocuments:
+    rows, progress = found.doc_rows[:, : method.k], Progress(f"reranking: {method.name}", len(queries))
+    ordered = []
+    for row, scores in enumerate(_in_order(asked, corpus, rows, queries)):
+        ordered.append(rows[row][np.argsort(-scores, kind="stable")])
+        progress.advance()
+    return RetrievedDocuments(np.stack(ordered), np.zeros(rows.shape))
+
+
+def _in_order(asked: PromptedLM, corpus: CorpusStore, rows: np.ndarray, queries: Sequence[str]) -> Iterator[np.ndarray]:
+    """Scores [K] of each query, some queries at a time."""
+    in_flight: deque[Scores] = deque()
+    for documents, query in zip(rows, queries, strict=True):
+        in_flight.append(_submit_reranking(asked, corpus.texts(documents), query))
+        if len(in_flight) > EXAMPLES_IN_FLIGHT:
+            yield in_flight.popleft()()
+    while in_flight:
+        yield in_flight.popleft()()
+
+
+def _submit_reranking(asked: PromptedLM, documents: Sequence[str], query: str) -> Scores:
+    """Of a blank query, which nothing is read for, all are alike."""
+    if not query.strip():
+        return lambda: np.zeros(len(documents))
+    prefixes = [asked.template.prefix(document, "", query) for document in documents]
+    future = asked.lm.submit(prefixes, [query] * len(prefixes))
+    return lambda: np.array([score.sum_logprob for score in future.result()])
+
+
+SECONDS = Metric("seconds")
+Search = Callable[[str, int], object]  # for the k nearest documents of a text
+
+
+class LatencyPass:
+    """Asks the first questions again, each method in turn; `lm.lm` is to be an LM without a cache.
+
+    The documents that are read are those of the evaluation; searching for them again is what is timed. Each method's
+    first question is asked once before, untimed: what begins all prompts is computed then, and never again.
+    """
+
+    def __init__(
+        self, dataset: EvalDataset, lm: PromptedLM, book: EvidenceBook, searches: Mapping[str, Search]
+    ) -> None:
+        self._dataset, self._lm, self._book, self._searches = dataset, lm, book, searches
+        self._task = dataset.make_task(lm, book)
+
+    def run(self, file: OutcomeFile, num_questions: int) -> list[Row]:
+        """Rows of the first questions; those that the file does not hold yet are measured."""
+        asked = [example.id for example in self._task.examples[:num_questions]]
+        known = file.by("id", {example.id for example in self._task.examples})
+        progress = Progress("latency", len(asked), sum(name in known for name in asked))
+        if not known.keys() >= set(asked):
+            self._measure(0)
+        for row, name in enumerate(asked):
+            if name not in known:
+                known[name] = self._measure(row)
+                file.append(known[name])
+                progress.advance()
+        return [known[name] for name in asked]
+
+    def _measure(self, row: int) -> Row:
+        example = self._task.examples[row]
+        timed = {method.name: {"numbers": self._time(method, row), "detail": {}} for method in self._book.methods}
+        return {"id": example.id, "group": example.group, "methods": timed}
+
+    def _time(self, method: Method, row: int) -> dict[str, float]:
+        """Seconds until the documents are there, and until the answer is."""
+        evidence = {method.name: self._book.of(row)[method.name]}
+        begin = time.perf_counter()
+        self._find(method, row)
+        found = time.perf_counter()
+        self._task.submit(row, evidence)()
+        return {"seconds": time.perf_counter() - begin, "evidence_seconds": found - begin}
+
+    def _find(self, method: Method, row: int) -> None:
+        query = self._dataset.queries[row]
+        if method.source in self._searches and query.strip():
+            self._searches[method.source](query, method.k)
+        if method.source == GENREAD:
+            write_document(self._lm, self._dataset.questions[row])

@@ -1,0 +1,116 @@
+"""`replug report` over several folders: what it joins, and what it refuses by name."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from replug.config.errors import UserError
+from replug.data.manifest import write_checksums
+from replug.evals.comparison import MOST_DIFFERENCES
+from replug.evals.results_files import joined_table
+from tests.support.command_line import CommandLine
+from tests.support.outcome_folders import made_up_rows, write_evaluation
+
+
+def entry(value: float, low: float, high: float, p: float | None = None) -> dict:
+    told = {"value": value, "n": 40, "interval": [low, high]}
+    return told if p is None else {**told, "p": p}
+
+
+def results(none: float, replug: float, p: float) -> dict:
+    gain = replug - none
+    return {
+        "none": {"accuracy": entry(none, none - 0.1, none + 0.1)},
+        "replug": {
+            "accuracy": entry(replug, replug - 0.1, replug + 0.1),
+            "accuracy - none": {**entry(gain, gain / 2, 2 * gain, p), "p_holm": p},
+        },
+    }
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    """Two LMs that answered the same questions."""
+    paths = []
+    for name, of in {"small": results(0.2, 0.3, 0.03), "large": results(0.5, 0.6, 0.04)}.items():
+        path = write_evaluation(tmp_path / name, made_up_rows(4), lm=name)
+        (path / "results.json").write_text(json.dumps(of))
+        (path / "inputs.json").write_text(json.dumps({"texts": "t", "corpus": "c"}))
+        paths.append(path)
+    return paths
+
+
+def test_evaluations_of_several_lms_are_rows_of_one_table(replug: CommandLine, folders: list[Path], tmp_path: Path):
+    ended = replug("report", *folders, "--out", tmp_path / "table.md")
+    assert ended.status == 0, ended.printed
+    table = (tmp_path / "table.md").read_text()
+    assert table.startswith("popqa: accuracy, n = 40\n")
+    assert "| small | 0.2000 | 0.3000 |\n| large | 0.5000 | 0.6000 |\n" in table
+    # Holm over two comparisons: 0.03 becomes 0.06, so none of the two is shown any more.
+    assert "- small: accuracy of replug − none: +0.1000 (+0.0500 to +0.2000: higher if it were the only" in table
+    assert "Verdicts: p < 0.05 after Holm's correction for 2 comparisons." in table
+
+
+def test_a_method_that_one_folder_lacks_is_an_empty_cell_and_many_folders_are_all_shown():
+    table = joined_table("lm", {"a": results(0.2, 0.3, 0.03), "b": {"none": results(0.4, 0.5, 0.5)["none"]}})
+    assert "| b | 0.4000 |  |" in table
+    many = {str(number): results(0.2, 0.3, 0.9) for number in range(MOST_DIFFERENCES + 1)}
+    assert joined_table("lm", many).count("of replug − none") == MOST_DIFFERENCES + 1
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("inputs.json", {"texts": "others", "corpus": "c"}, "has other texts than"),
+        ("inputs.json", {"texts": "t", "corpus": "others"}, "has other corpus than"),
+        ("results.json", None, "holds no finished evaluation"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_by_name(
+    replug: CommandLine, folders: list[Path], file: str, change: dict | None, message: str
+):
+    path = folders[1] / file
+    path.unlink() if change is None else path.write_text(json.dumps(change))
+    ended = replug("report", *folders)
+    assert ended.status == 2 and message in ended.errors and str(folders[1]) in ended.errors
+
+
+def test_an_evaluation_without_documents_stands_beside_one_with_them(replug: CommandLine, folders: list[Path]):
+    (folders[1] / "inputs.json").write_text(json.dumps({"texts": "t", "corpus": None}))
+    assert replug("report", *folders).status == 0
+
+
+def test_results_that_were_changed_afterwards_are_refused(replug: CommandLine, folders: list[Path]):
+    write_checksums(folders[0])
+    (folders[0] / "results.json").write_text(json.dumps(results(0.2, 0.9, 0.0)))
+    assert "results.json" in replug("report", *folders).errors
+
+
+def write_run(path: Path, heldout: float | None, dev: float, of_set: str = "s") -> Path:
+    path.mkdir()
+    measured = {} if heldout is None else {"bpb": {"all": {"none": 1.5, "lsr": heldout}}}
+    (path / "results.json").write_text(json.dumps({**measured, "labels": {"best": {"bpb": dev}}}))
+    (path / "set.json").write_text(json.dumps({"manifest_sha256": of_set}))
+    return path
+
+
+def test_runs_are_rows_of_bits_per_byte(replug: CommandLine, tmp_path: Path):
+    runs = [write_run(tmp_path / "0", 1.25, 1.3), write_run(tmp_path / "1", None, 1.2)]
+    ended = replug("report", *runs, "--out", tmp_path / "table.md")
+    assert ended.status == 0, ended.printed
+    lines = (tmp_path / "table.md").read_text().splitlines()
+    assert lines[2] == "| run | no retrieval | REPLUG LSR (tuned) | development texts |"
+    assert lines[4:] == ["| 0 | 1.5000 | 1.2500 | 1.3000 |", "| 1 |  |  | 1.2000 |"]
+
+
+def test_runs_on_other_data_and_folders_of_two_kinds_are_refused(
+    replug: CommandLine, folders: list[Path], tmp_path: Path
+):
+    runs = [write_run(tmp_path / "0", 1.25, 1.3), write_run(tmp_path / "1", 1.2, 1.2, of_set="other")]
+    assert f"{runs[1]} has another prepared set than {runs[0]}" in replug("report", *runs).errors
+    assert f"{folders[0]} is an evaluation and {runs[0]} is not" in replug("report", runs[0], folders[0]).errors
+    with pytest.raises(UserError, match="expected two or more"):
+        from replug.commands.report import report
+
+        report([runs[0]], out=tmp_path / "table.md")
