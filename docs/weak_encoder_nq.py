@@ -1,4 +1,4 @@
-"""Writes what the second experiment of results.md starts from: rows of questions, and a deliberately weak encoder.
+"""Write what "Natural Questions" in results.md starts from: rows of questions, and a deliberately weak encoder.
 
     python docs/weak_encoder_nq.py SHARED_DATA OUT
 
