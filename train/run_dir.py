@@ -36,8 +36,8 @@ from replug.config.paths import require_folder
 from replug.config.resume import has_more_steps, require_same
 from replug.config.schema import Config
 from replug.data.files import file_sha256, read_json, replace_file, write_json, writing
+from replug.data.folder_lock import NAME as WRITER
 from replug.data.manifest import NAME as CHECKSUMS
-from replug.data.manifest import NAME as WRITER
 from replug.data.manifest import require_checksums, write_last
 from replug.train.environment import describe_environment, provenance_lines
 

@@ -25,7 +25,7 @@ from typing import Annotated
 
 import typer
 
-from replug.cluster.device_use import ROLES as ALL_ROLES
+from replug.cluster.gpu_shares import ROLES as ALL_ROLES
 from replug.cluster.layout import Layout, lay_out
 from replug.cluster.layout_messages import NoRoom
 from replug.cluster.packing import Node

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from replug.cluster import places
-from replug.cluster.device_use import ROLES
-from replug.cluster.gpu_shares import Sizes, trains_on_gpu
+from replug.cluster.gpu_shares import ROLES, Sizes, trains_on_gpu
 from replug.cluster.gpus import keep_to_memory_share
 from replug.cluster.interruption import _say
 from replug.cluster.layout import UNKNOWN, Layout, lay_out, num_ranks

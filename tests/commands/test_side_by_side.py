@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.data.folder_lock import sole_writer
-from replug.data.manifest import NAME
+from replug.data.folder_lock import NAME, sole_writer
 from tests.support.command_line import ROOT, CommandLine, arguments, start, start_process, wait_for
 from tests.support.evaluating import on_run, typed, wait_for_lines
 from tests.support.outcome_folders import made_up_rows, write_evaluation

@@ -13,8 +13,7 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.data import folder_lock
-from replug.data.folder_lock import sole_writer
-from replug.data.manifest import NAME
+from replug.data.folder_lock import NAME, sole_writer
 
 HOLD = """
 import sys, time

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from huggingface_hub import try_to_load_from_cache
 
-from replug.cluster.device_use import ROLES
+from replug.cluster.gpu_shares import ROLES
 from replug.cluster.layout import Layout, lay_out
 from replug.cluster.layout import scorers as scorers_of
 from replug.cluster.packing import PlannedGPU
