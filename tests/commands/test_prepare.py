@@ -8,6 +8,7 @@ import pytest
 
 from replug.config.errors import RunError
 from replug.config.schema import DataConfig
+from replug.data.manifest import read_mark, write_mark
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import Tokenizers, prepare_raw
 from replug.data.tokenizing import word_tokenizer
@@ -113,13 +114,13 @@ def test_a_folder_with_other_things_is_refused_and_they_stay(source, tmp_path, r
 
 
 def test_train_refuses_a_set_without_proof(made, tmp_path, replug):
-    manifest = json.loads((made[0] / "manifest.json").read_text())
+    manifest = read_mark(made[0] / "manifest.json")
     for path in made[0].rglob("*"):
         if path.is_file():
             copy = tmp_path / "set" / path.relative_to(made[0])
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(path.read_bytes())
-    (tmp_path / "set/manifest.json").write_text(json.dumps({k: v for k, v in manifest.items() if k != "disjoint"}))
+    write_mark(tmp_path / "set/manifest.json", {k: v for k, v in manifest.items() if k != "disjoint"})
     debug = [ROOT / "configs/debug.yaml", f"run_dir={tmp_path / 'run'}", "data.source=null"]
     assert "holds no proof of disjointness" in refused(replug, "train", *debug, f"data.prepared={tmp_path / 'set'}")
 

@@ -22,7 +22,7 @@ from replug.data.shards import (
     write_token_rules,
     write_windows,
 )
-from replug.data.store import CorpusStore, PreparedSet, WindowStore, _open_tokens, verify_prepared
+from replug.data.store import CorpusStore, PreparedSet, WindowStore, _open_array, verify_prepared
 from replug.models.encoder import Encoder
 from replug.models.packaged import resolve_encoder_path
 from tests.support.preparing import contents, prepare, rows_of, write_jsonl
@@ -100,7 +100,7 @@ def test_a_system_without_descriptors_is_not_called_a_damaged_corpus(tmp_path, m
     with pytest.raises(
         RunError, match=r"00000\.tokens\.npy cannot be read: Too many open files; this is a limit of the"
     ):
-        _open_tokens(tmp_path / "documents", [tmp_path / "documents/00000.arrow"])
+        _open_array(tmp_path / "documents/00000.tokens.npy")
 
 
 ODD = ["[SEP] a [MASK] b", "é e\u0301 中文 🙂", "\u200d\ufeff x", "UPPER lower", "bada gafu \x01 kelo"]

@@ -169,7 +169,7 @@ def test_everything_that_is_wrong_is_named(store: VersionStore) -> None:
     shutil.rmtree(store.corpus_path(store.plan(0)))
     lines, problems = verify_index(store.root)
     assert lines == ["v000000: wrong in 5 places"]
-    names = ("tokenizer", "documents", "vectors-00000", "vectors-00002", "shard-00000")
+    names = ("tokenizer", "vectors-00000", "vectors-00002", "shard-00000", "documents")
     for name, problem in zip(names, problems, strict=True):
         assert name in problem
 

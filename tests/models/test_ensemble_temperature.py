@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from replug.config.errors import UserError
-from replug.data.manifest import checksum_problems
+from replug.data.manifest import checksum_problems, read_mark, write_mark
 from replug.models.encoder import Encoder
 from replug.models.encoder_retriever import EncoderRetriever
 from replug.models.ensemble import document_weights, mix_token_logprobs
@@ -60,12 +60,11 @@ def test_a_temperature_is_a_finite_number_above_0(value: float) -> None:
 
 def test_a_file_of_another_form_is_refused(tmp_path: Path) -> None:
     write_temperature(tmp_path, EnsembleTemperature(0.5))
-    content = json.loads((tmp_path / FILE).read_text())
-    (tmp_path / FILE).write_text(json.dumps({"temperature": 0.5}))
+    content = read_mark(tmp_path / FILE)
+    write_mark(tmp_path / FILE, {"temperature": 0.5})
     with pytest.raises(UserError, match="no temperature of format 1"):
         temperature_in(str(tmp_path))
-    del content["sha256_of_this"]
-    (tmp_path / FILE).write_text(json.dumps({**content, "value": "hot"}))
+    write_mark(tmp_path / FILE, {**content, "value": "hot"})
     with pytest.raises(UserError, match="fit it again"):
         temperature_in(str(tmp_path))
 

@@ -397,7 +397,6 @@ def test_processes_that_write_at_once_lose_nothing_and_raise_nothing(path: Path)
     assert (use.rows, use.hits, use.misses) == (120 * UNIT, 5 * 60, 5 * 60 * UNIT)
     assert use.rows_with_tokens == 120 * UNIT  # the writers with tokens cover all, whoever came first
     assert cache.damage() is None
-    assert not any(mistake for _, mistake in cache.check_rows())
     cache.close()
 
 

@@ -15,7 +15,7 @@ from replug.data.store import PreparedSet
 from replug.index_workers.answers import Measures
 from replug.index_workers.build import build_plan
 from replug.index_workers.build_plan import IndexState
-from replug.index_workers.builder import build_shard, make_quantizer
+from replug.index_workers.builder import Builder
 from replug.index_workers.kinds import resolve_kind
 from replug.index_workers.service import Refreshed
 from replug.index_workers.version_store import VersionStore
@@ -108,9 +108,9 @@ def test_an_index_version_takes_the_bytes_estimated(
     for file in missing.files:
         store.write_vectors(0, file, random.normal(size=(len(plan.rows_of_file(file)), dim)))
     if missing.quantizer:
-        make_quantizer(store, plan)
+        Builder(store.root, 1).make_quantizer(plan)
     for shard in missing.shards:
-        build_shard(store, plan, shard)
+        Builder(store.root, 1).build_shard(plan, shard)
     store.publish(plan)
     retriever = StoredRetriever(dim, sum(weight.numel() for weight in encoder.parameters()), vocabulary=292)
     codes = 0.0 if size.is_exact else size.bytes_per_vector
