@@ -17,6 +17,7 @@ from replug.config.load import (
     load_evaluation_config,
     names_evaluation,
 )
+from replug.config.paths import find_config
 from replug.evals.kinds import check_evaluation
 from tests.support.documented_commands import OVERRIDE, of_page, of_shell, overrides_of
 
@@ -72,8 +73,8 @@ def compose(words: list[str]) -> None:
     if name == "ask" and not any(word.startswith("--index") for word in words):
         engines = [f"web.engine={words[place + 1]}" for place, word in enumerate(words) if word == "--engine"]
         load_ask_config([*overrides, *engines])
-    elif name in TAKES_CONFIG and len(words) > 1 and (ROOT / words[1]).is_file():
-        compose_file(name, ROOT / words[1], overrides)
+    elif name in TAKES_CONFIG and len(words) > 1 and (path := ROOT / find_config(words[1])).is_file():
+        compose_file(name, path, overrides)
 
 
 def compose_file(name: str, path: Path, overrides: list[str]) -> None:
