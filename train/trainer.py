@@ -14,7 +14,7 @@ from pytorch_lightning.strategies import DDPStrategy
 from replug.cluster.gpu_shares import trains_on_gpu
 from replug.cluster.gpus import num_gpus, torch_device
 from replug.config.choices import Precision
-from replug.config.errors import RunError
+from replug.config.errors import RunError, require_extra
 from replug.config.schema import Config
 from replug.data.datamodule import StepDataModule
 from replug.models.hardware import available_cores, multiplies_bfloat16
@@ -109,6 +109,7 @@ def loggers_of(config: Config, run: RunDirectory) -> list[Logger]:
     """metrics.jsonl always; W&B and TensorBoard where they are asked for."""
     loggers: list[Logger] = [JsonLinesLogger(run.metrics)]
     if config.train.tensorboard:
+        require_extra("tensorboard", "tensorboard", what="train.tensorboard")
         loggers.append(TensorBoardLogger(run.path, name="", version="tensorboard"))
     if config.wandb.mode.value != "off":
         from replug.train.wandb_logger import wandb_logger
