@@ -15,8 +15,7 @@ from pytorch_lightning.loggers.logger import Logger
 from replug.cluster.interruption import Interruption
 from replug.cluster.ray_cluster import ray_cluster
 from replug.config.choices import Accelerator
-from replug.config.label_rules import OWN_LABELS
-from replug.config.rules import FIT
+from replug.config.rules import FIT, OWN_LABELS
 from replug.config.schema import Config
 from replug.data.files import write_json
 from replug.data.folder_lock import sole_writer

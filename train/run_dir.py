@@ -31,9 +31,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replug.config.errors import RunError, UserError
-from replug.config.load import config_to_yaml, load_stored_config
+from replug.config.load import config_to_yaml, has_more_steps, load_stored_config, require_same
 from replug.config.paths import require_folder
-from replug.config.resume import has_more_steps, require_same
 from replug.config.schema import Config
 from replug.data.files import file_sha256, read_json, replace_file, write_json, writing
 from replug.data.folder_lock import NAME as WRITER
