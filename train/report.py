@@ -133,7 +133,7 @@ def _curves_section(metrics: Sequence[dict], is_online: bool) -> str:
     if not metrics:
         return ""
     measures_heldout = any("heldout/bpb" in row for row in metrics)  # not with evaluate.refresh_windows=0
-    of_index = (figures.draw_index_age, figures.draw_refreshes, figures.draw_times, figures.draw_throughput)
+    of_index = (figures.draw_index_age, figures.draw_times)
     draws = (
         figures.draw_loss,
         figures.draw_entropies,

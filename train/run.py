@@ -45,7 +45,7 @@ from replug.train.model_card import write_model_card
 from replug.train.module import LSRModule
 from replug.train.report import write_report
 from replug.train.results import print_results, weights_of
-from replug.train.run_dir import RunDirectory, StageTimes
+from replug.train.run_dir import RunDirectory
 from replug.train.trained_weights import check_training, save_retriever
 from replug.train.trainer import loggers_of, publish, quieten_lightning
 from replug.train.workers import Workers, start_workers
@@ -122,12 +122,11 @@ def _train_or_show(config: Config, run: RunDirectory, labels: Labels | None) -> 
 
 
 def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dict:
-    times = StageTimes(run)
     lm = lm_source(config.lm, run.budget_file, run.scores)
     module_encoder = measured_encoder(config)
     data = prepared_set(config, run.data)
     _require_dev_texts(config, data)
-    check_data(config, data, lm, run.data_check)
+    check_data(config, data, lm)
     index_kind(config, module_encoder.dim, len(data.corpus))
     check_training(config, module_encoder)
     # Only now: a mistake that was fixed above must not be a changed key of an unfinished run.
@@ -140,18 +139,14 @@ def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dic
         ray_cluster(config, ("train", "index", *lm.roles), interruption, sizes) as laid_out,
         start_workers(laid_out, lm, data, run.index, run.scores) as workers,
     ):
-        times.next("first_index")
         before = found_before(laid_out, run, data, workers)
-        times.next("training")
         module = lsr_module(laid_out, module_encoder, data)
-        after = _after(laid_out, run, data, workers, module, loggers, interruption, times)
-        times.next("measuring")
+        after = _after(laid_out, run, data, workers, module, loggers, interruption)
         found = {"replug": before, "lsr": after, **found_best(laid_out, run, data, workers)}
         results = evaluate_heldout(laid_out, data, workers, found, run.evaluation)
     results["weights"] = weights_of(config.train.max_steps, run.best_weights())
     write_examples(run, data, before, after)
     write_model_card(run.retriever, config, f"step {config.train.max_steps}, the last", run.provenance(), results)
-    times.next("publishing")
     run.finish(results)
     publish(config, loggers, run, results)
     run.remove_work_files()
@@ -186,7 +181,7 @@ def _evaluate(config: Config, run: RunDirectory) -> None:
     lm = lm_source(config.lm, run.budget_file, run.scores)
     data = prepared_set(config, run.data)
     _require_dev_texts(config, data)
-    check_data(config, data, lm, run.data_check)
+    check_data(config, data, lm)
     sizes = run_sizes(config, len(data.corpus), multiplies_bfloat16())
     folders = {"lsr": run.retriever, **({"best": run.best} if config.evaluate.best else {})}
     paths = {"replug": None, **{name: folder for name, folder in folders.items() if folder.is_dir()}}
@@ -238,14 +233,12 @@ def _after(
     module: LSRModule,
     loggers: list[Logger],
     interruption: Interruption,
-    times: StageTimes,
 ) -> RetrievedDocuments:
     """Train, export, embed the corpus once more, and search the held-out texts again."""
     saved = run.found_after
     if saved.exists():
         return RetrievedDocuments.load(saved)
     version = fit(config, run, data, workers, module, loggers, interruption)
-    times.next("last_index")
     module.encoder.cpu().eval()
     found = found_by(config, data, workers, module.encoder, IndexState(version, config.train.max_steps))
     save_retriever(run.retriever, module.encoder, config.retriever.train, module.frozen_documents)

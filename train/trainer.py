@@ -36,11 +36,19 @@ def lightning_trainer(
 ) -> pl.Trainer:
     train, ranks = config.train, environment.world_size()
     on_gpu = torch_device(trains_on_gpu(config, num_gpus() > 0)) == "cuda"
+    strategy: str | DDPStrategy = "auto"
+    if ranks > 1:
+        strategy = _OwnStoreDDP(
+            cluster_environment=environment,
+            process_group_backend="nccl" if on_gpu else "gloo",
+            timeout=COLLECTIVE_PATIENCE,
+            broadcast_buffers=False,  # the encoder has none that training changes
+        )
     return pl.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
         devices=[environment.device] if on_gpu else 1,
         num_nodes=ranks,
-        strategy=_ddp(environment, on_gpu) if ranks > 1 else "auto",
+        strategy=strategy,
         precision="bf16-mixed" if uses_bf16(train.precision) else "32-true",
         max_steps=train.max_steps,
         max_epochs=1,
@@ -71,15 +79,6 @@ class _OwnStoreDDP(DDPStrategy):
                 self._get_process_group_backend(), COLLECTIVE_PATIENCE, device if device.type == "cuda" else None
             )
         super().setup_distributed()
-
-
-def _ddp(environment: RankEnvironment, on_gpu: bool) -> DDPStrategy:
-    return _OwnStoreDDP(
-        cluster_environment=environment,
-        process_group_backend="nccl" if on_gpu else "gloo",
-        timeout=COLLECTIVE_PATIENCE,
-        broadcast_buffers=False,  # the encoder has none that training changes
-    )
 
 
 def trainer_threads(config: Config) -> int:
