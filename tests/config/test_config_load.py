@@ -68,10 +68,6 @@ def test_a_training_configuration_is_none_of_an_evaluation(tmp_path):
     assert not names_evaluation(tmp_path / "broken.yaml") and not names_evaluation(tmp_path / "missing.yaml")
 
 
-def test_debug_and_quickstart_need_no_override():
-    assert [paths_left_open(path) for path in SHIPPED if path.stem in ("debug", "quickstart")] == [[], []]
-
-
 def test_an_override_beats_the_file_and_the_file_beats_the_default(tmp_path):
     yaml = "train: {max_steps: 7, batch_size: 8}"
     train = load(tmp_path, yaml, "train.batch_size=9").train
@@ -130,10 +126,6 @@ def test_every_choice_can_be_written_without_quotes(tmp_path):
         assert flatten(load(tmp_path, "seed: 0", choice))[key] == name
 
 
-def test_a_value_may_hold_an_equals_sign(tmp_path):
-    assert load(tmp_path, "seed: 0", "wandb.name=lr=3").wandb.name == "lr=3"
-
-
 def test_the_resolved_yaml_loads_to_the_same_configuration(tmp_path):
     config = load(tmp_path, "seed: 5", "refresh.adopt=when_ready", "data.source=stand_in", "lm.separator=' | '")
     path = tmp_path / "resolved.yaml"
@@ -159,11 +151,6 @@ def policy_of(config: Config) -> RefreshPolicy:
 )
 def test_the_lag_is_half_the_interval_unless_given_and_none_when_training_waits(tmp_path, overrides, lag):
     assert policy_of(load(tmp_path, "seed: 0", *overrides.split())).lag_steps == lag
-
-
-def test_an_index_may_grow_three_intervals_old_unless_given(tmp_path):
-    assert policy_of(load(tmp_path, "seed: 0", "refresh.every_steps=10")).max_age_steps == 30
-    assert policy_of(load(tmp_path, "refresh: {every_steps: 10, max_age_steps: 15}")).max_age_steps == 15
 
 
 def test_a_question_is_asked_of_the_runs_lm(tmp_path):

@@ -1,6 +1,5 @@
 """Every field of every section says all that is known of its key, and what reads it back."""
 
-import dataclasses
 import math
 import re
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
-from replug.config.keys import ABOVE_0, FROM_0, RULED, SHARE, Key, key, key_descriptions, keys_of, section
+from replug.config.keys import ABOVE_0, FROM_0, RULED, SHARE, key_descriptions, keys_of
 from replug.config.load import flatten, load_config, require_same
 from replug.config.rules import check_rules
 from replug.config.schema import Config, LMConfig, RetrieverConfig
@@ -99,31 +98,6 @@ def test_the_papers_setting_is_the_default():
         "k": 10,
     }
     assert {path: KEYS[path].default for path in expected} == expected
-
-
-def test_a_list_of_one_configuration_is_not_that_of_another():
-    EvaluationConfig().methods.append("bm25")
-    EvaluationConfig().retrievers["a"] = "x"
-    assert EvaluationConfig().methods == ["none", "replug"] and EvaluationConfig().retrievers == {}
-
-
-def test_keys_come_in_the_order_of_the_sections_and_then_the_schemas_own():
-    @dataclasses.dataclass
-    class Part:
-        a: int = key(1, "first", ABOVE_0)
-        b: str = key("x", "second", resumable=True)
-
-    @dataclasses.dataclass
-    class Whole:
-        own: float = key(0.5, "its own", SHARE)
-        part: Part = section(Part, b="y")
-
-    assert list(keys_of(Whole)) == [
-        Key("part.a", int, 1, "first", ABOVE_0, False),
-        Key("part.b", str, "x", "second", None, True),
-        Key("own", float, 0.5, "its own", SHARE, False),
-    ]
-    assert Whole().part.b == "y"
 
 
 def test_a_resumed_run_may_change_where_it_runs_and_not_what_it_computes(tmp_path):

@@ -296,33 +296,6 @@ def wait_until(holds: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.nightly
-def test_a_green_group_that_cannot_load_makes_room_again(tmp_path, data, disk, ray_session, monkeypatch):
-    """Its searchers stand where the builders were, which the next refresh needs."""
-    settings = IndexSettings(num_shards=2, num_builders=2, threads=1, blue_green=True)
-    service = IndexService(tmp_path / "index", settings)
-    try:
-        trainer = trainer_of(tmp_path, data, service, 0)
-        publish = service.store.publish
-
-        def publish_and_damage(plan: BuildPlan) -> None:
-            publish(plan)
-            flip(service.store.folder(plan.version) / "vectors-00010.npy")
-
-        monkeypatch.setattr(service.store, "publish", publish_and_damage)
-        trainer.step_to(10, 13)
-        monkeypatch.undo()
-        assert trainer.control.num_failed == 1
-        assert len(service.searchers) == 2
-        assert trainer.serves_its_files()
-        trainer.step_to(20, 23)
-        assert trainer.control.live == IndexState(1, 20)
-        assert len(service.searchers) == 2
-        assert trainer.serves_its_files()
-    finally:
-        service.close()
-
-
 def test_a_damaged_snapshot_or_quantizer_is_not_built_upon(tmp_path, data, service, versions, monkeypatch):
     trainer = trainer_of(tmp_path, data, service, version := next(versions), LOSSY)
     store = service.store
