@@ -11,14 +11,6 @@ from replug.cluster.device_use import ROLES
 from replug.evals.figures import COLOURS, STYLE
 from replug.train.results import DIFFERENCES, METHODS, headroom_of
 
-# By role of `cluster.device_use`: how its part of a device's time is called, and its colour.
-ROLE_COLOURS = {
-    "score": ("scoring", "random"),
-    "embed": ("embedding", "none"),
-    "search": ("searching", "replug"),
-    "train": ("training", "lsr"),
-}
-
 
 def overview_png(path: Path, results: dict, metrics: Sequence[dict]) -> None:
     """Bits per byte, the intervals of the differences, and how the training went: the picture that a README shows."""
@@ -153,23 +145,6 @@ def draw_times(axes: Axes, metrics: Sequence[dict]) -> None:
     axes.legend(fontsize=8, frameon=False, loc="upper left")
 
 
-def draw_device(axes: Axes, rows: Sequence[dict], device: str) -> None:
-    """Of each group of steps, the shares of its time in which a device worked for each role, one on the other."""
-    ends = [row["step"] + 1 for row in rows]
-    begins = [0, *ends[:-1]]
-    widths = [end - begin for begin, end in zip(begins, ends, strict=True)]
-    below = [0.0] * len(rows)
-    for role, (label, colour) in ROLE_COLOURS.items():
-        shares = [share_of(row, device, role) for row in rows]
-        axes.bar(begins, shares, widths, below, align="edge", label=label, color=COLOURS[colour], alpha=0.8)
-        below = [low + share for low, share in zip(below, shares, strict=True)]
-    axes.axhline(1, color="black", linewidth=0.8)
-    axes.set_xlim(0, ends[-1])
-    axes.set_ylim(0, 1.2 * max(1.1, *below))  # the legend stands above
-    axes.set_title(f"{device}: share of the time, by step", fontsize=10)
-    axes.legend(fontsize=7, frameon=False, ncols=len(ROLE_COLOURS), loc="upper left")
-
-
 def _series(metrics: Sequence[dict], key: str) -> tuple[list[int], list[float]]:
     rows = [(row["step"], row[key]) for row in metrics if key in row]
     return [step for step, _ in rows], [value for _, value in rows]
@@ -197,15 +172,9 @@ TRAININGS = {"index/age_steps": draw_index_age, "dev/bpb": draw_dev}  # by a met
 
 
 def devices_in(rows: Sequence[dict]) -> list[str]:
-    """By node and number."""
+    """Return the names of the devices, by node and number."""
     names = {name for row in rows for name in row["busy"]}
     return sorted(names, key=lambda name: (name.rpartition(":")[0], name.rpartition(":")[2].zfill(9)))
-
-
-def share_of(row: dict, device: str, role: str) -> float:
-    """Of the time of a row's steps; above 1 where several processes of a role share the device."""
-    busy: float = row["busy"].get(device, {}).get(role, 0.0)
-    return busy / row["seconds"]
 
 
 def totals(rows: Sequence[dict]) -> dict[str, dict[str, float]]:

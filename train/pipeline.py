@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from replug.cluster.interruption import LOOK_SECONDS, wait_for
 from replug.config.errors import RunError
 from replug.data.records import RetrievedBatch, ScoredBatch
 from replug.data.sampling import QuerySampler
-from replug.data.store import CorpusStore, WindowStore
+from replug.data.store import PreparedSet
 from replug.index_workers.build import Search
 from replug.index_workers.build_plan import IndexState
 from replug.models.black_box_lm import ScoreSum
@@ -57,13 +56,6 @@ class RetrievalStage:
     exclude_own_source: bool = False
 
 
-class TrainingTexts(Protocol):
-    """Where queries and documents are read."""
-
-    queries: WindowStore
-    corpus: CorpusStore
-
-
 class BatchPipeline:
     """Keeps `depth` batches in flight, and no more: so the LM's pool never has more than that to do.
 
@@ -74,7 +66,7 @@ class BatchPipeline:
     def __init__(
         self,
         sampler: QuerySampler,
-        data: TrainingTexts,
+        data: PreparedSet,
         retrieval: RetrievalStage,
         *,
         score: Callable[[Sequence[str], Sequence[str]], Scores],

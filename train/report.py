@@ -11,7 +11,7 @@ from replug.evals.figures import to_svg
 from replug.evals.page import CSS
 from replug.evals.retrieval import RECALL_AT
 from replug.train import figures
-from replug.train.figures import devices_in, totals
+from replug.train.figures import totals
 from replug.train.results import METHODS, label_lines, result_lines
 
 # Of the metrics under `scoring/`, those that say how the LM was used, with how they read.
@@ -148,7 +148,7 @@ def _curves_section(metrics: Sequence[dict], is_online: bool) -> str:
 
 
 def _devices_section(rows: Sequence[dict]) -> str:
-    """A row of the table and a picture for each device."""
+    """A row of the table for each device."""
     if not rows:
         return ""
     shares = totals(rows)
@@ -158,12 +158,7 @@ def _devices_section(rows: Sequence[dict]) -> str:
         f"<tr><td>{escape(device)}</td>{''.join(f'<td>{of[name]:.1%}</td>' for name in columns)}</tr>"
         for device, of in shares.items()
     )
-    draws = [partial(figures.draw_device, rows=rows, device=device) for device in devices_in(rows)]
-    drawings = "".join(f"<div>{to_svg(draw, height=1.8)}</div>" for draw in draws)
-    return (
-        f"<h2>Devices</h2><p class=muted>{DEVICES_NOTE}</p><table><tr><th>device</th>{head}</tr>{body}</table>"
-        f"<div class=grid>{drawings}</div>"
-    )
+    return f"<h2>Devices</h2><p class=muted>{DEVICES_NOTE}</p><table><tr><th>device</th>{head}</tr>{body}</table>"
 
 
 def _index_section(metrics: Sequence[dict]) -> str:

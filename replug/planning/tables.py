@@ -1,4 +1,4 @@
-"""Plans as tables for a terminal (rich) or a document (Markdown)."""
+"""Plans as tables for a terminal."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -65,13 +65,6 @@ def print_comparison(plans: Sequence[tuple[str, Plan]]) -> None:
     for name, plan in plans:
         table.add_row(*_row(name, plan)[: len(names)])
     Console().print(table)
-
-
-def markdown(plans: Sequence[tuple[str, Plan]]) -> str:
-    """The comparison as a Markdown table."""
-    names = _compared(plans)
-    rows = [names, tuple("---" for _ in names), *(_row(name, plan)[: len(names)] for name, plan in plans)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _compared(plans: Sequence[tuple[str, Plan]]) -> tuple[str, ...]:
