@@ -106,7 +106,11 @@ def _with_first_round(config: Config, run: RunDirectory, index: Path) -> Config:
 
 def _train_or_show(config: Config, run: RunDirectory, labels: Labels | None) -> dict:
     if run.is_finished and not run.goes_on(config):
-        _require_same_inputs(config, run)
+        # Names that are those of the finished run may stand for other files by now.
+        if config.lm.path is not None:  # a server may be gone by now
+            run.require_same_lm(lm_source(config.lm, run.budget_file, run.scores).identity)
+        if (data_folder(config, run.data) / "manifest.json").is_file():  # who needs the room removes the set
+            run.require_same_set(prepared_set(config, run.data).folder)
         log.info(f"{run.path} holds a finished run; give another run_dir to train again, or more train.max_steps")
         return show_results(run)
     check_faiss()
@@ -157,15 +161,6 @@ def _require_dev_texts(config: Config, data: PreparedSet) -> None:
     """Raise UserError where something is to be chosen by development texts and the set has none."""
     if config.ensemble.temperature == FIT or config.train.patience is not None:
         data.require_dev()
-
-
-def _require_same_inputs(config: Config, run: RunDirectory) -> None:
-    """Raise UserError where the names are those of a finished run, but files under them are not."""
-    if config.lm.path is not None:  # a server may be gone by now
-        run.require_same_lm(lm_source(config.lm, run.budget_file, run.scores).identity)
-    folder = data_folder(config, run.data)
-    if (folder / "manifest.json").is_file():  # who needs the room removes the set
-        run.require_same_set(prepared_set(config, run.data).folder)
 
 
 def evaluate(config: Config) -> None:

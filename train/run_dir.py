@@ -245,18 +245,19 @@ class RunDirectory:
             if mark.step > step:
                 self.unmark(mark.step)
 
-    def best_bpb(self) -> float | None:
-        """Bits per byte on held-out text of the weights in `best`."""
-        best = self.best_weights()
-        return best["heldout_bpb"] if best else None
-
     def best_weights(self) -> dict | None:
         """`heldout_bpb` and `step` of the weights in `best`; None where none were measured."""
         path = self.path / "best.json"
         return read_json(path, MEND) if path.is_file() and self.best.is_dir() else None
 
-    def keep_best(self, encoder: Path, heldout_bpb: float, step: int) -> None:
-        """Copy an encoder's folder to `best`; interrupted, it is done again, since best.json comes last."""
+    def offer_best(self, encoder: Path, heldout_bpb: float | None, step: int) -> None:
+        """Copy an encoder's folder to `best` if its bits per byte on held-out text are the lowest so far.
+
+        best.json comes last, so an interrupted copy is made again.
+        """
+        best = self.best_weights()
+        if heldout_bpb is None or (best is not None and best["heldout_bpb"] <= heldout_bpb):
+            return
         partial = self.best.with_name("best.partial")
         shutil.rmtree(partial, ignore_errors=True)
         with writing(partial):

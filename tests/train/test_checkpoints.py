@@ -83,10 +83,12 @@ def test_only_a_better_version_replaces_the_best(run, tmp_path):
     encoder = tmp_path / "encoder"
     encoder.mkdir()
     (encoder / "model.safetensors").write_bytes(b"first")
-    run.keep_best(encoder, 1.25, step=10)
-    assert run.best_bpb() == 1.25
+    run.offer_best(encoder, 1.25, step=10)
     (encoder / "model.safetensors").write_bytes(b"second")
-    run.keep_best(encoder, 1.125, step=20)
+    run.offer_best(encoder, 1.25, step=15)
+    run.offer_best(encoder, None, step=16)
+    assert (run.best / "model.safetensors").read_bytes() == b"first"
+    run.offer_best(encoder, 1.125, step=20)
     assert (run.best / "model.safetensors").read_bytes() == b"second"
     assert json.loads((tmp_path / "best.json").read_text()) == {"heldout_bpb": 1.125, "step": 20}
     assert [path.name for path in tmp_path.glob("*.partial")] == []
