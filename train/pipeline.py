@@ -115,10 +115,15 @@ class BatchPipeline:
             self.settle()
         except RuntimeError:  # whatever ends the run is raised at its next boundary too
             self._searching(SEARCH_SECONDS_AT_THE_END)  # a searcher that hangs holds it up for a moment only
-        failed = {step: why for step, batch in self._in_flight.items() if (why := _why_not_found(batch)) is not None}
-        for step, why in failed.items():
-            log.warning(f"step {step}: its search failed, a resumed run searches again with newer weights: {why}")
-        return [self._in_flight[step].retrieved.result() for step in sorted(self._in_flight.keys() - failed.keys())]
+        found = []
+        for step, batch in sorted(self._in_flight.items()):
+            search = batch.retrieved
+            why = search.exception() if search.done() else "the searchers do not answer"
+            if why is None:
+                found.append(search.result())
+            else:
+                log.warning(f"step {step}: its search failed, a resumed run searches again with newer weights: {why}")
+        return found
 
     def restore(self, batches: Sequence[RetrievedBatch]) -> None:
         """Put the batches of a checkpoint into flight again; the LM scores them anew, or from its cache."""
@@ -191,10 +196,3 @@ class BatchPipeline:
                 f"expected a finite number (step {step})"
             )
         return ScoredBatch(retrieved, sums, counts)
-
-
-def _why_not_found(batch: _InFlight) -> str | None:
-    if not batch.retrieved.done():
-        return "the searchers do not answer"
-    error = batch.retrieved.exception()
-    return None if error is None else str(error)

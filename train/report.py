@@ -207,15 +207,14 @@ def _examples_section(examples: Sequence[dict]) -> str:
         return ""
     blocks = []
     for example in examples:
-        columns = "".join(
-            f"<div><b>{label}</b>{''.join(_document(doc) for doc in example[side])}</div>"
-            for side, label in (("before", "retriever as it was"), ("after", "tuned"))
-        )
+        columns = ""
+        for side, label in (("before", "retriever as it was"), ("after", "tuned")):
+            columns += f"<div><b>{label}</b>"
+            for doc in example[side]:
+                about = f"<span class=muted>{escape(doc['id'])} · {doc['similarity']:.3f}</span>"
+                columns += f"<pre>{about}\n{escape(doc['text'])}</pre>"
+            columns += "</div>"
         text = f"{escape(example['context'])}<mark>{escape(example['continuation'])}</mark>"
         blocks.append(f"<pre>{text}</pre><div class=pair>{columns}</div><hr>")
     note = "The marked continuation is what the LM has to predict; neither retriever sees it."
     return f"<h2>What each retriever finds first</h2><p class=muted>{note}</p>" + "".join(blocks)
-
-
-def _document(doc: dict) -> str:
-    return f"<pre><span class=muted>{escape(doc['id'])} · {doc['similarity']:.3f}</span>\n{escape(doc['text'])}</pre>"

@@ -60,18 +60,14 @@ def evaluation_lines(plan: Plan) -> list[str]:
 
 def print_comparison(plans: Sequence[tuple[str, Plan]]) -> None:
     """Print a row for each named plan."""
-    names = _compared(plans)
+    first = plans[0][1]
+    names: tuple[str, ...] = COMPARED if "wall" in first else COMPARED_EVALUATIONS
+    if first["dollars"] is None:  # a price is one of all plans
+        names = names[:-1]
     table = Table(Column(names[0], overflow="fold"), *names[1:])
     for name, plan in plans:
         table.add_row(*_row(name, plan)[: len(names)])
     Console().print(table)
-
-
-def _compared(plans: Sequence[tuple[str, Plan]]) -> tuple[str, ...]:
-    """The names of the columns; dollars where a price was given, which is one of all plans."""
-    first = plans[0][1]
-    names = COMPARED if "wall" in first else COMPARED_EVALUATIONS
-    return names if first["dollars"] is not None else names[:-1]
 
 
 def _row(name: str, plan: Plan) -> tuple[str, ...]:
