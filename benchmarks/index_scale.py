@@ -211,7 +211,7 @@ def measure_check(vectors: np.ndarray, folder: Path) -> None:
 
     One text in a hundred names a gold document. The paper's 800,000 texts are counted where preparing did not.
     """
-    rows, path, mark = len(vectors), resolve_lm_path("package:smollm2"), folder / "data_check.json"
+    rows, path = len(vectors), resolve_lm_path("package:smollm2")
     keys = [f"lm.path={path}", "data.source=null", f"data.prepared={folder}"]
     config, source = load_config(ROOT / "configs/paper.yaml", keys), HuggingFaceSource(path)
     write_set(folder / "set", rows, rows // 45, {"lm.path": path, LM_TOKENS: [338, 338]})
@@ -220,8 +220,6 @@ def measure_check(vectors: np.ndarray, folder: Path) -> None:
     data, before = PreparedSet(folder / "set"), peak_bytes()
     check_data(config, data, source)  # which imports and loads a tokenizer
     show("its lengths, bounded by preparing", processor_seconds(lambda: check_data(config, data, source)), ROWS / rows)
-    check_data(config, data, source, mark)
-    show("the same, resumed", processor_seconds(lambda: check_data(config, data, source, mark)), ROWS / rows)
     print(f"peak memory {(peak_bytes() - before) / 2**20:,.0f} MiB", flush=True)
     few = PreparedSet(folder / "uncounted")
     show("4,000 texts counted; 800,000", processor_seconds(lambda: check_data(config, few, source)), 200)

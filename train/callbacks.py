@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from replug.train.loss import lm_scores
 from replug.train.module import LossSettings
 from replug.train.pipeline import BatchPipeline
 from replug.train.refresh import RefreshController
-from replug.train.run_dir import RunDirectory
 from replug.train.step_metrics import StepClock
 
 log = logging.getLogger(__name__)
@@ -37,12 +35,12 @@ class StepBoundary(pl.Callback):
         self,
         refresh: RefreshController,
         pipeline: BatchPipeline,
-        best: "BestRetriever",
+        offer_best: Callable[[IndexState, float | None], None],
         clock: StepClock,
         lm_metrics: Callable[[], dict[str, float]],
         check: Callable[[], None],
     ) -> None:
-        self._refresh, self._pipeline, self._best, self._clock = refresh, pipeline, best, clock
+        self._refresh, self._pipeline, self._offer_best, self._clock = refresh, pipeline, offer_best, clock
         self._lm_metrics, self._check = lm_metrics, check
         self._restored: dict[str, Any] | None = None
 
@@ -53,7 +51,7 @@ class StepBoundary(pl.Callback):
         else:
             self._refresh.restore(self._restored["refresh"])
             self._pipeline.restore([batch_from_state(state) for state in self._restored["batches"]])
-        self._best.offer(self._refresh.live, self._refresh.heldout_bpb)
+        self._offer_best(self._refresh.live, self._refresh.heldout_bpb)
         self._clock.start()
 
     def on_train_batch_start(
@@ -69,7 +67,7 @@ class StepBoundary(pl.Callback):
                 f"{measures.recall:.3f}, {measures.overlap:.0%} of the documents found stay, vectors moved by "
                 f"{measures.drift:.4f}" + ("" if bpb is None else f"; held-out {bpb:.4f} bits per byte")
             )
-            self._best.offer(self._refresh.live, self._refresh.heldout_bpb)
+            self._offer_best(self._refresh.live, self._refresh.heldout_bpb)
         self._pipeline.advance(batch.step, self._refresh.live)
 
     def on_train_batch_end(
@@ -207,20 +205,6 @@ def temperature_warning(name: str, key: str, scores: np.ndarray, temperature: fl
     better = half_entropy_temperature(scores)
     advice = "its scores are equal or nearly so" if better is None else f"{key}={better:.2g} would give half of it"
     return f"{name} is {shape} at {key}={temperature:g}: {share:.1%} of the maximal entropy; {advice}"
-
-
-class BestRetriever:
-    """Keeps the weights whose documents helped most on held-out text, apart from the checkpoints: `RUN_DIR/best`."""
-
-    def __init__(self, run: RunDirectory, encoder_folder: Callable[[int], Path]) -> None:
-        self._run, self._encoder_folder = run, encoder_folder
-
-    def offer(self, index: IndexState, heldout_bpb: float | None) -> None:
-        """Keep a version's snapshot if its bits per byte are the lowest so far."""
-        best = self._run.best_bpb()
-        if heldout_bpb is None or (best is not None and best <= heldout_bpb):
-            return
-        self._run.keep_best(self._encoder_folder(index.version), heldout_bpb, index.step)
 
 
 class StepProgress(pl.Callback):

@@ -36,7 +36,9 @@ class CheckpointWriter:
     def begin(self, step: int, state: dict[str, Any], versions: set[int]) -> None:
         """Copy the state and return; the one before must have ended."""
         assert self._under_way is None
-        self._under_way = self._thread.submit(self._write, step, _copied(state), versions)
+        # As it is now, in host memory: the next step changes weights and moments in place.
+        copied = apply_to_collection(state, torch.Tensor, lambda tensor: tensor.detach().to("cpu", copy=True))
+        self._under_way = self._thread.submit(self._write, step, copied, versions)
 
     def collect(self) -> bool:
         """Whether a checkpoint is done since the last look. Raises RunError where it failed."""
@@ -91,16 +93,11 @@ class _HashedFile:
 
 
 def _save(state: dict[str, Any], path: Path) -> str:
-    """Returns the checksum."""
+    """Write the state; returns the file's checksum."""
     with path.open("wb") as file:
         hashed = _HashedFile(file)
         torch.save(state, hashed)  # type: ignore[arg-type] # it asks for no more than the two methods
     return hashed.sha256.hexdigest()
-
-
-def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    """As it is now, in host memory: the next step changes weights and moments in place."""
-    return apply_to_collection(state, torch.Tensor, lambda tensor: tensor.detach().to("cpu", copy=True))
 
 
 class Checkpointer(pl.Callback):

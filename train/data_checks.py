@@ -2,12 +2,10 @@
 
 A set of a paper's size has tens of millions of texts. So what preparing has bounded is not counted again; bytes, which
 are known without reading a text, come before tokens, of which none is shorter than one; and what must be tokenized is,
-in batches and only once for a run.
+in batches.
 """
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -15,7 +13,6 @@ from transformers import PreTrainedTokenizerBase
 from replug.config.choices import TooLong
 from replug.config.errors import UserError
 from replug.config.schema import Config
-from replug.data.files import file_sha256, write_json
 from replug.data.prepare.disjoint import require_windows_apart
 from replug.data.records import Window
 from replug.data.store import PreparedSet, WindowStore
@@ -25,24 +22,11 @@ from replug.models.preparing import tokens_at_most
 BATCH_ROWS = 1024
 
 
-def check_data(config: Config, data: PreparedSet, source: LMSource, mark: Path | None = None) -> None:
-    """What the parts must agree on. Lengths that `mark` says were looked at are not looked at again."""
+def check_data(config: Config, data: PreparedSet, source: LMSource) -> None:
+    """Raise UserError if corpus, texts and LM do not fit together."""
     check_texts(config, data)
-    if source.max_tokens is None or (tokenizer := source.tokenizer()) is None:
-        return  # no limit, or nothing to count with: a server refuses what it cannot hold
-    asked = {  # all that the lengths and what is allowed follow from
-        "set": file_sha256(data.folder / "manifest.json"),
-        "lm": config.lm.tokenizer or config.lm.path,
-        "max_tokens": source.max_tokens,
-        "separator": config.lm.separator,
-        "too_long": config.lm.too_long.value,
-    }
-    if mark is not None and mark.is_file() and json.loads(mark.read_text()) == asked:
-        return
-    _LengthCheck(config, data, tokenizer, source.max_tokens).run()
-    if mark is not None:
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        write_json(mark, asked)
+    if source.max_tokens is not None and (tokenizer := source.tokenizer()) is not None:
+        _LengthCheck(config, data, tokenizer, source.max_tokens).run()  # a server refuses what it cannot hold
 
 
 def check_texts(config: Config, data: PreparedSet) -> None:

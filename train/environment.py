@@ -73,7 +73,11 @@ def provenance_lines(config: Config, environment: Mapping[str, Any], lm_identity
     lines = [f"models: {models}{f', identity {lm_identity}' if lm_identity else ''}"]
     if command := environment.get("command"):
         lines.append(f"command: {command}")
-    return [*lines, f"code: {_code(environment)}"]
+    commit, packages = environment.get("git_commit"), environment.get("packages", {})
+    changed = " with changes" if environment.get("git_dirty") else ""
+    code = f"commit {commit[:12]}{changed}" if commit else "no git checkout"
+    versions = (f"{name} {packages[name]}" for name in ("torch", "transformers") if name in packages)
+    return [*lines, f"code: {', '.join([code, *versions])}"]
 
 
 def _sized(path: str, size_of: Callable[[str], ModelSize]) -> str:
@@ -81,11 +85,3 @@ def _sized(path: str, size_of: Callable[[str], ModelSize]) -> str:
         return f"{path} ({size_of(path).parameters / 1e6:,.1f}M parameters)"
     except UserError:  # no table knows it; the plan asks the user, who need not know it here
         return path
-
-
-def _code(environment: Mapping[str, Any]) -> str:
-    commit = environment.get("git_commit")
-    changed = " with changes" if environment.get("git_dirty") else ""
-    packages = environment.get("packages", {})
-    said = f"commit {commit[:12]}{changed}" if commit else "no git checkout"
-    return ", ".join([said, *(f"{name} {packages[name]}" for name in ("torch", "transformers") if name in packages)])

@@ -9,16 +9,7 @@ from matplotlib.figure import Figure
 
 from replug.cluster.device_use import ROLES
 from replug.evals.figures import COLOURS, STYLE
-from replug.evals.headroom import Headroom
 from replug.train.results import DIFFERENCES, METHODS, headroom_of
-
-# By role of `cluster.device_use`: how its part of a device's time is called, and its colour.
-ROLE_COLOURS = {
-    "score": ("scoring", "random"),
-    "embed": ("embedding", "none"),
-    "search": ("searching", "replug"),
-    "train": ("training", "lsr"),
-}
 
 
 def overview_png(path: Path, results: dict, metrics: Sequence[dict]) -> None:
@@ -72,21 +63,18 @@ def draw_headroom(axes: Axes, results: dict) -> None:
     for place, (method, room) in enumerate(rooms.items()):
         ends = [room.ensemble, min(room.q_weighted, room.best_document)]
         axes.plot(ends, [place, place], color=COLOURS[method], linewidth=3, alpha=0.35, solid_capstyle="butt")
-        for marker, (value, label) in zip("os^", _oracle_points(room), strict=True):
+        points = (
+            ("o", room.ensemble, "ensemble"),
+            ("s", room.q_weighted, "weighed by the LM's own scores"),
+            ("^", room.best_document, "best document alone"),
+        )
+        for marker, value, label in points:
             axes.plot([value], [place], marker, color=COLOURS[method], label=label if not place else None)
     axes.axvline(results["bpb"]["all"]["none"], color=COLOURS["none"], linestyle="--", label=METHODS["none"])
     axes.set_yticks(range(len(rooms)), [METHODS[method] for method in rooms], fontsize=8)
     axes.set_ylim(len(rooms) - 0.5, -0.5)
     axes.set_xlabel("bits per byte with the same documents")
     axes.legend(fontsize=8, frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-
-
-def _oracle_points(room: Headroom) -> tuple[tuple[float, str], ...]:
-    return (
-        (room.ensemble, "ensemble"),
-        (room.q_weighted, "weighed by the LM's own scores"),
-        (room.best_document, "best document alone"),
-    )
 
 
 def draw_loss(axes: Axes, metrics: Sequence[dict]) -> None:
@@ -157,31 +145,6 @@ def draw_times(axes: Axes, metrics: Sequence[dict]) -> None:
     axes.legend(fontsize=8, frameon=False, loc="upper left")
 
 
-def draw_device(axes: Axes, rows: Sequence[dict], device: str) -> None:
-    """Of each group of steps, the shares of its time in which a device worked for each role, one on the other."""
-    ends = [row["step"] + 1 for row in rows]
-    begins = [0, *ends[:-1]]
-    widths = [end - begin for begin, end in zip(begins, ends, strict=True)]
-    below = [0.0] * len(rows)
-    for role, (label, colour) in ROLE_COLOURS.items():
-        shares = [share_of(row, device, role) for row in rows]
-        axes.bar(begins, shares, widths, below, align="edge", label=label, color=COLOURS[colour], alpha=0.8)
-        below = [low + share for low, share in zip(below, shares, strict=True)]
-    axes.axhline(1, color="black", linewidth=0.8)
-    axes.set_xlim(0, ends[-1])
-    axes.set_ylim(0, 1.2 * max(1.1, *below))  # the legend stands above
-    axes.set_title(f"{device}: share of the time, by step", fontsize=10)
-    axes.legend(fontsize=7, frameon=False, ncols=len(ROLE_COLOURS), loc="upper left")
-
-
-def draw_throughput(axes: Axes, metrics: Sequence[dict]) -> None:
-    """Pairs of document and text scored and trained on in a second."""
-    axes.plot(*_series(metrics, "throughput/pairs_per_second"), color=COLOURS["none"])
-    axes.set_ylim(bottom=0)
-    axes.set_title("throughput: pairs of text and document a second", fontsize=10)
-    axes.set_xlabel("step")
-
-
 def _series(metrics: Sequence[dict], key: str) -> tuple[list[int], list[float]]:
     rows = [(row["step"], row[key]) for row in metrics if key in row]
     return [step for step, _ in rows], [value for _, value in rows]
@@ -205,31 +168,13 @@ def _mark_swaps(axes: Axes, metrics: Sequence[dict]) -> None:
             axes.axvline(row["step"], color="black", alpha=0.4, linewidth=0.8, linestyle=":")
 
 
-def draw_refreshes(axes: Axes, metrics: Sequence[dict]) -> None:
-    """What each refresh changed: documents that stayed in the top k, and how far the vectors moved."""
-    axes.step(*_series(metrics, "index/overlap"), where="post", color=COLOURS["replug"], label="overlap of top k")
-    axes.step(*_series(metrics, "index/recall"), where="post", color=COLOURS["none"], label="recall")
-    axes.set_ylim(0, 1.05)
-    drift = axes.twinx()
-    drift.step(*_series(metrics, "index/drift"), where="post", color=COLOURS["lsr"], label="drift (right)")
-    drift.grid(False)
-    axes.set_title("what each refresh of the index changed", fontsize=10)
-    axes.legend(handles=[*axes.lines, *drift.lines], fontsize=8, frameon=False)
-
-
 TRAININGS = {"index/age_steps": draw_index_age, "dev/bpb": draw_dev}  # by a metric of it: what an overview shows
 
 
 def devices_in(rows: Sequence[dict]) -> list[str]:
-    """By node and number."""
+    """Return the names of the devices, by node and number."""
     names = {name for row in rows for name in row["busy"]}
     return sorted(names, key=lambda name: (name.rpartition(":")[0], name.rpartition(":")[2].zfill(9)))
-
-
-def share_of(row: dict, device: str, role: str) -> float:
-    """Of the time of a row's steps; above 1 where several processes of a role share the device."""
-    busy: float = row["busy"].get(device, {}).get(role, 0.0)
-    return busy / row["seconds"]
 
 
 def totals(rows: Sequence[dict]) -> dict[str, dict[str, float]]:

@@ -26,11 +26,12 @@ from replug.config.schema import Config
 from replug.data.sampling import QuerySampler
 from replug.data.store import PreparedSet
 from replug.index_workers.build import document_search, publish_snapshot
+from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import Refreshed
 from replug.models.build import load_encoder, located
 from replug.models.encoder import Encoder
 from replug.train.batch_broadcast import BatchChannel
-from replug.train.callbacks import BestRetriever, OwnSettings, StepBoundary, StepProgress, TemperatureCheck
+from replug.train.callbacks import OwnSettings, StepBoundary, StepProgress, TemperatureCheck
 from replug.train.checkpoints import Checkpointer, CheckpointWriter
 from replug.train.evaluation import heldout_bpb
 from replug.train.module import LossSettings, LSRModule, OptimizerSettings
@@ -99,10 +100,13 @@ def fit(
 
         pipeline = batch_pipeline(config, module, data, workers, background, clock, check)
         refresh = refresh_controller(config, module, data, workers, clock, pipeline.settle, check)
-        best = BestRetriever(run, workers.index.store.encoder_folder)
+
+        def offer_best(index: IndexState, heldout_bpb: float | None) -> None:
+            run.offer_best(workers.index.store.encoder_folder(index.version), heldout_bpb, index.step)
+
         callbacks = [  # in the order they act
             OwnSettings(interruption.install, trainer_threads(config)),
-            StepBoundary(refresh, pipeline, best, clock, lm_metrics, check),
+            StepBoundary(refresh, pipeline, offer_best, clock, lm_metrics, check),
             DeviceShares(run.device_use, config.train.max_steps, others.devices),
             TemperatureCheck(pipeline, loss_settings(config)),
             StepProgress(config.train.max_steps),

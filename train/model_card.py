@@ -114,6 +114,11 @@ def write_model_card(
     given = {name: getattr(config.data, name) for name in DATA_KEYS}  # where texts and documents came from
     said = ", ".join(f"{name} {plain_line(str(value))}" for name, value in given.items() if value)
     data_lines = [f"data: {said}"] if said else []
+    # Settings that are off are left out, and so are those that labels and epochs take the place of.
+    known = flatten(config)
+    replaced = {"train.max_steps": known["train.epochs"], "refresh.every_steps": known["train.labels"]}
+    shown = [key for key in SETTINGS if (known[key] or key == "seed") and not replaced.get(key)]
+    rows = [f"| `{key}` | {plain_line(str(known[key]))} |" for key in shown]
     parts = [
         ["---", *metadata.to_yaml().splitlines(), "---"],
         ["# A retriever tuned to a language model"],
@@ -122,7 +127,7 @@ def write_model_card(
         [(USAGE_OF_A_PAIR if (folder / QUERY_FOLDER).is_dir() else USAGE).format(name=published.name or HERE)],
         ["## How it was made"],
         [f"- {line}" for line in (*made_by, *data_lines)],
-        _settings_table(config),
+        ["| setting | value |", "|---|---|", *rows],
         *(_measured(dict(results)) if results is not None else []),
     ]
     lines = [line for part in parts if part for line in (*part, "")]
@@ -167,15 +172,6 @@ def _adapter(folder: Path, lora: LoRAConfig) -> str:
 
 def _listed(of: Iterable[object]) -> str:
     return ", ".join(plain_line(str(one)) for one in of)
-
-
-def _settings_table(config: Config) -> list[str]:
-    """Those that were at work: what is off is left out, and so is what labels and epochs take the place of."""
-    known = flatten(config)
-    replaced = {"train.max_steps": known["train.epochs"], "refresh.every_steps": known["train.labels"]}
-    shown = [key for key in SETTINGS if (known[key] or key == "seed") and not replaced.get(key)]
-    rows = ((key, plain_line(str(known[key]))) for key in shown)
-    return ["| setting | value |", "|---|---|", *(f"| `{key}` | {value} |" for key, value in rows)]
 
 
 def _measured(results: dict) -> Iterator[list[str]]:

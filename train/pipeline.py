@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from replug.cluster.interruption import LOOK_SECONDS, wait_for
 from replug.config.errors import RunError
 from replug.data.records import RetrievedBatch, ScoredBatch
 from replug.data.sampling import QuerySampler
-from replug.data.store import CorpusStore, WindowStore
+from replug.data.store import PreparedSet
 from replug.index_workers.build import Search
 from replug.index_workers.build_plan import IndexState
 from replug.models.black_box_lm import ScoreSum
@@ -57,13 +56,6 @@ class RetrievalStage:
     exclude_own_source: bool = False
 
 
-class TrainingTexts(Protocol):
-    """Where queries and documents are read."""
-
-    queries: WindowStore
-    corpus: CorpusStore
-
-
 class BatchPipeline:
     """Keeps `depth` batches in flight, and no more: so the LM's pool never has more than that to do.
 
@@ -74,7 +66,7 @@ class BatchPipeline:
     def __init__(
         self,
         sampler: QuerySampler,
-        data: TrainingTexts,
+        data: PreparedSet,
         retrieval: RetrievalStage,
         *,
         score: Callable[[Sequence[str], Sequence[str]], Scores],
@@ -123,10 +115,15 @@ class BatchPipeline:
             self.settle()
         except RuntimeError:  # whatever ends the run is raised at its next boundary too
             self._searching(SEARCH_SECONDS_AT_THE_END)  # a searcher that hangs holds it up for a moment only
-        failed = {step: why for step, batch in self._in_flight.items() if (why := _why_not_found(batch)) is not None}
-        for step, why in failed.items():
-            log.warning(f"step {step}: its search failed, a resumed run searches again with newer weights: {why}")
-        return [self._in_flight[step].retrieved.result() for step in sorted(self._in_flight.keys() - failed.keys())]
+        found = []
+        for step, batch in sorted(self._in_flight.items()):
+            search = batch.retrieved
+            why = search.exception() if search.done() else "the searchers do not answer"
+            if why is None:
+                found.append(search.result())
+            else:
+                log.warning(f"step {step}: its search failed, a resumed run searches again with newer weights: {why}")
+        return found
 
     def restore(self, batches: Sequence[RetrievedBatch]) -> None:
         """Put the batches of a checkpoint into flight again; the LM scores them anew, or from its cache."""
@@ -199,10 +196,3 @@ class BatchPipeline:
                 f"expected a finite number (step {step})"
             )
         return ScoredBatch(retrieved, sums, counts)
-
-
-def _why_not_found(batch: _InFlight) -> str | None:
-    if not batch.retrieved.done():
-        return "the searchers do not answer"
-    error = batch.retrieved.exception()
-    return None if error is None else str(error)

@@ -257,20 +257,20 @@ def open_store(address: str) -> TCPStore:
 def beating(rank: int, address: str, port: int) -> Iterator[None]:
     """Count in the background while the block runs."""
     ended = threading.Event()
-    threading.Thread(target=_beat, args=(_key(rank), address, port, ended), daemon=True, name="heartbeat").start()
+
+    def beat() -> None:
+        with suppress(DistError):  # rank 0 has ended, and this process ends with it
+            store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=CONNECT)
+            while True:
+                store.add(_key(rank), 1)
+                if ended.wait(BEAT_SECONDS):
+                    return
+
+    threading.Thread(target=beat, daemon=True, name="heartbeat").start()
     try:
         yield
     finally:
         ended.set()
-
-
-def _beat(key: str, address: str, port: int, ended: threading.Event) -> None:
-    with suppress(DistError):  # rank 0 has ended, and this process ends with it
-        store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=CONNECT)
-        while True:
-            store.add(key, 1)
-            if ended.wait(BEAT_SECONDS):
-                return
 
 
 class Heartbeats:

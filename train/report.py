@@ -11,7 +11,7 @@ from replug.evals.figures import to_svg
 from replug.evals.page import CSS
 from replug.evals.retrieval import RECALL_AT
 from replug.train import figures
-from replug.train.figures import devices_in, totals
+from replug.train.figures import totals
 from replug.train.results import METHODS, label_lines, result_lines
 
 # Of the metrics under `scoring/`, those that say how the LM was used, with how they read.
@@ -133,7 +133,7 @@ def _curves_section(metrics: Sequence[dict], is_online: bool) -> str:
     if not metrics:
         return ""
     measures_heldout = any("heldout/bpb" in row for row in metrics)  # not with evaluate.refresh_windows=0
-    of_index = (figures.draw_index_age, figures.draw_refreshes, figures.draw_times, figures.draw_throughput)
+    of_index = (figures.draw_index_age, figures.draw_times)
     draws = (
         figures.draw_loss,
         figures.draw_entropies,
@@ -148,7 +148,7 @@ def _curves_section(metrics: Sequence[dict], is_online: bool) -> str:
 
 
 def _devices_section(rows: Sequence[dict]) -> str:
-    """A row of the table and a picture for each device."""
+    """A row of the table for each device."""
     if not rows:
         return ""
     shares = totals(rows)
@@ -158,12 +158,7 @@ def _devices_section(rows: Sequence[dict]) -> str:
         f"<tr><td>{escape(device)}</td>{''.join(f'<td>{of[name]:.1%}</td>' for name in columns)}</tr>"
         for device, of in shares.items()
     )
-    draws = [partial(figures.draw_device, rows=rows, device=device) for device in devices_in(rows)]
-    drawings = "".join(f"<div>{to_svg(draw, height=1.8)}</div>" for draw in draws)
-    return (
-        f"<h2>Devices</h2><p class=muted>{DEVICES_NOTE}</p><table><tr><th>device</th>{head}</tr>{body}</table>"
-        f"<div class=grid>{drawings}</div>"
-    )
+    return f"<h2>Devices</h2><p class=muted>{DEVICES_NOTE}</p><table><tr><th>device</th>{head}</tr>{body}</table>"
 
 
 def _index_section(metrics: Sequence[dict]) -> str:
@@ -212,15 +207,14 @@ def _examples_section(examples: Sequence[dict]) -> str:
         return ""
     blocks = []
     for example in examples:
-        columns = "".join(
-            f"<div><b>{label}</b>{''.join(_document(doc) for doc in example[side])}</div>"
-            for side, label in (("before", "retriever as it was"), ("after", "tuned"))
-        )
+        columns = ""
+        for side, label in (("before", "retriever as it was"), ("after", "tuned")):
+            columns += f"<div><b>{label}</b>"
+            for doc in example[side]:
+                about = f"<span class=muted>{escape(doc['id'])} · {doc['similarity']:.3f}</span>"
+                columns += f"<pre>{about}\n{escape(doc['text'])}</pre>"
+            columns += "</div>"
         text = f"{escape(example['context'])}<mark>{escape(example['continuation'])}</mark>"
         blocks.append(f"<pre>{text}</pre><div class=pair>{columns}</div><hr>")
     note = "The marked continuation is what the LM has to predict; neither retriever sees it."
     return f"<h2>What each retriever finds first</h2><p class=muted>{note}</p>" + "".join(blocks)
-
-
-def _document(doc: dict) -> str:
-    return f"<pre><span class=muted>{escape(doc['id'])} · {doc['similarity']:.3f}</span>\n{escape(doc['text'])}</pre>"

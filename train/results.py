@@ -110,7 +110,12 @@ def print_results(results: dict, console: Console | None = None) -> None:
     for line in result_lines(results):
         console.print(line, highlight=False)
     if results.get("retrieval"):
-        console.print(_retrieval_table(results["retrieval"]))
+        found = Table("retriever", title="gold documents found")
+        for k in RECALL_AT:
+            found.add_column(f"R@{k}", justify="right")
+        for name, values in results["retrieval"].items():
+            found.add_row(name, *(f"{values[f'R@{k}']:.3f}" for k in RECALL_AT))
+        console.print(found)
 
 
 def result_lines(results: dict) -> list[str]:
@@ -201,13 +206,3 @@ def room_lines(results: dict) -> list[str]:
         return []
     bases = {method: "replug" for method in rooms if method != "replug"}
     return headroom_lines(rooms, dict.fromkeys(rooms, results["ensemble"]["documents"]), bases, METHODS)
-
-
-def _retrieval_table(retrieval: dict[str, dict[str, float]]) -> Table:
-    table = Table(title="gold documents found")
-    table.add_column("retriever")
-    for k in RECALL_AT:
-        table.add_column(f"R@{k}", justify="right")
-    for name, values in retrieval.items():
-        table.add_row(name, *(f"{values[f'R@{k}']:.3f}" for k in RECALL_AT))
-    return table

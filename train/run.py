@@ -15,8 +15,7 @@ from pytorch_lightning.loggers.logger import Logger
 from replug.cluster.interruption import Interruption
 from replug.cluster.ray_cluster import ray_cluster
 from replug.config.choices import Accelerator
-from replug.config.label_rules import OWN_LABELS
-from replug.config.rules import FIT
+from replug.config.rules import FIT, OWN_LABELS
 from replug.config.schema import Config
 from replug.data.files import write_json
 from replug.data.folder_lock import sole_writer
@@ -46,7 +45,7 @@ from replug.train.model_card import write_model_card
 from replug.train.module import LSRModule
 from replug.train.report import write_report
 from replug.train.results import print_results, weights_of
-from replug.train.run_dir import RunDirectory, StageTimes
+from replug.train.run_dir import RunDirectory
 from replug.train.trained_weights import check_training, save_retriever
 from replug.train.trainer import loggers_of, publish, quieten_lightning
 from replug.train.workers import Workers, start_workers
@@ -107,7 +106,11 @@ def _with_first_round(config: Config, run: RunDirectory, index: Path) -> Config:
 
 def _train_or_show(config: Config, run: RunDirectory, labels: Labels | None) -> dict:
     if run.is_finished and not run.goes_on(config):
-        _require_same_inputs(config, run)
+        # Names that are those of the finished run may stand for other files by now.
+        if config.lm.path is not None:  # a server may be gone by now
+            run.require_same_lm(lm_source(config.lm, run.budget_file, run.scores).identity)
+        if (data_folder(config, run.data) / "manifest.json").is_file():  # who needs the room removes the set
+            run.require_same_set(prepared_set(config, run.data).folder)
         log.info(f"{run.path} holds a finished run; give another run_dir to train again, or more train.max_steps")
         return show_results(run)
     check_faiss()
@@ -123,12 +126,11 @@ def _train_or_show(config: Config, run: RunDirectory, labels: Labels | None) -> 
 
 
 def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dict:
-    times = StageTimes(run)
     lm = lm_source(config.lm, run.budget_file, run.scores)
     module_encoder = measured_encoder(config)
     data = prepared_set(config, run.data)
     _require_dev_texts(config, data)
-    check_data(config, data, lm, run.data_check)
+    check_data(config, data, lm)
     index_kind(config, module_encoder.dim, len(data.corpus))
     check_training(config, module_encoder)
     # Only now: a mistake that was fixed above must not be a changed key of an unfinished run.
@@ -141,18 +143,14 @@ def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dic
         ray_cluster(config, ("train", "index", *lm.roles), interruption, sizes) as laid_out,
         start_workers(laid_out, lm, data, run.index, run.scores) as workers,
     ):
-        times.next("first_index")
         before = found_before(laid_out, run, data, workers)
-        times.next("training")
         module = lsr_module(laid_out, module_encoder, data)
-        after = _after(laid_out, run, data, workers, module, loggers, interruption, times)
-        times.next("measuring")
+        after = _after(laid_out, run, data, workers, module, loggers, interruption)
         found = {"replug": before, "lsr": after, **found_best(laid_out, run, data, workers)}
         results = evaluate_heldout(laid_out, data, workers, found, run.evaluation)
     results["weights"] = weights_of(config.train.max_steps, run.best_weights())
     write_examples(run, data, before, after)
     write_model_card(run.retriever, config, f"step {config.train.max_steps}, the last", run.provenance(), results)
-    times.next("publishing")
     run.finish(results)
     publish(config, loggers, run, results)
     run.remove_work_files()
@@ -163,15 +161,6 @@ def _require_dev_texts(config: Config, data: PreparedSet) -> None:
     """Raise UserError where something is to be chosen by development texts and the set has none."""
     if config.ensemble.temperature == FIT or config.train.patience is not None:
         data.require_dev()
-
-
-def _require_same_inputs(config: Config, run: RunDirectory) -> None:
-    """Raise UserError where the names are those of a finished run, but files under them are not."""
-    if config.lm.path is not None:  # a server may be gone by now
-        run.require_same_lm(lm_source(config.lm, run.budget_file, run.scores).identity)
-    folder = data_folder(config, run.data)
-    if (folder / "manifest.json").is_file():  # who needs the room removes the set
-        run.require_same_set(prepared_set(config, run.data).folder)
 
 
 def evaluate(config: Config) -> None:
@@ -187,7 +176,7 @@ def _evaluate(config: Config, run: RunDirectory) -> None:
     lm = lm_source(config.lm, run.budget_file, run.scores)
     data = prepared_set(config, run.data)
     _require_dev_texts(config, data)
-    check_data(config, data, lm, run.data_check)
+    check_data(config, data, lm)
     sizes = run_sizes(config, len(data.corpus), multiplies_bfloat16())
     folders = {"lsr": run.retriever, **({"best": run.best} if config.evaluate.best else {})}
     paths = {"replug": None, **{name: folder for name, folder in folders.items() if folder.is_dir()}}
@@ -239,14 +228,12 @@ def _after(
     module: LSRModule,
     loggers: list[Logger],
     interruption: Interruption,
-    times: StageTimes,
 ) -> RetrievedDocuments:
     """Train, export, embed the corpus once more, and search the held-out texts again."""
     saved = run.found_after
     if saved.exists():
         return RetrievedDocuments.load(saved)
     version = fit(config, run, data, workers, module, loggers, interruption)
-    times.next("last_index")
     module.encoder.cpu().eval()
     found = found_by(config, data, workers, module.encoder, IndexState(version, config.train.max_steps))
     save_retriever(run.retriever, module.encoder, config.retriever.train, module.frozen_documents)

@@ -10,8 +10,6 @@ labels/            of train.labels=auto, what `replug label` writes
 first/             there with label.tuned, the run of the first training, whose queries find candidates
 labels.json        which labels it trains on: a hash of their mark
 best/              the weights whose documents helped most on held-out text during training, and best.json
-data_check.json    which set was found to fit which LM, so that a resumed run does not count its tokens again
-run_times.json     seconds that the stages of the run took, those before an interruption included
 metrics.jsonl      one object for every logged step
 device_use.jsonl   seconds that each device was busy, by role; one object for some steps
 scores.sqlite      the cache of LM scores
@@ -26,14 +24,12 @@ results.json       written when all is done; report.html beside it
 import json
 import logging
 import shutil
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from replug.config.errors import RunError, UserError
-from replug.config.load import config_to_yaml, load_stored_config
+from replug.config.load import config_to_yaml, has_more_steps, load_stored_config, require_same
 from replug.config.paths import require_folder
-from replug.config.resume import has_more_steps, require_same
 from replug.config.schema import Config
 from replug.data.files import file_sha256, read_json, replace_file, write_json, writing
 from replug.data.folder_lock import NAME as WRITER
@@ -63,7 +59,6 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.data = path / "data"
-        self.data_check = path / "data_check.json"
         self.set_mark = path / "set.json"
         self.index = path / "index"
         self.checkpoints = path / "checkpoints"
@@ -79,7 +74,6 @@ class RunDirectory:
         self.labels = path / "labels"
         self.first = path / "first"
         self.labels_mark = path / "labels.json"
-        self.times = path / "run_times.json"
         self.found_before = path / "heldout_before.npz"
         self.found_after = path / "heldout_after.npz"
         self.fitted = path / "fitted.json"  # a training on labels has ended, at which step
@@ -170,7 +164,6 @@ class RunDirectory:
         """What other commands of ours do not leave where a run is to begin."""
         ours = {
             self.data.name,
-            self.data_check.name,
             self.labels.name,
             self.first.name,
             self.index.name,
@@ -188,7 +181,7 @@ class RunDirectory:
         """Write results.json, which says that the run is finished, and the checksums of what is shown of it."""
         names = ("config.yaml", "environment.json", "lm.json", "best.json", "fitted.json")
         named = [self.path / name for name in names]
-        write_last(self.results, results, [*named, self.metrics, self.device_use, self.examples, self.times])
+        write_last(self.results, results, [*named, self.metrics, self.device_use, self.examples])
 
     def require_intact(self, *names: str) -> None:
         """Raise UserError where a finished run's results, or these files of it, are not what was written."""
@@ -252,18 +245,19 @@ class RunDirectory:
             if mark.step > step:
                 self.unmark(mark.step)
 
-    def best_bpb(self) -> float | None:
-        """Bits per byte on held-out text of the weights in `best`."""
-        best = self.best_weights()
-        return best["heldout_bpb"] if best else None
-
     def best_weights(self) -> dict | None:
         """`heldout_bpb` and `step` of the weights in `best`; None where none were measured."""
         path = self.path / "best.json"
         return read_json(path, MEND) if path.is_file() and self.best.is_dir() else None
 
-    def keep_best(self, encoder: Path, heldout_bpb: float, step: int) -> None:
-        """Copy an encoder's folder to `best`; interrupted, it is done again, since best.json comes last."""
+    def offer_best(self, encoder: Path, heldout_bpb: float | None, step: int) -> None:
+        """Copy an encoder's folder to `best` if its bits per byte on held-out text are the lowest so far.
+
+        best.json comes last, so an interrupted copy is made again.
+        """
+        best = self.best_weights()
+        if heldout_bpb is None or (best is not None and best["heldout_bpb"] <= heldout_bpb):
+            return
         partial = self.best.with_name("best.partial")
         shutil.rmtree(partial, ignore_errors=True)
         with writing(partial):
@@ -271,11 +265,6 @@ class RunDirectory:
             shutil.rmtree(self.best, ignore_errors=True)
             partial.replace(self.best)
         write_json(self.path / "best.json", {"heldout_bpb": heldout_bpb, "step": step})
-
-    def add_time(self, stage: str, seconds: float) -> None:
-        """Seconds of a stage, added to what the run spent on it before it was interrupted."""
-        times = json.loads(self.times.read_text()) if self.times.is_file() else {}
-        write_json(self.times, {**times, stage: times.get(stage, 0.0) + seconds})
 
     def truncate_metrics(self, step: int) -> None:
         """Drop what was logged at or after a step that is about to be done again, and a torn last line."""
@@ -304,18 +293,6 @@ class RunDirectory:
         for mark in self.checkpoint_marks()[:-1]:
             self.unmark(mark.step)
             mark.path.unlink(missing_ok=True)
-
-
-class StageTimes:
-    """What the stages of a run take: `next` ends one and begins another. `start_up` comes first."""
-
-    def __init__(self, run: RunDirectory) -> None:
-        self._run, self._stage, self._began = run, "start_up", time.monotonic()
-
-    def next(self, stage: str) -> None:
-        now = time.monotonic()
-        self._run.add_time(self._stage, now - self._began)
-        self._stage, self._began = stage, now
 
 
 def _read_mark(path: Path) -> dict:

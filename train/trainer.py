@@ -14,7 +14,7 @@ from pytorch_lightning.strategies import DDPStrategy
 from replug.cluster.gpu_shares import trains_on_gpu
 from replug.cluster.gpus import num_gpus, torch_device
 from replug.config.choices import Precision
-from replug.config.errors import RunError
+from replug.config.errors import RunError, require_extra
 from replug.config.schema import Config
 from replug.data.datamodule import StepDataModule
 from replug.models.hardware import available_cores, multiplies_bfloat16
@@ -36,11 +36,19 @@ def lightning_trainer(
 ) -> pl.Trainer:
     train, ranks = config.train, environment.world_size()
     on_gpu = torch_device(trains_on_gpu(config, num_gpus() > 0)) == "cuda"
+    strategy: str | DDPStrategy = "auto"
+    if ranks > 1:
+        strategy = _OwnStoreDDP(
+            cluster_environment=environment,
+            process_group_backend="nccl" if on_gpu else "gloo",
+            timeout=COLLECTIVE_PATIENCE,
+            broadcast_buffers=False,  # the encoder has none that training changes
+        )
     return pl.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
         devices=[environment.device] if on_gpu else 1,
         num_nodes=ranks,
-        strategy=_ddp(environment, on_gpu) if ranks > 1 else "auto",
+        strategy=strategy,
         precision="bf16-mixed" if uses_bf16(train.precision) else "32-true",
         max_steps=train.max_steps,
         max_epochs=1,
@@ -73,15 +81,6 @@ class _OwnStoreDDP(DDPStrategy):
         super().setup_distributed()
 
 
-def _ddp(environment: RankEnvironment, on_gpu: bool) -> DDPStrategy:
-    return _OwnStoreDDP(
-        cluster_environment=environment,
-        process_group_backend="nccl" if on_gpu else "gloo",
-        timeout=COLLECTIVE_PATIENCE,
-        broadcast_buffers=False,  # the encoder has none that training changes
-    )
-
-
 def trainer_threads(config: Config) -> int:
     return config.train.threads or available_cores()
 
@@ -109,6 +108,7 @@ def loggers_of(config: Config, run: RunDirectory) -> list[Logger]:
     """metrics.jsonl always; W&B and TensorBoard where they are asked for."""
     loggers: list[Logger] = [JsonLinesLogger(run.metrics)]
     if config.train.tensorboard:
+        require_extra("tensorboard", "tensorboard", what="train.tensorboard")
         loggers.append(TensorBoardLogger(run.path, name="", version="tensorboard"))
     if config.wandb.mode.value != "off":
         from replug.train.wandb_logger import wandb_logger

@@ -19,12 +19,15 @@ from replug.train.run_dir import RunDirectory
 
 def wandb_logger(config: Config, run: RunDirectory) -> WandbLogger:
     """The W&B run of a run directory: its id is kept there."""
+    path = run.path / "wandb.json"
+    if not path.exists():
+        write_json(path, {"id": secrets.token_hex(4)})
     return WandbLogger(
         project=config.wandb.project,
         entity=config.wandb.entity,
         name=config.wandb.name or run.path.name,
         group=config.wandb.group,
-        id=_run_id(run),
+        id=json.loads(path.read_text())["id"],
         resume="allow",
         save_dir=run.path,
         offline=config.wandb.mode.value == "offline",
@@ -34,29 +37,14 @@ def wandb_logger(config: Config, run: RunDirectory) -> WandbLogger:
 
 def publish_results(loggers: Sequence[Logger], run: RunDirectory, results: dict) -> None:
     """Bits per byte and intervals into the run's summary, and the tuned retriever as an artifact."""
+    bpb = results.get("bpb", {})
+    summary = {f"results/bpb/{domain}/{method}": value for domain, row in bpb.items() for method, value in row.items()}
+    for name, (low, high) in results.get("intervals", {}).items():
+        summary |= {f"results/{name}/low": low, f"results/{name}/high": high}
     for logger in loggers:
         if isinstance(logger, WandbLogger):
-            logger.experiment.summary.update(_summary(results))
-            artifact = wandb.Artifact(
-                f"retriever-{logger.version}", type="model", metadata=results.get("bpb", {}).get("all")
-            )
+            logger.experiment.summary.update(summary)
+            artifact = wandb.Artifact(f"retriever-{logger.version}", type="model", metadata=bpb.get("all"))
             artifact.add_dir(str(run.retriever))
             logger.experiment.log_artifact(artifact)
             wandb.finish()
-
-
-def _summary(results: dict) -> dict[str, float]:
-    bpb = {f"results/bpb/{domain}/{m}": v for domain, row in results.get("bpb", {}).items() for m, v in row.items()}
-    ends = {
-        f"results/{name}/{end}": value
-        for name, interval in results.get("intervals", {}).items()
-        for end, value in zip(("low", "high"), interval, strict=True)
-    }
-    return bpb | ends
-
-
-def _run_id(run: RunDirectory) -> str:
-    path = run.path / "wandb.json"
-    if not path.exists():
-        write_json(path, {"id": secrets.token_hex(4)})
-    return json.loads(path.read_text())["id"]

@@ -11,10 +11,11 @@ from replug.config.errors import UserError
 
 def keys(section: Annotated[str, typer.Argument(help="Only keys that begin so, such as refresh.")] = "") -> None:
     """List every key of a configuration with its default and what it means; those of evaluations at the end."""
-    from replug.config.describe import key_descriptions
     from replug.config.evaluation_schema import EvaluationConfig
+    from replug.config.keys import key_descriptions
+    from replug.config.schema import Config
 
-    of_runs = list(key_descriptions())
+    of_runs = list(key_descriptions(Config))
     of_evaluations = [row for row in key_descriptions(EvaluationConfig) if row not in of_runs]
     shown = [row for row in of_runs + of_evaluations if row[0].startswith(section)]
     if not shown:
@@ -24,7 +25,7 @@ def keys(section: Annotated[str, typer.Argument(help="Only keys that begin so, s
 
 
 def _suggestion(section: str, keys: list[str]) -> str:
-    from replug.config.synonyms import SYNONYMS
+    from replug.config.load import SYNONYMS
 
     names = [*dict.fromkeys(key.partition(".")[0] for key in keys), *keys]
     close = SYNONYMS.get(section.rpartition(".")[2].lower(), difflib.get_close_matches(section, names, n=1))

@@ -10,7 +10,7 @@ from replug.config.errors import UserError
 from replug.config.load import load_config, load_evaluation_config, names_evaluation
 from replug.planning.evaluations import plan_evaluation
 from replug.planning.plans import Assumptions, plan_training
-from replug.planning.tables import markdown, print_comparison, print_plan
+from replug.planning.tables import print_comparison, print_plan
 
 SAME = "as given"
 
@@ -39,7 +39,6 @@ def plan(
     examples: Annotated[int | None, typer.Option(help="Examples of an evaluation, where no file tells.", min=1)] = None,
     price: Annotated[float | None, typer.Option(help="Dollars for an hour of one GPU.", min=0)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="A Markdown table of a row each.")] = False,
 ) -> None:
     """Say what a run or an evaluation costs before anyone pays for it: hours, memory, disk, the best split of the GPUs.
 
@@ -73,8 +72,6 @@ def plan(
     elif as_json:
         changes = [{"what_if": change, **plan} for (_, change), plan in zip(wanted, plans, strict=True)]
         print(json.dumps({"plans": changes}, indent=2))
-    elif as_markdown:
-        print(markdown(named))
     elif len(plans) > 1:
         print_comparison(named)
     else:

@@ -7,7 +7,7 @@ import typer
 
 from replug.commands.ask import config_of
 from replug.commands.command import Command, Group, Overrides
-from replug.config.errors import UserError
+from replug.config.errors import UserError, require_extra
 
 if TYPE_CHECKING:
     from replug.serving.requests import ServingLimits
@@ -43,7 +43,7 @@ def serve(
 
     replug serve runs/quickstart --port 9000 --k 5 lm.path=DIR
     """
-    check_serving_is_installed()
+    require_extra("serve", "fastapi", "uvicorn", "prometheus_client", what="replug serve")
     from replug.serving.requests import ServingLimits
 
     limits = ServingLimits(
@@ -88,15 +88,6 @@ def _require_known(directory: Path, overrides: list[str]) -> None:
                 f"{name} plays no part here: the LM is in this process, its answers are not kept, and a document that "
                 "is too long is cut, which the answer says; leave it out"
             )
-
-
-def check_serving_is_installed() -> None:
-    try:
-        import fastapi  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise UserError(f"replug serve needs {error.name}: pip install 'replug[serve]'") from error
 
 
 COMMAND = Command(serve, Group.use, place=5)

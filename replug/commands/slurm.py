@@ -152,7 +152,7 @@ def settings_of_plan(path: Path) -> list[str]:
 
 
 def _on_the_command_line(config: Config) -> list[str]:
-    """What a configuration's file may not say (`configs.load`), as the user said it here."""
+    """What a configuration's file may not say (`config.load`), as the user said it here."""
     return [f"lm.api_key_env={config.lm.api_key_env}"] if config.lm.url else []
 
 

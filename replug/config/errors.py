@@ -1,5 +1,6 @@
 """The exceptions a user is meant to see, each one line on the command line."""
 
+import importlib.util
 import signal
 
 
@@ -35,3 +36,10 @@ class Interrupted(RunError):
     def __init__(self, message: str, number: int = signal.SIGTERM) -> None:
         super().__init__(message)
         self.signal = number
+
+
+def require_extra(extra: str, *modules: str, what: str) -> None:
+    """Raise UserError for the first module that is not installed; `what` needs it and pip installs it as `extra`."""
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise UserError(f"{what} needs {module}: pip install 'replug[{extra}]'")

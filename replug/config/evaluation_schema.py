@@ -1,4 +1,4 @@
-"""The schema of `replug evaluate` and `replug ask`: their sections, beside those of a run in `configs.schema`."""
+"""The schema of `replug evaluate` and `replug ask`: their sections, beside those of a run in `config.schema`."""
 
 from dataclasses import dataclass
 

@@ -2,8 +2,9 @@
 
     k: int = key(20, "documents for each training text", RULED)
 
-says the default, the meaning that `replug keys` shows, the bounds that `configs.rules` checks, and whether a resumed
-run may change it. `keys_of` reads all of it back.
+says the default, the meaning that `replug keys` shows, the bounds that `config.rules` checks, and whether a resumed
+run may change it. `keys_of` reads all of it back, and
+`key_descriptions` is what `replug keys` lists.
 """
 
 import copy
@@ -21,7 +22,7 @@ class Bounds(Enum):
     positive = "a number above 0"
     not_negative = "0 or more"
     share = "a share between 0 and 1"
-    ruled = "as configs.rules says"  # more than a range, or together with other keys
+    ruled = "as config.rules says"  # more than a range, or together with other keys
 
     def hold(self, value: float) -> bool:
         """NaN and infinity are no number; what is ruled is not looked at here."""
@@ -81,3 +82,10 @@ def _keys(kind: type, prefix: str) -> Iterator[Key]:
 
 def _is_section(field: dataclasses.Field) -> bool:
     return dataclasses.is_dataclass(field.type)
+
+
+def key_descriptions(schema: type) -> Iterator[tuple[str, str, str]]:
+    """Return path, default and meaning of every key of a schema, as text."""
+    for known in keys_of(schema):
+        default = str(getattr(known.default, "name", known.default)).replace("\n", "\\n")
+        yield known.path, {"None": "null", "???": "required"}.get(default, default), known.meaning

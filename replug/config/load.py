@@ -20,7 +20,6 @@ from replug.config.evaluation_schema import AnyConfig, AskConfig, EvaluationConf
 from replug.config.keys import keys_of, sections_of
 from replug.config.rules import WAYS_OF_DATA, check_rules
 from replug.config.schema import Config, LMConfig
-from replug.config.synonyms import SYNONYMS
 
 Made = TypeVar("Made", Config, EvaluationConfig, AskConfig)
 Schema = type[AnyConfig]
@@ -31,6 +30,39 @@ EXAMPLES: dict[Schema, str] = {
     Config: "train.max_steps=10",
     EvaluationConfig: "k=10",
     AskConfig: "lm.path=DIR",
+}
+# Names that other tools give our keys: who writes one is told ours.
+SYNONYMS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("learning_rate", "lr"), ("train.lr",)),
+    **dict.fromkeys(("num_epochs", "num_train_epochs", "steps", "num_steps", "total_steps"), ("train.max_steps",)),
+    **dict.fromkeys(("early_stopping", "early_stopping_patience"), ("train.patience",)),
+    **dict.fromkeys(("train_batch_size", "per_device_train_batch_size", "bs", "batch"), ("train.batch_size",)),
+    **dict.fromkeys(("gradient_accumulation_steps", "grad_accum", "accumulate_grad_batches"), ("train.micro_batches",)),
+    **dict.fromkeys(("warmup", "warmup_steps"), ("train.warmup_ratio",)),
+    **dict.fromkeys(("max_grad_norm", "grad_clip", "clip"), ("train.gradient_clip",)),
+    **dict.fromkeys(("fp16", "bf16", "amp", "mixed_precision"), ("train.precision",)),
+    **dict.fromkeys(("device", "gpu"), ("train.accelerator",)),
+    **dict.fromkeys(("gpus", "devices", "num_gpus", "world_size"), ("resources.train", "resources.score")),
+    **dict.fromkeys(("optim",), ("train.optimizer",)),
+    **dict.fromkeys(("output_dir", "output", "out_dir", "save_dir", "work_dir", "logdir"), ("run_dir", "out")),
+    **dict.fromkeys(("top_k", "topk", "num_documents_retrieved", "n_docs", "num_docs"), ("retrieve.k", "k")),
+    **dict.fromkeys(("temperature", "tau", "temp"), ("loss.gamma", "loss.beta", "ensemble.temperature")),
+    **dict.fromkeys(("save_steps", "checkpoint_every", "save_every"), ("checkpoint.every_steps",)),
+    **dict.fromkeys(("eval_steps", "refresh_every", "reindex_every", "update_interval"), ("refresh.every_steps",)),
+    **dict.fromkeys(("encoder", "retriever_path", "model_name", "model_name_or_path"), ("retriever.path", "lm.path")),
+    **dict.fromkeys(("llm", "lm_path", "language_model", "reader"), ("lm.path",)),
+    **dict.fromkeys(("base_url", "api_base", "endpoint", "server"), ("lm.url",)),
+    **dict.fromkeys(("api_key", "key", "token"), ("lm.api_key_env",)),
+    **dict.fromkeys(("max_length", "max_seq_length", "max_len"), ("retriever.max_tokens",)),
+    **dict.fromkeys(("query_prefix", "query_instruction"), ("retriever.query_prompt",)),
+    **dict.fromkeys(("document_prefix", "passage_prefix", "passage_prompt"), ("retriever.document_prompt",)),
+    **dict.fromkeys(("chunk_size", "passage_length"), ("data.document_tokens",)),
+    **dict.fromkeys(("dataset", "data_path", "train_file", "input"), ("data.source", "data.queries")),
+    **dict.fromkeys(("documents", "passages", "corpus_path"), ("data.corpus",)),
+    **dict.fromkeys(("test", "eval_file"), ("data.heldout",)),
+    **dict.fromkeys(("validation", "valid", "val", "development"), ("data.dev", "data.num_dev")),
+    **dict.fromkeys(("random_seed", "random_state"), ("seed",)),
+    **dict.fromkeys(("metric", "distance"), ("retriever.similarity",)),
 }
 
 
@@ -108,6 +140,32 @@ def flatten(config: Config | EvaluationConfig) -> dict[str, Any]:
     """Every key's full path and value; enums as their names."""
     tree = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
     return dict(_leaves(tree, ""))
+
+
+def require_same(
+    stored: Config | EvaluationConfig, asked: Config | EvaluationConfig, path: Path, what: str = ""
+) -> None:
+    """Raise UserError for the first key that would make a resumed run or evaluation another one.
+
+    More steps are allowed, and keys that change neither what is computed nor in which order. `what` names the contents
+    of `path`, such as "finished run".
+    """
+    before, after = flatten(stored), flatten(asked)
+    free = {key.path for key in keys_of(type(asked)) if key.resumable}
+    if has_more_steps(stored, asked):
+        free |= {"train.max_steps", "train.epochs"}
+    for key in before | after:
+        if key not in free and before.get(key) != after.get(key):
+            kind, other = ("unfinished run", "run_dir") if isinstance(asked, Config) else ("evaluation", "out")
+            raise UserError(
+                f"{key} is {after.get(key)}, but the {what or kind} in {path} was begun with {before.get(key)}: "
+                f"resume with the same value, or give another {other}"
+            )
+
+
+def has_more_steps(stored: Config | EvaluationConfig, asked: Config | EvaluationConfig) -> bool:
+    """Whether a run is asked to go on beyond the steps that it was begun with."""
+    return isinstance(stored, Config) and isinstance(asked, Config) and asked.train.max_steps > stored.train.max_steps
 
 
 def _leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:

@@ -1,20 +1,20 @@
 """What a configuration must satisfy, each with what was expected instead.
 
-The bounds of single keys stand in their fields (`configs.schema`); here are the rules that combine keys or need code.
+The bounds of single keys stand in their fields (`config.schema`); here are the rules that combine keys or need code.
 """
 
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import date
 from operator import attrgetter
 from urllib.parse import urlsplit
 
-from replug.config.choices import ServerAPI, TooLong
+from replug.config.choices import Rerank, ServerAPI, TooLong, TrainedSide
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import AnyConfig, AskConfig, EvaluationConfig, WebConfig
 from replug.config.keys import keys_of
-from replug.config.label_rules import label_problems
 from replug.config.methods import (
     INTERNET_QA,
     REPLUG,
@@ -24,13 +24,13 @@ from replug.config.methods import (
     parse_methods,
 )
 from replug.config.refresh_policy import refresh_problems
-from replug.config.retriever_rules import training_problems, untrained_problems
-from replug.config.schema import Config, DataConfig, EnsembleConfig, LMConfig, RetrieverConfig
+from replug.config.schema import Config, DataConfig, EnsembleConfig, LMConfig, LoRAConfig, RetrieverConfig
 
 HOST_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 WAYS_OF_DATA = (("corpus", "queries", "heldout", "dev"), ("source",), ("prepared",))  # keys of `data`
 FIT = "fit"  # of ensemble.temperature
+OWN_LABELS = "auto"  # of train.labels: made in the run directory
 QUESTION = "{question}"  # where a question stands in questions.query
 
 
@@ -73,8 +73,8 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
     yield from _index_problems(config)
     yield from refresh_problems(config.refresh)
     yield from _resource_problems(config)
-    yield from label_problems(config)
-    yield from training_problems(config)
+    yield from _training_problems(config)
+    yield from _with_labels(config) if config.train.labels else _without_labels(config)
     yield from _ensemble_problems(config.ensemble)
 
 
@@ -103,7 +103,10 @@ def _evaluation_problems(config: EvaluationConfig) -> Iterator[str]:
     yield from web_problems(config.web)
     yield from untrained_problems(config.retriever)
     yield from _ensemble_problems(config.ensemble)
-    yield from _evaluation_data_problems(config, any(method.takes_from_corpus for method in evaluation_methods(config)))
+    data, retrieves = config.data, any(method.takes_from_corpus for method in evaluation_methods(config))
+    if retrieves and not (data.source or data.prepared or (data.queries and data.heldout) or data.corpus):
+        yield "data.corpus is missing; expected documents to retrieve: data.corpus, data.prepared or data.source"
+    yield from _data_problems(data)
     yield from _index_problems(config)
 
 
@@ -126,26 +129,17 @@ def web_problems(web: WebConfig) -> Iterator[str]:
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
             yield "web.url is no address of a SearXNG; expected http://HOST:PORT without a password or a query"
     if web.before is not None:
-        yield from _date_problems(web)
+        is_date = False
+        with suppress(ValueError):
+            is_date = bool(ISO_DATE.fullmatch(web.before) and date.fromisoformat(web.before))
+        if not is_date:
+            yield f"web.before is {web.before}; expected a date such as 2021-01-01"
+        if web.engine == "local":
+            yield "web.before is set with web.engine=local; documents of a corpus have no dates: expected null"
     for key, hosts in (("site", [web.site] if web.site is not None else []), ("blocked_hosts", web.blocked_hosts)):
         for host in hosts:
             if not HOST_NAME.fullmatch(host):
                 yield f"web.{key}: {host!r} is no host; expected a name in lower case such as wikipedia.org"
-
-
-def _date_problems(web: WebConfig) -> Iterator[str]:
-    if not ISO_DATE.fullmatch(str(web.before)) or not _is_date(str(web.before)):
-        yield f"web.before is {web.before}; expected a date such as 2021-01-01"
-    if web.engine == "local":
-        yield "web.before is set with web.engine=local; documents of a corpus have no dates: expected null"
-
-
-def _is_date(text: str) -> bool:
-    try:
-        date.fromisoformat(text)
-        return True
-    except ValueError:
-        return False
 
 
 def has_rerank_lm(config: EvaluationConfig | AskConfig) -> bool:
@@ -159,14 +153,6 @@ def rerank_lm_problems(config: EvaluationConfig | AskConfig) -> Iterator[str]:
         yield "rerank_lm.path is missing, but other keys of rerank_lm are set; expected rerank_lm.path or rerank_lm.url"
     if has_rerank_lm(config):
         yield from (problem.replace("lm.", "rerank_lm.") for problem in lm_problems(config.rerank_lm))
-
-
-def _evaluation_data_problems(config: EvaluationConfig, retrieves: bool) -> Iterator[str]:
-    data = config.data
-    made = data.source or data.prepared or (data.queries and data.heldout)
-    if retrieves and not (made or data.corpus):
-        yield "data.corpus is missing; expected documents to retrieve: data.corpus, data.prepared or data.source"
-    yield from _data_problems(data)
 
 
 def _out_of_range(config: AnyConfig) -> Iterator[str]:
@@ -225,16 +211,10 @@ def _data_problems(data: DataConfig) -> Iterator[str]:
         yield "data.num_dev is set, but your own rows are never dealt to splits; expected data.dev with them"
     if data.dev and not data.queries:
         yield "data.dev is set without data.queries; expected development texts beside training texts"
-    if data.new_text_at is not None and (problem := _pattern_problem(data.new_text_at)):
-        yield f"data.new_text_at is {data.new_text_at!r}, which is no regular expression: {problem}"
-
-
-def _pattern_problem(pattern: str) -> str | None:
     try:
-        re.compile(pattern)
+        re.compile(data.new_text_at or "")
     except re.error as error:
-        return str(error)
-    return None
+        yield f"data.new_text_at is {data.new_text_at!r}, which is no regular expression: {error}"
 
 
 def _index_problems(config: Config | EvaluationConfig) -> Iterator[str]:
@@ -262,3 +242,77 @@ def _resource_problems(config: Config) -> Iterator[str]:
             f"train.batch_size is {config.train.batch_size}; expected a multiple of ranks x micro_batches "
             f"(resources.train x train.micro_batches = {parts}), so that all parts are of one size"
         )
+
+
+def _training_problems(config: Config) -> Iterator[str]:
+    """Check which weights learn, and by which loss."""
+    if config.loss.in_batch and not config.loss.contrastive:
+        yield "loss.in_batch is true, but loss.contrastive is 0; expected a weight above 0, whose term it widens"
+    if config.loss.in_batch and config.train.micro_batches > 1:
+        yield (
+            f"train.micro_batches is {config.train.micro_batches} with loss.in_batch; expected 1, since a part's "
+            "documents would be all that stand against its texts"
+        )
+    if config.retriever.train is TrainedSide.query and config.index.rerank is Rerank.live:
+        yield "index.rerank is live with retriever.train=query; expected stored or none: documents stay as they are"
+    lora, dims = config.lora, config.retriever.dims
+    if lora.rank is None:
+        for key in ("alpha", "dropout", "targets"):
+            if getattr(lora, key) != getattr(LoRAConfig(), key):
+                yield f"lora.{key} is set, but lora.rank is not; expected lora.rank too, such as lora.rank=16"
+    if lora.dropout == 1:
+        yield "lora.dropout is 1, which leaves the adapters nothing; expected a share below 1"
+    if any(not target.strip() for target in lora.targets) or len(set(lora.targets)) < len(lora.targets):
+        yield f"lora.targets is {lora.targets}; expected different names, such as [query,value]"
+    if any(count < 1 for count in dims) or len(set(dims)) < len(dims):
+        yield f"retriever.dims is {dims}; expected different numbers above 0, such as [384,128]"
+
+
+def untrained_problems(retriever: RetrieverConfig) -> Iterator[str]:
+    """Refuse keys of training where nothing is trained."""
+    for key in ("frozen_layers", "dims"):
+        if value := getattr(retriever, key):
+            instead = "; index.dims searches by the first numbers" if key == "dims" else ""
+            yield f"retriever.{key} is {value}, but nothing is trained here; expected it left out{instead}"
+
+
+def _without_labels(config: Config) -> Iterator[str]:
+    """Refuse keys that need the labels' numbers."""
+    asked = {
+        "train.epochs": config.train.epochs,
+        "train.dev_every_steps": config.train.dev_every_steps,
+        "train.patience": config.train.patience,
+        "evaluate.heldout=false": not config.evaluate.heldout,
+    }
+    for key, value in asked.items():
+        if value:
+            instead = "train.max_steps, or " if key == "train.epochs" else ""
+            yield f"{key} is set, but train.labels is not; expected {instead}train.labels=DIR (of `replug label`)"
+
+
+def _with_labels(config: Config) -> Iterator[str]:
+    if config.train.labels == OWN_LABELS:
+        yield from labelling_problems(config, makes_first=True)
+    ranks = config.resources.train
+    if isinstance(ranks, int | float) and ranks > 1:
+        yield f"resources.train is {ranks:g} with train.labels; expected 1 or auto: labels are trained on by one rank"
+
+
+def labelling_problems(config: Config, makes_first: bool = False) -> Iterator[str]:
+    """Check the keys of `replug label`. `makes_first`: a first training is made, whose queries find `label.tuned`."""
+    label = config.label
+    if (count := label.dense + label.tuned + label.bm25 + label.random) < 2:
+        yield f"label.dense + .tuned + .bm25 + .random is {count}; expected at least 2: one alone teaches nothing"
+    if not label.tuned and not label.tuned_path:
+        return
+    if not label.tuned:
+        yield f"label.tuned_path is {label.tuned_path}, but label.tuned is 0; expected how many documents it gives"
+    if not (label.tuned_path or makes_first):
+        yield (
+            f"label.tuned is {label.tuned}; expected label.tuned_path, the run_dir of an earlier training on labels, "
+            "or label.tuned=0"
+        )
+    if makes_first and config.retriever.train is not TrainedSide.query:
+        yield f"label.tuned is {label.tuned} with retriever.train={config.retriever.train.value}; expected query"
+    if config.retriever.query_path:
+        yield f"label.tuned is {label.tuned} with retriever.query_path; expected one encoder, and no pair"

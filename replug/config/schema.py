@@ -1,7 +1,7 @@
 """The schema of runs (`configs.evaluation_schema`: of evaluations): a dataclass for each section, a field for each key.
 
 A field says all that is known of its key, as `configs.keys.key` takes it: default, meaning, bounds, and whether a
-resumed run may change it. YAML files and dotted overrides are merged onto the defaults by `configs.load`, which refuses
+resumed run may change it. YAML files and dotted overrides are merged onto the defaults by `config.load`, which refuses
 unknown keys and wrong types. A key that is `MISSING` has no sensible default and must be given.
 "Paper" is Shi et al. 2023, REPLUG, whose training setting is `configs/paper.yaml`.
 """

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
-from replug.config.load import config_to_yaml, load_stored_evaluation_config
-from replug.config.resume import require_same
+from replug.config.load import config_to_yaml, load_stored_evaluation_config, require_same
 from replug.data.files import read_json, replace_file, write_json
 
 

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
 
-from replug.config.errors import UserError
+from replug.config.errors import UserError, require_extra
 from replug.config.schema import LoRAConfig
 from replug.data.manifest import write_checksums
 
@@ -56,10 +56,9 @@ def adapter_settings(backbone: PreTrainedModel, lora: LoRAConfig, frozen_layers:
     """In peft's words. Raises UserError where peft is missing, or a target is none of the model's linear layers."""
     assert lora.rank is not None
     frozen_part(backbone, frozen_layers)  # whether there are so many
-    try:
-        from peft import LoraConfig
-    except ImportError as error:
-        raise UserError("lora.rank is set, which needs peft: pip install 'replug[lora]'") from error
+    require_extra("lora", "peft", what="lora.rank")
+    from peft import LoraConfig
+
     return LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha if lora.alpha is not None else DEFAULT_SCALE * lora.rank,

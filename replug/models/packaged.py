@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from replug.config.errors import UserError
+from replug.config.errors import UserError, require_extra
 from replug.data.files import as_other_files, cache_dir
 from replug.data.manifest import require_checksums, write_checksums
 
@@ -77,6 +77,7 @@ def convert_gguf(gguf: Path, cache: Path) -> Path:
     if (folder / "READY").exists():
         require_checksums(folder, f"remove {folder}, and it is converted again")
         return folder
+    require_extra("gguf", "gguf", "accelerate", what=gguf.name)
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     _write_converted(gguf, staging)

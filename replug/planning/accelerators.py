@@ -83,24 +83,20 @@ def parse_devices(text: str, nodes: int | None = None) -> Devices:
     found = re.fullmatch(r"(\d+)\s*[x×*]\s*(\S+)", text.strip())
     if not found or int(found.group(1)) == 0:
         raise UserError(f"--gpus is {text!r}; expected COUNTxTYPE with a count of 1 or more, such as 8xA100")
-    count, accelerator = int(found.group(1)), _device_model(text, found.group(2))
+    count, name = int(found.group(1)), found.group(2)
+    by_name = {known.lower(): accelerator for known, accelerator in ACCELERATORS.items()}
+    if name.lower() not in by_name:
+        close = difflib.get_close_matches(name.lower(), by_name, n=1)
+        hint = f"; did you mean {by_name[close[0]].name}?" if close else ""
+        raise UserError(f"--gpus is {text!r}: {name!r} is unknown; expected one of {', '.join(ACCELERATORS)}{hint}")
     if nodes is None:
         nodes = 1 if count % GPUS_PER_NODE else count // GPUS_PER_NODE
     if nodes < 1 or count % nodes:
         raise UserError(f"--nodes is {nodes}; expected a divisor of the {count} devices of --gpus {text}")
-    return Devices(accelerator, count, nodes)
+    return Devices(by_name[name.lower()], count, nodes)
 
 
 def check_efficiency(share: float | None) -> None:
     """Raise UserError for a number that is not a share of the peak. None is the default."""
     if share is not None and not 0 < share <= 1:
         raise UserError(f"--efficiency is {share:g}; expected a share of the peak above 0 and up to 1")
-
-
-def _device_model(text: str, name: str) -> DeviceModel:
-    by_name = {known.lower(): accelerator for known, accelerator in ACCELERATORS.items()}
-    if name.lower() in by_name:
-        return by_name[name.lower()]
-    close = difflib.get_close_matches(name.lower(), by_name, n=1)
-    hint = f"; did you mean {by_name[close[0]].name}?" if close else ""
-    raise UserError(f"--gpus is {text!r}: {name!r} is unknown; expected one of {', '.join(ACCELERATORS)}{hint}")

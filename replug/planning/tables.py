@@ -1,4 +1,4 @@
-"""Plans as tables for a terminal (rich) or a document (Markdown)."""
+"""Plans as tables for a terminal."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -60,25 +60,14 @@ def evaluation_lines(plan: Plan) -> list[str]:
 
 def print_comparison(plans: Sequence[tuple[str, Plan]]) -> None:
     """Print a row for each named plan."""
-    names = _compared(plans)
+    first = plans[0][1]
+    names: tuple[str, ...] = COMPARED if "wall" in first else COMPARED_EVALUATIONS
+    if first["dollars"] is None:  # a price is one of all plans
+        names = names[:-1]
     table = Table(Column(names[0], overflow="fold"), *names[1:])
     for name, plan in plans:
         table.add_row(*_row(name, plan)[: len(names)])
     Console().print(table)
-
-
-def markdown(plans: Sequence[tuple[str, Plan]]) -> str:
-    """The comparison as a Markdown table."""
-    names = _compared(plans)
-    rows = [names, tuple("---" for _ in names), *(_row(name, plan)[: len(names)] for name, plan in plans)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _compared(plans: Sequence[tuple[str, Plan]]) -> tuple[str, ...]:
-    """The names of the columns; dollars where a price was given, which is one of all plans."""
-    first = plans[0][1]
-    names = COMPARED if "wall" in first else COMPARED_EVALUATIONS
-    return names if first["dollars"] is not None else names[:-1]
 
 
 def _row(name: str, plan: Plan) -> tuple[str, ...]:

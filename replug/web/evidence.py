@@ -12,14 +12,11 @@ time is linear in the text. A blank line or line break of the main text ends a s
 the question is the cosine of TF-IDF vectors by scikit-learn's defaults (words of two letters or more in lower case;
 idf = log((1 + N) / (1 + n_w)) + 1), whose N passages are those of this question, as the paper's are. p_tfidf(p|q) is
 the cosine over the sum of the cosines of the passages that are kept, no softmax.
-
-`rank_densely` orders passages by a retriever instead, which may be the one that was tuned to the LM. `Passage.cosine`
-is its similarity then, and `probability` the softmax of the similarities (REPLUG, section 3.2) at a temperature.
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -30,52 +27,12 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import WebConfig
 from replug.config.rules import web_problems
-from replug.models.encoder import Encoder
-from replug.models.encoder_retriever import EncoderRetriever
-from replug.models.ensemble import Retrieved, document_weights
 from replug.models.http.request_budget import RequestBudget
 from replug.web.engines import EngineParts, make_engine
 from replug.web.fetching import Fetcher, FetchLimits
 from replug.web.network import HostPort, is_of_host
 from replug.web.pages import BUDGET, Extractor, KeptPage, KeptSearch, PageSource, Snapshot, WebPages
 from replug.web.records import EngineRefused, EngineResult, FoundEvidence, Passage, SearchEngine
-
-
-def rank_densely(
-    encoder: Encoder, question: str, passages: Sequence[Passage], temperature: float = 1.0
-) -> list[Passage]:
-    """The passages, the most similar to the question first; equal ones in the order they were given."""
-    if not passages:
-        return []
-    retriever = EncoderRetriever(encoder, [passage.text for passage in passages])
-    [found] = retriever.retrieve([question], len(passages))
-    return weighed([(passages[int(one.id)], one.similarity) for one in found], temperature)
-
-
-def passages_of_documents(documents: Sequence[Retrieved], temperature: float = 1.0) -> list[Passage]:
-    """Documents that a retriever found, each a whole passage, the most similar first."""
-    passages = [
-        Passage(one.text, f"document:{one.id}", "", None, rank, one.similarity, 0.0, one.id)
-        for rank, one in enumerate(documents, start=1)
-    ]
-    return weighed([(passage, passage.cosine) for passage in passages], temperature)
-
-
-def weighed(passages: Sequence[tuple[Passage, float]], temperature: float = 1.0) -> list[Passage]:
-    """With these similarities, and their softmax at this temperature as weights."""
-    weights = document_weights([similarity for _, similarity in passages], temperature).tolist()
-    return [
-        replace(passage, cosine=similarity, probability=weight)
-        for (passage, similarity), weight in zip(passages, weights, strict=True)
-    ]
-
-
-def first_passages(passages: Sequence[Passage], k: int) -> list[Passage]:
-    """The first `k` as if no others had been found: a weight is its share of theirs, even where these are all 0."""
-    kept = passages[:k]
-    total = sum(passage.probability for passage in kept)
-    return [replace(passage, probability=passage.probability / total if total else 1 / len(kept)) for passage in kept]
-
 
 LANGUAGE = "en"
 

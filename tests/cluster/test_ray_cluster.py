@@ -71,28 +71,12 @@ def test_without_room_for_one_scorer_and_the_index_the_numbers_are_named():
     assert "(index.num_shards + index.num_builders + lm.num_replicas)" in refused(config, cpus(3))
 
 
-def test_every_trainer_rank_needs_room():
-    config = configured("resources.train=4")
-    assert "resources.train" in refused(config, cpus(3))
-    assert lay_out(config, cpus(6)).num_waiting == 0
-
-
-def test_an_lm_on_a_server_needs_no_room():
-    config = configured("lm.path=null", "lm.url=http://127.0.0.1:1/v1", "lm.model=m", "index.num_builders=2")
-    assert by_key(lay_out(config, cpus(3))) == {SEARCHER: (1, 0.0), BUILDER: (2, 0.0)}
-    assert "need at least 3 CPUs" in refused(config, cpus(2))
-
-
 def test_scorers_builders_and_searchers_are_counted_and_each_command_counts_its_own():
     config = configured("lm.num_replicas=4", "index.num_shards=3", "index.num_builders=2", "resources.train=2")
     index = {SEARCHER: (3, 0.0), BUILDER: (2, 0.0)}
     assert by_key(lay_out(config, cpus(99))) == {TRAINER: (1, 0.0), **index, SCORER: (4, 0.0)}
     assert by_key(lay_out(config, cpus(99), roles=["index"])) == index
     assert by_key(lay_out(config, cpus(99), roles=())) == {}
-
-
-def test_blue_green_counts_the_searchers_of_two_versions():
-    assert by_key(lay_out(configured("index.num_shards=3", "index.swap=blue_green"), cpus(99)))[SEARCHER] == (6, 0.0)
 
 
 def test_nothing_said_takes_the_gpus_that_are_there():
@@ -104,25 +88,12 @@ def test_nothing_said_takes_the_gpus_that_are_there():
     }
 
 
-def test_without_scorers_or_a_trainer_their_gpus_go_to_the_others():
-    assert by_key(lay_out(configured(), gpus(4), roles=["index"])) == {SEARCHER: (4, 0.5), BUILDER: (4, 0.5)}
-    assert by_key(lay_out(configured(), gpus(8), roles=["index", "score"]))[SCORER] == (7, 1.0)
-    assert by_key(lay_out(configured("lm.gpus_per_replica=0"), gpus(8)))[BUILDER] == (7, 0.5)
-
-
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 8, 16, 64])
 def test_auto_fits_whatever_there_is_and_leaves_nothing_unused(count):
     nodes = gpus(*[min(8, count)] * -(-count // 8))
     found = lay_out(configured(), nodes)
     assert sum(actor.gpus for actor in found.actors) == pytest.approx(count)
     assert found.num_waiting == 0 and all(gpu.actors for gpu in found.gpus)
-
-
-def test_auto_takes_as_many_ranks_as_divide_the_batch():
-    config = configured("train.batch_size=12")
-    assert num_ranks(lay_out(config, gpus(*[8] * 8)).config) == 6
-    assert num_ranks(lay_out(configured("train.batch_size=7"), gpus(8, 8)).config) == 1
-    assert lay_out(config, gpus(1)).config.resources.train == 0.25
 
 
 def test_a_large_lm_takes_several_gpus_for_each_replica():
@@ -154,12 +125,6 @@ def test_two_gpus_of_one_replica_must_lie_on_one_node():
     config.index.gpus_per_searcher = 0.0
     assert "0 of 1 actors of lm.num_replicas, each 2 GPU find room" in refused(config, gpus(1, 1))
     assert lay_out(config, gpus(1, 2)).gpus[1].node.name == "node 1"
-
-
-def test_a_share_must_lie_on_one_gpu():
-    keys = ["train.accelerator=cpu", "lm.gpus_per_replica=0", "index.gpus_per_searcher=0"]
-    config = configured(*keys, "index.num_builders=3", "index.gpus_per_builder=0.6")
-    assert "2 of 3 actors of index.num_builders" in refused(config, gpus(2))
 
 
 def test_a_trainer_that_must_have_a_gpu_says_where_there_is_none():
@@ -197,20 +162,6 @@ def test_what_ray_counts_on_the_commands_node_torch_must_see(monkeypatch):
     _require_same_gpus(lay_out(config, gpus(2), roles=["index"]), config, ["index"], visible=0)
 
 
-def test_numbers_that_take_all_gpus_leave_nothing_for_auto_and_the_keys_that_share_are_named():
-    reason = refused(configured("resources.train=2"), gpus(2))
-    assert "resources.train=2 leaves no GPU of 2 for resources.score=auto" in reason
-    assert "or set resources.score and resources.index too, and the roles share the GPUs" in reason
-
-
-def test_what_stays_idle_is_said(capsys):
-    found = lay_out(configured("lm.num_replicas=3"), gpus(8))
-    assert "3 of 8 GPUs stay idle (node 0)" in found.notes
-    _say(found)
-    assert "3 of 8 GPUs stay idle" in capsys.readouterr().err
-    assert not any("idle" in note for note in lay_out(configured(), gpus(8)).notes)
-
-
 def test_two_versions_of_the_papers_vectors_lie_on_two_gpus_each_with_its_builder():
     config, sizes = paper()
     for nodes in (gpus(8, num_bytes=A100), gpus(4, 4, num_bytes=A100)):
@@ -228,19 +179,6 @@ def test_vectors_that_would_take_too_many_gpus_are_searched_in_host_memory(count
     assert by_key(found)[SEARCHER] == (1, 0.0)
     assert "the index is searched in host memory: two versions take 110.6 GB of each node" in found.notes
     assert all(gpu.num_bytes < gpu.node.gpu_limit for gpu in found.gpus)
-
-
-def test_where_host_memory_is_too_small_more_gpus_hold_the_vectors():
-    config, sizes = paper()
-    found = lay_out(config, gpus(4, num_bytes=A100, memory=64e9), sizes)
-    assert by_key(found) == {TRAINER: (1, 1.0), SEARCHER: (2, 0.5), BUILDER: (2, 0.5), SCORER: (1, 1.0)}
-    alone = lay_out(config, gpus(1, num_bytes=A100, memory=64e9), sizes)
-    assert any("memory has 64.0 GB, less than two versions" in note for note in alone.notes)
-
-
-def test_on_several_nodes_each_searches_a_part_in_host_memory():
-    config, sizes = paper("index.gpus_per_searcher=0")
-    assert by_key(lay_out(config, gpus(4, 4, num_bytes=A100), sizes))[SEARCHER] == (2, 0.0)
 
 
 def test_gpus_that_are_asked_for_and_do_not_hold_the_vectors_are_refused_with_numbers():
@@ -276,13 +214,6 @@ def test_blue_green_lets_builders_and_searchers_change_places():
     assert [gpu.num_bytes for gpu in found.gpus[1:3]] == [pytest.approx(55.3e9, rel=0.01)] * 2  # the next version's too
     config, sizes = paper("index.swap=blue_green", "index.num_builders=2", "resources.index=2")
     assert "index.num_builders is 2; expected index.num_shards=1" in refused(config, gpus(8, num_bytes=A100), sizes)
-
-
-def test_memory_that_is_not_known_is_not_checked_and_said():
-    config, sizes = paper()
-    assert "the memory of the GPUs is not known" in " ".join(lay_out(config, gpus(8), sizes).notes)
-    unknown = lay_out(config, gpus(8, num_bytes=A100), Sizes(vectors=sizes.vectors, embedding=sizes.embedding))
-    assert "what a trainer rank and a scorer takes of GPU memory is not known" in " ".join(unknown.notes)
 
 
 def test_what_does_not_fit_is_an_error_by_the_key_of_the_cluster():

@@ -63,7 +63,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebSite]:
             made.routes[f"/{row}"] = answer(article(f"Page <b>{row}</b>", text))
         made.routes["/search"] = searxng(made, [Document(f"/{row}", text, "", "") for row, text in enumerate(long)])
         allowed = partial(build.evidence_finder, limits=QUICK, exempt=made.exempt)
-        monkeypatch.setattr("replug.commands.asking.ways.evidence_finder", allowed)
+        monkeypatch.setattr("replug.web.evidence.evidence_finder", allowed)
         yield made
 
 

@@ -159,7 +159,7 @@ def test_ctrl_c_ends_a_command_with_a_line_and_status_130(replug: CommandLine, m
         os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr("replug.config.describe.key_descriptions", pressed)
+    monkeypatch.setattr("replug.config.keys.key_descriptions", pressed)
     ended = replug("keys")
     assert (ended.status, ended.errors.count("interrupted by Ctrl-C")) == (130, 1)
     assert signal.getsignal(signal.SIGINT) is before
@@ -176,13 +176,13 @@ OF_THE_SYSTEM: list[tuple[type[OSError], int, str]] = [
 def test_what_the_file_system_refuses_is_one_line(
     replug: CommandLine, monkeypatch: pytest.MonkeyPatch, kind: type[OSError], number: int, says: str
 ) -> None:
-    monkeypatch.setattr("replug.config.describe.key_descriptions", _raiser(kind(number, says, "/mnt/run/x")))
+    monkeypatch.setattr("replug.config.keys.key_descriptions", _raiser(kind(number, says, "/mnt/run/x")))
     ended = replug("keys")
     assert (ended.status, ended.errors) == (1, f"replug: /mnt/run/x: {says}\n")
 
 
 def test_other_errors_of_the_system_keep_their_traceback(replug: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replug.config.describe.key_descriptions", _raiser(OSError("no file is named")))
+    monkeypatch.setattr("replug.config.keys.key_descriptions", _raiser(OSError("no file is named")))
     with pytest.raises(OSError, match="no file is named"):
         replug("keys")
 

@@ -18,7 +18,7 @@ from replug.config.load import (
     load_evaluation_config,
     names_evaluation,
 )
-from replug.config.refresh_policy import Adopt, RefreshMode, RefreshPolicy, refresh_policy
+from replug.config.refresh_policy import RefreshMode, RefreshPolicy, refresh_policy
 from replug.config.schema import Config, DataConfig, LMConfig, RetrieverConfig
 
 FOLDER = Path(__file__).parents[2] / "configs"
@@ -44,10 +44,6 @@ def test_every_shipped_configuration_loads(path):
     assert isinstance(load_config(path, [f"{key}=given" for key in paths_left_open(path)]), Config)
 
 
-def test_there_are_shipped_configurations():
-    assert {"debug", "quickstart"} <= {path.stem for path in SHIPPED}
-
-
 @pytest.mark.parametrize("path", EVALUATIONS, ids=lambda path: path.stem)
 def test_every_shipped_evaluation_needs_models_questions_and_documents_only(path):
     assert names_evaluation(path)
@@ -70,16 +66,6 @@ def test_a_training_configuration_is_none_of_an_evaluation(tmp_path):
     assert not any(names_evaluation(path) for path in SHIPPED)
     (tmp_path / "broken.yaml").write_text("a: [")
     assert not names_evaluation(tmp_path / "broken.yaml") and not names_evaluation(tmp_path / "missing.yaml")
-
-
-def test_debug_and_quickstart_need_no_override():
-    assert [paths_left_open(path) for path in SHIPPED if path.stem in ("debug", "quickstart")] == [[], []]
-
-
-def test_a_file_that_says_little_gets_the_papers_temperatures_and_k(tmp_path):
-    config = load(tmp_path, "seed: 3")
-    assert (config.seed, config.retrieve.k, config.loss.gamma, config.loss.beta) == (3, 20, 0.1, 0.1)
-    assert (config.train.batch_size, config.train.lr, config.refresh.every_steps) == (64, 2e-5, 3000)
 
 
 def test_an_override_beats_the_file_and_the_file_beats_the_default(tmp_path):
@@ -107,10 +93,6 @@ def test_an_override_beats_the_file_and_the_file_beats_the_default(tmp_path):
 def test_a_way_of_giving_data_on_the_command_line_overrules_the_files(tmp_path, yaml, overrides, left):
     data = load(tmp_path, yaml, *overrides).data
     assert data == replace(DataConfig(), **left)
-
-
-def test_the_last_of_two_overrides_counts(tmp_path):
-    assert load(tmp_path, "seed: 0", "seed=1", "seed=2").seed == 2
 
 
 def test_overrides_reach_enums_numbers_flags_and_null(tmp_path):
@@ -144,23 +126,11 @@ def test_every_choice_can_be_written_without_quotes(tmp_path):
         assert flatten(load(tmp_path, "seed: 0", choice))[key] == name
 
 
-def test_a_value_may_hold_an_equals_sign(tmp_path):
-    assert load(tmp_path, "seed: 0", "wandb.name=lr=3").wandb.name == "lr=3"
-
-
 def test_the_resolved_yaml_loads_to_the_same_configuration(tmp_path):
     config = load(tmp_path, "seed: 5", "refresh.adopt=when_ready", "data.source=stand_in", "lm.separator=' | '")
     path = tmp_path / "resolved.yaml"
     path.write_text(config_to_yaml(config))
     assert load_config(path) == config
-
-
-def test_flatten_gives_every_keys_full_path(tmp_path):
-    flat = flatten(load(tmp_path, "seed: 5"))
-    assert flat["seed"] == 5
-    assert flat["refresh.mode"] == "async"
-    assert flat["data.prepared"] is None
-    assert not any(isinstance(value, dict) for value in flat.values())
 
 
 def policy_of(config: Config) -> RefreshPolicy:
@@ -181,15 +151,6 @@ def policy_of(config: Config) -> RefreshPolicy:
 )
 def test_the_lag_is_half_the_interval_unless_given_and_none_when_training_waits(tmp_path, overrides, lag):
     assert policy_of(load(tmp_path, "seed: 0", *overrides.split())).lag_steps == lag
-
-
-def test_an_index_may_grow_three_intervals_old_unless_given(tmp_path):
-    assert policy_of(load(tmp_path, "seed: 0", "refresh.every_steps=10")).max_age_steps == 30
-    assert policy_of(load(tmp_path, "refresh: {every_steps: 10, max_age_steps: 15}")).max_age_steps == 15
-
-
-def test_adoption_when_ready_goes_with_async(tmp_path):
-    assert load(tmp_path, "seed: 0", "refresh.adopt=when_ready").refresh.adopt is Adopt.when_ready
 
 
 def test_a_question_is_asked_of_the_runs_lm(tmp_path):

@@ -1,6 +1,5 @@
 """Every field of every section says all that is known of its key, and what reads it back."""
 
-import dataclasses
 import math
 import re
 from pathlib import Path
@@ -9,12 +8,10 @@ from typing import get_args
 
 import pytest
 
-from replug.config import schema
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
-from replug.config.keys import ABOVE_0, FROM_0, RULED, SHARE, Key, key, keys_of, section
-from replug.config.load import load_config
-from replug.config.resume import require_same
+from replug.config.keys import ABOVE_0, FROM_0, RULED, SHARE, key_descriptions, keys_of
+from replug.config.load import flatten, load_config, require_same
 from replug.config.rules import check_rules
 from replug.config.schema import Config, LMConfig, RetrieverConfig
 
@@ -23,25 +20,27 @@ NUMBERS = {key.path: key for key in KEYS.values() if {int, float} & {key.kind, *
 NUMBERS.pop("paper.values"), NUMBERS.pop("paper.others")  # a number for each method, and for each of others
 
 
-def test_every_dataclass_of_the_schema_says_what_its_fields_mean():
-    kinds = [kind for kind in vars(schema).values() if dataclasses.is_dataclass(kind)]
-    bare = [
-        f"{kind.__name__}.{field.name}"
-        for kind in kinds
-        for field in dataclasses.fields(kind)
-        if not (dataclasses.is_dataclass(field.type) or field.metadata.get("meaning"))
-    ]
-    assert len(kinds) > 15 and bare == []
+@pytest.mark.parametrize(
+    ("schema", "required"),
+    [(Config, {"run_dir", "retriever.path"}), (EvaluationConfig, {"evaluation", "out", "retriever.path"})],
+)
+def test_every_key_has_a_default_and_a_description(schema: type, required: set[str]) -> None:
+    described = {key: (default, text) for key, default, text in key_descriptions(schema)}
+    assert set(flatten(filled(schema))) <= set(described)
+    assert [key for key, (_, text) in described.items() if not text] == []
+    assert {key for key, (default, _) in described.items() if default == "required"} == required
 
 
-@pytest.mark.parametrize("known", NUMBERS.values(), ids=NUMBERS)
-def test_a_number_has_bounds_that_its_default_keeps(known: Key):
-    assert known.bounds is not None
-    assert isinstance(known.default, NoneType | str) or known.bounds.hold(known.default)
+def test_defaults_are_shown_as_a_user_writes_them() -> None:
+    shown = {key: default for key, default, _ in key_descriptions(Config)}
+    assert (shown["train.batch_size"], shown["refresh.mode"]) == ("64", "async")
+    assert (shown["lm.separator"], shown["data.source"]) == ("\\n", "null")
 
 
-def test_only_numbers_have_bounds():
+def test_numbers_alone_have_bounds_and_their_defaults_keep_them():
     assert {path for path, known in KEYS.items() if known.bounds} == set(NUMBERS)
+    for known in NUMBERS.values():
+        assert isinstance(known.default, NoneType | str) or known.bounds.hold(known.default), known.path
 
 
 def test_bounds_that_rules_check_are_few_and_each_is_checked():
@@ -67,14 +66,14 @@ def test_bounds_hold_numbers_and_no_infinity(bounds, inside, outside):
     assert all(map(bounds.hold, inside)) and not any(map(bounds.hold, outside))
 
 
-@pytest.mark.parametrize("path", [path for path, known in NUMBERS.items() if known.bounds is not RULED])
-def test_a_value_out_of_bounds_is_refused_with_what_was_expected(path):
-    of = Config if path in {known.path for known in keys_of(Config)} else EvaluationConfig
-    config = filled(of)
-    name, _, key_name = path.rpartition(".")
-    setattr(getattr(config, name) if name else config, key_name, -1)
-    with pytest.raises(UserError, match=rf"^{path} is -1; expected {KEYS[path].bounds.value}$"):
-        check_rules(config)
+def test_a_value_out_of_bounds_is_refused_with_what_was_expected():
+    of_runs = {known.path for known in keys_of(Config)}
+    for path in (path for path, known in NUMBERS.items() if known.bounds is not RULED):
+        config = filled(Config if path in of_runs else EvaluationConfig)
+        name, _, key_name = path.rpartition(".")
+        setattr(getattr(config, name) if name else config, key_name, -1)
+        with pytest.raises(UserError, match=rf"^{path} is -1; expected {KEYS[path].bounds.value}$"):
+            check_rules(config)
 
 
 def filled(of: type) -> Config | EvaluationConfig:
@@ -99,31 +98,6 @@ def test_the_papers_setting_is_the_default():
         "k": 10,
     }
     assert {path: KEYS[path].default for path in expected} == expected
-
-
-def test_a_list_of_one_configuration_is_not_that_of_another():
-    EvaluationConfig().methods.append("bm25")
-    EvaluationConfig().retrievers["a"] = "x"
-    assert EvaluationConfig().methods == ["none", "replug"] and EvaluationConfig().retrievers == {}
-
-
-def test_keys_come_in_the_order_of_the_sections_and_then_the_schemas_own():
-    @dataclasses.dataclass
-    class Part:
-        a: int = key(1, "first", ABOVE_0)
-        b: str = key("x", "second", resumable=True)
-
-    @dataclasses.dataclass
-    class Whole:
-        own: float = key(0.5, "its own", SHARE)
-        part: Part = section(Part, b="y")
-
-    assert list(keys_of(Whole)) == [
-        Key("part.a", int, 1, "first", ABOVE_0, False),
-        Key("part.b", str, "x", "second", None, True),
-        Key("own", float, 0.5, "its own", SHARE, False),
-    ]
-    assert Whole().part.b == "y"
 
 
 def test_a_resumed_run_may_change_where_it_runs_and_not_what_it_computes(tmp_path):

@@ -24,11 +24,6 @@ def test_every_form_is_read():
     ]
 
 
-def test_only_an_ensemble_of_a_retrievers_documents_is_weighted():
-    methods = parse_methods(["none", "random", "bm25", "replug", "replug/concat", "genread"], 10, RETRIEVERS)
-    assert [method.name for method in methods if method.is_weighted] == ["replug"]
-
-
 def test_documents_are_of_a_corpus_but_for_those_that_the_lm_writes():
     methods = parse_methods(["none", "random", "bm25", "replug", "genread@1"], 10, RETRIEVERS)
     assert [method.name for method in methods if method.takes_from_corpus] == ["random", "bm25", "replug"]
@@ -83,10 +78,6 @@ def written(tmp_path, text):
 
 
 GOOD = "evaluation: lm\nout: x\nmethods: [none]\nlm: {path: stand_in}\ntexts: {path: stand_in}\n"
-
-
-def test_an_evaluation_needs_no_retriever_where_no_method_has_one(tmp_path):
-    assert load_evaluation_config(written(tmp_path, GOOD)).methods == ["none"]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import io
 import json
 import logging
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -12,7 +11,7 @@ from rich.markdown import Markdown
 from replug.commands import search
 from replug.commands.console import _StandardError
 from replug.config.plain_text import plain_line, plain_text
-from replug.evals.comparison import _members, markdown_line, markdown_text
+from replug.evals.comparison import markdown_line
 from replug.train.results import print_results
 
 HOSTILE = {
@@ -85,16 +84,6 @@ def test_a_group_is_one_cell_of_table_md_and_nothing_else(cell):
     assert " ".join(last.replace("1.0000", "").split()) == plain_line(cell)
 
 
-def test_names_of_ours_are_the_same_in_markdown():
-    for name in ("exact_match", "bm25@1", "+0.0123", "0.1 to 0.2", "---", "REPLUG LSR (tuned)", "R@20"):
-        assert markdown_text(name) == name
-
-
 def test_messages_reach_the_terminal_as_plain_text(capsys):
     _StandardError().emit(logging.LogRecord("replug", logging.INFO, "", 0, "row %s", ("\x1b[2J\nnext",), None))
     assert capsys.readouterr().err == "row \\x1b[2J\nnext\n"
-
-
-def test_a_group_called_as_a_difference_takes_the_place_of_none():
-    task = SimpleNamespace(groups=lambda example: [example])
-    assert list(_members(task, ["a", "a - none", "a"])) == ["a", "a – none"]  # type: ignore[arg-type, list-item]

@@ -1,10 +1,7 @@
 """When refreshes start, are due, are skipped and are too old, worked out by hand."""
 
-from dataclasses import dataclass
-
 import pytest
 
-from replug.config import refresh_policy as policies
 from replug.config.refresh_policy import Adopt, AtLag, RefreshMode, RefreshPolicy, Start, WhenReady, refresh_problems
 from replug.config.schema import RefreshConfig
 
@@ -67,22 +64,3 @@ def test_problems_name_the_key_and_what_was_expected() -> None:
     assert "refresh.max_age_steps is 14; expected at least" in next(refresh_problems(young))
     both = RefreshConfig(mode=RefreshMode["sync"], adopt=Adopt.when_ready)
     assert "refresh.adopt is when_ready but refresh.mode is sync" in next(refresh_problems(both))
-
-
-def test_every_name_of_a_policy_has_its_class_in_the_same_module() -> None:
-    """So a new policy touches that module alone: training, validation and planning ask for no class by name."""
-    assert set(policies.POLICIES) == set(Adopt)
-    assert all(policy.__module__ == policies.__name__ for policy in policies.POLICIES.values())
-
-
-def test_a_policy_that_is_added_to_the_table_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    @dataclass(frozen=True, slots=True)
-    class Never(RefreshPolicy):
-        fixed_lag = None
-
-        def is_due(self, step: int, live_step: int, pending_step: int, is_ready: bool) -> bool:
-            return False
-
-    monkeypatch.setitem(policies.POLICIES, Adopt.when_ready, Never)
-    keys = RefreshConfig(every_steps=10, adopt=Adopt.when_ready)
-    assert policies.refresh_policy(keys, 40) == Never(10, 5, 30, 40)

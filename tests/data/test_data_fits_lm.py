@@ -92,25 +92,6 @@ def counting(source, monkeypatch) -> Counting:
     return counter
 
 
-def test_a_resumed_run_counts_no_tokens_again(tmp_path, config, source, counting):
-    data, mark = prepared(tmp_path / "set", words(40), words(20), " " + words(20)), tmp_path / "run/data_check.json"
-    check_data(config, data, source, mark)
-    assert counting.num_texts > 0
-    counting.num_texts = 0
-    check_data(config, data, source, mark)
-    assert counting.num_texts == 0
-    config.lm.separator = " | "
-    check_data(config, data, source, mark)
-    assert counting.num_texts > 0
-
-
-def test_what_does_not_fit_leaves_no_mark(tmp_path, config, source):
-    data, mark = prepared(tmp_path / "set", words(70), words(20), " " + words(20)), tmp_path / "data_check.json"
-    with pytest.raises(UserError, match="document d has 70 tokens"):
-        check_data(config, data, source, mark)
-    assert not mark.exists()
-
-
 @pytest.mark.parametrize(
     ("cut", "is_counted"),
     [

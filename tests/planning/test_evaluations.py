@@ -10,9 +10,8 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import load_evaluation_config
 from replug.evals.kinds import kind_names
-from replug.models.encoder_prompts import prompts_of
 from replug.planning.accelerators import ACCELERATORS
-from replug.planning.evaluations import count_examples, plan_evaluation
+from replug.planning.evaluations import count_examples, plan_evaluation, prompts_of
 from replug.planning.model_sizes import encoder_size, lm_size
 from replug.planning.plans import Assumptions
 from tests.support.command_line import ROOT

@@ -5,7 +5,7 @@ import pytest
 from replug.config.schema import Config
 from replug.index_workers.kinds import IndexKind, resolve_kind
 from replug.planning.accelerators import parse_devices
-from replug.planning.pace import HOST_CORES, Estimate, Split, core_seconds, estimate, job_of, search_seconds, seconds_of
+from replug.planning.pace import HOST_CORES, Estimate, Split, core_seconds, estimate, job_of, search_seconds
 from replug.planning.plans import Assumptions, laid_plan
 
 A100 = 0.35 * 312e12
@@ -82,18 +82,6 @@ def test_hours_are_those_of_the_formula_and_near_a_simulation(paper: Config, gpu
     found, (formula, simulated) = planned(paper, gpus, split), HOURS[gpus, split]
     assert found.wall_hours - found.stages["measuring"] == pytest.approx(formula, rel=1e-4)
     assert simulated is None or found.wall_hours == pytest.approx(simulated, rel=0.17)
-
-
-def test_gradients_between_nodes_travel_ten_times_slower(paper: Config) -> None:
-    job, within, between = job_of(paper), parse_devices("8xA100", 1), parse_devices("8xA100", 8)
-    seconds = seconds_of(job, within, Split(2, 2, 4))
-    assert seconds.exchange(job, between, 4) == pytest.approx(10 * seconds.exchange(job, within, 4))
-
-
-def test_activations_that_are_computed_twice_take_a_third_more(paper: Config) -> None:
-    job, devices = job_of(paper), parse_devices("8xA100")
-    kept, recomputed = (seconds_of(job, devices, Split(6, 1, 1, recompute=on)).train for on in (False, True))
-    assert recomputed == pytest.approx(kept * 4 / 3)
 
 
 @pytest.mark.parametrize(

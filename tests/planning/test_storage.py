@@ -27,7 +27,6 @@ from replug.planning.model_sizes import encoder_size
 from replug.planning.pace import job_of
 from replug.planning.plans import disk_gb
 from replug.planning.storage import (
-    FILE_BYTES,
     NAME_BYTES,
     SCORE_BYTES,
     StoredRetriever,
@@ -118,11 +117,6 @@ def test_an_index_version_takes_the_bytes_estimated(
     assert estimated == pytest.approx(num_bytes(store.folder(0)), rel=0.03)
 
 
-def test_what_lies_beside_the_vectors_grows_with_the_files_and_not_with_the_blocks() -> None:
-    vectors, retriever = 36_000_000 * 2 * 768, StoredRetriever(768, 0, 0)
-    assert version_bytes(36_000_000, retriever, 1024) == vectors + 550 * FILE_BYTES
-
-
 def resolved_factory(config: Config, dim: int, rows: int) -> str | None:
     return resolve_kind(config.index.kind, dim, rows, None, True, None).factory
 
@@ -188,14 +182,3 @@ def test_the_papers_run_holds_three_versions_of_its_vectors(paper: Config) -> No
 def test_a_set_that_is_prepared_elsewhere_takes_nothing(paper: Config) -> None:
     paper.data.source, paper.data.prepared = None, "elsewhere"
     assert disk_gb(job_of(paper, num_documents=1000))["prepared_set"] == 0
-
-
-def test_a_larger_vocabulary_takes_four_bytes_for_each_token_id() -> None:
-    small, large = (documents_bytes(1, 0.0, 10, size) for size in (30_522, 250_002))
-    assert large - small == 20
-
-
-def test_the_total_is_the_sum_of_the_parts(paper: Config) -> None:
-    parts = disk_gb(job_of(paper))
-    assert set(parts) == {"prepared_set", "index_versions", "checkpoints", "scores", "total"}
-    assert parts["total"] == pytest.approx(sum(parts.values()) - parts["total"])

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from replug.commands.slurm import SlurmRequest, code_sha256, directives, freeze, job_state, render, run_slurm
-from replug.config.errors import RunError, UserError
+from replug.config.errors import UserError
 from replug.config.load import load_config
-from replug.slurm.ray_job import FIRST_PORT, NUM_PORTS, free_port, job_environment
+from replug.slurm.ray_job import job_environment
 from replug.slurm.ray_node import ray_command
 
 ROOT = Path(__file__).parent.parent.parent
@@ -174,12 +174,6 @@ def test_a_job_that_slurm_has_forgotten_is_over(tmp_path, monkeypatch):
     assert job_state("18", script) is None
 
 
-def test_a_slurm_that_does_not_answer_is_an_error_and_no_answer(tmp_path, monkeypatch):
-    fake_squeue(tmp_path, monkeypatch, "echo 'Unable to contact slurm controller' >&2; exit 1")
-    with pytest.raises(RunError, match="job 18: Unable to contact"):
-        job_state("18", tmp_path / "job.sbatch")
-
-
 def test_what_is_frozen_is_whole_and_says_its_version(tmp_path):
     config = load_config(DEBUG, ["lm.separator=|"])
     freeze(config, tmp_path, "#!/bin/sh\n")
@@ -190,12 +184,6 @@ def test_what_is_frozen_is_whole_and_says_its_version(tmp_path):
     assert not list((tmp_path / "code").rglob("__pycache__"))
     assert code_sha256(tmp_path / "code") in (tmp_path / "version.json").read_text()
     freeze(config, tmp_path, "#!/bin/sh\n")  # again, over what is there
-
-
-def test_jobs_begin_to_look_for_ports_at_places_of_their_own():
-    first, second = free_port(17), free_port(18)
-    assert first != second
-    assert FIRST_PORT <= first < FIRST_PORT + NUM_PORTS
 
 
 def test_a_jobs_environment_says_where_the_token_is_and_not_what_it_is():

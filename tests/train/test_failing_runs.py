@@ -137,23 +137,3 @@ def test_a_blue_green_run_has_the_losses_of_a_double_one(quiet_run, finish, tmp_
     finish(run, "index.swap=blue_green", "index.num_shards=2")
     assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
     assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
-
-
-def test_builders_that_stand_still_make_refreshes_be_skipped_and_never_queued(begin, finish, tmp_path):
-    run = tmp_path / "run"
-    # Measuring held-out texts with so slow an LM would outlast the run.
-    slow = ("lm.path=stand_in:0.3", "evaluate.refresh_windows=0")
-    process = begin(run, "refresh.adopt=when_ready", "index.num_builders=2", *slow)
-    wait_until(process, lambda: steps_done(run) >= 3)
-    stopped = stop_builders(process)
-    wait_until(process, lambda: steps_done(run) >= 14)  # past the boundaries of 6 and of 12
-    for builder in stopped:
-        builder.resume()
-    output = end(process, status=0)
-    rows = metrics(run)
-    assert [row["index/refreshes_skipped"] for row in rows[:12]] == [0.0] * 12
-    assert rows[12]["index/refreshes_skipped"] == rows[-1]["index/refreshes_skipped"] == 1.0
-    assert output.count("skipping a refresh") == 1
-    swaps = re.findall(r"step (\d+): swapped to index v(\d+) \(weights of step (\d+)\)", output)
-    assert [(version, weights) for _, version, weights in swaps] == [("1", "6"), ("2", "18")], swaps
-    assert int(swaps[0][0]) >= 14

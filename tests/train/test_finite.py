@@ -11,13 +11,12 @@ import torch
 from replug.config.errors import NotFiniteError
 from replug.data.datamodule import Position
 from replug.index_workers.build_plan import IndexState
-from replug.models.encoder import require_finite_vectors
 from replug.train.module import LSRModule
 from replug.train.pipeline import BatchPipeline
 from replug.train.run_dir import RunDirectory
 from tests.support.command_line import BASE, ROOT
 from tests.support.runs import metrics, what_must_be_equal
-from tests.support.training import Given, InlineLM, pipeline_for
+from tests.support.training import InlineLM, pipeline_for
 
 
 def advanced(module, data):
@@ -36,20 +35,6 @@ def test_a_loss_that_is_no_number_is_named_with_its_text_and_its_documents(modul
     said = rf"^step 0: the loss of 1 of 4 texts is not finite \(nan\): {text}; documents of the first: {documents};"
     module.training_step(Position(0), 0).backward()
     with pytest.raises(NotFiniteError, match=said):
-        module.on_after_backward()
-
-
-def test_a_loss_that_is_no_number_in_the_first_of_two_parts_is_named(module, data):
-    scored = advanced(module, data)
-    module.attach(Given(scored))
-    whole, text = module.similarities, data.queries.windows(scored.retrieved.query_rows[[1]])[0].id
-    poison = {0: torch.tensor([[0.0], [torch.inf]]), 2: torch.zeros(2, 1)}  # by the first row of a part
-    first_rows = scored.retrieved.query_rows.tolist()
-    module.similarities = lambda batch: whole(batch) + poison[first_rows.index(batch.query_rows[0])]
-    module.training_step(Position(0, 0, 2), 0)
-    module.on_after_backward()  # not the last part: nothing is said
-    module.training_step(Position(0, 1, 2), 1)
-    with pytest.raises(NotFiniteError, match=rf"1 of 4 texts is not finite \(nan\): {text};"):
         module.on_after_backward()
 
 
@@ -77,14 +62,6 @@ def test_query_vectors_that_are_no_numbers_are_named_before_they_are_searched(mo
             weight.fill_(torch.nan)
     with pytest.raises(NotFiniteError, match=r"vectors of 4 of 4 texts are not finite, first [^,]+, [^,]+, [^,]+:"):
         pipeline.advance(0, IndexState(0, 0))
-
-
-def test_one_vector_among_many_is_named():
-    vectors = np.ones((4, 3), np.float32)
-    require_finite_vectors(vectors, "abcd")
-    vectors[2, 1] = np.inf
-    with pytest.raises(NotFiniteError, match="vectors of 1 of 4 texts are not finite, first c:"):
-        require_finite_vectors(vectors, "abcd")
 
 
 # Whole runs -----------------------------------------------------------------------------------------------

@@ -101,7 +101,6 @@ def test_a_finished_runs_results_are_shown_as_they_were_or_not_at_all(tmp_path: 
         "best.json",
         "metrics.jsonl",
         "examples.json",
-        "run_times.json",
     )
     for name in shown:
         (tmp_path / name).write_text(f"content of {name}")

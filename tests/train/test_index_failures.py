@@ -137,26 +137,9 @@ FULL_AT = [
     (FLAT, "manifest.json", r"manifest\.json\.partial"),
     (LOSSY, "shard-00001.faiss", r"shard-0000[01]\.faiss\.\S*partial"),
 ]
-ALSO_FULL_AT = [
-    (FLAT, "tokenizer.json", r"encoder-v0+\d+\.partial"),
-    (FLAT, "plan.json", r"plan\.json\.partial"),
-    (FLAT, "vectors-00005.json", r"vectors-000\d\d\.\S*partial"),
-    (LOSSY, "quantizer.faiss", r"quantizer\.faiss\.\S*partial"),
-]
 
 
-def and_nightly(every_day: list[tuple], others: list[tuple], name: Callable[[tuple], str]) -> list[object]:
-    """Parameters, of which the others are nightly."""
-    return [
-        pytest.param(*case, id=name(case), marks=marks)
-        for cases, marks in ((every_day, ()), (others, pytest.mark.nightly))
-        for case in cases
-    ]
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "named"), and_nightly(FULL_AT, ALSO_FULL_AT, lambda case: f"{case[1]}-{case[0]}")
-)
+@pytest.mark.parametrize(("kind", "name", "named"), FULL_AT)
 def test_a_disk_that_is_full_leaves_the_live_index_serving_until_it_is_too_old(
     tmp_path, data, disk, service, versions, kind, name, named
 ):
@@ -164,9 +147,8 @@ def test_a_disk_that_is_full_leaves_the_live_index_serving_until_it_is_too_old(
     store = service.store
     store.remove_all_but({version})
     plan, encoder = store.plan(version), store.encoder_folder(version)
-    small = {"model.safetensors": space_of([encoder / "model.safetensors"]) // 2}
-    small["tokenizer.json"] = space_of([encoder / "model.safetensors", encoder / "config.json"]) + 4096
-    disk.leave(small[name] if name in small else written_before(store, plan, name))
+    is_snapshot = name == "model.safetensors"
+    disk.leave(space_of([encoder / name]) // 2 if is_snapshot else written_before(store, plan, name))
     trainer.step_to(9)
     trainer.step_to(10, 11, 12, 13)
     assert trainer.control.live.version == version and trainer.control.num_failed == 1
@@ -191,16 +173,9 @@ DAMAGES: list[tuple[str, str, Callable[[Path], None]]] = [
     (FLAT, "manifest.json", flip),
     (LOSSY, "shard-00001.faiss", flip),
 ]
-OTHER_DAMAGES: list[tuple[str, str, Callable[[Path], None]]] = [
-    (FLAT, "vectors-00000.npy", flip),
-    (FLAT, "vectors-00010.npy", flip),
-    (LOSSY, "shard-00001.faiss", Path.unlink),
-]
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "damage"), and_nightly(DAMAGES, OTHER_DAMAGES, lambda case: f"{case[2].__name__}-{case[1]}")
-)
+@pytest.mark.parametrize(("kind", "name", "damage"), DAMAGES)
 def test_damage_between_building_and_loading_is_named_and_never_served(
     tmp_path, data, service, versions, monkeypatch, kind, name, damage
 ):
@@ -294,33 +269,6 @@ def wait_until(holds: Callable[[], object]) -> None:
     while not holds():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.01)
-
-
-@pytest.mark.nightly
-def test_a_green_group_that_cannot_load_makes_room_again(tmp_path, data, disk, ray_session, monkeypatch):
-    """Its searchers stand where the builders were, which the next refresh needs."""
-    settings = IndexSettings(num_shards=2, num_builders=2, threads=1, blue_green=True)
-    service = IndexService(tmp_path / "index", settings)
-    try:
-        trainer = trainer_of(tmp_path, data, service, 0)
-        publish = service.store.publish
-
-        def publish_and_damage(plan: BuildPlan) -> None:
-            publish(plan)
-            flip(service.store.folder(plan.version) / "vectors-00010.npy")
-
-        monkeypatch.setattr(service.store, "publish", publish_and_damage)
-        trainer.step_to(10, 13)
-        monkeypatch.undo()
-        assert trainer.control.num_failed == 1
-        assert len(service.searchers) == 2
-        assert trainer.serves_its_files()
-        trainer.step_to(20, 23)
-        assert trainer.control.live == IndexState(1, 20)
-        assert len(service.searchers) == 2
-        assert trainer.serves_its_files()
-    finally:
-        service.close()
 
 
 def test_a_damaged_snapshot_or_quantizer_is_not_built_upon(tmp_path, data, service, versions, monkeypatch):

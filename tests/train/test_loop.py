@@ -103,10 +103,3 @@ def test_killed_again_and_again_the_resumed_run_has_the_same_losses(quiet_run, f
     assert "resuming at step" in output
     assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
     assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
-
-
-def test_run_times_add_up(quiet_run):
-    times = json.loads((quiet_run / "run_times.json").read_text())
-    assert set(times) == {"start_up", "first_index", "training", "last_index", "measuring"}
-    steps = sum(row["time/step_seconds"] for row in metrics(quiet_run))
-    assert 0 < steps <= times["training"]

@@ -8,7 +8,6 @@ from huggingface_hub import ModelCard
 from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.schema import LoRAConfig
-from replug.data.manifest import checksum_problems, write_checksums
 from replug.models.encoder import Encoder
 from replug.models.ensemble_temperature import EnsembleTemperature, write_temperature
 from replug.models.lora import add_adapters
@@ -62,12 +61,6 @@ def test_a_model_of_unknown_size_is_named_without_one(tmp_path: Path) -> None:
     assert code == "code: no git checkout"
     write_model_card(tmp_path, config, "step 3", [models, code])
     assert "Bits per byte" not in (tmp_path / "README.md").read_text()
-
-
-def test_a_served_lm_is_named_with_its_server(tmp_path: Path) -> None:
-    served = ["lm.path=null", "lm.url=http://127.0.0.1:8000/v1", "lm.model=llama"]
-    config = load_config(ROOT / "configs/debug.yaml", served)
-    assert "LM llama at http://127.0.0.1:8000/v1" in provenance_lines(config, {}, None)[0]
 
 
 def base_folder(tmp_path: Path) -> Path:
@@ -139,20 +132,6 @@ def test_the_card_says_what_of_the_retriever_learnt(tmp_path: Path) -> None:
         *("| `index.dims` | 8 |", "| `retriever.train` | documents |"),
     ):
         assert said in text, said
-
-
-def test_the_card_of_a_retriever_that_learnt_whole_says_nothing_of_adapters(tmp_path: Path) -> None:
-    text = card_of(tmp_path).text
-    assert "Tuned for queries and documents." in text
-    assert "LoRA" not in text and "lora." not in text and "Embeddings and" not in text and "truncate_dim" not in text
-
-
-def test_a_card_may_be_edited(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    write_checksums(tmp_path)
-    card_of(tmp_path)
-    (tmp_path / "README.md").write_text("by its owner")
-    assert checksum_problems(tmp_path) == []
 
 
 def test_both_encoders_of_a_pair_are_shown(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from replug.data.datamodule import Position
 from replug.index_workers.build_plan import IndexState
-from replug.models.hardware import to_device
 from replug.train.module import LossSettings
 from tests.support.training import Given, InlineLM, pipeline_for
 
@@ -103,28 +102,6 @@ def test_metrics_are_the_means_of_all_parts_and_come_with_the_last(stepping):
         each[-1].backward()
         stepping.on_after_backward()
     assert float(stepping.logged["train/loss"]) == float(torch.stack(each).detach().mean())
-
-
-class Recorded:
-    """Stands for a tensor of the host."""
-
-    def __init__(self) -> None:
-        self.calls: list[object] = []
-
-    def pin_memory(self) -> "Recorded":
-        self.calls.append("pinned")
-        return self
-
-    def to(self, device, **options) -> "Recorded":
-        self.calls.append((str(device), options))
-        return self
-
-
-def test_what_a_gpu_gets_is_copied_from_pinned_memory_without_a_stop():
-    for device, calls in (("cuda:0", ["pinned", ("cuda:0", {"non_blocking": True})]), ("cpu", [("cpu", {})])):
-        given = Recorded()
-        assert to_device(given, torch.device(device)) is given
-        assert given.calls == calls
 
 
 def test_what_would_wait_is_found(module, monkeypatch):

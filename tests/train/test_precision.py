@@ -12,7 +12,6 @@ from replug.cluster.background import InlineExecutor
 from replug.config.choices import Precision
 from replug.data.datamodule import Position
 from replug.index_workers.build_plan import IndexState
-from replug.models.encoder_modules import CLS, MEAN, EncoderHead, Pooling
 from replug.train.fitting import batch_pipeline
 from replug.train.loss import log_likelihood, text_losses
 from replug.train.module import inner_products
@@ -64,20 +63,6 @@ def test_similarities_of_the_real_encoder_are_float32_and_tell_documents_apart(m
         found = module.similarities(scored.retrieved)
     assert found.dtype == torch.float32
     assert [len(set(row.tolist())) for row in found] == [len(set(row.tolist())) for row in exact]
-
-
-def test_vectors_of_bfloat16_hidden_states_are_pooled_in_float32(module):
-    hidden = torch.randn(3, 9, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
-    mask = torch.tensor([[1] * 9, [1] * 5 + [0] * 4, [1] + [0] * 8])
-    mean = (hidden.double() * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
-    encoder = module.encoder
-    encoder.backbone.forward = lambda **inputs: SimpleNamespace(last_hidden_state=hidden)
-    for mode, pooled in ((MEAN, mean), (CLS, hidden[:, 0].double())):
-        encoder.head = EncoderHead(Pooling([mode], 32))
-        with autocast():
-            vectors = encoder(mask, mask)
-        assert vectors.dtype == torch.float32
-        torch.testing.assert_close(vectors.double(), torch.nn.functional.normalize(pooled, dim=-1), rtol=0, atol=1e-6)
 
 
 def test_query_vectors_do_not_depend_on_autocast(module, data):

@@ -1,6 +1,5 @@
 """When indexes are built and adopted, against a service whose builds end when the test says so."""
 
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -91,15 +90,6 @@ def test_an_index_is_adopted_exactly_lag_steps_after_its_trigger():
     assert service.committed == [1, 2]
 
 
-def test_the_seconds_of_starting_a_refresh_are_a_cause_of_their_own():
-    clock = StepClock()
-    control = controller(FakeService(), publish=lambda index: time.sleep(0.02) or index.version, clock=clock)
-    control.at_boundary(9)
-    assert clock.read()["time/refresh_seconds"] == 0
-    control.at_boundary(10)
-    assert clock.read()["time/refresh_seconds"] >= 0.02
-
-
 def test_sync_refresh_serves_the_weights_of_the_step_itself():
     service = FakeService()
     control = controller(service, lag=0)
@@ -137,13 +127,6 @@ def test_a_failed_refresh_leaves_the_live_index_until_it_is_too_old():
         assert control.live.version == 0
     with pytest.raises(StaleIndexError, match=r"16 steps old.*refresh\.max_age_steps \(15\).*disk full"):
         control.at_boundary(16)
-
-
-def test_no_refresh_is_started_that_would_come_after_the_last_step():
-    service = FakeService()
-    control = controller(service, max_steps=22)
-    walk(control, service, range(22))
-    assert list(service.builds) == [1]
 
 
 def test_a_restored_controller_goes_on_with_the_refresh_under_way():
@@ -190,20 +173,6 @@ def test_a_snapshot_that_cannot_be_written_is_a_refresh_that_failed_and_training
     assert walk(control, service, range(15, 25))[-1] == 1
     assert control.live == IndexState(1, 20)
     assert control.num_failed == 1
-
-
-def test_a_build_that_cannot_even_begin_is_a_refresh_that_failed():
-    service = FakeService()
-
-    def refuse(version: int, previous: int) -> Future:
-        raise RunError("plan.json.partial cannot be written: No space left on device")
-
-    service.refresh = refuse
-    control = controller(service, max_age=15)
-    walk(control, service, range(15))
-    assert control.num_failed == 1
-    with pytest.raises(StaleIndexError, match=r"16 steps old.*plan\.json\.partial cannot be written"):
-        walk(control, service, range(15, 17))
 
 
 def failed_at_13(max_age: int = 15) -> RefreshController:
@@ -278,17 +247,6 @@ def test_an_interruption_of_a_measurement_interrupts_the_run_and_the_version_sta
         walk(control, service, range(14))
     assert control.live.version == 0
     assert control.state()["pending_version"] == 1
-
-
-def test_a_build_that_failed_is_counted_and_its_number_used_again():
-    service = FakeService()
-    control = controller(service)
-    control.at_boundary(10)
-    service.builds[1].set_exception(RunError("index builder: embed_file failed 3 times"))
-    walk(control, service, range(11, 24))
-    assert control.num_failed == 1
-    assert service.previous == {1: 0}
-    assert control.live == IndexState(1, 20)
 
 
 def _done(version: int) -> Future:

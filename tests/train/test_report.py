@@ -76,13 +76,7 @@ def test_the_page_loads_nothing_from_elsewhere(page: str) -> None:
 
 
 def test_the_pictures_are_in_the_page(page: str) -> None:
-    assert page.count("<svg") == page.count("</svg>") == 10
-
-
-def test_what_was_not_measured_is_not_drawn(tmp_path: Path) -> None:
-    without = [{key: value for key, value in row.items() if key != "heldout/bpb"} for row in METRICS]
-    page = write(tmp_path, RESULTS, without, EXAMPLES)
-    assert page.count("<svg") == 9 and "measured at each refresh" not in page
+    assert page.count("<svg") == page.count("</svg>") == 8
 
 
 def test_texts_are_escaped_and_not_run(page: str) -> None:
@@ -114,11 +108,6 @@ def test_a_domain_with_dollar_signs_is_a_name_like_any_other(tmp_path: Path) -> 
     assert "<td>$x^$ shop</td>" in write(tmp_path, results, [], None)
 
 
-def test_the_same_run_gives_the_same_page(page: str, tmp_path: Path) -> None:
-    again = write(tmp_path, RESULTS, METRICS, EXAMPLES)
-    assert again.split("</h1>")[1] == page.split("</h1>")[1]  # all but the folder's name
-
-
 ON_LABELS = [{"step": 1, "train/loss": 0.5, "dev/bpb": 1.8, "dev/kl": 0.4}]
 
 
@@ -137,9 +126,8 @@ def test_what_the_lm_did_is_said_with_means_over_the_steps_that_used_it(tmp_path
     assert "1,200 pairs scored; 40 pairs found in the cache; 1 replicas replaced" in page
 
 
-def test_each_device_has_a_picture_and_a_row_of_its_shares(tmp_path: Path) -> None:
+def test_each_device_has_a_row_of_its_shares(tmp_path: Path) -> None:
     rows = [{"step": 1, "seconds": 4.0, "busy": {"a:0": {"score": 3.0}, "b:cpu": {"train": 1.0, "embed": 4.0}}}]
     page = write(tmp_path, RESULTS, METRICS, None, rows)
-    assert page.count("<svg") == 12
     assert "<tr><td>a:0</td><td>75.0%</td><td>0.0%</td><td>0.0%</td><td>0.0%</td><td>25.0%</td></tr>" in page
     assert "<tr><td>b:cpu</td><td>0.0%</td><td>100.0%</td><td>0.0%</td><td>25.0%</td><td>0.0%</td></tr>" in page

@@ -2,7 +2,7 @@
 
 A run of two trainer ranks on a cluster of nodes, with refreshes. Who dies is drawn: rank 0 (the command itself), the
 other rank, a scorer, an embedder, a searcher, or a whole node with all that is on it. Where the run ended, the same
-command goes on. With an LM on a server it is the server that dies, and comes back. Only at full size, in `make storm`.
+command goes on. Only at full size, in `make storm`.
 """
 
 import contextlib
@@ -18,7 +18,6 @@ import psutil
 import pytest
 
 from tests.support.command_line import start
-from tests.support.fault_server import FaultServer
 from tests.support.ray_nodes import RayCluster
 from tests.support.runs import what_must_be_equal
 
@@ -116,24 +115,3 @@ def test_whoever_is_killed_the_losses_are_the_quiet_runs(finish, tmp_path):
     assert what_must_be_equal(run) == what_must_be_equal(quiet)
     assert (run / "results.json").read_text() == (quiet / "results.json").read_text()
     assert left == []
-
-
-@pytest.mark.skipif(not FULL, reason="minutes of whole runs: make storm")
-@pytest.mark.timeout(1800)
-def test_a_server_that_dies_twenty_times_changes_no_loss(finish, tmp_path):
-    quiet, run, chance = tmp_path / "quiet", tmp_path / "run", random.Random(5)
-    finish(quiet, *OVERRIDES)
-    served = [*OVERRIDES, *same_data(quiet), "lm.path=null", "lm.model=words", "lm.timeout_seconds=60"]
-    with FaultServer(seconds=0.05) as server:
-        url, port = server.url, server.port
-        process = start(run, *served, f"lm.url={url}")
-        time.sleep(20)
-    for _ in range(KILLS_OF_EACH):
-        time.sleep(chance.uniform(0.1, 1.0))
-        with FaultServer(seconds=0.05, port=port):
-            time.sleep(chance.uniform(0.5, 2.0))
-        assert process.poll() is None, "the run ended before the storm did"
-    with FaultServer(seconds=0.01, port=port):
-        output, _ = process.communicate(timeout=900)
-    assert process.returncode == 0, output
-    assert what_must_be_equal(run) == what_must_be_equal(quiet)

@@ -91,20 +91,6 @@ def test_frozen_layers_have_no_gradient_and_are_in_no_checkpoint(debug_config, d
     assert {name.removeprefix("encoder.") for name in checkpoint["state_dict"]} == found.keys()
 
 
-def test_a_training_of_all_weights_has_all_of_them_in_its_checkpoints(debug_config, data):
-    module = module_of(debug_config, data)
-    checkpoint = {"state_dict": module.state_dict()}
-    leave_out_untrained(module.encoder, checkpoint)
-    assert checkpoint == {"state_dict": checkpoint["state_dict"]}
-    assert checkpoint["state_dict"].keys() == module.state_dict().keys()
-
-
-def test_the_same_seed_begins_with_the_same_adapters(debug_config, data):
-    lora = LoRAConfig(rank=2)
-    first, second = (module_of(debug_config, data, lora).state_dict() for _ in range(2))
-    assert all(torch.equal(value, second[name]) for name, value in first.items())
-
-
 def test_what_an_encoder_cannot_be_trained_as_is_refused_before_anything_starts(debug_config, data):
     encoder = load_encoder(debug_config.retriever)
     for lora, frozen_layers, message in (

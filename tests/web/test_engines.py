@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
@@ -194,7 +195,7 @@ class FakeDdgs(ModuleType):
 
     def __init__(self, outcome: object) -> None:
         super().__init__("ddgs")
-        self.outcome = outcome
+        self.outcome, self.__spec__ = outcome, ModuleSpec("ddgs", None)
 
     def DDGS(self, timeout: int) -> "FakeDdgs":
         return self
@@ -230,5 +231,5 @@ def test_ddgs_is_an_engine_with_the_same_refusals(monkeypatch: pytest.MonkeyPatc
 
 def test_without_the_package_ddgs_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ddgs", None)
-    with pytest.raises(UserError, match=r'pip install "replug\[ddgs\]"'):
+    with pytest.raises(UserError, match=r"web.engine=ddgs needs ddgs: pip install 'replug\[ddgs\]'"):
         make_engine(EngineParts(WebConfig(engine="ddgs"), RequestBudget(None), None))

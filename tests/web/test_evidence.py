@@ -27,12 +27,11 @@ from replug.web.evidence import (
     EvidenceFinder,
     EvidenceSettings,
     evidence_finder,
-    first_passages,
-    rank_densely,
     split_passages,
     tfidf_cosines,
 )
 from replug.web.pages import KeptPage, Snapshot
+from replug.web.passages import first_passages, rank_densely
 from replug.web.records import EngineRefused, EngineResult, FoundEvidence, Passage
 from tests.support.shared_data import shared
 from tests.support.web_site import FOOTER, QUICK, WebSite, answer, article, hostile_pages, searxng, web_site

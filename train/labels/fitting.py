@@ -8,7 +8,6 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +154,10 @@ def fit_labels(
     watch, dev = None, training.dev
     if dev is not None:
         every = train.dev_every_steps or math.ceil(len(training.texts) / train.batch_size)
-        look = partial(_look, dev, module)
+
+        def look(step: int) -> DevLook:
+            return dev.look(step, module.encoder, module.vectors_of)
+
         watch = DevWatch(look, run, every, train.dev_measure.value, train.patience)
     with CheckpointWriter(run, config.checkpoint.keep_last, newest.step if newest else 0) as writer:
         callbacks = [  # in the order they act
@@ -179,10 +181,6 @@ def fit_labels(
     _save_tuned(config, run, module, training, fitted)
     write_json(run.fitted, asdict(fitted))
     return fitted
-
-
-def _look(dev: DevTexts, module: LSRModule, step: int) -> DevLook:
-    return dev.look(step, module.encoder, module.vectors_of)
 
 
 def _save_tuned(config: Config, run: RunDirectory, module: LSRModule, training: LabelTraining, fitted: Fitted) -> None:

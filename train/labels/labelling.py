@@ -25,7 +25,7 @@ from torch import Tensor
 from replug.cluster.interruption import Interruption, wait_for
 from replug.cluster.ray_cluster import ray_cluster, require_seen_by_all
 from replug.config.errors import UserError
-from replug.config.label_rules import labelling_problems
+from replug.config.rules import labelling_problems
 from replug.config.schema import Config
 from replug.data.files import file_sha256, read_json, write_json
 from replug.data.folder_lock import sole_writer

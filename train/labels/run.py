@@ -31,7 +31,7 @@ from replug.train.evaluation import evaluate_heldout, found_before, found_by, me
 from replug.train.labels.fitting import LabelTraining, fit_labels, label_module
 from replug.train.labels.labelling import label_origin
 from replug.train.model_card import write_model_card
-from replug.train.run_dir import MEND, RunDirectory, StageTimes
+from replug.train.run_dir import MEND, RunDirectory
 from replug.train.trained_weights import check_training
 from replug.train.trainer import loggers_of, publish
 from replug.train.workers import Workers, start_workers
@@ -39,10 +39,9 @@ from replug.train.workers import Workers, start_workers
 
 def train_on_labels(config: Config, labels: Labels, run: RunDirectory, interruption: Interruption) -> dict:
     """Run or resume it; returns what `results.json` holds."""
-    times = StageTimes(run)
     source = lm_source(config.lm, run.budget_file, run.scores) if needs_lm(config) else None
     encoder, data = measured_encoder(config), prepared_set(config, run.data)
-    check_data(config, data, source, run.data_check) if source else check_texts(config, data)
+    check_data(config, data, source) if source else check_texts(config, data)
     index_kind(config, encoder.dim, len(data.corpus))
     check_training(config, encoder)
     require_fitting_labels(config, labels, data, source, encoder)
@@ -50,15 +49,13 @@ def train_on_labels(config: Config, labels: Labels, run: RunDirectory, interrupt
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
     loggers, training = loggers_of(config, run), LabelTraining.of(config, labels, data)
-    times.next("training")
     module = label_module(config, encoder, data, training)
     fitted = fit_labels(config, run, module, training, loggers, interruption)
     results: dict = {"labels": {**asdict(fitted), "dev_alone": training.dev.bpb_alone if training.dev else None}}
     if config.evaluate.heldout:
         assert source is not None
-        results |= _measure(config, run, data, source, interruption, times)
+        results |= _measure(config, run, data, source, interruption)
     write_model_card(run.retriever, config, fitted.describe(), run.provenance(), results)
-    times.next("publishing")
     run.finish(results)
     publish(config, loggers, run, results)
     run.remove_work_files()
@@ -103,7 +100,6 @@ def _measure(
     data: PreparedSet,
     source: LMSource,
     interruption: Interruption,
-    times: StageTimes,
 ) -> dict:
     """Bits per byte of the held-out texts before and after, as at the end of an online training."""
     sizes = run_sizes(config, len(data.corpus), multiplies_bfloat16())
@@ -111,11 +107,8 @@ def _measure(
         ray_cluster(config, ("index", *source.roles), interruption, sizes) as laid_out,
         start_workers(laid_out, source, data, run.index, run.scores) as workers,
     ):
-        times.next("first_index")
         before = found_before(laid_out, run, data, workers)
-        times.next("last_index")
         after = _after(laid_out, run, data, workers)
-        times.next("measuring")
         results = evaluate_heldout(laid_out, data, workers, {"replug": before, "lsr": after}, run.evaluation)
     write_examples(run, data, before, after)
     return results

@@ -35,8 +35,9 @@ from replug.models.lm_source import LMSource
 from replug.models.policy import Policy
 from replug.models.replug_lm import Decision, ReplugLM
 from replug.train.run_dir import RunDirectory
+from replug.web import require_web
 from replug.web.engines.local import BM25Retriever, LocalEngine
-from replug.web.evidence import evidence_finder, first_passages, passages_of_documents, rank_densely
+from replug.web.passages import first_passages, passages_of_documents, rank_densely
 from replug.web.records import FoundEvidence, Passage, SearchEngine
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,9 @@ def find_evidence(question: str, k: int, options: AskOptions, config: AskConfig,
         retriever = open_index(options.index)
         [documents] = retriever.retrieve([question], k)
         return FoundEvidence(question, tuple(passages_of_documents(documents, temperature_of(config, retriever))), {})
+    require_web(f"--engine {options.engine}")
+    from replug.web.evidence import evidence_finder
+
     with closing(evidence_finder(config.web, folder / "snapshot", _local_engine(options))) as finder:
         found = finder.find(question)
     if found.failures:

@@ -51,6 +51,7 @@ from replug.evals.loop import Example, Measured, Metric, Outcome, Outcomes, Task
 from replug.evals.outcomes import Row
 from replug.evals.questions import queries_of, question_problems
 from replug.planning.model_sizes import lm_size
+from replug.web import require_web
 from replug.web.records import SearchEngine
 
 log = logging.getLogger(__name__)
@@ -190,9 +191,8 @@ def prepared_questions(config: EvaluationConfig, corpus: Corpus | None) -> Prepa
 def _with_evidence(
     config: EvaluationConfig, prepared: Prepared, queries: Sequence[str], local: SearchEngine | None = None
 ) -> Prepared:
-    from replug.web.evidence import (
-        evidence_finder,
-    )  # scikit-learn takes seconds, which looking for problems can do without
+    require_web("evaluation=internet_qa")
+    from replug.web.evidence import evidence_finder
 
     folder = EvaluationFolder(Path(config.out).expanduser())
     ids = [question.example.id for question in prepared.questions]

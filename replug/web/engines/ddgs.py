@@ -7,7 +7,7 @@ for the user to know.
 
 import asyncio
 
-from replug.config.errors import UserError
+from replug.config.errors import require_extra
 from replug.web.engines import EngineParts
 from replug.web.records import EngineRefused, EngineResult
 from replug.web.search_api import RequestPace, query_of, ranked
@@ -18,10 +18,9 @@ NOTHING_FOUND = "No results found."  # what it raises for an empty answer
 
 class DdgsEngine:
     def __init__(self, parts: EngineParts) -> None:
-        try:
-            import ddgs.exceptions
-        except ImportError as error:
-            raise UserError('web.engine=ddgs needs the package ddgs; expected: pip install "replug[ddgs]"') from error
+        require_extra("ddgs", "ddgs", what="web.engine=ddgs")
+        import ddgs.exceptions
+
         self._ddgs, self._web, self._budget = ddgs, parts.web, parts.budget
         self._pace = RequestPace(parts.web.requests_per_second)
         self.identity = f"ddgs site:{parts.web.site}"

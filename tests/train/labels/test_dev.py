@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from replug.data.labels import LabelledTexts
 from replug.evals.temperature_fit import ensemble_bits
 from replug.models.preparing import prepared_set
 from replug.train.fitting import loss_settings
@@ -40,18 +39,6 @@ def test_the_share_of_nearest_documents_that_were_scored():
     assert scored_share(similarities, np.array([[0, 1], [2, 0]]), 2) == 0.75  # of the second text, one of two
     assert scored_share(similarities, np.array([[2, 3], [0, 1]]), 2) == 0.0
     assert scored_share(similarities, np.array([[2, 3], [0, 1]]), 4) == 0.5
-
-
-TEXTS = LabelledTexts(
-    doc_rows=np.array([[0, 1], [2, 3], [4, 5]]),
-    sum_logprobs=np.array([[-4.0, -8.0], [-12.0, -8.0], [-9.0, -3.0]]),
-    num_tokens=np.array([2, 4, 3]),
-    similarities=np.zeros((3, 2), np.float32),
-)
-
-
-def test_z_is_the_mean_log_prob_of_each_document():
-    np.testing.assert_allclose(document_scores(TEXTS, "mean_logprob"), [[-2, -4], [-3, -2], [-3, -1]])
 
 
 @pytest.fixture

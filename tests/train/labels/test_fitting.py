@@ -223,12 +223,3 @@ def test_a_flipped_bit_in_the_labels_is_named(labelled, tmp_path):
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"queries\.parquet is damaged"):
         Labels(tmp_path / "labels").texts("queries")
-
-
-def test_the_batches_are_those_of_the_online_sampler(labelled):
-    config = configured(labelled, labelled / "unused")
-    data = prepared_set(config, labelled / "set")
-    training = LabelTraining.of(config, Labels(labelled / "labels"), data)
-    batch = training.take(5)
-    assert (batch.retrieved.query_rows == training.sampler.rows(5)).all()
-    assert (batch.retrieved.doc_rows == training.texts.doc_rows[batch.retrieved.query_rows]).all()
