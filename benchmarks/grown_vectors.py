@@ -90,15 +90,12 @@ class Grower:
     def __init__(self, real: np.ndarray, noise: float = NOISE) -> None:
         self._real, self._noise = torch.from_numpy(np.ascontiguousarray(real)), noise
         self._near = neighbours_of(real)
-        self._shape = self._root_of_covariance()
-
-    def _root_of_covariance(self) -> torch.Tensor:
-        """R [D, D], so that z R of normal z has the covariance of the differences and a mean square length of 1."""
+        # R [D, D], so that z R of normal z has the covariance of the differences and a mean square length of 1
         some = torch.arange(min(len(self._real), BLOCK))
         differences = (self._real[self._near[some, 0]] - self._real[some]).float()
         units = torch.nn.functional.normalize(differences, dim=1)
         values, axes = torch.linalg.eigh(units.T @ units / len(units))
-        return (axes * values.clamp(min=0).sqrt()).T.contiguous()
+        self._shape = (axes * values.clamp(min=0).sqrt()).T.contiguous()
 
     def block(self, number: int, rows: int) -> np.ndarray:
         """[rows, D] float16 of norm 1."""

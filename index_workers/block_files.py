@@ -122,7 +122,10 @@ class TokenFiles:
         if hashlib.sha256(body).digest() != checksum:
             log.warning(f"{path} is damaged; tokenizing these documents again")
             return None
-        return _unpack(body)
+        stream = io.BytesIO(body)
+        lengths = np.load(stream, allow_pickle=False)
+        ids = np.load(stream, allow_pickle=False)
+        return np.split(ids, np.cumsum(lengths)[:-1])
 
     def write(self, file: int, ids: Sequence[np.ndarray]) -> None:
         """Keep the ids of each row. A disk that does not take them is said and does not stop the build."""
@@ -155,10 +158,3 @@ def _pack(ids: Sequence[np.ndarray]) -> bytes:
     np.save(body, np.array([len(row) for row in ids], np.uint32), allow_pickle=False)
     np.save(body, np.concatenate(ids), allow_pickle=False)
     return body.getvalue()
-
-
-def _unpack(body: bytes) -> list[np.ndarray]:
-    stream = io.BytesIO(body)
-    lengths = np.load(stream, allow_pickle=False)
-    ids = np.load(stream, allow_pickle=False)
-    return np.split(ids, np.cumsum(lengths)[:-1])

@@ -122,6 +122,7 @@ def build_plan(
 ) -> BuildPlan:
     kind = index_kind(config, encoder.dim, len(data.corpus))
     retrain = config.index.retrain_every is not None and index.version % config.index.retrain_every == 0
+    # Of the builders; long passes keep a GPU busy, short ones stay in a processor's cache
     return BuildPlan(
         version=index.version,
         step=index.step,
@@ -139,7 +140,8 @@ def build_plan(
         document_prompt=encoder.prompts.document,
         dims=encoder.dims,
         dtype=dtype_name(config.index.dtype.value),
-        tokens_per_batch=config.index.tokens_per_batch or _tokens_per_pass(config),
+        tokens_per_batch=config.index.tokens_per_batch
+        or (TOKENS_PER_PASS_GPU if config.index.gpus_per_builder else TOKENS_PER_BATCH),
         kind=kind,
         # Any number of searchers share exact vectors.
         num_shards=1 if kind.is_exact else index_actors(config.index).num_shards,
@@ -168,8 +170,3 @@ def document_search(config: Config, encoder: Encoder, data: PreparedSet, index: 
     return LiveReranker(
         index.search, encoder.encode_document, data.corpus, config.index.overretrieve or LIVE_OVERRETRIEVE
     )
-
-
-def _tokens_per_pass(config: Config) -> int:
-    """Of the builders; long passes keep a GPU busy, short ones stay in a processor's cache."""
-    return TOKENS_PER_PASS_GPU if config.index.gpus_per_builder else TOKENS_PER_BATCH

@@ -214,24 +214,27 @@ class IndexService:
             return ask()
         except Exception:
             if version != previous:
-                self._forget(version)
+                # What some searchers have loaded must not answer for the next version, which has the same number
+                group = self._groups.pop(version, None)
+                if group is not None and group is self._shared:
+                    with suppress(RunError):  # who does not answer now compares what it holds when it loads the next
+                        group.release(list(self._groups))
+                elif group is not None:
+                    group.close()
             raise
-
-    def _forget(self, version: int) -> None:
-        """What some searchers have loaded must not answer for the next version, which has the same number."""
-        group = self._groups.pop(version, None)
-        if group is not None and group is self._shared:
-            with suppress(RunError):  # who does not answer now compares what it holds when it loads the next
-                group.release(list(self._groups))
-        elif group is not None:
-            group.close()
 
     def _build(self, plan: BuildPlan, missing: Missing) -> float:
         self._remove_stale()  # first: the disk may need the room
         start = time.monotonic()
         documents = self._embed(plan, missing.files)
         seconds = time.monotonic() - start
-        self._build_shards(plan, missing)
+        # The files of a lossy kind
+        if missing.quantizer:
+            self.builders.submit("make_quantizer", plan).result()
+        shards = [self.builders.submit("build_shard", plan, shard) for shard in missing.shards]
+        wait(shards)
+        for shard in shards:
+            shard.result()
         self.store.publish(plan)
         return documents / seconds if seconds else 0.0
 
@@ -260,15 +263,6 @@ class IndexService:
         finally:
             wait(under_way)
         return total
-
-    def _build_shards(self, plan: BuildPlan, missing: Missing) -> None:
-        """The files of a lossy kind."""
-        if missing.quantizer:
-            self.builders.submit("make_quantizer", plan).result()
-        shards = [self.builders.submit("build_shard", plan, shard) for shard in missing.shards]
-        wait(shards)
-        for shard in shards:
-            shard.result()
 
     def _questions(self, plan: BuildPlan, previous: int) -> Callable[[], Measures]:
         """Ask the builders what a refresh is measured by; the function that is returned asks the searchers.

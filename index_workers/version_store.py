@@ -144,7 +144,14 @@ class VersionStore:
         shutil.rmtree(partial, ignore_errors=True)
         target = self.encoder_folder(version)
         with writing(partial):
-            _save_encoder(save, partial)
+            # Raise OSError for what the disk does not take: safetensors and tokenizers have error classes of their
+            # own
+            try:
+                save(partial)
+            except Exception as error:
+                if "os error" in str(error):
+                    raise OSError(str(error)) from error
+                raise
             digest = weights_sha256(partial)
             if (target / WEIGHTS).is_file() and weights_sha256(target) != digest:
                 self._set_aside(self.folder(version))
@@ -337,16 +344,6 @@ class VersionStore:
 
     def _plan_path(self, version: int) -> Path:
         return self.folder(version) / "plan.json"
-
-
-def _save_encoder(save: Callable[[Path], None], folder: Path) -> None:
-    """Raise OSError for what the disk does not take: safetensors and tokenizers have error classes of their own."""
-    try:
-        save(folder)
-    except Exception as error:
-        if "os error" in str(error):
-            raise OSError(str(error)) from error
-        raise
 
 
 def weights_sha256(folder: Path) -> str:

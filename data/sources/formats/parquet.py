@@ -41,10 +41,24 @@ def _rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
     number = 0
     try:
         leaves = _leaves(name, fields)
-        file = pq.ParquetFile(name, read_dictionary=[leaf.path for leaf in leaves if _is_string(leaf)])
+        # Strings stay as they are stored; Arrow does not do that within other fields.
+        strings = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and "." not in leaf.path]
+        file = pq.ParquetFile(name, read_dictionary=strings)
         stop = file.num_row_groups if source_shard.stop is None else source_shard.stop
         groups = list(range(source_shard.start, stop))
-        count = _rows_at_a_time(file, groups, [leaf.path for leaf in leaves if "." in leaf.path])
+        # So few that BATCH_BYTES hold them, though each had the largest value that a column within others can hold
+        chunks = [
+            file.metadata.row_group(group).column(i) for group in groups for i in range(file.metadata.num_columns)
+        ]
+        largest = max(
+            (
+                chunk.total_uncompressed_size
+                for chunk in chunks
+                if chunk.path_in_schema in [leaf.path for leaf in leaves if "." in leaf.path]
+            ),
+            default=0,
+        )
+        count = max(1, min(ROWS_AT_A_TIME, BATCH_BYTES // max(largest, 1)))
         for batch in file.iter_batches(count, row_groups=groups, columns=[leaf.path for leaf in leaves]):
             for row in range(batch.num_rows):
                 number += 1
@@ -59,18 +73,6 @@ def _leaves(name: str, fields: FieldMap) -> list[pq.ColumnSchema]:
     wanted = (fields.text, fields.id, fields.domain)
     leaves = [schema.column(number) for number in range(len(schema.names))]
     return [leaf for leaf in leaves if any(f"{leaf.path}.".startswith(f"{field}.") for field in wanted)]
-
-
-def _is_string(leaf: pq.ColumnSchema) -> bool:
-    """One that can stay as it is stored, which Arrow does not do within other fields."""
-    return leaf.physical_type == "BYTE_ARRAY" and "." not in leaf.path
-
-
-def _rows_at_a_time(file: pq.ParquetFile, groups: list[int], nested: list[str]) -> int:
-    """So few that BATCH_BYTES hold them, though each had the largest value that a column within others can hold."""
-    chunks = [file.metadata.row_group(group).column(i) for group in groups for i in range(file.metadata.num_columns)]
-    largest = max((chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in nested), default=0)
-    return max(1, min(ROWS_AT_A_TIME, BATCH_BYTES // max(largest, 1)))
 
 
 def _row(batch: pa.RecordBatch, row: int, number: int, name: str, fields: FieldMap) -> Row:
