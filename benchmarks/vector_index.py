@@ -145,8 +145,3 @@ def cpu_seconds(pids: Sequence[int]) -> float:
 def paired_ratio(seconds: list[float], others: list[float]) -> float:
     """Median over the rounds of one call's time in the other's."""
     return statistics.median(a / b for a, b in zip(seconds, others, strict=True))
-
-
-def fitted_exponent(sizes: list[int], seconds: list[float]) -> float:
-    """e of seconds ~ size ** e, by least squares of the logarithms."""
-    return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])

@@ -232,7 +232,7 @@ def _require_answer(address: str) -> None:
         found = sorted(find_gcs_addresses())
         if len(found) > 1:
             raise OSError(f"{len(found)} clusters run on this machine; expected the address of one: {', '.join(found)}")
-        return
+        return None
     socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
     with grpc.insecure_channel(f"{host}:{port}") as channel:
         try:
