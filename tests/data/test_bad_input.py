@@ -2,10 +2,6 @@
 
 import gzip
 import json
-import os
-import subprocess
-import sys
-from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,15 +11,12 @@ import pytest
 import replug.data.sources.lines
 import replug.data.sources.shards
 from replug.config.errors import UserError
-from replug.data.sources.records import SourceShard
 from replug.data.store import PreparedSet
-from tests.support.packages import ROOT
 from tests.support.preparing import contents, prepare, rows_of, write_jsonl
 
 GOOD = rows_of(60)
 LINES = [json.dumps(row).encode() for row in GOOD]
 # Root reads every file, unless it gives up these rights.
-AS_ANYBODY = [] if os.geteuid() else ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
 
 
 def listed(out: Path) -> list[tuple[str, str, int | None]]:
@@ -98,17 +91,6 @@ def test_a_bad_line_is_counted_and_listed_with_its_place_and_the_others_are_take
     (case,) = listed(prepared.folder)
     expected = (11, 22) if reason == "duplicate_id" else (11,)
     assert case[:2] == (reason, "raw.jsonl") and case[2] in expected
-
-
-def test_bad_lines_of_all_kinds_together_leave_the_set_of_the_good_lines_alone(tmp_path):
-    kinds = [(line, reason) for line, reason in BAD_LINES.values() if reason != "duplicate_id"]
-    (tmp_path / "raw.jsonl").write_bytes(with_bad(*(line for line, _ in kinds)))
-    (tmp_path / "good.jsonl").write_bytes(b"\n".join(LINES))
-    prepared = prepare_all(tmp_path, tmp_path / "raw.jsonl", max_text_characters=999)
-    good = prepare(tmp_path / "good", tmp_path / "good.jsonl")
-    assert prepared.manifest["rejected"] == dict(Counter(reason for _, reason in kinds))
-    assert listed(prepared.folder) == [(reason, "raw.jsonl", 11 + i) for i, (_, reason) in enumerate(kinds)]
-    assert prepared.manifest["files"] == good.manifest["files"]
 
 
 FINE = {
@@ -300,47 +282,6 @@ def test_a_bad_file_in_a_tree_of_texts_is_named_and_the_others_are_taken(what, t
     assert prepared.manifest["rejected"] == {reason: 1}
     assert listed(prepared.folder) == [(reason, "bad.txt", None)]
     assert prepared.manifest["source"]["texts"] == len(GOOD)
-
-
-def test_a_file_whose_name_is_no_unicode_is_counted(tmp_path):
-    for row in GOOD:
-        (tmp_path / "raw").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "raw" / f"{row['id']}.txt").write_text(row["text"])
-    (tmp_path / "raw" / os.fsdecode(b"caf\xe9.txt")).write_text("some words")
-    prepared = prepare_all(tmp_path, tmp_path / "raw")
-    assert prepared.manifest["rejected"] == {"half_surrogate": 1}
-    assert replug.data.sources.shards.source_fingerprint(str(tmp_path / "raw"))
-
-
-@pytest.mark.parametrize(("name", "reason"), [("b.jsonl", "damaged_file"), ("b.txt", "unreadable_file")])
-def test_a_file_that_may_not_be_read_is_named(name, reason, tmp_path):
-    suffix = Path(name).suffix
-    for i, row in enumerate(GOOD):
-        path = write_jsonl(tmp_path / f"raw/a{i}{suffix}", [row])
-    path = write_jsonl(tmp_path / "raw" / name, GOOD[:1])
-    path.chmod(0)
-    code = (
-        "import sys, pathlib; from tests.data.test_bad_input import prepare_all; folder = pathlib.Path(sys.argv[1]); "
-        "print(prepare_all(folder, folder / 'raw').manifest['rejected'])"
-    )
-    command = [*AS_ANYBODY, sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.stdout.splitlines()[-1:] == [str({reason: 1})], done.stderr
-
-
-def test_a_file_that_is_gone_when_its_source_shard_is_read_is_named(tmp_path, monkeypatch):
-    for i, row in enumerate(GOOD):
-        write_jsonl(tmp_path / f"raw/{i:02d}.txt", [row])
-    plan = replug.data.prepare.sets.plan_source_shards
-
-    def then_remove(source: str, in_one_piece: bool) -> list[SourceShard]:
-        source_shards = plan(source, in_one_piece)
-        (tmp_path / "raw/07.txt").unlink()
-        return source_shards
-
-    monkeypatch.setattr(replug.data.prepare.sets, "plan_source_shards", then_remove)
-    prepared = prepare_all(tmp_path, tmp_path / "raw")
-    assert listed(prepared.folder) == [("unreadable_file", "07.txt", None)]
 
 
 # Fields within fields -----------------------------------------------------------------------------------

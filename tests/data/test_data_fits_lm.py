@@ -104,13 +104,6 @@ def test_a_resumed_run_counts_no_tokens_again(tmp_path, config, source, counting
     assert counting.num_texts > 0
 
 
-def test_what_does_not_fit_leaves_no_mark(tmp_path, config, source):
-    data, mark = prepared(tmp_path / "set", words(70), words(20), " " + words(20)), tmp_path / "data_check.json"
-    with pytest.raises(UserError, match="document d has 70 tokens"):
-        check_data(config, data, source, mark)
-    assert not mark.exists()
-
-
 @pytest.mark.parametrize(
     ("cut", "is_counted"),
     [
@@ -128,16 +121,6 @@ def test_what_preparing_has_bounded_is_not_counted(tmp_path, config, source, cou
     counting.num_texts, config.lm.path = 0, "another"  # whose tokens nobody has counted
     check_data(config, data, source)
     assert counting.num_texts > 2
-
-
-def test_the_longest_of_many_texts_is_found_without_counting_all(tmp_path, config, source, counting):
-    rows = [Window(f"q{i}", words(2), " " + "x" * (i % 50), "all") for i in range(5000)]
-    rows[4321] = Window("longest", words(45), " " + words(45), "all")
-    data = prepared(tmp_path / "set", words(12), words(2), " x")
-    write_windows(data.folder / "queries.arrow", rows)
-    with pytest.raises(UserError, match="text longest up to 92"):
-        check_data(config, marked(data.folder), source)
-    assert counting.num_texts < 2 * 2 * 1024 + 10
 
 
 def test_a_gold_document_that_is_not_there_is_named_with_its_text(tmp_path, config, source):

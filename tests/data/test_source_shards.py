@@ -16,9 +16,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 import replug.data.prepare.cutting
 import replug.data.sources.shards
 import replug.data.tokenizing
-from replug.config.errors import UserError
-from replug.data.sources.records import FieldMap, SourceText
-from replug.data.sources.shards import of_split, plan_source_shards, read_source_shard
+from replug.data.sources.records import FieldMap
+from replug.data.sources.shards import plan_source_shards, read_source_shard
 from replug.data.tokenizing import load_plain
 from tests.support.preparing import WORDS, contents, prepare, rows_of, write_jsonl
 from tests.support.real_models import real_encoder
@@ -32,7 +31,6 @@ def read(source: object, fields: FieldMap | None = None) -> list:
     return [item for source_shard in source_shards for _, item in read_source_shard(source_shard, fields)]
 
 
-EXPECTED = {SourceText(row["id"], row["text"], row["domain"]) for row in ROWS}
 JSONL = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 
 
@@ -119,12 +117,6 @@ def test_every_form_gives_the_same_set_byte_for_byte(form, tmp_path, monkeypatch
     assert contents(other.folder) == contents(plain.folder)
 
 
-@pytest.mark.parametrize("pattern", ["*.jsonl", "part-?*.jsonl", "**/*.jsonl", "*"])
-def test_a_pattern_names_the_files(pattern, tmp_path):
-    write_form(tmp_path / "raw", {f"part-{i}.jsonl": half for i, half in enumerate(HALVES)})
-    assert set(read(tmp_path / "raw" / pattern)) == EXPECTED
-
-
 def test_a_pattern_of_folders_gives_texts_the_names_they_have_below_its_fixed_part(tmp_path):
     write_form(tmp_path / "raw", {f"{name}/a.txt": name.encode() for name in ("one", "two")})
     for source in (tmp_path / "raw/*/a.txt", tmp_path / "raw/*/*.txt", tmp_path / "raw"):
@@ -191,33 +183,6 @@ def test_bad_rows_of_a_dataset_of_the_hub_are_counted_with_their_place_in_all_of
         ("corpus", 81, "text_empty"),
         ("corpus", 152, "text_empty"),
     ]
-
-
-def test_a_split_of_a_dataset_is_named_behind_its_configuration(hub):
-    for split in ("train", "validation"):
-        write_jsonl(hub / f"{split}-00000-of-00001.jsonl", [{"id": split, "text": f"a {split} text"}])
-    assert [text.id for text in read("corpus")] == ["train"]
-    assert [text.id for text in read("corpus::validation")] == ["validation"]
-    assert [text.id for text in read(of_split("corpus::validation", "test"))] == ["validation"]
-    assert [text.id for text in read(of_split("corpus", "validation"))] == ["validation"]
-    with pytest.raises(
-        UserError, match="corpus::test has no split 'test'; expected one of train, validation, such as corpus::train"
-    ):
-        plan_source_shards(of_split("corpus", "test"))
-
-
-@pytest.mark.parametrize(
-    ("name", "named"),
-    [
-        ("Salesforce/wikitext:wikitext-103-raw-v1", "Salesforce/wikitext:wikitext-103-raw-v1:test"),
-        ("Salesforce/wikitext:wikitext-103-raw-v1:validation", "Salesforce/wikitext:wikitext-103-raw-v1:validation"),
-        ("a/b", "a/b::test"),
-        ("stand_in", "stand_in"),
-        ("package:wikipedia", "package:wikipedia"),
-    ],
-)
-def test_only_a_dataset_of_the_hub_without_a_split_gets_one(name, named):
-    assert of_split(name, "test") == named
 
 
 WIKI = FieldMap(new_text_at="^ = [^=]")

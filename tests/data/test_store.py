@@ -3,17 +3,15 @@
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 import replug.data.prepare.assembly
-from replug.config.errors import RunError, UserError
+from replug.config.errors import UserError
 from replug.data.manifest import read_mark, write_mark
 from replug.data.prepare.sets import repair
 from replug.data.records import Document, Window
 from replug.data.shards import (
     DOCUMENT_SCHEMA,
-    ROWS_PER_BATCH,
     read_documents_of,
     shard_paths,
     write_documents,
@@ -22,7 +20,7 @@ from replug.data.shards import (
     write_token_rules,
     write_windows,
 )
-from replug.data.store import CorpusStore, PreparedSet, WindowStore, _open_array, verify_prepared
+from replug.data.store import CorpusStore, PreparedSet, WindowStore, verify_prepared
 from replug.models.encoder import Encoder
 from replug.models.packaged import resolve_encoder_path
 from tests.support.preparing import contents, prepare, rows_of, write_jsonl
@@ -54,23 +52,10 @@ def test_documents_come_in_the_order_asked_for_repeated_where_asked_twice(corpus
     assert corpus.texts([]) == []
 
 
-def test_rows_are_found_by_id_and_unknown_ids_are_left_out(corpus):
-    assert corpus.rows_of(["d4", "d1", "d4", "nobody"]) == {"d4": 4, "d1": 1}
-    assert corpus.rows_of([]) == {}
-
-
 def test_texts_keep_every_field_in_the_order_asked_for(windows):
     assert windows.windows() == WINDOWS
     assert windows.windows([2, 0, 2]) == [WINDOWS[2], WINDOWS[0], WINDOWS[2]]
     assert (len(windows), windows.windows(np.array([1]))[0].gold) == (3, ())
-
-
-def test_more_rows_than_one_batch_holds_are_all_there(tmp_path):
-    count = 2 * ROWS_PER_BATCH + 1
-    assert write_documents(tmp_path / "a", (Document(str(i), str(i), "all", "s") for i in range(count))) == count
-    corpus = CorpusStore(tmp_path / "a")
-    assert [doc.id for doc in corpus.iterate()] == [str(i) for i in range(count)]
-    assert corpus.texts([count - 1, ROWS_PER_BATCH]) == [str(count - 1), str(ROWS_PER_BATCH)]
 
 
 def test_an_open_corpus_holds_no_descriptors_however_many_shards_it_has(tmp_path):
@@ -86,21 +71,6 @@ def test_an_open_corpus_holds_no_descriptors_however_many_shards_it_has(tmp_path
     corpus = CorpusStore(tmp_path / "documents")
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert [row.tolist() for row in corpus.token_ids([3, 0, 2])] == [[0, 1], [0, 1, 2], [0, 1, 2]]
-
-
-def test_a_system_without_descriptors_is_not_called_a_damaged_corpus(tmp_path, monkeypatch):
-    write_documents(tmp_path / "documents", DOCUMENTS)
-    write_token_ids(tmp_path / "documents/00000.arrow", [np.arange(3)] * 5, np.dtype(np.uint16))
-    write_token_rules(tmp_path / "documents", "f")
-
-    def refuse(path: str) -> None:
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr(pa, "memory_map", refuse)
-    with pytest.raises(
-        RunError, match=r"00000\.tokens\.npy cannot be read: Too many open files; this is a limit of the"
-    ):
-        _open_array(tmp_path / "documents/00000.tokens.npy")
 
 
 ODD = ["[SEP] a [MASK] b", "é e\u0301 中文 🙂", "\u200d\ufeff x", "UPPER lower", "bada gafu \x01 kelo"]
@@ -164,11 +134,6 @@ def test_texts_sources_and_documents_come_in_the_order_asked_for_over_all_shards
         every[7].id: 7,
         every[-1].id: len(every) - 1,
     }
-
-
-def test_a_folder_without_shards_is_a_users_error(tmp_path):
-    with pytest.raises(UserError, match="holds no documents"):
-        CorpusStore(tmp_path)
 
 
 # Damage -------------------------------------------------------------------------------------------------

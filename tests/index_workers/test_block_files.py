@@ -1,6 +1,5 @@
 """Files of vectors and of token ids: what is damaged is never read, and what a disk or system refuses is named."""
 
-import io
 import re
 import subprocess
 import sys
@@ -10,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.config.errors import RunError, UserError
-from replug.index_workers.block_files import TokenFiles, map_vectors, require_intact, token_fingerprint, write_vectors
-from replug.index_workers.build_plan import BuildPlan, rows_per_file
+from replug.config.errors import UserError
+from replug.index_workers.block_files import TokenFiles, map_vectors, token_fingerprint, write_vectors
+from replug.index_workers.build_plan import BuildPlan
 from replug.models.encoder import Encoder
 from replug.models.stand_in_encoder import write_stand_in_encoder
 from tests.support.command_line import ROOT
@@ -23,33 +22,7 @@ VECTORS = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
 # How many ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("documents", "block", "rows", "files"),
-    [
-        (36_000_000, 1024, 65_536, 550),
-        (10_000_000, 1024, 20_480, 489),
-        (1_000_000, 1024, 2_048, 489),
-        (400 * 1024, 1024, 1024, 400),
-        (1, 1024, 1024, 1),
-        (3_000, 128, 128, 24),
-        (36_000_000, 100_000, 100_000, 360),
-        (36_000_000, 1000, 65_000, 554),
-    ],
-)
-def test_a_large_corpus_has_some_500_files_and_a_small_one_a_file_for_each_block(documents, block, rows, files):
-    assert rows_per_file(documents, block) == rows
-    assert -(-documents // rows) == files
-
-
 # What they hold --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rows", [1, 20])
-def test_a_file_has_the_bytes_that_numpy_writes(tmp_path: Path, rows: int) -> None:
-    expected = io.BytesIO()
-    np.save(expected, VECTORS[:rows].astype(np.float16))
-    assert write_vectors(tmp_path / "vectors.npy", VECTORS[:rows]) == rows
-    assert (tmp_path / "vectors.npy").read_bytes() == expected.getvalue()
 
 
 def test_mapped_vectors_are_those_that_were_written_and_the_file_is_never_written_to(tmp_path: Path) -> None:
@@ -69,13 +42,6 @@ def test_a_file_that_was_cut_short_is_damaged_and_never_mapped(tmp_path: Path, c
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(UserError, match=rf"{path} is damaged, "):
         map_vectors(path, (20, 3))
-
-
-def test_a_file_that_may_not_be_read_is_neither_missing_nor_damaged(tmp_path: Path) -> None:
-    (tmp_path / "vectors.npy").mkdir()
-    for read in (lambda path: map_vectors(path, (20, 3)), lambda path: require_intact(path, "")):
-        with pytest.raises(RunError, match=r"vectors\.npy cannot be read: Is a directory$"):
-            read(tmp_path / "vectors.npy")
 
 
 # What a system allows --------------------------------------------------------------------------------------
@@ -205,15 +171,6 @@ def test_no_flipped_byte_and_no_torn_end_is_ever_read(tmp_path: Path, capsys: py
     assert capsys.readouterr().err.splitlines() == [said] * len(flipped + torn)
     files.write(0, some_ids())
     assert files.read(0) is not None
-
-
-def test_a_disk_that_takes_nothing_is_said_and_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "tokens-f").write_text("a file where the folder should be")
-    files = TokenFiles(tmp_path, "f")
-    files.write(0, some_ids())
-    assert files.read(0) is None
-    said = capsys.readouterr().err
-    assert f"{files.path(0)} cannot be written (File exists); the next refresh will tokenize these again" in said
 
 
 def test_the_folder_follows_from_tokenizer_limit_corpus_and_files_and_from_no_call(

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from replug.config.errors import UserError
 from replug.index_workers.local_index import IndexRetriever, LocalIndex
 from replug.index_workers.version_store import VersionStore
 from replug.models.black_box_lm import Mixture, Watch
@@ -219,19 +218,6 @@ def test_embeddings_are_the_retrievers_in_either_form(tiny: Tiny) -> None:
     assert plain["usage"]["total_tokens"] == sum(one["usage"]["total_tokens"] for one in packed) > 0
 
 
-def test_a_search_finds_what_the_index_finds(tiny: Tiny) -> None:
-    expected = IndexRetriever(LocalIndex(tiny.root, 1)).retrieve(TEXTS, 3)
-
-    async def test(client):
-        return await post(client, "/search", query=TEXTS, k=3), await post(client, "/search", query=TEXTS[0], k=1)
-
-    several, one = ask(tiny, test)
-    assert several["index_version"] == 0
-    found = [[(row["id"], row["text"], row["source"]) for row in of["documents"]] for of in several["data"]]
-    assert found == [[(document.id, document.text, "s") for document in of] for of in expected]
-    assert one["data"][0]["documents"] == several["data"][0]["documents"][:1]
-
-
 def test_texts_that_the_retriever_does_not_read_whole_are_refused_or_cut(tiny: Tiny) -> None:
     long = " ".join(TEXTS * 10)
 
@@ -306,16 +292,6 @@ def test_what_cannot_be_done_is_refused_by_name_in_openais_shape(tiny: Tiny) -> 
 
 
 JSON = {"content-type": "application/json"}
-
-
-def test_keys_that_ask_for_nothing_are_taken(tiny: Tiny) -> None:
-    nothing = {"n": 1, "logprobs": None, "presence_penalty": 0.0, "logit_bias": {}, "stop": None, "user": None}
-
-    async def test(client):
-        return await post(client, **completion("x", **nothing)), await post(client, **completion("x"))
-
-    found, expected = ask(tiny, test)
-    assert found["choices"] == expected["choices"]
 
 
 def test_without_a_template_there_is_no_chat(tiny: Tiny) -> None:
@@ -461,10 +437,3 @@ def test_a_newer_version_that_is_damaged_leaves_the_old_one_serving(
     assert found["index_version"] == 0
     assert "replug_index_version 0.0" in metrics
     assert "index version 0 is served on, a newer one cannot be opened" in caplog.text
-
-
-def test_what_cannot_be_opened_is_for_who_runs_the_server(tmp_path: Path) -> None:
-    from replug.serving.index_holder import open_served_index
-
-    with pytest.raises(UserError, match="holds no published index"):
-        open_served_index(tmp_path)

@@ -80,14 +80,6 @@ def test_twenty_results_are_gathered_in_order(site: WebSite, name: str, per_page
 
 
 @pytest.mark.parametrize("name", PATHS)
-def test_what_is_no_page_of_the_web_or_comes_twice_is_left_out(site: WebSite, name: str) -> None:
-    body = found(name, 0, 2).replace(b"https://0.test/", b"javascript:go()")
-    twice = body.replace(b"}]", b'}, 7, {"url": 3}, {"url": "https://1.test/", "link": "https://1.test/"}]')
-    site.routes[PATHS[name]] = answer(twice)
-    assert [result.url for result in engine(site, name).search("q", 5)] == ["https://1.test/"]
-
-
-@pytest.mark.parametrize("name", PATHS)
 def test_429_is_waited_for_as_long_as_it_asks(site: WebSite, name: str) -> None:
     busy, fine = answer(b"{}", "429 Too Many", more=["Retry-After: 1"]), paged(name, 20, 5)
     site.routes[PATHS[name]] = lambda send, request: (busy if len(site.seen) == 1 else fine)(send, request)
