@@ -34,7 +34,7 @@ from replug.models.encoder import Encoder
 from replug.models.encoder_retriever import EncoderRetriever
 from replug.models.ensemble import Retrieved, document_weights
 from replug.models.http.request_budget import RequestBudget
-from replug.web.engines import EngineParts, make_engine
+from replug.web.engines import make_engine
 from replug.web.fetching import Fetcher, FetchLimits
 from replug.web.network import HostPort, is_of_host
 from replug.web.pages import BUDGET, Extractor, KeptPage, KeptSearch, PageSource, Snapshot, WebPages
@@ -271,7 +271,7 @@ def evidence_finder(
     snapshot = Snapshot(Path(web.snapshot).expanduser() if web.snapshot else folder)
     budget_file = None if web.engine == LOCAL else snapshot.folder / BUDGET
     budget = RequestBudget(budget_file, web.max_requests, section="web")
-    engine = make_engine(EngineParts(web, budget, local))
+    engine = make_engine(web, budget, local)
     if web.engine == LOCAL:
         return EvidenceFinder(engine, evidence_settings(web))
     pages = WebPages(Fetcher(limits, exempt), Extractor(), snapshot)

@@ -73,30 +73,6 @@ def test_a_dataset_of_the_hub_is_streamed_with_its_nested_fields(tmp_path, monke
     assert texts == [unnamed("text 0", "ArXiv"), unnamed("text 1", "Github")]
 
 
-PAIRS = '''
-"""`id: text` on each line."""
-
-from replug.data.sources.formats import row_format
-from replug.data.sources.lines import byte_ranges, read_lines
-
-
-def plan(path, shard_bytes):
-    return byte_ranges("pairs", path, shard_bytes)
-
-
-def rows(source_shard, fields):
-    for line in read_lines(source_shard):
-        if isinstance(line, tuple):
-            identifier, _, text = line[1].decode().strip().partition(": ")
-            yield line[0], {"id": identifier, "text": text}
-        else:
-            yield line
-
-
-FORMAT = row_format("pairs", (".pairs",), plan, rows)
-'''
-
-
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REPLUG_CACHE", str(tmp_path / "cache"))

@@ -22,7 +22,7 @@ from replug.data.records import Document
 from replug.data.sources.built_in_texts import stand_in_vocabulary
 from replug.models.encoder import Encoder
 from replug.models.packaged import resolve_encoder_path
-from replug.web.engines.local import BM25Retriever, LocalEngine
+from replug.web.engines import BM25Retriever, LocalEngine
 from replug.web.evidence import (
     EvidenceFinder,
     EvidenceSettings,

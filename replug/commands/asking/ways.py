@@ -35,7 +35,7 @@ from replug.models.lm_source import LMSource
 from replug.models.policy import Policy
 from replug.models.replug_lm import Decision, ReplugLM
 from replug.train.run_dir import RunDirectory
-from replug.web.engines.local import BM25Retriever, LocalEngine
+from replug.web.engines import BM25Retriever, LocalEngine
 from replug.web.evidence import evidence_finder, first_passages, passages_of_documents, rank_densely
 from replug.web.records import FoundEvidence, Passage, SearchEngine
 
