@@ -32,7 +32,6 @@ from replug.config.errors import RunError, UserError
 from replug.data.files import file_sha256, reading, write_json, writing
 from replug.data.manifest import read_mark, write_mark
 from replug.data.shards import shard_paths
-from replug.index_workers.block_files import MEND, map_vectors, require_intact, write_vectors
 from replug.index_workers.build_plan import (
     ENCODER,
     MANIFEST,
@@ -43,6 +42,7 @@ from replug.index_workers.build_plan import (
     version_folder,
     version_numbers,
 )
+from replug.index_workers.vectors import MEND, map_vectors, require_intact, write_vectors
 
 FORMAT = 5
 WEIGHTS = "model.safetensors"

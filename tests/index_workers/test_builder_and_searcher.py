@@ -128,14 +128,11 @@ def test_a_block_has_the_same_bytes_whoever_embeds_it(
         assert (other.folder(0) / name).read_bytes() == (store.folder(0) / name).read_bytes()
 
 
-@pytest.mark.parametrize("again", [False, True])
 def test_two_calls_at_once_give_the_bytes_that_one_after_the_other_give(
-    store: VersionStore, encoder: Encoder, corpus: Path, tmp_path: Path, again: bool
+    store: VersionStore, encoder: Encoder, corpus: Path, tmp_path: Path
 ) -> None:
     other = VersionStore(tmp_path / "index")
     plan = make_plan(other, encoder, corpus)
-    if again:  # with the tokens that the first build kept
-        build(other, plan)
     builder = Builder(other.root, threads=1)
     with ThreadPoolExecutor(2) as pool:
         sizes = list(pool.map(lambda file: builder.embed_file(plan, file).documents, range(plan.num_files)))
@@ -166,23 +163,6 @@ def test_token_ids_that_were_prepared_are_embedded_without_tokenizing(
     build(other, plan)
     for file in range(plan.num_files):
         assert other.vectors_path(0, file).read_bytes() == store.vectors_path(0, file).read_bytes()
-    assert list(other.root.glob("tokens-*")) == []
-
-
-def test_damaged_tokens_are_said_and_made_again_from_the_texts(
-    store: VersionStore, encoder: Encoder, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = VersionStore(tmp_path / "index")
-    plan = make_plan(other, encoder, corpus)
-    build(other, plan)
-    (folder,) = other.root.glob("tokens-*")
-    path = folder / "tokens-00003.npy"
-    good = path.read_bytes()
-    path.write_bytes(good[:-40])
-    Builder(other.root, threads=1).embed_file(plan, 3)
-    assert f"{path} is damaged" in capsys.readouterr().err
-    assert path.read_bytes() == good
-    assert other.vectors_path(0, 3).read_bytes() == store.vectors_path(0, 3).read_bytes()
 
 
 @pytest.mark.parametrize(
