@@ -122,7 +122,6 @@ def build_plan(
 ) -> BuildPlan:
     kind = index_kind(config, encoder.dim, len(data.corpus))
     retrain = config.index.retrain_every is not None and index.version % config.index.retrain_every == 0
-    # Of the builders; long passes keep a GPU busy, short ones stay in a processor's cache
     return BuildPlan(
         version=index.version,
         step=index.step,
@@ -140,6 +139,7 @@ def build_plan(
         document_prompt=encoder.prompts.document,
         dims=encoder.dims,
         dtype=dtype_name(config.index.dtype.value),
+        # Long passes keep a GPU busy, short ones stay in a processor's cache.
         tokens_per_batch=config.index.tokens_per_batch
         or (TOKENS_PER_PASS_GPU if config.index.gpus_per_builder else TOKENS_PER_BATCH),
         kind=kind,

@@ -1,14 +1,15 @@
 """Rows come back from Arrow files in the order asked for."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 import replug.data.prepare.assembly
+import replug.data.prepare.sets
 from replug.config.errors import UserError
 from replug.data.manifest import read_mark, write_mark
-from replug.data.prepare.sets import repair
 from replug.data.records import Document, Window
 from replug.data.shards import (
     DOCUMENT_SCHEMA,
@@ -94,11 +95,6 @@ def made(encoder, rows, tmp_path, monkeypatch) -> PreparedSet:
     return prepare(tmp_path / "set", write_jsonl(tmp_path / "raw.jsonl", rows), token_ids=encoder.token_rule)
 
 
-def again(made: PreparedSet, encoder: Encoder | None) -> PreparedSet:
-    rule = encoder.token_rule if encoder else None
-    return prepare(made.folder, made.folder.parent / "raw.jsonl", token_ids=rule)
-
-
 def test_token_ids_are_those_of_the_encoder_over_all_shards(made, encoder):
     corpus = made.corpus
     assert len(shard_paths(made.corpus_path)) > 4
@@ -164,27 +160,10 @@ FILES = ("documents/00001.arrow", "documents/00001.tokens.npy", "documents/00001
         *((name, damage) for name in FILES[:2] for damage in (cut, empty)),
     ],
 )
-def test_damage_is_named_and_mended_and_other_files_are_left_as_they_are(name, damage, made, encoder):
-    before = contents(made.folder)
+def test_damage_is_named(name, damage, made):
     damage(made.folder / name)
     _, problems = verify_prepared(made.folder)
     assert problems and name in problems[0]
-    others = {path: path.stat() for path in made.folder.rglob("*") if path.is_file() and "00001" not in path.name}
-    assert repair(made.folder, {"seed": 0})
-    again(made, encoder)
-    assert contents(made.folder) == before
-    assert verify_prepared(made.folder)[1] == []
-    for path, then in others.items():
-        if path.name != "manifest.json" and path != made.folder / name:
-            assert (path.stat().st_ino, path.stat().st_mtime_ns) == (then.st_ino, then.st_mtime_ns), path
-
-
-def test_a_whole_set_needs_no_repair_and_what_a_killed_run_left_in_it_is_removed(made):
-    before = contents(made.folder)
-    (made.folder / "work/source_shards/00000").mkdir(parents=True)
-    (made.folder / "work/source_shards/00000/documents-0000.arrow").write_bytes(b"left")
-    assert not repair(made.folder, {"seed": 0})
-    assert contents(made.folder) == before
 
 
 def test_a_manifest_without_proof_or_that_is_no_json_is_refused(made):
@@ -202,7 +181,7 @@ def test_a_manifest_without_proof_or_that_is_no_json_is_refused(made):
             PreparedSet(made.folder)
 
 
-def test_another_retriever_over_an_unfinished_set_mixes_no_token_ids(made, encoder, rows, tmp_path):
+def test_another_retriever_over_an_unfinished_set_mixes_no_token_ids(made, encoder, tmp_path, monkeypatch):
     other = Encoder(resolve_encoder_path("stand_in"), max_tokens=4)
     source = tmp_path / "raw.jsonl"
     expected = {
@@ -210,6 +189,8 @@ def test_another_retriever_over_an_unfinished_set_mixes_no_token_ids(made, encod
         for name, rule in (("other", other.token_rule), ("none", None))
     }
     for name, now in (("other", other), ("none", None)):
-        (made.folder / "documents/00002.arrow").unlink()
-        repair(made.folder, {"seed": 0})
-        assert contents(again(made, now).folder) == expected[name]
+        folder = tmp_path / f"begun-{name}"
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(replug.data.prepare.sets, "write_mark", Mock(side_effect=KeyboardInterrupt))
+            prepare(folder, source, token_ids=encoder.token_rule)
+        assert contents(prepare(folder, source, token_ids=now).folder) == expected[name]
