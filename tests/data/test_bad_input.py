@@ -16,7 +16,6 @@ from tests.support.preparing import contents, prepare, rows_of, write_jsonl
 
 GOOD = rows_of(60)
 LINES = [json.dumps(row).encode() for row in GOOD]
-# Root reads every file, unless it gives up these rights.
 
 
 def listed(out: Path) -> list[tuple[str, str, int | None]]:
@@ -42,41 +41,21 @@ def as_json(**fields: object) -> bytes:
 
 BAD_LINES = {
     "broken JSON": (b'{"text": "a" "b"}', "invalid_json"),
-    "a line cut short": (LINES[0][:30], "invalid_json"),
-    "no JSON at all": (b"some words", "invalid_json"),
     "brackets thousands deep": (b"[" * 100_000, "invalid_json"),
-    "objects thousands deep": (b'{"a":' * 50_000 + b"1" + b"}" * 50_000, "invalid_json"),
     "a number of thousands of digits": (b'{"text": "a b", "id": ' + b"7" * 5000 + b"}", "invalid_json"),
     "a list": (b'["some", "words"]', "not_an_object"),
-    "a number": (b"17", "not_an_object"),
-    "null": (b"null", "not_an_object"),
-    "a string": (b'"words"', "not_an_object"),
     "latin-1": ('{"id": "bad", "text": "caf\xe9"}'.encode("latin-1"), "not_utf8"),
-    "UTF-16 without its mark": ('{"id": "bad"}'.encode("utf-16-le"), "invalid_json"),
     "raw half a surrogate pair": (b'{"text": "a \xed\xa0\x80 b"}', "not_utf8"),
     "half a surrogate pair in the text": (b'{"id": "bad", "text": "words \\ud83d"}', "half_surrogate"),
     "half a surrogate pair in the id": (b'{"id": "\\udc00", "text": "words"}', "half_surrogate"),
-    "half a surrogate pair in the domain": (b'{"domain": "\\ud800", "text": "words"}', "half_surrogate"),
-    "half a surrogate pair without an id": (b'{"text": "words \\ud83d"}', "half_surrogate"),
-    "half a surrogate pair in a field's name": (b'{"\\ud800": 1}', "text_missing"),
     "no text": (b'{"id": "bad"}', "text_missing"),
-    "no field": (b"{}", "text_missing"),
-    "null as text": (as_json(text=None), "text_missing"),
     "empty text": (as_json(text=""), "text_empty"),
-    "blank text": (as_json(text=" \n\t\u3000"), "text_empty"),
     "a number as text": (as_json(text=7), "text_not_a_string"),
-    "false as text": (as_json(text=False), "text_not_a_string"),
-    "a list as text": (as_json(text=["a"]), "text_not_a_string"),
-    "an object as text": (as_json(text={"en": "a"}), "text_not_a_string"),
     "a NUL character": (as_json(text="a\0b"), "nul_character"),
     "a text that is too long": (as_json(text="word " * 200), "too_long"),
     "a list as id": (as_json(id=["a"]), "id_not_a_string"),
-    "true as id": (as_json(id=True), "id_not_a_string"),
-    "a float as id": (as_json(id=1.5), "id_not_a_string"),
-    "an object as id": (as_json(id={}), "id_not_a_string"),
     "an empty id": (as_json(id=""), "id_empty"),
     "a list as domain": (as_json(domain=["a"]), "domain_not_a_string"),
-    "a float as domain": (as_json(domain=0.5), "domain_not_a_string"),
     "an id that another has": (as_json(id=GOOD[20]["id"], text=GOOD[20]["text"]), "duplicate_id"),
 }
 
@@ -166,22 +145,11 @@ def flipped(content: bytes, place: int) -> bytes:
 PACKED, ZSTD = gzip.compress(with_bad(), mtime=0), zstd(with_bad())
 BAD_FILES = {
     "a gzip file cut short": ("b.jsonl.gz", PACKED[: len(PACKED) // 2], "damaged_file"),
-    "a gzip file without its end": ("b.jsonl.gz", PACKED[:-6], "damaged_file"),
     "a gzip file with a wrong checksum": ("b.jsonl.gz", flipped(PACKED, -6), "damaged_file"),
-    "a gzip file with a wrong length": ("b.jsonl.gz", flipped(PACKED, -2), "damaged_file"),
-    "a gzip file with rubbish in the middle": (
-        "b.jsonl.gz",
-        PACKED[:2000] + b"\xff" * 50 + PACKED[2050:],
-        "damaged_file",
-    ),
-    "plain text called gzip": ("b.jsonl.gz", with_bad(), "damaged_file"),
     "a gzip file with rubbish behind": ("b.jsonl.gz", PACKED + b"rubbish", "damaged_file"),
     "a zstd file cut short": ("b.jsonl.zst", ZSTD[: len(ZSTD) // 2], "damaged_file"),
-    "a zstd file without its last byte": ("b.jsonl.zst", ZSTD[:-1], "damaged_file"),
-    "plain text called zstd": ("b.jsonl.zst", with_bad(), "damaged_file"),
     "text called bzip2": ("b.jsonl.bz2", with_bad(), "damaged_file"),
     "text called Parquet": ("b.parquet", with_bad(), "damaged_file"),
-    "an empty Parquet file": ("b.parquet", b"", "damaged_file"),
 }
 
 
@@ -218,10 +186,7 @@ def test_a_parquet_file_damaged_in_a_row_group_is_named_and_other_row_groups_are
     ("rows", "reason"),
     [
         ([{"id": "a", "body": "words"}] * 5, "text_missing"),
-        ([{"words": 1}] * 5, "text_missing"),
-        ([{"id": str(i), "text": None} for i in range(5)], "text_missing"),
         ([{"id": str(i), "text": b"words"} for i in range(5)], "text_not_a_string"),
-        ([{"id": str(i), "text": ["words"]} for i in range(5)], "text_not_a_string"),
         ([{"id": i + 0.5, "text": "words"} for i in range(5)], "id_not_a_string"),
     ],
 )

@@ -63,6 +63,14 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact_search, "MappedVectors", lambda vectors: CopiedVectors(vectors, torch.device("cpu")))
 
 
+def test_vectors_that_were_copied_are_searched_without_their_files(copied: None) -> None:
+    vectors = VECTORS.copy()
+    shard = shard_of(vectors, first_row=1000)
+    vectors[:] = np.nan  # what the files hold now
+    rows, similarities = shard.search(QUERIES, 9)
+    assert_same((rows - 1000, similarities), brute_force(VECTORS, QUERIES, 9))
+
+
 @given(st.lists(st.integers(0, len(QUERIES) - 1), min_size=1, max_size=80), st.integers(1, 40))
 @settings(max_examples=60, deadline=None)
 def test_an_answer_does_not_depend_on_what_else_is_in_the_batch(batch: list[int], k: int) -> None:
