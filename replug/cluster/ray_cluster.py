@@ -28,8 +28,7 @@ from replug.cluster.background import wait_for_ray_threads
 from replug.cluster.environment import private_folder
 from replug.cluster.gpu_shares import ROLES, Sizes, trains_on_gpu
 from replug.cluster.interruption import Interruption, kill, ray_children
-from replug.cluster.layout import Layout
-from replug.cluster.layout_messages import NoRoom
+from replug.cluster.layout import Layout, NoRoom
 from replug.cluster.packing import Node
 from replug.config.errors import UserError
 from replug.config.schema import Config
