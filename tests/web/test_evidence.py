@@ -25,7 +25,6 @@ from replug.models.packaged import resolve_encoder_path
 from replug.web.engines import BM25Retriever, LocalEngine
 from replug.web.evidence import (
     EvidenceFinder,
-    EvidenceSettings,
     evidence_finder,
     first_passages,
     rank_densely,
@@ -79,7 +78,7 @@ def page(number: int, text: str, **changes: object) -> KeptPage:
 
 
 def find(engine: Engine, pages: Pages, question: str = "the lighthouse", **settings: object) -> FoundEvidence:
-    return EvidenceFinder(engine, EvidenceSettings(**settings), pages).find(question)
+    return EvidenceFinder(engine, WebConfig(**settings), pages).find(question)
 
 
 @pytest.fixture
@@ -203,7 +202,7 @@ def test_blocked_hosts_and_other_sites_are_not_fetched_nor_used_after_a_redirect
     results = [result(n, url=f"https://{host}/") for n, host in enumerate(("a.test", "x.bad.test", "notbad.test"), 1)]
     moved = KeptPage("https://a.test/", "2024-05-01", "https://bad.test/", text="Moved text.")
     pages = Pages(moved, KeptPage("https://notbad.test/", "2024-05-01", "https://notbad.test/", text="Good text."))
-    found = find(Engine(*results), pages, blocked_hosts=("bad.test",))
+    found = find(Engine(*results), pages, blocked_hosts=["bad.test"])
     assert [passage.url for passage in found.passages] == ["https://notbad.test/"]
     assert (found.failures, pages.read_urls) == ({"blocked_host": 2}, 2)
     assert find(Engine(*results), pages, site="notbad.test").failures == {"other_site": 2}
