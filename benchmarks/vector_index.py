@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import ray
 
+from replug.config.schema import IndexConfig
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.builder import Builder
 from replug.index_workers.kinds import IndexKind
-from replug.index_workers.service import IndexService, IndexSettings
+from replug.index_workers.service import IndexService
 from replug.index_workers.version_store import VersionStore
 
 BLOCK_DOCUMENTS = 65_536
@@ -84,7 +85,7 @@ def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
 @contextmanager
 def serving(root: Path, threads: int) -> Iterator[IndexService]:
     """A service with one searcher over the versions under `root`; Ray must have been started."""
-    service = IndexService(root, IndexSettings(threads=threads))
+    service = IndexService(root, IndexConfig(threads_per_worker=threads))
     ray.get(service.searchers[0].held.remote())  # until it is there
     try:
         yield service

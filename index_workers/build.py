@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from replug.cluster.layout import index_actors
-from replug.config.choices import Rerank, SwapMode
+from replug.config.choices import Rerank
 from replug.config.schema import Config
 from replug.data.records import SearchResult
 from replug.data.store import Corpus, CorpusStore, PreparedSet
@@ -22,7 +22,7 @@ from replug.index_workers.answers import MORE
 from replug.index_workers.build_plan import BuildPlan, IndexState
 from replug.index_workers.faiss_index import check_kind
 from replug.index_workers.kinds import IndexKind, resolve_kind
-from replug.index_workers.service import IndexService, IndexSettings
+from replug.index_workers.service import IndexService
 from replug.index_workers.vectors import order_exactly
 from replug.index_workers.version_store import VersionStore, weights_sha256
 from replug.models.encoder import TOKENS_PER_BATCH, Encoder
@@ -73,22 +73,9 @@ class LiveReranker:
 WATCHED_TEXTS = 64  # by which every refresh is measured: recall, overlap
 
 
-def index_settings(config: Config, data: PreparedSet | None = None) -> IndexSettings:
-    """With `data`, its first training texts measure every refresh."""
-    index, actors = config.index, index_actors(config.index)
-    watched = data.queries.windows(range(min(WATCHED_TEXTS, len(data.queries)))) if data else []
-    return IndexSettings(
-        num_shards=actors.num_shards,
-        num_builders=actors.num_builders,
-        threads=index.threads_per_worker,
-        gpus_per_builder=actors.gpus_per_builder,
-        gpus_per_searcher=actors.gpus_per_searcher,
-        blue_green=index.swap is SwapMode.blue_green,
-        max_attempts=index.max_attempts,
-        timeout_seconds=index.timeout_seconds,
-        watched_texts=tuple(window.context for window in watched),
-        watched_k=config.retrieve.k,
-    )
+def watched_texts(data: PreparedSet) -> list[str]:
+    """Return the first training texts' contexts, which measure every refresh."""
+    return [window.context for window in data.queries.windows(range(min(WATCHED_TEXTS, len(data.queries))))]
 
 
 def index_kind(config: Config, dim: int, num_documents: int) -> IndexKind:

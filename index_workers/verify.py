@@ -12,7 +12,7 @@ from replug.data.shards import corpus_sha256, shard_paths
 from replug.data.store import CorpusStore
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.faiss_index import count_vectors
-from replug.index_workers.vectors import require_intact
+from replug.index_workers.vector_files import require_intact
 from replug.index_workers.version_store import VersionStore
 
 

@@ -15,14 +15,15 @@ import pytest
 import ray
 import torch
 
+from replug.config.choices import SwapMode
 from replug.config.errors import UserError
 from replug.config.load import load_config
-from replug.config.schema import Config
+from replug.config.schema import Config, IndexConfig
 from replug.data.store import PreparedSet
 from replug.index_workers.build import publish_snapshot
 from replug.index_workers.build_plan import BuildPlan, IndexState
 from replug.index_workers.kinds import IndexKind
-from replug.index_workers.service import IndexService, IndexSettings
+from replug.index_workers.service import IndexService
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.preparing import prepared_set
@@ -50,9 +51,9 @@ def encoder(debug_config: Config) -> Encoder:
 @pytest.fixture(scope="module")
 def service(folder: Path, data: PreparedSet, ray_session: None) -> Iterator[IndexService]:
     """One for all tests, since actors take seconds to start; each test takes `versions` of its own."""
-    texts = tuple(window.context for window in data.queries.windows(range(16)))
-    settings = IndexSettings(num_shards=2, num_builders=2, threads=1, watched_texts=texts, watched_k=10)
-    service = IndexService(folder / "index", settings)
+    texts = [window.context for window in data.queries.windows(range(16))]
+    index = IndexConfig(num_shards=2, num_builders=2, threads_per_worker=1)
+    service = IndexService(folder / "index", index, texts, watched_k=10)
     yield service
     service.close()
 
@@ -300,9 +301,9 @@ def test_a_version_that_was_loaded_in_part_does_not_answer_for_the_next_of_its_n
 
 @pytest.mark.slow
 def test_blue_green_serves_each_version_with_searchers_of_its_own(debug_config, data, encoder, folder):
-    texts = tuple(window.context for window in data.queries.windows(range(8)))
-    settings = IndexSettings(threads=1, blue_green=True, watched_texts=texts, watched_k=10)
-    service = IndexService(folder / "blue_green", settings)
+    texts = [window.context for window in data.queries.windows(range(8))]
+    index = IndexConfig(threads_per_worker=1, swap=SwapMode.blue_green)
+    service = IndexService(folder / "blue_green", index, texts, watched_k=10)
     try:
         assert service.searchers == []
         service.build(publish(debug_config, encoder, data, service, 0)).result(300)

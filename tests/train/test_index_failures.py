@@ -16,14 +16,15 @@ import numpy as np
 import pytest
 import torch
 
+from replug.config.choices import SwapMode
 from replug.config.errors import RunError
 from replug.config.load import load_config
-from replug.config.schema import Config
+from replug.config.schema import Config, IndexConfig
 from replug.data.store import PreparedSet
 from replug.index_workers.build import publish_snapshot
 from replug.index_workers.build_plan import BuildPlan, IndexState
 from replug.index_workers.local_index import LocalIndex
-from replug.index_workers.service import IndexService, IndexSettings
+from replug.index_workers.service import IndexService
 from replug.index_workers.version_store import Missing
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
@@ -53,8 +54,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedSet:
 @pytest.fixture(scope="module")
 def service(disk: SmallDisk, ray_session: None) -> Iterator[IndexService]:
     """One for all tests, since actors take seconds to start; each test takes `versions` of its own."""
-    settings = IndexSettings(num_shards=2, num_builders=2, threads=1, watched_texts=("a text",), watched_k=5)
-    service = IndexService(disk.folder, settings)
+    index = IndexConfig(num_shards=2, num_builders=2, threads_per_worker=1)
+    service = IndexService(disk.folder, index, watched_texts=["a text"], watched_k=5)
     yield service
     service.close()
 
@@ -299,8 +300,8 @@ def wait_until(holds: Callable[[], object]) -> None:
 @pytest.mark.nightly
 def test_a_green_group_that_cannot_load_makes_room_again(tmp_path, data, disk, ray_session, monkeypatch):
     """Its searchers stand where the builders were, which the next refresh needs."""
-    settings = IndexSettings(num_shards=2, num_builders=2, threads=1, blue_green=True)
-    service = IndexService(tmp_path / "index", settings)
+    index = IndexConfig(num_shards=2, num_builders=2, threads_per_worker=1, swap=SwapMode.blue_green)
+    service = IndexService(tmp_path / "index", index)
     try:
         trainer = trainer_of(tmp_path, data, service, 0)
         publish = service.store.publish
