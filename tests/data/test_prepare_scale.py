@@ -18,7 +18,6 @@ import replug.data.prepare.sets
 import replug.data.sources.shards
 from replug.config.errors import RunError, UserError
 from replug.data.prepare.local_pool import LocalPool
-from replug.data.prepare.work import WorkFolder
 from tests.support.preparing import contents, ids_on, prepare, prepare_apart, rows_of, texts_of, write_jsonl
 from tests.support.processes import PROCESSES
 
@@ -361,14 +360,6 @@ def test_each_split_has_exactly_the_number_asked_for(documents, queries, heldout
     whole = texts_of(prepare(tmp_path / "whole", source, num_queries=10**6, num_heldout=10**6))
     for split, texts in texts_of(prepared).items():
         assert texts == whole[split][: len(texts)]
-
-
-def test_two_processes_do_not_prepare_in_one_folder(tmp_path):
-    first, second = (WorkFolder(tmp_path / "set", {"seed": 0}) for _ in range(2))
-    with first, pytest.raises(UserError, match="is being written by process"):
-        second.__enter__()
-    with second:
-        pass
 
 
 def test_a_set_of_another_seed_is_refused_and_the_key_named(small, tmp_path, monkeypatch):

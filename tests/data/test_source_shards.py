@@ -11,16 +11,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import replug.data.prepare.cutting
 import replug.data.sources.shards
 import replug.data.tokenizing
 from replug.data.sources.records import FieldMap
 from replug.data.sources.shards import plan_source_shards, read_source_shard
-from replug.data.tokenizing import load_plain
-from tests.support.preparing import WORDS, contents, prepare, rows_of, write_jsonl
-from tests.support.real_models import real_encoder
+from tests.support.preparing import contents, prepare, rows_of, write_jsonl
 
 ROWS = rows_of(150)
 
@@ -165,95 +162,3 @@ def test_bad_rows_of_a_dataset_of_the_hub_are_counted_with_their_place_in_all_of
         ("corpus", 81, "text_empty"),
         ("corpus", 152, "text_empty"),
     ]
-
-
-WIKI = FieldMap(new_text_at="^ = [^=]")
-
-
-def wiki_lines(seed: int = 0, texts: int = 30) -> list[str]:
-    rng = random.Random(seed)
-    return [
-        line
-        for i in range(texts)
-        for line in (
-            " \n",
-            f" = Title {i} = \n",
-            " \n",
-            f" = = Section {i} = = \n",
-            *(" ".join(f"w{rng.randrange(10**6)}" for _ in range(30)) + "\u2028 \x0c \x85 a \n" for _ in range(5)),
-        )
-    ]
-
-
-def test_wikitexts_articles_are_whole_in_each_of_its_forms(tmp_path, monkeypatch):
-    lines = wiki_lines()
-    rows = [{"text": line} for line in lines]
-    forms = {
-        "wiki.train.tokens": "".join(lines).encode(),
-        "wiki.jsonl": "".join(json.dumps(row) + "\n" for row in rows).encode(),
-        "wiki.parquet": table(rows, row_group_size=10),
-        "wiki.jsonl.gz": gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()),
-    }
-    write_form(tmp_path, forms)
-    monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", 500)
-    found = {name: read(tmp_path / name, WIKI) for name in forms}
-    assert all(texts == found["wiki.train.tokens"] for texts in found.values())
-    assert len(found["wiki.jsonl"]) == 30
-    assert "".join(text.text for text in found["wiki.jsonl"]).replace(" \n = T", " = T") == "".join(lines).replace(
-        " \n = T", " = T"
-    )
-    assert all(text.text.lstrip(" \n").startswith("= Title") for text in found["wiki.jsonl"])
-
-
-# Cutting ------------------------------------------------------------------------------------------------
-
-
-def byte_bpe() -> str:
-    """A small byte-level BPE, such as causal LMs have."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    tokenizer.train_from_iterator(["the cat sat on the mat, the end. été 中文 🙂 🙂🙂"] * 20, trainer)
-    return tokenizer.to_str()
-
-
-def minilm() -> str:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(real_encoder()).backend_tokenizer.to_str()
-
-
-@pytest.fixture(scope="module")
-def loaded() -> dict[str, Tokenizer]:
-    return {"bpe": load_plain(byte_bpe()), "words": load_plain(WORDS), "minilm": load_plain(minilm())}
-
-
-UNICODE_ROWS = [
-    {"id": str(i), "text": "".join(random.Random(i).choices("ab 中文\n 🙂é\u0301\U000e0001𝒳 ", k=400))}
-    for i in range(60)
-]
-
-
-@pytest.mark.parametrize("name", ["bpe", "words", "minilm"])
-@pytest.mark.parametrize("segment", [50, 1 << 17])
-def test_what_is_prepared_is_the_source_byte_for_byte(name, segment, loaded, tmp_path, monkeypatch):
-    monkeypatch.setattr(replug.data.tokenizing, "SEGMENT_CHARACTERS", segment)
-    texts = {row["id"]: row["text"] for row in UNICODE_ROWS}
-    prepared = prepare(
-        tmp_path / "set", write_jsonl(tmp_path / "a.jsonl", UNICODE_ROWS), tokenizer=loaded[name].to_str()
-    )
-    pieces: dict[str, dict[int, str]] = {}
-    for doc in prepared.corpus.iterate():
-        pieces.setdefault(doc.source, {})[int(doc.id.split("#")[1])] = doc.text
-    for source, parts in pieces.items():
-        end = 0
-        for number in sorted(parts):  # a blank or repeated one is no document, so some may be missing between
-            adjacent = number - 1 in parts or number == 0
-            start = end if adjacent else texts[source].index(parts[number], end)
-            assert texts[source].startswith(parts[number], start)
-            end = start + len(parts[number])
-    for window in prepared.queries.windows() + prepared.heldout.windows():
-        assert window.context + window.continuation in texts[window.source]
