@@ -188,7 +188,7 @@ def test_another_retriever_over_an_unfinished_set_mixes_no_token_ids(made, encod
         name: contents(prepare(tmp_path / name, source, token_ids=rule).folder)
         for name, rule in (("other", other.token_rule), ("none", None))
     }
-    for name, now in (("other", other), ("none", None)):
+    for name, now in (("other", other.token_rule), ("none", None)):
         folder = tmp_path / f"begun-{name}"
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(replug.data.prepare.sets, "write_mark", Mock(side_effect=KeyboardInterrupt))
